@@ -35,7 +35,7 @@ class Options:
 
     Attributes:
         device_id: CUDA ordinal (of the emulated devices, theirs); None: the device that ORT selected.
-        use_tf32: float32 matrix products and convolutions may round inputs to TF32 on a GPU.
+        use_tf32: float32 products, convolutions and attention may round inputs to TF32 on a GPU.
         deterministic: only algorithms that give the same bits in every run.
         fusion: what one operator computes for another goes through no memory where that is possible.
         prefer_nhwc: ONNX Runtime gives operators that have a channels-last form this form.

@@ -1,4 +1,4 @@
-"""Attention of 16-bit floats that an Attend step is, by a GPU's tensor cores: one walk over the keys (`stream`).
+"""Attention of floats that an Attend step is, by a GPU's tensor cores: one walk over the keys (`stream`).
 
 Heads that share keys and values are rows of one matrix, and many keys of few rows are split among blocks.
 """
@@ -34,7 +34,7 @@ def fits_matrices(ctx: Lowering, step: Attend) -> Softmax | None:
         return None
     operands = _operands(ctx, step)
     shared = hint(rows) <= FEW_ROWS and _share_keys(*operands)
-    if not (has_matrices_for(*operands) or shared) or any(x.strides[-1] != 1 for x in operands):
+    if not (has_matrices_for(ctx, *operands) or shared) or any(x.strides[-1] != 1 for x in operands):
         return None
     return softmax_of(step)
 
@@ -61,7 +61,7 @@ def attend_by_matrices(ctx: Lowering, step: Attend) -> bool:
 
 def is_small_attention(ctx: Lowering, step: Attend) -> bool:
     """Whether the walk has few blocks for tensor cores, as `small_form` has it. A guard says that there are no more."""
-    if fits_matrices(ctx, step) is None or not has_matrices_for(*_operands(ctx, step)):
+    if fits_matrices(ctx, step) is None or not has_matrices_for(ctx, *_operands(ctx, step)):
         return False
     q, k, v = (expand(ctx, x, (*step.batch, *x.shape[-2:])) for x in _operands(ctx, step))
     batch, rows = step.batch, q.shape[-2]

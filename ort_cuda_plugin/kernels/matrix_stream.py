@@ -3,6 +3,7 @@
 A warp has 16 or 32 rows and a part of the keys of each tile. Its scores, weights and sums never leave its registers,
 and it needs no other warp before the walk ends: then the parts of a row meet in shared memory. Keys and values of a
 tile stand there in their own type, twice: the next tile is copied while this one is used, and a step needs one barrier.
+Tensor cores take float32 as TF32, to which it is rounded on the way from there.
 """
 
 from __future__ import annotations
@@ -15,22 +16,25 @@ from .codegen import text_property
 from .epilogue import RowPlace
 from .matrix_forms import MATRIX_ROWS, MatrixForm
 from .stream_kernel import StreamKernel
+from .tile_shapes import SIZES, piece_of
 from .tiles import batch_offsets, indented, log2
 
-GAP = 8
-"""Elements between rows in shared memory, so that neighbouring rows begin in other banks."""
+GAP_BYTES = 16
+"""Between rows in shared memory, so that neighbouring rows begin in other banks."""
 RESULT_GAP = 8
 """The same of floats, between rows of the result."""
-PIECE = 8
-"""Elements of 16 bytes, which are copied at once."""
+PIECE_BYTES = 16
+"""Of the elements that are copied at once."""
+STEP_BYTES = 32
+"""Of a row, that a matrix has of it."""
 LANES = 4
 """Columns of the result that a thread stores at once."""
 MANY_THREADS = 256
 """Of a block, up to which each has as many registers as there are."""
 MOST_SHARED = 96 << 10
 """Bytes of a block that every device has for the results of parts."""
-ONES = {"f16": 0x3C003C00, "bf16": 0x3F803F80}
-"""Two ones in a register."""
+ONES = {"f16": 0x3C003C00, "bf16": 0x3F803F80, "tf32": 0x3F800000}
+"""A register full of ones."""
 LOG2_E = f"float32({math.log2(math.e)!r})"
 
 
@@ -48,8 +52,27 @@ class MatrixStreamKernel(StreamKernel):
         return f"matrix_{super().name}"
 
     @property
+    def kind(self) -> str:
+        """As what tensor cores multiply elements."""
+        return "tf32" if self.storage[0] == "f32" else self.storage[0]
+
+    @property
+    def itemsize(self) -> int:
+        return SIZES[self.kind]
+
+    @property
+    def piece(self) -> int:
+        """Elements that are copied at once."""
+        return piece_of(self.kind)
+
+    @property
+    def steps(self) -> range:
+        """Of the first product, along the elements of a head."""
+        return range(self.size * self.itemsize // STEP_BYTES)
+
+    @property
     def pitch(self) -> int:
-        return self.size + GAP
+        return self.size + GAP_BYTES // self.itemsize
 
     @property
     def rounds(self) -> int:
@@ -78,12 +101,12 @@ class MatrixStreamKernel(StreamKernel):
     @property
     def tile_bytes(self) -> int:
         """Of the keys of a tile, or of its values."""
-        return self.form.keys * self.pitch * 2
+        return self.form.keys * self.pitch * self.itemsize
 
     @property
     def shared_bytes(self) -> int:
         """That a launch asks for: stages of tiles and the block's rows, and then the sums of parts."""
-        operands = 2 * self.form.stages * self.tile_bytes + self.form.m * self.pitch * 2
+        operands = 2 * self.form.stages * self.tile_bytes + self.form.m * self.pitch * self.itemsize
         return max(operands, self.form.parts * self.form.m * self.result_pitch * 4)
 
     @property
@@ -115,7 +138,7 @@ class MatrixStreamKernel(StreamKernel):
 
     def prologue(self) -> list[str]:
         form, rows_at = self.form, 2 * self.form.stages * self.tile_bytes
-        parts = form.parts
+        parts, line = form.parts, self.pitch * self.itemsize
         return [
             *self.block_place(),
             "lane = int32(thread & 31)",
@@ -130,10 +153,9 @@ class MatrixStreamKernel(StreamKernel):
             # Where the warp's lanes find the first matrices of its rows, of keys and of values.
             "eight = int32(lane & 7)",
             "low, high = int32(((lane >> 3) & 1) * 8), int32(((lane >> 4) & 1) * 8)",
-            f"rows_at = tile_at + int64(int32(((warp_row + eight + low) * {self.pitch} + high) * 2 + {rows_at}))",
-            f"keys_at = tile_at + int64(int32(((warp_key + eight + high) * {self.pitch} + low) * 2))",
-            f"values_at = tile_at + int64(int32(((warp_key + eight + low) * {self.pitch} + high) * 2"
-            f" + {self.tile_bytes}))",
+            f"rows_at = tile_at + int64(int32((warp_row + eight + low) * {line} + high * 2 + {rows_at}))",
+            f"keys_at = tile_at + int64(int32((warp_key + eight + high) * {line} + low * 2))",
+            *self._values_place(line),
             *self._copying(),
             *(
                 f"row_{half} = int32(min(int32(row0 + warp_row + lane_row + {8 * half}), int32(m - 1)))"
@@ -144,6 +166,14 @@ class MatrixStreamKernel(StreamKernel):
             *(f"weight_sums_{i} = registers_f32(4)" for i in self.matrices),
             *self.weights.block_lines,
         ]
+
+    def _values_place(self, line: int) -> list[str]:
+        """The lane's first values: of matrices that are loaded transposed, or, of float32, in a line of a key."""
+        if self.kind == "tf32":
+            place = f"(warp_key + lane_pair) * {line} + lane_row * {self.itemsize} + {self.tile_bytes}"
+            return [f"values_at = int32({place})"]
+        place = f"(warp_key + eight + low) * {line} + high * 2 + {self.tile_bytes}"
+        return [f"values_at = tile_at + int64(int32({place}))"]
 
     def _bounds(self) -> list[str]:
         """Narrows ``n`` and the tiles to the keys of the block's rows, and to those of its part."""
@@ -174,7 +204,7 @@ class MatrixStreamKernel(StreamKernel):
 
     @property
     def _line_pieces(self) -> int:
-        return self.size // PIECE
+        return self.size // self.piece
 
     @property
     def _lines_at_once(self) -> int:
@@ -183,16 +213,16 @@ class MatrixStreamKernel(StreamKernel):
 
     def _copying(self) -> list[str]:
         """The thread's piece of the lines of a pass, and whether lines begin at multiples of 16 bytes."""
-        pieces = self._line_pieces
+        pieces, shift = self._line_pieces, log2(self.itemsize)
         line = f"thread >> {log2(pieces)}" if pieces & (pieces - 1) == 0 else f"thread // {pieces}"
         lines = [
             f"line = int32({line})",
-            f"piece = int32((thread - line * {pieces}) * {PIECE})",
-            f"to_at = tile_at + int64(int32((line * {self.pitch} + piece) * 2))",
+            f"piece = int32((thread - line * {pieces}) * {self.piece})",
+            f"to_at = tile_at + int64(int32((line * {self.pitch} + piece) * {self.itemsize}))",
         ]
         lines += [f"{x}_first = {x}_start + int64(piece)" for x in "abc"]
-        places = [f"int32(address_of({x})) + (int32({x}_start) << 1)" for x in "abc"]
-        places += [f"(int32({self._stride(_STRIDES[x])}) << 1)" for x in "abc"]
+        places = [f"int32(address_of({x})) + (int32({x}_start) << {shift})" for x in "abc"]
+        places += [f"(int32({self._stride(_STRIDES[x])}) << {shift})" for x in "abc"]
         lines.append(f"is_whole = opaque_i32(int32(({' | '.join(f'({place})' for place in places)}) & 15)) == 0")
         return lines
 
@@ -207,24 +237,28 @@ class MatrixStreamKernel(StreamKernel):
             conditions = [f"line < {at_once}"] if self.form.threads % self._line_pieces else []
             conditions += [f"line < {count - first}"] if first + at_once > count else []
             conditions += [f"{end} > {first}"] if end and first else []
-            each = body.format(first=first, to=first * self.pitch * 2).splitlines()
+            each = body.format(first=first, to=first * self.pitch * self.itemsize).splitlines()
             lines += [f"if {' and '.join(conditions)}:", *indented(each, 1)] if conditions else each
         return lines
 
     def _one_by_one(self, x: str, count: int, last: str, start: str, to: str) -> list[str]:
         """Loads and stores ``count`` lines that do not begin at multiples of 16 bytes."""
         stride, pieces = self._stride(_STRIDES[x]), self._line_pieces
-        words = f"uint32({x}[at + {{}}]) | (uint32({x}[at + {{}}]) << 16)"
+        if self.kind == "tf32":
+            words = [f"{x}[at + {i}]" for i in range(4)]
+        else:
+            halves = [f"uint32({x}[at + {i}])" for i in range(self.piece)]
+            words = [f"u32_as_f32({halves[i]} | ({halves[i + 1]} << 16))" for i in range(0, self.piece, 2)]
         return [
             # What is computed of an opaque number stays here: nearly no step comes here.
             f"for number in range(opaque_i32(thread), {count * pieces}, {self.form.threads}):",
             f"    own_line = int32(number // {pieces})",
-            f"    own_piece = int32((number - own_line * {pieces}) * {PIECE})",
+            f"    own_piece = int32((number - own_line * {pieces}) * {self.piece})",
             f"    source = int32(min(own_line, {last}))",
             f"    at = {start} + int64({self.index_type}(source * {stride})) + int64(own_piece)",
-            f"    place = int32({to} + (own_line * {self.pitch} + own_piece) * 2)",
-            *(f"    word{i} = u32_as_f32({words.format(2 * i, 2 * i + 1)})" for i in range(PIECE // 2)),
-            f"    store_f32x4(tile_c, int64(place >> 2), {', '.join(f'word{i}' for i in range(PIECE // 2))})",
+            f"    place = int32({to} + (own_line * {self.pitch} + own_piece) * {self.itemsize})",
+            *(f"    word{i} = {word}" for i, word in enumerate(words)),
+            f"    store_f32x4(tile_c, int64(place >> 2), {', '.join(f'word{i}' for i in range(4))})",
         ]
 
     def _fill_rows(self) -> list[str]:
@@ -288,7 +322,7 @@ class MatrixStreamKernel(StreamKernel):
         ]
         begin = [*self._fill_rows(), *self._fill("tile0", "stage")]
         arrived = ["copy_async_wait(0)", "cuda.syncthreads()"]
-        kept = [line for step in range(self.size // 16) for line in self._rows(self.kept, step)]
+        kept = [line for step in self.steps for line in self._rows(self.kept, step)]
         if form.stages == 1:
             return [
                 *lines,
@@ -307,7 +341,7 @@ class MatrixStreamKernel(StreamKernel):
         ]
         return [
             *lines,
-            *(f"a{i}_{number} = uint32(0)" for i in self.kept for number in range(self.size // 16 * 4)),
+            *(f"a{i}_{number} = uint32(0)" for i in self.kept for number in range(len(self.steps) * 4)),
             "if tile0 < tiles:",
             *indented(begin, 1),
             "for tile in range(tile0, tiles):",
@@ -317,23 +351,32 @@ class MatrixStreamKernel(StreamKernel):
     @property
     def kept(self) -> range:
         """Matrices of rows that stay in registers; the others are loaded for each tile, where there are many warps."""
-        return self.matrices if self.form.stages == 1 or self.form.threads <= MANY_THREADS else self.matrices[:1]
+        many = self.form.stages > 1 and (self.form.threads > MANY_THREADS or self.kind == "tf32")
+        return self.matrices[:1] if many else self.matrices
 
     def _rows(self, matrices: range, step: int) -> list[str]:
-        """Loads rows of the warp, for 16 elements of each."""
-        return [
-            f"{', '.join(f'a{i}_{4 * step + part}' for part in range(4))}"
-            f" = load_matrices(rows_at + {i * MATRIX_ROWS * self.pitch * 2 + 32 * step})"
-            for i in matrices
-        ]
+        """Loads rows of the warp, for a step of each."""
+        lines = []
+        for i in matrices:
+            names = [f"a{i}_{4 * step + part}" for part in range(4)]
+            place = i * MATRIX_ROWS * self.pitch * self.itemsize + STEP_BYTES * step
+            lines += [f"{', '.join(names)} = load_matrices(rows_at + {place})", *self._rounded(names)]
+        return lines
+
+    def _rounded(self, names: Sequence[str]) -> list[str]:
+        """Rounds registers to what tensor cores multiply, where memory has more of each number."""
+        return [f"{name} = round_tf32(u32_as_f32({name}))" for name in names] if self.kind == "tf32" else []
+
+    def _multiplied(self, sums: str, at: int, a: str, b: str) -> str:
+        return f"multiply_add_matrix_{self.kind}({sums}, {at}, {a}, {b})"
 
     def _multiply(self, sums: str, count: int, load: str, step: int, a: Sequence[str]) -> list[str]:
         """Adds the products of each a and ``count`` matrices, of which ``load`` of an index gives two at a time."""
         lines = []
         for i in range(0, count, 2):
-            lines.append(f"b0, b1, b2, b3 = {load} + {i // 2 * step})")
+            lines += [f"b0, b1, b2, b3 = {load} + {i // 2 * step})", *self._rounded(["b0", "b1", "b2", "b3"])]
             lines += [
-                f"multiply_add_matrix_{self.storage[0]}({sums}_{number}, {4 * i + 4 * j}, {of_a}, {of_b})"
+                self._multiplied(f"{sums}_{number}", 4 * i + 4 * j, of_a, of_b)
                 for j, of_b in enumerate(("b0, b1", "b2, b3"))
                 for number, of_a in zip(self.matrices, a, strict=True)
             ]
@@ -342,11 +385,11 @@ class MatrixStreamKernel(StreamKernel):
     def _scores(self) -> list[str]:
         lines = ["stage_at = keys_at + int64(stage)"]
         lines += [f"clear_f32(score_sums_{i}, {self.form.warp_keys // 2})" for i in self.matrices]
-        for step in range(self.size // 16):
+        for step in self.steps:
             rows = [", ".join(f"a{i}_{4 * step + part}" for part in range(4)) for i in self.matrices]
             lines += self._rows(self.matrices[len(self.kept) :], step)
-            load = f"load_matrices(stage_at + {32 * step}"
-            lines += self._multiply("score_sums", self.form.warp_keys // 8, load, 32 * self.pitch, rows)
+            load = f"load_matrices(stage_at + {STEP_BYTES * step}"
+            lines += self._multiply("score_sums", self.form.warp_keys // 8, load, 16 * self.pitch * self.itemsize, rows)
         return lines
 
     def _places(self, half: int) -> list[str]:
@@ -407,23 +450,51 @@ class MatrixStreamKernel(StreamKernel):
 
     def _weighted(self) -> list[str]:
         """Adds the products of the tile's weights and values, and of the weights and ones: their sums."""
-        lines = ["stage_at = values_at + int64(stage)", f"ones = uint32({ONES[self.storage[0]]:#x})"]
+        ones = f"ones = uint32({ONES[self.kind]:#x})"
+        if self.kind == "tf32":
+            return [ones, *self._weighted_words()]
+        lines = ["stage_at = values_at + int64(stage)", ones]
         for step in range(self.form.warp_keys // 16):
             firsts = [8 * step + 2 * (i & 1) + 4 * (i >> 1) for i in range(4)]
             for number in self.matrices:
                 sums = f"score_sums_{number}"
                 lines += [
-                    f"w{number}_{i} = pair_{self.storage[0]}({sums}[{at}], {sums}[{at + 1}])"
-                    for i, at in enumerate(firsts)
+                    f"w{number}_{i} = pair_{self.kind}({sums}[{at}], {sums}[{at + 1}])" for i, at in enumerate(firsts)
                 ]
-            weights = [", ".join(f"w{number}_{i}" for i in range(4)) for number in self.matrices]
-            lines += [
-                f"multiply_add_matrix_{self.storage[0]}(weight_sums_{number}, 0, {of_a}, ones, ones)"
-                for number, of_a in zip(self.matrices, weights, strict=True)
-            ]
+            lines += self._summed_weights()
             load = f"load_matrices_transposed(stage_at + {32 * self.pitch * step}"
-            lines += self._multiply("result_sums", self.size // 8, load, 32, weights)
+            lines += self._multiply("result_sums", self.size // 8, load, 32, self._weight_matrices)
         return lines
+
+    def _weighted_words(self) -> list[str]:
+        """As `_weighted`, of float32, which no load transposes.
+
+        A lane has the weights of neighbouring keys: these stand four keys apart in the matrices of both operands.
+        """
+        lines = ["value_at = int32((values_at + stage) >> 2)"]
+        for step in range(self.form.warp_keys // 8):
+            for number in self.matrices:
+                sums = f"score_sums_{number}"
+                lines += [f"w{number}_{i} = round_tf32({sums}[{4 * step + at}])" for i, at in enumerate((0, 2, 1, 3))]
+            lines += self._summed_weights()
+            for eight in range(self.size // 8):
+                at = 8 * step * self.pitch + 8 * eight
+                lines += [f"b{i} = round_tf32(tile_c[int64(value_at + {at + i * self.pitch})])" for i in (0, 1)]
+                lines += [
+                    self._multiplied(f"result_sums_{number}", 4 * eight, of_a, "b0, b1")
+                    for number, of_a in zip(self.matrices, self._weight_matrices, strict=True)
+                ]
+        return lines
+
+    @property
+    def _weight_matrices(self) -> list[str]:
+        return [", ".join(f"w{number}_{i}" for i in range(4)) for number in self.matrices]
+
+    def _summed_weights(self) -> list[str]:
+        return [
+            self._multiplied(f"weight_sums_{number}", 0, of_a, "ones, ones")
+            for number, of_a in zip(self.matrices, self._weight_matrices, strict=True)
+        ]
 
     # ---- the end ----
 

@@ -27,6 +27,7 @@ from .epilogue import Axes, Epilogue, make_epilogue, make_row_place
 from .kept import find_by_column
 from .layout import extent, index_type, reach
 from .matrix_forms import MATRIX_ROWS, MatrixForm, matrix_form
+from .matrix_product import kind_of
 from .matrix_stream import MatrixStreamKernel
 from .merged_parts import MERGED_ROWS, MergeKernel
 from .stream_kernel import Range, StreamKernel
@@ -43,6 +44,8 @@ WARP, WARPS_PER_MULTIPROCESSOR = 32, 16
 """Blocks of one warp need more beside each other. With twice as many parts as tiles, none has two tiles where the
 number of tiles is a little more than a power of two."""
 EMULATED_SPLIT_KEYS, EMULATED_MANY_BLOCKS = 512, 128
+WIDEST, WIDEST_FLOAT32 = 128, 64
+"""Elements of a head whose tiles fit a block's shared memory."""
 FEW_ROWS = 8
 """Rows of a block for which memory is what takes time."""
 
@@ -82,12 +85,19 @@ def has_matrices(ctx: Lowering) -> bool:
     return not ctx.device.emulated
 
 
-def has_matrices_for(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether tensor cores multiply heads of these types and sizes."""
+def has_matrices_for(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether tensor cores multiply heads of these types and sizes; few rows of float32 wait for memory instead."""
     sizes, types, size = {q.shape[-1], k.shape[-1], v.shape[-1]}, {q.dtype, k.dtype, v.dtype}, v.shape[-1]
-    if len(sizes) > 1 or types not in ({DType.FLOAT16}, {DType.BFLOAT16}) or not isinstance(size, int):
+    if len(sizes) > 1 or len(types) > 1 or not isinstance(size, int) or size <= 0 or size % 16:
         return False
-    return 0 < size <= 128 and size % 16 == 0
+    if q.dtype is DType.FLOAT32:
+        return size <= WIDEST_FLOAT32 and hint(q.shape[-2]) > FEW_ROWS and has_tf32(ctx)
+    return q.dtype in (DType.FLOAT16, DType.BFLOAT16) and size <= WIDEST
+
+
+def has_tf32(ctx: Lowering) -> bool:
+    """Whether tensor cores may multiply float32."""
+    return kind_of(ctx.device, ctx.options, "f32") == "tf32"
 
 
 def stream_attention(
@@ -116,12 +126,12 @@ def stream_attention(
         contiguous_axis(operands[1], "k", "n"),
         contiguous_axis(v, "n", "d"),
     )
-    by_matrices = elements is None and contiguous == ("k", "k", "d") and has_matrices_for(q, k, v)
+    by_matrices = elements is None and contiguous == ("k", "k", "d") and has_matrices_for(ctx, q, k, v)
     by_matrices = by_matrices and has_matrices(ctx)
     form = choose_stream_form(ctx, m, width)
     if by_matrices:
         is_masked = any(x.size != 1 for _, x in reading.inputs)
-        form = matrix_form(ctx, product(batch), m, keys, width, is_masked)
+        form = matrix_form(ctx, product(batch), m, keys, width, is_masked, is_wide=q.dtype.itemsize == 4)
     else:
         reading = replace(reading, value=reading.value * reading.factor, factor=1.0)
     splits = _splits(ctx, form, batch, m, keys, width)

@@ -173,7 +173,7 @@ def is_for_one_walk(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
         return False
     if {q.dtype, k.dtype, v.dtype} - {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16}:
         return False
-    if has_matrices_for(q, k, v) or hint(batch) * heads * hint(rows) * hint(keys) > MANY_SCORES:
+    if has_matrices_for(ctx, q, k, v) or hint(batch) * heads * hint(rows) * hint(keys) > MANY_SCORES:
         return True
     return hint(rows) <= FEW_ROWS and hint(keys) >= 2 * SPLIT_KEYS
 
