@@ -14,17 +14,12 @@ from dataclasses import dataclass, field
 
 from .codegen import text_property
 from .epilogue import RowPlace
-from .matrix_forms import MATRIX_ROWS, MatrixForm
-from .stream_kernel import StreamKernel
-from .tile_shapes import SIZES, piece_of
+from .matrix_forms import MATRIX_ROWS
+from .stream_tiles import StreamTiles
 from .tiles import batch_offsets, indented, log2
 
-GAP_BYTES = 16
-"""Between rows in shared memory, so that neighbouring rows begin in other banks."""
 RESULT_GAP = 8
-"""The same of floats, between rows of the result."""
-PIECE_BYTES = 16
-"""Of the elements that are copied at once."""
+"""Floats between rows of the result in shared memory, so that neighbouring rows begin in other banks."""
 STEP_BYTES = 32
 """Of a row, that a matrix has of it."""
 LANES = 4
@@ -39,11 +34,9 @@ LOG2_E = f"float32({math.log2(math.e)!r})"
 
 
 @dataclass(frozen=True)
-class MatrixStreamKernel(StreamKernel):
-    """The kernel for heads of ``size`` elements, a multiple of 16 up to 128, of keys and of values."""
+class MatrixStreamKernel(StreamTiles):
+    """The kernel for heads of a multiple of 16 elements."""
 
-    form: MatrixForm
-    size: int = 0
     factor: float = 1.0
     result: RowPlace = field(default_factory=RowPlace)
 
@@ -52,27 +45,9 @@ class MatrixStreamKernel(StreamKernel):
         return f"matrix_{super().name}"
 
     @property
-    def kind(self) -> str:
-        """As what tensor cores multiply elements."""
-        return "tf32" if self.storage[0] == "f32" else self.storage[0]
-
-    @property
-    def itemsize(self) -> int:
-        return SIZES[self.kind]
-
-    @property
-    def piece(self) -> int:
-        """Elements that are copied at once."""
-        return piece_of(self.kind)
-
-    @property
     def steps(self) -> range:
         """Of the first product, along the elements of a head."""
         return range(self.size * self.itemsize // STEP_BYTES)
-
-    @property
-    def pitch(self) -> int:
-        return self.size + GAP_BYTES // self.itemsize
 
     @property
     def rounds(self) -> int:
@@ -97,11 +72,6 @@ class MatrixStreamKernel(StreamKernel):
     def log2(self) -> str:
         """What makes powers of 2 of a reading's values."""
         return f"float32({self.factor * math.log2(math.e)!r})"
-
-    @property
-    def tile_bytes(self) -> int:
-        """Of the keys of a tile, or of its values."""
-        return self.form.keys * self.pitch * self.itemsize
 
     @property
     def shared_bytes(self) -> int:
@@ -156,7 +126,7 @@ class MatrixStreamKernel(StreamKernel):
             f"rows_at = tile_at + int64(int32((warp_row + eight + low) * {line} + high * 2 + {rows_at}))",
             f"keys_at = tile_at + int64(int32((warp_key + eight + high) * {line} + low * 2))",
             *self._values_place(line),
-            *self._copying(),
+            *self.copying(),
             *(
                 f"row_{half} = int32(min(int32(row0 + warp_row + lane_row + {8 * half}), int32(m - 1)))"
                 for half in self.halves
@@ -200,111 +170,6 @@ class MatrixStreamKernel(StreamKernel):
             lines += self._part()
         return lines
 
-    # ---- copies to shared memory ----
-
-    @property
-    def _line_pieces(self) -> int:
-        return self.size // self.piece
-
-    @property
-    def _lines_at_once(self) -> int:
-        """Lines that the block's threads copy in one pass; threads that are left over copy nothing."""
-        return self.form.threads // self._line_pieces
-
-    def _copying(self) -> list[str]:
-        """The thread's piece of the lines of a pass, and whether lines begin at multiples of 16 bytes."""
-        pieces, shift = self._line_pieces, log2(self.itemsize)
-        line = f"thread >> {log2(pieces)}" if pieces & (pieces - 1) == 0 else f"thread // {pieces}"
-        lines = [
-            f"line = int32({line})",
-            f"piece = int32((thread - line * {pieces}) * {self.piece})",
-            f"to_at = tile_at + int64(int32((line * {self.pitch} + piece) * {self.itemsize}))",
-        ]
-        lines += [f"{x}_first = {x}_start + int64(piece)" for x in "abc"]
-        places = [f"int32(address_of({x})) + (int32({x}_start) << {shift})" for x in "abc"]
-        places += [f"(int32({self._stride(_STRIDES[x])}) << {shift})" for x in "abc"]
-        lines.append(f"is_whole = opaque_i32(int32(({' | '.join(f'({place})' for place in places)}) & 15)) == 0")
-        return lines
-
-    def _passes(self, count: int, end: str, body: str) -> list[str]:
-        """``body`` of each pass over ``count`` lines, whose ``{pass}`` copies the thread's line ``{line}``.
-
-        Passes from the line ``end`` on are left out.
-        """
-        lines, at_once = [], self._lines_at_once
-        for number in range(-(-count // at_once)):
-            first = number * at_once
-            conditions = [f"line < {at_once}"] if self.form.threads % self._line_pieces else []
-            conditions += [f"line < {count - first}"] if first + at_once > count else []
-            conditions += [f"{end} > {first}"] if end and first else []
-            each = body.format(first=first, to=first * self.pitch * self.itemsize).splitlines()
-            lines += [f"if {' and '.join(conditions)}:", *indented(each, 1)] if conditions else each
-        return lines
-
-    def _one_by_one(self, x: str, count: int, last: str, start: str, to: str) -> list[str]:
-        """Loads and stores ``count`` lines that do not begin at multiples of 16 bytes."""
-        stride, pieces = self._stride(_STRIDES[x]), self._line_pieces
-        if self.kind == "tf32":
-            words = [f"{x}[at + {i}]" for i in range(4)]
-        else:
-            halves = [f"uint32({x}[at + {i}])" for i in range(self.piece)]
-            words = [f"u32_as_f32({halves[i]} | ({halves[i + 1]} << 16))" for i in range(0, self.piece, 2)]
-        return [
-            # What is computed of an opaque number stays here: nearly no step comes here.
-            f"for number in range(opaque_i32(thread), {count * pieces}, {self.form.threads}):",
-            f"    own_line = int32(number // {pieces})",
-            f"    own_piece = int32((number - own_line * {pieces}) * {self.piece})",
-            f"    source = int32(min(own_line, {last}))",
-            f"    at = {start} + int64({self.index_type}(source * {stride})) + int64(own_piece)",
-            f"    place = int32({to} + (own_line * {self.pitch} + own_piece) * {self.itemsize})",
-            *(f"    word{i} = {word}" for i, word in enumerate(words)),
-            f"    store_f32x4(tile_c, int64(place >> 2), {', '.join(f'word{i}' for i in range(4))})",
-        ]
-
-    def _fill_rows(self) -> list[str]:
-        """Begins to copy the block's rows; the last one stands for those behind it."""
-        stride, place = self._stride("a_m"), 2 * self.form.stages * self.tile_bytes
-        body = "\n".join(
-            (
-                "source = int32(min(int32(row0 + line + {first}), int32(m - 1)))",
-                f"copy_async(to_at + {{to}} + {place}, a, a_first + int64({self.index_type}(source * {stride})))",
-            )
-        )
-        start = f"a_start + int64({self.index_type}(row0 * {stride}))"
-        return [
-            "if is_whole:",
-            *indented(self._passes(self.form.m, "", body), 1),
-            "else:",
-            *indented(self._one_by_one("a", self.form.m, "int32(m - row0 - 1)", start, str(place)), 1),
-        ]
-
-    def _fill(self, tile: str, stage: str) -> list[str]:
-        """Begins to copy a tile's keys and values; the last one stands for those behind it."""
-        form = self.form
-        places, strides = (0, self.tile_bytes), [self._stride(_STRIDES[x]) for x in "bc"]
-        starts = [f"int64({self.index_type}(key0 * {stride}))" for stride in strides]
-        copies = [f"copy_async(stage_to + {{to}} + {place}, {x}, at_{x}" for x, place in zip("bc", places, strict=True)]
-        quick = [f"at_{x} = {x}_first + {start}" for x, start in zip("bc", starts, strict=True)]
-        source = "source = int32(min(int32(line + {first}), int32(left - 1)))"
-        places_of = [f"int64({self.index_type}(source * {stride}))" for stride in strides]
-        copied = [f"{copy} + {place})" for copy, place in zip(copies, places_of, strict=True)]
-        quick += self._passes(form.keys, "left", "\n".join((source, *copied)))
-        slow = [
-            line
-            for x, start, place in zip("bc", starts, places, strict=True)
-            for line in self._one_by_one(x, form.keys, "int32(left - 1)", f"{x}_start + {start}", f"{stage} + {place}")
-        ]
-        return [
-            f"key0 = int32({tile} * {form.keys})",
-            "left = int32(n - key0)",
-            "if is_whole:",
-            f"    stage_to = to_at + int64({stage})",
-            *indented(quick, 1),
-            "else:",
-            *indented(slow, 1),
-            "copy_async_commit()",
-        ]
-
     # ---- the walk ----
 
     def _walk(self) -> list[str]:
@@ -320,7 +185,7 @@ class MatrixStreamKernel(StreamKernel):
             *(f"clear_f32(weight_sums_{i}, 4)" for i in self.matrices),
             "stage = int32(0)",
         ]
-        begin = [*self._fill_rows(), *self._fill("tile0", "stage")]
+        begin = [*self.fill_rows(), *self.fill("tile0", "stage")]
         arrived = ["copy_async_wait(0)", "cuda.syncthreads()"]
         kept = [line for step in self.steps for line in self._rows(self.kept, step)]
         if form.stages == 1:
@@ -335,7 +200,7 @@ class MatrixStreamKernel(StreamKernel):
             "if tile == tile0:",
             *indented(kept, 1),
             "if int32(tile + 1) < tiles:",
-            *indented(self._fill("int32(tile + 1)", other), 1),
+            *indented(self.fill("int32(tile + 1)", other), 1),
             *of_warp,
             f"stage = {other}",
         ]
@@ -620,7 +485,3 @@ class MatrixStreamKernel(StreamKernel):
     @staticmethod
     def _of_rows(body: Sequence[str], stores: Sequence[str]) -> list[str]:
         return [*body, "if own_row < m:", *indented(stores, 1)]
-
-
-_STRIDES = {"a": "a_m", "b": "b_n", "c": "c_n"}
-"""The stride between lines of an operand."""
