@@ -25,7 +25,7 @@ def test_end_to_end_tests_pass_with_adversarial_streams(seed: str) -> None:
         "0",
         str(END_TO_END),
         "-k",
-        "not vgg19 and not zfnet512 and not alexnet",
+        "not vgg19 and not zfnet512 and not alexnet and not densenet121 and not inception_v2",
     ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
