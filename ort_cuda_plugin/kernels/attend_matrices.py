@@ -67,7 +67,7 @@ def is_small_attention(ctx: Lowering, step: Attend) -> bool:
     batch, rows = step.batch, q.shape[-2]
     if _share_keys(q, k, v):
         batch, rows = batch[:-1], batch[-1] * rows
-    form = small_form(product(batch), rows, v.shape[-1], ctx.device.multiprocessors)
+    form = small_form(product(batch), rows, v.shape[-1], v.dtype.itemsize, ctx.device.multiprocessors)
     return form is not None and holds(ctx, le(product(batch) * ceildiv(rows, form.m), ctx.device.multiprocessors))
 
 

@@ -54,35 +54,32 @@ def _form(m: int, keys: int, columns: int, warps: int = WARPS, warp_rows: int = 
     return MatrixForm(m, keys, columns, 32 * warps, resident=False, warp_rows=warp_rows)
 
 
-SMALL_FORMS = (
-    _form(16, 128, SMALL_WIDTH, 8),
-    _form(32, 128, SMALL_WIDTH, 8, 2 * MATRIX_ROWS),
-    _form(96, 128, SMALL_WIDTH, 12, 2 * MATRIX_ROWS),
-)
-"""Blocks of which each has a multiprocessor for itself, the smallest one first."""
-SMALL_FORMS_OF_WORDS = (
-    _form(16, 64, SMALL_WIDTH),
-    _form(32, 64, SMALL_WIDTH, 8),
-    _form(96, 64, SMALL_WIDTH, 12, 2 * MATRIX_ROWS),
-)
-"""Those for elements of 4 bytes, of which shared memory has room for half as many."""
-TILES_OF_ALL_KEYS = (128, 256)
+SMALL_FORMS = {
+    2: (
+        _form(16, 128, SMALL_WIDTH, 8),
+        _form(32, 128, SMALL_WIDTH, 8, 2 * MATRIX_ROWS),
+        _form(96, 128, SMALL_WIDTH, 12, 2 * MATRIX_ROWS),
+    ),
+    4: (
+        _form(16, 64, SMALL_WIDTH),
+        _form(32, 64, SMALL_WIDTH, 8),
+        _form(96, 64, SMALL_WIDTH, 12, 2 * MATRIX_ROWS),
+    ),
+}
+"""Blocks of which each has a multiprocessor for itself, the smallest one first, by the bytes of an element."""
+TILES_OF_ALL_KEYS = {2: (128, 256), 4: (128,)}
 
 
-def small_form(batches: Dim, rows: Dim, width: Dim, multiprocessors: int, is_wide: bool = False) -> MatrixForm | None:
-    """The form whose blocks, by what is expected, are no more than multiprocessors; None where there is none.
-
-    Elements have 2 bytes, or 4 where they are ``is_wide``.
-    """
+def small_form(batches: Dim, rows: Dim, width: Dim, itemsize: int, multiprocessors: int) -> MatrixForm | None:
+    """The form whose blocks, by what is expected, are no more than multiprocessors; None where there is none."""
     if hint(width) > SMALL_WIDTH or hint(rows) <= MATRIX_ROWS:
         return None
-    forms = SMALL_FORMS_OF_WORDS if is_wide else SMALL_FORMS
-    fits = (form for form in forms if hint(batches) * hint(ceildiv(rows, form.m)) <= multiprocessors)
+    fits = (form for form in SMALL_FORMS[itemsize] if hint(batches) * hint(ceildiv(rows, form.m)) <= multiprocessors)
     return next(fits, None)
 
 
 def matrix_form(
-    ctx: Lowering, batches: Dim, rows: Dim, keys: Dim, width: Dim, is_masked: bool, *, is_wide: bool = False
+    ctx: Lowering, batches: Dim, rows: Dim, keys: Dim, width: Dim, itemsize: int, is_masked: bool
 ) -> MatrixForm:
     """For so many rows, by what is expected, and results of up to 128 columns. A guard may say that keys are few.
 
@@ -91,13 +88,13 @@ def matrix_form(
     columns = SMALL_WIDTH if hint(width) <= SMALL_WIDTH else 2 * SMALL_WIDTH
     if hint(rows) <= MATRIX_ROWS:
         return _form(MATRIX_ROWS, 64, columns)
-    form = small_form(batches, rows, width, ctx.device.multiprocessors, is_wide)
+    form = small_form(batches, rows, width, itemsize, ctx.device.multiprocessors)
     if form is None:
         m = WARPS * MATRIX_ROWS
         # Keys and values of 4 bytes take as long to load as to multiply, so that warps have more rows for each.
-        is_long = is_wide and hint(rows) > m
+        is_long = itemsize == 4 and hint(rows) > m
         return _form(2 * m, 32, columns, warp_rows=2 * MATRIX_ROWS) if is_long else _form(m, 32, columns)
-    for tile in TILES_OF_ALL_KEYS[: 1 if is_wide else 2]:
+    for tile in TILES_OF_ALL_KEYS[itemsize]:
         fits = tile // form.parts <= MOST_WARP_KEYS and hint(keys) <= tile
         if fits and ctx.settled(le(keys, tile)):
             return replace(form, keys=tile, stages=1)

@@ -131,7 +131,7 @@ def stream_attention(
     form = choose_stream_form(ctx, m, width)
     if by_matrices:
         is_masked = any(x.size != 1 for _, x in reading.inputs)
-        form = matrix_form(ctx, product(batch), m, keys, width, is_masked, is_wide=q.dtype.itemsize == 4)
+        form = matrix_form(ctx, product(batch), m, keys, width, q.dtype.itemsize, is_masked)
     else:
         reading = replace(reading, value=reading.value * reading.factor, factor=1.0)
     splits = _splits(ctx, form, batch, m, keys, width)
