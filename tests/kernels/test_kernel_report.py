@@ -12,7 +12,6 @@ from ort_cuda_plugin.cli import kernel_report
 from ort_cuda_plugin.cli.kernel_report import ARCHITECTURES, report, sample_specs
 from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
-from ort_cuda_plugin.compiler.targets import Target
 
 plain = kernel("plain", ("*f32",), "def kernel(x):\n    x[cuda.threadIdx.x] += float32(1)\n", launch_bounds=64)
 
@@ -38,10 +37,8 @@ def uncounted(folder: Path) -> KernelLibrary:
 def test_the_sample_spills_nowhere() -> None:
     library = KernelLibrary(count=lambda name, by: None)
     specs = sample_specs()
-    # sm_86 and sm_89 have the machine code of sm_80, but for schedules.
-    targets = [Target.cuda(*capability) for capability in ((8, 0), (9, 0), (10, 0), (12, 0))]
-    usages = report(specs, targets, library)
-    assert len(usages) == len(specs) * len(targets)
+    usages = report(specs, library=library)
+    assert len(usages) == len(specs) * len(ARCHITECTURES)
     assert not [usage for usage in usages if usage.is_failure]
     assert all(0 < usage.registers <= 255 for usage in usages)
 
