@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import ml_dtypes
@@ -255,11 +256,10 @@ def test_blocks_of_each_size_attend(
     q, k, v = (x.astype(np.float64) for x in inputs)
     scores = np.einsum("bqhd,bkhd->bhqk", q, k) / 8
     if mask:
-        rows = 1 if mask.startswith("1") else tokens
-        left_out = np.arange(rows * tokens).reshape(rows, tokens) % 5 == 0
-        left_out |= (np.arange(rows) == 3)[:, None]
-        inputs.append(np.where(left_out, -np.inf, noise(rows, tokens, seed=4)).astype(dtype))
-        inputs[-1] = inputs[-1].reshape([rows if word == "TOKENS" else 1 for word in mask.split(", ")[:-1]] + [tokens])
+        shape = [tokens if word == "TOKENS" else 1 for word in mask.split(", ")]
+        left_out = np.arange(math.prod(shape)).reshape(shape) % 5 == 0
+        left_out |= (np.arange(shape[-2]) == 3)[:, None]
+        inputs.append(np.where(left_out, -np.inf, noise(*shape, seed=4)).astype(dtype))
         scores = scores + inputs[-1].astype(np.float64)
     with np.errstate(invalid="ignore"):
         weights = np.exp(scores - scores.max(-1, keepdims=True))
