@@ -20,11 +20,16 @@ MAX_CHUNKS = 1 << 11
 
 @dataclass(frozen=True)
 class Served:
-    """Bytes of a step: what it touches, what of that the memory reads, and what the memory writes meanwhile."""
+    """Bytes of a step: what it reads and writes, what of that the memory reads, and what that writes meanwhile."""
 
-    touched: float
+    read: float
+    written: float
     fetched: float
     written_back: float
+
+    @property
+    def touched(self) -> float:
+        return self.read + self.written
 
     @property
     def dram(self) -> float:
@@ -41,9 +46,10 @@ def served(regions: Sequence[Region], steps: Sequence[Step], cache_bytes: float)
     for _ in range(2):
         found = []
         for step in steps:
-            touched = fetched = written_back = 0.0
+            read = written = fetched = written_back = 0.0
             for number, nbytes, writes in _touches(step, bases, chunk):
-                touched += nbytes
+                read += 0.0 if writes else nbytes
+                written += nbytes if writes else 0.0
                 if number in cached:
                     cached.move_to_end(number)
                     cached[number] |= writes
@@ -54,7 +60,7 @@ def served(regions: Sequence[Region], steps: Sequence[Step], cache_bytes: float)
                 if len(cached) > capacity:
                     _, dirty = cached.popitem(last=False)
                     written_back += chunk if dirty else 0
-            found.append(Served(touched, fetched, written_back))
+            found.append(Served(read, written, fetched, written_back))
     return found
 
 

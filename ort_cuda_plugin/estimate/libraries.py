@@ -111,8 +111,8 @@ def _tiled(
     rate *= constants.tensor_library * device.tensor_share if tensor else constants.float32_library
     # Two multiprocessors of a cluster share what they read.
     sharing = 2 if device.compute_capability[0] in (9, 10) else 1
-    l2_rate = device.l2_bytes_per_clock * device.clock * constants.l2
-    return library_time(m, n, k, batches, itemsize, Rates(device.multiprocessors, rate, l2_rate, 1e-6, sharing))
+    rates = Rates(device.multiprocessors, rate, device.l2_read * constants.l2, 1e-6, sharing)
+    return library_time(m, n, k, batches, itemsize, rates)
 
 
 def _attention(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
@@ -123,7 +123,7 @@ def _attention(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
     waves = -(-blocks // device.multiprocessors)
     padded = 2.0 * ATTENTION_ROWS * (-(-keys // 64) * 64) * (depth + width)
     seconds = waves * padded / (rate * constants.tensor_library * ATTENTION)
-    l2 = float(step.nbytes) + blocks * keys * (depth + width) * _itemsize(step)
+    l2 = float(step.read_bytes) + blocks * keys * (depth + width) * _itemsize(step)
     return Call(arithmetic(step), seconds, l2, 1, 0.0, True)
 
 
@@ -131,9 +131,9 @@ def _convolution(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
     m, n, k, groups = _implicit(step)
     kind, itemsize = peak_kind(step.dtype, "TF32" in step.flags), _itemsize(step)
     flops = arithmetic(step)
-    touched = float(step.nbytes)
+    read = float(step.read_bytes)
     if groups > 1 and (n < 16 or k < 16):
-        return Call(flops, flops / (device.flops["float32"] * GROUPED), touched, 1, 0.0, False)
+        return Call(flops, flops / (device.flops["float32"] * GROUPED), read, 1, 0.0, False)
     transposed = 0.0
     if kind not in ("float32", "float64") and CHANNELS_LAST not in step.flags:
         x, weights, out = (_distinct_bytes(step, operand) for operand in ("x", "weights", "out"))
@@ -148,4 +148,4 @@ def _convolution(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
         kernels += 1
     k += -k % (16 // itemsize)
     seconds, l2 = _tiled(m, n, k, groups, itemsize, kind, device, constants, CONVOLUTION)
-    return Call(flops, seconds, max(l2, touched), kernels, transposed, kind not in ("float32", "float64"))
+    return Call(flops, seconds, max(l2, read), kernels, transposed, kind not in ("float32", "float64"))

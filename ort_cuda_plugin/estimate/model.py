@@ -162,18 +162,20 @@ class _Timer:
         if isinstance(step, KernelStep):
             return self._kernel(step, moved, counted)
         assert isinstance(step, CopyStep)
-        return self._made(step.kind, step.kind, step, moved, self._memory(moved, step.nbytes), 0.0)
+        return self._made(step.kind, step.kind, step, moved, self._memory(step, moved), 0.0)
 
-    def _memory(self, moved: Served, l2_bytes: float) -> dict[str, float]:
+    def _memory(self, step: Step, moved: Served, l2_read: float | None = None) -> dict[str, float]:
+        """Seconds of both memories, where the step reads what it has, or so many bytes of the L2."""
         device, constants = self.device, self.constants
+        read = step.read_bytes if l2_read is None else l2_read
         return {
             "dram": moved.dram / (device.dram * constants.dram),
-            "l2": l2_bytes / (device.l2_bytes_per_clock * device.clock * constants.l2),
+            "l2": device.l2_seconds(read, step.written_bytes) / constants.l2,
         }
 
     def _library(self, step: LibraryStep, moved: Served) -> StepEstimate:
         call = libraries.call(step, self.device, self.constants)
-        parts = self._memory(moved, call.l2_bytes)
+        parts = self._memory(step, moved, call.l2_bytes)
         parts["tensor" if call.tensor else "float32"] = call.seconds
         # Layouts are kernels of their own, one after the other.
         beside = call.transposed / (self.device.dram * self.constants.dram) + self.constants.library_seconds
@@ -185,7 +187,7 @@ class _Timer:
     def _kernel(self, step: KernelStep, moved: Served, counted: Counted | None) -> StepEstimate:
         details: dict[str, Any] = {"grid": step.grid, "block": step.block}
         if counted is None:
-            parts = self._memory(moved, step.nbytes)
+            parts = self._memory(step, moved)
             return self._made(
                 step.kernel.name, "kernel", step, moved, parts, self.constants.dram_latency, details=details
             )

@@ -21,6 +21,8 @@ HOP = 3
 RESERVED_SHARED = 1024
 """Bytes of shared memory of a block that are the system's, on sm_80 and later."""
 REGISTER_UNIT = 256
+FROM_L2 = 64
+"""Bytes that a multiprocessor takes of the L2 in a clock: Nsight Compute's peak of l1tex__m_xbar2l1tex_read_bytes."""
 MATRIX_FLOPS = {"matrix": 16 * 8 * 16 * 2, "matrix_tf32": 16 * 8 * 8 * 2, "matrix_int8": 16 * 8 * 32 * 2}
 MATRIX_RATES = {"matrix": "float16", "matrix_tf32": "tf32", "matrix_int8": "int8"}
 OPERATIONS_IN_FLIGHT = 2.5
@@ -80,7 +82,10 @@ def kernel_seconds(
     )
     parts = {
         "dram": dram_bytes / (device.dram * constants.dram),
-        "l2": moved / (device.l2_bytes_per_clock * device.clock * constants.l2),
+        "l2": max(
+            device.l2_seconds(counted.read, counted.written) / constants.l2,
+            counted.read / FROM_L2 * per_lane,
+        ),
         "issue": issued / (4 * constants.issue) * per_lane,
         "float32": counted.instructions["float"] / device.float32_lanes * per_lane,
         "float64": counted.instructions["double"] * 2 / device.flops["float64"],

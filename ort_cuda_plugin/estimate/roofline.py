@@ -39,7 +39,7 @@ def step_rooflines(work: Work, device: Gpu, constants: Constants, memory: Sequen
         fetched = min(moved.dram / moved.touched, 1.0) if moved.touched else 0.0
         least = max(
             moved.dram / (device.dram * constants.dram),
-            moved.touched / (device.l2_bytes_per_clock * device.clock * constants.l2),
+            device.l2_seconds(moved.read, moved.written) / constants.l2,
             constants.l2_latency + fetched * (constants.dram_latency - constants.l2_latency),
             tensor,
         )

@@ -69,7 +69,15 @@ class Step:
 
     @property
     def nbytes(self) -> int:
-        return sum(access.nbytes for access in (*self.reads, *self.writes))
+        return self.read_bytes + self.written_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        return sum(access.nbytes for access in self.reads)
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(access.nbytes for access in self.writes)
 
 
 @dataclass(frozen=True)

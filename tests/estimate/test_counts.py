@@ -282,6 +282,33 @@ def test_copies_and_sums_of_large_arrays_take_what_was_published(device: str, na
     assert moved / found.seconds / gpu.dram == pytest.approx(measured, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("device", "small", "large"),
+    [
+        # Microseconds of a kernel in a CUDA graph, for numbers of doubles that it copies from L2 to L2:
+        # https://github.com/te42kyfo/gpu-benches/tree/master/gpu-small-kernels
+        ("h200", (256017, 1.67), (2085772, 6.60)),
+        ("a100", (261002, 2.56), (1042953, 5.66)),
+    ],
+)
+def test_copies_in_the_l2_take_what_was_published(
+    device: str, small: tuple[int, float], large: tuple[int, float]
+) -> None:
+    seconds = []
+    (fewer, less), (more, longer) = small, large
+    for doubles in (fewer, more):
+        blocks = -(-doubles * 2 // THREADS)
+        elements = blocks * THREADS
+        seconds.append(estimate(work("strided", [elements, elements], 1, blocks), devices.gpu(device)).seconds)
+    assert seconds[1] - seconds[0] == pytest.approx((longer - less) * 1e-6, rel=0.15)
+
+
+def test_a_kernel_of_a_graph_takes_what_was_published() -> None:
+    found = estimate(work("strided", [8192, 8192], 1, 8192 // THREADS), devices.gpu("h200")).seconds
+    # 4096 doubles, of an older and of a newer driver, from the same place.
+    assert 1.26e-6 < found < 2.26e-6
+
+
 def test_few_blocks_leave_a_gpu_waiting() -> None:
     h100, constants = devices.gpu("h100"), Constants()
     seconds = []

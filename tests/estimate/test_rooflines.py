@@ -12,7 +12,6 @@ from ort_cuda_plugin.model.ir import DType
 
 H100, CONSTANTS = devices.gpu("h100"), Constants()
 HALF = DType.FLOAT16.onnx
-L2 = H100.l2_bytes_per_clock * H100.clock * CONSTANTS.l2
 
 
 def copies(nbytes: int, count: int) -> Work:
@@ -30,7 +29,7 @@ def found(work: Work) -> Estimate:
 
 def test_what_the_l2_keeps_costs_no_memory() -> None:
     small, large = found(copies(4_000_000, 3)), found(copies(1_000_000_000, 3))
-    assert small.steps[1].roofline == pytest.approx(CONSTANTS.launch_seconds + 8e6 / L2)
+    assert small.steps[1].roofline == pytest.approx(CONSTANTS.launch_seconds + H100.l2_seconds(4e6, 4e6))
     at_memory = 2e9 / (H100.dram * CONSTANTS.dram)
     assert large.steps[1].roofline == pytest.approx(CONSTANTS.launch_seconds + at_memory, rel=0.06)
     for each in (small, large):

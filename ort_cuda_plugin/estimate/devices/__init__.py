@@ -19,6 +19,7 @@ class Gpu:
     ``float32_lanes`` and ``special_lanes`` are results per clock of a multiprocessor; ``tflops`` are those of tensor
     cores without sparsity, of int8 in operations, and of float32 and float64 without tensor cores. ``tensor_share`` is
     the part of that which the largest products reach in long runs, where the power limit holds the clock down.
+    ``l2_read`` and ``l2_written`` are bytes of the L2 in a second, as benchmarks reach them.
     """
 
     key: str
@@ -28,7 +29,8 @@ class Gpu:
     clock: float
     dram: float
     l2_bytes: int
-    l2_bytes_per_clock: int
+    l2_read: float
+    l2_written: float
     shared_bytes: int
     max_warps: int
     max_blocks: int
@@ -38,6 +40,10 @@ class Gpu:
     tensor_share: float
     sources: Mapping[str, str]
     registers: int = 65536
+
+    def l2_seconds(self, read: float, written: float) -> float:
+        """That the L2 takes for so many bytes."""
+        return read / self.l2_read + written / self.l2_written
 
 
 @cache
@@ -61,7 +67,8 @@ def gpu(key: str) -> Gpu:
         clock=data["clock_ghz"] * 1e9,
         dram=data["dram_gb_per_s"] * 1e9,
         l2_bytes=data["l2_mib"] << 20,
-        l2_bytes_per_clock=data["l2_bytes_per_clock"],
+        l2_read=data["l2_bytes_per_clock"]["read"] * data["clock_ghz"] * 1e9,
+        l2_written=data["l2_bytes_per_clock"]["written"] * data["clock_ghz"] * 1e9,
         shared_bytes=data["shared_kib"] << 10,
         max_warps=data["max_warps"],
         max_blocks=data["max_blocks"],
