@@ -217,8 +217,7 @@ class Emitter:
     def hoist(self, roots: Iterable[Scalar], varies: Mapping[Scalar, bool]) -> None:
         """Emits what a loop over elements computes of ``roots`` alike for each element, ahead of the loop.
 
-        A half type's quotient by such a value is then a product with its reciprocal. That rounds to the same number:
-        the quotient of two numbers of 11 bits is farther from a middle of two such numbers than float32 is inexact.
+        `invert` says what becomes of quotients by such values.
         """
         seen: set[Scalar] = set()
         stack = list(roots)
@@ -232,10 +231,19 @@ class Emitter:
                     self.value(x)
                 continue
             stack += x.operands
-            if x.op == "div" and x.dtype in _halves and not varies[x.operands[1]]:
-                divisor = x.operands[1]
-                if divisor not in self._reciprocals:
-                    self._reciprocals[divisor] = self.assign(f"float32(1) / {self.value(divisor)}")
+            if x.op == "div" and not varies[x.operands[1]]:
+                self.invert(x)
+
+    def invert(self, quotient: Scalar) -> None:
+        """Emits the reciprocal of a half type's divisor, which what is emitted later takes in place of the quotient.
+
+        That rounds to the same number where the quotient is normal: the quotient of two numbers of 11 bits is farther
+        from a middle of two such numbers than float32 is inexact. One below 2**-14 may be such a middle, and may then
+        round to the other number.
+        """
+        divisor = quotient.operands[1]
+        if quotient.dtype in _halves and divisor not in self._reciprocals:
+            self._reciprocals[divisor] = self.assign(f"float32(1) / {self.value(divisor)}")
 
     def _emitted(self, x: Scalar) -> str:
         if x.op == "constant":

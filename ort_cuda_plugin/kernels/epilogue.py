@@ -124,6 +124,7 @@ def make_epilogue(
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
     loaded = builder.to_load(step.inputs)
+    numbers = emit.taken()
     tensors = [x for _, x in loaded] + [y for _, y in step.outputs]
     pointers = [builder.tensor(x, written=number >= len(loaded)) for number, x in enumerate(tensors)]
     placed = [broadcast_strides(x, step.shape) for x in tensors]
@@ -152,13 +153,17 @@ def make_epilogue(
     row_lines = emit.taken()
     emit.lines += counting
     emit.suffix = MARK
-    shared = set()
+    shared = {leaf for leaf, _ in step.inputs} - {leaf for leaf, _ in loaded}
     for (leaf, x), pointer, place, beneath, mine in loads:
         if mine and not beneath:
             emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
             shared.add(leaf)
-    for value in _of_columns([value for value, _ in step.outputs], shared):
+    results = [value for value, _ in step.outputs]
+    alike = _alike(results, shared)
+    for value in _largest(results, alike):
         emit.value(value)
+    for quotient in (x for x in alike if x.op == "div" and alike[x.operands[1]] and not alike[x]):
+        emit.invert(quotient)
     column_lines = emit.taken()
     emit.suffix = f"{MARK}{ROW}"
     for (leaf, x), pointer, place, *_ in loads:
@@ -170,11 +175,12 @@ def make_epilogue(
     for (expression, _), (pointer, place, condition) in zip(step.outputs, list(written)[len(loaded) :], strict=True):
         stores.append(f"{condition}{pointer}[{place}] = {emit.assign(emit.memory_form(expression))}")
     element_lines = emit.taken()
-    return Epilogue(tuple(row_lines), tuple(element_lines), tuple(stores), tuple(column_lines)), builder
+    lines = ([*numbers, *row_lines], element_lines, stores, [*numbers, *column_lines])
+    return Epilogue(*(tuple(each) for each in lines)), builder
 
 
-def _of_columns(expressions: Sequence[Scalar], shared: set[Scalar]) -> list[Scalar]:
-    """The largest parts of expressions that depend on ``shared`` leaves and constants alone."""
+def _alike(expressions: Sequence[Scalar], shared: set[Scalar]) -> dict[Scalar, bool]:
+    """Of each part of expressions, whether it depends on ``shared`` leaves and constants alone."""
     alike: dict[Scalar, bool] = {}
     stack = list(expressions)
     while stack:
@@ -185,6 +191,11 @@ def _of_columns(expressions: Sequence[Scalar], shared: set[Scalar]) -> list[Scal
             alike[x] = x in shared or x.op == "constant" or bool(x.operands and all(alike[y] for y in x.operands))
         else:
             stack += missing
+    return alike
+
+
+def _largest(expressions: Sequence[Scalar], alike: dict[Scalar, bool]) -> list[Scalar]:
+    """The largest parts of expressions that are ``alike``, but leaves and constants."""
     found: dict[Scalar, None] = {}
     seen: set[Scalar] = set()
     stack = list(expressions)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper, parser
 
 from contributed import FLOAT, FLOAT16, Array, check_node, node_model, noise, rounded
-from kernel_harness import make_model, run_op
+from kernel_harness import make_model, run_model, run_op
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import Target
@@ -146,3 +148,26 @@ def test_no_access_to_shared_memory_has_bank_conflicts_above_two_way(transposed:
     shared = [site for site in sites if site.kind.startswith("shared")]
     assert {(site.kind, site.nbytes) for site in shared} >= {("shared load", 16), ("shared store", 16)}
     assert all(site.units <= 2.01 * site.least for site in shared), shared
+
+
+@pytest.mark.parametrize("divisor", [3.0, 2**0.5, 968.0, 6e-8])
+def test_quotients_of_halves_are_products(monkeypatch: pytest.MonkeyPatch, divisor: float) -> None:
+    """By a reciprocal that a thread computes once for a column. A quotient that is not normal may be one unit off."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    x: Array = np.resize(every[np.isfinite(every)], (1024, 64))
+    c = np.float16(divisor)
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]> g (float16[1024, 64] x, float16[64, 64] w, float16 c) =>'
+        " (float16[1024, 64] y) { p = MatMul(x, w)  y = Div(p, c) }"
+    )
+    model.graph.input.pop()
+    model.graph.initializer.append(numpy_helper.from_array(np.array(c), "c"))
+    (spec,) = kernels(model)
+    assert not re.search(r"e_\w+ = e_\w+ / e_", spec.source)
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    (actual,) = run_model(model, [x, np.eye(64, dtype=np.float16)])
+    with np.errstate(over="ignore"):
+        expected = (x.astype(np.float64) / np.float64(c)).astype(np.float16)
+    normal = np.abs(expected) >= 2.0**-14
+    np.testing.assert_array_equal(actual[normal], expected[normal])
+    assert (np.abs(actual[~normal].astype(np.float64) - expected[~normal]) <= 2.0**-24).all()
