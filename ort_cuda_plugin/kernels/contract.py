@@ -21,7 +21,7 @@ from .epilogue import Axes, Epilogue, make_epilogue
 from .integer_products import MAX_DEPTH, PIECE, integer_form, integer_step
 from .lanes import LaneProduct
 from .layout import index_type, reach
-from .library_form import holds
+from .library_form import holds, product_form
 from .matmul import FLAT, LONG, SQUARE, TALL, Product, RowProduct, TiledProduct
 from .matrix_product import (
     MatrixProduct,
@@ -35,7 +35,7 @@ from .matrix_product import (
     sum_of_parts,
 )
 from .row_product import VectorRowProduct, few_row_form, takes
-from .teams import choose_team, holds_for
+from .teams import choose_team, finish_of, holds_for
 from .tile_shapes import INTEGERS, Team, piece_of
 from .tiles import Element, Tile
 
@@ -161,11 +161,20 @@ def matrix_tactics(
 
 
 def _team(ctx: Lowering, step: Contract, kind: str, call: Folded) -> Team | None:
-    """See `choose_team`; operands that are converted have none."""
+    """See `choose_team`; operands that are converted have none.
+
+    Where cuBLASLt leaves a part of what follows the sums, that is a kernel of its own.
+    """
     m, n, k = call.sizes
     if step.is_converted:
         return None
-    return choose_team(ctx.device, kind, m, n, product(call.batch), k, is_compact=has_compact_lines(ctx, step))
+    left = 0
+    if "cublaslt" in ctx.device.libraries:
+        form = product_form(ctx, step)
+        left = hint(product(step.shape)) * step.a.dtype.itemsize if form is None or form.leftover else 0
+    is_compact, along_k = has_compact_lines(ctx, step), _may_lie_along_k(call, kind)
+    more = {"is_compact": is_compact, "along_k": is_compact or along_k, "left": left, **finish_of(step, n)}
+    return choose_team(ctx.device, kind, m, n, product(call.batch), k, **more)
 
 
 def product_tactics(ctx: Lowering, step: Contract) -> dict[str, ProductTactic]:
@@ -259,16 +268,27 @@ def is_small(ctx: Lowering, step: Contract) -> bool:
     sizes = (*call.sizes[:2], product(call.batch))
     team = _team(ctx, step, kind, call)
     lines = [x.strides[-2 if x.strides[-1] == 1 else -1] for x in (call.a, call.b)]
-    if has_compact_lines(ctx, step) or _has_weights_along_n(call, kind):  # which will lie along k
-        lines[1] = call.sizes[2]
-    if team is None or not all(divides(piece_of(kind), line) for line in lines):
+    if team is None:
         return False
-    return holds_for(ctx, team, *sizes)
+    if has_compact_lines(ctx, step) or _will_lie_along_k(call, kind, team):
+        lines[1] = call.sizes[2]
+    return all(divides(piece_of(kind), line) for line in lines) and holds_for(ctx, team, *sizes)
 
 
-def _has_weights_along_n(call: Folded, kind: str) -> bool:
-    """Whether b are weights in float32 that teams load one by one, and would load as matrices if they lay along k."""
-    return kind == "tf32" and call.contiguous[1] == "n" and call.b.is_constant and call.b.rank == 2
+def _has_weights_along_n(call: Folded) -> bool:
+    """Whether b are weights whose lines run along n, of which a copy may have them along k."""
+    return call.contiguous[1] == "n" and call.b.is_constant and call.b.rank == 2
+
+
+def _may_lie_along_k(call: Folded, kind: str) -> bool:
+    """Whether lines of both operands run along k, or will where a team has to have them so."""
+    a, b = call.contiguous
+    return a == "k" and (b == "k" or (_has_weights_along_n(call) and divides(piece_of(kind), call.sizes[2])))
+
+
+def _will_lie_along_k(call: Folded, kind: str, team: Team) -> bool:
+    """Whether weights are copied: teams load float32 one by one that is not along k, and uneven tiles do not at all."""
+    return _has_weights_along_n(call) and (not team.is_even or (kind == "tf32" and team.teams > 1))
 
 
 def _along_k(ctx: Lowering, call: Folded) -> Folded:
@@ -298,10 +318,11 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
         step, b = compact_columns(ctx, step)
         call = replace(call, b=b)
         elements = (elements[0], Element(b.dtype.short))
-    elif _has_weights_along_n(call, kind) and not step.is_converted:
+    elif kind and _has_weights_along_n(call) and not step.is_converted:
         batches, (m, n, k) = product(call.batch), call.sizes
         way = tactic or matrix_tactics(ctx, kind, m, n, batches, k, _team(ctx, step, kind, call))[0]
-        call = _along_k(ctx, call) if way.teams > 1 else call
+        if way.tile is not None and _will_lie_along_k(call, kind, Team(way.tile, way.teams)):
+            call = _along_k(ctx, call)
     a, b, (m, n, _) = call.a, call.b, call.sizes
     ends = ((a, call.a_batch), (b, call.b_batch))
     index = index_type(ctx, *(reach((*call.batch, *x.shape[-2:]), (*strides, *x.strides[-2:])) for x, strides in ends))

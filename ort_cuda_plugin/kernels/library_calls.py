@@ -25,9 +25,9 @@ from .image_order import (
     place_stride,
     wants_channels_last,
 )
-from .library_form import GELU, RELU, RELU6, SILU, LibraryForm, Offer, convolution_form, find_form, holds
+from .library_form import GELU, RELU, RELU6, SILU, LibraryForm, convolution_form, holds, product_form
 
-__all__ = ["call_cublaslt", "call_cudnn", "product_form"]
+__all__ = ["call_cublaslt", "call_cudnn", "cudnn_form"]
 
 MIN_TENSOR_CHANNELS = 16
 
@@ -80,14 +80,6 @@ def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
     return True
 
 
-def product_form(ctx: Lowering, step: Contract) -> LibraryForm | None:
-    """As `find_form`, of cuBLASLt."""
-    columns = range(len(step.shape) - step.column_axes, len(step.shape))
-    # Nobody says how exact a GELU of doubles is.
-    activations = frozenset({RELU} if step.a.dtype is DType.FLOAT64 else {RELU, GELU})
-    return find_form(ctx, step, Offer("cuBLASLt", columns, factors=True, activations=activations))
-
-
 def _product_strides(step: Contract, call: Folded, out: Tensor) -> tuple[Dim, Dim] | None:
     """From row to row and from matrix to matrix of the result ``out``; None where it is no matrices with dense rows."""
     columns = len(step.shape) - step.column_axes
@@ -116,7 +108,7 @@ def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
     spatial: list[Dim] = [number for axis in axes for number in axis]
     last = wants_channels_last(ctx, step) and is_channels_last(x)
     dense = channels_last_strides(step.shape) if last else contiguous_strides(step.shape)
-    form = convolution_form(ctx, step, dense, compiles=last and _is_compiled_for(ctx, step))
+    form = cudnn_form(ctx, step)
     if form is None:
         return False
     weights = channels_last_weights(ctx, weights, x.shape[1], step.groups) if last else ctx.contiguous(weights)
@@ -145,6 +137,13 @@ def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
     what = "cuDNN: convolution, channels last" if last else "cuDNN: convolution"
     _record(ctx, step, problem, form, what, (x, weights), sizes, workspace, new)
     return True
+
+
+def cudnn_form(ctx: Lowering, step: Convolve) -> LibraryForm | None:
+    """As `convolution_form`, in the layout that `call_cudnn` asks for."""
+    last = wants_channels_last(ctx, step) and is_channels_last(step.operands[0])
+    dense = channels_last_strides(step.shape) if last else contiguous_strides(step.shape)
+    return convolution_form(ctx, step, dense, compiles=last and _is_compiled_for(ctx, step))
 
 
 def _is_compiled_for(ctx: Lowering, step: Convolve) -> bool:

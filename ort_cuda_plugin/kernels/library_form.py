@@ -15,7 +15,7 @@ from ..model.ir import NARROW_FLOATS, Array, DType
 from ..program.lowering import Lowering
 from ..program.scalar import Scalar, reachable
 from ..program.shapes import broadcast_strides, collapse
-from ..program.steps import Convolve, Sums, stored
+from ..program.steps import Contract, Convolve, Sums, stored
 from ..program.symbolic import Dim, eq, is_read_back, logical_or
 from ..program.tensor import Tensor, contiguous_strides
 from .codegen import constant_number
@@ -80,6 +80,14 @@ def find_form(ctx: Lowering, step: Sums, offer: Offer) -> LibraryForm | None:
     None where storing a part would round more often than the step does. Guards say that a residual is not broadcast.
     """
     return _Search(ctx, step, offer).run()
+
+
+def product_form(ctx: Lowering, step: Contract) -> LibraryForm | None:
+    """As `find_form`, of cuBLASLt."""
+    columns = range(len(step.shape) - step.column_axes, len(step.shape))
+    # Nobody says how exact a GELU of doubles is.
+    activations = frozenset({RELU} if step.a.dtype is DType.FLOAT64 else {RELU, GELU})
+    return find_form(ctx, step, Offer("cuBLASLt", columns, factors=True, activations=activations))
 
 
 def convolution_form(

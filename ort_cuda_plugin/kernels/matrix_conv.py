@@ -23,9 +23,10 @@ from .epilogue import Axes, Epilogue, make_epilogue
 from .image_order import channels_last_weights, matrix_convolution_kind, permuted, place_stride, places_first
 from .integer_products import integer_form, integer_step
 from .layout import extent, index_type
+from .library_calls import cudnn_form
 from .matrix_product import block_place, count_tiles, form_name, parts_epilogue, sum_of_parts
 from .matrix_tiles import Lines, MatrixTile, is_compact
-from .teams import choose_team, holds_for
+from .teams import choose_team, finish_of, holds_for
 from .tile_shapes import RESIDENT, Team, matrix_tiles
 from .tiles import Element, Operand, Tile, indented, joined, suffix
 
@@ -276,17 +277,22 @@ def team_of_convolution(ctx: Lowering, step: Convolve, convolutions: int = 1) ->
     """See `choose_team`, of an image with channels last; the step may stand for several ``convolutions``."""
     m, n, k = _sizes(step)
     kind = matrix_convolution_kind(ctx, step)
-    is_compact = has_compact_lines(ctx, step)
-    more = {"taps": _taps(step), "products": convolutions, "copied": _copied_by_cudnn(step)}
-    return choose_team(ctx.device, kind, m, n, step.groups, k, is_compact=is_compact, **more)
+    more = {**finish_of(step, n * step.groups), "products": convolutions, "left": _left_by_cudnn(ctx, step)}
+    more |= {"is_compact": has_compact_lines(ctx, step), "along_k": True}
+    return choose_team(ctx.device, kind, m, n, step.groups, k, taps=_taps(step), **more)
 
 
-def _copied_by_cudnn(step: Convolve) -> int:
-    """Bytes of a result whose places are apart, as a part of a concatenation: cuDNN writes it together first."""
-    (_, y), *others = step.outputs
-    if others or place_stride(y) in (None, y.shape[1]):
+def _left_by_cudnn(ctx: Lowering, step: Convolve) -> int:
+    """Bytes of a result that cuDNN copies, or leaves to a kernel that finishes it.
+
+    It writes one whose places are apart, as a part of a concatenation, together first.
+    """
+    if "cudnn" not in ctx.device.libraries:
         return 0
-    return hint(product(y.shape)) * y.dtype.itemsize
+    (_, y), *others = step.outputs
+    form = cudnn_form(ctx, step)
+    is_left = form is None or bool(form.leftover) or (not others and place_stride(y) not in (None, y.shape[1]))
+    return hint(product(y.shape)) * y.dtype.itemsize if is_left else 0
 
 
 def holds_for_convolution(ctx: Lowering, step: Convolve, team: Team) -> bool:

@@ -28,8 +28,11 @@ from dataclasses import dataclass
 
 from .convert import ConvertedElement
 from .epilogue import Epilogue
-from .tile_shapes import GAP, INTEGERS, SIZES, Team, block_bytes, operand_sizes, piece_of, stages_of
-from .tiles import Element, Operand, Tile, indented, log2, store_rows
+from .tile_shapes import DECLARED_BYTES, GAP, INTEGERS, SIZES, Team, block_bytes, operand_sizes, piece_of, stages_of
+from .tiles import Element, Operand, Tile, indented, log2, store_rows, suffix
+
+MOST_SUMS = 128
+"""Of a thread: blocks of one team, of which several are resident, leave so many no registers for places."""
 
 
 def is_compact(kind: str, elements: Sequence[Element]) -> bool:
@@ -131,8 +134,8 @@ class MatrixTile:
 
     @property
     def shared_bytes(self) -> int:
-        """That a launch asks for: those of several teams are more than a kernel may declare."""
-        return self.block_bytes if self.teams > 1 else 0
+        """That a launch asks for, where a kernel may not declare as many."""
+        return self.block_bytes if self.teams > 1 or self.block_bytes > DECLARED_BYTES else 0
 
     @property
     def lines(self) -> tuple[Lines, Lines]:
@@ -219,7 +222,11 @@ class MatrixTile:
                 along = line
             places = (f"{operand.row.format(x)} * {operand.stride}", f"{self.index}({along}) * {operand.inner_stride}")
             at = " + ".join(f"{self.index}({place})" for place in places)
-            result.append(f"{name}_from{piece} = {self.index}({name}_base + int64({self.index}({at})))")
+            first = f"{self.index}({name}_base + int64({self.index}({at})))"
+            # An opaque number is kept, not computed again in each step, as far as registers last.
+            is_kept = self.teams > 1 or self.tile.m * self.tile.n < MOST_SUMS * self.tile.threads
+            kept = f"opaque_{suffix(self.index)}({first})" if is_kept else first
+            result.append(f"{name}_from{piece} = {kept}")
         return [*result, *self._targets(lines)]
 
     def _targets(self, lines: Lines) -> list[str]:

@@ -12,7 +12,7 @@ from ..program.trace import Step
 from ..program.views import permute
 from .contract import is_small
 from .image_order import permuted, place_stride, places_first, to_memory
-from .library_calls import product_form
+from .library_form import product_form
 
 __all__ = ["as_product"]
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from ..program.lowering import DeviceProperties, Lowering
-from ..program.symbolic import Dim, ceildiv, hint, le
+from ..program.scalar import reachable
+from ..program.steps import Sums
+from ..program.symbolic import Dim, ceildiv, hint, le, product
 from .library_form import holds
 from .library_times import CONVOLUTION, Rates, library_time
 from .tile_shapes import RESIDENT, SIZES, STEP, Team, team_forms
+from .tiles import CHUNK, ROWS
 
 BEGIN = 3300.0
 """Of a library's call, before its first block works: 1.8 us, which ours does not take."""
@@ -29,8 +33,12 @@ MATRIX_RATE = 41.0
 """Sums in a cycle of a multiprocessor to which our kernels add what 64 bytes along k give."""
 COPY_RATE = 14.0
 """Bytes that it copies in a cycle, read and written, for each multiprocessor."""
-L2_RATE = 24.0
-"""Bytes of the L2 in a cycle, for each multiprocessor."""
+L2_READ = 37.0
+"""Bytes that the L2 gives in a cycle, for each multiprocessor, and..."""
+L2_WRITTEN = 17.0
+"""...bytes that it takes."""
+READ = 400.0
+"""Of loads of what is added to sums, of several at once."""
 ISSUED = 3.2
 """Instructions in a cycle of a multiprocessor, and..."""
 WAITED = 2.4
@@ -43,6 +51,7 @@ ROUND = 30.0
 """Of the loads of a step from shared memory, and of its barrier."""
 ARRIVED = 200.0
 """From the copies of one step to those of the next, of which two are on their way."""
+_instructions_of = {"div": 8, "sqrt": 8, "exp": 8, "log": 10, "sigmoid": 16, "tanh": 16, "erf": 25, "pow": 40}
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,8 @@ class Problem:
     """A product of the sizes that are expected.
 
     Its first operand may be patches of an image, with so many ``taps``: places of a window. 0 says that it is not. Of
-    ``is_compact`` weights half as much is read (`compact_weights`).
+    ``is_compact`` weights half as much is read (`compact_weights`). Lines of both operands may run ``along_k``. What
+    follows a sum takes ``finish`` instructions, and ``reads`` a tensor of the result's size.
     """
 
     kind: str
@@ -60,6 +70,9 @@ class Problem:
     depth: int
     taps: int
     is_compact: bool
+    along_k: bool
+    finish: int
+    reads: bool
 
 
 def choose_team(
@@ -72,20 +85,32 @@ def choose_team(
     *,
     taps: int = 0,
     is_compact: bool = False,
+    along_k: bool = False,
+    finish: int = 0,
+    reads: bool = False,
     products: int = 1,
-    copied: int = 0,
+    left: int = 0,
 ) -> Team | None:
     """The teams that take the least time for the product; None where a library's call takes less.
 
-    It may stand for several ``products``, each of which would be a launch. Of a library's result so many bytes are
-    ``copied`` by a kernel of its own.
+    For the other parameters see `Problem`. It may stand for several ``products``, each of which would be a launch. Of a
+    library's result so many bytes are ``left`` to a kernel of its own, which copies them or finishes them.
     """
-    problem = Problem(kind, hint(rows), hint(columns), hint(batch), hint(depth), taps, is_compact)
+    sizes = (hint(rows), hint(columns), hint(batch), hint(depth))
+    problem = Problem(kind, *sizes, taps, is_compact, along_k, finish, reads)
     team, cycles = _fastest(device.compute_capability, device.multiprocessors, problem)
     limit = _library_cycles(device, problem) + (products - 1) * LAUNCH
-    if copied:
-        limit += LAUNCH + 2 * copied / (COPY_RATE * device.multiprocessors)
+    if left:
+        finished = left / SIZES[kind] / 32 * finish / ISSUED
+        limit += LAUNCH + max(2 * left / COPY_RATE, finished) / device.multiprocessors
     return team if cycles <= limit else None
+
+
+def finish_of(step: Sums, columns: Dim) -> dict[str, Any]:
+    """What follows the step's sums, about, as parameters of `choose_team`: its result has so many columns."""
+    results = reachable(value for value, _ in step.outputs)
+    instructions = sum(_instructions_of.get(x.op, 1) for x in results if x.op not in ("leaf", "constant", "cast"))
+    return {"finish": instructions, "reads": any(hint(product(x.shape)) > hint(columns) for _, x in step.inputs)}
 
 
 def team_blocks(team: Team, rows: Dim, columns: Dim, batch: Dim) -> Dim:
@@ -101,7 +126,8 @@ def holds_for(ctx: Lowering, team: Team, rows: Dim, columns: Dim, batch: Dim) ->
 @functools.lru_cache(maxsize=1024)
 def _fastest(capability: tuple[int, int], multiprocessors: int, problem: Problem) -> tuple[Team, float]:
     """And its time. A step is asked about when it is chosen, and when it is launched; networks repeat theirs."""
-    forms = team_forms(problem.kind, problem.is_compact, along_k=problem.taps > 0, capability=capability)
+    more = {"along_k": problem.along_k, "is_image": problem.taps > 0}
+    forms = team_forms(problem.kind, problem.is_compact, capability=capability, **more)
     times = ((_cycles(multiprocessors, problem, team), team) for team in forms)
     (cycles, _), team = min(times, key=lambda entry: entry[0])
     return team, cycles
@@ -119,22 +145,25 @@ def _cycles(multiprocessors: int, problem: Problem, team: Team) -> tuple[float, 
     begin, own_steps, step = _instructions(problem, team)
     issued = begin + own_steps * step
     wavefronts = steps * ((tile.m + columns) * parts / 2 + 4 * loads * team.warps)
-    wavefronts += team.teams * tile.m * tile.n / 10 + 100
+    # Of 16 columns the sums are read from the same banks by several rows.
+    wavefronts += (team.teams + 1) * tile.m * tile.n / (16 if tile.n > 16 else 10) + 100
     # A block has what the windows of its patches share in its L1.
     fetched = tile.m * min(1.0, 3 / max(1, problem.taps)) + columns
-    read = (
-        blocks * fetched * STEP * parts * steps + problem.rows * problem.columns * problem.batch * SIZES[problem.kind]
-    )
+    read = blocks * fetched * STEP * parts * steps
+    written = problem.rows * problem.columns * problem.batch * SIZES[problem.kind]
     height, width = team.warp
     registers = height * width // 32 + REGISTERS
     resident = RESIDENT if team.teams == 1 else max(1, (1 << 16) // registers // (tile.threads * team.teams))
     step_waits = max(WAITED * step + ROUND * (parts + (team.warps > 1)), ARRIVED * parts)
-    waits = -(-each // resident) * (WAITED * begin + LATENCY + own_steps * step_waits)
+    waits = WAITED * begin + LATENCY + own_steps * step_waits
+    if problem.reads:
+        waits += READ * math.ceil(tile.m * tile.n / (tile.threads * team.teams) / (CHUNK * ROWS))
+    waits *= -(-each // resident)
     pipes = (
         each * team.warps * team.teams * issued / ISSUED,
         each * wavefronts,
         each * steps * parts * tile.m * tile.n / MATRIX_RATE,
-        read / (L2_RATE * multiprocessors),
+        (read / L2_READ + written / L2_WRITTEN) / multiprocessors,
     )
     return max(*pipes, waits), waits
 
@@ -163,7 +192,7 @@ def _instructions(problem: Problem, team: Team) -> tuple[float, float, float]:
     step = 27 + 2.5 * (loads + copies) + parts * height * width / 64  # products
     if problem.kind == "tf32":
         step += parts * (4 * height / 8 + (13 * width / 16 if problem.is_compact else 4 * width / 8))
-    begin = 135 + height * width / 8
+    begin = 135 + height * width / 8 + problem.finish * height * width / 32 / team.teams
     if problem.taps > 1:
         step += 5 + 4.5 * tile.m * pieces
         begin += 25 + 12 * tile.m * pieces
@@ -173,5 +202,5 @@ def _instructions(problem: Problem, team: Team) -> tuple[float, float, float]:
 def _library_cycles(device: DeviceProperties, problem: Problem) -> float:
     size = SIZES[problem.kind]
     rate = LIBRARY_RATE * 2 / size * (CONVOLUTION if problem.taps else 1.0)
-    rates = Rates(device.multiprocessors, rate, L2_RATE * device.multiprocessors, PARTS, SHARING)
+    rates = Rates(device.multiprocessors, rate, L2_READ * device.multiprocessors, PARTS, SHARING)
     return BEGIN + library_time(problem.rows, problem.columns, problem.depth, problem.batch, size, rates)[0]

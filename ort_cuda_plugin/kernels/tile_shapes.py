@@ -10,8 +10,12 @@ STEP = 64
 """Bytes along k of a step, of the first operand; those of some teams are twice as long."""
 BLOCK_BYTES = 99 << 10
 """Of shared memory that a block may have on each GPU."""
+DECLARED_BYTES = 48 << 10
+"""Of shared memory that a kernel may declare. For more a launch has to ask."""
 MOST_COPIES = 8
-"""Of 16 bytes of the first operand that a thread makes in a step. Each has its place in registers."""
+"""Of 16 bytes of the first operand that a thread makes in a step. Each has its place in registers..."""
+MOST_PRODUCT_COPIES = 14
+"""...of which that of a product's takes fewer than that of an image's."""
 RESIDENT = 3
 """Blocks that a multiprocessor should hold: with two, warps wait. So many leave sums and operands in registers."""
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "i8": 1, "u8": 1}
@@ -44,6 +48,11 @@ class Team:
     teams: int
 
     @property
+    def is_even(self) -> bool:
+        """Whether the sizes of its tile are powers of two. Lines of others' operands run along k."""
+        return all(size & (size - 1) == 0 for size in (self.tile.m, self.tile.n))
+
+    @property
     def warps(self) -> int:
         """Of a team."""
         return self.tile.threads // 32
@@ -59,14 +68,20 @@ class Team:
 
 
 def team_forms(
-    kind: str, compact: bool = False, *, along_k: bool = False, capability: tuple[int, int] = (9, 0)
+    kind: str,
+    compact: bool = False,
+    *,
+    along_k: bool = False,
+    is_image: bool = False,
+    capability: tuple[int, int] = (9, 0),
 ) -> tuple[Team, ...]:
     """Teams of one warp, which waits for no other along k, and of more, which share what they load.
 
     First those with steps of 64 bytes, then those with steps of 128. A GPU's block has room for all of them;
     ``compact`` weights take less. At last those of two warps that have all columns of a tile, and load less for each
-    multiplication, as far as blocks of a GPU of that compute ``capability`` have room. Tiles of 96 rows or columns fill
-    multiprocessors that others leave empty; lines of both operands have to run ``along_k``.
+    multiplication, as far as blocks of a GPU of that compute ``capability`` have room. Tiles whose sizes are no powers
+    of two fill multiprocessors that others leave empty; lines of both operands have to run ``along_k``. The first one
+    may be patches of an image.
     """
     shapes = (
         (16, 16, 2, 4, (2, 4, 8)),
@@ -81,17 +96,35 @@ def team_forms(
         (128, 64, 8, 8, (1,)),
     )
     wide = ((128, 64, 8, 16, (2, 4)),)
-    uneven = ((96, 64, 12, 8, (2, 4)), (96, 80, 12, 10, (2, 4)), (96, 96, 6, 12, (2,)))
-    sizes, found = operand_sizes(kind, compact), []
-    for given, steps, most in (
-        (shapes, (1, 2), BLOCK_BYTES),
-        (wide, (1,), most_shared_bytes(capability)),
-        (uneven if along_k else (), (1,), most_shared_bytes(capability)),
+    uneven = (
+        (96, 64, 12, 8, (2, 4)),
+        (96, 80, 12, 10, (2, 4)),
+        (96, 96, 6, 12, (1, 2)),
+        (128, 96, 8, 12, (1,)),
+        (64, 96, 8, 12, (2, 4)),
+        (64, 80, 8, 10, (2, 4)),
+        (48, 32, 6, 8, (4, 8)),
+        (48, 48, 6, 12, (4, 8)),
+    )
+    # For these ptxas finds registers on sm_90 and later only, of patches and of any operands...
+    long = ((64, 48, 8, 12, (4, 8)),)
+    longest = ((112, 48, 14, 12, (4, 8)),)
+    is_newer = capability >= (9, 0)
+    # ...and for this one of products in 16 bits.
+    square = ((128, 128, 16, 8, (1,)),)
+    sizes, room, found = operand_sizes(kind, compact), most_shared_bytes(capability), []
+    for given, steps, most, copies in (
+        (shapes, (1, 2), BLOCK_BYTES, MOST_COPIES),
+        (wide, (1,), room, MOST_COPIES),
+        (uneven if along_k else (), (1,), room, MOST_COPIES),
+        (square if SIZES[kind] == 2 and not is_image else (), (1,), room, MOST_COPIES),
+        (long if along_k and (is_newer or not is_image) else (), (1,), room, MOST_COPIES),
+        (longest if along_k and is_newer and not is_image else (), (1,), room, MOST_PRODUCT_COPIES),
     ):
         for count in steps:
             for m, n, rows, columns, numbers in given:
                 tile = Tile(m, n, count * STEP // SIZES[kind], thread_m=rows, thread_n=columns)
-                if tile.m * tile.k * SIZES[kind] <= MOST_COPIES * 16 * tile.threads:
+                if tile.m * tile.k * SIZES[kind] <= copies * 16 * tile.threads:
                     found += [Team(tile, teams) for teams in numbers if block_bytes(kind, sizes, tile, teams) <= most]
     return tuple(found)
 

@@ -19,8 +19,9 @@ from .epilogue import Epilogue
 
 CHUNK = 4
 """Consecutive elements that one thread stores at a time."""
-ROWS = 2
-"""That a thread of `store_rows` has at once."""
+ROWS = 4
+"""That a thread of `store_rows` has at once, at most."""
+WARP = 32
 THREADS = 128
 """Threads of a block in kernels with one thread per element."""
 
@@ -395,13 +396,20 @@ def store_rows(
     """
     threads = tile.threads * teams
     odd = tile.n // (tile.n & -tile.n)  # so that a line has a power of two of threads
-    size = odd if odd > 1 else min(CHUNK, tile.m * tile.n // threads)
+    size = odd if odd > 1 else math.gcd(CHUNK, tile.m * tile.n // threads)
     per_line = tile.n // size
-    pieces = tile.m * tile.n // size // threads
-    marks = [f"_r{number}" for number in range(math.gcd(ROWS, pieces))]
+    pieces, rest = divmod(tile.m * tile.n, size * threads)
+    if rest:
+        raise ValueError(f"{threads} threads cannot store {size} columns each of a tile of {tile.name}")
+    marks = [f"_r{number}" for number in range(max(n for n in range(1, ROWS + 1) if pieces % n == 0))]
+    line = f"(thread >> {log2(per_line)})"
+    if per_line == WARP // 2 and threads >= 2 * WARP and pitch % WARP in (8, 24):
+        # Of neighbouring rows a warp would read two that share banks.
+        line = f"(({line} & -4) | (({line} & 1) << 1) | (({line} >> 1) & 1))"
     lines = [
         *placed,
         "cuda.syncthreads()",
+        f"first_line = int32({line})",
         f"first_column = int32(column0 + (thread & {per_line - 1}))",
     ]
     for i in range(size):
@@ -412,11 +420,11 @@ def store_rows(
     lines.append(f"for piece in range(0, {pieces}, {len(marks)}):")
     for number, mark in enumerate(marks):
         lines += [
-            f"    chunk = int32(thread + (piece + {number}) * {threads})",
-            f"    own{mark} = int32(row0 + (chunk >> {log2(per_line)}))",
+            f"    line = int32(first_line + (piece + {number}) * {threads // per_line})",
+            f"    own{mark} = int32(row0 + line)",
             f"    row{mark} = int32(min(own{mark}, int32({rows} - 1)))",
             *indented(epilogue.rows(mark), 1),
-            f"    at{mark} = int64(int32((chunk >> {log2(per_line)}) * {pitch} + (chunk & {per_line - 1})))",
+            f"    at{mark} = int64(int32(line * {pitch} + (thread & {per_line - 1})))",
         ]
     for mark in marks:
         for i in range(size):

@@ -1,4 +1,4 @@
-"""Tiles of 96 rows or 80 and 96 columns: convolutions have them whose tiles fill a GPU's multiprocessors once."""
+"""Tiles whose sizes are no powers of two: products and convolutions have them that fill multiprocessors once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from ort_cuda_plugin.estimate import sass
 from ort_cuda_plugin.estimate.count import count_all
 from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep
+from ort_cuda_plugin.kernels.matrix_product import form_name
 from ort_cuda_plugin.kernels.tile_shapes import Team, block_bytes, operand_sizes, team_forms
+from ort_cuda_plugin.kernels.tiles import Tile
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties
 from team_choice import use_team
@@ -26,10 +28,18 @@ from team_choice import use_team
 GPU = DeviceProperties.gpu((9, 0))
 
 
-def uneven(kind: str) -> list[Team]:
+def uneven(kind: str, *, is_image: bool) -> list[Team]:
     """Of each tile, the most teams."""
-    even = team_forms(kind)
-    return list({team.tile: team for team in team_forms(kind, along_k=True) if team not in even}.values())
+    forms = team_forms(kind, kind == "tf32", along_k=True, is_image=is_image)
+    return list({team.tile: team for team in forms if not team.is_even}.values())
+
+
+def product(dtype: type, m: int, k: int, n: int, seed: int = 2) -> ModelProto:
+    """Of weights that are known, whose lines run along n."""
+    model = make_model("MatMul", [np.zeros((m, k), dtype), np.zeros((k, n), dtype)], {})
+    model.graph.input.pop()
+    model.graph.initializer.append(numpy_helper.from_array(noise(k, n, seed=seed).astype(dtype), "x1"))
+    return model
 
 
 def convolution(dtype: type, images: int, channels: int, size: int, rows: int) -> ModelProto:
@@ -41,28 +51,50 @@ def convolution(dtype: type, images: int, channels: int, size: int, rows: int) -
     return model
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_weights_in_16_bits_have_pieces_for_some_threads_only(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    team = uneven("tf32")[number]
-    use_team(monkeypatch, team)
-    model = convolution(np.float32, 2, 16, 9, 100)
-    names = [spec.name for spec in CompiledCluster(read_model(model), GPU).prepare().kernels]
-    assert any(f"mma_teams{team.teams}_{team.tile.name}_tf32_f16" in name for name in names), names
-    x, w = noise(2, 16, 9, 9, seed=1), noise(100, 16, 3, 3, seed=2)
-    (exact,) = run_op("Conv", [x.astype(np.float64), w.astype(np.float64)], {"pads": [1] * 4})
-    (size,) = run_op("Conv", [np.abs(x).astype(np.float64), np.abs(w).astype(np.float64)], {"pads": [1] * 4})
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_products_lay_weights_along_k(monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
+    """The last step has whole pieces only, and the last tiles have rows and columns that the result has not."""
+    kind = "f16" if dtype is np.float16 else "tf32"
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
-    with configured(check=1):
-        (actual,) = run_model(model, [x])
-    assert (np.abs(actual - exact) <= (2**-10 + 144 * 2**-22) * size).all()
+    for number, team in enumerate(uneven(kind, is_image=False)):
+        use_team(monkeypatch, team)
+        model = product(dtype, 150, 304, 104, seed=number)
+        x: Array = noise(150, 304, seed=number + 20).astype(dtype)
+        names = [spec.name for spec in CompiledCluster(read_model(model), GPU).prepare().kernels]
+        assert any(f"mma{form_name(1, team.teams)}_{team.tile.name}_{kind}" in name for name in names), names
+        w = noise(304, 104, seed=number).astype(dtype).astype(np.float64)
+        exact, size = x.astype(np.float64) @ w, np.abs(x).astype(np.float64) @ np.abs(w)
+        with configured(check=1):
+            (actual,) = run_model(model, [x])
+        assert (np.abs(actual - exact) <= (2**-10 + 304 * 2**-22) * size).all(), team
 
 
-def test_their_code_has_no_spills_and_few_bank_conflicts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first", range(3))
+def test_weights_in_16_bits_have_pieces_for_some_threads_only(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    model, w = convolution(np.float32, 2, 16, 9, 100), noise(100, 16, 3, 3, seed=2)
+    for team in uneven("tf32", is_image=True)[first::3]:
+        use_team(monkeypatch, team)
+        names = [spec.name for spec in CompiledCluster(read_model(model), GPU).prepare().kernels]
+        assert any(f"mma{form_name(1, team.teams)}_{team.tile.name}_tf32_f16" in name for name in names), names
+        x = noise(2, 16, 9, 9, seed=team.tile.m * team.tile.n)
+        (exact,) = run_op("Conv", [x.astype(np.float64), w.astype(np.float64)], {"pads": [1] * 4})
+        (size,) = run_op("Conv", [np.abs(x).astype(np.float64), np.abs(w).astype(np.float64)], {"pads": [1] * 4})
+        with configured(check=1):
+            (actual,) = run_model(model, [x])
+        assert (np.abs(actual - exact) <= (2**-10 + 144 * 2**-22) * size).all(), team
+
+
+@pytest.mark.parametrize("is_image", [False, True])
+def test_their_code_has_no_spills_and_few_bank_conflicts(monkeypatch: pytest.MonkeyPatch, is_image: bool) -> None:
     specs = []
-    for dtype, kind in ((np.float16, "f16"), (np.float32, "tf32")):
-        for team in uneven(kind):
+    for number, (dtype, kind) in enumerate(((np.float16, "f16"), (np.float32, "tf32"))):
+        forms = uneven(kind, is_image=is_image)
+        # Each type has tiles that the other one has not, and the largest of one warp.
+        for team in [*forms[number:-1:2], forms[-1]]:
             use_team(monkeypatch, team)
-            work = work_of_model(convolution(dtype, 1, 64, 14, 160), {}, libraries=frozenset())
+            model = convolution(dtype, 1, 64, 14, 160) if is_image else product(dtype, 128, 256, 192)
+            work = work_of_model(model, {}, libraries=frozenset())
             (step,) = (step for step in work.steps if isinstance(step, KernelStep) and "mma" in step.kernel.name)
             code = sass.Code(32, 0, 0, {}, 1.0)
             counted = count_all(work, {one.kernel: code for one in work.steps if isinstance(one, KernelStep)})
@@ -73,6 +105,12 @@ def test_their_code_has_no_spills_and_few_bank_conflicts(monkeypatch: pytest.Mon
             specs.append(step.kernel)
     for spec, code in zip(specs, sass.code_of(specs, Target.cuda(9, 0)), strict=True):
         assert code.spilled == 0, spec.name
+
+
+def test_threads_that_share_no_tile_evenly_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_team(monkeypatch, Team(Tile(48, 48, 32, thread_m=6, thread_n=12), 16))
+    with pytest.raises(ValueError, match="512 threads cannot store 3 columns each of a tile of 48x48x32"):
+        CompiledCluster(read_model(product(np.float16, 64, 64, 64)), GPU).prepare()
 
 
 def test_a_gpu_has_shared_memory_for_its_forms() -> None:
