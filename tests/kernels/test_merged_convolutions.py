@@ -163,7 +163,7 @@ def test_a_result_may_be_an_output_as_well(monkeypatch: pytest.MonkeyPatch) -> N
 def test_large_ones_are_a_librarys() -> None:
     """Where there is none they are one as well."""
     model = parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 20]> g (float16[16, 256, 56, 56] x) => (float16[16, 128, 56, 56] y) {'
+        '<ir_version: 10, opset_import: ["" : 20]> g (float16[64, 256, 56, 56] x) => (float16[64, 128, 56, 56] y) {'
         " r = Relu(x) a = Conv(r, wa) b = Conv(r, wb) y = Concat<axis = 1>(a, b) }"
     )
     for name in ("wa", "wb"):

@@ -255,7 +255,7 @@ NETWORK = """(float[N, 4, 8, 6] x, float[8, 4, 3, 3] a, float[8] ab, float[8, 8,
 
 @pytest.mark.parametrize("dtype", [onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16])
 def test_images_between_convolutions_keep_their_channels_last(dtype: int) -> None:
-    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> chosen {NETWORK.replace("N", "2000")}')
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> chosen {NETWORK.replace("N", "20000")}')
     del model.graph.value_info[:]
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.elem_type = dtype
