@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..kernels.chained import chain_convolutions
 from ..kernels.choose import choose
 from ..kernels.emit import emit
+from ..kernels.halves import store_halves
 from ..kernels.merged_products import merge_integer_products
 from ..kernels.narrow import narrow, narrow_inputs
 from ..kernels.packed import pack
@@ -71,6 +72,9 @@ def make_launches(
             steps = merge_integer_products(ctx, steps)
             if watch:
                 watch("integers", steps)
+            steps = store_halves(ctx, steps)
+            if watch:
+                watch("halves", steps)
         steps = choose(ctx, steps, tuner)
         if watch:
             watch("choose", steps)

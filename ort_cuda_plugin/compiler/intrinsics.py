@@ -155,6 +155,26 @@ for suffix, name, ty in (("f", "f32", types.float32), ("", "f64", types.float64)
         export(f"{function}_{name}", ty, (ty, ty), call(f"__nv_{function}{suffix}", value, value, value))
 
 
+def lower_quotient_by_f32(builder: ir.IRBuilder, args: Any) -> ir.Value:
+    """x / y for the rounded reciprocal of y > 0: a product, corrected by how far it is off, which fma has exactly.
+
+    That is the rounded quotient, as Markstein has shown. Of x below 2**-100 it may be its neighbour: how far the
+    product is off may be no float32. Where it is no number, there is nothing to correct.
+    """
+
+    def negative(value: ir.Value) -> ir.Value:
+        return builder.fsub(ir.Constant(f32, -0.0), value)
+
+    x, y, reciprocal = args
+    first = builder.fmul(x, reciprocal)
+    excess = builder.fma(first, y, negative(x))  # 0, not -0, where there is none: so zeros keep their signs
+    second = builder.fma(negative(excess), reciprocal, first)
+    return builder.select(builder.fcmp_ordered("ord", second, second), second, first)
+
+
+export("quotient_by_f32", types.float32, (types.float32,) * 3, lower_quotient_by_f32)
+
+
 HALF_ERF_END = 2.625
 """From here on erf is 1 in a half type."""
 HALF_ERF = (

@@ -64,7 +64,7 @@ class Estimate:
 
     @property
     def steps_roofline(self) -> float:
-        """The rooflines of all steps: with these steps no Run could take less."""
+        """The rooflines of all steps: with these steps no Run could take less, in the types that the model has."""
         return sum(step.roofline for step in self.steps)
 
     @property

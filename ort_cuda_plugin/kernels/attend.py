@@ -146,13 +146,15 @@ class Pass:
 class Weights:
     """Source text of a row program over scores.
 
-    ``block_lines`` come once, ``key_lines`` where ``key`` is set, ``row_lines`` where ``row`` is, too.
+    ``block_lines`` come once, ``key_lines`` where ``key`` is set, ``row_lines`` where ``row`` is, too. ``unit`` names
+    what values are multiplied by, where there is such a number.
     """
 
     block_lines: tuple[str, ...]
     key_lines: tuple[str, ...]
     row_lines: tuple[str, ...]
     passes: tuple[Pass, ...]
+    unit: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ Heads that share keys and values are rows of one matrix, and many keys of few ro
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 
 from ..model.ir import DType
 from ..program import scalar as s
@@ -45,7 +47,7 @@ def attend_by_matrices(ctx: Lowering, step: Attend) -> bool:
     if softmax is None:
         return False
     batch, out = step.batch, step.outputs[0][1]
-    value, factor = _logit(step, softmax)
+    value, factor, unit = _logit(step, softmax)
     q, k, v = (expand(ctx, x, (*batch, *x.shape[-2:])) for x in _operands(ctx, step))
     alike = tuple((leaf, x) for leaf, x in step.score_inputs if x.size == 1)
     inputs = tuple((leaf, expand(ctx, x, step.score_shape)) for leaf, x in step.score_inputs if x.size != 1)
@@ -54,7 +56,7 @@ def attend_by_matrices(ctx: Lowering, step: Attend) -> bool:
     else:
         inputs = tuple((leaf, _of_one_group(ctx, x)) for leaf, x in inputs)
         q, out = _of_one_group(ctx, q), _of_one_group(ctx, out)
-    reading = Reading(step.score, (*alike, *inputs), value, step.row, factor=factor, without_keys=math.nan)
+    reading = Reading(step.score, (*alike, *inputs), value, step.row, factor=factor, unit=unit, without_keys=math.nan)
     stream_attention(ctx, q, k, v, out, reading)
     return True
 
@@ -71,14 +73,17 @@ def is_small_attention(ctx: Lowering, step: Attend) -> bool:
     return form is not None and holds(ctx, le(product(batch) * ceildiv(rows, form.m), ctx.device.multiprocessors))
 
 
-def _logit(step: Attend, softmax: Softmax) -> tuple[Scalar, float]:
-    """What softmax is taken of, and a positive factor of that; in float32 as cuDNN has it: to round scores takes longer
-    than to multiply them.
+def _logit(step: Attend, softmax: Softmax) -> tuple[Scalar, float, Scalar | None]:
+    """What softmax is taken of, and two positive factors of that, one of which is known.
+
+    In float32 as cuDNN has it: to round scores takes longer than to multiply them.
     """
     score = s.cast(step.score, DType.FLOAT32)
+    unit = functools.reduce(operator.mul, softmax.units) if softmax.units else None
     if softmax.addend is not None:
-        return score * softmax.scale + s.cast(softmax.addend, DType.FLOAT32), 1.0
-    return (score, softmax.scale) if softmax.scale > 0 else (score * softmax.scale, 1.0)
+        scale = softmax.scale if unit is None else unit * softmax.scale
+        return score * scale + s.cast(softmax.addend, DType.FLOAT32), 1.0, None
+    return (score, softmax.scale, unit) if softmax.scale > 0 else (score * softmax.scale, 1.0, unit)
 
 
 def _share_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:

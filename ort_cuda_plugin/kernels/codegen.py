@@ -139,6 +139,8 @@ class Emitter:
         self._count = 0
         self._divisions: dict[Scalar, int] = {}
         self._reciprocals: dict[Scalar, str] = {}
+        self.known: dict[Scalar, float] = {}
+        """Leaves that are numbers which every launch of the kernel has."""
         self._names: list[dict[Scalar, str]] = [{}]
         self._computed: list[dict[str, str]] = [{}]
 
@@ -235,15 +237,21 @@ class Emitter:
                 self.invert(x)
 
     def invert(self, quotient: Scalar) -> None:
-        """Emits the reciprocal of a half type's divisor, which what is emitted later takes in place of the quotient.
+        """Emits the reciprocal of a divisor, which what is emitted later takes in place of the quotient.
 
-        That rounds to the same number where the quotient is normal: the quotient of two numbers of 11 bits is farther
-        from a middle of two such numbers than float32 is inexact. One below 2**-14 may be such a middle, and may then
-        round to the other number.
+        For half types that rounds to the same number where the quotient is normal: the quotient of two numbers of 11
+        bits is farther from a middle of two such numbers than float32 is inexact. One below 2**-14 may be such a
+        middle, and may then round to the other number. The quotient of float32 and a known number is corrected
+        (`quotient_by_f32`).
         """
         divisor = quotient.operands[1]
-        if quotient.dtype in _halves and divisor not in self._reciprocals:
+        if divisor not in self._reciprocals and (quotient.dtype in _halves or self._is_moderate(divisor)):
             self._reciprocals[divisor] = self.assign(f"float32(1) / {self.value(divisor)}")
+
+    def _is_moderate(self, x: Scalar) -> bool:
+        """Whether x is a known positive float32 that is far from the smallest and largest ones."""
+        number = x.value if x.op == "constant" else self.known.get(x, 0.0)
+        return x.dtype is DType.FLOAT32 and 2.0**-64 <= number <= 2.0**64
 
     def _emitted(self, x: Scalar) -> str:
         if x.op == "constant":
@@ -311,8 +319,9 @@ class Emitter:
         if x.op in _wrapping and x.dtype is DType.INT64:
             # Numba promises LLVM that sums and products of int64 do not overflow; those of uint64 may.
             return f"int64(uint64({a}) {_infix[x.op]} uint64({b}))"
-        if x.op == "div" and x.dtype in _halves and x.operands[1] in self._reciprocals:
-            return f"{a} * {self._reciprocals[x.operands[1]]}"
+        if x.op == "div" and x.operands[1] in self._reciprocals:
+            reciprocal = self._reciprocals[x.operands[1]]
+            return f"{a} * {reciprocal}" if x.dtype in _halves else f"quotient_by_f32({a}, {b}, {reciprocal})"
         if x.dtype in _halves and x.op == "div" and x.operands[0].op == "constant" and x.operands[0].value == 1.0:
             return f"half_reciprocal({b})"
         if x.dtype in _halves and x.op == "exp":
@@ -462,6 +471,9 @@ class KernelBuilder(Parameters):
                 loaded.append((leaf, x))
             else:
                 self.emit.bind(leaf, element)
+                number = constant_number(x)
+                if number is not None:
+                    self.emit.known[leaf] = float(number)
         return loaded
 
     def launch(

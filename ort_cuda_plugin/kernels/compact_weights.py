@@ -16,7 +16,7 @@ from ..model.ir import DType
 from ..program import scalar as s
 from ..program.elementwise import elementwise_into
 from ..program.lowering import Lowering, Tensor
-from ..program.reduce import reduce
+from ..program.reduce import row_map
 from ..program.row_program import MAX, Row
 from ..program.scalar import Scalar
 from ..program.steps import Contract, Convolve, Substitution, Sums
@@ -26,7 +26,7 @@ from ..program.views import permute
 from .matrix_product import kind_of
 from .operand_axes import over_result
 
-__all__ = ["compact_columns", "compact_lines", "has_compact_columns", "has_compact_lines"]
+__all__ = ["compact_columns", "compact_lines", "half_lines", "has_compact_columns", "has_compact_lines"]
 
 AnySums = TypeVar("AnySums", bound=Sums)
 LINE = 32
@@ -67,7 +67,22 @@ def compact_lines(ctx: Lowering, step: AnySums) -> tuple[AnySums, Tensor]:
 
     Those of a convolution have their channels last. Columns are `LINE` numbers apart, or a multiple of it.
     """
-    w, powers = step.operands[1], _powers(ctx, step)
+    return _lines(ctx, step, (1, 2), None)
+
+
+def half_lines(ctx: Lowering, step: Contract, factors: Tensor) -> tuple[Contract, Tensor]:
+    """As `compact_lines`, with numbers in their own order: for kernels that multiply numbers of 16 bits.
+
+    Rows of the weights are multiplied by ``factors``, a vector or one number.
+    """
+    depth = step.b.static_shape[0]
+    along = ctx.view(factors, (depth, 1), (0 if factors.size == 1 else 1, 0), factors.offset)
+    return _lines(ctx, step, (4, 1), along)
+
+
+def _lines(ctx: Lowering, step: AnySums, places: tuple[int, int], factors: Tensor | None) -> tuple[AnySums, Tensor]:
+    """With ``places`` from the first four of eight numbers to the others, and from one of them to the next."""
+    w, powers = step.operands[1], _powers(ctx, step, factors)
     if isinstance(step, Convolve):
         ordered = permute(ctx, w, (0, *range(2, w.rank), 1))
     else:
@@ -81,14 +96,20 @@ def compact_lines(ctx: Lowering, step: AnySums) -> tuple[AnySums, Tensor]:
     if codes.shape[1] != depth:
         ctx.memset(codes, 0)
     along = contiguous_strides((*outer, last // 8))
-    target = ctx.view(codes, eights, (codes.strides[0], *(8 * stride for stride in along), 1, 2))
-    _store_codes(ctx, target, source, powers, 0)
+    target = ctx.view(codes, eights, (codes.strides[0], *(8 * stride for stride in along), *places))
+    if factors is None:
+        _store_codes(ctx, target, source, powers, 0)
+    else:
+        of_lines = ctx.view(
+            factors, (1, *eights[1:]), (0, *(factors.strides[0] * n for n in (8, 4, 1))), factors.offset
+        )
+        _store_codes(ctx, target, source, powers, 0, of_lines)
     return _scaled(ctx, step, powers), ctx.view(codes, (columns, depth), codes.strides)
 
 
 def compact_columns(ctx: Lowering, step: AnySums) -> tuple[AnySums, Tensor]:
     """As `compact_lines` of a product, but as [k, columns], for kernels of few rows."""
-    w, powers = step.operands[1], _powers(ctx, step)
+    w, powers = step.operands[1], _powers(ctx, step, None)
     codes = ctx.empty(w.shape, DType.FLOAT16)
     _store_codes(ctx, codes, w, powers, 1)
     return _scaled(ctx, step, powers), codes
@@ -99,21 +120,33 @@ def _columns(step: Sums) -> int:
     return 0 if isinstance(step, Convolve) else 1
 
 
-def _powers(ctx: Lowering, step: Sums) -> Tensor:
+def _powers(ctx: Lowering, step: Sums, factors: Tensor | None) -> Tensor:
     """What the codes of each column are multiplied by, a vector of float32. Codes of numbers that are none are none."""
 
-    def power(row: Row, x: Scalar) -> Scalar:
-        largest = s.minimum(s.maximum(row.reduce(MAX, s.absolute(x)), _bounds[0]), _bounds[1])
-        return s.cast(s.cast(largest, DType.FLOAT8E8M0, round_mode="down"), DType.FLOAT32) * (1 / _largest)
+    def power(row: Row, x: Scalar, *factor: Scalar) -> tuple[list[Scalar], list[Scalar]]:
+        x = x * factor[0] if factor else x
+        return [], [power_of(row.reduce(MAX, s.absolute(x)), _largest)]
 
     w = step.operands[1]
-    return reduce(ctx, power, w, [axis for axis in range(w.rank) if axis != _columns(step)], keepdims=False)
+    axes = [axis for axis in range(w.rank) if axis != _columns(step)]
+    (powers,) = row_map(ctx, power, axes, w, *(() if factors is None else (factors,)))
+    return ctx.view(powers, (w.shape[_columns(step)],))
 
 
-def _store_codes(ctx: Lowering, target: Tensor, weights: Tensor, powers: Tensor, axis: int) -> None:
+def power_of(largest: Scalar, wanted: float) -> Scalar:
+    """The power of two by which numbers of up to ``largest``, itself a number, are up to twice a ``wanted`` one."""
+    largest = s.minimum(s.maximum(largest, _bounds[0]), _bounds[1])
+    return s.cast(s.cast(largest, DType.FLOAT8E8M0, round_mode="down"), DType.FLOAT32) * (1 / wanted)
+
+
+def _store_codes(ctx: Lowering, target: Tensor, weights: Tensor, powers: Tensor, axis: int, *factors: Tensor) -> None:
     shape = [dim if number == axis else 1 for number, dim in enumerate(weights.shape)]
     placed = ctx.view(powers, shape)
-    elementwise_into(ctx, lambda x, power: s.cast(x / power, DType.FLOAT16), target, weights, placed)
+
+    def code(x: Scalar, power: Scalar, *factor: Scalar) -> Scalar:
+        return s.cast((x * factor[0] if factor else x) / power, DType.FLOAT16)
+
+    elementwise_into(ctx, code, target, weights, placed, *factors)
 
 
 def _scaled(ctx: Lowering, step: AnySums, powers: Tensor) -> AnySums:

@@ -160,21 +160,34 @@ def matrix_tactics(
     return found if team is None else [ProductTactic(team.tile, 1, team.teams), *found]
 
 
-def _team(ctx: Lowering, step: Contract, kind: str, call: Folded) -> Team | None:
+def _team(ctx: Lowering, step: Contract, kind: str, call: Folded, *, in_halves: bool = False) -> Team | None:
     """See `choose_team`; operands that are converted have none.
 
-    Where cuBLASLt leaves a part of what follows the sums, that is a kernel of its own.
+    Where cuBLASLt leaves a part of what follows the sums, that is a kernel of its own. ``in_halves`` the operands have
+    16 bits, in place of those that a library would multiply.
     """
     m, n, k = call.sizes
     if step.is_converted:
         return None
-    left = 0
+    left, library = 0, kind
     if "cublaslt" in ctx.device.libraries:
         form = product_form(ctx, step)
         left = hint(product(step.shape)) * step.a.dtype.itemsize if form is None or form.leftover else 0
+        library = kind if form else ""
     is_compact, along_k = has_compact_lines(ctx, step), _may_lie_along_k(call, kind)
-    more = {"is_compact": is_compact, "along_k": is_compact or along_k, "left": left, **finish_of(step, n)}
+    more = {"left": left, "library": library, **finish_of(step, n)}
+    if in_halves:
+        return choose_team(ctx.device, "f16", m, n, product(call.batch), k, along_k=True, **more)
+    more |= {"is_compact": is_compact, "along_k": is_compact or along_k}
     return choose_team(ctx.device, kind, m, n, product(call.batch), k, **more)
+
+
+def is_faster_in_halves(ctx: Lowering, step: Contract) -> bool:
+    """Whether a kernel of ours that multiplies a TF32 product's operands in 16 bits takes less than a library."""
+    call = folded(ctx, step)
+    kind = _kind(ctx, step, call)
+    is_long = hint(call.sizes[0]) > MAX_ROWS and call.contiguous[0] == "k"
+    return kind == "tf32" and is_long and _team(ctx, step, kind, call, in_halves=True) is not None
 
 
 def product_tactics(ctx: Lowering, step: Contract) -> dict[str, ProductTactic]:

@@ -49,10 +49,14 @@ class AttentionForm:
 
 @dataclass(frozen=True)
 class Softmax:
-    """Weights that are the softmax of ``scale`` * score + ``addend``, but for how that is rounded."""
+    """Weights that are the softmax of ``scale`` * score + ``addend``, but for how that is rounded.
+
+    ``units`` are numbers that a device has computed, by which scores are multiplied before.
+    """
 
     scale: float
     addend: Scalar | None
+    units: tuple[Scalar, ...] = ()
 
 
 def call_cudnn_attention(ctx: Lowering, step: Attend) -> bool:
@@ -91,7 +95,7 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
     if {k.dtype, v.dtype, out.dtype} != {q.dtype} or q.shape[-1] not in WIDTHS or v.shape[-1] not in WIDTHS:
         return None
     softmax = softmax_of(step)
-    if softmax is None:
+    if softmax is None or softmax.units:
         return None
     scale, addend = softmax.scale, softmax.addend
     outer = [0] * (2 - len(batch))
@@ -165,12 +169,17 @@ def softmax_of(step: Attend) -> Softmax | None:
         if logit.op == "mul" and first is not step.score:
             first, second = second, first
         number = known.get(second, second.value if second.op == "constant" else None)
-        if number is None or not np.isfinite(number) or number == 0:
-            return None
-        logit, scale = first, float(number) if logit.op == "mul" else 1.0 / float(number)
+        if number is not None:
+            if not np.isfinite(number) or number == 0:
+                return None
+            logit, scale = first, float(number) if logit.op == "mul" else 1.0 / float(number)
+    units = []
+    while logit.op == "mul" and logit.operands[1] in tensors and tensors[logit.operands[1]].size == 1:
+        logit, unit = logit.operands
+        units.append(unit)
     if logit is not step.score:
         return None
-    values: dict[Scalar, Array | float] = {**known, step.score: _SCORES}
+    values: dict[Scalar, Array | float] = {**known, step.score: _SCORES, **dict.fromkeys(units, 1.0)}
     biases = np.zeros_like(_BIASES)
     if bias is not None:
         values[bias] = biases = _BIASES
@@ -180,7 +189,7 @@ def softmax_of(step: Attend) -> Softmax | None:
         wanted = powers / powers.sum(-1, keepdims=True)
     if found is None or not np.allclose(found, wanted, rtol=1e-6, atol=1e-12):
         return None
-    return Softmax(scale, bias)
+    return Softmax(scale, bias, tuple(units))
 
 
 _operations: dict[str, Callable[..., Array]] = {

@@ -71,7 +71,13 @@ class MatrixStreamKernel(StreamTiles):
     @property
     def log2(self) -> str:
         """What makes powers of 2 of a reading's values."""
-        return f"float32({self.factor * math.log2(math.e)!r})"
+        known = f"float32({self.factor * math.log2(math.e)!r})"
+        return f"({self.weights.unit} * {known})" if self.weights.unit else known
+
+    @property
+    def is_near(self) -> bool:
+        """Whether powers are those of differences: masked values may be so large that their products are not exact."""
+        return self.factor == 1.0 and not self.weights.unit
 
     @property
     def shared_bytes(self) -> int:
@@ -288,12 +294,18 @@ class MatrixStreamKernel(StreamTiles):
             lines += self._fitted()
         for half in self.halves:
             lines += [f"top_{half} = most_{half}", self._shift(half)]
-            lines += [f"{x} = half_exp2(fma_f32({x}, {self.log2}, -shift))" for x in self._places(half)]
+            lines += [f"{x} = {self._power(x)}" for x in self._places(half)]
         return lines
 
     def _shift(self, half: int) -> str:
         """What powers of a row's scores lack: its maximum, and nothing where all keys are left out."""
-        return f"shift = choose(most_{half} == float32(-math.inf), float32(0), most_{half}) * {self.log2}"
+        most = f"choose(most_{half} == float32(-math.inf), float32(0), most_{half})"
+        return f"shift = {most}" if self.is_near else f"shift = {most} * {self.log2}"
+
+    def _power(self, score: str) -> str:
+        if self.is_near:
+            return f"half_exp2(({score} - shift) * {self.log2})"
+        return f"half_exp2(fma_f32({score}, {self.log2}, -shift))"
 
     def _fitted(self) -> list[str]:
         """Fits the sums so far to a new maximum, which most tiles do not have."""
@@ -303,7 +315,7 @@ class MatrixStreamKernel(StreamTiles):
             for half in self.halves
             for line in (
                 self._shift(half),
-                f"factor_{half} = half_exp2(fma_f32(top_{half}, {self.log2}, -shift))",
+                f"factor_{half} = {self._power(f'top_{half}')}",
             )
         ]
         fitted += [
@@ -371,6 +383,7 @@ class MatrixStreamKernel(StreamTiles):
             for name in ("tops", "weights", "factors")
         ]
         scaled = "" if self.factor == 1.0 else f" * float32({self.factor!r})"
+        scaled += f" * {self.weights.unit}" if self.weights.unit else ""
         lines += [
             "if lane_pair == 0:",
             f"    to = int64(int32(part_of_keys * {self.row_pitch} + warp_row + lane_row))",

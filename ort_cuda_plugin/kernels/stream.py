@@ -67,7 +67,9 @@ class Reading:
     end: Scalar | None = None
     sink: Scalar | None = None
     factor: float = 1.0
-    """What values are multiplied by, a positive number."""
+    """What values are multiplied by, a positive number, and..."""
+    unit: Scalar | None = None
+    """...another one, of inputs of one element each."""
     without_keys: float = 0.0
     """The result of a row that attends to no key: zeros, or NaN as a softmax gives it."""
 
@@ -133,7 +135,8 @@ def stream_attention(
         is_masked = any(x.size != 1 for _, x in reading.inputs)
         form = matrix_form(ctx, product(batch), m, keys, width, q.dtype.itemsize, is_masked)
     else:
-        reading = replace(reading, value=reading.value * reading.factor, factor=1.0)
+        value = reading.value * reading.factor
+        reading = replace(reading, value=value if reading.unit is None else value * reading.unit, factor=1.0, unit=None)
     splits = _splits(ctx, form, batch, m, keys, width)
     index = index_type(ctx, *(reach(x.shape[-2:], x.strides[-2:]) for x in operands))
     dims, strides = collapse(batch, [batch_strides(x, batch) for x in operands])
@@ -200,17 +203,19 @@ def _weights(ctx: Lowering, scores: Map, reading: Reading) -> tuple[Weights, Par
     """What makes the value of a score, and its parameters."""
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
-    used = replace(scores, inputs=used_inputs(reading.inputs, [reading.value]))
+    unit = [] if reading.unit is None else [reading.unit]
+    used = replace(scores, inputs=used_inputs(reading.inputs, [reading.value, *unit]))
     block_lines, key_lines, row_lines = bind_inputs(ctx, builder, used, _axes(scores, "batch", "key", "row"))
     alike = {leaf for leaf, x in used.inputs if x.size == 1}
     emit.hoist([reading.value], find_by_column([[reading.value]], lambda leaf: leaf not in alike))
+    name = emit.value(reading.unit) if reading.unit is not None else ""
     block_lines += tuple(emit.taken())
     emit.bind(reading.score, "total")
     emit.bind(reading.row.index, "int64(key)")
     with emit.scope():
         value = emit.value(reading.value)
         one = Pass(tuple(emit.taken()), value)
-    return Weights(block_lines, key_lines, row_lines, (one,)), builder
+    return Weights(block_lines, key_lines, row_lines, (one,), name), builder
 
 
 def _range(ctx: Lowering, scores: Map, reading: Reading, needs_sink: bool) -> tuple[Range, Parameters]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..program.lowering import DeviceProperties, Lowering
@@ -90,18 +90,22 @@ def choose_team(
     reads: bool = False,
     products: int = 1,
     left: int = 0,
+    library: str | None = None,
 ) -> Team | None:
     """The teams that take the least time for the product; None where a library's call takes less.
 
     For the other parameters see `Problem`. It may stand for several ``products``, each of which would be a launch. Of a
-    library's result so many bytes are ``left`` to a kernel of its own, which copies them or finishes them.
+    library's result so many bytes are ``left`` to a kernel of its own, which copies them or finishes them. A
+    ``library`` multiplies the same kind, or that one; "" says that there is none for the product.
     """
     sizes = (hint(rows), hint(columns), hint(batch), hint(depth))
     problem = Problem(kind, *sizes, taps, is_compact, along_k, finish, reads)
     team, cycles = _fastest(device.compute_capability, device.multiprocessors, problem)
-    limit = _library_cycles(device, problem) + (products - 1) * LAUNCH
+    if library == "":
+        return team
+    limit = _library_cycles(device, replace(problem, kind=library or kind)) + (products - 1) * LAUNCH
     if left:
-        finished = left / SIZES[kind] / 32 * finish / ISSUED
+        finished = left / SIZES[library or kind] / 32 * finish / ISSUED
         limit += LAUNCH + max(2 * left / COPY_RATE, finished) / device.multiprocessors
     return team if cycles <= limit else None
 

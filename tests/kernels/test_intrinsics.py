@@ -37,6 +37,23 @@ def apply(expression: str, result: str, *operands: np.ndarray) -> np.ndarray:
     return run(spec, (-(-n // 256), 1, 1), (256, 1, 1), *operands, np.zeros(n, dtype), n)[-1]
 
 
+# ---- quotients ----
+
+
+@pytest.mark.parametrize("divisor", [3.0, 2**0.5, 1 - 2**-24, 2**-64, 1.7e19])
+def test_quotients_by_a_known_number_are_rounded_ones(divisor: float) -> None:
+    bits = np.random.default_rng(int(divisor)).integers(0, 1 << 32, 1 << 20, dtype=np.uint32)
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 3.4e38, 2**-100], np.float32)
+    x, c = np.concatenate([bits.view(np.float32), special]), np.float32(divisor)
+    with np.errstate(all="ignore"):
+        expected = x / c
+    quotients = apply("quotient_by_f32(a, b, float32(1) / b)", "f32", x, np.full_like(x, c))
+    exact = ~(np.abs(x) < 2**-100)
+    assert_same_floats(quotients[exact], expected[exact])
+    np.testing.assert_array_max_ulp(quotients[~exact], expected[~exact], 1)
+    assert_same_floats(quotients[x == 0], expected[x == 0])
+
+
 # ---- storage types ----
 
 all_halves = np.arange(65536, dtype=np.uint16)

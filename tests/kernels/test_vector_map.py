@@ -173,3 +173,18 @@ def test_vectors_of_the_plan_s_own_memory_need_no_code_for_single_elements() -> 
     assert source.count("load_lanes_inside(") == 9
     assert "load_row(" not in source
     assert "store_row(" not in source
+
+
+def test_quotients_by_a_number_are_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of float32 too, with the same bits; a number that may be another one in each Run is divided by."""
+    x, c = np.random.default_rng(2).standard_normal((64, 96), np.float32), np.array(2**0.5, np.float32)
+    model = make_model("Div", [x, c], {})
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    for known in (False, True):
+        if known:
+            model.graph.input.pop()
+            model.graph.initializer.append(numpy_helper.from_array(c, "x1"))
+        (spec,) = CompiledCluster(read_model(model), GPU).prepare().kernels
+        assert ("quotient_by_f32" in spec.source) == known
+        (actual,) = run_model(model, [x, c][: len(model.graph.input)])
+        np.testing.assert_array_equal(actual, x / c)
