@@ -22,6 +22,7 @@ from ..program.steps import Contract, Map, Rows, Substitution, Sums, used_inputs
 from ..program.symbolic import product
 from ..program.tensor import Buffer
 from ..program.trace import Step
+from .codegen import constant_number
 
 __all__ = ["Limits"]
 
@@ -83,9 +84,10 @@ class Limits:
         columns = step.shape[-1] if step.shape else None
         if not isinstance(columns, int) or (isinstance(step, Contract) and (step.column_axes > 1 or step.column_parts)):
             return
-        leaves = self._leaves(step)
+        numbers = {leaf: float(number) for leaf, x in step.inputs if (number := constant_number(x)) is not None}
+        search = _Search(self._leaves(step), numbers, self._row_length(step))
         for value, y in step.outputs:
-            limit = _limit(value, leaves, self._row_length(step)) if y.dtype is DType.FLOAT32 else None
+            limit = search.limit(value) if y.dtype is DType.FLOAT32 else None
             if limit is not None and y.shape == step.shape:
                 self._known[y.buffer] = _Limited(columns, self._maker(step, limit, columns))
 
@@ -166,91 +168,98 @@ class Limits:
         return self.ctx.view(sums, (columns,))
 
 
-def _limit(value: Scalar, leaves: dict[Scalar, bool], row_length: int) -> Scalar | None:
-    """The limit of a value as an expression, in which leaves stand for their limits; None where there is none."""
-    known: dict[Scalar, Scalar | None] = {}
-    stack = [value]
-    while stack:
-        x = stack[-1]
-        if x in known:
-            stack.pop()
-        elif _is_normalised(x, row_length):
-            known[x] = s.constant(math.sqrt(row_length), DType.FLOAT32)
-        else:
-            missing = [operand for operand in x.operands if operand not in known]
-            stack += missing
-            if not missing:
-                known[x] = _limit_of(x, [known[operand] for operand in x.operands], leaves)
-    return known[value]
+@dataclass(frozen=True)
+class _Search:
+    """Looks for limits of a step's values, whose ``leaves`` have limits, or are known ``numbers``."""
 
+    leaves: dict[Scalar, bool]
+    numbers: dict[Scalar, float]
+    row_length: int
 
-def _limit_of(x: Scalar, operands: list[Scalar | None], leaves: dict[Scalar, bool]) -> Scalar | None:
-    if x.op == "leaf":
-        return x if leaves.get(x) else None
-    if x.op == "constant":
-        return s.constant(abs(x.value), DType.FLOAT32) if x.dtype.is_float and math.isfinite(x.value) else None
-    if x.op in _of_unit:
-        return s.constant(1.0, DType.FLOAT32)
-    if x.op == "div" and _is_above_one(x.operands[1]):
-        return operands[0]
-    values = operands[1:] if x.op == "where" else operands
-    if not x.dtype.is_float or not values or any(value is None for value in values):
+    def limit(self, value: Scalar) -> Scalar | None:
+        """As an expression, in which leaves stand for their limits; None where there is none."""
+        known: dict[Scalar, Scalar | None] = {}
+        stack = [value]
+        while stack:
+            x = stack[-1]
+            if x in known:
+                stack.pop()
+            elif self._is_normalised(x):
+                known[x] = s.constant(math.sqrt(self.row_length), DType.FLOAT32)
+            else:
+                missing = [operand for operand in x.operands if operand not in known]
+                stack += missing
+                if not missing:
+                    known[x] = self._limit_of(x, [known[operand] for operand in x.operands])
+        return known[value]
+
+    def _limit_of(self, x: Scalar, operands: list[Scalar | None]) -> Scalar | None:
+        if x.op == "leaf":
+            return x if self.leaves.get(x) else None
+        if x.op == "constant":
+            return s.constant(abs(x.value), DType.FLOAT32) if x.dtype.is_float and math.isfinite(x.value) else None
+        if x.op in _of_unit:
+            return s.constant(1.0, DType.FLOAT32)
+        if x.op == "div" and self._is_above_one(x.operands[1]):
+            return operands[0]
+        values = operands[1:] if x.op == "where" else operands
+        if not x.dtype.is_float or not values or any(value is None for value in values):
+            return None
+        first, *others = (value for value in values if value is not None)
+        if x.op in ("neg", "abs", "cast"):
+            return first
+        if x.op in ("add", "sub"):
+            return first + others[0]
+        if x.op == "mul":
+            return first * others[0]
+        if x.op in ("min", "max", "where"):
+            return s.maximum(first, others[0])
         return None
-    first, *others = (value for value in values if value is not None)
-    if x.op in ("neg", "abs", "cast"):
-        return first
-    if x.op in ("add", "sub"):
-        return first + others[0]
-    if x.op == "mul":
-        return first * others[0]
-    if x.op in ("min", "max", "where"):
-        return s.maximum(first, others[0])
-    return None
 
+    def _number(self, x: Scalar) -> float | None:
+        """The number that x always is."""
+        return float(x.value) if x.op == "constant" else self.numbers.get(x)
 
-def _is_above_one(x: Scalar) -> bool:
-    """Whether x is 1 and an exponential."""
-    x = _uncast(x)
-    if x.op != "add":
-        return False
-    for one, other in (x.operands, x.operands[::-1]):
-        if one.op == "constant" and one.value == 1.0 and _uncast(other).op == "exp":
-            return True
-    return False
-
-
-def _is_normalised(x: Scalar, row_length: int) -> bool:
-    """Whether x is a number by the root of the mean of the squares of its row, which may have an addend."""
-    if not row_length or x.op not in ("mul", "div"):
-        return False
-    first, second = map(_uncast, x.operands)
-    if x.op == "div":
-        return second.op == "sqrt" and _is_mean_of_squares(second.operands[0], first, row_length)
-    for value, factor in ((first, second), (second, first)):
-        if factor.op == "div" and factor.operands[0].op == "constant" and factor.operands[0].value == 1.0:
-            root = _uncast(factor.operands[1])
-            if root.op == "sqrt" and _is_mean_of_squares(root.operands[0], value, row_length):
-                return True
-    return False
-
-
-def _is_mean_of_squares(x: Scalar, value: Scalar, row_length: int) -> bool:
-    x = _uncast(x)
-    if x.op == "add":
-        x, addend = map(_uncast, x.operands)
-        if addend.op != "constant" or not addend.value >= 0:
+    def _is_above_one(self, x: Scalar) -> bool:
+        """Whether x is 1 and an exponential."""
+        x = _uncast(x)
+        if x.op != "add":
             return False
-    if x.op != "div":
+        pairs = (x.operands, x.operands[::-1])
+        return any(self._number(one) == 1.0 and _uncast(other).op == "exp" for one, other in pairs)
+
+    def _is_normalised(self, x: Scalar) -> bool:
+        """Whether x is a number by the root of the mean of the squares of its row, which may have an addend."""
+        if not self.row_length or x.op not in ("mul", "div"):
+            return False
+        first, second = map(_uncast, x.operands)
+        if x.op == "div":
+            return second.op == "sqrt" and self._is_mean_of_squares(second.operands[0], first)
+        for value, factor in ((first, second), (second, first)):
+            if factor.op == "div" and self._number(factor.operands[0]) == 1.0:
+                root = _uncast(factor.operands[1])
+                if root.op == "sqrt" and self._is_mean_of_squares(root.operands[0], value):
+                    return True
         return False
-    total, count = map(_uncast, x.operands)
-    if not (count.op == "count" or (count.op == "constant" and count.value == row_length)):
-        return False
-    if total.op != "reduced" or total.value[0].reduction is not SUM:
-        return False
-    square = _uncast(total.value[0].elements[0])
-    if square.op == "pow" and square.operands[1].op == "constant" and square.operands[1].value == 2.0:
-        return _uncast(square.operands[0]) is value
-    return square.op == "mul" and all(_uncast(operand) is value for operand in square.operands)
+
+    def _is_mean_of_squares(self, x: Scalar, value: Scalar) -> bool:
+        x = _uncast(x)
+        if x.op == "add":
+            x, addend = map(_uncast, x.operands)
+            number = self._number(addend)
+            if number is None or not number >= 0:
+                return False
+        if x.op != "div":
+            return False
+        total, count = map(_uncast, x.operands)
+        if count.op != "count" and self._number(count) != self.row_length:
+            return False
+        if total.op != "reduced" or total.value[0].reduction is not SUM:
+            return False
+        square = _uncast(total.value[0].elements[0])
+        if square.op == "pow" and self._number(square.operands[1]) == 2.0:
+            return _uncast(square.operands[0]) is value
+        return square.op == "mul" and all(_uncast(operand) is value for operand in square.operands)
 
 
 def _uncast(x: Scalar) -> Scalar:

@@ -306,6 +306,26 @@ def test_results_that_are_equal_are_stored_once(second: str, stored: int) -> Non
     compare(model, [weights(9, 8), weights(8, 6, seed=1), weights(8, 6, seed=2)])
 
 
+@pytest.mark.usefixtures("without_contraction")
+@pytest.mark.parametrize("squares", ["Pow(h, two)", "Mul(h, h)"])
+def test_what_is_made_of_what_a_step_reads_is_not_stored(squares: str) -> None:
+    """The product stores its result for the step after it, which squares that; and h is read again after that."""
+    model = program(
+        f"""(float[9, 8] x, float[8, 6] a, float[6] w) => (float[9, 6] y)
+        {{ two = Constant<value_float = 2.0>() axes = Constant<value_ints = [-1]>() eps = Constant<value_float = 1e-5>()
+          h = MatMul(x, a) q = {squares} m = ReduceMean(q, axes) v = Add(m, eps) r = Sqrt(v) n = Div(h, r) s = Mul(n, w)
+          y = Add(s, h) }}"""
+    )
+    cluster = CompiledCluster(read_model(model), DeviceProperties(), LoweringOptions(fusion=True))
+    texts: list[str] = []
+    cluster.show_program = texts.append
+    cluster.prepare()
+    (text,) = (text for text in texts if text.startswith("after recompute"))
+    lines = [line.split("<-") for line in text.splitlines() if "<-" in line]
+    assert [sides[0].count("f32[") for sides in lines] == [1, 1], text
+    compare(model, [weights(9, 8), weights(8, 6, seed=1), weights(6, seed=2)])
+
+
 def test_a_reduction_stays_where_the_copy_beside_it_is_left_out() -> None:
     """One step copies for a Concat of one part and reduces; the part is written in the place of its copy."""
     model = parser.parse_model(

@@ -163,3 +163,19 @@ def test_attention_takes_in_no_more_tensors_than_a_kernel_has_parameters_for(bia
     fed = [numbers(*shape, seed=i) for i, shape in enumerate(size.values())]
     fused, plain = (run_model(model, fed, options=LoweringOptions(fusion=fusion)) for fusion in (True, False))
     np.testing.assert_allclose(fused[0], plain[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("weight", ["w", "v"])
+def test_layers_of_a_network_are_not_attention(weight: str) -> None:
+    """A product, a normalisation and a product: a kernel for all would compute the first one for each of its tiles."""
+    body = "h = MatMul(x, w) n = LayerNormalization(h, b, b) y = MatMul(n, v)"
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]> g (float[40, 16] x, float[16, 24] w, float[24] b, float[24, 32] v)'
+        f" => (float[40, 32] y) {{ {body} }}"
+    )
+    shape = {"w": (16, 24), "v": (24, 32)}[weight]
+    model.graph.input.remove(next(info for info in model.graph.input if info.name == weight))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), weight))
+    plan = CompiledCluster(read_model(model), DeviceProperties(), LoweringOptions()).prepare().plan
+    assert plan is not None
+    assert len(plan.records) == 3

@@ -77,6 +77,8 @@ def _are_simple_axes(step: Contract) -> bool:
 def _joint(first: Contract, rows: Rows, leaf: object, x: Tensor, second: Contract) -> Attend | None:
     if not _are_simple_axes(first) or len(first.outputs) != 1 or rows.axes != {len(rows.shape) - 1}:
         return None
+    if first.b.is_constant or second.b.is_constant:
+        return None  # layers of a network, whose products have many columns, and libraries
     score, scores = first.outputs[0]
     weight, weights = rows.outputs[0]
     a, b, c = *first.operands, second.b

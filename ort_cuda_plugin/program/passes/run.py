@@ -15,6 +15,7 @@ from .fuse import fuse
 from .heads import group_heads
 from .merge import merge
 from .place import place
+from .recompute import recompute
 from .spread import spread
 from .twins import twins
 
@@ -76,6 +77,7 @@ PASSES: tuple[tuple[str, Callable[[Sequence[Step]], list[Step]]], ...] = (
     ("live", live),
     ("spread", spread),
     ("fuse", fuse),
+    ("recompute", lambda steps: live(recompute(steps))),
     ("twins", twins),
     ("merge", merge),
     ("place", place),
