@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..kernels.chained import chain_convolutions
 from ..kernels.choose import choose
+from ..kernels.cut_products import cut_products
 from ..kernels.emit import emit
 from ..kernels.halves import store_halves
 from ..kernels.merged_products import merge_integer_products
@@ -75,6 +76,9 @@ def make_launches(
             steps = store_halves(ctx, steps)
             if watch:
                 watch("halves", steps)
+            steps = cut_products(ctx, steps)
+            if watch:
+                watch("cut", steps)
         steps = choose(ctx, steps, tuner)
         if watch:
             watch("choose", steps)

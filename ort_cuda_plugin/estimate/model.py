@@ -13,7 +13,7 @@ from .cache_model import Served, served
 from .constants import Constants
 from .count import Counted, count_all
 from .devices import Gpu
-from .pipes import described, kernel_seconds
+from .pipes import described, kernel_seconds, operations
 from .roofline import model_roofline, step_rooflines
 from .sass import Code, code_of
 from .work import CopyStep, KernelStep, LibraryStep, Step, Work
@@ -139,7 +139,8 @@ def timed(prepared: Prepared, constants: Constants) -> Estimate:
     """The estimate with these constants."""
     work, device = prepared.work, prepared.device
     memory = prepared.served(device.l2_bytes * constants.l2_share)
-    rooflines = step_rooflines(work, device, constants, prepared.served(device.l2_bytes))
+    counted = {number: operations(count) for number, count in prepared.counts.items()}
+    rooflines = step_rooflines(work, device, constants, prepared.served(device.l2_bytes), counted)
     timer = _Timer(device, constants, prepared.code)
     steps = tuple(
         replace(timer.step(step, moved, prepared.counts.get(number)), roofline=roofline)

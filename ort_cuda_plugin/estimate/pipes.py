@@ -112,6 +112,12 @@ def kernel_seconds(
     return {name: seconds for name, seconds in parts.items() if seconds}, fits
 
 
+def operations(counted: Counted) -> float:
+    """Multiplications and additions of a launch, about."""
+    found = 2 * (counted.instructions["float"] + counted.instructions["double"])
+    return found + sum(counted.instructions[kind] / WARP * flops for kind, flops in MATRIX_FLOPS.items())
+
+
 def _chain(issued: float, barriers: float, shared_rounds: float, device: Gpu, constants: Constants) -> float:
     """Seconds that a thread by itself takes for instructions, barriers and loads of shared memory."""
     cycles = issued * constants.dependent_cycles / OPERATIONS_IN_FLIGHT

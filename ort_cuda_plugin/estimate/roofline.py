@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .cache_model import Served
 from .constants import Constants
@@ -29,13 +29,20 @@ def model_roofline(work: Work, device: Gpu) -> tuple[float, float, float]:
     return compulsory, sum(flops for _, flops, _ in work.products), max(compulsory / device.dram, seconds)
 
 
-def step_rooflines(work: Work, device: Gpu, constants: Constants, memory: Sequence[Served]) -> list[float]:
+def step_rooflines(
+    work: Work,
+    device: Gpu,
+    constants: Constants,
+    memory: Sequence[Served],
+    counted: Mapping[int, float] | None = None,
+) -> list[float]:
     """For each step the launch, and then the longest of its bytes, its arithmetic and one access, in seconds.
 
-    ``memory`` is what an L2 of the device's size leaves to the memory. The rates are those that benchmarks reach.
+    ``memory`` is what an L2 of the device's size leaves to the memory, ``counted`` how many operations kernels have,
+    by the number of their step. The rates are those that benchmarks reach.
     """
     found = []
-    for moved, tensor in zip(memory, _product_seconds(work, device, constants), strict=True):
+    for moved, tensor in zip(memory, _product_seconds(work, device, constants, counted or {}), strict=True):
         fetched = min(moved.dram / moved.touched, 1.0) if moved.touched else 0.0
         least = max(
             moved.dram / (device.dram * constants.dram),
@@ -47,7 +54,7 @@ def step_rooflines(work: Work, device: Gpu, constants: Constants, memory: Sequen
     return found
 
 
-def _product_seconds(work: Work, device: Gpu, constants: Constants) -> list[float]:
+def _product_seconds(work: Work, device: Gpu, constants: Constants, counted: Mapping[int, float]) -> list[float]:
     """The arithmetic of each step's products and convolutions, on the fastest units that their type has."""
     found = [0.0] * len(work.steps)
     done: Counter[str] = Counter()
@@ -58,10 +65,11 @@ def _product_seconds(work: Work, device: Gpu, constants: Constants) -> list[floa
             done.update(dict.fromkeys(step.nodes, flops))
     for kind, flops, nodes in work.products:
         if sum(done[node] for node in nodes) < flops / 2:
-            # Of the kernels that a node has become, the one that its arithmetic is in is not known: the last one.
+            # Of the kernels that a node has become, its arithmetic is that of the one with the most, or of the last.
             launches = [number for number, step in enumerate(work.steps) if _computes(step, nodes)]
             if launches:
-                found[launches[-1]] += flops / _rate(kind, device, constants)
+                number = max(launches, key=lambda one: (counted.get(one, 0.0), one))
+                found[number] += flops / _rate(kind, device, constants)
     return found
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..model.ir import DType
 from ..program.elementwise import rearranged
 from ..program.lowering import DeviceProperties, Lowering, Tensor
+from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides, collapse
-from ..program.steps import Contract
+from ..program.steps import Contract, Map
 from ..program.symbolic import Dim, ceildiv, divides, hint, is_const, le, lt, product, select
 from ..program.views import permute
 from .blocks import make_block_element
@@ -35,18 +36,21 @@ from .matrix_product import (
     sum_of_parts,
 )
 from .row_product import VectorRowProduct, few_row_form, takes
-from .teams import choose_team, finish_of, holds_for
+from .teams import choose_parts, choose_team, finish_of, holds_for
 from .tile_shapes import INTEGERS, Team, piece_of
 from .tiles import Element, Tile
 
 __all__ = [
     "Folded",
     "choose_tile",
+    "cut_along_k",
     "folded",
     "integer_product_kind",
+    "is_faster_in_halves",
     "is_one_row",
     "is_small",
     "launch_contract",
+    "parts_along_k",
     "product_tactics",
 ]
 
@@ -169,17 +173,52 @@ def _team(ctx: Lowering, step: Contract, kind: str, call: Folded, *, in_halves: 
     m, n, k = call.sizes
     if step.is_converted:
         return None
-    left, library = 0, kind
-    if "cublaslt" in ctx.device.libraries:
-        form = product_form(ctx, step)
-        left = hint(product(step.shape)) * step.a.dtype.itemsize if form is None or form.leftover else 0
-        library = kind if form else ""
     is_compact, along_k = has_compact_lines(ctx, step), _may_lie_along_k(call, kind)
-    more = {"left": left, "library": library, **finish_of(step, n)}
+    more = {**_beside_library(ctx, step, kind), **finish_of(step, n)}
     if in_halves:
         return choose_team(ctx.device, "f16", m, n, product(call.batch), k, along_k=True, **more)
     more |= {"is_compact": is_compact, "along_k": is_compact or along_k}
     return choose_team(ctx.device, kind, m, n, product(call.batch), k, **more)
+
+
+def _beside_library(ctx: Lowering, step: Contract, kind: str) -> dict[str, Any]:
+    """Whether cuBLASLt can do the product, and what it leaves, as parameters of `choose_team`."""
+    if "cublaslt" not in ctx.device.libraries:
+        return {}
+    form = product_form(ctx, step)
+    left = hint(product(step.shape)) * step.a.dtype.itemsize if form is None or form.leftover else 0
+    return {"left": left, "library": kind if form else ""}
+
+
+def parts_along_k(ctx: Lowering, step: Contract) -> int:
+    """Into how many parts k is cut for a step after the product that adds them up, where it takes less time so."""
+    call = folded(ctx, step)
+    m, n, k = call.sizes
+    kind = _kind(ctx, step, call)
+    is_one = product(call.batch) == 1 and not step.is_converted and not step.column_parts and not step.tactic.name
+    if kind not in ("f16", "bf16") or not is_one or not isinstance(k, int) or call.contiguous[0] != "k":
+        return 1
+    if hint(m) <= MAX_ROWS or step.b.rank != 2 or not _may_lie_along_k(call, kind):
+        return 1
+    more = {**_beside_library(ctx, step, kind), **finish_of(step, n)}
+    return choose_parts(ctx.device, kind, m, n, k, along_k=True, **more)
+
+
+def cut_along_k(ctx: Lowering, step: Contract, parts: int) -> tuple[Contract, Map]:
+    """The product of each part of k, and the step that adds these up and finishes the sums."""
+    call = folded(ctx, step)
+    if _has_weights_along_n(call):
+        call = _along_k(ctx, call)
+    m, n, k = call.sizes
+    assert isinstance(k, int)
+    depth = k // parts
+    a, b = call.a, call.b
+    a = ctx.view(a, (parts, m, depth), (depth * a.strides[-1], *a.strides[-2:]), a.offset)
+    b = ctx.view(b, (parts, depth, n), (depth * b.strides[-2], *b.strides[-2:]), b.offset)
+    sums = ctx.empty((parts, m, n), step.total.dtype)
+    total = Scalar(step.total.dtype, "leaf")
+    part = Contract(step.nodes, sums.shape, (), ((total, sums),), operands=(a, b), total=total)
+    return part, sum_of_parts(ctx, step, sums, parts)
 
 
 def is_faster_in_halves(ctx: Lowering, step: Contract) -> bool:

@@ -51,6 +51,10 @@ ROUND = 30.0
 """Of the loads of a step from shared memory, and of its barrier."""
 ARRIVED = 200.0
 """From the copies of one step to those of the next, of which two are on their way."""
+MOST_PARTS = 8
+"""Into which k is cut for a step that adds them up."""
+ADDED = 100.0
+"""Of a thread that adds one more part."""
 _instructions_of = {"div": 8, "sqrt": 8, "exp": 8, "log": 10, "sigmoid": 16, "tanh": 16, "erf": 25, "pow": 40}
 
 
@@ -103,11 +107,51 @@ def choose_team(
     team, cycles = _fastest(device.compute_capability, device.multiprocessors, problem)
     if library == "":
         return team
-    limit = _library_cycles(device, replace(problem, kind=library or kind)) + (products - 1) * LAUNCH
-    if left:
-        finished = left / SIZES[library or kind] / 32 * finish / ISSUED
-        limit += LAUNCH + max(2 * left / COPY_RATE, finished) / device.multiprocessors
+    called = replace(problem, kind=library or kind)
+    limit = _library_cycles(device, called) + _left_cycles(device, called, left) + (products - 1) * LAUNCH
     return team if cycles <= limit else None
+
+
+def choose_parts(
+    device: DeviceProperties,
+    kind: str,
+    rows: Dim,
+    columns: Dim,
+    depth: int,
+    *,
+    along_k: bool = False,
+    finish: int = 0,
+    reads: bool = False,
+    left: int = 0,
+    library: str | None = None,
+) -> int:
+    """Into how many parts k is cut so that a product of 16-bit numbers takes the least time; 1 leaves it as it is.
+
+    The step after it adds up the parts, and finishes them. Parameters as of `choose_team`.
+    """
+    sizes = (hint(rows), hint(columns))
+    problem = Problem(kind, *sizes, 1, depth, 0, False, along_k, finish, reads)
+    _, whole = _fastest(device.compute_capability, device.multiprocessors, problem)
+    if library != "":
+        whole = min(whole, _library_cycles(device, problem) + _left_cycles(device, problem, left))
+    best = (whole, 1)
+    for parts in range(2, MOST_PARTS + 1):
+        if depth % (parts * STEP):
+            continue
+        part = replace(problem, batch=parts, depth=depth // parts, finish=0, reads=False)
+        _, cycles = _fastest(device.compute_capability, device.multiprocessors, part)
+        moved = sizes[0] * sizes[1] * parts / device.multiprocessors
+        cycles += moved * (2 / L2_WRITTEN + 4 / L2_READ) + ADDED * parts  # sums are float32
+        best = min(best, (cycles, parts))
+    return best[1]
+
+
+def _left_cycles(device: DeviceProperties, problem: Problem, left: int) -> float:
+    """Of a kernel that copies or finishes so many bytes of a library's result."""
+    if not left:
+        return 0.0
+    finished = left / SIZES[problem.kind] / 32 * problem.finish / ISSUED
+    return LAUNCH + max(2 * left / COPY_RATE, finished) / device.multiprocessors
 
 
 def finish_of(step: Sums, columns: Dim) -> dict[str, Any]:

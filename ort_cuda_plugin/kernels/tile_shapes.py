@@ -13,9 +13,7 @@ BLOCK_BYTES = 99 << 10
 DECLARED_BYTES = 48 << 10
 """Of shared memory that a kernel may declare. For more a launch has to ask."""
 MOST_COPIES = 8
-"""Of 16 bytes of the first operand that a thread makes in a step. Each has its place in registers..."""
-MOST_PRODUCT_COPIES = 14
-"""...of which that of a product's takes fewer than that of an image's."""
+"""Of 16 bytes of the first operand that a thread makes in a step. Each has its place in registers."""
 RESIDENT = 3
 """Blocks that a multiprocessor should hold: with two, warps wait. So many leave sums and operands in registers."""
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "i8": 1, "u8": 1}
@@ -106,25 +104,21 @@ def team_forms(
         (48, 32, 6, 8, (4, 8)),
         (48, 48, 6, 12, (4, 8)),
     )
-    # For these ptxas finds registers on sm_90 and later only, of patches and of any operands...
+    # For these, patches leave too few registers, and for the second one what is not of 16 bits.
     long = ((64, 48, 8, 12, (4, 8)),)
-    longest = ((112, 48, 14, 12, (4, 8)),)
-    is_newer = capability >= (9, 0)
-    # ...and for this one of products in 16 bits.
     square = ((128, 128, 16, 8, (1,)),)
     sizes, room, found = operand_sizes(kind, compact), most_shared_bytes(capability), []
-    for given, steps, most, copies in (
-        (shapes, (1, 2), BLOCK_BYTES, MOST_COPIES),
-        (wide, (1,), room, MOST_COPIES),
-        (uneven if along_k else (), (1,), room, MOST_COPIES),
-        (square if SIZES[kind] == 2 and not is_image else (), (1,), room, MOST_COPIES),
-        (long if along_k and (is_newer or not is_image) else (), (1,), room, MOST_COPIES),
-        (longest if along_k and is_newer and not is_image else (), (1,), room, MOST_PRODUCT_COPIES),
+    for given, steps, most in (
+        (shapes, (1, 2), BLOCK_BYTES),
+        (wide, (1,), room),
+        (uneven if along_k else (), (1,), room),
+        (square if SIZES[kind] == 2 and not is_image else (), (1,), room),
+        (long if along_k and not is_image else (), (1,), room),
     ):
         for count in steps:
             for m, n, rows, columns, numbers in given:
                 tile = Tile(m, n, count * STEP // SIZES[kind], thread_m=rows, thread_n=columns)
-                if tile.m * tile.k * SIZES[kind] <= copies * 16 * tile.threads:
+                if tile.m * tile.k * SIZES[kind] <= MOST_COPIES * 16 * tile.threads:
                     found += [Team(tile, teams) for teams in numbers if block_bytes(kind, sizes, tile, teams) <= most]
     return tuple(found)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ort_cuda_plugin.estimate import devices
+from ort_cuda_plugin.estimate.cache_model import Served
 from ort_cuda_plugin.estimate.constants import Constants
 from ort_cuda_plugin.estimate.model import Estimate, estimate
+from ort_cuda_plugin.estimate.roofline import step_rooflines
 from ort_cuda_plugin.estimate.work import Access, CopyStep, KernelStep, LibraryStep, Region, Step, Work
 from ort_cuda_plugin.model.ir import DType
 
@@ -65,3 +67,13 @@ def product_work(step: type[Step]) -> Work:
 def test_our_products_are_measured_against_tensor_cores() -> None:
     library, ours = (found(product_work(kind)).steps[0].roofline for kind in (LibraryStep, KernelStep))
     assert library == ours == pytest.approx(CONSTANTS.launch_seconds + 2.0 * 4096**3 / (989.4e12 * 0.8))
+
+
+def test_a_product_is_that_of_the_nodes_kernels_with_the_most_operations() -> None:
+    """As of its parts, which another kernel adds up."""
+    work = product_work(KernelStep)
+    twice = Work(work.regions, work.steps * 2, work.products)
+    served = [Served(0, 0, 0, 0)] * 2
+    for counted, number in (({0: 2e11, 1: 1e6}, 0), ({0: 1e6, 1: 2e11}, 1), ({}, 1)):
+        first, last = step_rooflines(twice, H100, CONSTANTS, served, counted)
+        assert (first > last) == (number == 0)

@@ -149,7 +149,7 @@ class _Fusion:
         elif isinstance(producer, Rows):
             joint = _join_rows(producer, consumer, kept)
         else:
-            joint = _join_map(producer, consumer, kept)
+            return join_map(producer, consumer, kept)
         return joint if joint is not None and is_small(joint) else None
 
 
@@ -177,6 +177,15 @@ def _own_parameters(step: Map, dims: int) -> int:
 
 
 # ---- maps as producers ----
+
+
+def join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | None:
+    """One step that computes what a map stores for another step, and stores the ``kept`` outputs of the map as well.
+
+    None where there is none, or where a kernel cannot have it.
+    """
+    joint = _join_map(producer, consumer, kept)
+    return joint if joint is not None and is_small(joint) else None
 
 
 def _join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | None:

@@ -1,0 +1,63 @@
+"""Products in parts of k, which the step after them adds up: as those of few rows that a normalisation reads.
+
+Such a product has few tiles for each of which there is much to multiply. Parts of k give all multiprocessors large
+tiles, which read less. A kernel of its own that adds up the parts would take longer than that saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..program.lowering import Lowering
+from ..program.passes.fuse import join_map
+from ..program.passes.uses import Uses
+from ..program.steps import Contract, Map, Sums
+from ..program.tensor import BufferKind
+from ..program.trace import ReadBack, Step
+from .contract import cut_along_k, parts_along_k
+
+__all__ = ["cut_products"]
+
+
+def cut_products(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """The steps with products in parts, where these take less time. Guards join the trace's."""
+    result: list[Sequence[Step]] = [(step,) for step in steps]
+    uses = Uses(enumerate(steps))
+    recorded, nodes = ctx.trace.steps, ctx.nodes
+    for position, step in enumerate(steps):
+        if not isinstance(step, Contract) or len(step.outputs) != 1 or 0 in step.shape:
+            continue
+        reader = _adding(steps, uses, position)
+        parts = parts_along_k(ctx, step) if reader is not None else 1
+        if reader is None or parts == 1:
+            continue
+        ctx.trace.steps, ctx.nodes = [], step.nodes
+        part, added = cut_along_k(ctx, step, parts)
+        (consumer,) = result[reader]
+        buffer = step.outputs[0][1].buffer
+        is_kept = buffer.kind is BufferKind.OUTPUT or any(user != reader for user in uses.readers(buffer))
+        assert isinstance(consumer, Map)
+        joint = join_map(added, consumer, added.outputs if is_kept else ())
+        if joint is not None:
+            result[position], result[reader] = (*ctx.trace.steps, part), (joint,)
+    ctx.trace.steps, ctx.nodes = recorded, nodes
+    return [step for group in result for step in group]
+
+
+def _adding(steps: Sequence[Step], uses: Uses[int], position: int) -> int | None:
+    """The first step that reads the product's result, where it can compute it, and nothing before it needs that."""
+    step = steps[position]
+    assert isinstance(step, Contract)
+    ((_, y),) = step.outputs
+    readers = uses.readers(y.buffer)
+    if y.buffer.kind not in (BufferKind.SCRATCH, BufferKind.OUTPUT) or not readers or len(uses.writers(y.buffer)) != 1:
+        return None
+    reader = min(readers)
+    consumer = steps[reader]
+    if not isinstance(consumer, Map) or isinstance(consumer, Sums):
+        return None
+    between = range(position + 1, reader)
+    if any(isinstance(steps[number], ReadBack) for number in between):
+        return None
+    written = (writer for buffer in step.reads for writer in uses.writers(buffer))
+    return None if any(writer in between for writer in written) else reader
