@@ -383,7 +383,8 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
     rows = [Axes("row", range(columns))]
     if not call.rows_folded:
         rows = [Axes("batch", range(batch)), Axes("row", range(batch, columns))]
-    epilogue, more = make_epilogue(ctx, step, step.total, rows, Axes("column", range(columns, end)))
+    last = Axes("column", range(columns, end))
+    epilogue, more = make_epilogue(ctx, step, step.total, rows, last)
     form: Form = (elements, epilogue, *call.contiguous, len(call.batch), index)
     if few_rows != 0:
         row = _row_product(ctx, call, RowProduct(*form))
@@ -392,6 +393,8 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
     if few_rows != 0 and is_const(few_rows):
         return
     if kind:
+        epilogue, more = make_epilogue(ctx, step, step.total, rows, last, vectors=True)
+        form = (elements, epilogue, *form[2:])
         _launch_matrices(ctx, step, call, form, kind, few_rows, (of_a, of_b, more), tactic)
     else:
         tile = (tactic and tactic.tile) or choose_tile(ctx.device, m, step.total.dtype)
@@ -434,7 +437,7 @@ def _launch_matrices(
         _launch_kernel(ctx, call, kernel, parameters, blocks, kernel.threads)
         return
     parts = ctx.empty((splits, batches * m, n), step.total.dtype if kind in INTEGERS else DType.FLOAT32)
-    epilogue, of_parts = parts_epilogue(parts)
+    epilogue, of_parts = parts_epilogue(parts, n)
     kernel = MatrixProduct(form[0], epilogue, *form[2:], tile, kind, splits, teams)
     _launch_kernel(ctx, call, kernel, (*parameters[:2], of_parts), blocks, kernel.threads)
     ctx.record(sum_of_parts(ctx, step, parts, splits))

@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..model.ir import DType
-from ..program.lowering import Lowering
+from ..program.lowering import Lowering, Tensor
 from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Map, Sums
-from ..program.symbolic import Dim, product
+from ..program.symbolic import Dim, divides, product
 from .codegen import Emitter, KernelBuilder, Parameters, load_text, offset_text, register_type
 from .layout import coordinates, extent, index_type
+from .vector_map import begins_at_vectors
 
 PREFIX = "e_"
 """Begins the names of an epilogue, which no kernel has."""
-MARK, ROW = "@", "#"
-"""Stand in text for what tells apart the columns that a thread has at once, and the rows."""
+MARK, ROW, LANE = "@", "#", "$"
+"""Stand in text for what tells apart the columns that a thread has at once, the rows, and neighbours of a vector."""
+VECTOR = 4
+"""Neighbours along the columns, which are moved by one access."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +32,25 @@ class Epilogue:
     ``column_lines`` are what all elements of a column share, whose coordinate is ``column<mark>``. ``element_lines``
     compute what ``store_lines`` store, for one element: its sum is ``total<mark>``. A kernel with several rows at once
     has ``row`` and sums with the row's mark at their end. Other outer coordinates are those of all of its rows.
+
+    With a ``width`` of `VECTOR` a mark stands for so many neighbours, of which ``column`` is the first, a multiple of
+    it, and sums end in ``_<number>`` of the neighbour. ``column_loads`` and ``element_loads`` load them together, and
+    come before the lines for each.
     """
 
     row_lines: tuple[str, ...] = ()
     element_lines: tuple[str, ...] = ()
     store_lines: tuple[str, ...] = ()
     column_lines: tuple[str, ...] = ()
+    column_loads: tuple[str, ...] = ()
+    element_loads: tuple[str, ...] = ()
+    width: int = 1
 
     def rows(self, row: str = "") -> list[str]:
         return [line.replace(ROW, row) for line in self.row_lines]
 
     def columns(self, mark: str) -> list[str]:
-        return [line.replace(MARK, mark) for line in self.column_lines]
+        return [line.replace(MARK, mark) for line in (*self.column_loads, *self._of_lanes(self.column_lines))]
 
     def elements(self, mark: str) -> list[str]:
         """Of the only row, with what its column needs."""
@@ -48,10 +58,14 @@ class Epilogue:
 
     def inner(self, mark: str, row: str = "") -> list[str]:
         """Of a row, after `columns`."""
-        return [line.replace(MARK, mark).replace(ROW, row) for line in self.element_lines]
+        lines = (*self.element_loads, *self._of_lanes(self.element_lines))
+        return [line.replace(MARK, mark).replace(ROW, row) for line in lines]
 
     def stores(self, mark: str, row: str = "") -> list[str]:
         return [line.replace(MARK, mark).replace(ROW, row) for line in self.store_lines]
+
+    def _of_lanes(self, lines: Sequence[str]) -> Iterable[str]:
+        return (line.replace(LANE, str(lane)) for lane in range(self.width) for line in lines)
 
 
 @dataclass(frozen=True)
@@ -114,12 +128,12 @@ class Axes:
 
 
 def make_epilogue(
-    ctx: Lowering, step: Map, total: Scalar, outer: Iterable[Axes], last: Axes
+    ctx: Lowering, step: Map, total: Scalar, outer: Iterable[Axes], last: Axes, *, vectors: bool = False
 ) -> tuple[Epilogue, Parameters]:
     """The epilogue of a step whose sums are ``total``, and its parameters, which come after those of the kernel itself.
 
     ``outer`` and ``last`` are all dimensions of the step, in order. Where outputs have parts of the columns, these
-    are ``last``.
+    are ``last``. With ``vectors`` it moves neighbours by one access, where all tensors have them.
     """
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
@@ -128,6 +142,15 @@ def make_epilogue(
     tensors = [x for _, x in loaded] + [y for _, y in step.outputs]
     pointers = [builder.tensor(x, written=number >= len(loaded)) for number, x in enumerate(tensors)]
     placed = [broadcast_strides(x, step.shape) for x in tensors]
+    is_wide = vectors and _has_vectors(step, last, list(zip(tensors, placed, strict=True)))
+    outside = [
+        f"is_aligned({pointer}, {VECTOR})"
+        for pointer, x in zip(pointers, tensors, strict=True)
+        if is_wide and not begins_at_vectors(x, VECTOR)
+    ]
+    whole = emit.assign(" & ".join(outside)) if outside else "True"
+    numbers += emit.taken()
+    lane = f"_{LANE}" if is_wide else ""
     terms: list[Terms] = [[] for _ in tensors]
     emit.suffix = ROW
     for axes in outer:
@@ -147,16 +170,30 @@ def make_epilogue(
         emit.suffix = ROW
     places = [sum_text(base, offset_text(mine)) for base, mine in zip(bases, along, strict=True)]
     loads = list(zip(loaded, pointers, places, terms, along, strict=False))
+
+    def load(pointer: str, place: str, x: Tensor) -> str:
+        """The element's value; its vector is loaded before."""
+        if not is_wide:
+            return load_text(pointer, place, x.dtype)
+        with emit.detached() as before:
+            emit.suffix = emit.suffix.removesuffix(lane)
+            lanes = emit.assign(f"lanes_of({pointer}, {VECTOR})")
+            last_place = f"{place} + {VECTOR - 1}"
+            emit.line(f"load_lanes({lanes}, 0, {pointer}, {place}, int64(0), {last_place}, {whole}, {VECTOR}, 1)")
+            emit.suffix += lane
+        together.extend(before)
+        return load_text(lanes, LANE, x.dtype)
+
     for (leaf, x), pointer, place, _, mine in loads:
         if not mine:
             emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
     row_lines = emit.taken()
-    emit.lines += counting
-    emit.suffix = MARK
+    together = list(counting)
+    emit.suffix = f"{MARK}{lane}"
     shared = {leaf for leaf, _ in step.inputs} - {leaf for leaf, _ in loaded}
     for (leaf, x), pointer, place, beneath, mine in loads:
         if mine and not beneath:
-            emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
+            emit.bind(leaf, emit.assign(load(pointer, place, x)))
             shared.add(leaf)
     results = [value for value, _ in step.outputs]
     alike = _alike(results, shared)
@@ -164,19 +201,54 @@ def make_epilogue(
         emit.value(value)
     for quotient in (x for x in alike if x.op == "div" and alike[x.operands[1]] and not alike[x]):
         emit.invert(quotient)
-    column_lines = emit.taken()
-    emit.suffix = f"{MARK}{ROW}"
+    column_lines, column_loads, together = emit.taken(), together, []
+    emit.suffix = f"{MARK}{ROW}{lane}"
     for (leaf, x), pointer, place, *_ in loads:
         if emit.bound(leaf) is None:
-            emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
-    emit.bind(total, f"total{MARK}{ROW}")
+            emit.bind(leaf, emit.assign(load(pointer, place, x)))
+    emit.bind(total, f"total{MARK}{ROW}{lane}")
     stores = []
     written = zip(pointers, places, conditions, strict=True)
     for (expression, _), (pointer, place, condition) in zip(step.outputs, list(written)[len(loaded) :], strict=True):
-        stores.append(f"{condition}{pointer}[{place}] = {emit.assign(emit.memory_form(expression))}")
+        if not is_wide:
+            stores.append(f"{condition}{pointer}[{place}] = {emit.assign(emit.memory_form(expression))}")
+            continue
+        emit.suffix = f"{MARK}{ROW}"
+        lanes = emit.fresh()
+        together.append(f"{lanes} = lanes_of({pointer}, {VECTOR})")
+        emit.suffix += lane
+        emit.store(lanes, LANE, expression)
+        end = f"{place} + {VECTOR}"
+        stores.append(f"{condition}store_lanes({lanes}, 0, {pointer}, {place}, int64(0), {end}, {whole}, {VECTOR}, 1)")
     element_lines = emit.taken()
-    lines = ([*numbers, *row_lines], element_lines, stores, [*numbers, *column_lines])
-    return Epilogue(*(tuple(each) for each in lines)), builder
+    epilogue = Epilogue(
+        (*numbers, *row_lines),
+        tuple(element_lines),
+        tuple(stores),
+        tuple(column_lines),
+        (*numbers, *column_loads),
+        tuple(together),
+        VECTOR if is_wide else 1,
+    )
+    return epilogue, builder
+
+
+def _has_vectors(step: Map, last: Axes, tensors: Sequence[tuple[Tensor, Sequence[Dim]]]) -> bool:
+    """Whether all tensors that have columns have their neighbours in memory, and whole vectors of them in each row."""
+    if not last.dims or not divides(VECTOR, step.shape[last.dims[-1]]):
+        return False
+    parts = step.column_parts if isinstance(step, Sums) else ()
+    if any(part.start % VECTOR or part.stop % VECTOR for part in parts):
+        return False
+    for x, strides in tensors:
+        if all(strides[axis] == 0 for axis in last.dims):
+            continue
+        *others, inner = strides[: last.dims[-1] + 1]
+        if inner != 1 or x.dtype.is_packed or x.dtype.itemsize > 4:
+            return False
+        if not all(divides(VECTOR, stride) for stride in others):
+            return False
+    return True
 
 
 def _alike(expressions: Sequence[Scalar], shared: set[Scalar]) -> dict[Scalar, bool]:

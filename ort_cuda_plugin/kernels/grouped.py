@@ -27,7 +27,7 @@ from .index import IndexMap, Loads, gather_map
 from .matmul import Product, RowProduct
 from .matrix_product import kind_of
 from .matrix_tiles import MatrixTile
-from .tile_shapes import RESIDENT, matrix_tiles
+from .tile_shapes import Team, matrix_tiles
 from .tiles import Element, Operand, Tile, declare, fill_matrix, joined, log2, pipeline, store_tile
 
 __all__ = ["BLOCK", "Choices", "Shared", "WeightBlock", "WeightElement", "Weights", "group_rows", "grouped_product"]
@@ -242,7 +242,7 @@ class GroupedMatrices(Product):
 
     @property
     def resident(self) -> int:
-        return RESIDENT
+        return Team(self.tile, 1).resident
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ from .codegen import KernelBuilder, register_type, text_property
 from .compact_weights import compact_lines, has_compact_lines
 from .contract import ProductTactic, matrix_tactics
 from .conv_phases import phases
-from .epilogue import Axes, Epilogue, make_epilogue
+from .epilogue import VECTOR, Axes, Epilogue, make_epilogue
 from .image_order import channels_last_weights, matrix_convolution_kind, permuted, place_stride, places_first
 from .integer_products import integer_form, integer_step
 from .layout import extent, index_type
@@ -27,7 +27,7 @@ from .library_calls import cudnn_form
 from .matrix_product import block_place, count_tiles, form_name, parts_epilogue, sum_of_parts
 from .matrix_tiles import Lines, MatrixTile, is_compact
 from .teams import choose_team, finish_of, holds_for
-from .tile_shapes import RESIDENT, Team, matrix_tiles
+from .tile_shapes import Team, matrix_tiles
 from .tiles import Element, Operand, Tile, indented, joined, suffix
 
 __all__ = [
@@ -333,10 +333,12 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
         rank = len(step.shape)
         columns = range(rank - step.channel_axes, rank)
         rows = [Axes("row", range(rank - step.channel_axes))]
-        epilogue, more = make_epilogue(ctx, ordered, step.total, rows, Axes("column", columns))
+        # Each group begins at a vector.
+        last, vectors = Axes("column", columns), n % VECTOR == 0
+        epilogue, more = make_epilogue(ctx, ordered, step.total, rows, last, vectors=vectors)
     else:
         parts = ctx.empty((splits, m, n * step.groups), step.total.dtype if form is not None else DType.FLOAT32)
-        epilogue, more = parts_epilogue(parts)
+        epilogue, more = parts_epilogue(parts, n)
     axes = "" if windows.pointwise else "zyx"[3 - len(windows.size) :]
     # Single elements are never outside, and what follows the last channel meets zeros of the weights.
     zero = form.zero_codes if form is not None and axes else None
@@ -384,7 +386,7 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
         (tile.threads * teams, 1, 1),
         shared_bytes=kernel.shared_bytes,
         body=kernel.body,
-        resident=RESIDENT if teams == 1 else 1,
+        resident=Team(tile, teams).resident,
     )
     if splits > 1:
         ctx.record(sum_of_parts(ctx, ordered, parts, splits))

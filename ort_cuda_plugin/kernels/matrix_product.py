@@ -8,15 +8,15 @@ from ..model.ir import DType
 from ..program.lowering import DeviceProperties, Lowering, LoweringOptions, Tensor
 from ..program.scalar import Scalar
 from ..program.steps import Map, Substitution, Sums
-from ..program.symbolic import Dim, ceildiv, hint, product
+from ..program.symbolic import Dim, ceildiv, divides, hint, product
 from .blocks import BlockElement
 from .codegen import Parameters, text_property
 from .convert import conversion_setup
-from .epilogue import Epilogue
+from .epilogue import VECTOR, Epilogue
 from .layout import extent
 from .matmul import Product
 from .matrix_tiles import MatrixTile
-from .tile_shapes import RESIDENT, matrix_tiles
+from .tile_shapes import Team, matrix_tiles
 from .tiles import Element, Operand, Tile, batch_offsets, joined, log2
 
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
@@ -101,7 +101,7 @@ class MatrixProduct(Product):
 
     @property
     def resident(self) -> int:
-        return RESIDENT if self.teams == 1 else 1
+        return Team(self.tile, self.teams).resident
 
     @property
     def threads(self) -> int:
@@ -170,13 +170,22 @@ def form_name(splits: int, teams: int) -> str:
     return f"{'_split' if splits > 1 else ''}{f'_teams{teams}' if teams > 1 else ''}"
 
 
-def parts_epilogue(parts: Tensor) -> tuple[Epilogue, Parameters]:
-    """Stores the sums of each part of k in ``parts`` [splits, rows of all batches, columns], of the sums' type."""
+def parts_epilogue(parts: Tensor, columns: Dim) -> tuple[Epilogue, Parameters]:
+    """Stores the sums of each part of k in ``parts`` [splits, rows of all batches, columns], of the sums' type.
+
+    They are ``columns`` for each group of columns.
+    """
     parameters = Parameters()
     parameters.tensor(parts, "parts", written=True)
     parameters.integer(product(parts.shape[1:]), name="part_size")
     start = "part_at# = int64(part) * part_size + (int64(batch) * int64(m) + int64(row#)) * int64(n)"
-    return Epilogue((start,), (), ("parts[part_at# + int64(column@)] = total@#",)), parameters
+    at = "part_at# + int64(column@)"
+    if not divides(VECTOR, columns):
+        return Epilogue((start,), (), (f"parts[{at}] = total@#",)), parameters
+    lanes = (f"lanes@# = lanes_of(parts, {VECTOR})",)
+    store = f"store_lanes(lanes@#, 0, parts, {at}, int64(0), {at} + {VECTOR}, True, {VECTOR}, 1)"
+    stored = Epilogue((start,), ("lanes@#[$] = total@#_$",), (store,), element_loads=lanes, width=VECTOR)
+    return stored, parameters
 
 
 def sum_of_parts(ctx: Lowering, step: Sums, parts: Tensor, splits: int) -> Map:

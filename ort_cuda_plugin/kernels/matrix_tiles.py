@@ -338,7 +338,6 @@ class MatrixTile:
         inner = operand.inner_major
         count = lines.bytes // 16
         threads = self.tile.threads
-        few = count < threads
         if self._is_whole(lines):
             # Teams that wait for each other may have steps past the last k.
             is_asked = self.teams > 1 and self.team.warps > 1
@@ -355,8 +354,8 @@ class MatrixTile:
             return (f"{name}_x_at", f"{name}_k_at + {i}") if inner else (f"{name}_x_at + {i}", f"{name}_k_at")
 
         # What is computed of an opaque number stays here: nearly no step comes here.
+        first = f"chunk = int32(opaque_i32(thread) + piece * {threads})"
         body = [
-            f"chunk = int32(opaque_i32(thread) + piece * {threads})",
             f"line = int32{line}",
             f"place = int32{place}",
             f"{name}_x_at = int32({operand.origin} + {x})",
@@ -410,8 +409,9 @@ class MatrixTile:
             body += [f"if {name}_whole == 0 and {whole}:", f"    {copy}", f"elif {name}_k_at >= {operand.inner_bound}:"]
             body.append(f"    store_f32x4(tile_c, int64(to >> 2), {', '.join(['float32(0)'] * 4)})")
         body += ["else:", *indented(one_by_one, 1)]
-        head = ["piece = int32(0)", f"if thread < {count}:"] if few else [f"for piece in range({count // threads}):"]
-        result = [*head, *indented(body, 1)]
+        if count % threads:  # some threads have fewer pieces
+            body = [f"if chunk < {count}:", *indented(body, 1)]
+        result = [f"for piece in range({self._pieces(lines)}):", *indented([first, *body], 1)]
         if converted:
             return result
         copies = self._copies(lines)

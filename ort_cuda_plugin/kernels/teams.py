@@ -14,10 +14,11 @@ from ..program.lowering import DeviceProperties, Lowering
 from ..program.scalar import reachable
 from ..program.steps import Sums
 from ..program.symbolic import Dim, ceildiv, hint, le, product
+from .epilogue import VECTOR
 from .library_form import holds
 from .library_times import CONVOLUTION, Rates, library_time
-from .tile_shapes import RESIDENT, SIZES, STEP, Team, team_forms
-from .tiles import CHUNK, ROWS
+from .tile_shapes import SIZES, STEP, Team, team_forms
+from .tiles import VECTORS
 
 BEGIN = 3300.0
 """Of a library's call, before its first block works: 1.8 us, which ours does not take."""
@@ -201,11 +202,11 @@ def _cycles(multiprocessors: int, problem: Problem, team: Team) -> tuple[float, 
     written = problem.rows * problem.columns * problem.batch * SIZES[problem.kind]
     height, width = team.warp
     registers = height * width // 32 + REGISTERS
-    resident = RESIDENT if team.teams == 1 else max(1, (1 << 16) // registers // (tile.threads * team.teams))
+    resident = team.resident if team.teams == 1 else max(1, (1 << 16) // registers // (tile.threads * team.teams))
     step_waits = max(WAITED * step + ROUND * (parts + (team.warps > 1)), ARRIVED * parts)
     waits = WAITED * begin + LATENCY + own_steps * step_waits
     if problem.reads:
-        waits += READ * math.ceil(tile.m * tile.n / (tile.threads * team.teams) / (CHUNK * ROWS))
+        waits += READ * math.ceil(tile.m * tile.n / (tile.threads * team.teams) / (VECTOR * VECTORS))
     waits *= -(-each // resident)
     pipes = (
         each * team.warps * team.teams * issued / ISSUED,

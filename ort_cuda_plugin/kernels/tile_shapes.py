@@ -14,8 +14,9 @@ DECLARED_BYTES = 48 << 10
 """Of shared memory that a kernel may declare. For more a launch has to ask."""
 MOST_COPIES = 8
 """Of 16 bytes of the first operand that a thread makes in a step. Each has its place in registers."""
-RESIDENT = 3
-"""Blocks that a multiprocessor should hold: with two, warps wait. So many leave sums and operands in registers."""
+RESIDENT = 384
+"""Threads of blocks of one team that a multiprocessor should hold: with fewer, warps wait. So many leave sums and
+operands in registers."""
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "i8": 1, "u8": 1}
 """Bytes in shared memory of a number that is multiplied as a kind."""
 INTEGERS = frozenset({"i8", "u8"})
@@ -54,6 +55,11 @@ class Team:
     def warps(self) -> int:
         """Of a team."""
         return self.tile.threads // 32
+
+    @property
+    def resident(self) -> int:
+        """Blocks for which a multiprocessor should have registers."""
+        return max(1, RESIDENT // self.tile.threads) if self.teams == 1 else 1
 
     @property
     def warp_columns(self) -> int:
@@ -99,20 +105,23 @@ def team_forms(
         (96, 80, 12, 10, (2, 4)),
         (96, 96, 6, 12, (1, 2)),
         (128, 96, 8, 12, (1,)),
+        (192, 96, 6, 12, (1,)),
         (64, 96, 8, 12, (2, 4)),
         (64, 80, 8, 10, (2, 4)),
         (48, 32, 6, 8, (4, 8)),
         (48, 48, 6, 12, (4, 8)),
     )
-    # For these, patches leave too few registers, and for the second one what is not of 16 bits.
+    # For these, patches leave too few registers, and for the last two what is not of 16 bits.
     long = ((64, 48, 8, 12, (4, 8)),)
     square = ((128, 128, 16, 8, (1,)),)
+    tall = ((192, 128, 16, 8, (1,)),)
     sizes, room, found = operand_sizes(kind, compact), most_shared_bytes(capability), []
     for given, steps, most in (
         (shapes, (1, 2), BLOCK_BYTES),
         (wide, (1,), room),
         (uneven if along_k else (), (1,), room),
         (square if SIZES[kind] == 2 and not is_image else (), (1,), room),
+        (tall if along_k and SIZES[kind] == 2 and not is_image else (), (1,), room),
         (long if along_k and not is_image else (), (1,), room),
     ):
         for count in steps:

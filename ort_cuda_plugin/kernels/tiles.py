@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..model.ir import DType
@@ -20,7 +20,9 @@ from .epilogue import Epilogue
 CHUNK = 4
 """Consecutive elements that one thread stores at a time."""
 ROWS = 4
-"""That a thread of `store_rows` has at once, at most."""
+"""That a thread of `store_rows` has at once, at most, and..."""
+VECTORS = 8
+"""...vectors, where it has these."""
 WARP = 32
 THREADS = 128
 """Threads of a block in kernels with one thread per element."""
@@ -390,31 +392,36 @@ def store_rows(
     """As `store_tile`, of sums that ``placed`` lines put into ``tile_c``, whose rows are ``pitch`` apart.
 
     A thread has the same columns of several rows, as far apart as a line has threads: neighbours store neighbours. What
-    its columns need is loaded once. It has `ROWS` rows at once, so that loads of one do not wait for those of another.
+    its columns need is loaded once. It has several rows at once, so that loads of one do not wait for those of another.
+    Where the epilogue has vectors, its columns are theirs.
     ``total`` makes a sum, float32 or int32, of what stands there. A block of several ``teams``, each of as many threads
     as the tile has, has a tile of the sums of each, one after the other; what these add up to is the block's.
     """
-    threads = tile.threads * teams
-    odd = tile.n // (tile.n & -tile.n)  # so that a line has a power of two of threads
-    size = odd if odd > 1 else math.gcd(CHUNK, tile.m * tile.n // threads)
-    per_line = tile.n // size
-    pieces, rest = divmod(tile.m * tile.n, size * threads)
-    if rest:
-        raise ValueError(f"{threads} threads cannot store {size} columns each of a tile of {tile.name}")
-    marks = [f"_r{number}" for number in range(max(n for n in range(1, ROWS + 1) if pieces % n == 0))]
+    threads, width = tile.threads * teams, epilogue.width
+    vectors = tile.n // width
+    per_line = vectors & -vectors  # a power of two of threads
+    if width == 1 and per_line == vectors:
+        per_line //= math.gcd(CHUNK, tile.m * tile.n // threads)
+    groups = vectors // per_line
+    pieces, rest = divmod(tile.m * vectors, groups * threads)
+    pieces += rest > 0
+    most = ROWS if width == 1 else max(1, VECTORS // groups)
+    marks = [f"_r{number}" for number in range(max(n for n in range(1, most + 1) if pieces % n == 0))]
     line = f"(thread >> {log2(per_line)})"
-    if per_line == WARP // 2 and threads >= 2 * WARP and pitch % WARP in (8, 24):
-        # Of neighbouring rows a warp would read two that share banks.
+    if per_line == (WARP // 2 if width == 1 else WARP // 8) and threads >= 2 * WARP and pitch % WARP in (8, 24):
+        # Of neighbouring rows a warp would read two that share banks, as would eight threads that read vectors at once.
         line = f"(({line} & -4) | (({line} & 1) << 1) | (({line} >> 1) & 1))"
+    place = f"(thread & {per_line - 1})" + (f" * {width}" if width > 1 else "")
     lines = [
         *placed,
         "cuda.syncthreads()",
         f"first_line = int32({line})",
-        f"first_column = int32(column0 + (thread & {per_line - 1}))",
+        f"first_column = int32(column0 + {place})",
     ]
-    for i in range(size):
+    for i in range(groups):
+        at = i * per_line * width
         lines += [
-            f"column_{i} = int32(min(int32(first_column + {i * per_line}), int32({columns} - 1)))",
+            f"column_{i} = int32(min(int32(first_column + {at}), int32({columns} - {width})))",
             *epilogue.columns(f"_{i}"),
         ]
     lines.append(f"for piece in range(0, {pieces}, {len(marks)}):")
@@ -422,24 +429,47 @@ def store_rows(
         lines += [
             f"    line = int32(first_line + (piece + {number}) * {threads // per_line})",
             f"    own{mark} = int32(row0 + line)",
+        ]
+        if rest:  # the last rows are those of some threads only
+            lines += [
+                f"    own{mark} = choose(line < {tile.m}, own{mark}, int32({rows}))",
+                f"    line = int32(min(line, int32({tile.m - 1})))",
+            ]
+        lines += [
             f"    row{mark} = int32(min(own{mark}, int32({rows} - 1)))",
             *indented(epilogue.rows(mark), 1),
-            f"    at{mark} = int64(int32(line * {pitch} + (thread & {per_line - 1})))",
+            f"    at{mark} = int64(int32(line * {pitch} + {place}))",
         ]
     for mark in marks:
-        for i in range(size):
-            places = [i * per_line + team * tile.m * pitch for team in range(teams)]
-            value = " + ".join(total.format(f"tile_c[at{mark} + {place}]") for place in places)
-            value = f"int32({value})" if total != "{}" else value
-            lines += [f"    total_{i}{mark} = {value}", *indented(epilogue.inner(f"_{i}", mark), 1)]
+        for i in range(groups):
+            places = [f"at{mark} + {i * per_line * width + team * tile.m * pitch}" for team in range(teams)]
+            lines += indented(_totals(f"_{i}{mark}", places, total, width), 1)
+            lines += indented(epilogue.inner(f"_{i}", mark), 1)
     for mark in marks:
         lines.append(f"    if own{mark} < {rows}:")
-        for i in range(size):
+        for i in range(groups):
             lines += [
-                f"        if first_column + {i * per_line} < {columns}:",
+                f"        if first_column + {i * per_line * width} < {columns}:",
                 *indented(epilogue.stores(f"_{i}", mark), 3),
             ]
     return "\n".join(lines)
+
+
+def _totals(mark: str, places: Sequence[str], total: str, width: int) -> list[str]:
+    """Adds up what stands at several places of ``tile_c``: a sum, or those of neighbours, which are loaded together."""
+    lines = []
+    if width == 1:
+        parts = [[f"tile_c[{place}]" for place in places]]
+    else:
+        for number, place in enumerate(places):
+            names = ", ".join(f"part{mark}_{number}_{lane}" for lane in range(width))
+            lines.append(f"{names} = load_f32x{width}(tile_c, {place})")
+        parts = [[f"part{mark}_{number}_{lane}" for number in range(len(places))] for lane in range(width)]
+    for lane, of_lane in enumerate(parts):
+        value = " + ".join(total.format(part) for part in of_lane)
+        value = f"int32({value})" if total != "{}" else value
+        lines.append(f"total{mark}{f'_{lane}' if width > 1 else ''} = {value}")
+    return lines
 
 
 def indented(lines: Iterable[str], levels: int) -> list[str]:

@@ -20,7 +20,6 @@ from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep
 from ort_cuda_plugin.kernels.matrix_product import form_name
 from ort_cuda_plugin.kernels.tile_shapes import Team, block_bytes, operand_sizes, team_forms
-from ort_cuda_plugin.kernels.tiles import Tile
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties
 from team_choice import use_team
@@ -105,12 +104,6 @@ def test_their_code_has_no_spills_and_few_bank_conflicts(monkeypatch: pytest.Mon
             specs.append(step.kernel)
     for spec, code in zip(specs, sass.code_of(specs, Target.cuda(9, 0)), strict=True):
         assert code.spilled == 0, spec.name
-
-
-def test_threads_that_share_no_tile_evenly_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_team(monkeypatch, Team(Tile(48, 48, 32, thread_m=6, thread_n=12), 16))
-    with pytest.raises(ValueError, match="512 threads cannot store 3 columns each of a tile of 48x48x32"):
-        CompiledCluster(read_model(product(np.float16, 64, 64, 64)), GPU).prepare()
 
 
 def test_a_gpu_has_shared_memory_for_its_forms() -> None:
