@@ -187,8 +187,8 @@ class MatrixTile:
             return ["thread = int32(cuda.threadIdx.x)", "first_stage = int32(0)"]
         lines = [
             "block_thread = int32(cuda.threadIdx.x)",
-            f"team = int32(block_thread >> {log2(self.tile.threads)})",
-            f"thread = int32(block_thread & {self.tile.threads - 1})",
+            f"team = int32(uint32(block_thread) // uint32({self.tile.threads}))",
+            f"thread = int32(block_thread - team * {self.tile.threads})",
             f"first_stage = opaque_i32(team * {self.stages * self.stage})",
             f"k0 = int32(k0 + team * {f'steps * {self.pace}' if self.is_in_row else self.tile.k})",
         ]

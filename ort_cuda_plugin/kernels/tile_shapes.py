@@ -100,6 +100,7 @@ def team_forms(
         (128, 64, 8, 8, (1,)),
     )
     wide = ((128, 64, 8, 16, (2, 4)),)
+    three = ((192, 64, 16, 8, (2,)),)
     uneven = (
         (96, 64, 12, 8, (2, 4)),
         (96, 80, 12, 10, (2, 4)),
@@ -120,6 +121,7 @@ def team_forms(
         (shapes, (1, 2), BLOCK_BYTES),
         (wide, (1,), room),
         (uneven if along_k else (), (1,), room),
+        (three if along_k else (), (1,), room),
         (square if SIZES[kind] == 2 and not is_image else (), (1,), room),
         (tall if along_k and SIZES[kind] == 2 and not is_image else (), (1,), room),
         (long if along_k and not is_image else (), (1,), room),
