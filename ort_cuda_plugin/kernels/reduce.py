@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from ort_cuda_plugin.kernels.kept import NOTHING, Kept, find_by_column, find_kept
 from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane, coordinates, extent, index_type
+from ort_cuda_plugin.kernels.row_moves import RowMoves
 from ort_cuda_plugin.kernels.row_registers import RowForm, choose_row_form, row_height
 from ort_cuda_plugin.kernels.row_sums import WARP, Accumulators, PartialResults, stepped
 from ort_cuda_plugin.kernels.upright import Upright, choose_upright, row_vectors
@@ -93,6 +94,8 @@ class RowKernel:
         """The passes that load elements of an input."""
         self.form: RowForm | None = None
         """What a thread has of its row in registers; None where it has it not."""
+        self.moves: RowMoves | None = None
+        """What moves that."""
         self.vectors: set[Scalar] = set()
         """Inputs whose elements lie as the columns do."""
         self.lanes: dict[Scalar, str] = {}
@@ -168,6 +171,8 @@ class RowKernel:
         for number, (by_row, by_column) in enumerate(zip(row_strides, column_strides, strict=True)):
             tensor = sources[number][1] if number < len(sources) else outputs[number - len(sources)][1]
             pointer = builder.tensor(tensor, written=number >= len(sources))
+            if self.moves is not None and self.is_exact:
+                self.moves.find_whole(pointer, tensor, by_row)
             terms = [(name, builder.stride(stride)) for name, stride in zip(names, by_row, strict=True)]
             places.append((pointer, emit.assign(offset_text(terms)), [builder.stride(stride) for stride in by_column]))
         for (leaf, _), place in zip(sources, places, strict=False):
@@ -177,7 +182,7 @@ class RowKernel:
         element_places = places[len(sources) : len(sources) + len(elements)]
         row_places = places[len(sources) + len(elements) :]
 
-        with emit.block(f"if {inside}:"):
+        with emit.block(f"if {inside}:"), self.moves.loads_ahead() if self.moves else nullcontext():
             self.passes = len(groups)
             for group in groups:
                 self._reduce(group)
@@ -241,6 +246,7 @@ class RowKernel:
             self.threads = self.form.threads
             self.is_exact = product(column_dims) == self.parts * self.form.capacity
             self.has_whole_vectors = divides(self.form.width, product(column_dims))
+            self.moves = RowMoves(self.emit, self.form, self.n, self.column0)
 
     def _keep(self, kept: Kept, columns: Dim, block: tuple[int, int, int]) -> Dim:
         """Emits where each thread keeps its columns; gives the bytes of shared memory for it."""
@@ -334,22 +340,17 @@ class RowKernel:
             self._column(f"{self.column0}{self.form.column('e')}"),
         ):
             yield
+        assert self.moves is not None
         for leaf in self.pending:
             pointer, base, _ = self.sources[leaf]
-            self.emit.line(f"{self.lanes[leaf]} = lanes_of({pointer}, {self.form.lanes})")
-            self.emit.line(f"load_row({self._row_of(self.lanes[leaf], pointer, base)})")
+            self.moves.load(self.lanes[leaf], pointer, base, leaf.dtype, is_later=self.walk > 0)
         self.pending.clear()
         self.emit.lines += loop
-
-    def _row_of(self, lanes: str, pointer: str, base: str) -> str:
-        """Arguments that say what a thread has of a row that begins at ``base``."""
-        assert self.form is not None
-        first, step = f"{base} + {self.column0}lane * {self.form.width}", self.form.threads * self.form.width
-        return f"{lanes}, {pointer}, {first}, {step}, {base} + {self.n}, {self.form.width}, {self.form.count}"
 
     def _store_lanes(self, places: Sequence[tuple[str, str, list[str]]], dense: Sequence[bool]) -> None:
         """The last pass, whose results go to memory by vectors where they lie as the columns do."""
         assert self.form is not None
+        assert self.moves is not None
         emit = self.emit
         lanes = {
             pointer: emit.fresh("r") for (pointer, _, _), is_vector in zip(places, dense, strict=False) if is_vector
@@ -367,7 +368,7 @@ class RowKernel:
                     emit.line(f"{pointer}[{place}] = {stored}")
         for pointer, base, _ in places:
             if pointer in lanes:
-                emit.line(f"store_row({self._row_of(lanes[pointer], pointer, base)})")
+                emit.line(self.moves.text("store", lanes[pointer], pointer, base))
 
     @contextmanager
     def _column(self, index: str, inside: str = "") -> Iterator[None]:

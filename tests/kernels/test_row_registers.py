@@ -14,6 +14,7 @@ from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.compile import compile_kernel
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.kernels import row_moves
 from ort_cuda_plugin.kernels.row_registers import RowForm, row_height
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering
@@ -134,3 +135,36 @@ def test_lanes_cover_a_row() -> None:
     form = RowForm(32, 4, 3)
     columns = [eval(form.column(str(e)), {"lane": lane}) for lane in range(32) for e in range(form.lanes)]
     assert sorted(columns) == list(range(form.capacity))
+
+
+NORM = """<ir_version: 10, opset_import: ["" : 20]> norm
+    (float16[R, 64] x, float16[64, C] m, float16[C] w, float16[C] c) => (float16[R, C] y)
+    { z = MatMul(x, m) y = LayerNormalization(z, w, c) }"""
+
+
+def norm_source(columns: int) -> str:
+    """Of the kernel that normalises the product's rows."""
+    model = parser.parse_model(NORM.replace("C]", f"{columns}]").replace("[R", "[4000"))
+    return CompiledCluster(read_model(model), GPU).prepare().kernels[-1].source
+
+
+def test_what_later_passes_need_is_loaded_before_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As scale and bias, whose loads then wait together with those of the row, as far as there are registers."""
+    source = norm_source(384)
+    assert source.count("load_lanes(") == 3
+    assert source.rindex("load_lanes(") < source.index("shfl_xor")
+    monkeypatch.setattr(row_moves, "AHEAD_REGISTERS", 12)
+    source = norm_source(384)
+    assert source[: source.index("shfl_xor")].count("load_lanes(") == 2
+    assert source.count("load_lanes(") == 3
+
+
+def test_whole_rows_of_the_plugins_own_memory_are_vectors_without_a_question() -> None:
+    """What the application has may begin anywhere."""
+    source = norm_source(384)
+    loads = [line for line in source.splitlines() if "load_lanes(" in line]
+    known, asked = ({line.split(", ")[2] for line in loads if (", True, " in line) == is_known} for is_known in (1, 0))
+    assert len(known) == 1
+    assert len(asked) == 2
+    assert all(f"is_aligned({pointer}, 8)" in source for pointer in asked)
+    assert "load_row(" in norm_source(380)
