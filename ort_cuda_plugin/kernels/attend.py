@@ -495,7 +495,7 @@ def bind_inputs(
     placed = [broadcast_strides(x, scores.shape) for x in tensors]
     lines: list[tuple[str, ...]] = []
     offsets = ["0"] * len(tensors)
-    for number, along in enumerate(axes):
+    for number, along in enumerate(axes if tensors else ()):
         mine: list[Terms] = [[] for _ in tensors]
         count_along(ctx, builder, scores, along, placed, mine)
         places = [sum_text(base, offset_text(pairs)) for base, pairs in zip(offsets, mine, strict=True)]
@@ -506,7 +506,7 @@ def bind_inputs(
             if exists and emit.bound(leaf) is None and all(strides[axis] == 0 for axis in later):
                 emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
         lines.append(tuple(emit.taken()))
-    return tuple(lines)
+    return tuple(lines) if tensors else ((),) * len(axes)
 
 
 def _changes(emit: Emitter, stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...]]:

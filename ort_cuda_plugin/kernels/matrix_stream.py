@@ -193,7 +193,7 @@ class MatrixStreamKernel(StreamTiles):
         ]
         begin = [*self.fill_rows(), *self.fill("tile0", "stage")]
         arrived = ["copy_async_wait(0)", "cuda.syncthreads()"]
-        kept = [line for step in self.steps for line in self._rows(self.kept, step)]
+        kept = [line for step in self.steps for line in self._rows(step, kept=True)]
         if form.stages == 1:
             return [
                 *lines,
@@ -212,23 +212,36 @@ class MatrixStreamKernel(StreamTiles):
         ]
         return [
             *lines,
-            *(f"a{i}_{number} = uint32(0)" for i in self.kept for number in range(len(self.steps) * 4)),
+            *(
+                f"a{i}_{4 * step + part} = uint32(0)"
+                for i in self.matrices
+                for step in self._kept_steps(i)
+                for part in range(4)
+            ),
             "if tile0 < tiles:",
             *indented(begin, 1),
             "for tile in range(tile0, tiles):",
             *indented(body, 1),
         ]
 
-    @property
-    def kept(self) -> range:
-        """Matrices of rows that stay in registers; the others are loaded for each tile, where there are many warps."""
-        many = self.form.stages > 1 and (self.form.threads > MANY_THREADS or self.kind == "tf32")
-        return self.matrices[:1] if many else self.matrices
+    def _kept_steps(self, matrix: int) -> range:
+        """Steps of a matrix of rows that stay in registers; the others are loaded for each tile.
 
-    def _rows(self, matrices: range, step: int) -> list[str]:
-        """Loads rows of the warp, for a step of each."""
+        Those of float32 take twice as many, and places of a mask take some, which many warps do not have.
+        """
+        if matrix == 0 or self.form.stages == 1:
+            return self.steps
+        if self.form.threads <= MANY_THREADS:
+            return self.steps if self.kind != "tf32" else self.steps[:0]
+        is_masked = bool(self.weights.row_lines or self.weights.key_lines)
+        return self.steps[:0] if is_masked or self.kind == "tf32" else self.steps[1:]
+
+    def _rows(self, step: int, *, kept: bool) -> list[str]:
+        """Loads a step of the warp's rows: of those that are kept, or of the others."""
         lines = []
-        for i in matrices:
+        for i in self.matrices:
+            if (step in self._kept_steps(i)) != kept:
+                continue
             names = [f"a{i}_{4 * step + part}" for part in range(4)]
             place = i * MATRIX_ROWS * self.pitch * self.itemsize + STEP_BYTES * step
             lines += [f"{', '.join(names)} = load_matrices(rows_at + {place})", *self._rounded(names)]
@@ -258,7 +271,7 @@ class MatrixStreamKernel(StreamTiles):
         lines += [f"clear_f32(score_sums_{i}, {self.form.warp_keys // 2})" for i in self.matrices]
         for step in self.steps:
             rows = [", ".join(f"a{i}_{4 * step + part}" for part in range(4)) for i in self.matrices]
-            lines += self._rows(self.matrices[len(self.kept) :], step)
+            lines += self._rows(step, kept=False)
             load = f"load_matrices(stage_at + {STEP_BYTES * step}"
             lines += self._multiply("score_sums", self.form.warp_keys // 8, load, 16 * self.pitch * self.itemsize, rows)
         return lines

@@ -65,7 +65,8 @@ class Problem:
 
     Its first operand may be patches of an image, with so many ``taps``: places of a window. 0 says that it is not. Of
     ``is_compact`` weights half as much is read (`compact_weights`). Lines of both operands may run ``along_k``. What
-    follows a sum takes ``finish`` instructions, and ``reads`` a tensor of the result's size.
+    follows a sum takes ``finish`` instructions, and ``reads`` a tensor of the result's size. ``is_part`` says that
+    sums are stored as they are, of 4 bytes.
     """
 
     kind: str
@@ -78,6 +79,7 @@ class Problem:
     along_k: bool
     finish: int
     reads: bool
+    is_part: bool = False
 
 
 def choose_team(
@@ -139,10 +141,10 @@ def choose_parts(
     for parts in range(2, MOST_PARTS + 1):
         if depth % (parts * STEP):
             continue
-        part = replace(problem, batch=parts, depth=depth // parts, finish=0, reads=False)
+        part = replace(problem, batch=parts, depth=depth // parts, finish=0, reads=False, is_part=True)
         _, cycles = _fastest(device.compute_capability, device.multiprocessors, part)
         moved = sizes[0] * sizes[1] * parts / device.multiprocessors
-        cycles += moved * (2 / L2_WRITTEN + 4 / L2_READ) + ADDED * parts  # sums are float32
+        cycles += moved * 4 / L2_READ + ADDED * parts
         best = min(best, (cycles, parts))
     return best[1]
 
@@ -199,7 +201,7 @@ def _cycles(multiprocessors: int, problem: Problem, team: Team) -> tuple[float, 
     # A block has what the windows of its patches share in its L1.
     fetched = tile.m * min(1.0, 3 / max(1, problem.taps)) + columns
     read = blocks * fetched * STEP * parts * steps
-    written = problem.rows * problem.columns * problem.batch * SIZES[problem.kind]
+    written = problem.rows * problem.columns * problem.batch * (4 if problem.is_part else SIZES[problem.kind])
     height, width = team.warp
     registers = height * width // 32 + REGISTERS
     resident = team.resident if team.teams == 1 else max(1, (1 << 16) // registers // (tile.threads * team.teams))
