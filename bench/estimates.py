@@ -161,6 +161,7 @@ def main() -> int:
     for name in models if arguments.models == "suite" else arguments.models.split(","):
         work = gather.work_of_model(*models[name]())
         if arguments.save:
+            arguments.save.mkdir(parents=True, exist_ok=True)
             (arguments.save / f"{name}.json").write_text(to_json(work))
         other = arguments.against / f"{name}.json" if arguments.against else None
         before = None

@@ -180,6 +180,13 @@ def _strips(parts: Parts, dtype: DType, shape: Shape, taps: tuple[int, ...], tra
     return pack_strips(array.astype(dtype.numpy), shape, taps, transposed)
 
 
+def _full(parts: Parts, dtype: DType, shape: Shape, value: float) -> Array:
+    """A number for each element; of its operand it takes nothing."""
+    if dtype is DType.BFLOAT16:
+        return np.full(shape, np.float32(value).view(np.uint32) >> 16, dtype.numpy)
+    return np.full(shape, value, dtype.numpy)
+
+
 FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "view": _view,
     "join": _join,
@@ -187,5 +194,6 @@ FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "batch_norm_offset": _batch_norm_offset,
     "tiles": _tiles,
     "strips": _strips,
+    "full": _full,
 }
 """By the names that compiled models hold: functions of the operands, the result's type and shape, and parameters."""

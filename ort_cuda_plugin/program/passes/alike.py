@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...model.recipes import Recipe
-from ..scalar import Scalar
+from ..scalar import Scalar, reachable
 from ..shapes import broadcast_strides
 from ..steps import Conversion, Input, Sums
 from ..symbolic import Dim
@@ -91,6 +91,62 @@ def _pairs(first: Expression, other: Expression) -> dict[Scalar, Scalar] | None:
         pairs[one] = two
         stack += zip(one.operands, two.operands, strict=True)
     return pairs
+
+
+def completed(first: Expression, other: Expression, columns: int) -> Expression:
+    """The other expression with additions and factors of columns that the first one has and it lacks.
+
+    As that of keys, which some models give no bias, beside that of queries. What is inserted changes no result. Where
+    more is different it stays as it is.
+    """
+    chain, left = _chain(first), _chain(other)
+    width = other.shape[columns]
+    if not chain or left is None or not isinstance(width, int) or len(left) >= len(chain):
+        return other
+    value, inputs, rows = other.own, list(other.inputs), dict(first.inputs)
+    for operation, place in chain:
+        operands = list(operation.operands)
+        if left and left[0][1] == place and _same_operation(operation, left[0][0]):
+            operands = list(left.pop(0)[0].operands)
+        elif operation.dtype is not value.dtype or not value.dtype.is_float:
+            return other
+        elif operation.op in NEUTRAL:
+            leaf = operands[1 - place]
+            if leaf not in rows or not _is_row(first, rows[leaf], columns, spreads=False):
+                return other
+            operands[1 - place] = Scalar(leaf.dtype, leaf.op, value=leaf.value)
+            behind = len(other.shape) - 1 - columns % len(other.shape)
+            inputs.append((operands[1 - place], _full(rows[leaf], (width, *[1] * behind), NEUTRAL[operation.op])))
+        elif operation.op != "cast":  # to the type that the value has
+            return other
+        operands[place] = value
+        value = Scalar(operation.dtype, operation.op, tuple(operands), operation.value)
+    return other if left else Expression(value, other.own, tuple(inputs), other.shape)
+
+
+NEUTRAL = {"add": -0.0, "mul": 1.0}
+"""What leaves each number as it is, zeros with their signs included."""
+LONGEST = 8
+"""Operations of a chain that may lack some of another one."""
+
+
+def _chain(expression: Expression) -> list[tuple[Scalar, int]] | None:
+    """The operations from ``own`` to the value, and which operand is the one before; None where it is no chain."""
+    chain: list[tuple[Scalar, int]] = []
+    current = expression.value
+    while current is not expression.own:
+        places = [i for i, x in enumerate(current.operands) if expression.own in reachable([x])]
+        if len(places) != 1 or len(chain) == LONGEST:
+            return None
+        chain.insert(0, (current, places[0]))
+        current = current.operands[places[0]]
+    return chain
+
+
+def _full(x: Tensor, shape: tuple[int, ...], value: float) -> Tensor:
+    """A constant of one number, of the type of the constant x."""
+    constant = Recipe("full", (x.constant_view(),), (value,)).constant(x.dtype, shape)
+    return Tensor(constant.dtype, constant.shape, Buffer(BufferKind.WEIGHT, constant.nbytes, data=constant))
 
 
 def _same_operation(one: Scalar, two: Scalar) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
+from ..scalar import reachable
 from ..steps import Contract, dense, joined_nodes
 from ..symbolic import Dim
 from ..tensor import Buffer, BufferKind, Tensor, contiguous_strides
 from ..trace import Step
-from .alike import joined_constant, joined_inputs, result_of, same_leaves
+from .alike import Expression, completed, joined_constant, joined_inputs, result_of, same_leaves
 from .place import Copy, with_view
 from .uses import Uses
 
@@ -29,11 +30,14 @@ def merge(steps: Sequence[Step]) -> list[Step]:
     gone: set[int] = set()
     for positions in groups.values():
         while len(positions) > 1:
-            first, *others = positions
-            alike = [first, *(other for other in others if _are_alike(result[first], result[other]))]
+            # What others lack of the longest expression may be additions and factors that change nothing.
+            longest = max(
+                positions, key=lambda position: len(reachable([result_of(_contract(result, position)).value]))
+            )
+            alike = _alike(result, longest, positions)
             positions = [position for position in positions if position not in alike]
             if len(alike) > 1 and _merge(result, alike, uses):
-                gone.update(alike[1:])
+                gone.update(list(alike)[1:])
     return [step for position, step in enumerate(result) if position not in gone]
 
 
@@ -45,10 +49,25 @@ def _is_mergeable(step: Contract) -> bool:
     return dense(y) and y.buffer.kind is BufferKind.SCRATCH and isinstance(step.shape[-1], int)
 
 
-def _are_alike(step: Step, other: Step) -> bool:
+def _contract(steps: Sequence[Step], position: int) -> Contract:
+    step = steps[position]
     assert isinstance(step, Contract)
-    assert isinstance(other, Contract)
-    return same_leaves(result_of(step), result_of(other), COLUMNS) is not None
+    return step
+
+
+def _length(step: Contract) -> int:
+    return len(reachable([step.outputs[0][0]]))
+
+
+def _alike(steps: Sequence[Step], longest: int, positions: Sequence[int]) -> dict[int, Expression]:
+    """Of the products that differ from the ``longest`` one in their weights only, the results, the first one first."""
+    model = result_of(_contract(steps, longest))
+    found = {}
+    for position in positions:
+        own = completed(model, result_of(_contract(steps, position)), COLUMNS)
+        if same_leaves(model, own, COLUMNS) is not None:
+            found[position] = own
+    return found
 
 
 def _operand_key(step: Contract) -> Hashable:
@@ -56,9 +75,10 @@ def _operand_key(step: Contract) -> Hashable:
     return a.buffer, a.dtype, a.shape, a.strides, a.offset, b.shape[0], step.outputs[0][1].dtype
 
 
-def _merge(steps: list[Step], positions: Sequence[int], uses: Uses[int]) -> bool:
-    products = [step for step in (steps[position] for position in positions) if isinstance(step, Contract)]
-    first, *others = products
+def _merge(steps: list[Step], results: Mapping[int, Expression], uses: Uses[int]) -> bool:
+    positions, (own, *others) = list(results), results.values()
+    products = [_contract(steps, position) for position in positions]
+    first = products[0]
     if any(writer > positions[0] for writer in uses.writers(first.a.buffer)):
         return False
     width = sum(operator.index(step.shape[-1]) for step in products)
@@ -81,14 +101,14 @@ def _merge(steps: list[Step], positions: Sequence[int], uses: Uses[int]) -> bool
             if viewed is None:
                 return False
             changed[user] = viewed
-    inputs = joined_inputs(result_of(first), [result_of(other) for other in others], COLUMNS, shape)
+    inputs = joined_inputs(own, others, COLUMNS, shape)
     merged = replace(
         first,
         nodes=joined_nodes(*products),
         shape=shape,
         operands=(first.a, joined_constant([step.b for step in products], axis=1)),
         inputs=inputs,
-        outputs=((first.outputs[0][0], joined),),
+        outputs=((own.value, joined),),
     )
     for position in positions:
         uses.leave(position, steps[position])
