@@ -23,7 +23,9 @@ SHORT_COLUMNS = 64
 MANY_ROWS = 512
 """Rows for each multiprocessor that keep it busy with one thread each."""
 BLOCKS_PER_MULTIPROCESSOR = 4
-"""Fewer blocks have more threads, since what one thread does takes longer than theirs to meet."""
+"""Fewer blocks have more threads, since what one thread does takes longer than theirs to meet..."""
+BLOCKS_OF_SHORT_COLUMNS = 2
+"""...and of `SHORT_COLUMNS` still fewer."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,9 @@ def choose_upright(device: DeviceProperties, columns: Dim, rows: Dim, width: int
     """None where one thread for each row is enough."""
     threads = WARP if hint(columns) > 64 * PARTS else PARTS
     if width > 1 and hint(rows) >= SIDE * width:
-        is_few = hint(ceildiv(rows, SIDE * width)) < BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors
+        # Where a thread has a column or two, it takes less to add up more of them than to meet more threads.
+        enough = BLOCKS_PER_MULTIPROCESSOR if hint(columns) > SHORT_COLUMNS else BLOCKS_OF_SHORT_COLUMNS
+        is_few = hint(ceildiv(rows, SIDE * width)) < enough * device.multiprocessors
         return Upright(WARP if is_few else threads, width)
     if hint(columns) > SHORT_COLUMNS and hint(rows) < MANY_ROWS * device.multiprocessors:
         return Upright(threads)
