@@ -47,7 +47,9 @@ def test_the_source_distribution_is_complete_and_makes_a_wheel_for_every_python_
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*GENERATED))
     there = {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()}
     with tarfile.open(archive_of("build_sdist", tree, tmp_path)) as sdist:
-        sdist.extractall(tmp_path, filter="data")
+        if hasattr(tarfile, "data_filter"):  # of Python 3.11.4 and later
+            sdist.extraction_filter = tarfile.data_filter
+        sdist.extractall(tmp_path)
     unpacked = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     assert there <= unpacked
     assert {name for name in unpacked - there if ".egg-info/" not in name} == {"PKG-INFO", "setup.cfg"}
