@@ -19,7 +19,7 @@ def may_ask_in_launch(spec: KernelSpec) -> bool:
         return bool(spec.image.metadata.get(IN_LAUNCH, 1))
     if isinstance(spec, ForeignKernel):
         return True
-    return _OF_THE_LAUNCH.search(spec.source) is not None
+    return "shared.array" in spec.source and _OF_THE_LAUNCH.search(spec.source) is not None
 
 
 def declared_bytes(image: KernelImage) -> int:

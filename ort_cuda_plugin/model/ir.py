@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -108,6 +109,7 @@ class DType(enum.Enum):
         return np.dtype(_storage[self.onnx][1])
 
     @staticmethod
+    @functools.cache
     def from_ort(number: int) -> DType:
         """The type with this number in ONNXTensorElementDataType. Raises ValueError where there is none."""
         return next((dtype for dtype in DType if dtype.ort == number), None) or DType(number)
