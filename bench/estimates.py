@@ -158,10 +158,11 @@ def main() -> int:
     if arguments.markdown:
         print(f"|---|{'---:|' * len(HEADINGS)}")
     models = suite()
+    if arguments.save:
+        arguments.save.mkdir(parents=True, exist_ok=True)
     for name in models if arguments.models == "suite" else arguments.models.split(","):
         work = gather.work_of_model(*models[name]())
         if arguments.save:
-            arguments.save.mkdir(parents=True, exist_ok=True)
             (arguments.save / f"{name}.json").write_text(to_json(work))
         other = arguments.against / f"{name}.json" if arguments.against else None
         before = None

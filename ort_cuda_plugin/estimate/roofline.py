@@ -34,7 +34,7 @@ def step_rooflines(
     device: Gpu,
     constants: Constants,
     memory: Sequence[Served],
-    counted: Mapping[int, float] | None = None,
+    counted: Mapping[int, float],
 ) -> list[float]:
     """For each step the launch, and then the longest of its bytes, its arithmetic and one access, in seconds.
 
@@ -42,7 +42,7 @@ def step_rooflines(
     by the number of their step. The rates are those that benchmarks reach.
     """
     found = []
-    for moved, tensor in zip(memory, _product_seconds(work, device, constants, counted or {}), strict=True):
+    for moved, tensor in zip(memory, _product_seconds(work, device, constants, counted), strict=True):
         fetched = min(moved.dram / moved.touched, 1.0) if moved.touched else 0.0
         least = max(
             moved.dram / (device.dram * constants.dram),

@@ -384,22 +384,25 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
     if not call.rows_folded:
         rows = [Axes("batch", range(batch)), Axes("row", range(batch, columns))]
     last = Axes("column", range(columns, end))
-    epilogue, more = make_epilogue(ctx, step, step.total, rows, last)
-    form: Form = (elements, epilogue, *call.contiguous, len(call.batch), index)
+
+    def form_of(vectors: bool) -> tuple[Form, tuple[Parameters, Parameters, Parameters]]:
+        epilogue, more = make_epilogue(ctx, step, step.total, rows, last, vectors=vectors)
+        return (elements, epilogue, *call.contiguous, len(call.batch), index), (of_a, of_b, more)
+
+    form, parameters = form_of(vectors=bool(kind) and few_rows == 0)
     if few_rows != 0:
         row = _row_product(ctx, call, RowProduct(*form))
         blocks = select(few_rows, ceildiv(n, row.block_columns) * m, 0)
-        _launch_kernel(ctx, call, row, (of_a, of_b, more), blocks, row.threads)
+        _launch_kernel(ctx, call, row, parameters, blocks, row.threads)
     if few_rows != 0 and is_const(few_rows):
         return
     if kind:
-        epilogue, more = make_epilogue(ctx, step, step.total, rows, last, vectors=True)
-        form = (elements, epilogue, *form[2:])
-        _launch_matrices(ctx, step, call, form, kind, few_rows, (of_a, of_b, more), tactic)
+        form, parameters = form_of(vectors=True) if few_rows != 0 else (form, parameters)
+        _launch_matrices(ctx, step, call, form, kind, few_rows, parameters, tactic)
     else:
         tile = (tactic and tactic.tile) or choose_tile(ctx.device, m, step.total.dtype)
         blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n))
-        _launch_kernel(ctx, call, TiledProduct(*form, tile), (of_a, of_b, more), blocks, tile.threads)
+        _launch_kernel(ctx, call, TiledProduct(*form, tile), parameters, blocks, tile.threads)
 
 
 def _row_product(ctx: Lowering, call: Folded, general: RowProduct) -> LaneProduct | RowProduct | VectorRowProduct:

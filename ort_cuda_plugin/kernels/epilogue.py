@@ -14,7 +14,7 @@ from ..program.steps import Map, Sums
 from ..program.symbolic import Dim, divides, product
 from .codegen import Emitter, KernelBuilder, Parameters, load_text, offset_text, register_type
 from .layout import coordinates, extent, index_type
-from .vector_map import begins_at_vectors
+from .vector_map import begins_at_vectors, vector_load, vector_store
 
 PREFIX = "e_"
 """Begins the names of an epilogue, which no kernel has."""
@@ -175,13 +175,8 @@ def make_epilogue(
         """The element's value; its vector is loaded before."""
         if not is_wide:
             return load_text(pointer, place, x.dtype)
-        with emit.detached() as before:
-            emit.suffix = emit.suffix.removesuffix(lane)
-            lanes = emit.assign(f"lanes_of({pointer}, {VECTOR})")
-            last_place = f"{place} + {VECTOR - 1}"
-            emit.line(f"load_lanes({lanes}, 0, {pointer}, {place}, int64(0), {last_place}, {whole}, {VECTOR}, 1)")
-            emit.suffix += lane
-        together.extend(before)
+        lanes = emit.fresh().removesuffix(lane)
+        together.extend(vector_load(lanes, pointer, place, whole, VECTOR))
         return load_text(lanes, LANE, x.dtype)
 
     for (leaf, x), pointer, place, _, mine in loads:
@@ -213,13 +208,10 @@ def make_epilogue(
         if not is_wide:
             stores.append(f"{condition}{pointer}[{place}] = {emit.assign(emit.memory_form(expression))}")
             continue
-        emit.suffix = f"{MARK}{ROW}"
-        lanes = emit.fresh()
+        lanes = emit.fresh().removesuffix(lane)
         together.append(f"{lanes} = lanes_of({pointer}, {VECTOR})")
-        emit.suffix += lane
         emit.store(lanes, LANE, expression)
-        end = f"{place} + {VECTOR}"
-        stores.append(f"{condition}store_lanes({lanes}, 0, {pointer}, {place}, int64(0), {end}, {whole}, {VECTOR}, 1)")
+        stores.append(condition + vector_store(lanes, pointer, place, whole, VECTOR))
     element_lines = emit.taken()
     epilogue = Epilogue(
         (*numbers, *row_lines),

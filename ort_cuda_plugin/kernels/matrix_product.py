@@ -18,6 +18,7 @@ from .matmul import Product
 from .matrix_tiles import MatrixTile
 from .tile_shapes import Team, matrix_tiles
 from .tiles import Element, Operand, Tile, batch_offsets, joined, log2
+from .vector_map import vector_store
 
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
 """Of one multiplication in each of `matrix_tiles`. Estimates: larger tiles load less for each."""
@@ -183,7 +184,7 @@ def parts_epilogue(parts: Tensor, columns: Dim) -> tuple[Epilogue, Parameters]:
     if not divides(VECTOR, columns):
         return Epilogue((start,), (), (f"parts[{at}] = total@#",)), parameters
     lanes = (f"lanes@# = lanes_of(parts, {VECTOR})",)
-    store = f"store_lanes(lanes@#, 0, parts, {at}, int64(0), {at} + {VECTOR}, True, {VECTOR}, 1)"
+    store = vector_store("lanes@#", "parts", at, "True", VECTOR)
     stored = Epilogue((start,), ("lanes@#[$] = total@#_$",), (store,), element_loads=lanes, width=VECTOR)
     return stored, parameters
 

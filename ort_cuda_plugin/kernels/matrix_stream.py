@@ -231,10 +231,11 @@ class MatrixStreamKernel(StreamTiles):
         """
         if matrix == 0 or self.form.stages == 1:
             return self.steps
+        if self.kind == "tf32":
+            return self.steps[:0]
         if self.form.threads <= MANY_THREADS:
-            return self.steps if self.kind != "tf32" else self.steps[:0]
-        is_masked = bool(self.weights.row_lines or self.weights.key_lines)
-        return self.steps[:0] if is_masked or self.kind == "tf32" else self.steps[1:]
+            return self.steps
+        return self.steps[:0] if self.weights.row_lines or self.weights.key_lines else self.steps[1:]
 
     def _rows(self, step: int, *, kept: bool) -> list[str]:
         """Loads a step of the warp's rows: of those that are kept, or of the others."""

@@ -16,7 +16,7 @@ from ort_cuda_plugin.kernels.row_moves import RowMoves
 from ort_cuda_plugin.kernels.row_registers import RowForm, choose_row_form, row_height
 from ort_cuda_plugin.kernels.row_sums import WARP, Accumulators, PartialResults, stepped
 from ort_cuda_plugin.kernels.upright import Upright, choose_upright, row_vectors
-from ort_cuda_plugin.kernels.vector_map import is_dense
+from ort_cuda_plugin.kernels.vector_map import is_dense, vector_load
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import Stage, grouped_stages
@@ -439,9 +439,8 @@ class RowKernel:
         """A column's elements of the thread's rows, from ``place`` on."""
         assert self.upright is not None
         width, name = self.upright.width, self.emit.fresh("r")
-        self.emit.line(f"{name} = lanes_of({pointer}, {width})")
-        last = f"{place} + {width - 1}"
-        self.emit.line(f"load_lanes({name}, 0, {pointer}, {place}, 0, {last}, {self.whole_rows}, {width}, 1)")
+        for line in vector_load(name, pointer, place, self.whole_rows, width):
+            self.emit.line(line)
         return name
 
     def _each_row(self, rows: Sequence[Accumulators] = ()) -> Iterator[int]:

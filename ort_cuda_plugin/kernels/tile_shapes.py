@@ -100,7 +100,6 @@ def team_forms(
         (128, 64, 8, 8, (1,)),
     )
     wide = ((128, 64, 8, 16, (2, 4)),)
-    three = ((192, 64, 16, 8, (2,)),)
     uneven = (
         (96, 64, 12, 8, (2, 4)),
         (96, 80, 12, 10, (2, 4)),
@@ -111,6 +110,7 @@ def team_forms(
         (64, 80, 8, 10, (2, 4)),
         (48, 32, 6, 8, (4, 8)),
         (48, 48, 6, 12, (4, 8)),
+        (192, 64, 16, 8, (2,)),
     )
     # For these, patches leave too few registers, and for the last two what is not of 16 bits.
     long = ((64, 48, 8, 12, (4, 8)),)
@@ -121,7 +121,6 @@ def team_forms(
         (shapes, (1, 2), BLOCK_BYTES),
         (wide, (1,), room),
         (uneven if along_k else (), (1,), room),
-        (three if along_k else (), (1,), room),
         (square if SIZES[kind] == 2 and not is_image else (), (1,), room),
         (tall if along_k and SIZES[kind] == 2 and not is_image else (), (1,), room),
         (long if along_k and not is_image else (), (1,), room),

@@ -70,6 +70,20 @@ def begins_at_vectors(x: Tensor, width: int) -> bool:
     return x.buffer.kind in own and divides(width, x.offset)
 
 
+def vector_load(lanes: str, pointer: str, place: str, whole: str, width: int) -> list[str]:
+    """Lines that load one vector into new ``lanes``; where it is not ``whole``, element by element."""
+    last = f"{place} + {width - 1}"
+    return [
+        f"{lanes} = lanes_of({pointer}, {width})",
+        f"load_lanes({lanes}, 0, {pointer}, {place}, 0, {last}, {whole}, {width}, 1)",
+    ]
+
+
+def vector_store(lanes: str, pointer: str, place: str, whole: str, width: int) -> str:
+    """The line that stores one vector of lanes; where it is not ``whole``, element by element."""
+    return f"store_lanes({lanes}, 0, {pointer}, {place}, 0, {place} + {width}, {whole}, {width}, 1)"
+
+
 def work_of(expressions: Sequence[Scalar]) -> int:
     """Operations for one element, about."""
     return sum(1 if x.op in cheap else CALL_WORK for x in reachable(expressions) if x.operands)

@@ -15,6 +15,11 @@ from ..steps import Conversion, Input, Sums
 from ..symbolic import Dim
 from ..tensor import Buffer, BufferKind, Tensor
 
+NEUTRAL = {"add": -0.0, "mul": 1.0}
+"""What leaves each number as it is, zeros with their signs included."""
+LONGEST = 8
+"""Operations of a chain that may lack some of another one."""
+
 
 @dataclass(frozen=True)
 class Expression:
@@ -122,12 +127,6 @@ def completed(first: Expression, other: Expression, columns: int) -> Expression:
         operands[place] = value
         value = Scalar(operation.dtype, operation.op, tuple(operands), operation.value)
     return other if left else Expression(value, other.own, tuple(inputs), other.shape)
-
-
-NEUTRAL = {"add": -0.0, "mul": 1.0}
-"""What leaves each number as it is, zeros with their signs included."""
-LONGEST = 8
-"""Operations of a chain that may lack some of another one."""
 
 
 def _chain(expression: Expression) -> list[tuple[Scalar, int]] | None:

@@ -31,9 +31,7 @@ def merge(steps: Sequence[Step]) -> list[Step]:
     for positions in groups.values():
         while len(positions) > 1:
             # What others lack of the longest expression may be additions and factors that change nothing.
-            longest = max(
-                positions, key=lambda position: len(reachable([result_of(_contract(result, position)).value]))
-            )
+            longest = max(positions, key=lambda position: _length(_contract(result, position)))
             alike = _alike(result, longest, positions)
             positions = [position for position in positions if position not in alike]
             if len(alike) > 1 and _merge(result, alike, uses):
