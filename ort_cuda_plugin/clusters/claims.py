@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..custom.operator import CustomOperator
-from ..model.ir import Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
+from ..model.ir import DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
 from ..model.partition import partition
 from ..ops.kernel_definitions import HOST_RESULTS
 from ..ops.registry import channels_last_operators
@@ -179,7 +179,7 @@ def claim(
                         changed[node] = verdict
         if not changed and not poor_islands:
             reason = "it is not worth copying to the device and back: all that it reads and gives is in host memory"
-            runs_here = graph.parent is None or has_kernel(graph.parent)
+            runs_here = graph.parent is None or not _why_no_kernel(graph.parent, has_kernel)
             for island in islands.poor_islands(graph, runs_here, clusters, ours):
                 changed.update((node, decline(node, "cost", reason)) for node in island)
         if not changed:
@@ -385,11 +385,9 @@ class _Analysis:
         """
         if node.domain or node.op_type not in CONTROL_FLOW:
             return decline(node, why_not_fused.kind, why_not_fused.reason)
-        if not self._has_kernel(node):
-            reason = "no kernel takes it with these types: strings, sequences and optional values stay on the host"
-            if (node.op_type, node.since_version) == ("Scan", 8):
-                reason = "ONNX Runtime has no kernel of Scan-8 for plugins"
-            return decline(node, "control-flow", f"{why_not_fused.reason}; {reason}")
+        problem = _why_no_kernel(node, self._has_kernel)
+        if problem:
+            return decline(node, "control-flow", f"{why_not_fused.reason}; {problem}")
         inner = [member for body in node.subgraphs.values() for member in body.nodes]
         if inner and not any(member.provider == self.provider for member in inner if member.provider):
             return decline(node, "cost", f"{why_not_fused.reason}; no node of its bodies runs here")
@@ -435,6 +433,22 @@ class _Analysis:
 def _supported(node: Node, by: CustomOperator | None = None, note: str = "") -> NodeVerdict:
     note = "; ".join(filter(None, ["" if by is None else by.description, note]))
     return NodeVerdict(node.name, node.op_type, node.domain, node.since_version, True, note=note)
+
+
+def _why_no_kernel(node: Node, has_kernel: Callable[[Node], bool]) -> str:
+    """Return why no kernel of the registry can run a control-flow node; "" where one can.
+
+    The states and results of If and Loop may have different types, but ONNX Runtime compares only the first of them
+    with the types of a kernel. It would then copy a string or a sequence to the device, and that fails.
+    """
+    if (node.op_type, node.since_version) == ("Scan", 8):
+        return "ONNX Runtime has no kernel of Scan-8 for plugins"
+    for value in (*node.inputs, *node.outputs):
+        if value is None or (value.dtype is not None and value.dtype.is_supported):
+            continue
+        what = "a string tensor" if value.dtype is DType.STRING else "no tensor of a device"
+        return f"{value.name!r} is {what}: strings, sequences and optional values stay on the host"
+    return "" if has_kernel(node) else "no kernel takes it with these types"
 
 
 class _Waiting(NodeVerdict):

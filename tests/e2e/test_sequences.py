@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, parser
+from onnx import TensorProto, helper, numpy_helper, parser
 
 import ort_cuda_plugin
 from ort_cuda_plugin.clusters import claims
@@ -59,14 +59,14 @@ def sessions(text: str) -> tuple[ort.InferenceSession, ort.InferenceSession]:
     return of_model(model)
 
 
-def of_model(model: onnx.ModelProto) -> tuple[ort.InferenceSession, ort.InferenceSession]:
+def of_model(model: onnx.ModelProto, **provider_options: int) -> tuple[ort.InferenceSession, ort.InferenceSession]:
     """On the plugin and on the CPU provider."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     ort_cuda_plugin.register(emulate=True)
-    providers = ["CudaPluginExecutionProvider", "CPUExecutionProvider"]
+    providers = [("CudaPluginExecutionProvider", provider_options), "CPUExecutionProvider"]
     data = model.SerializeToString()
     return tuple(ort.InferenceSession(data, options, providers=chosen) for chosen in (providers, providers[1:]))
 
@@ -157,6 +157,84 @@ def test_sequences_that_a_plan_cannot_hold_run_elsewhere(text: str, op_type: str
     if op_type != "SequenceConstruct":
         feed = {"x": [x, -x] if "seq(float[n, 4]) x" in text else x}
         assert_equal(pair, feed | ({"i": np.array(3)} if "int64 i" in text else {}))
+
+
+BESIDE_A_TENSOR = {
+    "a sequence of a Loop": """(float[n, 4] x, int64 trips) => (float[n, 4] y, float[m, 4] z)
+        { e = SequenceEmpty() y, s = Loop(trips, , x, e) <body = b
+            (int64 i, bool on, float[n, 4] state, seq(float[n, 4]) carried)
+            => (bool on, float[n, 4] next, seq(float[n, 4]) longer)
+            { next = MatMul(state, w) longer = SequenceInsert(carried, next) }>
+          z = ConcatFromSequence<axis = 0>(s) }""",
+    "a sequence of an If": """(float[n, 4] x, int64 trips) => (float[n, 4] y, float[m, 4] z)
+        { one = Constant<value_int = 1>() c = Greater(trips, one)
+          y, s = If(c) <then_branch = t () => (float[n, 4] a, seq(float[n, 4]) p)
+              { a = MatMul(x, w) p = SequenceConstruct(x, a) },
+            else_branch = e () => (float[n, 4] b, seq(float[n, 4]) q) { b = MatMul(x, w) q = SequenceConstruct(b) }>
+          z = ConcatFromSequence<axis = 0>(s) }""",
+    "an optional value of a Loop": """(float[n, 4] x, int64 trips) => (float[n, 4] y)
+        { o = Optional(x) y, last = Loop(trips, , x, o) <body = b
+            (int64 i, bool on, float[n, 4] state, optional(float[n, 4]) old)
+            => (bool on, float[n, 4] next, optional(float[n, 4]) new) { next = MatMul(state, w) new = Optional(next) }>
+        }""",
+    "a string of a Loop": """(float[n, 4] x, int64 trips) => (float[n, 4] y, string[n, 4] z)
+        { start = Cast<to = 8>(x) y, z = Loop(trips, , x, start) <body = b
+            (int64 i, bool on, float[n, 4] state, string[n, 4] old)
+            => (bool on, float[n, 4] next, string[n, 4] new) { next = MatMul(state, w) new = Identity(old) }> }""",
+    "strings of each iteration": """(float[n, 4] x, int64 trips) => (float[n, 4] y, string[m, n, 4] z)
+        { start = Cast<to = 8>(x) y, z = Loop(trips, , x) <body = b (int64 i, bool on, float[n, 4] state)
+            => (bool on, float[n, 4] next, string[n, 4] each) { next = MatMul(state, w) each = Identity(start) }> }""",
+    "an If in a Loop": """(float[n, 4] x, int64 trips) => (float[n, 4] y, float[m, 4] z)
+        { e = SequenceEmpty() y, s = Loop(trips, , x, e) <body = b
+            (int64 i, bool on, float[n, 4] state, seq(float[n, 4]) carried)
+            => (bool on, float[n, 4] next, seq(float[n, 4]) longer)
+            { sum = ReduceSum<keepdims = 0>(state) zero = Constant<value_float = 0.0>() c = Greater(sum, zero)
+              next, longer = If(c) <then_branch = t () => (float[n, 4] a, seq(float[n, 4]) p)
+                  { a = MatMul(state, w) p = SequenceInsert(carried, a) },
+                else_branch = f () => (float[n, 4] d, seq(float[n, 4]) q)
+                  { d = MatMul(x, w) q = SequenceInsert(carried, x) }> }>
+          z = ConcatFromSequence<axis = 0>(s) }""",
+}
+
+
+@pytest.mark.parametrize("single_nodes", [False, True])
+@pytest.mark.parametrize("name", BESIDE_A_TENSOR)
+def test_what_stays_on_the_host_beside_a_tensor_keeps_a_control_flow_node_there(name: str, single_nodes: bool) -> None:
+    """ONNX Runtime finds a kernel for such a node, because it looks at the type of the first state only."""
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> m {BESIDE_A_TENSOR[name]}')
+    model.graph.initializer.append(numpy_helper.from_array(np.rint(4 * floats(4, 4)), "w"))
+    pair = of_model(model, single_nodes=int(single_nodes))
+    declined = [verdict for verdict in last_verdicts() if verdict.op_type in ("If", "Loop")]
+    assert declined
+    for verdict in declined:
+        assert not verdict.supported
+        assert "strings, sequences and optional values stay on the host" in verdict.reason
+    assert "MatMul" not in elsewhere(pair[0])
+    for trips in (0, 3):
+        if trips or "SequenceEmpty" not in BESIDE_A_TENSOR[name]:
+            feed = {"x": np.rint(4 * floats(2, 4)), "trips": np.array(trips)}
+            for actual, expected in zip(*(session.run(None, feed) for session in pair), strict=True):
+                np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("where", ["If", "Loop"])
+def test_a_body_reads_a_sequence_from_outside(where: str) -> None:
+    inside = "first = Constant<value_int = 0>() a = SequenceAt(s, first)"
+    node = {
+        "If": f"""one = Constant<value_int = 1>() c = Greater(trips, one)
+            y = If(c) <then_branch = t () => (float[n, 4] p) {{ {inside} p = MatMul(a, w) }}, else_branch = e () => (float[n, 4] q) {{ q = MatMul(x, w) }}>""",
+        "Loop": f"""y = Loop(trips, , x) <body = b (int64 i, bool on, float[n, 4] state) => (bool on, float[n, 4] next)
+            {{ {inside} b = Add(state, a) next = MatMul(b, w) }}>""",
+    }[where]
+    text = f"""(float[n, 4] x, int64 trips) => (float[n, 4] y)
+        {{ t = Cast<to = 8>(x) u = Cast<to = 1>(t) s = SequenceConstruct(u, u) {node} }}"""
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> m {text}')
+    model.graph.initializer.append(numpy_helper.from_array(floats(4, 4), "w"))
+    pair = of_model(model)
+    assert where not in elsewhere(pair[0])
+    assert {"MatMul"}.isdisjoint(elsewhere(pair[0]))
+    for trips in (1, 3):
+        assert_equal(pair, {"x": np.round(floats(2, 4)), "trips": np.array(trips)})
 
 
 def test_onnx_runtime_lets_no_fused_node_make_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
