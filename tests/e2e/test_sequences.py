@@ -222,7 +222,8 @@ def test_a_body_reads_a_sequence_from_outside(where: str) -> None:
     inside = "first = Constant<value_int = 0>() a = SequenceAt(s, first)"
     node = {
         "If": f"""one = Constant<value_int = 1>() c = Greater(trips, one)
-            y = If(c) <then_branch = t () => (float[n, 4] p) {{ {inside} p = MatMul(a, w) }}, else_branch = e () => (float[n, 4] q) {{ q = MatMul(x, w) }}>""",
+            y = If(c) <then_branch = t () => (float[n, 4] p) {{ {inside} p = MatMul(a, w) }},
+            else_branch = e () => (float[n, 4] q) {{ q = MatMul(x, w) }}>""",
         "Loop": f"""y = Loop(trips, , x) <body = b (int64 i, bool on, float[n, 4] state) => (bool on, float[n, 4] next)
             {{ {inside} b = Add(state, a) next = MatMul(b, w) }}>""",
     }[where]
