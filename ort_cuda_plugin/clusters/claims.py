@@ -13,6 +13,7 @@ from ..ops.kernel_definitions import HOST_RESULTS
 from ..ops.registry import channels_last_operators
 from ..program.containers import Operand
 from ..program.lowering import NUM_TRIALS, Buffer, DeviceProperties, LoweringOptions
+from ..program.passes.termination import Measure
 from ..program.symbolic import Dim
 from . import islands
 from .budget import MemoryBudget
@@ -158,9 +159,11 @@ def claim(
         found = _within(budget, graph, found)
     verdicts = dict(zip(graph.nodes, found, strict=True))
     singles = whole.singles
+    measure = Measure("claims")
     while True:
         ours = {node for node in graph.nodes if verdicts[node].supported}
         fused = [node in ours and node not in singles for node in graph.nodes]
+        measure.fall(len(ours) + sum(fused))  # what changes is declined, or leaves the clusters for a kernel of its own
         clusters = partition(graph, fused)
         searches = [[node] for node in graph.nodes if node in ours and node in singles and is_search(node)]
         if single_nodes:

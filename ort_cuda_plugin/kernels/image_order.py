@@ -236,7 +236,7 @@ class _Order:
     def _spread(self) -> None:
         """Orders what steps make of such images for each place, as far as every step that uses it can."""
         pending = list(self.moves)
-        while pending:
+        while pending:  # a buffer moves once, and so is pending once
             shape = self.moves[pending[-1]].source.shape
             for number in self.uses.users(pending.pop()):
                 step = self.steps[number]

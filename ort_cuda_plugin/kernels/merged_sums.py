@@ -20,6 +20,7 @@ from ..program.passes.alike import (
     same_leaves,
 )
 from ..program.passes.place import are_apart, written_views
+from ..program.passes.termination import Measure
 from ..program.passes.uses import Uses
 from ..program.steps import Sums, joined_nodes
 from ..program.trace import ReadBack, Step
@@ -118,8 +119,9 @@ class _Merger(Generic[AnySums]):
                 self.candidates[position] = candidate
                 groups.setdefault(self.merging.key(candidate), []).append(position)
         for positions in groups.values():
-            left = positions
+            left, measure = positions, Measure("merge_sums")
             while len(left) > 1:
+                measure.fall(len(left), self.candidates[left[0]].node)
                 left = self._merge_first(left)
         result: list[Step] = []
         for position, step in enumerate(self.steps):

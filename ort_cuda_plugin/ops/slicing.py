@@ -197,6 +197,8 @@ def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
             raise InvalidModel(f"Concat of ranks {inputs[0].rank} and {x.rank}")
     inputs = tuple(_inputs_that_add(ctx, inputs, at)) or inputs[:1]
     first = inputs[0]
+    if len(inputs) == 1:
+        return first
     total: Dim = 0
     for x in inputs:
         for other in range(x.rank):
@@ -206,8 +208,6 @@ def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
     shape = [*first.shape[:at], total, *first.shape[at + 1 :]]
 
     def on_device() -> Tensor:
-        if len(inputs) == 1:
-            return first
         result = empty_in_order(ctx, shape, first.dtype, inputs)
         offset = result.offset
         for x in inputs:

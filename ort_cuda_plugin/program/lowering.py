@@ -254,15 +254,22 @@ class Lowering:
         """x, whose contents `host_values` can now get from ``compute``, which takes the contents of ``sources``.
 
         For shape arithmetic on inputs of the cluster: computed on the device unless something asks for the contents.
-        Contents are elements in row-major order. Only for a new tensor of `empty`; others know their contents.
+        Contents are elements in row-major order. Only for a new tensor of `empty`; others know their contents, and a
+        view of a source would be computed from itself.
         """
+        if any(source.buffer is x.buffer for source in sources):
+            return x
         if x.buffer.kind is BufferKind.SCRATCH and x.buffer.deferred_host is None:
             x.buffer.deferred_host = DeferredContents(self.node, tuple(sources), compute)
         return x
 
     def _deferred_contents(self, buffer: Buffer) -> tuple[Dim, ...]:
-        """Sources first, on a stack of our own: how long a chain of them is, is up to the model."""
+        """Sources first, on a stack of our own: how long a chain of them is, is up to the model.
+
+        Each buffer waits for its sources once, so that this ends.
+        """
         pending = [buffer]
+        waited: set[Buffer] = set()
         while True:
             deferred = pending[-1].deferred_host
             assert deferred is not None
@@ -270,6 +277,10 @@ class Lowering:
                 sources = [x.buffer for x in deferred.sources if x.host is None]
                 missing = [x for x in sources if x.deferred_host is not None and x.deferred_host.contents is None]
                 if missing:
+                    if pending[-1] in waited:
+                        label = deferred.node.label if deferred.node else "(inputs)"
+                        raise RuntimeError(f"shape arithmetic of node {label}: it is computed from itself")
+                    waited.add(pending[-1])
                     pending += missing
                     continue
                 read = [self.host_values(x, "an input of shape arithmetic") for x in deferred.sources]

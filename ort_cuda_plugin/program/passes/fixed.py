@@ -9,6 +9,7 @@ from ..steps import Map
 from ..symbolic import Dim
 from ..tensor import Buffer, BufferKind, Tensor
 from ..trace import Copy, Int32, Int64, Launch, Memset, ReadBack, Recordable, Step
+from .termination import Measure
 
 MAX_GROWTH = 8
 """A result of at most so many times the bytes of its weights is kept in place of them: 4 bits become a float32."""
@@ -27,7 +28,9 @@ def fixed_buffers(steps: Sequence[Step]) -> Fixed:
     since a product of two weights is rare.
     """
     refused = {buffer for step in steps if not _is_static(step) for buffer in (*step.writes, *_read_back(step))}
+    measure = Measure("fixed")
     while True:
+        measure.fall(-len(refused))  # what is refused stays so, and there are only so many buffers
         found: dict[Buffer, int] = {}
         for step in steps:
             if refused.isdisjoint(step.writes):

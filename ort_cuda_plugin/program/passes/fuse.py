@@ -32,6 +32,7 @@ from ..tensor import BufferKind, Tensor, contiguous_strides
 from ..trace import ReadBack, Step
 from .fixed import fixed_buffers, is_fixed
 from .paths import Path, covers, find_path
+from .termination import Measure
 from .uses import Uses
 
 MAX_TENSORS = 24
@@ -59,9 +60,10 @@ class _Fusion:
         self.fixed = fixed_buffers(steps)
 
     def run(self) -> list[Step]:
-        position = 0
+        position, measure = 0, Measure[tuple[int, ...]]("fuse")
         while position < len(self.steps):
             consumer = self.steps[position]
+            measure.fall((len(self.steps), -position), consumer.node)  # to join makes one step of two
             if isinstance(consumer, Map):
                 joined = self._join_a_producer(consumer, position)
                 if joined is not None:

@@ -13,6 +13,7 @@ from ..tensor import Buffer, BufferKind, Tensor, contiguous_strides
 from ..trace import Step
 from .alike import Expression, completed, joined_constant, joined_inputs, result_of, same_leaves
 from .place import Copy, with_view
+from .termination import Measure
 from .uses import Uses
 
 COLUMNS = -1
@@ -29,7 +30,9 @@ def merge(steps: Sequence[Step]) -> list[Step]:
     uses = Uses(enumerate(result))
     gone: set[int] = set()
     for positions in groups.values():
+        measure = Measure("merge")
         while len(positions) > 1:
+            measure.fall(len(positions), result[positions[0]].node)
             # What others lack of the longest expression may be additions and factors that change nothing.
             longest = max(positions, key=lambda position: _length(_contract(result, position)))
             alike = _alike(result, longest, positions)
@@ -40,11 +43,16 @@ def merge(steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_mergeable(step: Contract) -> bool:
-    """Whether the weights are constant, and the only result is an intermediate."""
+    """Whether the weights are constant, the only result is an intermediate, and others can be alike.
+
+    A product whose map reads other elements for each row and column, as those of a residual, is not alike with itself.
+    """
     if len(step.outputs) != 1 or step.b.rank != 2 or not step.b.is_constant or step.column_axes != 1:
         return False
-    y = step.outputs[0][1]
-    return dense(y) and y.buffer.kind is BufferKind.SCRATCH and isinstance(step.shape[-1], int)
+    own, y = result_of(step), step.outputs[0][1]
+    if not dense(y) or y.buffer.kind is not BufferKind.SCRATCH or not isinstance(step.shape[-1], int):
+        return False
+    return same_leaves(own, own, COLUMNS) is not None
 
 
 def _contract(steps: Sequence[Step], position: int) -> Contract:

@@ -11,6 +11,7 @@ from ..symbolic import Dim, le
 from ..tensor import Buffer, BufferKind, Tensor
 from ..trace import Arg, Launch, ReadBack, Remake, Step
 from .paths import exact_quotient, find_path
+from .termination import Measure
 from .uses import Uses
 
 
@@ -39,8 +40,11 @@ class _Placement:
 
     def run(self) -> list[Step]:
         for position in reversed(range(len(self.steps))):
-            step = self.steps[position]
-            while isinstance(step, Map) and self._place_one(position, step):
+            step, measure = self.steps[position], Measure("place")
+            while isinstance(step, Map):
+                measure.fall(len(step.outputs), step.node)  # a copy that is placed is an output less
+                if not self._place_one(position, step):
+                    break
                 step = self.steps[position]
         return [step for step in self.steps if step is not None]
 

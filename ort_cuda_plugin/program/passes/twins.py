@@ -10,6 +10,7 @@ from ..tensor import BufferKind, Tensor
 from ..trace import Step
 from .alike import are_equal
 from .place import Copy, with_view
+from .termination import Measure
 from .uses import Uses
 
 
@@ -17,16 +18,17 @@ def twins(steps: Sequence[Step]) -> list[Step]:
     """The steps without intermediates that are equal to another result of the same step, which is read instead."""
     result = list(steps)
     uses = Uses(enumerate(steps))
-    for position in range(len(result)):
-        while _drop_one(result, uses, position):
-            pass
+    for position, step in enumerate(steps):
+        measure = Measure("twins")
+        while isinstance(step, Map):
+            measure.fall(len(step.outputs), step.node)
+            if not _drop_one(result, uses, position, step):
+                break
+            step = result[position]
     return result
 
 
-def _drop_one(steps: list[Step], uses: Uses[int], position: int) -> bool:
-    step = steps[position]
-    if not isinstance(step, Map):
-        return False
+def _drop_one(steps: list[Step], uses: Uses[int], position: int, step: Map) -> bool:
     tensors = dict(step.inputs)
     for number, (value, y) in enumerate(step.outputs):
         for other, kept in step.outputs[:number]:
