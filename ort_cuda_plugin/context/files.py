@@ -7,7 +7,7 @@ import mmap
 import os
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
@@ -56,6 +56,30 @@ def check_name(name: str, subject: str) -> PurePosixPath:
     if not name or "\0" in name or "\\" in name or relative.is_absolute() or ".." in relative.parts:
         raise ContextError(f"{subject}: only a path inside the model's folder is allowed, without '..'")
     return relative
+
+
+def refuse_to_replace(outputs: Mapping[str, Path | None], sources: Iterable[Path], why: str) -> None:
+    """Checks that no output is a file that is still needed, under whatever name or link.
+
+    ``outputs`` are paths by what messages call them, None for what is not written.
+
+    Raises:
+        ContextError: one is; ``why`` says why the file is needed.
+    """
+    needed = {}
+    for source in sources:
+        with contextlib.suppress(OSError):
+            status = source.stat()
+            needed[status.st_dev, status.st_ino] = source
+    for subject, path in outputs.items():
+        with contextlib.suppress(OSError):
+            status = Path(path or "").stat()
+            found = needed.get((status.st_dev, status.st_ino)) if path else None
+            if found is not None:
+                raise ContextError(
+                    f"{subject} {str(path)!r}: it would replace {str(found)!r}, {why}. Write the compiled model to "
+                    "another path"
+                )
 
 
 def check_whole(data: memoryview, subject: str) -> None:

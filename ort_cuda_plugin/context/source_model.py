@@ -21,6 +21,16 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _GRAPH = 7  # of ModelProto
 _INITIALIZER = 5  # of GraphProto
 _DIMS, _DATA_TYPE, _INT32_DATA, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 5, 8, 9, 13, 14  # TensorProto
+_EXTERNAL_LOCATION = "location"
+_PARTS: Final[dict[str, dict[int, str]]] = {
+    "model": {_GRAPH: "graph", 25: "function"},
+    "graph": {1: "node", _INITIALIZER: "tensor", 15: "sparse tensor"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
+    "sparse tensor": {1: "tensor", 2: "tensor"},
+}
+"""The fields of each message that lead to tensors, with what they hold."""
 _FIXED_DATA: Final[dict[int, np.dtype[Any]]] = {4: np.dtype("<f4"), 10: np.dtype("<f8")}
 _VARINT_DATA: Final = {_INT32_DATA, 7, 11}
 _MAX_DIMS = 64
@@ -104,6 +114,11 @@ class SourceTensor:
     pieces: list[tuple[int, int | Span]] = field(default_factory=list)
     external: dict[str, str] | None = None
 
+    @property
+    def external_location(self) -> str:
+        """The file with the elements, relative to the model; "" where they are in the model."""
+        return "" if self.external is None else self.external.get(_EXTERNAL_LOCATION, "")
+
 
 class SourceModel:
     """The initializers of a model's graph, by name. ``subject`` is what messages call it.
@@ -128,6 +143,12 @@ class SourceModel:
                         self.tensors[tensor.name] = tensor
         except (_Malformed, UnicodeDecodeError) as error:
             raise ContextError(f"{subject} is no ONNX model, or damaged") from error
+
+    def external_files(self) -> list[Path]:
+        """The files with external data of all tensors, also of those in bodies of nodes and in functions."""
+        if self._folder is None:
+            return []
+        return [self._folder / location for location in dict.fromkeys(self._locations()) if location]
 
     def stored(self, tensor: SourceTensor) -> Array:
         """The bytes of an initializer as ONNX Runtime stores them, without a copy where the model has them so.
@@ -155,6 +176,20 @@ class SourceModel:
         stored = self.stored(tensor)
         assert tensor.dtype is not None
         return elements(stored, tensor.dtype, tensor.dims)
+
+    def _locations(self) -> Iterator[str]:
+        waiting: list[tuple[str, Span]] = [("model", (0, len(self._messages.data)))]
+        try:
+            while waiting:
+                kind, span = waiting.pop()
+                if kind == "tensor":
+                    yield self._tensor(span).external_location
+                    continue
+                for number, _, value in self._messages.fields(span):
+                    if part := _PARTS[kind].get(number):
+                        waiting.append((part, _span(value)))
+        except (_Malformed, UnicodeDecodeError) as error:
+            raise ContextError(f"{self.subject} is no ONNX model, or damaged") from error
 
     def _unreadable(self, tensor: SourceTensor, why: str) -> ContextError:
         return ContextError(f"initializer {tensor.name!r} of {self.subject} cannot be read: {why}")
@@ -191,7 +226,7 @@ class SourceModel:
             offset, length = int(entries.get("offset", 0)), int(entries.get("length", wanted))
         except ValueError as error:
             raise self._unreadable(tensor, "its place in the external file is no number") from error
-        location = entries.get("location", "")
+        location = entries.get(_EXTERNAL_LOCATION, "")
         if self._folder is None:
             raise self._unreadable(
                 tensor,

@@ -30,6 +30,7 @@ class ContextOutput:
     """How a session writes a compiled model: the session entries ``ep.context_*``.
 
     With ``shares`` it is one of a group that writes one file, of which the one that ``is_last`` ends.
+    ``initializers_name`` is the file for initializers of other providers' nodes, "" where the model holds them.
     """
 
     file_path: str
@@ -37,6 +38,7 @@ class ContextOutput:
     prefix: str
     shares: bool
     is_last: bool
+    initializers_name: str
 
     @staticmethod
     def of(entries: Mapping[str, str]) -> ContextOutput | None:
@@ -49,7 +51,15 @@ class ContextOutput:
             entries.get("ep.context_node_name_prefix", ""),
             entries.get("ep.share_ep_contexts", "0") == "1",
             entries.get("ep.stop_share_ep_contexts", "0") == "1",
+            entries.get("ep.context_model_external_initializers_file_name", ""),
         )
+
+    def compiled_path(self, model_path: str) -> Path | None:
+        """The file that ONNX Runtime writes the compiled model to, None where nobody names one."""
+        if self.file_path or not model_path:
+            return Path(self.file_path) if self.file_path else None
+        path = Path(model_path)
+        return path.with_name(f"{path.stem}_ctx.onnx")
 
     def binary_path(self, model_path: str, is_named: bool = False) -> Path:
         """The file beside the compiled model that holds the context: [model]_[ep].bin.

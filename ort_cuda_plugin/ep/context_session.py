@@ -16,6 +16,7 @@ from ..clusters.search import is_search
 from ..context.capture import ContextTarget
 from ..context.compatibility import compatibility_info
 from ..context.errors import ContextError
+from ..context.files import refuse_to_replace
 from ..context.reader import Loaded, Session
 from ..context.writer import ContextCluster, ContextRequest, ContextWriter
 from ..model.ir import Graph, Node
@@ -139,6 +140,9 @@ class ContextSession:
         if request.weightless or self._asks_weightless:
             folder = None if output.embed and not output.file_path else output.binary_path(model).parent
             request = replace(request, source=self._sources.of_model(model, folder))
+        if self._binary is None:
+            self._binary = _shared_binary() if output.shares and not output.embed else _Binary()
+        self._protect_sources(output, model, request, self._binary)
         attributes: dict[str, int | str] = {
             "embed_mode": int(output.embed),
             "hardware_architecture": ",".join(request.architectures),
@@ -154,8 +158,6 @@ class ContextSession:
                 names.append(writer.add(cluster, request))
                 payloads.append(writer.to_bytes())
         elif clusters:
-            if self._binary is None:
-                self._binary = _shared_binary() if output.shares else _Binary()
             path = output.binary_path(model, is_named=self._callbacks.writes)
             file, names = self._binary.write(clusters, request, path, output.is_last, self._callbacks)
             payloads = [file.encode()] * len(clusters)
@@ -163,6 +165,29 @@ class ContextSession:
             (cluster, payload, {**attributes, "partition_name": name, "notes": f"{len(cluster.graph.nodes)} nodes"})
             for cluster, payload, name in zip(clusters, payloads, names, strict=True)
         ]
+
+    def _protect_sources(self, output: ContextOutput, model: str, request: ContextRequest, binary: _Binary) -> None:
+        """Checks that what is about to be written replaces no file of the models that are compiled.
+
+        ONNX Runtime may write a compiled model that has its weights over the model that it was made of.
+
+        Raises:
+            ContextError: it does.
+        """
+        compiled = output.compiled_path(model)
+        beside: dict[str, Path | None] = {"context file": None, "file of initializers": None}
+        if not output.embed and not self._callbacks.writes:
+            beside["context file"] = binary.path or output.binary_path(model)
+        if output.initializers_name and compiled is not None:
+            beside["file of initializers"] = compiled.parent / output.initializers_name
+        models = [Path(path) for path in (model, *self._sources.paths) if path]
+        external = self._sources.external_files(model)
+        if request.source is not None:
+            binary.weights += [*models, *request.source.model.external_files()]
+        everything = {"compiled model": compiled, **beside}
+        refuse_to_replace(everything, binary.weights, "which has weights that the compiled model does not store")
+        refuse_to_replace(everything, external, "which has external data of the model that is compiled")
+        refuse_to_replace(beside, models, "which is the model that is compiled")
 
     def partition_name(self, fused: str) -> str:
         """What the context calls the cluster of a fused node."""
@@ -190,11 +215,17 @@ class ContextSession:
 
 
 class _Binary:
-    """The file of a session, or of a group of sessions: the first of them names it."""
+    """The file of a session, or of a group of sessions: the first of them names it.
+
+    Attributes:
+        path: the file, None before anything is written.
+        weights: files with weights that the file does not store.
+    """
 
     def __init__(self) -> None:
         self._writer = ContextWriter(kernel_library().get_many)
-        self._path: Path | None = None
+        self.path: Path | None = None
+        self.weights: list[Path] = []
         self._lock = threading.Lock()
 
     def write(
@@ -212,23 +243,23 @@ class _Binary:
         """
         with self._lock:
             try:
-                self._path = self._path or path
-                if self._path.parent.resolve() != path.parent.resolve():
+                self.path = self.path or path
+                if self.path.parent.resolve() != path.parent.resolve():
                     raise ContextError(
                         "models that share a context are written to one folder: that of the first is "
-                        f"{str(self._path.parent)!r}, not {str(path.parent)!r}"
+                        f"{str(self.path.parent)!r}, not {str(path.parent)!r}"
                     )
                 names = [self._writer.add(cluster, request) for cluster in clusters]
                 if callbacks.writes:
-                    callbacks.write(self._path.name, self._writer.detach())
+                    callbacks.write(self.path.name, self._writer.detach())
                 else:
-                    self._writer.write(self._path)
+                    self._writer.write(self.path)
             except BaseException:
                 _end_group(self)  # it may have constants that are about to be freed
                 raise
             if is_last:
                 _end_group(self)
-            return self._path.name, names
+            return self.path.name, names
 
 
 _group: list[_Binary] = []

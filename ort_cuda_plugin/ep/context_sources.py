@@ -29,6 +29,11 @@ class SourceFinder:
         self._buffer = _buffer(session_options)  # it lives as long as the session
         self._found: dict[tuple[str, str], SourceModel] = {}
 
+    @property
+    def paths(self) -> list[str]:
+        """The source model that the application names, where it does."""
+        return [self._path] if self._path else []
+
     def find(self, folder: Path | None, file: str) -> Source:
         """The source model that the application gives, else ``file`` in ``folder``.
 
@@ -59,6 +64,15 @@ class SourceFinder:
         name = str(real.relative_to(output_folder.resolve())) if inside and output_folder is not None else real.name
         data = map_file(real.parent, real.name, f"source model {path!r}")
         return Source(name, SourceModel(data, f"source model {path!r}", self._external_folder(real.parent)))
+
+    def external_files(self, path: str) -> list[Path]:
+        """The files with external data of the model at ``path`` that is compiled, as far as they are known."""
+        if not path:
+            return []
+        try:
+            return self.of_model(path, None).model.external_files()
+        except ContextError:  # it is in another format than ONNX, which has no external data
+            return []
 
     def _open(self, folder: Path | None, file: str) -> SourceModel:
         if self._buffer is not None:
