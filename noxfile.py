@@ -78,6 +78,12 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def real(session: nox.Session) -> None:
+    """Files with trained weights out of PyPI packages, beside the table of the last time; before a change of a pass."""
+    python(session, "bench/real_models.py", *session.posargs)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Writes the generated reports again; an argument names one of them."""
     for report in session.posargs or REPORTS:
