@@ -31,6 +31,8 @@ _ACTIVATIONS: Final[dict[str, Callable[[Scalar], Scalar]]] = {
     "silu": lambda x: x * s.sigmoid(x),
     "identity": lambda x: x,
 }
+INTERLEAVED: Final = 1
+"""`Gate.fusion` of a first product whose columns are gate and linear part in turns."""
 _JITTER: Final = 0.01
 """Of the sparse mixer: experts whose probabilities are farther than twice this share from the best one do not count."""
 
@@ -67,8 +69,8 @@ class Gate:
                 return elementwise(ctx, activation, first)
             return elementwise(ctx, lambda x, y: activation(x) * y, first, third)
         if third is None:
-            both = reshape(ctx, first, [first.shape[0], *((width, 2) if self.fusion == 1 else (2, width))])
-            axis = 2 if self.fusion == 1 else 1
+            both = reshape(ctx, first, [first.shape[0], *((width, 2) if self.fusion == INTERLEAVED else (2, width))])
+            axis = 2 if self.fusion == INTERLEAVED else 1
             gate, third = (reshape(ctx, part(ctx, both, axis, i, 1), [first.shape[0], width]) for i in range(2))
         else:
             gate = first
@@ -83,9 +85,34 @@ def make_gate(
         raise InvalidModel(f"a mixture of experts with the activation {activation!r}")
     if fusion not in (0, 1, 2):
         raise InvalidModel(f"a mixture of experts with swiglu_fusion = {fusion}")
-    if activation == "swiglu" and (third is None) == (fusion == 0):
-        raise InvalidModel(f"swiglu with swiglu_fusion = {fusion} and {'no ' if third is None else ''}third weights")
+    if activation == "swiglu" and third is not None and fusion:
+        raise InvalidModel(f"swiglu with swiglu_fusion = {fusion} and third weights")
+    if activation == "swiglu" and third is None and fusion == 0:
+        # Exporters before ONNX Runtime 1.27 wrote interleaved parts without the attribute, as in the published
+        # gpt-oss-20b. CUDAExecutionProvider takes such a model in the same way.
+        fusion = INTERLEAVED
     return Gate(activation, fusion, alpha, beta, limit)
+
+
+def has_older_shape(
+    ctx: Lowering, first: Tensor, per_output: Tensor | None, second: Tensor, width: Dim, gate: Gate, pack: int = 1
+) -> bool:
+    """Return whether weights declare [experts, inputs, outputs / pack] instead of [experts, outputs, inputs / pack].
+
+    ONNX Runtime decides by the shapes of the first and the second weights alone, and so does this. The order of the
+    bytes is the same for both shapes unless the quantization says otherwise. ``per_output`` has the outputs of the
+    first product in its second dimension.
+    """
+    may_be_older = ctx.settled(eq(second.shape[2] * pack, width))
+    if may_be_older is None:
+        # A claim for tokens of unknown width: what belongs to the weights has to fit in any case.
+        outputs = gate.parts * second.shape[2] * pack if per_output is None else per_output.shape[1]
+        return ctx.known(eq(first.shape[1], outputs)) is False
+    if not may_be_older:
+        return False
+    if ctx.settled(eq(second.shape[1], width)):
+        return gate.parts > 1 and bool(ctx.settled(eq(first.shape[1], width)))
+    return True
 
 
 def choose(ctx: Lowering, scores: Tensor, k: int) -> Tensor:
@@ -214,9 +241,13 @@ def check_tokens(ctx: Lowering, x: Tensor, scores: Tensor, name: str) -> tuple[D
     return tokens, x.shape[-1], scores.shape[1]
 
 
-def _plain(ctx: Lowering, weights: Tensor, bias: Tensor | None, shape: tuple[Dim, Dim, Dim], what: str) -> Weights:
-    """Weights that are numbers."""
-    ctx.require_shape(weights, shape, f"{what}_experts_weights of MoE")
+def _plain(
+    ctx: Lowering, weights: Tensor, bias: Tensor | None, shape: tuple[Dim, Dim, Dim], older: bool, what: str
+) -> Weights:
+    """Weights that are numbers, with the bytes of ``shape`` [experts, outputs, inputs]."""
+    experts, columns, inputs = shape
+    declared = (experts, inputs, columns) if older else shape
+    ctx.require_shape(weights, declared, f"{what}_experts_weights of MoE")
     if bias is not None:
         ctx.require_shape(bias, shape[:2], f"{what}_experts_bias of MoE")
         bias = ctx.contiguous(bias)
@@ -253,21 +284,23 @@ def moe(
     swiglu_limit: float | None = None,
     use_sparse_mixer: int = 0,
 ) -> Tensor:
-    """Weights are [experts, columns, elements of a row]; a third product gates the first one."""
+    """Weights are [experts, outputs, inputs], or declare the older shape; a third product gates the first one."""
     gate = make_gate(
         activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, fc3_experts_weights
     )
-    if fc2_experts_weights.rank != 3:
-        raise InvalidModel(f"MoE with weights of rank {fc2_experts_weights.rank}")
+    for name, weights in (("fc1", fc1_experts_weights), ("fc2", fc2_experts_weights)):
+        if weights.rank != 3:
+            raise InvalidModel(f"MoE: {name}_experts_weights has rank {weights.rank}, not 3")
     if fc3_experts_weights is None and fc3_experts_bias is not None:
         raise InvalidModel("MoE with the bias of third weights that are not there")
     _, width, count = check_tokens(ctx, x, router_probs, "MoE")
-    inner = fc2_experts_weights.shape[2]
-    first = _plain(ctx, fc1_experts_weights, fc1_experts_bias, (count, gate.parts * inner, width), "fc1")
-    second = _plain(ctx, fc2_experts_weights, fc2_experts_bias, (count, width, inner), "fc2")
+    older = has_older_shape(ctx, fc1_experts_weights, fc1_experts_bias, fc2_experts_weights, width, gate)
+    inner = fc2_experts_weights.shape[1 if older else 2]
+    first = _plain(ctx, fc1_experts_weights, fc1_experts_bias, (count, gate.parts * inner, width), older, "fc1")
+    second = _plain(ctx, fc2_experts_weights, fc2_experts_bias, (count, width, inner), older, "fc2")
     third = None
     if fc3_experts_weights is not None:
-        third = _plain(ctx, fc3_experts_weights, fc3_experts_bias, (count, inner, width), "fc3")
+        third = _plain(ctx, fc3_experts_weights, fc3_experts_bias, (count, inner, width), older, "fc3")
     return mixture(
         ctx,
         x,

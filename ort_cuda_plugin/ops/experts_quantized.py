@@ -9,7 +9,8 @@ from ort_cuda_plugin.kernels.grouped import BLOCK, Shared, WeightBlock, WeightEl
 from ort_cuda_plugin.kernels.index import Loads
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.contrib_fused import UP_TO_FLOAT32
-from ort_cuda_plugin.ops.experts import check_tokens, make_gate, mixture
+from ort_cuda_plugin.ops.experts import check_tokens, has_older_shape, make_gate, mixture
+from ort_cuda_plugin.ops.mixed_gemm_layout import is_interleaved, raw_codes
 from ort_cuda_plugin.ops.quantization import FLOAT32_ONLY
 from ort_cuda_plugin.ops.registry import T1, T2, T, op
 from ort_cuda_plugin.ops.small_codes import E2M1
@@ -27,12 +28,18 @@ _Made: TypeAlias = tuple[WeightElement, WeightBlock, tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class _Projection:
-    """The inputs of one of the products, and their names in messages; ``block`` is 0 without blocks."""
+    """The inputs of one of the products, and their names in messages; ``block`` is 0 without blocks.
+
+    The codes declare [experts, outputs, inputs / pack], or with ``older`` [experts, inputs, outputs / pack].
+    ``interleaved`` says that their bytes are in the order of CUTLASS kernels.
+    """
 
     name: str
     kind: str
     bits: int
     block: int
+    older: bool
+    interleaved: bool
     codes: Tensor
     scales: Tensor | None
     zeros: Tensor | None
@@ -44,15 +51,16 @@ class _Projection:
         stored = DType.FLOAT8E4M3FN if self.kind == "fp8" else DType.UINT8
         if self.codes.dtype is not stored:
             raise InvalidModel(f"QMoE of quant_type {self.kind!r} with {self.codes.dtype.short} weights")
-        packed = ceildiv(width * self.bits, 8)
-        ctx.require_shape(self.codes, (experts, columns, packed), f"{self.name}_experts_weights of QMoE")
-        ctx.require(eq(packed * (8 // self.bits), width), f"a row of the {self.name} weights of QMoE is no whole bytes")
+        rows, row = (width, columns) if self.older else (columns, width)
+        packed = ceildiv(row * self.bits, 8)
+        ctx.require_shape(self.codes, (experts, rows, packed), f"{self.name}_experts_weights of QMoE")
+        ctx.require(eq(packed * (8 // self.bits), row), f"a row of the {self.name} weights of QMoE is no whole bytes")
         if self.bias is not None:
             ctx.require_shape(self.bias, (experts, columns), f"{self.name}_experts_bias of QMoE")
         bias = None if self.bias is None else ctx.contiguous(self.bias)
         make = {"int": self._integers, "fp8": self._floats_8}.get(self.kind, self._floats_4)
         element, shared, read = make(ctx, experts, columns, width)
-        return Weights(columns, element, (self.codes, *read), bias, shared)
+        return Weights(columns, element, read, bias, shared)
 
     def _given(self, x: Tensor | None, what: str) -> Tensor:
         if x is None:
@@ -81,7 +89,7 @@ class _Projection:
             ctx.require_shape(zeros, wanted, f"{self.name}_zero_points of QMoE")
             points = reshape(ctx, zeros, [product(zeros.shape[:-1]), packed])
 
-        packed_codes = self._rows(ctx)
+        packed_codes = self._rows(ctx, experts, columns, width)
 
         def shared(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
             block = [k >> shift] if self.block else []
@@ -98,7 +106,7 @@ class _Projection:
             code = loads.code(loads.source(packed_codes), row, k, bits)
             return s.cast(code - zero, DType.FLOAT32) * scale
 
-        return element, shared, (scales,) if zeros is None else (scales, zeros)
+        return element, shared, (packed_codes, scales) if zeros is None else (packed_codes, scales, zeros)
 
     def _floats_8(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> _Made:
         """Weights times a scale for each square of ``block``, or without blocks times one for each expert."""
@@ -115,7 +123,7 @@ class _Projection:
             scales = self._given(self.total, "global_scale")
             self._none(self.scales, "scales")
             ctx.require_shape(scales, (experts,), f"{self.name}_global_scale of QMoE")
-        rows = self._rows(ctx)
+        rows = self._rows(ctx, experts, columns, width)
 
         def shared(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
             place = [column >> shift, k >> shift] if self.block else []
@@ -125,16 +133,19 @@ class _Projection:
             scale, row = shared
             return s.cast(loads.source(rows).at([row, k]), DType.FLOAT32) * scale
 
-        return element, shared, (scales,)
+        return element, shared, (rows, scales)
 
-    def _rows(self, ctx: Lowering) -> Tensor:
-        """The codes as a matrix of bytes, the columns of all experts one after the other."""
-        return reshape(ctx, self.codes, [product(self.codes.shape[:-1]), self.codes.shape[-1]])
+    def _rows(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> Tensor:
+        """Return the codes as a matrix of bytes, with the columns of all experts one after the other."""
+        if self.interleaved:
+            return raw_codes(ctx, self.codes, experts * columns, width, self.bits)
+        return reshape(ctx, self.codes, [experts * columns, ceildiv(width * self.bits, 8)])
 
     def _floats_4(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> _Made:
         """Weights times a power of two for each block, and a scale for each expert.
 
-        In memory a byte has two neighbouring columns, and columns are neighbours: [experts, width, columns / 2].
+        In memory a byte has two neighbouring columns, and columns are neighbours: [experts, width, columns / 2]. The
+        schema declares another shape for the same bytes than onnxruntime-genai's builder.
         """
         self._none(self.zeros, "zero_points")
         scales, total = self._given(self.scales, "scales"), self._given(self.total, "global_scale")
@@ -159,7 +170,7 @@ class _Projection:
             code = loads.code(loads.source(turned), first + k, column, 4)
             return loads.source(table).at([s.cast(code, DType.INT64)]) * scale
 
-        return element, shared, (scales, total)
+        return element, shared, (turned, scales, total)
 
 
 def _check_block(kind: str, block: int) -> int:
@@ -232,10 +243,11 @@ def qmoe(
         raise Unsupported("attribute", "QMoE of quant_type nvfp4: how its weights lie in memory is not documented")
     if quant_type not in ("int", "fp4", "fp8", "wfp4afp8"):
         raise InvalidModel(f"QMoE of quant_type {quant_type!r}")
-    if weights_prepacked not in (-1, 0) and quant_type == "int":
-        raise Unsupported("attribute", f"QMoE with weights_prepacked = {weights_prepacked}: weights in another order")
-    if fc2_experts_weights.rank != 3:
-        raise InvalidModel(f"QMoE with weights of rank {fc2_experts_weights.rank}")
+    if weights_prepacked not in (-1, 0, 1):
+        raise InvalidModel(f"QMoE: weights_prepacked is {weights_prepacked}, expected -1, 0 or 1")
+    for name, weights in (("fc1", fc1_experts_weights), ("fc2", fc2_experts_weights)):
+        if weights.rank != 3:
+            raise InvalidModel(f"QMoE: {name}_experts_weights has rank {weights.rank}, not 3")
     if fc3_experts_weights is None and any(x is not None for x in (fc3_experts_bias, fc3_scales, fc3_zero_points)):
         raise InvalidModel("QMoE with a bias, scales or zero points of third weights that are not there")
     if fc3_experts_weights is not None and quant_type != "int" and not (quant_type == "fp8" and block_size > 0):
@@ -253,42 +265,33 @@ def qmoe(
         return bits
 
     _, width, experts = check_tokens(ctx, x, router_probs, "QMoE")
-    second_bits = bits_of(fc2_expert_weight_bits)
-    inner = fc2_experts_weights.shape[2] * (8 // second_bits)
-    first = _Projection(
-        "fc1",
-        quant_type,
-        bits_of(fc1_expert_weight_bits),
-        block,
-        fc1_experts_weights,
-        fc1_scales,
-        fc1_zero_points,
-        fc1_global_scale,
-        fc1_experts_bias,
+    first_bits, second_bits = bits_of(fc1_expert_weight_bits), bits_of(fc2_expert_weight_bits)
+    per_output = fc1_scales if quant_type != "fp8" else fc1_experts_bias
+    older = has_older_shape(ctx, fc1_experts_weights, per_output, fc2_experts_weights, width, gate, 8 // second_bits)
+    inner = fc2_experts_weights.shape[1] if older else fc2_experts_weights.shape[2] * (8 // second_bits)
+    sizes = [(first_bits, gate.parts * inner, width), (second_bits, width, inner)]
+    interleaved = quant_type == "int" and (
+        weights_prepacked == 1 or (weights_prepacked == -1 and older and is_interleaved(ctx, x.dtype, sizes))
+    )
+    if interleaved and fc3_experts_weights is not None:
+        raise Unsupported("attribute", "QMoE with third weights in the order of CUDAExecutionProvider's kernels")
+
+    def projection(name: str, bits: int, *inputs: Tensor | None) -> _Projection:
+        codes, scales, zeros, total, bias = inputs
+        assert codes is not None
+        return _Projection(name, quant_type, bits, block, older, interleaved, codes, scales, zeros, total, bias)
+
+    first = projection(
+        "fc1", first_bits, fc1_experts_weights, fc1_scales, fc1_zero_points, fc1_global_scale, fc1_experts_bias
     ).weights(ctx, experts, gate.parts * inner, width)
-    second = _Projection(
-        "fc2",
-        quant_type,
-        second_bits,
-        block,
-        fc2_experts_weights,
-        fc2_scales,
-        fc2_zero_points,
-        fc2_global_scale,
-        fc2_experts_bias,
+    second = projection(
+        "fc2", second_bits, fc2_experts_weights, fc2_scales, fc2_zero_points, fc2_global_scale, fc2_experts_bias
     ).weights(ctx, experts, width, inner)
     third = None
     if fc3_experts_weights is not None:
-        third = _Projection(
-            "fc3",
-            quant_type,
-            bits_of(fc3_expert_weight_bits),
-            block,
-            fc3_experts_weights,
-            fc3_scales,
-            fc3_zero_points,
-            None,
-            fc3_experts_bias,
+        bits = bits_of(fc3_expert_weight_bits)
+        third = projection(
+            "fc3", bits, fc3_experts_weights, fc3_scales, fc3_zero_points, None, fc3_experts_bias
         ).weights(ctx, experts, inner, width)
     if router_weights is not None:
         ctx.require_shape(router_weights, router_probs.shape, "router_weights of QMoE")

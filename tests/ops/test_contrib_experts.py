@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -119,6 +119,46 @@ def test_moe_with_third_weights(count: int, sparse: bool) -> None:
     given = [x.reshape(1, count, WIDTH), scores * np.float32(0.1) + 2, *weights(third=True)]
     attributes = {"k": 2, "activation_type": "silu", "use_sparse_mixer": int(sparse)}
     made = lambda *inputs: reference(*inputs, sparse=sparse)  # noqa: E731
+    check_node("MoE", given, attributes, reference=made, reals=[FLOAT], tolerance=5e-5, sized=SIZED)
+
+
+def in_older_shape(weights: Array | None) -> Array:
+    """The same bytes as [experts, inputs, outputs]."""
+    assert weights is not None
+    experts, outputs, inputs = weights.shape
+    return weights.reshape(experts, inputs, outputs)
+
+
+@pytest.mark.parametrize("sized", [SIZED, (1,)], ids=["known width", "any width"])
+@pytest.mark.parametrize(
+    ("activation", "inner"), [("relu", INNER), ("swiglu", INNER), ("swiglu", WIDTH), ("relu", WIDTH)]
+)
+def test_weights_may_declare_the_older_shape(activation: str, inner: int, sized: Collection[int]) -> None:
+    """Also where it is the newer one: square weights without swiglu."""
+    parts = 2 if activation == "swiglu" else 1
+    first = noise(EXPERTS, parts * inner, WIDTH, seed=2, scale=0.3)
+    second = noise(EXPERTS, WIDTH, inner, seed=4, scale=0.3)
+    shifts = noise(EXPERTS, parts * inner, seed=3), noise(EXPERTS, WIDTH, seed=5)
+    given = [*tokens(FEW), in_older_shape(first), shifts[0], in_older_shape(second), shifts[1]]
+    attributes = {"k": 2, "activation_type": activation, "swiglu_fusion": parts - 1}
+    check_node("MoE", given, attributes, reals=[FLOAT], constant=[2, 3, 4, 5], tolerance=5e-5, sized=sized)
+
+
+def test_third_weights_may_declare_the_older_shape() -> None:
+    first, _, second, _, third, _ = weights(third=True)
+    given = [*tokens(FEW), first, None, second, None, third]
+    attributes = {"k": 2, "activation_type": "silu"}
+    older = [*given[:2], in_older_shape(first), None, in_older_shape(second), None, in_older_shape(third)]
+    made = lambda *_: reference(*given)  # type: ignore[arg-type]  # noqa: E731
+    check_node("MoE", older, attributes, reference=made, reals=[FLOAT], tolerance=5e-5, sized=SIZED)
+
+
+def test_swiglu_without_third_weights_is_interleaved_where_nothing_says_so() -> None:
+    """As CUDAExecutionProvider takes models of before the attribute; the CPU provider refuses them."""
+    first, _, second, _ = weights(2)
+    given = [*tokens(FEW), first, None, second, None]
+    made = lambda *inputs: reference(*inputs, fusion=1)  # noqa: E731
+    attributes = {"k": 2, "activation_type": "swiglu", "activation_alpha": 1.0}
     check_node("MoE", given, attributes, reference=made, reals=[FLOAT], tolerance=5e-5, sized=SIZED)
 
 

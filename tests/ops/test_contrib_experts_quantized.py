@@ -43,6 +43,7 @@ class Packed:
         shape = (EXPERTS, rows, blocks) if block else (EXPERTS, rows)
         self.scales = (np.abs(noise(*shape, seed=seed)) + np.float32(0.1)) * np.float32(0.5 / (1 << bits))
         points = codes(*shape, bits=bits, seed=seed + 1) if zeros else np.full(shape, 1 << (bits - 1))
+        self.values: Array = values
         self.codes, self.zeros = packed(values, bits), packed(points, bits) if zeros else None
         wide = (points, self.scales)
         point, scale = (x if block else x[..., None] for x in wide)
@@ -92,6 +93,58 @@ def test_qmoe_of_integers(bits: int, block: int, zeros: bool) -> None:
     run(first, second, FEW, attributes, reference=made, reals=[FLOAT16 if bits == 2 else FLOAT])
 
 
+def interleaved(values: Array, bits: int) -> Array:
+    """Codes [outputs, inputs] as CUDAExecutionProvider's kernels read them, declared as [inputs, outputs / pack].
+
+    The steps are those of ONNX Runtime's packer for compute capability 8.0, one after the other.
+    """
+    outputs, inputs = values.shape
+    turns, word = 16 // bits, 32 // bits
+    rows = np.arange(8 * turns)
+    # Row 2J*i + 2j + p of a fragment is input 8j + 2i + p.
+    fragment = 8 * (rows % (2 * turns) // 2) + 2 * (rows // (2 * turns)) + rows % 2
+    permuted = values.reshape(outputs, -1, 8 * turns)[:, :, fragment].reshape(outputs, inputs)
+    tiles = permuted.reshape(outputs // turns, turns, inputs // 64, 64).transpose(0, 2, 1, 3)
+    words = tiles.reshape(-1, word)
+    order = [*range(0, word, 2), *range(1, word, 2)]
+    return packed(words[:, order].reshape(inputs, outputs), bits)
+
+
+@pytest.mark.parametrize(
+    ("bits", "block", "prepacked"), [(4, 0, None), (4, 32, None), (8, 64, None), (2, 64, 1), (4, 32, 1)]
+)
+def test_qmoe_of_weights_in_the_order_of_cuda_kernels(bits: int, block: int, prepacked: int | None) -> None:
+    """The shape [experts, inputs, outputs / pack] tells them, where the attribute does not say the order."""
+    inner = 128
+    first, second = Packed(inner, WIDTH, bits, block, False, 11), Packed(WIDTH, inner, bits, block, False, 21)
+    made = reference([first.numbers, second.numbers], [noise(EXPERTS, inner, seed=3), noise(EXPERTS, WIDTH, seed=5)])
+    for weights in (first, second):
+        weights.codes = np.stack([interleaved(x, bits) for x in weights.values])
+    attributes: dict[str, Any] = {"expert_weight_bits": bits, **({"block_size": block} if block else {})}
+    if prepacked is not None:
+        attributes["weights_prepacked"] = prepacked
+    run(first, second, FEW, attributes, reference=made, reals=[FLOAT16])
+
+
+@pytest.mark.parametrize(("real", "prepacked", "inner"), [(FLOAT, None, 128), (FLOAT16, 0, 128), (FLOAT16, None, 96)])
+def test_qmoe_of_weights_of_the_older_shape_in_the_order_of_the_schema(
+    real: int, prepacked: int | None, inner: int
+) -> None:
+    """CUDAExecutionProvider has no kernel for float32 or 96 inputs, and 0 says that nothing was packed.
+
+    The CPU provider agrees with this only where it does not prepack weights.
+    """
+    first, second = Packed(inner, WIDTH, 4, 32, False, 31), Packed(WIDTH, inner, 4, 32, False, 41)
+    made = reference([first.numbers, second.numbers], [noise(EXPERTS, inner, seed=3), noise(EXPERTS, WIDTH, seed=5)])
+    for weights in (first, second):
+        experts, outputs, row = weights.codes.shape
+        weights.codes = weights.codes.reshape(experts, row * 2, outputs // 2)
+    attributes = {"expert_weight_bits": 4, "block_size": 32}
+    if prepacked is not None:
+        attributes["weights_prepacked"] = prepacked
+    run(first, second, FEW, attributes, reference=made, reals=[real])
+
+
 @pytest.mark.parametrize("count", [FEW, MANY])
 def test_qmoe_equals_the_cpu_provider(count: int) -> None:
     first, second = Packed(2 * INNER, WIDTH, 4, BLOCK, True, 31), Packed(WIDTH, INNER, 4, BLOCK, True, 41)
@@ -129,15 +182,24 @@ def small_floats(kind: str, rows: int, columns: int, seed: int) -> tuple[list[Ar
     return [stored, scales, total], bits.astype(np.float32) * wide * total[:, None, None]
 
 
-@pytest.mark.parametrize("kind", ["fp4", "fp8", "fp8 in squares"])
-def test_qmoe_of_small_floats(kind: str) -> None:
-    first, first_numbers = small_floats(kind, INNER, WIDTH, 51)
-    second, second_numbers = small_floats(kind, WIDTH, INNER, 61)
-    inputs: list[Array | None] = [
+@pytest.mark.parametrize("older", [False, True], ids=["", "older shape"])
+@pytest.mark.parametrize("kind", ["fp4", "wfp4afp8", "fp8", "fp8 in squares"])
+def test_qmoe_of_small_floats(kind: str, older: bool) -> None:
+    """Of the older shape are weights of onnxruntime-genai's builder; square ones have the same shape."""
+    inner = 96 if older else INNER
+    weights = [small_floats(kind, inner, WIDTH, 51), small_floats(kind, WIDTH, inner, 61)]
+    if older:
+        for inputs, numbers in weights:
+            stored = inputs[0]
+            assert stored is not None
+            inputs[0] = stored.reshape(EXPERTS, numbers.shape[2], -1)
+    (first, first_numbers), (second, second_numbers) = weights
+    inputs = [
         noise(FEW, WIDTH), noise(FEW, EXPERTS, seed=1), first[0], first[1], None, second[0], second[1],
         *[None] * 8, first[2], second[2],
     ]  # fmt: skip
-    attributes: dict[str, Any] = {"k": 2, "normalize_routing_weights": 1, "quant_type": kind[:3]}
+    quant_type = "fp8" if kind == "fp8 in squares" else kind
+    attributes: dict[str, Any] = {"k": 2, "normalize_routing_weights": 1, "quant_type": quant_type}
     if kind == "fp8 in squares":
         attributes["block_size"] = BLOCK
         inputs = inputs[:7]
@@ -160,7 +222,7 @@ def test_what_qmoe_declines_has_a_reason() -> None:
     first, second = Packed(INNER, WIDTH, 4, 0, False, 11), Packed(WIDTH, INNER, 4, 0, False, 21)
     inputs = [noise(FEW, WIDTH), noise(FEW, EXPERTS), first.codes, first.scales, None, second.codes, second.scales]
     for attributes, reason in (
-        ({"weights_prepacked": 1}, "another order"),
+        ({"weights_prepacked": 2}, "expected -1, 0 or 1"),
         ({"quant_type": "nvfp4"}, "not documented"),
     ):
         model = node_model("QMoE", inputs, attributes, [FLOAT], constant=[2, 3, 5, 6])

@@ -1,0 +1,70 @@
+"""Unpacks weights from CUTLASS's layout for GEMMs of 16-bit activations with weights of 2, 4 or 8 bits.
+
+CUDAExecutionProvider's ``QMoE`` reads integer weights in this layout, and onnxruntime-genai's builder stores them so.
+It is a permutation of the codes of a matrix [outputs, inputs], where J is 16 / bits::
+
+    inputs   8j + 2i + p of 8J neighbours  ->  2J*i + 2j + p: what a thread has of a tensor core's operand is together
+    outputs  J neighbours take turns, each with 64 inputs
+    codes    of 32 bits  ->  first those at even places, then those at odd places
+
+The layout is that of GPUs of compute capability 8.0, which CUDAExecutionProvider takes on later ones, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv
+from ort_cuda_plugin.program.views import reshape
+
+TILE: Final = 64  # inputs of an output that are neighbours, elements
+PACKED_COLUMNS: Final = 8  # a multiple of so many bytes are the outputs of an input
+ACTIVATION_BITS: Final = 16
+
+
+def is_interleaved(ctx: Lowering, activations: DType, sizes: Iterable[tuple[int, Dim, Dim]]) -> bool:
+    """Return whether matrices of (bits, outputs, inputs) can have this layout; it has no padding."""
+    if activations.itemsize * 8 != ACTIVATION_BITS:
+        return False
+    return all(
+        _is_multiple(ctx, inputs, TILE) and _is_multiple(ctx, outputs, PACKED_COLUMNS * (8 // bits))
+        for bits, outputs, inputs in sizes
+    )
+
+
+def _is_multiple(ctx: Lowering, size: Dim, divisor: int) -> bool:
+    return bool(ctx.settled(eq(floordiv(size, divisor) * divisor, size)))
+
+
+def raw_codes(ctx: Lowering, codes: Tensor, rows: Dim, width: Dim, bits: int) -> Tensor:
+    """Return the codes of ``rows`` outputs in their order: uint8 [rows, width * bits / 8], the lowest bits first."""
+    turns, pack = ACTIVATION_BITS // bits, 8 // bits
+    for size, name, divisor in ((width, "inputs", TILE), (rows, "outputs", PACKED_COLUMNS * pack)):
+        message = f"weights in the order of CUTLASS's kernels: the number of {name} is not a multiple of {divisor}"
+        ctx.require(eq(floordiv(size, divisor) * divisor, size), message)
+    packed = floordiv(width, pack)
+    source = reshape(ctx, codes, [1, rows * packed])
+
+    def byte(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        row, found = c[0], maps.source(source)
+        result = s.constant(0, DType.INT32)
+        for place in range(pack):
+            k = c[1] * pack + place
+            inside = k & 8 * turns - 1
+            fragment = (inside & 7) >> 1
+            k = k - inside + 2 * turns * fragment + (inside >> 3) * 2 + (inside & 1)
+            tile = (row >> turns.bit_length() - 1) * maps.dim(floordiv(width, TILE)) + (k >> TILE.bit_length() - 1)
+            at = (tile * turns + (row & turns - 1)) * TILE + (k & TILE - 1)
+            word = 32 // bits
+            inside = at & word - 1
+            at = at - inside + (inside & 1) * (word // 2) + (inside >> 1)
+            result = result | maps.code(found, s.constant(0, DType.INT64), at, bits) << place * bits
+        return s.cast(result, DType.UINT8)
+
+    return gather_map(ctx, [rows, packed], DType.UINT8, byte)
