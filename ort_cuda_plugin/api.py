@@ -20,6 +20,7 @@ from .ep.devices import METADATA_KEYS, DeviceInfo, cuda_devices, emulation_reque
 from .ep.identity import VIRTUAL_SUFFIX, Identity, default_identity, identity_named, is_our_name
 from .ep.options import parse
 from .ep.provider import Provider, forget_last_provider, last_provider, last_verdicts
+from .fallback import raise_instead
 from .session_errors import NoProviderError, explained
 from .uninterrupted import imported
 
@@ -103,6 +104,13 @@ def is_registered_as(identity: Identity) -> bool:
     return bool(_factories(identity))
 
 
+def refuse_fallback() -> None:
+    """Make sessions that name the provider raise where ONNX Runtime would answer an error by using the CPU."""
+    raise_instead(
+        _onnxruntime(), lambda name: is_our_name(name) and is_registered_as(identity_named(name, "providers"))
+    )
+
+
 def register(name: str | None = None, emulate: bool | None = None, *, as_: str | None = None) -> list[Any]:
     """Registers the library with ONNX Runtime and returns the ``OrtEpDevice`` objects that it offers.
 
@@ -115,6 +123,8 @@ def register(name: str | None = None, emulate: bool | None = None, *, as_: str |
         emulate: True offers the emulated devices, False does not, None follows ``ORT_CUDA_PLUGIN_EMULATE``.
         as_: "CUDAExecutionProvider" offers the devices under the built-in execution provider's name, so that an
             application that asks for it gets the plugin; None follows ``ORT_CUDA_PLUGIN_AS``. Both names may be in use.
+            With a name, a session that names the provider raises when it cannot be created, for example for a wrong
+            option, instead of falling back to the CPU.
 
     Raises:
         ImportError: ONNX Runtime is missing or older than 1.26.
@@ -136,6 +146,8 @@ def register(name: str | None = None, emulate: bool | None = None, *, as_: str |
         if emulate and not any(_info(device).emulated for device in offered) and virtual not in _factories(identity):
             _register(ort, virtual, emulate, identity)
             offered = _ep_devices(ort, identity)
+    if as_ is not None or identity is not Identity.OWN:
+        refuse_fallback()
     return offered
 
 

@@ -120,7 +120,7 @@ int ocp_arena_set_limit(int emulated, int ordinal, int memory, int64_t bytes, oc
   if (bytes < 0)
     return ocp_fail(error, ORT_INVALID_ARGUMENT, "a limit of %lld bytes", (long long)bytes);
   if (atomic_load(&ocp_forked))
-    return ocp_fail(error, ORT_EP_FAIL, "%s", OCP_FORKED_TEXT);
+    return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%s", OCP_FORKED_TEXT);
   pthread_mutex_lock(&lock);
   settings *s = settings_of(emulated != 0, ordinal, memory);
   s->config.max_mem = bytes ? bytes : INT64_MAX;

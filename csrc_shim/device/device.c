@@ -5,13 +5,13 @@
 
 int ocp_device_check(const ocp_device *device, ocp_error *error) {
   if (atomic_load_explicit(&ocp_forked, memory_order_relaxed))
-    return ocp_fail(error, ORT_EP_FAIL, "%s", OCP_FORKED_TEXT);
+    return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%s", OCP_FORKED_TEXT);
   CUresult lost = atomic_load_explicit(&device->lost, memory_order_relaxed);
   if (lost == CUDA_SUCCESS)
     return ORT_OK;
   ocp_error earlier;
   ocp_fail_cuda(&earlier, device->driver, lost, "an earlier operation");
-  return ocp_fail(error, ORT_EP_FAIL, "CUDA device %d is lost, restart the process: %.800s", device->ordinal,
+  return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "CUDA device %d is lost, restart the process: %.800s", device->ordinal,
                   earlier.text);
 }
 

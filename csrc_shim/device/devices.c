@@ -40,7 +40,7 @@ static int fill(ocp_device *device, bool emulated, int ordinal, ocp_error *error
   const char *why = NULL;
   const ocp_driver *driver = emulated ? ocp_driver_emulator() : ocp_driver_cuda(&why);
   if (!driver)
-    return ocp_fail(error, ORT_EP_FAIL, "no CUDA driver: %s", why);
+    return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "no CUDA driver: %s", why);
   device->driver = driver;
   device->emulated = emulated;
   device->ordinal = ordinal;
@@ -95,7 +95,7 @@ ocp_device *ocp_device_open(bool emulated, int ordinal, ocp_error *error) {
   if (device)
     return device;
   if (atomic_load(&ocp_forked)) {
-    ocp_fail(error, ORT_EP_FAIL, "%s", OCP_FORKED_TEXT);
+    ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%s", OCP_FORKED_TEXT);
     return NULL;
   }
   ocp_watch_forks();

@@ -221,7 +221,7 @@ static int out_of_memory(ocp_device *device, int memory, size_t bytes, ocp_error
     if (device->driver->MemGetInfo(&free_bytes, &total) == CUDA_SUCCESS)
       snprintf(of_device, sizeof of_device, "; %zu of the device's %zu are free", free_bytes, total);
   }
-  return ocp_fail(error, ORT_EP_FAIL,
+  return ocp_fail(error, ORT_RUNTIME_EXCEPTION,
                   "out of memory %s: %zu bytes wanted; this process uses %lld (%lld at most, weights %lld) of the %lld "
                   "bytes that it holds%s%s. Release sessions or tensors, use smaller inputs%s",
                   where, bytes, (long long)stats.in_use, (long long)stats.max_in_use, (long long)stats.weights,
@@ -311,7 +311,7 @@ static bool uses_mempool(const request *r) {
 }
 
 static int fail_in_capture(const request *r, ocp_error *error) {
-  return ocp_fail(error, ORT_EP_FAIL,
+  return ocp_fail(error, ORT_RUNTIME_EXCEPTION,
                   "a CUDA graph is being captured and needs %zu bytes, which the driver cannot give during a capture: "
                   "run once without capture first",
                   r->bytes);
@@ -356,7 +356,7 @@ static int allocate(request *r, uint64_t *address, ocp_error *error) {
   *address = 0;
   error->code = ORT_OK;
   if (atomic_load_explicit(&ocp_forked, memory_order_relaxed))
-    return ocp_fail(error, ORT_EP_FAIL, "%s", OCP_FORKED_TEXT);
+    return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%s", OCP_FORKED_TEXT);
   if ((*address = ocp_run_memory_reuse(device, r->memory, r->bytes)))
     return ORT_OK;
   const ocp_driver *driver = device->driver;

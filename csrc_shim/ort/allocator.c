@@ -140,7 +140,7 @@ static OrtStatus *allocator_get_stats(const OrtAllocator *this_, OrtKeyValuePair
   ocp_memory_stats stats = {.limit = INT64_MAX};
   *out = NULL;
   if (atomic_load(&ocp_forked)) /* where other threads' locks stay locked */
-    return ocp_api->CreateStatus(ORT_EP_FAIL, OCP_FORKED_TEXT);
+    return ocp_api->CreateStatus(ORT_RUNTIME_EXCEPTION, OCP_FORKED_TEXT);
   ocp_device *device = ocp_device_find(allocator->emulated, allocator->ordinal);
   if (device)
     ocp_pool_stats(device, allocator->memory, &stats);

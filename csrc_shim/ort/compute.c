@@ -89,7 +89,8 @@ int ocp_ort_input_of(const OrtValue *value, uint32_t index, const char *name, co
   if (status)
     return ocp_fail_status(error, status);
   if (!input->data && !is_empty(input->dims, rank))
-    return ocp_fail(error, ORT_EP_FAIL, "%s has no memory: %s", label(index, name, text), ocp_ort_why_no_memory());
+    return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%s has no memory: %s", label(index, name, text),
+                    ocp_ort_why_no_memory());
   input->dtype = (uint32_t)dtype;
   input->rank = (uint32_t)rank;
   /* ORT can hand over host memory; so could a caller with memory of another device of ours. */
@@ -127,7 +128,9 @@ static int allocate_output(void *context, uint32_t number, const int64_t *dims, 
   if (status)
     return ocp_fail_status(error, status);
   /* ORT makes a tensor of what its allocator gave, also of nothing. */
-  return *data || !value || is_empty(dims, rank) ? ORT_OK : ocp_fail(error, ORT_EP_FAIL, "%s", ocp_ort_why_no_memory());
+  return *data || !value || is_empty(dims, rank)
+             ? ORT_OK
+             : ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%s", ocp_ort_why_no_memory());
 }
 
 static int run_target(const target *self, ocp_stream *stream, const ocp_input *inputs, ocp_output_fn output,

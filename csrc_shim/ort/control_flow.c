@@ -149,7 +149,7 @@ static int give_output(void *context, uint32_t index, const int64_t *dims, uint3
   OrtStatus *status = ocp_api->GetTensorMutableData(context, data);
   if (status)
     return ocp_fail_status(error, status);
-  return *data ? ORT_OK : ocp_fail(error, ORT_EP_FAIL, "%s", ocp_ort_why_no_memory());
+  return *data ? ORT_OK : ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%s", ocp_ort_why_no_memory());
 }
 
 static int transpose(scan_helper *self, const size_t *permutation, size_t rank, const OrtValue *input,

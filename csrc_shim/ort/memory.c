@@ -126,7 +126,7 @@ int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, 
     return ocp_fail(error, ORT_INVALID_ARGUMENT, "cannot copy a tensor of %zu bytes into one of %zu", src_bytes,
                     dst_bytes);
   if (dst_bytes && (!src_data || !dst_data))
-    return ocp_fail(error, ORT_EP_FAIL, "cannot copy a tensor without memory: %s", ocp_ort_why_no_memory());
+    return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "cannot copy a tensor without memory: %s", ocp_ort_why_no_memory());
   ocp_device *device = ocp_ort_copying_device(src, dst, error);
   if (!device)
     return error->code;
@@ -149,7 +149,7 @@ int ocp_ort_copy_to_device(ocp_stream *stream, void *dst, size_t room, const Ort
     return ocp_fail(error, ORT_INVALID_ARGUMENT, "cannot copy a tensor of %zu bytes to where %zu are left", *bytes,
                     room);
   if (*bytes && (!data || !dst))
-    return ocp_fail(error, ORT_EP_FAIL, "cannot copy a tensor without memory: %s", ocp_ort_why_no_memory());
+    return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "cannot copy a tensor without memory: %s", ocp_ort_why_no_memory());
   const bool from_device = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(src)).kind == OCP_PLACE_DEVICE;
   return copy(stream->device, dst, /*dst_on_device=*/true, data, from_device, *bytes, stream, error);
 }

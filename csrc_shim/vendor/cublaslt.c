@@ -100,7 +100,7 @@ typedef struct matmul {
 } matmul;
 
 static int fail(ocp_error *error, cublasStatus_t status, const char *what) {
-  return ocp_fail(error, ORT_EP_FAIL, "%s failed: %s", what, lt.GetStatusString(status));
+  return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%s failed: %s", what, lt.GetStatusString(status));
 }
 
 static bool valid(const ocp_problem_spec *spec, const int64_t *v) {
@@ -274,9 +274,10 @@ static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handl
     release(call);
     if (rank > 0 && !made.status)
       return ORT_OK;
-    return made.status ? fail(error, made.status, made.failed)
-                       : ocp_fail(error, ORT_EP_FAIL, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld",
-                                  (long long)key[M], (long long)key[N], (long long)key[K]);
+    return made.status
+               ? fail(error, made.status, made.failed)
+               : ocp_fail(error, ORT_RUNTIME_EXCEPTION, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld",
+                          (long long)key[M], (long long)key[N], (long long)key[K]);
   }
   call->algo = best[rank].algo;
   *algorithm = call;

@@ -50,7 +50,7 @@ void ocp_dnn_finalize(ocp_dnn_builder *b, cudnnBackendDescriptor_t descriptor) {
 }
 
 static int fail(ocp_error *error, cudnnStatus_t status, const char *what) {
-  return ocp_fail(error, ORT_EP_FAIL, "%s failed: %s", what, ocp_dnn.GetErrorString(status));
+  return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%s failed: %s", what, ocp_dnn.GetErrorString(status));
 }
 
 cudnnBackendDescriptor_t ocp_dnn_make_tensor(ocp_dnn_builder *b, const ocp_dnn_tensor *t) {
@@ -260,8 +260,9 @@ int ocp_dnn_find(ocp_dnn_builder *b, const ocp_problem_spec *spec, const ocp_lib
   ocp_dnn_release(conv);
   if (!b->status && may_be_missing)
     return ORT_OK;
-  return b->status ? fail(error, b->status, b->failed)
-                   : ocp_fail(error, ORT_EP_FAIL, "cuDNN has no engine for a problem in the precision asked for");
+  return b->status
+             ? fail(error, b->status, b->failed)
+             : ocp_fail(error, ORT_RUNTIME_EXCEPTION, "cuDNN has no engine for a problem in the precision asked for");
 }
 
 /* ---- plans as text ---- */

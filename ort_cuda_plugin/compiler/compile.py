@@ -67,7 +67,7 @@ element_types = {
 class KernelCompileError(Exception):
     """A kernel does not compile. The message names the kernel and, where it is known, the line of its source."""
 
-    ort_code = 11  # ORT_EP_FAIL
+    ort_code = 6  # ORT_RUNTIME_EXCEPTION
 
     def __init__(self, spec: KernelSpec, reason: str, filename: str = "", line: int = 0) -> None:
         place = f" ({filename}, line {line})" if line else ""

@@ -23,4 +23,4 @@ class ContextError(Exception):
 class UnforeseenShapes(Exception):
     """What is stored cannot be used as it is, and nothing can be compiled here."""
 
-    ort_code = 1  # ORT_FAIL; EP_FAIL would make onnxruntime's Python API try the CPU provider, which cannot help
+    ort_code = 1  # ORT_FAIL

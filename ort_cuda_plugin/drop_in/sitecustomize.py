@@ -70,6 +70,9 @@ def _offer(onnxruntime: ModuleType) -> None:
     if not ort_cuda_plugin.register():
         print("ort-cuda-plugin exec: no CUDA device; onnxruntime uses the CPU", file=sys.stderr)
         return
+    from ort_cuda_plugin.api import refuse_fallback
+
+    refuse_fallback()
     priority: list[str] = onnxruntime.get_all_providers()
     available: Callable[[], list[str]] = onnxruntime.get_available_providers
 

@@ -27,7 +27,7 @@ _FALSE = {"", "0", "false", "no", "off"}
 class DriverError(RuntimeError):
     """A call of the CUDA driver (or of the emulator) failed."""
 
-    ort_code = 11  # ORT_EP_FAIL
+    ort_code = 6  # ORT_RUNTIME_EXCEPTION
 
 
 METADATA_KEYS = frozenset(

@@ -212,6 +212,39 @@ assert not {"CudaPluginExecutionProvider", "CUDAExecutionProvider"} & {d.ep_name
     )
 
 
+WRONG_OPTION = """
+import sys, onnxruntime as ort
+def outcome(*providers, **arguments):
+    try:
+        return ort.InferenceSession(bytes.fromhex(sys.argv[1]), providers=providers, **arguments).get_providers()[0]
+    except Exception as error:
+        return "no_such_option" if "no_such_option" in str(error) else str(error)
+"""
+
+
+@by_name
+def test_a_session_that_names_the_provider_in_place_of_the_built_in_one_does_not_fall_back() -> None:
+    python(
+        WRONG_OPTION
+        + """
+import ort_cuda_plugin as plugin
+own, cuda = [(name, {"no_such_option": "1"}) for name in ("CudaPluginExecutionProvider", "CUDAExecutionProvider")]
+plugin.register(emulate=True)
+assert outcome(own) == "CPUExecutionProvider"
+plugin.register(as_="CUDAExecutionProvider", emulate=True)
+plugin.register(as_="CUDAExecutionProvider", emulate=True)
+assert outcome(cuda) == outcome(cuda, "CPUExecutionProvider") == outcome(own) == "no_such_option"
+assert outcome("CUDAExecutionProvider", provider_options=[cuda[1]]) == "no_such_option"
+assert outcome(cuda, enable_fallback=1) == "CPUExecutionProvider"
+assert outcome("CUDAExecutionProvider") == "CUDAExecutionProvider"
+plugin.unregister()
+assert outcome(cuda) == "CPUExecutionProvider"
+""",
+        add_model().hex(),
+        env=NO_GPU,
+    )
+
+
 @pytest.mark.parametrize(
     "register",
     [
@@ -330,6 +363,16 @@ def test_with_gives_a_program_the_provider_under_its_own_name(tmp_path: Path) ->
     done = executed(sys.executable, "-W", "error", "-c", code, command="with")
     assert (done.returncode, done.stdout) == (0, "CudaPluginExecutionProvider\n"), done.stderr
     assert "ort-cuda-plugin with -- python app.py" in executed(command="with").stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [pytest.param("exec", "CUDAExecutionProvider", marks=by_name), ("with", "CudaPluginExecutionProvider")],
+)
+def test_a_wrong_option_of_a_program_is_an_error(command: str, name: str) -> None:
+    code = WRONG_OPTION + f'print(outcome(({name!r}, {{"no_such_option": "1"}}), "CPUExecutionProvider"))'
+    done = executed(sys.executable, "-c", code, add_model().hex(), command=command)
+    assert (done.returncode, done.stdout) == (0, "no_such_option\n"), done.stderr
 
 
 def test_exec_leaves_other_programs_as_they_are(tmp_path: Path) -> None:

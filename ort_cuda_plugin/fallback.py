@@ -1,0 +1,48 @@
+"""ONNX Runtime's fallback to the CPU: ``InferenceSession`` retries without the provider when it cannot be created.
+
+An application that runs on the plugin in place of another provider would lose the GPU over one wrong option, with a
+line on stdout. ``enable_fallback=0`` is the argument that makes the session raise. It is no documented parameter, and
+no session option means the same, so `raise_instead` changes its default.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+_CHANGED = "_ort_cuda_plugin_raises"
+
+
+def raise_instead(onnxruntime: ModuleType, is_ours: Callable[[str], bool]) -> None:
+    """Make sessions raise that name a provider of ours and cannot be created; other sessions fall back as before.
+
+    An application that passes ``enable_fallback`` gets what it passes. Safe to call again.
+    """
+    original = onnxruntime.InferenceSession.__init__
+    if hasattr(original, _CHANGED):
+        return
+
+    @functools.wraps(original)
+    def init(
+        self: Any,
+        path_or_bytes: Any,
+        sess_options: Any = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if any(is_ours(name) for name in _names(providers)):
+            kwargs.setdefault("enable_fallback", 0)
+        original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+
+    setattr(init, _CHANGED, True)
+    onnxruntime.InferenceSession.__init__ = init
+
+
+def _names(providers: Any) -> list[str]:
+    """The names in what an application passed as ``providers``, which ONNX Runtime checks later."""
+    entries = list(providers) if isinstance(providers, Sequence) else []
+    first = [entry[0] if isinstance(entry, tuple) and entry else entry for entry in entries]
+    return [name for name in first if isinstance(name, str)]
