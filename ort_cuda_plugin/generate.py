@@ -23,11 +23,11 @@ import onnxruntime as ort
 
 from .api import chosen_device, session
 from .model import token_choice as choice
+from .model.ort_schema import TENSOR_TYPES
 
 if TYPE_CHECKING:
-    from .model.ir import Array
+    from .model.ir import Array, DType
 
-_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
 _LARGEST_DRAW = np.float32(1 - 2**-23)
 """So large that no product with a sum of probabilities rounds to that sum."""
 
@@ -78,7 +78,7 @@ class Decoder:
         self._mask = self._on_device(np.zeros((batch, max_length), np.int64))
         self._positions = self._on_device(np.zeros((batch, 1), np.int64))
         self._cache = {
-            x.name: self._on_device(np.zeros(self._cache_shape(x, path, head_size), _TYPES[x.type]))
+            x.name: self._zeros(self._cache_shape(x, path, head_size), TENSOR_TYPES[x.type])
             for x in self.session.get_inputs()
             if x.name.startswith("past")
         }
@@ -189,6 +189,16 @@ class Decoder:
     def _on_device(self, array: Array) -> Any:
         memory = self._memory
         return ort.OrtValue.ortvalue_from_numpy(array, "gpu", memory.device_id, memory.device_vendor_id)
+
+    def _zeros(self, shape: Sequence[int], dtype: DType) -> Any:
+        """A tensor of zeros on the device, also of the types that NumPy does not have."""
+        memory = self._memory
+        value = ort.OrtValue.ortvalue_from_shape_and_type(
+            shape, dtype.onnx, "gpu", memory.device_id, memory.device_vendor_id
+        )
+        zeros = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, dtype.numpy), dtype.onnx)
+        ort.copy_tensors([zeros], [value])
+        return value
 
     def _cache_shape(self, x: Any, path: Path, head_size: int | None) -> tuple[int, int, int, int]:
         heads, size = x.shape[1], head_size or x.shape[3]

@@ -23,7 +23,7 @@ def type_name(dtype: DType) -> str:
     return f"tensor({_NAMES.get(dtype, dtype.name.lower())})"
 
 
-_TENSOR_TYPES: Final[Mapping[str, DType]] = {type_name(dtype): dtype for dtype in DType}
+TENSOR_TYPES: Final[Mapping[str, DType]] = {type_name(dtype): dtype for dtype in DType}
 
 
 @dataclass(frozen=True)
@@ -95,5 +95,5 @@ def _constraint_name(ort: OrtCalls, constraint: Any) -> str:
 def _allowed_types(ort: OrtCalls, constraint: Any) -> frozenset[DType]:
     names, count = ffi.new("const char *const **"), ffi.new("size_t *")
     ort.call("OpSchemaTypeConstraint_GetAllowedTypes", constraint, names, count)
-    found: Sequence[DType | None] = [_TENSOR_TYPES.get(text(names[0][i])) for i in range(count[0])]
+    found: Sequence[DType | None] = [TENSOR_TYPES.get(text(names[0][i])) for i in range(count[0])]
     return frozenset(dtype for dtype in found if dtype is not None)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto
 
 import ort_cuda_plugin
 from genai_decoder import CpuDecoder, compulsory_bytes, genai_decoder
@@ -128,6 +129,28 @@ def test_tokens_are_sampled(model: Path) -> None:
         tokens = sampled(cpu.logits(tokens), draws[:, 2 + number], 1.5, 9, 0.8)[:, None]
         assert np.array_equal(tokens[:, 0], first[:, number]), number
     assert np.array_equal(generated(top_k=1), CpuDecoder(model, batch=2).greedy(prompt, 12))
+
+
+@pytest.mark.parametrize(
+    ("real", "cache_type"),
+    [
+        (TensorProto.BFLOAT16, None),
+        (TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN),
+        (TensorProto.FLOAT, TensorProto.INT8),
+    ],
+    ids=["bfloat16", "float8", "int8"],
+)
+def test_caches_have_any_type_of_the_builder(real: int, cache_type: int | None, tmp_path: Path) -> None:
+    """The first tokens survive the rounding."""
+    made = genai_decoder(1, real=real, cache_type=cache_type)
+    path, plain = tmp_path / "model.onnx", tmp_path / "plain.onnx"
+    onnx.save(made, path)
+    onnx.save(genai_decoder(1), plain)
+    decoder = Decoder(path, max_length=16, emulate=True)
+    tokens = np.stack(list(decoder.generate(PROMPT, new_tokens=4)), 1)
+    assert np.array_equal(tokens, CpuDecoder(plain).greedy(PROMPT, 4))
+    placed = {part.ep_name for part in decoder.session.get_provider_graph_assignment_info()}
+    assert placed == {ort_cuda_plugin.get_ep_name()}
 
 
 def test_positions_are_on_the_device(tmp_path: Path) -> None:

@@ -41,6 +41,9 @@ class _Builder(GraphBuilder):
             block_size=self.block,
         )
 
+    def to(self, x: str, kind: int, given: int = TensorProto.FLOAT) -> str:
+        return x if not x or kind == given else self.node("Cast", x, to=kind)
+
     def skip_norm(self, x: str, residual: str, hidden: int) -> tuple[str, str]:
         """The normalised sum, and the sum."""
         number = len(self.nodes)
@@ -64,11 +67,14 @@ def genai_decoder(
     block: int = 32,
     longest: int = LONGEST,
     positions: bool = False,
+    real: int = TensorProto.FLOAT,
+    cache_type: int | None = None,
     seed: int = 0,
 ) -> onnx.ModelProto:
     """Inputs ``input_ids``, ``attention_mask`` and for each layer its past; outputs ``logits`` and the present.
 
-    With ``positions`` it has an input ``position_ids``, and a node of its own turns queries and keys.
+    With ``positions`` it has an input ``position_ids``, and a node of its own turns queries and keys. Attention
+    computes in ``real``, and its cache has that type, or ``cache_type`` with a scale.
     """
     b = _Builder(seed, block)
     width = hidden // heads
@@ -79,6 +85,11 @@ def genai_decoder(
     total = b.node("Cast", b.dim("attention_mask", 1), to=TensorProto.INT32)
     residual = b.node("Gather", b.noise(vocabulary, hidden, scale=1.0), "input_ids")
     x = b.node("SimplifiedLayerNormalization", residual, b.noise(hidden, scale=0.1, offset=1.0), epsilon=1e-6, axis=-1)
+    turns = b.to(turns[0], real), b.to(turns[1], real)
+    scales = [b.constant([0.05], np.float32)] * 2 if cache_type is not None else []
+    quant: dict[str, Any] = (
+        {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8} if scales else {}
+    )
     cache = []
     for layer in range(layers):
         if positions:
@@ -88,6 +99,7 @@ def genai_decoder(
             )  # fmt: skip
         else:
             query, key, value = b.matmul(x, hidden, width * (heads + 2 * kv_heads)), "", ""
+        query, key, value = (b.to(y, real) for y in (query, key, value))
         present = [f"present.{layer}.{kind}" for kind in ("key", "value")]
         past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
         cache += present
@@ -95,16 +107,18 @@ def genai_decoder(
         b.nodes.append(
             helper.make_node(
                 "GroupQueryAttention",
-                [query, key, value, *past, lengths, total, *rotation],
+                [query, key, value, *past, lengths, total, *rotation, *([""] * 3 if scales else []), *scales],
                 [f"mixed_{layer}", *present],
                 domain=CONTRIB,
                 num_heads=heads,
                 kv_num_heads=kv_heads,
                 do_rotary=int(not positions),
                 scale=1 / math.sqrt(width),
+                **quant,
             )
         )
-        x, residual = b.skip_norm(b.matmul(f"mixed_{layer}", hidden, hidden), residual, hidden)
+        mixed = b.to(f"mixed_{layer}", TensorProto.FLOAT, real)
+        x, residual = b.skip_norm(b.matmul(mixed, hidden, hidden), residual, hidden)
         gate, up = b.matmul(x, hidden, 2 * hidden), b.matmul(x, hidden, 2 * hidden)
         gated = b.node("Mul", b.node("Mul", gate, b.node("Sigmoid", gate)), up)
         x, residual = b.skip_norm(b.matmul(gated, 2 * hidden, hidden), residual, hidden)
@@ -119,9 +133,10 @@ def genai_decoder(
     inputs += values(["attention_mask"], TensorProto.INT64, "batch", "total")
     inputs += values(["position_ids"] if positions else [], TensorProto.INT64, "batch", "sequence")
     of_past = [name.replace("present", "past_key_values") for name in cache]
-    inputs += values(of_past, TensorProto.FLOAT, "batch", kv_heads, "past", width)
+    kept = real if cache_type is None else cache_type
+    inputs += values(of_past, kept, "batch", kv_heads, "past", width)
     outputs = values(["logits"], TensorProto.FLOAT, "batch", "sequence", vocabulary)
-    outputs += values(cache, TensorProto.FLOAT, "batch", kv_heads, "total", width)
+    outputs += values(cache, kept, "batch", kv_heads, "total", width)
     graph = helper.make_graph(b.nodes, "decoder", inputs, outputs, b.initializers)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(CONTRIB, 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
