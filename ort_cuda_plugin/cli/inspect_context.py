@@ -19,7 +19,7 @@ from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.context.container import MAGIC, Container
 from ort_cuda_plugin.context.describe import describe
 from ort_cuda_plugin.context.errors import ContextError
-from ort_cuda_plugin.context.files import map_context
+from ort_cuda_plugin.context.files import ModelFolder, open_context
 from ort_cuda_plugin.ep.identity import EP_NAME
 from ort_cuda_plugin.plan.format import version as plan_version
 
@@ -57,7 +57,7 @@ def _containers(path: Path) -> Iterator[Container]:
     except OSError as error:
         raise UserError(ExitCode.USAGE, f"{path} cannot be read: {error.strerror or error}") from error
     if start == MAGIC:
-        yield Container(map_context(path.parent, path.name), f"context file {path.name!r}")
+        yield Container(open_context(ModelFolder.of(path), path.name), f"context file {path.name!r}")
         return
     import onnx
 
@@ -76,7 +76,7 @@ def _containers(path: Path) -> Iterator[Container]:
         elif payload not in files:
             files.add(payload)
             name = payload.decode(errors="replace")
-            yield Container(map_context(path.parent, name), f"context file {name!r}")
+            yield Container(open_context(ModelFolder.of(path), name), f"context file {name!r}")
 
 
 def _print(console: Console, subject: str, context: dict[str, Any]) -> None:

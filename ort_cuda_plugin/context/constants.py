@@ -16,10 +16,9 @@ import numpy as np
 
 from ..model.ir import Array, Constant, DType
 from ..model.recipes import FUNCTIONS, ConstantView, Parameter, Recipe, parts_inside
-from .container import Builder, Container, Json
+from .container import Builder, Container, Json, array_bytes
 from .errors import ContextError
 from .graph_data import dims_of, dtype_of
-from .hashing import array_digest
 from .source_model import SourceModel, SourceTensor
 
 _UNIFORM_BYTES = 1 << 12
@@ -44,7 +43,7 @@ class Source:
     def digest(self, tensor: SourceTensor) -> str:
         """The hash of an initializer as it is stored, in hexadecimal. Raises ContextError."""
         if tensor.name not in self.digests:
-            self.digests[tensor.name] = array_digest(self.model.stored(tensor).data).hex()
+            self.digests[tensor.name] = self.model.digest(tensor).hex()
         return self.digests[tensor.name]
 
 
@@ -108,13 +107,14 @@ class ConstantWriter:
                 return {**row, **flags}
             if constant.nbytes > _UNIFORM_BYTES and _is_uniform(constant.array):
                 return {"array": self._builder.add(constant.array.reshape(-1)[:1]), "repeats": True, **flags}
-        return {"array": self._builder.add(constant.array), **flags}
+        again = (lambda: array_bytes(constant.array)) if constant.is_file else None
+        return {"array": self._builder.add(constant.array, again), **flags}
 
     def _source_row(self, constant: Constant, source: Source) -> Json | None:
         tensor = source.model.tensors.get(constant.name) if constant.name else None
         if tensor is None or (tensor.dtype, tensor.dims) != (constant.dtype, constant.shape):
             return None
-        if not np.array_equal(_bytes(constant.array), _bytes(source.model.array(tensor))):
+        if not np.array_equal(array_bytes(constant.array), array_bytes(source.model.array(tensor))):
             return None  # ONNX Runtime has put something else in its place
         return {"source": [self.source_number(source), tensor.name], "digest": source.digest(tensor)}
 
@@ -254,9 +254,8 @@ class StoredConstants:
 
         load = from_source if "source" in row else from_array
         name = str(row["source"][1]) if "source" in row else ""
-        constant = Constant(
-            dtype, dims, load, is_initializer=bool(row["initializer"]), is_state=bool(row["state"]), name=name
-        )
+        flags = {flag: bool(row[key]) for flag, key in (("is_initializer", "initializer"), ("is_state", "state"))}
+        constant = Constant(dtype, dims, load, is_file=not row.get("repeats"), name=name, **flags)
         return constant
 
     def _recipe(self, row: Json, dtype: DType, dims: tuple[int, ...]) -> Constant:
@@ -278,10 +277,6 @@ class StoredConstants:
         if max(sizes) > allowed:
             raise ValueError(f"{function!r} makes more of its operands than it can")
         return constant
-
-
-def _bytes(array: Array) -> Array:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _is_uniform(array: Array) -> bool:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..model.open_file import OpenFile
 from .errors import ContextError
-from .files import Buffer, check_whole, write_whole
-from .hashing import array_digest
+from .files import Buffer, Readable, read, write_whole
+from .hashing import array_digest, in_pieces, read_array
 
 MAGIC = b"\x89OCPCTX\n"
 VERSION = (1, 1)
@@ -31,24 +33,46 @@ MAX_ARRAYS = 1 << 20
 Json: TypeAlias = Any
 
 
+@dataclass(frozen=True)
+class _Array:
+    """Where the contents of an array are: in memory, in a file, or wherever ``contents`` gets them from."""
+
+    nbytes: int
+    digest: bytes
+    contents: Readable | Callable[[], Buffer]
+    offset: int = 0
+
+    def pieces(self) -> Iterator[Buffer]:
+        """The contents, of a file no more than a piece in memory at once. Raises ContextError."""
+        if callable(self.contents):
+            data = self.contents()
+            if len(memoryview(data)) != self.nbytes:
+                raise ContextError("a constant has another size than before")
+            yield data
+        else:
+            for start, length in in_pieces(self.nbytes):
+                yield read(self.contents, self.offset + start, length, "the context that was written before")
+
+
 class Builder:
     """Collects arrays for a container; equal ones are stored once."""
 
     def __init__(self) -> None:
-        self.arrays: list[memoryview] = []
-        self._hashes: list[bytes] = []
+        self.arrays: list[_Array] = []
         self._numbers: dict[tuple[int, bytes], int] = {}
 
-    def add(self, data: Buffer | np.ndarray[Any, Any]) -> int:
-        """The number of an array with these contents, which stay as they are until the container is written."""
+    def add(self, data: Buffer | np.ndarray[Any, Any], again: Callable[[], Buffer] | None = None) -> int:
+        """The number of an array with these contents, which stay as they are until the container is written.
+
+        Where there is ``again``, it gives the contents then, and memory holds none until then.
+        """
         if isinstance(data, np.ndarray):
-            data = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+            data = array_bytes(data)
         view = memoryview(data)
         digest = array_digest(view)
         number = self._numbers.setdefault((len(view), digest), len(self.arrays))
         if number == len(self.arrays):
-            self.arrays.append(view)
-            self._hashes.append(digest)
+            self.arrays.append(_Array(len(view), digest, again or view))
         return number
 
     def pieces(self, contents: dict[str, Json]) -> Iterator[Buffer]:
@@ -59,18 +83,18 @@ class Builder:
         """
         rows = []
         position = FIRST_ARRAY
-        for view, digest in zip(self.arrays, self._hashes, strict=True):
-            rows.append([position, len(view), digest.hex()])
-            position = _aligned(position + len(view))
+        for array in self.arrays:
+            rows.append([position, array.nbytes, array.digest.hex()])
+            position = _aligned(position + array.nbytes)
         index = to_json({"arrays": rows, **contents})
         if len(rows) > MAX_ARRAYS or len(index) > MAX_INDEX_BYTES:
             raise ContextError(f"a context of {len(rows)} arrays and an index of {len(index)} bytes is too large")
         digest = hashlib.sha256(index).digest()
         header = HEADER.pack(MAGIC, *VERSION, 0, position + len(index), position, len(index), digest)
         yield header.ljust(FIRST_ARRAY, b"\0")
-        for view in self.arrays:
-            yield view
-            yield bytes(_aligned(len(view)) - len(view))
+        for array in self.arrays:
+            yield from array.pieces()
+            yield bytes(_aligned(array.nbytes) - array.nbytes)
         yield index
 
     def to_bytes(self, contents: dict[str, Json]) -> bytes:
@@ -88,15 +112,15 @@ class Builder:
     def detach(self, contents: dict[str, Json]) -> bytes:
         """The container in memory, which has the arrays from then on. Raises as `pieces`."""
         data = self.to_bytes(contents)
-        self._keep(memoryview(data))
+        self._keep(data)
         return data
 
-    def _keep(self, data: memoryview) -> None:
+    def _keep(self, container: Readable) -> None:
         """From now on the arrays are those of a written container: what they were made of may go away."""
         position = FIRST_ARRAY
-        for number, view in enumerate(self.arrays):
-            self.arrays[number] = data[position : position + len(view)]
-            position = _aligned(position + len(view))
+        for number, array in enumerate(self.arrays):
+            self.arrays[number] = replace(array, contents=container, offset=position)
+            position = _aligned(position + array.nbytes)
 
 
 class Container:
@@ -106,9 +130,9 @@ class Container:
         ContextError: the bytes are no container of a version that this code reads, or damaged.
     """
 
-    def __init__(self, data: Buffer, subject: str) -> None:
+    def __init__(self, data: Readable, subject: str) -> None:
         self.subject = subject
-        self._data = memoryview(data)
+        self._data = data
         self.index = self._read_index()
         self._places = self._read_places()
         self._checked: set[int] = set()
@@ -122,18 +146,23 @@ class Container:
         return self._place(number)[2]
 
     def array(self, number: Json) -> memoryview:
-        """The contents of an array, compared with its hash.
+        """The contents of an array, compared with its hash: of a file in memory of their own, read anew each time.
 
         Raises:
             ContextError: it does not exist, or its contents are not those that were stored.
         """
         offset, length, digest = self._place(number)
-        view = self._data[offset : offset + length]
-        check_whole(self._data, self.subject)
-        if number not in self._checked:
-            if array_digest(view) != digest:
-                raise self.damaged(f"array {number} has other contents than were stored")
+        if isinstance(self._data, OpenFile):
+            try:
+                view, found = read_array(self._data, offset, length)
+            except OSError as error:
+                raise ContextError(f"{self.subject}: {error}") from error
+        else:
+            view = memoryview(self._data)[offset : offset + length]
+            found = digest if number in self._checked else array_digest(view)
             self._checked.add(number)
+        if found != digest:
+            raise self.damaged(f"array {number} has other contents than were stored")
         return view
 
     def _place(self, number: Json) -> tuple[int, int, bytes]:
@@ -144,7 +173,8 @@ class Container:
     def _read_index(self) -> dict[str, Json]:
         if len(self._data) < HEADER.size:
             raise self.damaged(f"it has {len(self._data)} bytes, less than a header")
-        magic, major, minor, zero, size, offset, length, digest = HEADER.unpack_from(self._data)
+        header = read(self._data, 0, HEADER.size, self.subject)
+        magic, major, minor, zero, size, offset, length, digest = HEADER.unpack(header)
         if magic != MAGIC:
             raise ContextError(f"{self.subject} is no context of this plugin")
         if major != VERSION[0]:
@@ -155,8 +185,7 @@ class Container:
             raise self.damaged(f"it has {len(self._data)} bytes, and should have {size}")
         if length > MAX_INDEX_BYTES or not FIRST_ARRAY <= offset <= size or offset + length != size:
             raise self.damaged("its index is outside of it")
-        check_whole(self._data, self.subject)
-        text = bytes(self._data[offset:])
+        text = bytes(read(self._data, offset, length, self.subject))
         if hashlib.sha256(text).digest() != digest:
             raise self.damaged("its index has other contents than were stored")
         try:
@@ -187,6 +216,11 @@ class Container:
                 raise self.damaged(f"array {number} is where it cannot be")
             end = offset + length
         return places
+
+
+def array_bytes(array: np.ndarray[Any, Any]) -> memoryview:
+    """The bytes of an array, in its memory where they are in their order there."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def to_json(value: Json) -> bytes:

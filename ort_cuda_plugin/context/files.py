@@ -1,53 +1,89 @@
-"""The files of contexts: where they are, relative to a model and inside its folder, and how they are written."""
+"""The files of contexts: where they are, relative to a model, how they are read, and how they are written.
+
+None is mapped into memory: see `model.open_file`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import secrets
-import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
+from ..model.open_file import OpenFile, adopt, open_file
 from .errors import ContextError
 
 Buffer: TypeAlias = "bytes | memoryview"
+Readable: TypeAlias = "Buffer | OpenFile"
 
 
-def map_context(folder: Path, name: str) -> memoryview:
-    """The contents of the file that a node in a model of ``folder`` names, mapped into memory.
+@dataclass(frozen=True)
+class ModelFolder:
+    """The folder of a model, to which the names of its files are relative.
 
-    Raises:
-        ContextError: the name leads out of the folder, or the file cannot be read.
+    A link in it may lead to where it or the model's file itself is, and in the cache of the Hugging Face hub, where all
+    files are links, to the folder of the contents.
+
+    Attributes:
+        path: the folder.
+        home: where the model's file is, after all links.
     """
-    return map_file(folder, name, f"context file {name!r}")
+
+    path: Path
+    home: Path
+
+    @staticmethod
+    def of(model: Path | str) -> ModelFolder:
+        """That of the model at a path."""
+        return ModelFolder(Path(model).parent, Path(os.path.realpath(model)).parent)
+
+    @staticmethod
+    def at(folder: Path | str) -> ModelFolder:
+        """That of models that are not links."""
+        return ModelFolder(Path(folder), Path(folder))
+
+    @property
+    def _allowed(self) -> Iterator[Path]:
+        """Where links may lead. The hub's cache of a model has snapshots/REVISION/... with links to blobs/..."""
+        yield from (self.path, self.home)
+        for above in Path(os.path.realpath(self.path)).parents:
+            if above.name == "snapshots":
+                yield above.with_name("blobs")
+
+    def has(self, name: str) -> bool:
+        """Whether there is something of that name, which may not be allowed."""
+        return bool(name) and any(os.path.lexists(folder / name) for folder in (self.path, self.home))
+
+    def open(self, name: str, subject: str) -> OpenFile:
+        """The file that a model calls ``name``; messages call it ``subject``.
+
+        Raises:
+            ContextError: the name leads out of the folder, or the file cannot be read.
+        """
+        relative = check_name(name, subject)
+
+        def check(real: Path) -> None:
+            if not any(real.is_relative_to(os.path.realpath(folder)) for folder in self._allowed):
+                raise ContextError(
+                    f"{subject}: symbolic link to {str(real)!r} leaves the model's folder; copy the file there"
+                )
+
+        is_at_home = not os.path.lexists(self.path / relative) and os.path.lexists(self.home / relative)
+        try:
+            return open_file((self.home if is_at_home else self.path) / relative, check)
+        except OSError as error:
+            why = error.strerror or "it is no regular file"
+            raise ContextError(
+                f"{subject} cannot be read in {str(self.path)!r}: {why}; it belongs beside the model"
+            ) from error
 
 
-def map_file(folder: Path, name: str, subject: str) -> memoryview:
-    """As `map_context`; ``subject`` is what messages call the file."""
-    relative = check_name(name, subject)
-    try:
-        # A FIFO would block; a link is judged by where it leads, once it is open.
-        handle = os.open(folder / relative, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        where = f"in {str(folder)!r}: {error.strerror or error}"
-        raise ContextError(f"{subject} cannot be read {where}; it belongs beside the model") from error
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise ContextError(f"{subject} in {str(folder)!r} is no file")
-        real = Path(os.path.realpath(f"/proc/self/fd/{handle}"))
-        if not real.is_relative_to(os.path.realpath(folder)):
-            raise ContextError(f"{subject} is a link to {str(real)!r}, which is outside the model's folder")
-        if status.st_size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(handle, 0, prot=mmap.PROT_READ))
-    except OSError as error:
-        raise ContextError(f"{subject} cannot be read: {error.strerror or error}") from error
-    finally:
-        os.close(handle)
+def open_context(folder: ModelFolder, name: str) -> OpenFile:
+    """The file that a node in a model of ``folder`` names. Raises ContextError as `ModelFolder.open`."""
+    return folder.open(name, f"context file {name!r}")
 
 
 def check_name(name: str, subject: str) -> PurePosixPath:
@@ -56,6 +92,14 @@ def check_name(name: str, subject: str) -> PurePosixPath:
     if not name or "\0" in name or "\\" in name or relative.is_absolute() or ".." in relative.parts:
         raise ContextError(f"{subject}: only a path inside the model's folder is allowed, without '..'")
     return relative
+
+
+def read(source: Readable, offset: int, length: int, subject: str) -> memoryview:
+    """Bytes of what is in memory or in a file. Raises ContextError where the file is shorter by now."""
+    try:
+        return source.read(offset, length) if isinstance(source, OpenFile) else memoryview(source)[offset:][:length]
+    except OSError as error:
+        raise ContextError(f"{subject}: {error}") from error
 
 
 def refuse_to_replace(outputs: Mapping[str, Path | None], sources: Iterable[Path], why: str) -> None:
@@ -82,18 +126,8 @@ def refuse_to_replace(outputs: Mapping[str, Path | None], sources: Iterable[Path
                 )
 
 
-def check_whole(data: memoryview, subject: str) -> None:
-    """Where ``data`` is mapped from a file that is shorter now, a read of it would end the process.
-
-    Raises:
-        ContextError: it is; ``subject`` is what the message calls the file.
-    """
-    if isinstance(data.obj, mmap.mmap) and data.obj.size() < len(data.obj):
-        raise ContextError(f"{subject} became shorter while it was read; files that are in use must not change")
-
-
-def write_whole(path: Path, pieces: Iterable[Buffer], subject: str) -> memoryview:
-    """Writes a file, which readers see whole or not at all, also where the process is killed; the result maps it.
+def write_whole(path: Path, pieces: Iterable[Buffer], subject: str) -> OpenFile:
+    """Writes a file, which readers see whole or not at all, also where the process is killed; the result reads it.
 
     Until it is whole it has no name, or where the file system cannot do that, a temporary one beside ``path``. Several
     processes may write the same file: the last one wins.
@@ -105,23 +139,22 @@ def write_whole(path: Path, pieces: Iterable[Buffer], subject: str) -> memoryvie
     try:
         handle, has_name = _new_file(partial)
         try:
-            with open(handle, "w+b") as file:
+            with open(handle, "wb", closefd=False) as file:
                 for piece in pieces:
                     file.write(piece)
-                file.flush()
-                os.fsync(handle)
-                written = memoryview(mmap.mmap(handle, 0, prot=mmap.PROT_READ))
-                if not has_name:
-                    # Python follows links only where it is given a folder, of which an absolute path makes no use.
-                    os.link(f"/proc/self/fd/{handle}", partial, src_dir_fd=handle, follow_symlinks=True)
+            os.fsync(handle)
+            if not has_name:
+                # Python follows links only where it is given a folder, of which an absolute path makes no use.
+                os.link(f"/proc/self/fd/{handle}", partial, src_dir_fd=handle, follow_symlinks=True)
             os.replace(partial, path)
+            return adopt(path, handle, os.fstat(handle))
         except BaseException:
+            os.close(handle)
             with contextlib.suppress(OSError):
                 os.unlink(partial)
             raise
     except OSError as error:
         raise ContextError(f"{subject} cannot be written: {error.strerror or error}") from error
-    return written
 
 
 def _new_file(partial: Path) -> tuple[int, bool]:

@@ -13,9 +13,11 @@ from typing import Any, Final
 import numpy as np
 
 from ..model.ir import Array, DType
+from ..model.open_file import OpenFile
 from ..model.ort_calls import elements, stored_bytes
 from .errors import ContextError
-from .files import Buffer, check_whole, map_file
+from .files import ModelFolder, Readable, read
+from .hashing import array_digest, file_digest
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _GRAPH = 7  # of ModelProto
@@ -34,6 +36,8 @@ _PARTS: Final[dict[str, dict[int, str]]] = {
 _FIXED_DATA: Final[dict[int, np.dtype[Any]]] = {4: np.dtype("<f4"), 10: np.dtype("<f8")}
 _VARINT_DATA: Final = {_INT32_DATA, 7, 11}
 _MAX_DIMS = 64
+_WINDOW = 1 << 16
+"""Bytes that are read at once to look for numbers."""
 
 Span = tuple[int, int]
 
@@ -43,10 +47,19 @@ class _Malformed(Exception):
 
 
 class _Messages:
-    """Reads messages of Protocol Buffers in ``data``."""
+    """Reads messages of Protocol Buffers in ``data``, which messages call ``subject``. Not thread safe."""
 
-    def __init__(self, data: Buffer) -> None:
-        self.data = memoryview(data)
+    def __init__(self, data: Readable, subject: str) -> None:
+        self._data = data
+        self._subject = subject
+        self._window = b""
+        self._start = 0
+        self.whole = (0, len(data))
+
+    def contents(self, span: Span) -> memoryview:
+        """The bytes between two places. Raises ContextError where they cannot be read."""
+        start, end = span
+        return read(self._data, start, end - start, self._subject)
 
     def varint(self, position: int, end: int) -> tuple[int, int]:
         """A number, and where it ends."""
@@ -54,7 +67,10 @@ class _Messages:
         for shift in range(0, 70, 7):
             if position >= end:
                 break
-            byte = self.data[position]
+            if not 0 <= position - self._start < len(self._window):
+                self._window = bytes(self.contents((position, min(position + _WINDOW, len(self._data)))))
+                self._start = position
+            byte = self._window[position - self._start]
             position += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
@@ -83,8 +99,7 @@ class _Messages:
             position += length
 
     def text(self, value: int | Span) -> str:
-        start, end = _span(value)
-        return bytes(self.data[start:end]).decode()
+        return bytes(self.contents(_span(value))).decode()
 
     def numbers(self, value: int | Span) -> Iterator[int]:
         """A number, or packed ones."""
@@ -129,14 +144,15 @@ class SourceModel:
         ContextError: ``data`` is no ONNX model.
     """
 
-    def __init__(self, data: Buffer, subject: str, folder: Path | None) -> None:
+    def __init__(self, data: Readable, subject: str, folder: ModelFolder | None) -> None:
         self.subject = subject
+        self._data = data
         self._folder = folder
-        self._messages = _Messages(data)
-        self._files: dict[str, memoryview] = {}
+        self._messages = _Messages(data, subject)
+        self._files: dict[str, OpenFile] = {}
         self.tensors: dict[str, SourceTensor] = {}
         try:
-            for number, _, graph in self._messages.fields((0, len(self._messages.data))):
+            for number, _, graph in self._messages.fields(self._messages.whole):
                 for part, _, value in self._messages.fields(_span(graph)) if number == _GRAPH else ():
                     if part == _INITIALIZER:
                         tensor = self._tensor(_span(value))
@@ -148,7 +164,7 @@ class SourceModel:
         """The files with external data of all tensors, also of those in bodies of nodes and in functions."""
         if self._folder is None:
             return []
-        return [self._folder / location for location in dict.fromkeys(self._locations()) if location]
+        return [self._folder.path / location for location in dict.fromkeys(self._locations()) if location]
 
     def stored(self, tensor: SourceTensor) -> Array:
         """The bytes of an initializer as ONNX Runtime stores them, without a copy where the model has them so.
@@ -156,19 +172,21 @@ class SourceModel:
         Raises:
             ContextError: it has no contents, or others than its shape wants; its file cannot be read.
         """
-        if tensor.dtype is None or not tensor.dtype.is_supported:
-            raise self._unreadable(tensor, "the plugin does not know its type")
-        for data in (self._messages.data, *self._files.values()):
-            check_whole(data, self.subject)
-        wanted = stored_bytes(tensor.dtype, tensor.dims)
-        if tensor.external is not None:
-            found = self._external(tensor, tensor.external, wanted)
-        elif tensor.span is not None:
-            found = np.frombuffer(self._messages.data[slice(*tensor.span)], np.uint8)
-        else:
-            found = self._listed(tensor, tensor.dtype)
-        if len(found) != wanted:
-            raise self._unreadable(tensor, f"it has {len(found)} bytes, and {list(tensor.dims)} want {wanted}")
+        source, start, length = self._place(tensor)
+        found = np.frombuffer(read(source, start, length, self.subject), np.uint8)
+        self._check_unchanged(source)
+        return found
+
+    def digest(self, tensor: SourceTensor) -> bytes:
+        """The hash of what `stored` gives, of which memory never has all. Raises ContextError as that."""
+        source, start, length = self._place(tensor)
+        if not isinstance(source, OpenFile):
+            return array_digest(memoryview(source)[start : start + length])
+        try:
+            found = file_digest(source, start, length)
+        except OSError as error:
+            raise ContextError(f"{self.subject}: {error}") from error
+        self._check_unchanged(source)
         return found
 
     def array(self, tensor: SourceTensor) -> Array:
@@ -178,7 +196,7 @@ class SourceModel:
         return elements(stored, tensor.dtype, tensor.dims)
 
     def _locations(self) -> Iterator[str]:
-        waiting: list[tuple[str, Span]] = [("model", (0, len(self._messages.data)))]
+        waiting: list[tuple[str, Span]] = [("model", self._messages.whole)]
         try:
             while waiting:
                 kind, span = waiting.pop()
@@ -190,6 +208,31 @@ class SourceModel:
                         waiting.append((part, _span(value)))
         except (_Malformed, UnicodeDecodeError) as error:
             raise ContextError(f"{self.subject} is no ONNX model, or damaged") from error
+
+    def _place(self, tensor: SourceTensor) -> tuple[Readable, int, int]:
+        """What has the bytes of an initializer, where they begin there, and how many they are. Raises ContextError."""
+        if tensor.dtype is None or not tensor.dtype.is_supported:
+            raise self._unreadable(tensor, "the plugin does not know its type")
+        wanted = stored_bytes(tensor.dtype, tensor.dims)
+        if tensor.external is not None:
+            return self._external(tensor, tensor.external, wanted)
+        if tensor.span is not None:
+            source: Readable = self._data
+            start, end = tensor.span
+        else:
+            source = self._listed(tensor, tensor.dtype).data
+            start, end = 0, len(source)
+        if end - start != wanted:
+            raise self._unreadable(tensor, f"it has {end - start} bytes, and {list(tensor.dims)} want {wanted}")
+        return source, start, wanted
+
+    def _check_unchanged(self, source: Readable) -> None:
+        """What was hashed before must be what is read now."""
+        try:
+            if isinstance(source, OpenFile):
+                source.check_unchanged()
+        except OSError as error:
+            raise ContextError(f"{self.subject}: {error}") from error
 
     def _unreadable(self, tensor: SourceTensor, why: str) -> ContextError:
         return ContextError(f"initializer {tensor.name!r} of {self.subject} cannot be read: {why}")
@@ -221,7 +264,7 @@ class SourceModel:
         tensor.external = entries if is_external else None
         return tensor
 
-    def _external(self, tensor: SourceTensor, entries: dict[str, str], wanted: int) -> Array:
+    def _external(self, tensor: SourceTensor, entries: dict[str, str], wanted: int) -> tuple[OpenFile, int, int]:
         try:
             offset, length = int(entries.get("offset", 0)), int(entries.get("length", wanted))
         except ValueError as error:
@@ -233,13 +276,14 @@ class SourceModel:
                 f"set session.model_external_initializers_file_folder_path to the folder of {location!r}",
             )
         if location not in self._files:
-            self._files[location] = map_file(self._folder, location, f"external data {location!r} of {self.subject}")
-        data = self._files[location]
-        if offset < 0 or length != wanted or offset + length > len(data):
+            subject = f"external data {location!r} of {self.subject}"
+            self._files[location] = self._folder.open(location, subject)
+        file = self._files[location]
+        if offset < 0 or length != wanted or offset + length > len(file):
             raise self._unreadable(
-                tensor, f"bytes {offset} to {offset + length} of {location!r}, which has {len(data)}, are not its own"
+                tensor, f"bytes {offset} to {offset + length} of {location!r}, which has {len(file)}, are not its own"
             )
-        return np.frombuffer(data[offset : offset + length], np.uint8)
+        return file, offset, length
 
     def _listed(self, tensor: SourceTensor, dtype: DType) -> Array:
         """Of elements that stand in a field of their type."""
@@ -247,10 +291,9 @@ class SourceModel:
         try:
             for number, value in tensor.pieces:
                 if number in _FIXED_DATA:
-                    start, end = _span(value)
-                    parts.append(np.frombuffer(self._messages.data[start:end], _FIXED_DATA[number]))
+                    parts.append(np.frombuffer(self._messages.contents(_span(value)), _FIXED_DATA[number]))
                 else:
-                    parts.append(np.array([*self._messages.numbers(value)], np.uint64))
+                    parts.append(self._numbers(value))
         except (_Malformed, ValueError) as error:
             raise self._unreadable(tensor, "it is damaged") from error
         if not parts:
@@ -262,3 +305,9 @@ class SourceModel:
         elif whole.dtype != dtype.numpy:
             raise self._unreadable(tensor, "its elements have another type")
         return whole.view(np.uint8)
+
+    def _numbers(self, value: int | Span) -> Array:
+        if isinstance(value, tuple):  # another thread may be reading the model's messages
+            packed = _Messages(bytes(self._messages.contents(value)), self.subject)
+            return np.array([*packed.numbers(packed.whole)], np.uint64)
+        return np.array([value], np.uint64)

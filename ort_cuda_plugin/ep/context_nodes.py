@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ from ..abi import host
 from ..abi.core import ffi, lib
 from ..context.container import Container
 from ..context.errors import ContextError
-from ..context.files import Buffer, check_name, map_context
+from ..context.files import Buffer, ModelFolder, Readable, check_name, open_context
 from ..context.reader import Context
 from ..model.ir import Node
+from ..model.open_file import OpenFile
 from .context_callbacks import ContextCallbacks
 from .context_sources import SourceFinder
 from .identity import EP_NAME
+from .model_paths import CONTEXT_PATH, EXTERNAL_FOLDER, created_session_path, is_virtual
 
 OP_TYPE, DOMAIN = "EPContext", "com.microsoft"
 SOURCE = EP_NAME
@@ -145,11 +147,11 @@ def context_node(
 class ContextReader:
     """Finds the contexts that nodes name, and their ``sources``; ``callbacks`` may read their files.
 
-    ``file_path`` is the session entry ep.context_file_path.
+    ``entries`` are the session's entries.
     """
 
-    def __init__(self, file_path: str, sources: SourceFinder, callbacks: ContextCallbacks) -> None:
-        self._file_path = file_path
+    def __init__(self, entries: Mapping[str, str], sources: SourceFinder, callbacks: ContextCallbacks) -> None:
+        self._entries = entries
         self._sources = sources
         self._callbacks = callbacks
         self._files: dict[tuple[str, str], Context] = {}
@@ -173,9 +175,9 @@ class ContextReader:
         if wanted is None or wanted[0] in context.constants.sources:
             return
         file = node.attributes.get("onnx_model_filename", "") or wanted[1]
-        folder = self._folder(model_path)
         if not isinstance(file, str):
             raise ContextError(f"node {node.label}: onnx_model_filename is no text")
+        folder = self._folder_with(file, model_path)
         context.constants.sources[wanted[0]] = self._sources.find(folder, file)
 
     def _own_context(self, node: Node, ort_graph: Any) -> Context | None:
@@ -202,13 +204,23 @@ class ContextReader:
                 return other, name
         raise ContextError(f"node {node.label}: no node with main_context=1 holds partition {name!r}")
 
-    def _folder(self, model_path: str) -> Path | None:
-        """Where the model is. The entry goes first: where external data moved, ONNX Runtime names their folder."""
-        path = self._file_path or model_path
-        return Path(path).parent if path else None
+    def _folders(self, model_path: str) -> Iterator[ModelFolder]:
+        """Where the files of the model may be, the likeliest first: beside the model, beside what an entry names."""
+        named = self._entries.get(CONTEXT_PATH, "")
+        last = ""
+        if is_virtual(model_path, self._entries):
+            model_path, last = created_session_path(), model_path
+        for path in (model_path, named, last):
+            if path:
+                yield ModelFolder.of(path)
+
+    def _folder_with(self, name: str, model_path: str) -> ModelFolder | None:
+        """The first folder that has the file, or the first one; None where no folder is known."""
+        folders = [*self._folders(model_path)]
+        return next((folder for folder in folders if folder.has(name)), folders[0] if folders else None)
 
     def _file(self, name: str, model_path: str) -> Context:
-        folder = self._folder(model_path)
+        folder = self._folder_with(name, model_path)
         if folder is None and not self._callbacks.reads:
             raise ContextError(
                 f"context file {name!r} is beside a model that comes from memory: set ep.context_file_path to the path "
@@ -217,14 +229,26 @@ class ContextReader:
         key = (str(folder), name)
         if key not in self._files:
             subject = f"context file {name!r}"
+            data: Readable
             if self._callbacks.reads:
                 check_name(name, subject)
                 data = self._callbacks.read(name)
             else:
                 assert folder is not None
-                data = map_context(folder, name)
+                data = self._open(folder, name, model_path)
             self._files[key] = Context(Container(data, subject))
         return self._files[key]
+
+    def _open(self, folder: ModelFolder, name: str, model_path: str) -> OpenFile:
+        try:
+            return open_context(folder, name)
+        except ContextError as error:
+            if folder.has(name) or not is_virtual(model_path, self._entries):
+                raise
+            raise ContextError(
+                f"{error}. With {EXTERNAL_FOLDER} ONNX Runtime does not say where the model is: set {CONTEXT_PATH} to "
+                "its path"
+            ) from error
 
 
 def model_path(ort_graph: Any) -> str:

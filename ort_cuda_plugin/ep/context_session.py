@@ -27,6 +27,7 @@ from .context_sources import WEIGHTLESS_ENTRIES, SourceFinder
 from .devices import emulated_properties
 from .libraries import load_libraries
 from .lost_nodes import is_compiled_model, why_not_loaded
+from .model_paths import created_session_path, is_virtual
 from .open_device import OpenDevice, kernel_library
 from .options import Options
 
@@ -43,9 +44,10 @@ class ContextSession:
 
     def __init__(self, entries: Mapping[str, str], session_options: Any) -> None:
         self.output = ContextOutput.of(entries)
+        self._entries = entries
         self._sources = SourceFinder(entries, session_options)
         self._callbacks = ContextCallbacks(session_options)
-        self._reader = ContextReader(entries.get("ep.context_file_path", ""), self._sources, self._callbacks)
+        self._reader = ContextReader(entries, self._sources, self._callbacks)
         self._asks_weightless = any(entries.get(key, "0") != "0" for key in WEIGHTLESS_ENTRIES)
         self._binary: _Binary | None = None
         self.compatibility: Any = ffi.new("char[]", b"")  # of what was written; ORT keeps the pointer
@@ -128,7 +130,7 @@ class ContextSession:
         return clusters
 
     def write(self, clusters: Sequence[ContextCluster], request: ContextRequest, model: str) -> None:
-        """Compiles clusters of the model at path ``model``, and writes them where they go into a file.
+        """Compiles clusters of the model that its graph calls ``model``, and writes them where they go into a file.
 
         Raises:
             ContextError: it cannot be written.
@@ -136,17 +138,18 @@ class ContextSession:
         """
         output = self.output
         assert output is not None
+        source = created_session_path() if is_virtual(model, self._entries) else model
         self.compatibility = ffi.new("char[]", compatibility_info(request.architectures).encode())
         if request.weightless or self._asks_weightless:
             folder = None if output.embed and not output.file_path else output.binary_path(model).parent
-            request = replace(request, source=self._sources.of_model(model, folder))
+            request = replace(request, source=self._sources.of_model(source, folder))
         if self._binary is None:
             self._binary = _shared_binary() if output.shares and not output.embed else _Binary()
-        self._protect_sources(output, model, request, self._binary)
+        self._protect_sources(output, model, source, request, self._binary)
         attributes: dict[str, int | str] = {
             "embed_mode": int(output.embed),
             "hardware_architecture": ",".join(request.architectures),
-            "onnx_model_filename": Path(model).name if request.source is None else request.source.file,
+            "onnx_model_filename": Path(source).name if request.source is None else request.source.file,
         }
         payloads: list[bytes] = []
         names: list[str] = []
@@ -166,7 +169,9 @@ class ContextSession:
             for cluster, payload, name in zip(clusters, payloads, names, strict=True)
         ]
 
-    def _protect_sources(self, output: ContextOutput, model: str, request: ContextRequest, binary: _Binary) -> None:
+    def _protect_sources(
+        self, output: ContextOutput, model: str, source: str, request: ContextRequest, binary: _Binary
+    ) -> None:
         """Checks that what is about to be written replaces no file of the models that are compiled.
 
         ONNX Runtime may write a compiled model that has its weights over the model that it was made of.
@@ -180,8 +185,8 @@ class ContextSession:
             beside["context file"] = binary.path or output.binary_path(model)
         if output.initializers_name and compiled is not None:
             beside["file of initializers"] = compiled.parent / output.initializers_name
-        models = [Path(path) for path in (model, *self._sources.paths) if path]
-        external = self._sources.external_files(model)
+        models = [Path(path) for path in (source, *self._sources.paths) if path]
+        external = self._sources.external_files(source)
         if request.source is not None:
             binary.weights += [*models, *request.source.model.external_files()]
         everything = {"compiled model": compiled, **beside}

@@ -11,8 +11,9 @@ from ..abi import host
 from ..abi.core import ffi
 from ..context.constants import Source
 from ..context.errors import ContextError
-from ..context.files import map_file
+from ..context.files import ModelFolder
 from ..context.source_model import SourceModel
+from .model_paths import EXTERNAL_FOLDER
 
 BUFFER_SINCE = 29
 """The version of ORT from which an application can give the source model as bytes."""
@@ -25,7 +26,7 @@ class SourceFinder:
 
     def __init__(self, entries: Mapping[str, str], session_options: Any) -> None:
         self._path = entries.get("ep.context_source_model_path", "")
-        self._folder = entries.get("session.model_external_initializers_file_folder_path", "")
+        self._folder = entries.get(EXTERNAL_FOLDER, "")
         self._buffer = _buffer(session_options)  # it lives as long as the session
         self._found: dict[tuple[str, str], SourceModel] = {}
 
@@ -34,7 +35,7 @@ class SourceFinder:
         """The source model that the application names, where it does."""
         return [self._path] if self._path else []
 
-    def find(self, folder: Path | None, file: str) -> Source:
+    def find(self, folder: ModelFolder | None, file: str) -> Source:
         """The source model that the application gives, else ``file`` in ``folder``.
 
         Raises:
@@ -59,11 +60,16 @@ class SourceFinder:
                 "the model comes from memory, and a compiled model without weights needs its source: set "
                 "ep.context_source_model_path to the model's path"
             )
-        real = Path(path).resolve()
-        inside = output_folder is not None and real.is_relative_to(output_folder.resolve())
-        name = str(real.relative_to(output_folder.resolve())) if inside and output_folder is not None else real.name
-        data = map_file(real.parent, real.name, f"source model {path!r}")
-        return Source(name, SourceModel(data, f"source model {path!r}", self._external_folder(real.parent)))
+        folder = ModelFolder.of(path)
+        # The compiled model finds its source by the name that it has beside it, and not by where links lead.
+        name = Path(os.path.realpath(folder.path)) / Path(path).name
+        if output_folder is not None and name.is_relative_to(output_folder.resolve()):
+            file = str(name.relative_to(output_folder.resolve()))
+        else:
+            file = name.name
+        subject = f"source model {path!r}"
+        data = folder.open(name.name, subject)
+        return Source(file, SourceModel(data, subject, self._external_folder(Path(path))))
 
     def external_files(self, path: str) -> list[Path]:
         """The files with external data of the model at ``path`` that is compiled, as far as they are known."""
@@ -74,12 +80,11 @@ class SourceFinder:
         except ContextError:  # it is in another format than ONNX, which has no external data
             return []
 
-    def _open(self, folder: Path | None, file: str) -> SourceModel:
+    def _open(self, folder: ModelFolder | None, file: str) -> SourceModel:
         if self._buffer is not None:
             return SourceModel(self._buffer, "the source model in memory", self._external_folder(None))
         if self._path:
-            path = Path(os.path.realpath(self._path))  # the application's own choice: links may lead anywhere
-            folder, file = path.parent, path.name
+            folder, file = ModelFolder.of(self._path), Path(self._path).name
         subject = f"source model {file!r}"
         if folder is None or not file:
             raise ContextError(
@@ -87,16 +92,20 @@ class SourceFinder:
                 "ep.context_source_model_path"
             )
         try:
-            data = map_file(folder, file, subject)
+            data = folder.open(file, subject)
         except ContextError as error:
             raise ContextError(
                 f"{error}. The compiled model has no weights of its own; ep.context_source_model_path says where they "
                 "are"
             ) from error
-        return SourceModel(data, subject, self._external_folder((folder / file).parent))
+        return SourceModel(data, subject, self._external_folder(folder.path / file))
 
-    def _external_folder(self, beside: Path | None) -> Path | None:
-        return Path(self._folder) if self._folder else beside
+    def _external_folder(self, model: Path | None) -> ModelFolder | None:
+        """Where the external data of the source at ``model`` are; None: in memory."""
+        beside = None if model is None else ModelFolder.of(model)
+        if self._folder:
+            return ModelFolder(Path(self._folder), Path(self._folder) if beside is None else beside.home)
+        return beside
 
 
 def _buffer(session_options: Any) -> memoryview | None:

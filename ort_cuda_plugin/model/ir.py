@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import math
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -148,13 +149,18 @@ NARROW_FLOATS: Final = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT4E2M
 """Floats that are float32 in registers."""
 
 
+_KEPT_BYTES: Final = 1 << 16
+"""A constant of a file that is not larger is kept in memory once it was read."""
+
+
 class Constant:
     """The contents of an initializer or a constant, read when first asked for.
 
     ``load`` gives an array of ``dtype.numpy`` and ``shape``. With ``borrowed`` the array is a view of memory that ORT
     frees after Compile: `keep` before that, or never read it again. ``is_initializer`` tells the model's constants,
     which are the same object in every plan, from those that operators make. One that ``is_state`` is what the memory
-    of a node holds before the first Run (see `Lowering.state`): one node owns it, and Runs change it.
+    of a node holds before the first Run (see `Lowering.state`): one node owns it, and Runs change it. One that
+    ``is_file`` is read from a file each time unless it is small: host memory has no place for all weights at once.
 
     Attributes:
         name: of the initializer that it is, "" for others.
@@ -167,9 +173,11 @@ class Constant:
         "_array",
         "_borrowed",
         "_load",
+        "_recent",
         "decides",
         "derived",
         "dtype",
+        "is_file",
         "is_initializer",
         "is_state",
         "name",
@@ -186,6 +194,7 @@ class Constant:
         borrowed: bool = False,
         is_initializer: bool = True,
         is_state: bool = False,
+        is_file: bool = False,
         name: str = "",
     ) -> None:
         self.dtype = dtype
@@ -195,7 +204,9 @@ class Constant:
         self._borrowed = borrowed
         self.is_initializer = is_initializer
         self.is_state = is_state
+        self.is_file = is_file
         self._array: Array | None = None
+        self._recent: weakref.ref[Array] | None = None
         self.recipe: Recipe | None = None
         self.decides = False
         self.derived: dict[Hashable, Constant] = {}
@@ -208,12 +219,17 @@ class Constant:
     @property
     def array(self) -> Array:
         """The contents. Raises OSError or InvalidModel where they cannot be read."""
-        if self._array is None:
-            array = self._load()
-            assert array.shape == self.shape
-            assert array.dtype == self.dtype.numpy
-            self._array = array
-        return self._array
+        recent = self._recent
+        found = self._array if recent is None else recent()
+        if found is None:
+            found = self._load()
+            assert found.shape == self.shape
+            assert found.dtype == self.dtype.numpy
+            if self.is_file and self.nbytes > _KEPT_BYTES:
+                self._recent = weakref.ref(found)
+            else:
+                self._array = found
+        return found
 
     def look(self) -> Array:
         """The contents, for something that decides by them; what comes of that holds for these contents only."""
@@ -224,7 +240,7 @@ class Constant:
 
     def drop(self) -> None:
         """Lets go of the contents, which are loaded again when they are asked for."""
-        self._array = None
+        self._array = self._recent = None
 
     def keep(self) -> None:
         """Copies borrowed contents, so that they outlive ORT's."""
@@ -243,9 +259,9 @@ class Constant:
 
     def release(self, load: Callable[[], Array]) -> None:
         """Lets go of the contents, which ``load`` can get from elsewhere from now on."""
-        self._array = None
+        self.drop()
         self._load = load
-        self._borrowed = False
+        self._borrowed = self.is_file = False
 
     @property
     def size(self) -> int:

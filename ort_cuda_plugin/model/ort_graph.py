@@ -13,6 +13,7 @@ import numpy as np
 
 from ..abi.core import ffi
 from .ir import MAX_SUBGRAPH_DEPTH, Array, AttrValue, Constant, DType, Graph, InvalidModel, Node, Value
+from .open_file import OpenFile, open_file
 from .ort_attributes import read_attribute
 from .ort_calls import OrtCallError, OrtCalls, elements, stored_bytes, text
 
@@ -37,6 +38,7 @@ class _GraphReader:
         self.outer = outer
         self.depth: int = 0 if outer is None else outer.depth + 1
         self.values: dict[str, Value] = {}
+        self.files: dict[Path, OpenFile] = {} if outer is None else outer.files
         path = text(ort.out("Graph_GetModelPath", "const char *", graph))
         self.folder = Path(path).parent if path else None
 
@@ -108,9 +110,9 @@ class _GraphReader:
         dims = tuple(dim for dim in shape if isinstance(dim, int))
         if len(dims) != len(shape):
             return None
-        mapped = self._external(info, value.name, dtype, dims)
-        if mapped is not None:
-            return mapped
+        external = self._external(info, value.name, dtype, dims)
+        if external is not None:
+            return external
 
         ort, name = self.ort, value.name  # the constant must not keep all other values alive
 
@@ -123,7 +125,7 @@ class _GraphReader:
         return Constant(dtype, dims, load, borrowed=True, name=name)
 
     def _external(self, info: Any, name: str, dtype: DType, dims: tuple[int, ...]) -> Constant | None:
-        """A constant that maps its external file; None where the data are inline or the file is not as it should be.
+        """A constant that reads its external file; None where the data are inline or the file is not as it should be.
 
         Then ORT is asked for the contents, and says what is wrong with them.
         """
@@ -141,15 +143,26 @@ class _GraphReader:
         if size != stored_bytes(dtype, dims) or size == 0:
             return None
         try:
-            if offset < 0 or path.stat().st_size < offset + size:
-                return None
+            file = self._file(path)
         except OSError:
+            return None
+        if offset < 0 or len(file) < offset + size:
             return None
 
         def load() -> Array:
-            return elements(np.memmap(path, np.uint8, "r", offset, (size,)), dtype, dims)
+            try:
+                data = file.read(offset, size)
+                file.check_unchanged()
+            except OSError as error:
+                raise InvalidModel(f"the contents of {name!r} cannot be read: {error}") from error
+            return elements(np.frombuffer(data, np.uint8), dtype, dims)
 
-        return Constant(dtype, dims, load, name=name)
+        return Constant(dtype, dims, load, is_file=True, name=name)
+
+    def _file(self, path: Path) -> OpenFile:
+        if path not in self.files:
+            self.files[path] = open_file(path)
+        return self.files[path]
 
     # ---- nodes ----
 

@@ -11,13 +11,12 @@ import pytest
 from onnxruntime.capi import _pybind_state
 
 import ort_cuda_plugin
-from contexts import BINARY, assert_same, compile_model, load, rewrite, row_model, rows
+from contexts import BINARY, assert_same, compile_model, container_of, load, rewrite, row_model, rows
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.context.compatibility import Fit, compatibility_info, fit
 from ort_cuda_plugin.context.container import Container
-from ort_cuda_plugin.context.files import map_context
 from ort_cuda_plugin.context.reader import Context, Session, StoredCluster
 from ort_cuda_plugin.ep.context_session import ALLOW_VARIABLE
 from ort_cuda_plugin.model.ir import DType
@@ -73,7 +72,7 @@ def choice(container: Container, major: int, minor: int, driver: str = "13.0") -
 
 def test_a_gpu_takes_the_best_of_what_is_stored(tmp_path: Path) -> None:
     compile_model(row_model(), tmp_path / "m_ctx.onnx", context_architectures="sm_80,sm_86,sm_90", enable_cudnn="0")
-    whole = Container(map_context(tmp_path, BINARY.format("m")), "it")
+    whole = container_of(tmp_path / BINARY.format("m"))
     for row in whole.index["partitions"][0]["targets"]:
         row["toolkit"], row["libraries"] = "13.2", []
     assert [choice(whole, 8, 0), choice(whole, 8, 6), choice(whole, 8, 9)] == ["sm_80", "sm_86", "sm_86"]
@@ -98,7 +97,7 @@ def test_plans_of_another_version_are_compiled_again(
     source, path = row_model(), tmp_path / BINARY.format("m")
     compile_model(source, tmp_path / "m_ctx.onnx")
     (tmp_path / "right.bin").write_bytes(path.read_bytes())
-    right = Container(map_context(tmp_path, "right.bin"), "it")
+    right = container_of(tmp_path / "right.bin")
     index = copy.deepcopy(right.index)
     (partition,) = index["partitions"]
     partition["options"]["of_a_later_minor_version"] = True

@@ -16,7 +16,8 @@ from ort_cuda_plugin.context import container as format_module
 from ort_cuda_plugin.context import hashing
 from ort_cuda_plugin.context.container import ALIGNMENT, FIRST_ARRAY, HEADER, MAGIC, Builder, Container
 from ort_cuda_plugin.context.errors import ContextError
-from ort_cuda_plugin.context.files import map_context
+from ort_cuda_plugin.context.files import ModelFolder, open_context
+from ort_cuda_plugin.model.open_file import open_file
 
 ARRAYS = [b"first", bytes(range(100)), b""]
 CONTENTS = {"made_by": {"plugin": "1"}, "partitions": []}
@@ -143,6 +144,11 @@ def test_numbers_of_arrays_are_checked() -> None:
             read.array(number)
 
 
+def contents_of(folder: Path, name: str) -> bytes:
+    file = open_context(ModelFolder.at(folder), name)
+    return bytes(file.read(0, len(file)))
+
+
 def test_a_name_leads_nowhere_out_of_the_folder(tmp_path: Path) -> None:
     folder, outside = tmp_path / "models", tmp_path / "outside"
     for each in (folder, outside, folder / "sub"):
@@ -155,8 +161,8 @@ def test_a_name_leads_nowhere_out_of_the_folder(tmp_path: Path) -> None:
     os.mkfifo(folder / "pipe")
     (folder / "empty").touch()
     for name in ("a.bin", "sub/b.bin", "inside.bin"):
-        assert bytes(map_context(folder, name)) == b"data"
-    assert bytes(map_context(folder, "empty")) == b""
+        assert contents_of(folder, name) == b"data"
+    assert contents_of(folder, "empty") == b""
     refused = {
         "../outside/c.bin": "'..'",
         "sub/../a.bin": "'..'",
@@ -164,15 +170,37 @@ def test_a_name_leads_nowhere_out_of_the_folder(tmp_path: Path) -> None:
         "": "inside the model's folder",
         "a\0b": "inside the model's folder",
         "..\\c.bin": "inside the model's folder",
-        "link.bin": "outside the model's folder",
-        "door/c.bin": "outside the model's folder",
-        "pipe": "is no file",
-        "sub": "is no file",
+        "link.bin": "leaves the model's folder",
+        "door/c.bin": "leaves the model's folder",
+        "pipe": "is no regular file",
+        "sub": "is no regular file",
         "missing.bin": "belongs beside the model",
     }
     for name, reason in refused.items():
         with pytest.raises(ContextError, match=reason):
-            map_context(folder, name)
+            contents_of(folder, name)
+
+
+def test_a_link_may_lead_to_where_the_models_file_is(tmp_path: Path) -> None:
+    """As in the cache of the Hugging Face hub, where all files are links into one other folder."""
+    for name in ("blobs", "snapshot/onnx", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+    for place in ("blobs/0", "blobs/1", "elsewhere/2", "blobs/only.bin"):
+        (tmp_path / place).write_bytes(place.encode())
+    snapshot = tmp_path / "snapshot" / "onnx"
+    for name, target in {"m.onnx": "blobs/0", "m.bin": "blobs/1", "away.bin": "elsewhere/2"}.items():
+        (snapshot / name).symlink_to(f"../../{target}")
+    folder = ModelFolder.of(snapshot / "m.onnx")
+    os.link(tmp_path / "elsewhere" / "2", snapshot / "hard.bin")
+    kept = open_file(tmp_path / "elsewhere" / "2")  # which has another name for those who have it open
+    for name, expected in {"m.bin": b"blobs/1", "hard.bin": b"elsewhere/2", "only.bin": b"blobs/only.bin"}.items():
+        assert open_context(folder, name).read(0, len(expected)) == expected
+    assert open_context(folder, "hard.bin") is kept
+    for name in ("away.bin", "../../blobs/1"):
+        with pytest.raises(ContextError, match=r"leaves the model's folder|without '\.\.'"):
+            open_context(folder, name)
+    with pytest.raises(ContextError, match="leaves the model's folder"):
+        open_context(ModelFolder.at(snapshot), "m.bin")
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
@@ -198,7 +226,7 @@ def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(bytes(Container(map_context(tmp_path, "m.bin"), "it").array(0)))) == 1
+    assert len(set(bytes(Container(open_context(ModelFolder.at(tmp_path), "m.bin"), "it").array(0)))) == 1
     assert list(tmp_path.iterdir()) == [path]
     for number, builder in enumerate(builders):  # each goes on with what it wrote itself
         assert bytes(Container(builder.to_bytes(CONTENTS), "it").array(0)) == bytes([number]) * 1000

@@ -19,6 +19,7 @@ from contexts import (
     RNG,
     assert_same,
     compile_model,
+    container_of,
     context_nodes,
     load,
     nothing_compiled,
@@ -31,8 +32,6 @@ from isolated import HARNESS, python
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
-from ort_cuda_plugin.context.container import Container
-from ort_cuda_plugin.context.files import map_context
 from ort_cuda_plugin.plan.decoder import decode
 from session_pair import FLOAT, INT64, info
 
@@ -54,7 +53,7 @@ W = RNG.standard_normal((16, 20), dtype=np.float32)
 
 
 def index_of(path: Path) -> Any:
-    return Container(map_context(path.parent, path.name), "it").index
+    return container_of(path).index
 
 
 def test_what_is_computed_once_is_computed_when_the_context_is_loaded(tmp_path: Path) -> None:
@@ -233,7 +232,7 @@ def test_contexts_are_for_several_architectures(tmp_path: Path) -> None:
     index = index_of(path)
     targets = index["partitions"][0]["targets"]
     assert [target["arch"] for target in targets] == ["sm_80", "sm_90", "emulated"]
-    container = Container(map_context(tmp_path, path.name), "it")
+    container = container_of(path)
     for target in targets:
         assert target["plans"]
         assert target["kernels"]
@@ -344,7 +343,7 @@ def test_plans_of_a_context_are_few(tmp_path: Path) -> None:
     compile_model(row_model(), tmp_path / "m_ctx.onnx")
     path = tmp_path / BINARY.format("m")
     (target,) = index_of(path)["partitions"][0]["targets"]
-    container = Container(map_context(tmp_path, path.name), "it")
+    container = container_of(path)
     assert len(target["plans"]) <= 3
     assert all(decode(bytes(container.array(number))).guards for number in target["plans"])
 

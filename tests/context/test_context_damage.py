@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from contexts import BINARY, compile_model, load, rewrite, rows, two_clusters
-from ort_cuda_plugin.context.container import Container, to_json
+from contexts import BINARY, compile_model, container_of, load, rewrite, rows, two_clusters
+from ort_cuda_plugin.context.container import to_json
 from ort_cuda_plugin.context.describe import describe
 from ort_cuda_plugin.context.errors import ContextError
-from ort_cuda_plugin.context.files import map_context
 
 MUTANTS = {"index": 20, "graph": 60}
 JUNK: tuple[Any, ...] = (
@@ -73,7 +72,7 @@ def test_a_context_that_contradicts_itself(tmp_path: Path, what: str) -> None:
     compile_model(two_clusters(), tmp_path / "m_ctx.onnx")
     path = tmp_path / BINARY.format("m")
     (tmp_path / "right.bin").write_bytes(path.read_bytes())
-    container = Container(map_context(tmp_path, "right.bin"), "it")
+    container = container_of(tmp_path / "right.bin")
     rng = random.Random(what)
     graph = container.index["partitions"][1]["graph"]
     outcomes = {"refused": 0, "ran": 0}
@@ -85,7 +84,7 @@ def test_a_context_that_contradicts_itself(tmp_path: Path, what: str) -> None:
             replaced[graph] = to_json(mutate(json.loads(bytes(container.array(graph))), rng))
         rewrite(container, path, index, replaced)
         with contextlib.suppress(ContextError):
-            describe(Container(map_context(tmp_path, path.name), "it"))
+            describe(container_of(path))
         try:
             # Not with its code, which is trusted where it is allowed.
             load(tmp_path / "m_ctx.onnx", host_code=False).run(None, {"x": rows(2, 3)})

@@ -15,11 +15,11 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from contexts import BINARY, WEIGHT, compile_model, load, row_model, rows
+from contexts import BINARY, WEIGHT, compile_model, container_of, load, row_model, rows
 from isolated import ROOT
 from ort_cuda_plugin.context.container import Builder, Container
 from ort_cuda_plugin.context.errors import ContextError
-from ort_cuda_plugin.context.files import map_context, map_file
+from ort_cuda_plugin.context.files import ModelFolder, open_context
 from ort_cuda_plugin.context.source_model import SourceModel
 
 MUTANTS = 3000
@@ -84,8 +84,9 @@ def test_files_that_become_shorter_are_errors(tmp_path: Path) -> None:
     """A read of what is not there any more would end the process. What takes a file's place does not matter."""
     compiled_without_weights(tmp_path, external=True)
     binary = tmp_path / BINARY.format("m")
-    container = Container(map_context(tmp_path, binary.name), "the context")
-    source = SourceModel(map_file(tmp_path, "m.onnx", "the source"), "the source", tmp_path)
+    folder = ModelFolder.at(tmp_path)
+    container = Container(open_context(folder, binary.name), "the context")
+    source = SourceModel(folder.open("m.onnx", "the source"), "the source", folder)
     (tensor,) = source.tensors.values()
     assert source.array(tensor).tobytes() == WEIGHT.tobytes()
     replaced = tmp_path / "new"
@@ -93,11 +94,8 @@ def test_files_that_become_shorter_are_errors(tmp_path: Path) -> None:
     replaced.replace(tmp_path / "m.data")
     assert source.array(tensor).tobytes() == WEIGHT.tobytes()  # of the file that was opened
     os.truncate(binary, 100)
-    with pytest.raises(ContextError, match="the context became shorter"):
+    with pytest.raises(ContextError, match=r"the context: .* changed while it was read"):
         container.array(0)
-    os.truncate(tmp_path / "m.onnx", 10)
-    with pytest.raises(ContextError, match="the source became shorter"):
-        source.array(tensor)
     with pytest.raises(Exception, match=r"INVALID_GRAPH.*damaged"):
         load(tmp_path / "m_ctx.onnx")
 
@@ -123,7 +121,7 @@ def test_damaged_sources_are_errors_or_readable(tmp_path: Path) -> None:
     """Flipped, cut, doubled and enlarged: every initializer that is found is read, or is an error."""
     (tmp_path / "m.data").write_bytes(WEIGHT.tobytes())
     whole, rng = hostile_source(), random.Random(4)
-    first = SourceModel(whole, "it", tmp_path)
+    first = SourceModel(whole, "it", ModelFolder.at(tmp_path))
     for tensor, expected in zip(first.tensors.values(), onnx.load_from_string(whole).graph.initializer, strict=True):
         array = WEIGHT if tensor.name == "outside" else numpy_helper.to_array(expected)
         np.testing.assert_array_equal(first.array(tensor), array.astype(first.array(tensor).dtype))
@@ -137,7 +135,7 @@ def test_damaged_sources_are_errors_or_readable(tmp_path: Path) -> None:
         if rng.random() < 0.1:
             del data[rng.randrange(len(data)) :]
         try:
-            source = SourceModel(bytes(data), "it", tmp_path)
+            source = SourceModel(bytes(data), "it", ModelFolder.at(tmp_path))
             for tensor in source.tensors.values():
                 with contextlib.suppress(ContextError):
                     source.array(tensor)
@@ -173,7 +171,7 @@ def started(path: Path, mark: int, count: int) -> subprocess.Popen[bytes]:
 
 
 def read_all(path: Path) -> int:
-    container = Container(map_context(path.parent, path.name), "it")
+    container = container_of(path)
     for number in range(len(container.index["arrays"])):
         container.array(number)
     mark: int = container.index["mark"]

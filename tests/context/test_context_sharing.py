@@ -14,11 +14,20 @@ from onnx import helper
 
 import ort_cuda_plugin
 import shared_decoder
-from contexts import BINARY, RNG, assert_same, context_nodes, load, nothing_compiled, row_model, rows, settings
+from contexts import (
+    BINARY,
+    RNG,
+    assert_same,
+    container_of,
+    context_nodes,
+    load,
+    nothing_compiled,
+    row_model,
+    rows,
+    settings,
+)
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
-from ort_cuda_plugin.context.container import Container
-from ort_cuda_plugin.context.files import map_context
 
 BIG = RNG.standard_normal((8, 40000), dtype=np.float32)
 
@@ -100,7 +109,7 @@ def test_two_models_share_a_file_and_device_memory(tmp_path: Path) -> None:
     binary = BINARY.format("prefill")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([binary, "decode_ctx.onnx", "prefill_ctx.onnx"])
     assert BIG.nbytes < (tmp_path / binary).stat().st_size < 1.5 * BIG.nbytes
-    assert len(Container(map_context(tmp_path, binary), "it").index["partitions"]) == 2
+    assert len(container_of(tmp_path / binary).index["partitions"]) == 2
     before = in_use()
     sessions = {}
     for name in sources:

@@ -12,10 +12,8 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
-from contexts import BINARY, assert_same, load, nothing_compiled, settings
+from contexts import BINARY, assert_same, container_of, load, nothing_compiled, settings
 from ort_cuda_plugin.abi import host
-from ort_cuda_plugin.context.container import Container
-from ort_cuda_plugin.context.files import map_context
 from session_pair import FLOAT, INT64, info
 
 RNG = np.random.default_rng(12)
@@ -72,7 +70,7 @@ def load_with(path: Path | bytes, entries: Mapping[str, str] | None = None, **op
 
 
 def rows_of(path: Path) -> list[Any]:
-    rows: list[Any] = Container(map_context(path.parent, path.name), "it").index["constants"]
+    rows: list[Any] = container_of(path).index["constants"]
     return rows
 
 

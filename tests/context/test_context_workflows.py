@@ -15,6 +15,7 @@ from contexts import (
     BINARY,
     assert_same,
     compile_model,
+    container_of,
     context_nodes,
     load,
     nothing_compiled,
@@ -24,8 +25,6 @@ from contexts import (
     two_clusters,
 )
 from isolated import HARNESS, python
-from ort_cuda_plugin.context.container import Container
-from ort_cuda_plugin.context.files import map_context
 
 FLOAT16 = onnx.TensorProto.FLOAT16
 SHAPES = [(2, 3), (1, 1), (5, 7), (1, 9), (33, 2)]
@@ -277,7 +276,7 @@ def test_a_context_of_another_model_is_refused(tmp_path: Path) -> None:
     onnx.save(compiled, tmp_path / "m_ctx.onnx")
     with pytest.raises(Exception, match=r"INVALID_GRAPH.*has no partition"):
         load(tmp_path / "m_ctx.onnx")
-    (name,) = (row["name"] for row in Container(map_context(tmp_path, other.decode()), "n").index["partitions"])
+    (name,) = (row["name"] for row in container_of(tmp_path / other.decode()).index["partitions"])
     next(each for each in node.attribute if each.name == "partition_name").s = name.encode()
     onnx.save(compiled, tmp_path / "m_ctx.onnx")
     with pytest.raises(Exception, match=r"INVALID_GRAPH.*the outputs of .* are"):

@@ -12,12 +12,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from c_programs import COUNTED, build_host
-from contexts import compile_model, load, nothing_compiled
+from contexts import compile_model, container_of, load, nothing_compiled
 from custom_models import in_place_of, launches, model, random_rows
 from isolated import HARNESS, python
 from ort_cuda_plugin import get_library_path
-from ort_cuda_plugin.context.container import Container
-from ort_cuda_plugin.context.files import map_context
 from ort_cuda_plugin.custom.kernels import cuda_kernel
 from ort_cuda_plugin.custom.plugin import Phase, register_creator, unregister_creator
 from ort_cuda_plugin.custom.plugin.fields import PluginFieldCollection
@@ -36,7 +34,7 @@ def test_a_recorded_enqueue_needs_none_of_the_authors_python(tmp_path: Path, exa
     compile_model(counter_model(), tmp_path / "counter.onnx")
     code = f"""
         import numpy as np
-        from contexts import load, nothing_compiled
+        from contexts import load, nothing_compiled, container_of
         from pathlib import Path
         from ort_cuda_plugin.custom.registry import current
 
@@ -83,7 +81,7 @@ def test_a_c_host_runs_a_plugin_of_a_compiled_model(tmp_path: Path) -> None:
 def test_the_cubin_of_a_kernel_is_in_the_compiled_model(tmp_path: Path) -> None:
     with in_place_of("Sign", launches(cuda_kernel(SOURCE, "shift", SIGNATURE, numba_twin=shift))):
         compile_model(model(), tmp_path / "m.onnx", context_architectures="sm_90,emulated")
-    rows = Container(map_context(tmp_path, "m_CudaPluginExecutionProvider.bin"), "m").index["kernels"]
+    rows = container_of(tmp_path / "m_CudaPluginExecutionProvider.bin").index["kernels"]
     (own,) = (row for row in rows if row["entry"] == "shift")
     assert (own["arch"], own["signature"]) == ("sm_90", list(SIGNATURE))
     assert own["metadata"]["static_shared_bytes"] >= 256

@@ -177,11 +177,30 @@ def test_initializers_have_their_contents(read: Read, external: bool) -> None:
             assert actual is not None
             assert actual.dtype == array.dtype
             np.testing.assert_array_equal(actual, array)
-        assert isinstance(values["w"].constant, np.memmap) == external
+        initializer = values["w"].initializer
+        assert initializer is not None
+        assert initializer.is_file == external
 
     saving = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 1000} if external else {}
     read(graph, inspect, **saving)
     assert "initializers" in inspected
+
+
+@pytest.mark.parametrize(("size", "reads"), [(1 << 16, 1), ((1 << 16) + 1, 2)])
+def test_large_contents_of_files_stay_in_memory_only_while_they_are_used(size: int, reads: int) -> None:
+    loads = []
+
+    def load() -> np.ndarray:
+        loads.append(size)
+        return np.zeros(size, np.uint8)
+
+    constant = Constant(DType.UINT8, (size,), load, is_file=True)
+    held = constant.array
+    assert constant.array is held
+    assert len(loads) == 1
+    del held
+    assert constant.array.shape == (size,)
+    assert len(loads) == reads
 
 
 def test_kept_initializers_outlive_the_session(read: Read) -> None:

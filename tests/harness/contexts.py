@@ -13,7 +13,8 @@ import onnxruntime as ort
 from onnx import NodeProto, helper, numpy_helper
 
 import ort_cuda_plugin
-from ort_cuda_plugin.context.container import Builder, Container
+from ort_cuda_plugin.context.container import Builder, Container, _Array
+from ort_cuda_plugin.context.files import ModelFolder, open_context
 from ort_cuda_plugin.context.hashing import array_digest
 from session_pair import FLOAT, info
 
@@ -86,6 +87,11 @@ def load(
     return ort.InferenceSession(model if isinstance(model, bytes) else str(model), made)
 
 
+def container_of(path: Path) -> Container:
+    """The container in a context file."""
+    return Container(open_context(ModelFolder.of(path), path.name), "it")
+
+
 def context_nodes(model: onnx.ModelProto) -> list[dict[str, object]]:
     """The attributes of the EPContext nodes, in order."""
     return [
@@ -124,6 +130,6 @@ def rewrite(container: Container, path: Path, index: Any, replaced: Mapping[int,
     """Writes the arrays of a container, with some replaced, and another index."""
     builder = Builder()
     for number in range(len(container.index["arrays"])):
-        builder.arrays.append(memoryview(replaced.get(number, container.array(number))))
-        builder._hashes.append(array_digest(builder.arrays[-1]))
+        data = memoryview(replaced.get(number, container.array(number)))
+        builder.arrays.append(_Array(len(data), array_digest(data), data))
     builder.write(path, {key: value for key, value in index.items() if key != "arrays"})

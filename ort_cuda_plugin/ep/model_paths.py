@@ -1,0 +1,32 @@
+"""The path of a session's model, which ONNX Runtime does not always tell.
+
+With the session entry session.model_external_initializers_file_folder_path a graph has the path of a file in that
+folder that does not exist, wherever the model comes from. Python's ``InferenceSession`` knows the path. An application
+in another language gives it as ep.context_file_path.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+CONTEXT_PATH = "ep.context_file_path"
+VIRTUAL_NAME = "virtual_model.onnx"
+
+
+def is_virtual(path: str, entries: Mapping[str, str]) -> bool:
+    """Whether ``path``, which a graph has, is ONNX Runtime's name for a model that may be elsewhere."""
+    return bool(entries.get(EXTERNAL_FOLDER)) and os.path.basename(path) == VIRTUAL_NAME and not os.path.exists(path)
+
+
+def created_session_path() -> str:
+    """The path of the model whose ``InferenceSession`` this thread creates in Python; "" where there is none."""
+    frame = sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        owner = frame.f_locals.get("self")
+        if frame.f_globals.get("__name__") == "onnxruntime.capi.onnxruntime_inference_collection":
+            path = getattr(owner, "_model_path", None)
+            return path if isinstance(path, str) else ""
+    return ""

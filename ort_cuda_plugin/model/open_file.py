@@ -1,0 +1,97 @@
+"""Files that are read piece by piece through a handle, and never mapped into memory.
+
+A mapped file that another process makes shorter ends this process with SIGBUS when it is read. A read through a handle
+gives an error instead, and what was read stays as it was. The handle keeps a file that is deleted or replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+_lock: Final = threading.Lock()
+_open: Final[weakref.WeakValueDictionary[tuple[int, ...], OpenFile]] = weakref.WeakValueDictionary()
+
+
+class FileChanged(OSError):
+    """A file became shorter or was written while it was read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{str(path)!r} changed while it was read; files that are in use must not change")
+
+
+class OpenFile:
+    """A regular file of ``len()`` bytes; `open_file` makes it. Any thread may read."""
+
+    def __init__(self, path: Path, handle: int, status: os.stat_result) -> None:
+        self.path = path
+        self.handle = handle
+        self._state = _state(status)
+        self._size = status.st_size
+        self._closed = weakref.finalize(self, os.close, handle)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        """Fills ``target`` with bytes from ``offset`` on. Raises FileChanged where the file ends before."""
+        while target:
+            count = os.preadv(self.handle, [target], offset)
+            if count <= 0:
+                raise FileChanged(self.path)
+            target, offset = target[count:], offset + count
+
+    def read(self, offset: int, length: int) -> memoryview:
+        """Bytes of the file, in memory of their own. Raises OSError."""
+        data = np.empty(length, np.uint8).data
+        self.read_into(data, offset)
+        return data
+
+    def check_unchanged(self) -> None:
+        """Raises FileChanged where the file was written since it was opened."""
+        if _state(os.fstat(self.handle)) != self._state:
+            raise FileChanged(self.path)
+
+
+def open_file(path: Path, check: Callable[[Path], None] = lambda real: None) -> OpenFile:
+    """Opens a file; while somebody has it open and it is unchanged, they share the handle.
+
+    ``check`` gets the path to which links lead, and raises what it likes.
+
+    Raises:
+        OSError: it cannot be opened, or it is no regular file.
+    """
+    # A FIFO would block.
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{str(path)!r} is no regular file")
+        check(Path(os.path.realpath(f"/proc/self/fd/{handle}")))
+    except BaseException:
+        os.close(handle)
+        raise
+    return adopt(path, handle, status)
+
+
+def adopt(path: Path, handle: int, status: os.stat_result) -> OpenFile:
+    """The file of an open handle, which belongs to the result, or is closed where somebody has the file open."""
+    key = (status.st_dev, status.st_ino, *_state(status))
+    with _lock:
+        known = _open.get(key)
+        if known is None:
+            known = _open[key] = OpenFile(path, handle, status)
+            return known
+    os.close(handle)
+    return known
+
+
+def _state(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
