@@ -174,13 +174,11 @@ def _choose_form(ctx: Lowering, first: Convolve, second: Convolve) -> _Form | No
 
 
 def _launched(ctx: Lowering, form: _Form, first: Convolve, second: Convolve) -> Step:
-    recorded, nodes = ctx.trace.steps, ctx.nodes
-    ctx.trace.steps, ctx.nodes = [], joined_nodes(first, second)
-    _Chain(ctx, form, first, second).launch()
-    (launch,) = ctx.trace.steps
+    with ctx.recording(joined_nodes(first, second)) as steps:
+        _Chain(ctx, form, first, second).launch()
+    (launch,) = steps
     assert isinstance(launch, Launch)
     launch.note = NOTE
-    ctx.trace.steps, ctx.nodes = recorded, nodes
     return launch
 
 

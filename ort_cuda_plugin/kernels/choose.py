@@ -38,17 +38,16 @@ def choose(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None = None) -> 
     Such a call takes as much of the step's epilogue as the library has; what is left is a map after it. Guards of the
     calls join the trace's. With ``tuner`` what was measured goes before rules, and so does a tactic that a step has.
     """
-    recorded, nodes = ctx.trace.steps, ctx.nodes
     chosen: list[Step] = []
     joined = [one for step in _parted(ctx, steps, tuner) for one in _joined(ctx, step)]
     for step in merge_convolutions(ctx, images_in_parts(ctx, order_images(ctx, joined))):
-        ctx.trace.steps, ctx.nodes = [], step.nodes
-        tuned = _tuned(ctx, as_product(ctx, step), tuner)
-        if not _is_called(ctx, tuned):
-            ctx.trace.steps = []
-            ctx.trace.steps.append(_readable(ctx, _without_library(tuned)))
-        chosen += ctx.trace.steps
-    ctx.trace.steps, ctx.nodes = recorded, nodes
+        with ctx.recording(step.nodes) as made:
+            tuned = _tuned(ctx, as_product(ctx, step), tuner)
+            is_called = _is_called(ctx, tuned)
+        if not is_called:
+            with ctx.recording(step.nodes) as made:
+                made.append(_readable(ctx, _without_library(tuned)))
+        chosen += made
     return [unit_axis_last(in_memory_order(step)) if isinstance(step, Map) else step for step in chosen]
 
 

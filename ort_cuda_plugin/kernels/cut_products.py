@@ -23,7 +23,6 @@ def cut_products(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """The steps with products in parts, where these take less time. Guards join the trace's."""
     result: list[Sequence[Step]] = [(step,) for step in steps]
     uses = Uses(enumerate(steps))
-    recorded, nodes = ctx.trace.steps, ctx.nodes
     for position, step in enumerate(steps):
         if not isinstance(step, Contract) or len(step.outputs) != 1 or 0 in step.shape:
             continue
@@ -31,16 +30,15 @@ def cut_products(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
         parts = parts_along_k(ctx, step) if reader is not None else 1
         if reader is None or parts == 1:
             continue
-        ctx.trace.steps, ctx.nodes = [], step.nodes
-        part, added = cut_along_k(ctx, step, parts)
+        with ctx.recording(step.nodes) as made:
+            part, added = cut_along_k(ctx, step, parts)
         (consumer,) = result[reader]
         buffer = step.outputs[0][1].buffer
         is_kept = buffer.kind is BufferKind.OUTPUT or any(user != reader for user in uses.readers(buffer))
         assert isinstance(consumer, Map)
         joint = join_map(added, consumer, added.outputs if is_kept else ())
         if joint is not None:
-            result[position], result[reader] = (*ctx.trace.steps, part), (joint,)
-    ctx.trace.steps, ctx.nodes = recorded, nodes
+            result[position], result[reader] = (*made, part), (joint,)
     return [step for group in result for step in group]
 
 

@@ -34,22 +34,22 @@ def call_with_dense_batches(ctx: Lowering, step: Contract) -> bool:
         return False
     if any(x.rank != len(step.shape) or x.shape[:-2] != step.batch for x in step.operands):
         return False
-    recorded, ctx.trace.steps = ctx.trace.steps, []
-    operands = tuple(_dense(ctx, x) for x in step.operands)
-    outputs: list[Output] = []
-    copies: list[tuple[Tensor, Tensor]] = []
-    for value, y in step.outputs:
-        if len(collapse(step.batch, [y.strides[: len(step.batch)]])[0]) > 1:
-            copies.append((ctx.empty(step.shape, y.dtype), y))
-            y = copies[-1][0]
-        outputs.append((value, y))
-    called = call_cublaslt(ctx, replace(step, operands=operands, outputs=tuple(outputs)))
-    if called:
+    with ctx.recording() as made:
+        operands = tuple(_dense(ctx, x) for x in step.operands)
+        outputs: list[Output] = []
+        copies: list[tuple[Tensor, Tensor]] = []
+        for value, y in step.outputs:
+            if len(collapse(step.batch, [y.strides[: len(step.batch)]])[0]) > 1:
+                copies.append((ctx.empty(step.shape, y.dtype), y))
+                y = copies[-1][0]
+            outputs.append((value, y))
+        called = call_cublaslt(ctx, replace(step, operands=operands, outputs=tuple(outputs)))
         for source, target in copies:
             leaf = Scalar(source.dtype, "leaf")
             inputs: tuple[Input, ...] = ((leaf, source),)
             ctx.record(Map(step.nodes, step.shape, inputs, ((leaf, target),)))
-    ctx.trace.steps = [*recorded, *ctx.trace.steps] if called else recorded
+    if called:
+        ctx.trace.steps += made
     return called
 
 

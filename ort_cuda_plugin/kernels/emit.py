@@ -23,18 +23,16 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
 
     The function that makes a step's launches may record more steps before them, such as a copy of weights.
     """
-    recorded, nodes = ctx.trace.steps, ctx.nodes
     launched: list[Recordable] = []
     for step in steps:
         if not isinstance(step, Map):
             launched.append(step)
             continue
-        ctx.trace.steps, ctx.nodes = [], step.nodes
-        launch_step(ctx, step)
-        if isinstance(step, Sums):
-            explain(ctx, step)
-        launched += emit(ctx, ctx.trace.steps)
-    ctx.trace.steps, ctx.nodes = recorded, nodes
+        with ctx.recording(step.nodes) as made:
+            launch_step(ctx, step)
+            if isinstance(step, Sums):
+                explain(ctx, step)
+        launched += emit(ctx, made)
     return launched
 
 

@@ -131,18 +131,16 @@ class _Halves:
     def rewritten(self) -> list[Step]:
         result: list[Step] = []
         for position, step in enumerate(self.steps):
-            recorded, nodes = self.ctx.trace.steps, self.ctx.nodes
-            self.ctx.trace.steps, self.ctx.nodes = [], getattr(step, "nodes", ())
-            if isinstance(step, Attend) and position in self.changed:
-                step = self._attention(step)
-            elif isinstance(step, Map):
-                if isinstance(step, Contract) and position in self.changed:
-                    step = self._product(step)
-                written = {y.buffer for _, y in step.outputs}
-                for buffer in written & self.readers.keys():
-                    step = self._with_stored(step, buffer)
-            result += [*self.ctx.trace.steps, step]
-            self.ctx.trace.steps, self.ctx.nodes = recorded, nodes
+            with self.ctx.recording(step.nodes) as made:
+                if isinstance(step, Attend) and position in self.changed:
+                    step = self._attention(step)
+                elif isinstance(step, Map):
+                    if isinstance(step, Contract) and position in self.changed:
+                        step = self._product(step)
+                    written = {y.buffer for _, y in step.outputs}
+                    for buffer in written & self.readers.keys():
+                        step = self._with_stored(step, buffer)
+            result += [*made, step]
         return live([*self.limits.steps, *result])
 
     def _of(self, buffer: Buffer) -> _Stored:

@@ -305,10 +305,9 @@ class _Order:
         self.ctx.nodes = step.nodes
         if isinstance(step, Launch) and moves:
             assert step.remake is not None
-            recorded, self.ctx.trace.steps = self.ctx.trace.steps, []
-            step.remake(self.ctx, lambda x: self._view(number, x))
-            made, self.ctx.trace.steps = self.ctx.trace.steps, recorded
-            return made
+            with self.ctx.recording() as remade:
+                step.remake(self.ctx, lambda x: self._view(number, x))
+            return remade
         if number in self.wanting:
             assert isinstance(step, Convolve)
             x, w = step.operands
@@ -335,21 +334,20 @@ class _Order:
         known = self.copies.get(key)
         if known is not None:
             return [], known
-        recorded, self.ctx.trace.steps = self.ctx.trace.steps, []
         channels = x.shape[1]
-        if padded:
-            assert isinstance(channels, int)
-            memory = gather_map(
-                self.ctx,
-                [*(x.shape[axis] for axis in to_memory(x.rank)[:-1]), padded],
-                x.dtype,
-                lambda maps, c: maps.source(x).at([c[0], c[-1], *c[1:-1]], c[-1] < channels),
-            )
-            result = _channels_first(self.ctx, memory)
-        else:
-            result = empty_channels_last(self.ctx, x.shape, x.dtype)
-            self.ctx.trace.steps.append(self._copied(x, result))
-        made, self.ctx.trace.steps = self.ctx.trace.steps, recorded
+        with self.ctx.recording() as made:
+            if padded:
+                assert isinstance(channels, int)
+                memory = gather_map(
+                    self.ctx,
+                    [*(x.shape[axis] for axis in to_memory(x.rank)[:-1]), padded],
+                    x.dtype,
+                    lambda maps, c: maps.source(x).at([c[0], c[-1], *c[1:-1]], c[-1] < channels),
+                )
+                result = _channels_first(self.ctx, memory)
+            else:
+                result = empty_channels_last(self.ctx, x.shape, x.dtype)
+                made.append(self._copied(x, result))
         if not self.uses.writers(x.buffer) or max(self.uses.writers(x.buffer)) < number:
             self.copies[key] = result
         return made, result

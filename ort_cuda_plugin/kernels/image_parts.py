@@ -89,14 +89,13 @@ def _has_images(step: Convolve, x: Tensor, images: Dim) -> bool:
 
 
 def _in_parts(ctx: Lowering, first: Convolve, second: Convolve, count: int) -> Iterator[Step]:
-    recorded, ctx.trace.steps, ctx.nodes = ctx.trace.steps, [], second.nodes
     weights = second.operands[1]
     if ctx.options.fusion:  # all parts share what is turned once
         last = weights.rank - 1
-        turned = rearranged(ctx, permute(ctx, weights, (*range(1, weights.rank), 0)))
+        with ctx.recording(second.nodes) as made:
+            turned = rearranged(ctx, permute(ctx, weights, (*range(1, weights.rank), 0)))
         weights = permute(ctx, turned, (last, *range(last)))
-    made, ctx.trace.steps = ctx.trace.steps, recorded
-    yield from made
+        yield from made
     images = first.shape[0]
     for number in range(count):
         start = images * number // count

@@ -94,11 +94,9 @@ class Limits:
     @contextmanager
     def recording(self, nodes: tuple[Node, ...]) -> Iterator[None]:
         """What is recorded meanwhile is among the steps that compute limits."""
-        recorded, before = self.ctx.trace.steps, self.ctx.nodes
-        self.ctx.trace.steps, self.ctx.nodes = [], nodes
-        yield
-        self.steps += self.ctx.trace.steps
-        self.ctx.trace.steps, self.ctx.nodes = recorded, before
+        with self.ctx.recording(nodes) as steps:
+            yield
+        self.steps += steps
 
     def _leaves(self, step: Map) -> dict[Scalar, bool]:
         """The step's leaves that have limits."""

@@ -13,6 +13,7 @@ from ort_cuda_plugin.program.lowering import Lowering
 from ort_cuda_plugin.program.shapes import Strides, broadcast_strides, collapse
 from ort_cuda_plugin.program.steps import Input, Map
 from ort_cuda_plugin.program.symbolic import Dim, hint
+from ort_cuda_plugin.program.tensor import BufferKind
 
 __all__ = ["launch_map"]
 
@@ -21,7 +22,9 @@ def _is_plain_copy(step: Map) -> bool:
     if len(step.outputs) != 1 or len(step.inputs) != 1 or step.outputs[0][0] is not step.inputs[0][0]:
         return False
     source, result = step.inputs[0][1], step.outputs[0][1]
-    return source.shape == result.shape and source.is_contiguous and result.is_contiguous
+    # A number that the host knows is a parameter of the kernel.
+    is_in_memory = source.buffer.kind is not BufferKind.HOST
+    return is_in_memory and source.shape == result.shape and source.is_contiguous and result.is_contiguous
 
 
 def launch_map(ctx: Lowering, step: Map) -> None:

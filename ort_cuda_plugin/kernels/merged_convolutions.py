@@ -82,10 +82,7 @@ class _Convolutions(Merging[Convolve]):
         tactic = self._tiles(merged) if team is None else ProductTactic(team.tile, 1, team.teams)
         assert tactic is not None
         why = f"{count} convolutions of one image in less time than one by one"
-        recorded, nodes = ctx.trace.steps, ctx.nodes
-        ctx.trace.steps, ctx.nodes = [], merged.nodes
-        launch_matrix_convolution(ctx, merged, tactic)
-        explain(ctx, replace(merged, tactic=Tactic(tactic.name, why)))
-        made = ctx.trace.steps
-        ctx.trace.steps, ctx.nodes = recorded, nodes
+        with ctx.recording(merged.nodes) as made:
+            launch_matrix_convolution(ctx, merged, tactic)
+            explain(ctx, replace(merged, tactic=Tactic(tactic.name, why)))
         return made

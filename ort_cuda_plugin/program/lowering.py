@@ -6,7 +6,8 @@ One pass over an operator's function serves three purposes: it infers shapes, de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -54,6 +55,7 @@ from .trace import (
     ReadBack,
     Remake,
     Requirement,
+    Step,
     Trace,
     Use,
     scalar_types,
@@ -472,6 +474,22 @@ class Lowering:
 
     # ---- what the plan does ----
 
+    @contextmanager
+    def recording(self, nodes: tuple[Node, ...] | None = None) -> Iterator[list[Step]]:
+        """Gives the list of the steps that are recorded meanwhile, for ``nodes``; the caller says where they run.
+
+        What they read of host values is materialised among them, and serves nobody else: other steps may run before
+        them, and the caller may drop them.
+        """
+        outer = self.trace.steps, self._materialized, self.nodes
+        steps: list[Step] = []
+        self.trace.steps, self._materialized = steps, {}
+        self.nodes = self.nodes if nodes is None else nodes
+        try:
+            yield steps
+        finally:
+            self.trace.steps, self._materialized, self.nodes = outer
+
     def record(self, step: Map) -> None:
         """Appends a step to the trace; a claim makes its kernel instead."""
         if self._try_step is None:
@@ -568,7 +586,7 @@ class Lowering:
             self.trace.steps.append(Memset(self.nodes, dst, byte, (), written))
 
     def materialize(self, x: Tensor) -> Tensor:
-        """x with its elements on the device: those of a HOST buffer are written there by a small launch, once."""
+        """x with its elements on the device: a small launch writes those of a HOST buffer, once in a `recording`."""
         buffer = x.buffer
         if buffer.host is None:
             return x

@@ -1,0 +1,82 @@
+"""Numbers that the host knows, beside integers that the device computes: each step reads those of its own Run."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import parser
+
+import ort_cuda_plugin
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, Tensor
+from ort_cuda_plugin.program.symbolic import symbol
+
+SIZES = {
+    "Shape": "s = Shape(x)",
+    "Size": "q = Size(x) s = Unsqueeze(q, zero)",
+    "arithmetic": "n = Shape(x) k = Add(n, n) s = Mul(k, n)",
+    "a part of a shape": "n = Shape(x) w = Concat<axis = 0>(n, n) s = Gather(w, zero)",
+}
+CONCATENATIONS = {
+    "last": "c = Concat<axis = 0>(t, t, s)",
+    "in the middle": "c = Concat<axis = 0>(t, s, t)",
+    "twice": "c = Concat<axis = 0>(s, t, s)",
+    "after one": "c = Concat<axis = 0>(t, s)",
+    "of what is made of both": "a = Add(s, t) c = Concat<axis = 0>(a, s)",
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("options", [{}, {"fusion": "0"}, {"automatic_cuda_graphs": "0"}], ids=str)
+def test_a_size_that_is_an_output_and_a_part_of_a_concatenation_is_that_of_the_run(
+    options: dict[str, str], size: str
+) -> None:
+    for joined in CONCATENATIONS.values():
+        model = parser.parse_model(
+            '<ir_version: 10, opset_import: ["" : 21]> g (float[b] x, int64[1] m) => (int64[1] s, int64[k] c)'
+            f" <int64[1] zero = {{0}}> {{ {SIZES[size]} t = Neg(m) {joined} }}"
+        ).SerializeToString()
+        ours, theirs = ort.SessionOptions(), ort.SessionOptions()
+        ours.graph_optimization_level = theirs.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = ort_cuda_plugin.session(model, emulate=True, provider_options=options, sess_options=ours)
+        cpu = ort.InferenceSession(model, theirs, providers=["CPUExecutionProvider"])
+        for n in (4, 3, 5, 4):
+            feeds = {"x": np.ones(n, np.float32), "m": np.array([-n])}
+            for got, want in zip(session.run(None, feeds), cpu.run(None, feeds), strict=True):
+                np.testing.assert_array_equal(np.asarray(got), np.asarray(want), err_msg=f"{joined} of {n}")
+
+
+def _with_host_value() -> tuple[Lowering, Tensor]:
+    ctx = Lowering(DeviceProperties())
+    return ctx, ctx.host_tensor([symbol(0, "n", 3, 1, None), 2], (2,), DType.INT64)
+
+
+def test_a_materialisation_serves_those_that_read_it_in_one_recording() -> None:
+    ctx, x = _with_host_value()
+    assert ctx.materialize(x).buffer is ctx.materialize(x).buffer
+    assert len(ctx.trace.steps) == 1
+
+
+def test_a_recording_that_is_dropped_takes_its_materialisations_with_it() -> None:
+    ctx, x = _with_host_value()
+    with ctx.recording() as dropped:
+        inner = ctx.materialize(x)
+    assert [step.writes for step in dropped] == [(inner.buffer,)]
+    assert not ctx.trace.steps
+    outer = ctx.materialize(x)
+    assert outer.buffer is not inner.buffer
+    assert [step.writes for step in ctx.trace.steps] == [(outer.buffer,)]
+    with ctx.recording() as steps:
+        assert ctx.materialize(x).buffer is not outer.buffer
+    assert len(steps) == 1
+    assert ctx.materialize(x).buffer is outer.buffer
+
+
+def test_a_recording_that_ends_with_an_error_gives_the_trace_back() -> None:
+    ctx, x = _with_host_value()
+    steps = ctx.trace.steps
+    with pytest.raises(TypeError, match="not contiguous"), ctx.recording():
+        ctx.memset(ctx.view(ctx.materialize(x), (2,), (2,)), 0)
+    assert ctx.trace.steps is steps
+    assert not steps
