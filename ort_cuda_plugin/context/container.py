@@ -124,7 +124,7 @@ class Builder:
 
 
 class Container:
-    """A container that was read. ``subject`` is what messages call it; ``index`` is the JSON object.
+    """A container in ``data``. ``subject`` is what messages call it; ``index`` is the JSON object.
 
     Raises:
         ContextError: the bytes are no container of a version that this code reads, or damaged.
@@ -132,7 +132,7 @@ class Container:
 
     def __init__(self, data: Readable, subject: str) -> None:
         self.subject = subject
-        self._data = data
+        self.data = data
         self.index = self._read_index()
         self._places = self._read_places()
         self._checked: set[int] = set()
@@ -152,13 +152,13 @@ class Container:
             ContextError: it does not exist, or its contents are not those that were stored.
         """
         offset, length, digest = self._place(number)
-        if isinstance(self._data, OpenFile):
+        if isinstance(self.data, OpenFile):
             try:
-                view, found = read_array(self._data, offset, length)
+                view, found = read_array(self.data, offset, length)
             except OSError as error:
                 raise ContextError(f"{self.subject}: {error}") from error
         else:
-            view = memoryview(self._data)[offset : offset + length]
+            view = memoryview(self.data)[offset : offset + length]
             found = digest if number in self._checked else array_digest(view)
             self._checked.add(number)
         if found != digest:
@@ -171,9 +171,9 @@ class Container:
         return self._places[number]
 
     def _read_index(self) -> dict[str, Json]:
-        if len(self._data) < HEADER.size:
-            raise self.damaged(f"it has {len(self._data)} bytes, less than a header")
-        header = read(self._data, 0, HEADER.size, self.subject)
+        if len(self.data) < HEADER.size:
+            raise self.damaged(f"it has {len(self.data)} bytes, less than a header")
+        header = read(self.data, 0, HEADER.size, self.subject)
         magic, major, minor, zero, size, offset, length, digest = HEADER.unpack(header)
         if magic != MAGIC:
             raise ContextError(f"{self.subject} is no context of this plugin")
@@ -181,11 +181,11 @@ class Container:
             raise ContextError(
                 f"{self.subject} has format {major}.{minor}, this plugin reads {VERSION[0]}.x; compile the model again"
             )
-        if zero or size != len(self._data):
-            raise self.damaged(f"it has {len(self._data)} bytes, and should have {size}")
+        if zero or size != len(self.data):
+            raise self.damaged(f"it has {len(self.data)} bytes, and should have {size}")
         if length > MAX_INDEX_BYTES or not FIRST_ARRAY <= offset <= size or offset + length != size:
             raise self.damaged("its index is outside of it")
-        text = bytes(read(self._data, offset, length, self.subject))
+        text = bytes(read(self.data, offset, length, self.subject))
         if hashlib.sha256(text).digest() != digest:
             raise self.damaged("its index has other contents than were stored")
         try:

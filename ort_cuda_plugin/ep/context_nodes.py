@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..abi import host
 from ..abi.core import ffi, lib
+from ..context import workspace
 from ..context.container import Container
 from ..context.errors import ContextError
-from ..context.files import Buffer, ModelFolder, Readable, check_name, open_context
+from ..context.files import Buffer, ModelFolder, check_name, open_context
 from ..context.reader import Context
 from ..model.ir import Node
 from ..model.open_file import OpenFile
@@ -154,8 +156,10 @@ class ContextReader:
         self._entries = entries
         self._sources = sources
         self._callbacks = callbacks
-        self._files: dict[tuple[str, str], Context] = {}
+        self._files: dict[Hashable, Context] = {}
         self._embedded: list[Context] = []
+        self._shares = entries.get("ep.share_ep_contexts", "0") == "1"
+        self._is_last = entries.get("ep.stop_share_ep_contexts", "0") == "1"
 
     def read(self, graphs: Sequence[tuple[Node, Any]]) -> list[tuple[Context, str]]:
         """For each node, which comes with the ``const OrtGraph *`` around it, its context and its partition there.
@@ -167,6 +171,12 @@ class ContextReader:
         found = [self._partition(node, context) for (node, _), context in zip(graphs, own, strict=True)]
         for (node, ort_graph), (context, name) in zip(graphs, found, strict=True):
             self._find_source(node, model_path(ort_graph), context, name)
+        for key, file in self._files.items():
+            for context, name in found:
+                if context is file:
+                    workspace.take(key, name)
+        if self._is_last:
+            workspace.end(self._files)
         return found
 
     def _find_source(self, node: Node, model_path: str, context: Context, name: str) -> None:
@@ -226,18 +236,27 @@ class ContextReader:
                 f"context file {name!r} is beside a model that comes from memory: set ep.context_file_path to the path "
                 "of the model"
             )
-        key = (str(folder), name)
+        key: Hashable = (self._callbacks.reader, name)
+        if folder is not None and not self._callbacks.reads:
+            key = (os.path.realpath(folder.path), name)
         if key not in self._files:
-            subject = f"context file {name!r}"
-            data: Readable
-            if self._callbacks.reads:
-                check_name(name, subject)
-                data = self._callbacks.read(name)
-            else:
-                assert folder is not None
-                data = self._open(folder, name, model_path)
-            self._files[key] = Context(Container(data, subject))
+            container = self._container(key, folder, name, model_path)
+            self._files[key] = Context(container)
+            if self._shares and workspace.find(key) is not container:
+                workspace.add(key, container, self._files[key].partitions)
         return self._files[key]
+
+    def _container(self, key: Hashable, folder: ModelFolder | None, name: str, model_path: str) -> Container:
+        """A file as it is now, or the one that another session has read where there is none any more."""
+        known = workspace.find(key) if self._shares else None
+        subject = f"context file {name!r}"
+        if folder is None or self._callbacks.reads:
+            check_name(name, subject)
+            return known or Container(self._callbacks.read(name), subject)
+        if known is not None and not folder.has(name):
+            return known
+        file = self._open(folder, name, model_path)
+        return known if known is not None and known.data is file else Container(file, subject)
 
     def _open(self, folder: ModelFolder, name: str, model_path: str) -> OpenFile:
         try:

@@ -142,3 +142,64 @@ def test_a_group_writes_to_one_folder_and_not_into_models(tmp_path: Path) -> Non
     write(row_model(), tmp_path / "e_ctx.onnx", last=True)  # with another name for its partition
     for name in "ade":
         assert_same(load(tmp_path / f"{name}_ctx.onnx"), row_model(), [{"x": rows(2, 3)}])
+
+
+def pair(folder: Path) -> dict[str, bytes]:
+    """Writes first_ctx.onnx and second_ctx.onnx with one file, and gives their sources."""
+    sources = {name: with_big_weight(operator) for name, operator in (("first", "Neg"), ("second", "Abs"))}
+    for name, source in sources.items():
+        write(source, folder / f"{name}_ctx.onnx", last=name == "second")
+    return sources
+
+
+def test_a_session_takes_from_the_workspace_what_another_has_read(tmp_path: Path) -> None:
+    """The file may be gone by then, and so may the first session."""
+    sources = pair(tmp_path)
+    binary = tmp_path / BINARY.format("first")
+    for is_alive in (True, False):
+        sessions = [shared_session(tmp_path / "first_ctx.onnx")]
+        binary.rename(tmp_path / "gone")
+        if not is_alive:
+            sessions.clear()
+            gc.collect()
+        second = shared_session(tmp_path / "second_ctx.onnx")
+        with nothing_compiled():
+            assert_same(second, sources["second"], [{"x": rows(2, 3)}])
+        del second
+        sessions.clear()
+        gc.collect()
+        (tmp_path / "gone").rename(binary)
+
+
+def test_the_workspace_ends_with_its_last_session(tmp_path: Path) -> None:
+    pair(tmp_path)
+    binary = tmp_path / BINARY.format("first")
+    first = shared_session(tmp_path / "first_ctx.onnx")
+    last = {"ep.share_ep_contexts": "1", "ep.stop_share_ep_contexts": "1"}
+    options = settings(last, {"context_allow_host_code": "1"})
+    second = ort.InferenceSession(str(tmp_path / "second_ctx.onnx"), options)
+    binary.unlink()
+    with pytest.raises(Exception, match=r"INVALID_GRAPH.*cannot be read in .*it belongs beside the model"):
+        shared_session(tmp_path / "second_ctx.onnx")
+    for session in (first, second):
+        session.run(None, {"x": rows(1, 1)})
+
+
+def test_only_sessions_that_share_use_the_workspace(tmp_path: Path) -> None:
+    """And none uses a file that is not the one that is there now."""
+    sources = pair(tmp_path)
+    binary = tmp_path / BINARY.format("first")
+    first = shared_session(tmp_path / "first_ctx.onnx")
+    other = tmp_path / "other"
+    other.mkdir()
+    write(with_big_weight("Sqrt"), other / "first_ctx.onnx", last=True)
+    contents = binary.read_bytes()
+    binary.unlink()
+    with pytest.raises(Exception, match=r"INVALID_GRAPH.*cannot be read"):
+        load(tmp_path / "second_ctx.onnx")
+    binary.write_bytes((other / binary.name).read_bytes())
+    with pytest.raises(Exception, match=r"INVALID_GRAPH.*has no partition"):
+        shared_session(tmp_path / "second_ctx.onnx")
+    binary.write_bytes(contents)
+    assert_same(shared_session(tmp_path / "second_ctx.onnx"), sources["second"], [{"x": rows(2, 3)}])
+    assert_same(first, sources["first"], [{"x": rows(2, 3)}])

@@ -1,0 +1,51 @@
+"""The workspace of sessions with ep.share_ep_contexts=1: context files that one has read are there for the next.
+
+A session that needs another partition of the file takes it from there, also when the file is gone. The workspace keeps
+a file until sessions have taken all of its partitions, or one with ep.stop_share_ep_contexts=1 has loaded. After that
+the file is there as long as a session uses it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Hashable, Iterable
+from typing import Final
+
+from .container import Container
+
+_lock: Final = threading.Lock()
+_used: Final[weakref.WeakValueDictionary[Hashable, Container]] = weakref.WeakValueDictionary()
+_kept: Final[dict[Hashable, tuple[Container, set[str]]]] = {}
+"""Files with the partitions that no session has taken yet."""
+
+
+def find(key: Hashable) -> Container | None:
+    """What a session has read under this key."""
+    with _lock:
+        return _used.get(key)
+
+
+def add(key: Hashable, container: Container, partitions: Iterable[str]) -> None:
+    """Puts a file there, in place of one that had the key before."""
+    with _lock:
+        _used[key] = container
+        _kept[key] = container, set(partitions)
+
+
+def take(key: Hashable, partition: str) -> None:
+    """Takes note that a session has a partition."""
+    with _lock:
+        if key in _kept:
+            left = _kept[key][1]
+            left.discard(partition)
+            if not left:
+                del _kept[key]
+
+
+def end(keys: Iterable[Hashable]) -> None:
+    """Forgets files: later sessions read them again."""
+    with _lock:
+        for key in keys:
+            _used.pop(key, None)
+            _kept.pop(key, None)
