@@ -132,7 +132,8 @@ def _launch_strips(ctx: Lowering, step: Convolve) -> None:
         ]
     else:
         phases, bases, counts = Phases.plain(sizes, flat.dilations), [], list(places)
-    width = _strip_width(ctx, thread_rows, counts[-1], step.total.dtype)
+    is_padded = transposed or any(pad != 0 for pad in (flat.begin[-1], flat.end[-1]))
+    width = _strip_width(ctx, thread_rows, counts[-1], step.total.dtype, is_padded=is_padded)
     strips = ceildiv(counts[-1], width)
     positions = product(counts[:-1]) * strips
     threads = EMULATED_THREADS if ctx.device.emulated else THREADS
@@ -171,12 +172,16 @@ def _launch_strips(ctx: Lowering, step: Convolve) -> None:
     builder.launch(ctx, kernel.name, (blocks, 1, 1), (threads, 1, 1), body=kernel.body)
 
 
-def _strip_width(ctx: Lowering, rows: int, columns: Dim, dtype: DType) -> int:
-    """Positions of a thread of `StripConv`: on the emulated device as many as fill its vectors, no more than there."""
+def _strip_width(ctx: Lowering, rows: int, columns: Dim, dtype: DType, *, is_padded: bool) -> int:
+    """Positions of a thread of `StripConv`: on the emulated device as many as fill its vectors, no more than there.
+
+    Without padding a strip that ends with the last position reads nothing outside the image: so it is no longer.
+    """
     if not ctx.device.emulated:
         return 1
     width = ACCUMULATORS // (1 << (rows - 1).bit_length()) * 4 // max(dtype.itemsize, 4)
-    return max(8, min(width, 64, 1 << (hint(columns) - 1).bit_length()))
+    most = hint(columns) - 1 if is_padded else hint(columns) // 2
+    return max(8, min(width, 64, 1 << most.bit_length()))
 
 
 def _strip_weights(ctx: Lowering, w: Tensor, group: int, rows: int, phases: Phases, transposed: bool) -> Tensor:

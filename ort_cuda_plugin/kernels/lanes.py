@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..program.steps import CODES_PER_WORD as WORD
+from .blocks import BlockElement
 from .codegen import text_property
 from .convert import conversion_setup
 from .matmul import Product
@@ -15,6 +17,8 @@ COLUMNS = 4
 """Of a thread where b is contiguous along k."""
 _STORAGES = frozenset({"f32", "f64", "f16", "bf16", "i32"})
 """What vectors are loaded of."""
+_ACCUMULATORS = frozenset({"float32", "float64", "int32"})
+"""What vectors are summed in."""
 
 
 @dataclass(frozen=True)
@@ -23,20 +27,16 @@ class LaneProduct(Product):
 
     Where b is contiguous along n, a thread has strips of b, and the last one ends with the last column: columns that
     the thread before it has are computed twice and stored once. Else it has four columns, each of which is summed in
-    as many parts as vectors have elements.
+    as many parts as vectors have elements. Elements that vectors are not loaded of are converted a strip at a time,
+    into an array of the thread's, those of a once for all of the thread's columns.
     """
 
     columns: int = 0
 
     @property
     def is_possible(self) -> bool:
-        """Whether b's elements, and a's where they are multiplied as vectors, are what vectors are loaded of."""
-        a, b = self.elements
-        if type(b) is not Element or b.storage not in _STORAGES or not self.columns:
-            return False
-        if self.b_contiguous == "k":
-            return a == b and self.a_contiguous == "k"
-        return self.b_contiguous == "n"
+        """Whether sums are vectors, and the neighbours along which they are made lie side by side."""
+        return bool(self.columns) and self.element.accumulator in _ACCUMULATORS and self.b_contiguous in ("n", "k")
 
     @property
     def threads(self) -> int:
@@ -83,18 +83,49 @@ class LaneProduct(Product):
         lines = [f"column_0 = int32({column})", f"total_0 = {total}"]
         return [*lines, *epilogue.elements("_0"), *epilogue.stores("_0")]
 
+    def _is_loaded(self, number: int) -> bool:
+        """Whether vectors are loaded of the operand as memory holds it."""
+        element = self.elements[number]
+        return type(element) is Element and element.storage in _STORAGES
+
+    def _converted(self, number: int, strip: str, place: str, outer: str, inner: str) -> list[str]:
+        """Lines that fill ``strip`` with elements of an operand: neighbours along n where ``outer`` has an i, else k.
+
+        ``place`` is where the first lies.
+        """
+        element, pointer = self.elements[number], "ab"[number]
+        along = f"({self.stride('a_k')})" if number == 0 else "1"
+        if isinstance(element, BlockElement) and number == 1 and self.b_contiguous == "k":
+            lines, values = element.neighbours(pointer, f"{place} + i", outer, f"{inner} + i", WORD, f"{strip}_near")
+            stores = [f"{strip}[i + {i}] = {value}" for i, value in enumerate(values)]
+            return [f"for i in range(0, {self.width}, {WORD}):", *indented([*lines, *stores], 1)]
+        at = f"{place} + i" if along == "1" else f"{place} + int64({self.index_type}(i * {along}))"
+        coordinates = (f"{outer} + i", inner) if self.b_contiguous == "n" else (outer, f"{inner} + i")
+        value = element.load(pointer, at, *coordinates)
+        return [f"for i in range({self.width}):", f"    {strip}[i] = {value}"]
+
     def _along_n(self) -> list[str]:
-        width, kind, storage = self.width, self.element.accumulator, self.elements[1].storage
+        width, kind = self.width, self.element.accumulator
         short = suffix(kind)
-        return [
+        lines = [
             f"column0 = int32(min(start, int32(n - {width})))",
             f"buffer = array_pointer(cuda.local.array({width}, {kind}))",
             f"weight = array_pointer(cuda.local.array(1, {kind}))",
             f"sums = strips_{short}(1, {width})",
             "at = b_base + int64(column0)",
+        ]
+        strip, convert = "b, at", list[str]()
+        storage = self.elements[1].storage
+        if not self._is_loaded(1):
+            lines.append(f"strip = array_pointer(cuda.local.array({width}, {kind}))")
+            strip, storage = "strip, 0", short
+            convert = self._converted(1, "strip", "at", "column0", "int32(k)")
+        return [
+            *lines,
             "for k in range(k_end):",
             f"    weight[0] = {self._load_a('int32(k)')}",
-            f"    multiply_add_strip_{storage}(sums, weight, 0, b, at, 1, {width})",
+            *indented(convert, 1),
+            f"    multiply_add_strip_{storage}(sums, weight, 0, {strip}, 1, {width})",
             "    at += int64(b_k)",
             f"copy_strip_{short}(buffer, sums, 0, {width})",
             *self.epilogue.rows(),
@@ -103,22 +134,35 @@ class LaneProduct(Product):
         ]
 
     def _along_k(self) -> list[str]:
-        width, kind, storage = self.width, self.element.accumulator, self.elements[1].storage
+        width, kind = self.width, self.element.accumulator
         short = suffix(kind)
         columns = range(COLUMNS)
         own = [f"min(int32(start + {r}), int32(n - 1))" for r in columns]
+        a, b = self.elements
+        is_loaded = self.a_contiguous == "k" and a == b and self._is_loaded(0)
+        storage = a.storage if is_loaded else short
+        loaded = [is_loaded or (self._is_loaded(i) and x.storage == short) for i, x in enumerate((a, b))]
+        loaded[0] &= self.a_contiguous == "k"
+        strips = [f"strip{number}" for number in range(2) if not loaded[number]]
         lines = [
             f"buffer = array_pointer(cuda.local.array({COLUMNS * width}, {kind}))",
+            *(f"{strip} = array_pointer(cuda.local.array({width}, {kind}))" for strip in strips),
             f"sums = strips_{short}({COLUMNS}, {width})",
             *(f"b{r} = b_base + int64({self.index_type}({own[r]} * b_n))" for r in columns),
             f"whole = int32(k_end - k_end % {width})",
             f"for k in range(0, whole, {width}):",
-            *(
-                f"    multiply_add_lanes_{storage}(sums, {r}, a, a_base + int64(k), b, b{r} + int64(k), {width})"
-                for r in columns
-            ),
-            f"store_strips_{short}(buffer, 0, sums, {COLUMNS}, {width})",
         ]
+        row, multiply = "a, a_base + int64(k)", list[str]()
+        if not loaded[0]:
+            row, first = "strip0, 0", f"a_base + int64({self.index_type}(k * {self.stride('a_k')}))"
+            multiply += self._converted(0, "strip0", first, "row", "int32(k)")
+        for r in columns:
+            line = f"b, b{r} + int64(k)"
+            if not loaded[1]:
+                line = "strip1, 0"
+                multiply += self._converted(1, "strip1", f"b{r} + int64(k)", own[r], "int32(k)")
+            multiply.append(f"multiply_add_lanes_{storage}(sums, {r}, {row}, {line}, {width})")
+        lines += [*indented(multiply, 1), f"store_strips_{short}(buffer, 0, sums, {COLUMNS}, {width})"]
         half = width // 2
         while half:
             lines.append(f"for i in range({half}):")

@@ -14,7 +14,7 @@ from ..program.passes.paths import find_path
 from ..program.passes.run import live
 from ..program.passes.uses import Uses
 from ..program.scalar import Scalar, reachable
-from ..program.shapes import broadcast_strides
+from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Contract, Conversion, Convolve, Map, Substitution, Sums, dense, stored, used_inputs
 from ..program.symbolic import Dim
 from ..program.tensor import Buffer, BufferKind, Tensor
@@ -211,8 +211,18 @@ def _is_loadable(step: Sums, number: int, x: Tensor, conversion: Conversion) -> 
     }
     if isinstance(step, Convolve):
         return x.is_contiguous and axes <= ({0} if number else set())
+    assert isinstance(step, Contract)
     old = step.operands[number]
     inner, outer = (x.rank - 1, x.rank - 2) if number == 0 else (x.rank - 2, x.rank - 1)
     # Rows of a may be counted across batches.
     along = {inner, outer} if number or all(dim == 1 for dim in x.shape[:-2]) else {inner}
+    is_one_matrix = number == 0 and all(dim == 1 for dim in step.b.shape[:-2])
+    if is_one_matrix and _row_dims(x) > _row_dims(old):
+        return False  # the rows of all batches would not be those of one product any more
     return contiguous_axis(x, "row", "column") == contiguous_axis(old, "row", "column") and axes <= along
+
+
+def _row_dims(x: Tensor) -> int:
+    """How many dimensions the rows of matrices x have at least, across batches."""
+    dims, _ = collapse(x.shape[:-1], [x.strides[:-1]])
+    return max(len(dims), 1)

@@ -132,6 +132,11 @@ class StripConv:
         return "f32" if self.storage in ("f16", "bf16") else self.storage
 
     @property
+    def overlaps(self) -> bool:
+        """Whether the last strip ends with the last position: those of the strip before it are not stored again."""
+        return self.width > 1 and not self.transposed
+
+    @property
     def neighbour(self) -> str:
         """How far the inputs of neighbouring positions are apart."""
         return "1" if self.transposed else str(self.stride or "stride_x")
@@ -170,6 +175,8 @@ class StripConv:
             "quotient = int32(number // strips)",
             f"ox = int32((number - quotient * strips) * {self.width})",
         ]
+        if self.overlaps:
+            lines += [f"own = int32(ox - max(min(ox, out_x - {self.width}), int32(0)))", "ox = int32(ox - own)"]
         outer = self.axes[:-1]
         for axis in reversed(outer[1:]):
             limit = f"count_{axis}" if self.transposed else f"out_{axis}"
@@ -261,21 +268,26 @@ class StripConv:
                 checked.append(f"        {add('x', at)}")
             return "\n".join([*checked, f"    at_weight += {self.rows}"])
         each = f"int32(at_x + int32(i) * {self.neighbour})"
+        if self.neighbour == "1" and not self.is_converted:
+            inside = [add("x", "at")]
+        else:
+            read = element.load("x", f"{place}(at + {place}(int32(i) * {self.neighbour}))")
+            inside = [f"for i in range({self.width}):", f"    buffer[i] = {read}", add("buffer", "0")]
         checked += [
-            f"    for i in range({self.width}):",
-            f"        value = {element.accumulator}(0)",
-            f"        if uint32({each}) < uint32(in_x):",
-            f"            value = {element.load('x', f'{place}({line} + {each})')}",
-            "        buffer[i] = value",
-            f"    {add('buffer', '0')}",
+            f"    if at_x >= 0 and at_x + ({self.width - 1}) * {self.neighbour} < in_x:",
+            f"        at = {place}({line} + at_x)",
+            *indented(inside, 2),
+            "    else:",
+            f"        for i in range({self.width}):",
+            f"            value = {element.accumulator}(0)",
+            f"            if uint32({each}) < uint32(in_x):",
+            f"                value = {element.load('x', f'{place}({line} + {each})')}",
+            "            buffer[i] = value",
+            f"        {add('buffer', '0')}",
             f"    at_weight += {self.rows}",
         ]
         whole = ["for kx in range(taps_x):", f"    at = {place}({line} + {place}(x0 + int32(kx) * step_x))"]
-        if self.neighbour == "1" and not self.is_converted:
-            whole.append(f"    {add('x', 'at')}")
-        else:
-            read = element.load("x", f"{place}(at + {place}(int32(i) * {self.neighbour}))")
-            whole += [f"    for i in range({self.width}):", f"        buffer[i] = {read}", f"    {add('buffer', '0')}"]
+        whole += indented(inside, 1)
         whole.append(f"    at_weight += {self.rows}")
         return "\n".join(["if whole:", *(f"    {x}" for x in whole), "else:", *(f"    {x}" for x in checked)])
 
@@ -288,6 +300,8 @@ class StripConv:
             lines += ["if uint32(ox) >= uint32(out_x):", "    return"] if self.transposed else []
         else:
             lines.append(f"every = ox >= 0 and ox + {self.width - 1} * {self.spacing} < out_x")
+            if self.overlaps:
+                lines.append("every = every and own == 0")
         for row in range(self.rows):
             lines += [
                 f"if {row} < left:",
@@ -309,4 +323,5 @@ class StripConv:
         each = write(f"int32(ox + {offset})", "buffer[i]")
         loop = f"    for i in range({self.width}):"
         inside = f"        if uint32(ox + {offset}) < uint32(out_x):"
-        return ["if every:", loop, *indented(each, 2), "else:", loop, inside, *indented(each, 3)]
+        rest = f"    for i in range(own, {self.width}):" if self.overlaps else loop
+        return ["if every:", loop, *indented(each, 2), "else:", rest, inside, *indented(each, 3)]

@@ -121,7 +121,18 @@ def _convolve(
     groups: int,
     transposed: bool = False,
 ) -> Tensor:
-    """Records a convolution with a bias b for each channel; gives its result of ``shape``. See `Convolve`."""
+    """Records a convolution with a bias b for each channel; gives its result of ``shape``. See `Convolve`.
+
+    Without last axes that have a single place: neighbours in memory, which kernels have vectors of, are then along the
+    last axis of the convolution, as in a network for sound that is written with images one element wide.
+    """
+    last = len(window.size)
+    while last > 1 and window.is_single(last - 1) and window.size[last - 2] != 1:
+        last -= 1
+    if last < len(window.size):
+        x, w = reshape(ctx, x, x.shape[: 2 + last]), reshape(ctx, w, w.shape[: 2 + last])
+        found = _convolve(ctx, x, w, b, shape[: 2 + last], window.of_axes(range(last)), groups, transposed)
+        return reshape(ctx, found, shape)
     total = Scalar(s.accumulation_type(x.dtype) if x.dtype.is_float else x.dtype, "leaf")
     inputs: list[Input] = []
     value = total

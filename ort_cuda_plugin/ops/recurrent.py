@@ -17,7 +17,7 @@ from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.multiply import multiply
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim
+from ort_cuda_plugin.program.symbolic import Dim, hint
 from ort_cuda_plugin.program.views import permute
 
 Activation = Callable[[Scalar], Scalar]
@@ -149,7 +149,7 @@ def _run(
         weights = permute(ctx, select_index(ctx, w, 0, number), (1, 0))
         bias = own(b)
         given = Sequences(
-            inputs=multiply(ctx, x, weights),
+            inputs=_products(ctx, x, weights),
             weights=permute(ctx, select_index(ctx, r, 0, number), (1, 0)),
             biases=None if bias is None else ctx.view(bias, (rows,), bias.strides, bias.offset),
             recurrent_biases=None
@@ -164,6 +164,18 @@ def _run(
         directions.append(Direction(cell, given, parameters, outputs, final_h, final_c, backward))
     run_cells(ctx, directions, alike=alike)
     return (y, last_h) if last_c is None else (y, last_h, last_c)
+
+
+def _products(ctx: Lowering, x: Tensor, weights: Tensor) -> Tensor:
+    """x [steps, batch, depth] times the weights.
+
+    Where sequences lie one after the other, as behind a Transpose, the product's rows do too: the rows of a step are
+    few, and those of all steps are one product in this order alone. The kernel of the cell reads any order.
+    """
+    x = ctx.materialize(x)
+    if hint(x.strides[0]) >= hint(x.strides[1]):
+        return multiply(ctx, x, weights)
+    return permute(ctx, multiply(ctx, permute(ctx, x, (1, 0, 2)), weights), (1, 0, 2))
 
 
 @op("RNN", since=1, types=_TYPES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,17 @@ class Windows:
         """Whether each window is one element, and every element a window."""
         ones, pads = (*self.kernel, *self.strides), (*self.begin, *self.end)
         return all(size == 1 for size in ones) and all(pad == 0 for pad in pads)
+
+    def is_single(self, axis: int) -> bool:
+        """Whether the only place along an axis is the only window."""
+        ones = self.size[axis], self.kernel[axis]
+        return all(size == 1 for size in ones) and self.begin[axis] == 0 and self.end[axis] == 0
+
+    def of_axes(self, axes: Sequence[int]) -> Windows:
+        """The windows along some axes."""
+        sizes = tuple(self.size[i] for i in axes), tuple(self.kernel[i] for i in axes)
+        steps = tuple(self.strides[i] for i in axes), tuple(self.dilations[i] for i in axes)
+        return Windows(*sizes, *steps, tuple(self.begin[i] for i in axes), tuple(self.end[i] for i in axes))
 
     @property
     def planar(self) -> Windows:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
+from collections.abc import Sequence
 
-from kernel_harness import run_op
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from kernel_harness import Array, run_model, run_op
 from nn_reference import noise
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.steps import Contract
+from ort_cuda_plugin.program.symbolic import hint
 
 
 @pytest.mark.parametrize("transposed", [0, 1])
@@ -27,3 +35,74 @@ def test_products_of_few_rows(
     expected = a.astype(np.float64) @ b.astype(np.float64) + c
     tolerance = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-12}[dtype]
     np.testing.assert_allclose(actual, expected, tolerance, 10 * tolerance)
+
+
+def parsed(text: str, **constants: Array) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 21]>{text}')
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    return model
+
+
+def compiled(model: onnx.ModelProto) -> tuple[list[str], list[Contract]]:
+    """Sources of kernels, and the products as they are launched."""
+    products: list[Contract] = []
+
+    def watch(name: str, steps: Sequence[object]) -> None:
+        if name == "narrow":
+            products[:] = [step for step in steps if isinstance(step, Contract)]
+
+    cluster = CompiledCluster(read_model(model, False), DeviceProperties(emulated=True))
+    cluster.watch = watch
+    return [spec.source for spec in cluster.prepare().kernels], products
+
+
+@pytest.mark.parametrize("columns", [157, 9])
+@pytest.mark.parametrize("transposed", ["", "Transpose"])
+def test_quantized_operands_of_few_rows_meet_no_barrier(transposed: str, columns: int) -> None:
+    """Threads that wait for each other cost the emulated device a switch of stacks each time."""
+    rng = np.random.default_rng(columns)
+    codes, weights = rng.integers(0, 256, (3, 75)).astype(np.uint8), rng.integers(-127, 128, (75, columns))
+    scales, zeros = rng.random(columns).astype(np.float32), rng.integers(-9, 9, columns).astype(np.int8)
+    w = weights.astype(np.int8)
+    body = "f = DequantizeLinear(x, xs, xz) v = DequantizeLinear<axis = -1>(w, ws, wz) y = MatMul(f, v)"
+    if transposed:
+        w = np.ascontiguousarray(w.T)
+        body = body.replace("<axis = -1>(w,", "<axis = 0>(w,").replace("MatMul(f, v)", "Gemm<transB = 1>(f, v)")
+    model = parsed(
+        f"g (uint8[3, 75] x) => (float[3, {columns}] y) {{ {body} }}",
+        w=w, ws=scales, wz=zeros, xs=np.asarray(0.3, np.float32), xz=np.asarray(119, np.uint8),
+    )  # fmt: skip
+    sources, (product,) = compiled(model)
+    assert all(product.conversions)
+    assert all("syncthreads" not in source for source in sources)
+    (actual,) = run_model(model, [codes])
+    expected = 0.3 * (codes.astype(float) - 119) @ (scales * (weights - zeros.astype(float)))
+    np.testing.assert_allclose(actual, expected, 1e-5, 1e-4 * np.abs(expected).max())
+
+
+def test_rows_behind_a_transposition_stay_those_of_one_product() -> None:
+    """Bytes in another order are stored as numbers in the product's: else each batch would be a product of few rows."""
+    constants = {"w": noise(1, (24, 40)), "xs": np.asarray(0.3, np.float32), "xz": np.asarray(119, np.uint8)}
+    body = "t = Transpose<perm = [1, 0, 2]>(x) f = DequantizeLinear(t, xs, xz) y = MatMul(f, w)"
+    model = parsed(f"g (uint8[3, 14, 24] x) => (float[14, 3, 40] y) {{ {body} }}", **constants)
+    _, (product,) = compiled(model)
+    assert product.a.is_contiguous
+    codes = np.random.default_rng(3).integers(0, 256, (3, 14, 24)).astype(np.uint8)
+    (actual,) = run_model(model, [codes])
+    expected = 0.3 * (codes.astype(float) - 119).transpose(1, 0, 2) @ constants["w"].astype(float)
+    np.testing.assert_allclose(actual, expected, 1e-5, 1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+def test_the_inputs_of_a_recurrence_are_multiplied_in_the_order_of_memory(kind: str) -> None:
+    """Sequences one after the other, as behind a Transpose, are few products of all steps, not one for each step."""
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[kind]
+    w, r = noise(1, (1, gates * 5, 12)), noise(2, (1, gates * 5, 5))
+    body = f"t = Transpose<perm = [2, 0, 1]>(x) y, h = {kind}<hidden_size = 5>(t, w, r)"
+    model = parsed(f"g (float[3, 12, 14] x) => (float[14, 1, 3, 5] y, float[1, 3, 5] h) {{ {body} }}", w=w, r=r)
+    _, products = compiled(model)
+    assert [[hint(dim) for dim in product.shape[:-1]] for product in products] == [[3, 14]]
+    x = noise(3, (3, 12, 14))
+    wanted = run_op(kind, [np.ascontiguousarray(x.transpose(2, 0, 1)), w, r], {"hidden_size": 5}, 21, outputs=2)
+    for actual, expected in zip(run_model(model, [x]), wanted, strict=True):
+        np.testing.assert_allclose(actual, expected, 1e-5, 1e-6)

@@ -253,3 +253,25 @@ def test_global_pooling_of_large_images(form: None, op_type: str) -> None:
 def test_the_dimensions_of_an_image_are_one_row_of_a_reduction() -> None:
     (spec,) = kernels("ReduceMean", [noise(1, (1, 4, 64, 64)), np.array([2, 3])])
     assert "quotient" not in spec.source
+
+
+def test_lines_of_single_places_are_one_line() -> None:
+    """As networks for sound have them, which are written with images of width 1."""
+    inputs = [noise(1, (1, 4, 1024, 1)), noise(2, (4, 1, 5, 1)), noise(3, (4,))]
+    attributes = {"group": 4, "pads": [2, 0, 2, 0], "dilations": [1, 3]}
+    assert lanes(kernels("Conv", inputs, attributes)) == (1, 64)
+    check_op("Conv", inputs, attributes, constant=[1])
+    check_op("Conv", inputs, {**attributes, "strides": [2, 2]}, constant=[1], dynamic=True)
+    check_op("Conv", [noise(1, (1, 4, 9, 1)), noise(2, (4, 4, 3, 1))], {"pads": [1, 0, 0, 1]}, constant=[1])
+
+
+@pytest.mark.parametrize("columns", [4, 10, 27])
+@pytest.mark.parametrize("pads", [0, 1])
+def test_the_last_strip_ends_with_the_last_position(columns: int, pads: int) -> None:
+    """It reads nothing outside of the image where there is no padding. What two strips compute is stored once."""
+    x, w, b = noise(1, (2, 3, 2, columns)), noise(2, (3, 3, 1, 3)), noise(3, (3,))
+    attributes = {"pads": [0, pads, 0, pads]}
+    check_op("Conv", [x, w, b], attributes, constant=[1])
+    check_op("Conv", [x, w, b], attributes, constant=[1], dynamic=True)
+    _, width = lanes(kernels("Conv", [x, w, b], attributes))
+    assert width <= max(8, columns if pads == 0 else 2 * columns)
