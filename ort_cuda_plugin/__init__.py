@@ -118,7 +118,8 @@ def counters() -> dict[str, int]:
     """Counts of this process, by name.
 
     ``python_calls`` (from C into Python), ``runs``, ``launches``, ``library_calls``, ``copies_h2d``, ``copies_d2h``,
-    ``copies_d2d``, ``plan_variants_built``, ``plan_hits``, ``host_value_reads``, ``kernels_compiled``,
+    ``copies_d2d``, ``plan_variants_built``, ``plan_hits``, ``host_value_reads``, ``outputs_redirected`` (in
+    memory that they share with an input, in an order that needs a copy), ``kernels_compiled``,
     ``kernel_cache_hits``, ``candidates_measured`` (by the option ``autotune``), ``graph_captures``, ``graph_replays``,
     ``graph_updates`` (nodes of automatic CUDA graphs that got new addresses) and ``graph_fallbacks`` (warm runs without
     a graph, and the same by reason) only grow; ``device_bytes_in_use``, ``pinned_bytes_in_use``, ``weight_bytes``,

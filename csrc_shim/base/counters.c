@@ -13,6 +13,7 @@ const char *const ocp_counter_names[OCP_NUM_COUNTERS] = {
     [OCP_PLAN_VARIANTS_BUILT] = "plan_variants_built",
     [OCP_PLAN_HITS] = "plan_hits",
     [OCP_HOST_VALUE_READS] = "host_value_reads",
+    [OCP_OUTPUTS_REDIRECTED] = "outputs_redirected",
     [OCP_KERNELS_COMPILED] = "kernels_compiled",
     [OCP_KERNEL_CACHE_HITS] = "kernel_cache_hits",
     [OCP_CANDIDATES_MEASURED] = "candidates_measured",

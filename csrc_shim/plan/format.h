@@ -21,7 +21,7 @@
 #include <stdint.h>
 
 #define OCP_PLAN_MAGIC 0x4E4C504Fu /* "OPLN" */
-#define OCP_PLAN_VERSION 3u
+#define OCP_PLAN_VERSION 4u
 #define OCP_NO_REG 0xFFFFFFFFu
 #define OCP_NO_NODE 0xFFFFFFFFu
 #define OCP_MAX_RANK 16
@@ -37,6 +37,8 @@ typedef struct ocp_plan_header {
   uint32_t num_nodes;        /* the ONNX nodes that errors and profiles name */
   uint32_t strings_bytes;    /* NUL-terminated strings, referred to by offset */
   uint32_t num_record_nodes; /* indices of nodes that the records point into */
+  uint32_t num_in_place;     /* pairs of an input and an output */
+  uint32_t reserved;
 } ocp_plan_header;
 
 /* A value of the cluster that a Run gets. Its dimensions are registers first_register .. first_register+rank-1. */
@@ -178,10 +180,27 @@ typedef struct ocp_plan_segment {
   uint32_t first_record, num_records;
 } ocp_plan_segment;
 
+/* How one record may read an input and write an output that are the same memory. */
+typedef enum ocp_in_place_kind {
+  OCP_IN_PLACE_ELEMENTS = 0, /* each element is read before it is written, and by the thread that writes it */
+  OCP_IN_PLACE_KEPT = 1, /* what the plan reads of the input stays what it is: a cache gets rows behind the others */
+  OCP_IN_PLACE_NUM_KINDS
+} ocp_in_place_kind;
+
+/* An input and an output that may begin at one address if they have the same number of bytes. The first record that
+ * names the output is the last that names the input. An output whose first record comes after all records that name
+ * an input needs no pair: it may share any memory with that input. */
+typedef struct ocp_plan_in_place {
+  uint32_t input, output;
+  uint32_t kind;
+  uint32_t reserved;
+} ocp_plan_in_place;
+
 /* exprs, asserts, readbacks and records are ordered by segment; the dims of outputs and the params and nodes of records
  * follow each other without gaps, in the order of outputs and records. The arrays stand in this order: inputs, outputs,
  * weights (uint32_t index into the cluster's weights), kernels (uint32_t index into the cluster's kernels), problems
  * (likewise), dims (uint32_t), exprs, guards (uint32_t registers that must be nonzero), asserts, readbacks, buffers,
- * records, params, segments, nodes, record_nodes (uint32_t), strings. */
+ * records, params, segments, nodes, record_nodes (uint32_t), in_place, strings. The pairs of in_place rise by output,
+ * then by input. */
 
 #endif

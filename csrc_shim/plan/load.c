@@ -9,6 +9,7 @@
  *   its first use, by an input, an expression or a read-back of the segment that uses it or of an earlier one.
  * - Guards depend on dimensions of inputs and on host values alone.
  * - Records, outputs, buffers and expressions of a segment follow each other (ocp_segment_view).
+ * - The record of a pair of in_place is the last that reads the input and the first that names the output.
  * What the plan cannot say of itself, whether the kernels, weights and problems that it names exist, its cluster checks
  * when it is added. */
 #include "plan/load.h"
@@ -27,6 +28,23 @@ const char *ocp_plan_node_own_name(const ocp_plan *plan, uint32_t node, size_t *
   const size_t all = strlen(label), type = strlen(ocp_plan_node_op_type(plan, node));
   *bytes = type && all > type + 3 ? all - type - 3 : all;
   return label;
+}
+
+ocp_sharing ocp_plan_sharing(const ocp_plan *plan, uint32_t input, uint32_t output) {
+  if (plan->input_end[input] <= plan->output_begin[output])
+    return OCP_SHARING_IN_ORDER;
+  uint32_t first = 0, last = plan->header.num_in_place; /* the pair, if there is one, is in first .. last - 1 */
+  while (first < last) {
+    const uint32_t middle = first + (last - first) / 2;
+    const ocp_plan_in_place *pair = &plan->in_place[middle];
+    if (pair->output == output && pair->input == input)
+      return pair->kind == OCP_IN_PLACE_KEPT ? OCP_SHARING_KEPT : OCP_SHARING_ELEMENTS;
+    if (pair->output < output || (pair->output == output && pair->input < input))
+      first = middle + 1;
+    else
+      last = middle;
+  }
+  return OCP_SHARING_NONE;
 }
 
 /* ---- the blob's arrays ---- */
@@ -58,6 +76,7 @@ static bool place_arrays(ocp_plan *p, size_t bytes, ocp_error *error) {
   p->segments = take(p, &position, h->num_segments, sizeof *p->segments);
   p->nodes = take(p, &position, h->num_nodes, sizeof *p->nodes);
   p->record_nodes = take(p, &position, h->num_record_nodes, sizeof *p->record_nodes);
+  p->in_place = take(p, &position, h->num_in_place, sizeof *p->in_place);
   p->strings = take(p, &position, h->strings_bytes, 1);
   return position == bytes ||
          ocp_plan_reject(error, "it has %zu bytes, its counts ask for %llu", bytes, (unsigned long long)position);
@@ -224,6 +243,45 @@ static void find_needs(ocp_plan *p) {
       p->input_needs_device[p->readbacks[i].ref_index] = true;
 }
 
+/* Finds which records read inputs last and name outputs first. */
+static void find_order(ocp_plan *p) {
+  for (uint32_t i = 0; i < p->header.num_outputs; i++)
+    p->output_begin[i] = UINT32_MAX;
+  for (uint32_t i = 0; i < p->header.num_records; i++)
+    for (uint32_t k = 0; k < p->records[i].num_params; k++) {
+      const ocp_plan_param *param = &p->params[p->records[i].first_param + k];
+      if (param->kind != OCP_PARAM_POINTER)
+        continue;
+      if (param->ref_kind == OCP_REF_INPUT)
+        p->input_end[param->ref_index] = i + 1;
+      else if (param->ref_kind == OCP_REF_OUTPUT && p->output_begin[param->ref_index] == UINT32_MAX)
+        p->output_begin[param->ref_index] = i;
+    }
+  for (uint32_t i = 0; i < p->header.num_readbacks; i++) {
+    const ocp_plan_readback *r = &p->readbacks[i];
+    const uint32_t end = p->views[r->segment].records.first;
+    if (r->ref_kind == OCP_REF_INPUT && p->input_end[r->ref_index] < end)
+      p->input_end[r->ref_index] = end;
+  }
+}
+
+/* The pairs are in order, and one record alone both reads the input and writes the output. */
+static bool check_in_place(const ocp_plan *p, ocp_error *error) {
+  for (uint32_t i = 0; i < p->header.num_in_place; i++) {
+    const ocp_plan_in_place *pair = &p->in_place[i], *before = i ? pair - 1 : NULL;
+    if (pair->input >= p->header.num_inputs || pair->output >= p->header.num_outputs ||
+        pair->kind >= OCP_IN_PLACE_NUM_KINDS)
+      return ocp_plan_reject(error, "pair %u is input %u and output %u, in place as %u", i, pair->input, pair->output,
+                             pair->kind);
+    if (before && (before->output > pair->output || (before->output == pair->output && before->input >= pair->input)))
+      return ocp_plan_reject(error, "pair %u of an input and an output is out of order", i);
+    if (p->output_begin[pair->output] == UINT32_MAX || p->input_end[pair->input] != p->output_begin[pair->output] + 1)
+      return ocp_plan_reject(error, "no single record reads input %u last and writes output %u first", pair->input,
+                             pair->output);
+  }
+  return true;
+}
+
 static bool load(ocp_plan *p, size_t bytes, ocp_error *error) {
   const ocp_plan_header *h = &p->header;
   if (h->magic != OCP_PLAN_MAGIC || h->version != OCP_PLAN_VERSION)
@@ -240,9 +298,11 @@ static bool load(ocp_plan *p, size_t bytes, ocp_error *error) {
   p->buffer_last = calloc(h->num_buffers + 1, sizeof *p->buffer_last);
   p->guard_exprs = calloc(h->num_exprs + 1, sizeof *p->guard_exprs);
   p->input_needs_device = calloc(h->num_inputs + 1, sizeof *p->input_needs_device);
+  p->input_end = calloc(h->num_inputs + 1, sizeof *p->input_end);
+  p->output_begin = calloc(h->num_outputs + 1, sizeof *p->output_begin);
   bool *needed = calloc(h->num_registers + 1, sizeof *needed);
   bool ok = p->views && p->output_order && p->buffer_order && p->buffer_last && p->guard_exprs &&
-            p->input_needs_device && needed;
+            p->input_needs_device && p->input_end && p->output_begin && needed;
   if (!ok)
     ocp_plan_reject(error, "not enough host memory to load it");
   ok = ok && split_all(p, error) && ocp_plan_check(p, error);
@@ -250,6 +310,8 @@ static bool load(ocp_plan *p, size_t bytes, ocp_error *error) {
     find_buffer_ends(p);
     find_guard_exprs(p, needed);
     find_needs(p);
+    find_order(p);
+    ok = check_in_place(p, error);
   }
   free(needed);
   return ok;
@@ -286,5 +348,7 @@ void ocp_plan_free(ocp_plan *plan) {
   free(plan->buffer_last);
   free(plan->guard_exprs);
   free(plan->input_needs_device);
+  free(plan->input_end);
+  free(plan->output_begin);
   free(plan);
 }

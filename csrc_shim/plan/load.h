@@ -34,6 +34,7 @@ typedef struct ocp_plan {
   const ocp_plan_segment *segments;
   const ocp_plan_node *nodes;
   const uint32_t *record_nodes;
+  const ocp_plan_in_place *in_place;
   const char *strings;
   /* derived */
   ocp_segment_view *views;                /* one per segment */
@@ -41,6 +42,8 @@ typedef struct ocp_plan {
   uint32_t *buffer_last;                  /* last record, or UINT32_MAX: to the end of the Run */
   uint32_t *guard_exprs, num_guard_exprs; /* the expressions that guards depend on, in order */
   bool *input_needs_device;               /* a record or read-back names the input */
+  uint32_t *input_end;                    /* per input: the record behind the last that reads it; 0: none reads it */
+  uint32_t *output_begin;                 /* per output: the first record that names it; UINT32_MAX: none does */
   bool has_calls;                         /* a record is a callback */
 } ocp_plan;
 
@@ -55,6 +58,15 @@ bool ocp_plan_check(const ocp_plan *plan, ocp_error *error);
 bool ocp_plan_reject(ocp_error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* How many of an expression's operands its operation uses. */
 uint32_t ocp_plan_num_operands(uint32_t op);
+
+/* How the plan allows that an input and an output are the same memory. */
+typedef enum ocp_sharing {
+  OCP_SHARING_NONE,     /* the output may not be written while the input is read */
+  OCP_SHARING_IN_ORDER, /* the input is not read any more when the output is written: they may overlap in any way */
+  OCP_SHARING_ELEMENTS, /* as OCP_IN_PLACE_ELEMENTS */
+  OCP_SHARING_KEPT      /* as OCP_IN_PLACE_KEPT */
+} ocp_sharing;
+ocp_sharing ocp_plan_sharing(const ocp_plan *plan, uint32_t input, uint32_t output);
 
 /* The label of a node, for errors; its own name, which is `bytes` long; its type. */
 const char *ocp_plan_node_name(const ocp_plan *plan, uint32_t node);

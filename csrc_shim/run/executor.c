@@ -5,6 +5,7 @@
  *                    builder adds; where the latest other instance would do the same, it goes on under the new key
  *     bind_inputs    their addresses; those in host memory that the device needs are copied up
  *     run_segment    for each: read back, resolve, outputs, slab, records; or the launch of the instance's graph
+ *     aliasing_copy  outputs that share memory with inputs, where the plan may not write them before (aliasing.h)
  *     put            the instance goes to the cache
  *
  * Invariants:
@@ -26,6 +27,7 @@
 #include "driver/driver.h"
 #include "plan/format.h"
 #include "plan/load.h"
+#include "run/aliasing.h"
 #include "run/calls.h"
 #include "run/cluster_internal.h"
 #include "run/host_values.h"
@@ -319,6 +321,8 @@ static int run_segment(const run *r, ocp_instance *instance, uint32_t segment) {
     }
     instance->bases[r->num_inputs + index] = (uint64_t)(uintptr_t)data;
   }
+  if (ocp_aliasing_resolve(instance, segment, r->stream, r->error) != ORT_OK)
+    return name_subject(r, "outputs in memory that they share with inputs");
   if (r->wants_replay) {
     bool launched;
     if (ocp_replay_run(&r->cluster->replays, instance, r->stream, &launched, r->error) != ORT_OK || launched)
@@ -337,10 +341,14 @@ static int execute(run *r, ocp_instance *instance) {
   const uint32_t num_segments = instance->variant->plan->header.num_segments;
   for (uint32_t s = 0; s < num_segments; s++)
     *slab_of(instance, s) = 0;
+  ocp_aliasing_begin(instance);
   r->wants_replay = ocp_replay_is_due(&r->cluster->replays, instance, r->stream);
   int code = bind_inputs(r, instance);
   for (uint32_t s = 0; s < num_segments && code == ORT_OK; s++)
     code = run_segment(r, instance, s);
+  if (code == ORT_OK)
+    code = ocp_aliasing_copy(instance, r->stream, r->error);
+  ocp_aliasing_release(instance, r->stream);
   for (uint32_t s = 0; s < num_segments; s++)
     free_slab(r, instance, s);
   if (r->uploads)

@@ -39,6 +39,8 @@ static size_t lay_out(ocp_instance *instance, char *block, const ocp_plan *plan,
   instance->fixups = carve(block, &position, last_pointers.first + last_pointers.count, sizeof *instance->fixups);
   instance->num_fixups = carve(block, &position, h->num_segments, sizeof *instance->num_fixups);
   instance->bases = carve(block, &position, h->num_inputs + h->num_outputs + h->num_segments, sizeof *instance->bases);
+  instance->targets = carve(block, &position, h->num_outputs, sizeof *instance->targets);
+  instance->scratch = carve(block, &position, h->num_segments, sizeof *instance->scratch);
   instance->values = carve(block, &position, h->num_params, sizeof *instance->values);
   void **params = carve(block, &position, h->num_params, sizeof *params);
   if (block) {

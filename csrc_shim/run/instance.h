@@ -112,6 +112,9 @@ typedef struct ocp_instance {
   bool used_again;            /* a Run after the one that made it had the same key */
   /* scratch of a Run */
   uint64_t *bases;
+  uint64_t *targets; /* of the outputs: where they are bound, where bases may have scratch memory: aliasing.h */
+  uint64_t *scratch; /* per segment: the memory of redirected outputs, 0: none */
+  bool redirects;    /* an output is redirected */
 } ocp_instance;
 
 /* Whether the plan is for inputs of these element types and ranks, with these numbers of host values (one for each host

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from ..model.ir import AttrValue, Constant, DType, InvalidModel, NodeError, Unsupported
 from ..program.lowering import Buffer, BufferKind, Lowering, Tensor
+from ..program.trace import Launch, in_place_of
 from .report import report_failure
 
 HOST_DOMAINS: Final = frozenset(
@@ -274,6 +275,9 @@ class CustomOperator:
                 pair = f"{result.dtype.name}{list(result.shape)}, that is {owner.dtype.name}{list(owner.shape)}"
                 alias = self.inputs[port.alias or 0].name
                 raise Unsupported("shape", f"{self.label}: output {port.name!r} is an alias of {alias!r} but is {pair}")
+            for step in ctx.trace.steps[first:]:
+                if isinstance(step, Launch) and result.buffer in step.writes:
+                    step.in_place += in_place_of(owner, result)
         return results
 
     def _check_written(self, results: Sequence[Tensor], written: Collection[Buffer]) -> None:

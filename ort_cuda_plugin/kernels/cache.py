@@ -16,7 +16,7 @@ from ..program.lowering import Lowering, Tensor
 from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides
 from ..program.symbolic import Dim, ceildiv, eq
-from ..program.trace import Use
+from ..program.trace import InPlace, Use, in_place_of
 from .codegen import KernelBuilder, kernel_name, load_text, offset_text
 from .layout import Plane
 from .tiles import Element
@@ -102,11 +102,24 @@ def append(ctx: Lowering, parts: Sequence[CachePart], first: Tensor) -> None:
         # Of one length, past and present are one buffer as a rule.
         if part.past is not None and ctx.settled(eq(part.past.shape[2], capacity)):
             uses |= {part.past: Use(elements=0), part.present: Use(elements=part.new.size)}
-    builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, uses)
+    # Of different lengths, the two are not one buffer.
+    in_place = [
+        InPlace(part.past.buffer, part.present.buffer, kept=True)
+        for part in parts
+        if part.past is not None and _is_whole(part.past) and _is_whole(part.present)
+    ]
+    builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, uses, in_place=in_place)
+
+
+def _is_whole(x: Tensor) -> bool:
+    return x.is_contiguous and x.offset == 0
 
 
 def carry_over(ctx: Lowering, past: Tensor, present: Tensor) -> None:
-    """Copies a contiguous cache to another one, unless the two are one buffer."""
+    """Copies a contiguous cache to another one, unless the two are one buffer.
+
+    What the program reads of the past has to stay in the present, which it changes in other places.
+    """
     past = ctx.contiguous(past)
     builder = KernelBuilder()
     source, target = builder.tensor(past), builder.tensor(present, written=True)
@@ -115,17 +128,18 @@ def carry_over(ctx: Lowering, past: Tensor, present: Tensor) -> None:
     plane = Plane(ctx, builder, [ceildiv(present.size, ROWS if width == 1 else width)])
     (chunk,) = plane.names
     uses = {past: Use(elements=0), present: Use(elements=0)}
+    in_place = in_place_of(past, present, kept=True)
     if width > 1:
         with builder.emit.block(f"if {plane.inside} and address_of({source}) != address_of({target}):"):
             builder.emit.line(f"lanes = lanes_of({source}, {width})")
             for function, pointer in (("load_row", source), ("store_row", target)):
                 builder.emit.line(f"{function}(lanes, {pointer}, {chunk} * {width}, 0, {count}, {width}, 1)")
-        builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, uses)
+        builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, uses, in_place=in_place)
         return
     with builder.emit.block(f"if {plane.inside} and address_of({source}) != address_of({target}):"):
         builder.emit.line(f"for i in range({chunk} * {ROWS}, min({chunk} * {ROWS} + {ROWS}, {count})):")
         builder.emit.line(f"    {target}[i] = {source}[i]")
-    builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, uses)
+    builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, uses, in_place=in_place)
 
 
 def _vector_width(ctx: Lowering, parts: Sequence[CachePart]) -> int:

@@ -20,7 +20,7 @@ from ort_cuda_plugin.program.lowering import Arg, Float32, Float64, Int32, Int64
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.steps import Input
 from ort_cuda_plugin.program.symbolic import Dim
-from ort_cuda_plugin.program.trace import Remake, Use
+from ort_cuda_plugin.program.trace import InPlace, Remake, Use
 
 T = TypeVar("T", bound=Hashable)
 MAX_PARAMETERS = 64
@@ -490,6 +490,7 @@ class KernelBuilder(Parameters):
         remake: Remake | None = None,
         turns: Dim = 1,
         resident: int = 0,
+        in_place: Sequence[InPlace] = (),
     ) -> None:
         """Launches the kernel of what was emitted, or of ``body``, which is written for blocks of this size.
 
@@ -514,6 +515,7 @@ class KernelBuilder(Parameters):
             uses=uses,
             remake=remake,
             turns=turns,
+            in_place=in_place,
         )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..program.lowering import Lowering
+from ..program.shapes import broadcast_strides
 from ..program.steps import Attend, Contract, Convolve, Map, Rows, Sums
-from ..program.trace import Recordable, Step
+from ..program.tensor import Buffer
+from ..program.trace import InPlace, Launch, Recordable, Step
 from .attend import launch_attend
 from .attend_matrices import attend_by_matrices
 from .contract import launch_contract
@@ -32,8 +34,32 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
             launch_step(ctx, step)
             if isinstance(step, Sums):
                 explain(ctx, step)
+        if not isinstance(step, Rows | Sums):
+            _allow_in_place(step, made)
         launched += emit(ctx, made)
     return launched
+
+
+def _allow_in_place(step: Map, launched: Iterable[Step]) -> None:
+    """Notes at the launch of a Map which inputs may have the memory of a result.
+
+    All kernels of maps load an element of every input before they store one of a result. So this holds for a buffer of
+    which the map reads each element at its own place of the result, and nothing else.
+    """
+    places: dict[Buffer, list[tuple[object, ...]]] = {}
+    for x in (x for tensors in (step.inputs, step.outputs) for _, x in tensors):
+        strides = broadcast_strides(x, step.shape)
+        along = tuple(stride for dim, stride in zip(step.shape, strides, strict=True) if dim != 1)
+        places.setdefault(x.buffer, []).append((x.dtype.itemsize, x.offset, along))
+    pairs = tuple(
+        InPlace(read, written)
+        for written in step.writes
+        for read in step.reads
+        if read is not written and len(set(places[read] + places[written])) == 1
+    )
+    for launch in launched:
+        if isinstance(launch, Launch):
+            launch.in_place = tuple(pair for pair in pairs if pair.written in launch.writes)
 
 
 def launch_step(ctx: Lowering, step: Map) -> None:

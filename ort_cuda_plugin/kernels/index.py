@@ -14,7 +14,7 @@ from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import Reduction, Values
 from ort_cuda_plugin.program.scalar import Operand, Scalar, expression, in_order, reachable
 from ort_cuda_plugin.program.symbolic import Dim, ceildiv, divides, eq, hint, product
-from ort_cuda_plugin.program.trace import Remake, Use, View
+from ort_cuda_plugin.program.trace import InPlace, Remake, Use, View, in_place_of
 
 MOST_LOADED = 192
 """Bytes of the vectors that a thread loads ahead: more leave registers for few threads."""
@@ -392,8 +392,11 @@ class IndexMap(Loads):
         emit.line(f"load_around({name}, {pointer}, {place}, {begin}, {begin} + {columns}, {width}, {reach})")
         return {x: load_text(name, f"e + {reach * width + shift}", x.dtype) for x, shift in shifts.items()}
 
-    def walk(self, destination: Tensor, axis: int, index: Scalar, value: Scalar) -> None:
-        """Emits the writes of ``value`` for each ``index`` of ``axis`` in order, at the coordinates; launches."""
+    def walk(self, destination: Tensor, axis: int, index: Scalar, value: Scalar, over: Tensor | None) -> None:
+        """Emits the writes of ``value`` for each ``index`` of ``axis`` in order, at the coordinates; launches.
+
+        The destination may have the memory of ``over``, a source.
+        """
         emit = self._builder.emit
         self._begin()
         pointer, strides = self._place(Source(self, destination), written=True)
@@ -404,16 +407,17 @@ class IndexMap(Loads):
             names = [emit.value(c) for c in (*self.coordinates[:axis], index, *self.coordinates[axis:])]
             emit.store(pointer, offset_text(list(zip(names, strides, strict=True))), value)
         self._loops -= 1
-        self._launch()
+        self._launch(in_place=in_place_of(over, destination))
 
-    def _launch(self, remake: Remake | None = None) -> None:
+    def _launch(self, remake: Remake | None = None, in_place: Sequence[InPlace] = ()) -> None:
         uses = {
             source.tensor: Use(elements=self._size * count)
             for source, count in self._loads.items()
             if count is not None
         }
         grid, block = self._plane.grid, self._plane.block
-        self._builder.launch(self._ctx, kernel_name(self._ctx), grid, block, uses, remake=remake)
+        name = kernel_name(self._ctx)
+        self._builder.launch(self._ctx, name, grid, block, uses, remake=remake, in_place=in_place)
 
 
 def _work(value: Scalar, column: Scalar, moved: Sequence[Scalar]) -> int:
@@ -478,16 +482,18 @@ def walk_map(
     dtype: DType,
     fn: Callable[[IndexMap, list[Scalar]], Scalar],
     axis: int | None = None,
+    over: Tensor | None = None,
 ) -> Tensor:
     """As `gather_map`, but one thread makes all elements along ``axis``, by default the last one, in order.
 
-    So the result may have the memory of a source of which an element reads its own place or later ones along it.
+    So the result may have the memory of a source ``over`` of its shape, if an element reads no other elements of it
+    than its own place and later ones along the axis.
     """
     axis = len(shape) - 1 if axis is None else axis
     result = ctx.empty(shape, dtype)
     maps, index = IndexMap(ctx, [*shape[:axis], *shape[axis + 1 :]]), Scalar(DType.INT64, "index")
     at = [*maps.coordinates[:axis], index, *maps.coordinates[axis:]]
-    maps.walk(result, axis, index, _element_of(result, fn(maps, at)))
+    maps.walk(result, axis, index, _element_of(result, fn(maps, at)), over)
     return result
 
 

@@ -15,6 +15,7 @@ from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import Dim, floordiv
+from ort_cuda_plugin.program.trace import in_place_of
 
 __all__ = ["LinearAttention", "linear_attention"]
 
@@ -33,6 +34,7 @@ class LinearAttention:
         bounds: int32 [batch + 1], where each sequence begins and the next ends in time; without it all have all of it.
         window: [steps, batch, heads, k, v], the states behind the last steps, in order, with zeros for steps that lack.
         added: [batch, steps, heads, v], what the first steps of a sequence add to its state, times their keys.
+        past_window: a tensor like ``window``, of whose states the past is one.
     """
 
     query: Tensor
@@ -47,6 +49,7 @@ class LinearAttention:
     bounds: Tensor | None = None
     window: Tensor | None = None
     added: Tensor | None = None
+    past_window: Tensor | None = None
 
 
 def linear_attention(ctx: Lowering, given: LinearAttention) -> None:
@@ -121,4 +124,8 @@ def linear_attention(ctx: Lowering, given: LinearAttention) -> None:
                 with emit.block(f"for d in range({n}):"):
                     emit.line(f"total += {q.load(b, 't', hq, 'g', 'd')} * {states.load(b, h, 'd', m)}")
                 results.store(named("total") * named(factor.load()), b, "t", h, "g", m)
-    builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block)
+    # A thread copies its column of the past before it writes that column anywhere else.
+    in_place = list(in_place_of(given.past, given.state))
+    if given.window is not None:
+        in_place += in_place_of(given.past_window, given.window)
+    builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, in_place=in_place)

@@ -156,7 +156,7 @@ def varlen_causal_conv_with_state(
     results = [
         gather_map(ctx, (tokens, channels), x.dtype, convolved),
         # The state may be where the initial one is: it moves to the front.
-        walk_map(ctx, (packed.count, channels, reach), x.dtype, final),
+        walk_map(ctx, (packed.count, channels, reach), x.dtype, final, over=initial_state),
     ]
     if capture_count is not None:
         ctx.require_shape(capture_count, (packed.count,), f"capture_count of {name}")

@@ -192,7 +192,7 @@ def ngram_hash_mapping(
         return id_at(maps, c[0], maps.dim(length) - hashes.window + c[1])
 
     # They may be where those of the past are.
-    return result, walk_map(ctx, [batch, hashes.window], hashes.dtype, newest)
+    return result, walk_map(ctx, [batch, hashes.window], hashes.dtype, newest, over=past_ids)
 
 
 @op("VarlenNGramHashMapping", domain="com.microsoft", since=1, types={"M": INDICES, "S": _INT32})
@@ -285,14 +285,15 @@ def varlen_ngram_hash_mapping(
         return id_at(maps, c[0], begin, count - window + c[1])
 
     # What reads the past stands in front: the present may be where the past is.
-    results = [result, walk_map(ctx, [packed.count, window], hashes.dtype, newest)]
+    results = [result, walk_map(ctx, [packed.count, window], hashes.dtype, newest, over=past_ids)]
     if segment_ids is not None:
 
         def newest_segment(maps: IndexMap, c: list[Scalar]) -> Scalar:
             begin, count = packed.range(maps, c[0])
             return segment_at(maps, c[0], begin, count - window + c[1], count > 0)
 
-        results.append(walk_map(ctx, [packed.count, window], DType.INT32, newest_segment))
+        shape = [packed.count, window]
+        results.append(walk_map(ctx, shape, DType.INT32, newest_segment, over=past_segment_ids))
     elif update is not None:
         results.append(results[-1])  # nothing reads it, but it is an output in front of the next
     return tuple(results if update is None else [*results, update])

@@ -308,7 +308,8 @@ def _buffer(ctx: Lowering, steps: _Steps, x: _Series, room: int) -> Tensor:
         new = maps.source(x.new).at([row.begin + token - waiting, column], is_new)
         return s.where(is_new, new, old)
 
-    return walk_map(ctx, [x.buffer.shape[0], room, x.buffer.shape[2]], x.buffer.dtype, element, axis=1)
+    shape = [x.buffer.shape[0], room, x.buffer.shape[2]]
+    return walk_map(ctx, shape, x.buffer.dtype, element, axis=1, over=x.buffer)
 
 
 def _update(

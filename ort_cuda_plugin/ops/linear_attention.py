@@ -97,7 +97,7 @@ def _linear_attention(
         key_heads = floordiv(key.shape[2], size)
         shared = eq(floordiv(heads, key_heads) * key_heads, heads)
         ctx.require(shared, "LinearAttention: the heads of the key do not divide those of the value")
-    kept = query.dtype if past is None else past.dtype
+    kept, past_window = query.dtype if past is None else past.dtype, past if window else None
     if past is not None:
         lead = (window,) if window else ()
         ctx.require_shape(past, (*lead, batch, heads, size, width), "past state of LinearAttention")
@@ -123,6 +123,7 @@ def _linear_attention(
         state=state,
         outputs=output,
         window=states,
+        past_window=past_window,
     )
     linear_attention(ctx, given)
     result = ctx.view(output, (batch, steps, heads * group * width))

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from ort_cuda_plugin.plan.format import (
     Header,
+    InPlaceKind,
     Param,
     ParamKind,
     Plan,
     PlanAssert,
     PlanBuffer,
     PlanExpr,
+    PlanInPlace,
     PlanInput,
     PlanOutput,
     PlanReadback,
@@ -24,6 +26,7 @@ from ort_cuda_plugin.plan.format import (
     buffer_layout,
     expr_layout,
     header_layout,
+    in_place_layout,
     index_layout,
     input_layout,
     magic,
@@ -97,6 +100,7 @@ class Reader:
         self.rows(segment_layout, h.num_segments)
         nodes = self.rows(node_layout, h.num_nodes)
         record_nodes = self.indices(h.num_record_nodes)
+        in_place = self.rows(in_place_layout, h.num_in_place)
         strings = self.take(h.strings_bytes)
 
         def text(offset: int) -> str:
@@ -127,6 +131,7 @@ class Reader:
             kernels=kernels,
             problems=problems,
             num_segments=h.num_segments,
+            in_place=tuple(PlanInPlace(output, number, InPlaceKind(kind)) for number, output, kind, _ in in_place),
         )
 
 

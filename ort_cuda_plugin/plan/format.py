@@ -20,10 +20,10 @@ from typing import NamedTuple
 from ..program.operations import ExprOp
 
 magic = 0x4E4C504F
-version = 3
+version = 4
 no_register = 0xFFFFFFFF
 
-header_layout = struct.Struct("<20I")
+header_layout = struct.Struct("<22I")
 input_layout = struct.Struct("<6I")
 output_layout = struct.Struct("<6I")
 index_layout = struct.Struct("<I")
@@ -35,6 +35,7 @@ buffer_layout = struct.Struct("<4I")
 record_layout = struct.Struct("<16I")
 param_layout = struct.Struct("<4Iq")
 segment_layout = struct.Struct("<2I")
+in_place_layout = struct.Struct("<4I")
 
 
 class Header(NamedTuple):
@@ -60,6 +61,8 @@ class Header(NamedTuple):
     num_nodes: int
     strings_bytes: int
     num_record_nodes: int = 0
+    num_in_place: int = 0
+    reserved: int = 0
 
 
 class RefKind(enum.IntEnum):
@@ -75,6 +78,11 @@ class RecordKind(enum.IntEnum):
     MEMSET = 2
     LIBRARY = 3
     CALL = 4
+
+
+class InPlaceKind(enum.IntEnum):
+    ELEMENTS = 0
+    KEPT = 1
 
 
 class ParamKind(enum.IntEnum):
@@ -252,11 +260,21 @@ class Record:
         return Record(RecordKind.MEMSET, node, filled, segment=segment, condition_register=condition, nodes=nodes)
 
 
+@dataclass(frozen=True, order=True, slots=True)
+class PlanInPlace:
+    """Output ``output`` may be the memory of input ``input``: the record that writes it first reads that last."""
+
+    output: int
+    input: int
+    kind: InPlaceKind
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """``weights``, ``kernels`` and ``problems`` are indices into those of the cluster.
 
-    ``nodes`` are labels; ``op_types`` has the types of the first of them, and the rest have none.
+    ``nodes`` are labels; ``op_types`` has the types of the first of them, and the rest have none. ``in_place`` is
+    sorted.
     """
 
     num_registers: int
@@ -274,6 +292,7 @@ class Plan:
     problems: tuple[int, ...] = ()
     num_segments: int = 1
     op_types: tuple[str, ...] = ()
+    in_place: tuple[PlanInPlace, ...] = ()
 
 
 class Strings:
@@ -323,6 +342,7 @@ def encode(plan: Plan) -> bytes:
             pack(segment_layout, segment_fields(plan)),
             pack(node_layout, nodes),
             pack_indices(record_nodes),
+            pack(in_place_layout, [(pair.input, pair.output, pair.kind, 0) for pair in plan.in_place]),
             aligned(bytes(strings.data)),
         ]
         header = header_layout.pack(
@@ -347,6 +367,7 @@ def encode(plan: Plan) -> bytes:
                 num_nodes=len(nodes),
                 strings_bytes=len(strings.data),
                 num_record_nodes=len(record_nodes),
+                num_in_place=len(plan.in_place),
             )
         )
     except struct.error as error:

@@ -15,6 +15,7 @@ from ..program.trace import (
     Float32,
     Float64,
     HostCall,
+    InPlace,
     Int32,
     Int64,
     Launch,
@@ -25,10 +26,12 @@ from ..program.trace import (
     Trace,
 )
 from .format import (
+    InPlaceKind,
     Param,
     Plan,
     PlanAssert,
     PlanBuffer,
+    PlanInPlace,
     PlanInput,
     PlanOutput,
     PlanReadback,
@@ -146,6 +149,7 @@ class _Writer:
             kernels=tuple(self.tables.kernels.used),
             problems=tuple(self.tables.problems.used),
             num_segments=self.num_segments,
+            in_place=self._in_place(records, read_backs),
         )
 
     def _output(self, output: Tensor, node: Node | None) -> PlanOutput:
@@ -201,6 +205,36 @@ class _Writer:
             return Record.copy(node, destination, self._param(step.source), nbytes, segment, nodes=nodes)
         return Record.memset(node, destination, Param.i32(value=step.byte), nbytes, segment, nodes=nodes)
 
+    def _in_place(self, records: Sequence[Record], read_backs: Sequence[PlanReadback]) -> tuple[PlanInPlace, ...]:
+        """The pairs of an input and an output that may share memory although one record reads one and writes the other.
+
+        What other records read of the input comes before, and what they write of the output comes after. A launch
+        behind that reads the input would read what was written: then there is no pair.
+        """
+        end: dict[int, int] = {}
+        begin: dict[int, int] = {}
+        for position, record in enumerate(records):
+            for ref in (param.ref for param in record.params if param.ref is not None):
+                if ref.kind is RefKind.INPUT:
+                    end[ref.index] = position + 1
+                elif ref.kind is RefKind.OUTPUT:
+                    begin.setdefault(ref.index, position)
+        for read_back in read_backs:
+            if read_back.ref.kind is RefKind.INPUT:
+                before = sum(record.segment < read_back.segment for record in records)
+                end[read_back.ref.index] = max(before, end.get(read_back.ref.index, 0))
+        return tuple(
+            sorted(
+                PlanInPlace(pair.written.index, pair.read.index, InPlaceKind(pair.kept))
+                for position, (step, _) in enumerate(self.steps)
+                for pair in dict.fromkeys(_in_place_of(step))
+                if pair.read.kind is BufferKind.INPUT
+                and pair.written.kind is BufferKind.OUTPUT
+                and begin.get(pair.written.index) == position
+                and end.get(pair.read.index) == position + 1
+            )
+        )
+
     def _use(self, buffer: Buffer, position: int) -> None:
         index = self.scratch.get(buffer)
         if index is None:
@@ -232,6 +266,15 @@ class _Writer:
         if buffer.kind is BufferKind.SCRATCH:
             return Ref(RefKind.BUFFER, self.scratch[buffer])
         return Ref(RefKind(int(buffer.kind)), buffer.index)
+
+
+def _in_place_of(step: _Work) -> tuple[InPlace, ...]:
+    """What a step says about memory that it may read and write; a copy onto itself does nothing."""
+    if isinstance(step, Launch):
+        return tuple(pair for pair in step.in_place if pair.read in step.reads and pair.written in step.writes)
+    if isinstance(step, Copy) and step.source.offset == step.destination.offset:
+        return (InPlace(step.source.buffer, step.destination.buffer),)
+    return ()
 
 
 def _strongest(guards: Iterable[Expr]) -> list[Dim]:

@@ -47,6 +47,7 @@ from .trace import (
     Float64,
     Grid,
     HostCall,
+    InPlace,
     Int32,
     Int64,
     Launch,
@@ -510,6 +511,7 @@ class Lowering:
         uses: Mapping[Tensor, Use] | None = None,
         remake: Remake | None = None,
         turns: Dim = 1,
+        in_place: Sequence[InPlace] = (),
     ) -> None:
         """Records a launch. Tensor arguments are reads unless they are among ``writes`` (in both: read and written).
 
@@ -528,7 +530,18 @@ class Lowering:
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
         read, written = self._uses(placed, reads, writes)
         step = Launch(
-            self.nodes, kernel, grid, block, placed, shared_bytes, read, written, uses or {}, remake, turns=turns
+            self.nodes,
+            kernel,
+            grid,
+            block,
+            placed,
+            shared_bytes,
+            read,
+            written,
+            uses or {},
+            remake,
+            turns=turns,
+            in_place=tuple(in_place),
         )
         self.trace.steps.append(step)
 

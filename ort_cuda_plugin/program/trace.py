@@ -62,13 +62,38 @@ class Use:
     elements: Dim | None = None
 
 
+@dataclass(frozen=True)
+class InPlace:
+    """Says that a launch may read and write the same memory: an application may bind an input and an output to it.
+
+    Each element of ``read`` is read before it is written, and by the thread that writes it. Where ``kept`` is set, the
+    program changes nothing that it reads of ``read``: a cache gets rows behind its others.
+    """
+
+    read: Buffer
+    written: Buffer
+    kept: bool = False
+
+
+def in_place_of(read: Tensor | None, written: Tensor, *, kept: bool = False) -> tuple[InPlace, ...]:
+    """That a launch may write a tensor in the memory of one that it reads: where elements have the same places in both.
+
+    The two have the same shape in every Run, though perhaps in other expressions.
+    """
+    if read is None or read.dtype.itemsize != written.dtype.itemsize or read.offset != written.offset:
+        return ()
+    are_alike = read.strides == written.strides or (read.is_contiguous and written.is_contiguous)
+    return (InPlace(read.buffer, written.buffer, kept),) if are_alike else ()
+
+
 @dataclass(eq=False)
 class Launch(Recorded):
     """A kernel launch. ``reads`` and ``writes`` are the buffers it uses.
 
     ``uses`` has the arguments that the kernel does not read or write as a whole and once. ``remake`` records what does
     the same with other views of the tensors, which the function gives that it takes. ``note`` tells people why it is
-    this kernel. The grid has ``turns`` parts, each of which waits for the one before.
+    this kernel. The grid has ``turns`` parts, each of which waits for the one before. Buffers that are not ``in_place``
+    together must not overlap.
     """
 
     kernel: KernelSpec
@@ -82,6 +107,7 @@ class Launch(Recorded):
     remake: Remake | None = None
     note: str = ""
     turns: Dim = 1
+    in_place: tuple[InPlace, ...] = ()
 
 
 @dataclass(eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import onnxruntime as ort
@@ -11,10 +11,12 @@ import pytest
 from onnx import TensorProto, helper
 
 import ort_cuda_plugin
+from contributed import on_device
 from custom_operators import DOMAIN, X, Y, kept_registry, model, operator, stock_session
-from ort_cuda_plugin.custom import T, check, count_prefixes, le, op, registry, scalar
+from ort_cuda_plugin.custom import Alias, T, check, count_prefixes, le, op, registry, scalar
 from ort_cuda_plugin.custom.operator import Attribute, AttributeKind, Port, PortKind
 from ort_cuda_plugin.ep.custom_domains import MAX_COMBINATIONS, schema_of
+from ort_cuda_plugin.kernels.index import gather_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS
 from ort_cuda_plugin.ops.slicing import concat
@@ -264,3 +266,20 @@ def test_an_operator_with_open_types_runs() -> None:
     registry.register(operator("First", inputs=(X, *every), outputs=(Y,)))
     built = model([node("First", "x", "x", "x")], {"x": [2, "n"]}, ["y"])
     np.testing.assert_array_equal(stock_session(built).run(None, {"x": A})[0], 2 * A)
+
+
+def test_an_alias_is_written_by_the_kernel_that_reads_its_input() -> None:
+    @op(f"{DOMAIN}::Step")
+    def step(ctx: Lowering, x: T) -> Annotated[T, Alias("x")]:
+        return gather_map(ctx, x.shape, x.dtype, lambda maps, c: maps.source(x).at(c) * 2.0)
+
+    built = model([node("Step", "x")], {"x": [2, "n"]}, ["y"])
+    session, state = ort_cuda_plugin.session(built, emulate=True), on_device(np.ones((2, 3), np.float32))
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x", state)
+    binding.bind_ortvalue_output("y", state)
+    before = ort_cuda_plugin.counters()["outputs_redirected"]
+    for _ in range(4):
+        session.run_with_iobinding(binding)
+    assert ort_cuda_plugin.counters()["outputs_redirected"] == before
+    assert (state.numpy() == 16).all()

@@ -11,12 +11,14 @@ import pytest
 from executor_harness import FLOAT, IDLE, INT64, TestCluster
 from ort_cuda_plugin.abi.core import PluginError
 from ort_cuda_plugin.plan.format import (
+    InPlaceKind,
     Param,
     ParamKind,
     Plan,
     PlanAssert,
     PlanBuffer,
     PlanExpr,
+    PlanInPlace,
     PlanInput,
     PlanOutput,
     PlanReadback,
@@ -68,6 +70,7 @@ valid = Plan(
     weights=(0,),
     kernels=(0,),
     num_segments=2,
+    in_place=(PlanInPlace(output=0, input=0, kind=InPlaceKind.ELEMENTS),),
 )
 
 
@@ -147,6 +150,13 @@ wrong_plans = {
     "float from a register": with_param(1, 1, Param(ParamKind.F64, register=5)),
     "another parameter than the kernel's": with_param(1, 1, Param.i32(5)),
     "node of a record out of range": changed("records", 0, nodes=(0, 2)),
+    "memory of an unknown input": changed("in_place", 0, input=2),
+    "memory of an unknown output": changed("in_place", 0, output=2),
+    "memory shared in an unknown way": changed("in_place", 0, kind=2),
+    "memory shared twice": replace(valid, in_place=(*valid.in_place, PlanInPlace(0, 0, InPlaceKind.KEPT))),
+    "memory of an input that nothing reads": changed("in_place", 0, input=1),
+    "memory of an input that is read before": changed("in_place", 0, output=1),
+    "memory of an input that is read again": with_param(3, 1, pointer(x)),
     "weight that the cluster lacks": replace(valid, weights=(1,)),
     "kernel that the cluster lacks": replace(valid, kernels=(99,)),
     "problem that the cluster lacks": replace(valid, problems=(0,)),
@@ -173,7 +183,7 @@ def test_a_plan_is_refused_for(name: str) -> None:
 
 def test_a_blob_of_another_size_magic_or_version_is_refused() -> None:
     blob = encode(replace(valid, kernels=(IDLE,)))
-    wrong = [b"", blob[:79], blob[:-8], blob + bytes(8), b"X" + blob[1:], blob[:4] + b"\xff" + blob[5:]]
+    wrong = [b"", blob[:87], blob[:-8], blob + bytes(8), b"X" + blob[1:], blob[:4] + b"\xff" + blob[5:]]
     with make_cluster() as cluster:
         cluster.add_blob(blob)
         for other in wrong:

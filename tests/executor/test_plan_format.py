@@ -6,12 +6,14 @@ import pytest
 
 from ort_cuda_plugin.plan.decoder import decode
 from ort_cuda_plugin.plan.format import (
+    InPlaceKind,
     Param,
     ParamKind,
     Plan,
     PlanAssert,
     PlanBuffer,
     PlanExpr,
+    PlanInPlace,
     PlanInput,
     PlanOutput,
     PlanReadback,
@@ -73,6 +75,7 @@ plan_with_everything = Plan(
     kernels=(11, 12, 13),
     problems=(1,),
     num_segments=2,
+    in_place=(PlanInPlace(0, 0, InPlaceKind.KEPT), PlanInPlace(0, 1, InPlaceKind.ELEMENTS)),
 )
 
 
@@ -82,7 +85,7 @@ def test_decode_gives_back_what_was_encoded() -> None:
 
 def test_an_empty_plan_is_its_header_and_one_segment() -> None:
     plan = Plan(num_registers=0, inputs=(), outputs=())
-    assert len(encode(plan)) == 80 + 8
+    assert len(encode(plan)) == 88 + 8
     assert decode(encode(plan)) == plan
 
 

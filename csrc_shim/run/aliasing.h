@@ -1,0 +1,23 @@
+/* Aliasing: inputs and outputs of a Run that are bound to memory that overlaps.
+ *
+ * The outputs of a Run are what they would be if it read all its inputs before it writes an output. The plan knows for
+ * which inputs that holds of itself (ocp_plan_sharing). An output that aliases another input, or an output before it,
+ * is redirected: the Run writes it to scratch memory, and copies it to where it is bound behind all its records. */
+#ifndef OCP_RUN_ALIASING_H
+#define OCP_RUN_ALIASING_H
+
+#include "base/error.h"
+#include "device/stream.h"
+#include "run/instance.h"
+
+/* Before a Run's first segment. */
+void ocp_aliasing_begin(ocp_instance *instance);
+/* Redirects the outputs of a segment that have to be: bases of inputs are set, and those of the segment's outputs to
+ * where they are bound. */
+int ocp_aliasing_resolve(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error);
+/* Behind the last record of a Run that succeeded: enqueues the copies of redirected outputs. */
+int ocp_aliasing_copy(const ocp_instance *instance, ocp_stream *stream, ocp_error *error);
+/* At the end of every Run. */
+void ocp_aliasing_release(ocp_instance *instance, ocp_stream *stream);
+
+#endif
