@@ -7,14 +7,21 @@
         ...
 
 Past and present are one buffer. No size differs from one decoded token to the next, so that each is one launch of a
-CUDA graph, and nothing but the token is read back.
+CUDA graph, and nothing but the token is read back. The mask is wider than the tokens for this. Where a model computes
+something else from a width on, as LongRoPE does, there is a mask of just that width before it, and the cache is
+computed anew behind it.
+
+Inputs whose names begin with "past" are caches of keys and values, with a place for each token, or states of a fixed
+size, as those of convolutions and of linear attention. A state depends on all tokens before: it cannot go back, and
+padding must not reach it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +29,10 @@ import numpy as np
 import onnxruntime as ort
 
 from .api import chosen_device, session
+from .context.files import ModelFolder
+from .context.source_model import SourceModel
 from .model import token_choice as choice
+from .model.mask_widths import width_limits
 from .model.ort_schema import TENSOR_TYPES
 
 if TYPE_CHECKING:
@@ -65,29 +75,42 @@ class Decoder:
         path = Path(model)
         options = ort.SessionOptions()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-        whole = choice.with_token(path.read_bytes(), candidates)
+        model_bytes = path.read_bytes()
+        whole = choice.with_token(model_bytes, candidates)
+        limits = width_limits(model_bytes, choice.ATTENTION, _integers(model_bytes, path))
         self.session = session(whole, emulate=emulate, provider_options=provider_options, sess_options=options)
         self.max_length, self.batch, self.candidates = max_length, batch, candidates
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
         """All tokens of the sequences, the last one of which may not be in the cache yet."""
-        self._cached = np.zeros(batch, np.int64)
+        self._limits = [*(x for x in limits if 0 < x < max_length), max_length]
+        """Widths of masks, each for the tokens up to its last one."""
+        self._cached, self._cached_for = np.zeros(batch, np.int64), 0
+        """Tokens in the cache, and the one of the limits that their keys are for."""
         device = chosen_device(emulate, {key: str(value) for key, value in (provider_options or {}).items()})
         self._memory = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
-        self._has_positions = choice.POSITIONS in {x.name for x in self.session.get_inputs()}
+        inputs = {x.name: x for x in self.session.get_inputs()}
+        self._has_positions = choice.POSITIONS in inputs
+        self._planes = choice.read_inputs(model_bytes).position_planes
         self._ids = self._on_device(np.zeros((batch, 1), np.int64))
-        self._mask = self._on_device(np.zeros((batch, max_length), np.int64))
-        self._positions = self._on_device(np.zeros((batch, 1), np.int64))
-        self._cache = {
-            x.name: self._zeros(self._cache_shape(x, path, head_size), TENSOR_TYPES[x.type])
-            for x in self.session.get_inputs()
-            if x.name.startswith("past")
-        }
+        self._positions = self._on_device(self._in_planes(np.zeros((batch, 1), np.int64)))
+        outputs = {x.name for x in self.session.get_outputs()}
+        self._present: dict[str, str] = {}
+        self._cache: dict[str, Any] = {}
+        self._states: list[_State] = []
+        for name, x in inputs.items():
+            if name.startswith("past"):
+                self._present[name] = _present_of(name, outputs, path)
+                if _is_state(x):
+                    self._states.append(_State(x, batch, self._memory))
+                    self._cache[name] = self._states[-1].value
+                else:
+                    self._cache[name] = _zeros(
+                        self._cache_shape(x, path, head_size), TENSOR_TYPES[x.type], self._memory
+                    )
         self._settings: dict[str, Any] = {}
         self._set(1.0, max(candidates, 1), 1.0, None)
-        self._step = self._bound(self._ids, self._mask, self._positions)
-        self._step.bind_ortvalue_output(choice.MASK, self._mask)
-        if self._has_positions:
-            self._step.bind_ortvalue_output(choice.POSITION, self._positions)
+        self._steps = {limit: self._make_step(limit) for limit in self._limits}
+        """For each limit, what a decoded token runs, and its mask."""
 
     def generate(
         self,
@@ -120,8 +143,7 @@ class Decoder:
         stopped = np.zeros(self.batch, np.bool_)
         for number in range(new_tokens):
             if number:
-                self.session.run_with_iobinding(self._step)
-                self._cached += 1
+                self._decode()
             token = self._ids.numpy()[:, 0]
             self.tokens = [[*known, x] for known, x in zip(self.tokens, token.tolist(), strict=True)]
             yield token
@@ -130,10 +152,15 @@ class Decoder:
                 return
 
     def rewind(self, length: int) -> None:
-        """Forgets all but the first ``length`` tokens of each sequence; the next prompt comes after these."""
+        """Forgets all but the first ``length`` tokens of each sequence; the next prompt comes after these.
+
+        A model with states of a fixed size computes them all anew then.
+        """
         if not 0 <= length <= (longest := max(map(len, self.tokens))):
             raise ValueError(f"there are {longest} tokens, not {length}")
         self.tokens = [known[:length] for known in self.tokens]
+        if self._states and (self._cached > length).any():
+            length = 0
         self._cached = np.minimum(self._cached, length)
 
     def _append(self, prompt: Sequence[Sequence[int]] | Array) -> None:
@@ -141,19 +168,72 @@ class Decoder:
         if len(prompt) != self.batch:
             raise ValueError(f"the prompt has {len(prompt)} sequences, not {self.batch}")
         tokens = [[*known, *map(int, new)] for known, new in zip(self.tokens, prompt, strict=True)]
-        lengths = np.array([[len(row)] for row in tokens])
+        lengths = np.array([len(row) for row in tokens])
+        begin, count = self._first_new(lengths), int(lengths.max())
+        if (lengths <= self._cached).any() or count > self.max_length:
+            raise ValueError(f"{count - begin} new tokens, and {begin} of {self.max_length} in the cache")
+        self.tokens = tokens
+        self._compute(begin)
+
+    def _decode(self) -> None:
+        """Computes the last token of each sequence, and chooses the next one."""
+        limit = self._limit(int(self._cached.max()) + 1)
+        if limit != self._cached_for:
+            self._compute(0)
+            return
+        self.session.run_with_iobinding(self._steps[limit][0])
+        self._cached += 1
+
+    def _limit(self, length: int) -> int:
+        return next(limit for limit in self._limits if length <= limit)
+
+    def _first_new(self, lengths: Array) -> int:
+        """The place of the first token that a Run for sequences of ``lengths`` has to compute."""
         # A sequence's tokens stand together from 0 on: padding is behind them, and only where the Run begins at 0.
         is_even = len(np.unique(lengths)) == len(np.unique(self._cached)) == 1
-        begin, count = int(self._cached[0]) if is_even else 0, int(lengths.max())
-        if (lengths[:, 0] <= self._cached).any() or count > self.max_length:
-            raise ValueError(f"{count - begin} new tokens, and {begin} of {self.max_length} in the cache")
-        new = np.array([row[begin:] + [0] * (count - len(row)) for row in tokens])
-        places = np.arange(self.max_length) + 0 * lengths
-        given = new, (places < lengths)[:, :count].astype(np.int64), places[:, begin:count]
-        self.session.run_with_iobinding(self._bound(*(self._on_device(np.ascontiguousarray(x)) for x in given)))
-        self.tokens, self._cached = tokens, lengths[:, 0]
-        self._positions.update_inplace(lengths)
-        self._mask.update_inplace((places <= lengths).astype(np.int64))
+        of_same_width = lengths.max() > self.max_length or self._limit(int(lengths.max())) == self._cached_for
+        return int(self._cached[0]) if is_even and of_same_width else 0
+
+    def _compute(self, begin: int) -> None:
+        """Runs the tokens from ``begin`` on, and chooses the next one of each sequence."""
+        lengths = np.array([len(row) for row in self.tokens])
+        count = int(lengths.max())
+        if begin == 0:
+            for state in self._states:
+                state.clear()
+        # Padding would change states, so these models compute the sequences up to the end of each shorter one.
+        ends = np.unique(lengths).tolist() if self._states else [count]
+        chosen = np.zeros((self.batch, 1), np.int64)
+        for end in ends:
+            padded = np.array([row[begin:end] + [0] * (end - max(len(row), begin)) for row in self.tokens])
+            places = np.arange(count) + np.zeros_like(lengths)[:, None]
+            seen = places < (lengths[:, None] if len(ends) == 1 else end)
+            given = padded, seen.astype(np.int64), self._in_planes(places[:, begin:end])
+            self.session.run_with_iobinding(self._bound(*(self._on_device(np.ascontiguousarray(x)) for x in given)))
+            if len(ends) > 1:
+                chosen[lengths == end] = self._ids.numpy()[lengths == end]
+                for state in self._states:
+                    state.keep(lengths == end, lengths < end)
+            begin = end
+        if len(ends) > 1:
+            self._ids.update_inplace(chosen)
+        self._cached, self._cached_for = lengths, self._limit(count)
+        self._positions.update_inplace(np.ascontiguousarray(self._in_planes(lengths[:, None])))
+        self._steps[self._cached_for][1].update_inplace(
+            (np.arange(self._cached_for) <= lengths[:, None]).astype(np.int64)
+        )
+
+    def _make_step(self, limit: int) -> tuple[Any, Any]:
+        mask = self._on_device(np.zeros((self.batch, limit), np.int64))
+        step = self._bound(self._ids, mask, self._positions)
+        step.bind_ortvalue_output(choice.MASK, mask)
+        if self._has_positions:
+            step.bind_ortvalue_output(choice.POSITION, self._positions)
+        return step, mask
+
+    def _in_planes(self, positions: Array) -> Array:
+        """Positions for the input of the model, which may have several for a token."""
+        return positions if self._planes is None else np.repeat(positions[None], self._planes, 0)
 
     def _bound(self, ids: Any, mask: Any, positions: Any) -> Any:
         """What every Run has: the cache in place, and the token, which goes where the next Run reads it."""
@@ -165,7 +245,7 @@ class Decoder:
         bound.bind_ortvalue_output(choice.TOKEN, self._ids)
         for name, value in self._cache.items():
             bound.bind_ortvalue_input(name, value)
-            bound.bind_ortvalue_output(name.replace("past_key_values", "present", 1), value)
+            bound.bind_ortvalue_output(self._present[name], value)
         for name, value in self._settings.items():
             bound.bind_ortvalue_input(name, value)
         return bound
@@ -190,16 +270,6 @@ class Decoder:
         memory = self._memory
         return ort.OrtValue.ortvalue_from_numpy(array, "gpu", memory.device_id, memory.device_vendor_id)
 
-    def _zeros(self, shape: Sequence[int], dtype: DType) -> Any:
-        """A tensor of zeros on the device, also of the types that NumPy does not have."""
-        memory = self._memory
-        value = ort.OrtValue.ortvalue_from_shape_and_type(
-            shape, dtype.onnx, "gpu", memory.device_id, memory.device_vendor_id
-        )
-        zeros = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, dtype.numpy), dtype.onnx)
-        ort.copy_tensors([zeros], [value])
-        return value
-
     def _cache_shape(self, x: Any, path: Path, head_size: int | None) -> tuple[int, int, int, int]:
         heads, size = x.shape[1], head_size or x.shape[3]
         config = path.parent / "genai_config.json"
@@ -208,3 +278,65 @@ class Decoder:
         if not isinstance(heads, int) or not isinstance(size, int):
             raise ValueError(f"{path} does not say the sizes of {x.name}: pass head_size")
         return self.batch, heads, self.max_length, size
+
+
+class _State:
+    """What a model keeps of a sequence whatever its length, on the device."""
+
+    def __init__(self, x: Any, batch: int, memory: Any) -> None:
+        shape = [size if isinstance(size, int) else batch for size in x.shape]
+        dtype = TENSOR_TYPES[x.type]
+        self.value = _zeros(shape, dtype, memory)
+        self._axis = next((axis for axis, size in enumerate(x.shape) if not isinstance(size, int)), 0)
+        self._array = np.zeros(shape, dtype.numpy)
+        self._host = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(self._array, dtype.onnx)
+        self._kept = np.zeros_like(self._array)
+
+    def clear(self) -> None:
+        self._array[...] = 0
+        ort.copy_tensors([self._host], [self.value])
+
+    def keep(self, ended: Array, over: Array) -> None:
+        """Remembers the state of the sequences that have ``ended``, and puts back that of those that were ``over``."""
+        ort.copy_tensors([self.value], [self._host])
+        present, kept = (np.moveaxis(x, self._axis, 0) for x in (self._array, self._kept))
+        kept[ended], present[over] = present[ended], kept[over]
+        ort.copy_tensors([self._host], [self.value])
+
+
+def _zeros(shape: Sequence[int], dtype: DType, memory: Any) -> Any:
+    """A tensor of zeros on the device, also of the types that NumPy does not have."""
+    value = ort.OrtValue.ortvalue_from_shape_and_type(
+        shape, dtype.onnx, "gpu", memory.device_id, memory.device_vendor_id
+    )
+    zeros = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, dtype.numpy), dtype.onnx)
+    ort.copy_tensors([zeros], [value])
+    return value
+
+
+def _is_state(x: Any) -> bool:
+    """Whether an input has one size for any number of tokens."""
+    is_cache = x.name.rpartition(".")[2] in ("key", "value")
+    return not is_cache and sum(not isinstance(size, int) for size in x.shape) <= 1
+
+
+def _present_of(past: str, outputs: Collection[str], path: Path) -> str:
+    """The name of the output that goes on with an input. Raises ValueError where there is none."""
+    names = [past.replace(prefix, "present", 1) for prefix in ("past_key_values", "past") if past.startswith(prefix)]
+    for name in names:
+        if name in outputs:
+            return name
+    raise ValueError(f"{path}: the input {past} has no output that continues it, expected {' or '.join(names)}")
+
+
+def _integers(model: bytes, path: Path) -> Callable[[str], int | None]:
+    """What gives the number of an initializer that is one integer, also from external data."""
+    source = SourceModel(model, str(path), ModelFolder.of(path))
+
+    def integer(name: str) -> int | None:
+        tensor = source.tensors.get(name)
+        if tensor is None or tensor.dtype is None or not tensor.dtype.is_integer or math.prod(tensor.dims) != 1:
+            return None
+        return int(source.array(tensor).reshape(-1)[0])
+
+    return integer

@@ -7,12 +7,13 @@ model as it is. https://onnx.ai/onnx/repo-docs/IR.html has the fields.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from .ir import Array, DType
+from .wire import field, fields, message, messages, text
 
 TOKEN, MASK, POSITION = "ocp.token", "ocp.mask", "ocp.position"
 """Outputs: the token [batch, 1], the mask with that token's place, and the place, [batch, 1]; all int64."""
@@ -21,33 +22,45 @@ UNIFORM, TEMPERATURE, TOP_K, TOP_P = "ocp.uniform", "ocp.temperature", "ocp.top_
 IDS, ATTENTION, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
 """What onnxruntime-genai calls a decoder's inputs and output."""
 
-_ONE_BYTE = 128
-_INT, _LEAST_OPSET = 2, 13
+_INT, _LEAST_OPSET, _RANK_WITH_PLANES = 2, 13, 3
 
 
 @dataclass(frozen=True)
 class DecoderInputs:
-    """What a model says of itself: the names of its graph's inputs, and its version of ai.onnx."""
+    """The inputs of a model's graph with their shapes, None for sizes that the model does not fix; and its ai.onnx."""
 
-    names: tuple[str, ...]
+    shapes: Mapping[str, tuple[int | None, ...]]
     opset: int
+
+    @property
+    def position_planes(self) -> int | None:
+        """How many positions a token has, as in multimodal rotary embeddings; None where there is no such dimension."""
+        shape = self.shapes.get(POSITIONS, ())
+        return shape[0] or 1 if len(shape) == _RANK_WITH_PLANES else None
 
 
 def read_inputs(model: bytes) -> DecoderInputs:
     """Raises ValueError unless the bytes are those of an ONNX model."""
-    names, opset = [], 0
-    for number, value in _fields(memoryview(model)):
+    shapes, opset = {}, 0
+    for number, value in fields(memoryview(model)):
         if number == 7 and isinstance(value, memoryview):
-            names += [str(_member(x, 1), "utf-8") for n, x in _fields(value) if n == 11 and isinstance(x, memoryview)]
+            for x in messages(value, 11):
+                tensor = message(message(x, 2), 1)
+                shapes[text(x, 1)] = tuple(_size(dim) for dim in messages(message(tensor, 2), 1))
         elif number == 8 and isinstance(value, memoryview):
-            entries = dict(_fields(value))
+            entries = dict(fields(value))
             if entries.get(1, b"") in (b"", b"ai.onnx") and isinstance(version := entries.get(2), int):
                 opset = version
-    return DecoderInputs(tuple(names), opset)
+    return DecoderInputs(shapes, opset)
+
+
+def _size(dim: memoryview) -> int | None:
+    value = dict(fields(dim)).get(1)
+    return value if isinstance(value, int) else None
 
 
 def with_token(model: bytes, candidates: int) -> bytes:
-    """The model with outputs `TOKEN`, `MASK` and, where it has positions, `POSITION`.
+    """The model with outputs `TOKEN`, `MASK` and, where it has positions, `POSITION`, which has the rank of these.
 
     With ``candidates`` it samples among the so many most probable tokens, else it takes the most probable one. The
     ones of a mask are the places of tokens and come first in each row.
@@ -56,7 +69,7 @@ def with_token(model: bytes, candidates: int) -> bytes:
         ValueError: it is no decoder as onnxruntime-genai's builder writes one.
     """
     known = read_inputs(model)
-    missing = [name for name in (IDS, ATTENTION) if name not in known.names]
+    missing = [name for name in (IDS, ATTENTION) if name not in known.shapes]
     if missing or known.opset < _LEAST_OPSET:
         raise ValueError(
             f"a decoder has inputs {IDS} and {ATTENTION}, and version {_LEAST_OPSET} or later of ai.onnx: "
@@ -78,13 +91,16 @@ def with_token(model: bytes, candidates: int) -> bytes:
     place = graph.node("Min", count, graph.node("Sub", width, one))
     graph.node("ScatterElements", ATTENTION, place, graph.node("Add", after, one), result=MASK, axis=1)
     outputs = [TOKEN, MASK]
-    if POSITIONS in known.names:
-        graph.node("Add", count, after, result=POSITION)
+    if POSITIONS in known.shapes:
+        position, planes = graph.node("Add", count, after), known.position_planes
+        zeros = graph.constant([0] if planes is None else [[[0]]] * planes)
+        graph.node("Add", position, zeros, result=POSITION)
         outputs.append(POSITION)
     inputs = {}
     if candidates:
         inputs = {UNIFORM: DType.FLOAT32, TEMPERATURE: DType.FLOAT32, TOP_K: DType.INT64, TOP_P: DType.FLOAT32}
-    return model + graph.message(inputs, outputs)
+    ranks = {POSITION: 2 if known.position_planes is None else _RANK_WITH_PLANES}
+    return model + graph.message(inputs, {name: ranks.get(name, 2) for name in outputs})
 
 
 def _sample(graph: _Graph, logits: str, place: str, candidates: int) -> None:
@@ -119,7 +135,7 @@ class _Graph:
     def constant(self, values: object) -> str:
         name, array = self._name(), np.asarray(values)
         array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
-        self._parts.append(_field(5, _tensor(name, array)))
+        self._parts.append(field(5, _tensor(name, array)))
         return name
 
     def node(self, operator: str, *inputs: str, result: str = "", **attributes: int) -> str:
@@ -131,80 +147,27 @@ class _Graph:
     def _node(
         self, operator: str, inputs: Sequence[str], results: tuple[str, ...], attributes: Mapping[str, int]
     ) -> tuple[str, ...]:
-        parts = [_field(1, name) for name in inputs] + [_field(2, name) for name in results]
-        parts += [_field(3, f"{results[0]}.{operator}"), _field(4, operator)]
-        parts += [
-            _field(5, _field(1, name) + _field(3, value) + _field(20, _INT)) for name, value in attributes.items()
-        ]
-        self._parts.append(_field(1, b"".join(parts)))
+        parts = [field(1, name) for name in inputs] + [field(2, name) for name in results]
+        parts += [field(3, f"{results[0]}.{operator}"), field(4, operator)]
+        parts += [field(5, field(1, name) + field(3, value) + field(20, _INT)) for name, value in attributes.items()]
+        self._parts.append(field(1, b"".join(parts)))
         return results
 
-    def message(self, inputs: Mapping[str, DType], outputs: Sequence[str]) -> bytes:
-        """A ModelProto of the graph. Settings are vectors; all else has a row for each sequence."""
+    def message(self, inputs: Mapping[str, DType], outputs: Mapping[str, int]) -> bytes:
+        """A ModelProto of the graph, with the ranks of its outputs. Settings are vectors, and draws have rows."""
         parts = [*self._parts]
         for name, dtype in inputs.items():
-            parts.append(_field(11, _value(name, dtype, rank=2 if name == UNIFORM else 1)))
-        parts += [_field(12, _value(name, DType.INT64, rank=2)) for name in outputs]
-        return _field(7, b"".join(parts))
+            parts.append(field(11, _value(name, dtype, rank=2 if name == UNIFORM else 1)))
+        parts += [field(12, _value(name, DType.INT64, rank=rank)) for name, rank in outputs.items()]
+        return field(7, b"".join(parts))
 
 
 def _value(name: str, dtype: DType, rank: int) -> bytes:
-    shape = b"".join(_field(1, _field(2, f"{name}.{axis}")) for axis in range(rank))
-    return _field(1, name) + _field(2, _field(1, _field(1, dtype.onnx) + _field(2, shape)))
+    shape = b"".join(field(1, field(2, f"{name}.{axis}")) for axis in range(rank))
+    return field(1, name) + field(2, field(1, field(1, dtype.onnx) + field(2, shape)))
 
 
 def _tensor(name: str, array: Array) -> bytes:
     dtype = DType.FLOAT32 if array.dtype == np.float32 else DType.INT64
-    dims = b"".join(_field(1, dim) for dim in array.shape)
-    return dims + _field(2, dtype.onnx) + _field(8, name) + _field(9, array.tobytes())
-
-
-def _field(number: int, value: int | str | bytes) -> bytes:
-    """A field: a number, or bytes with their length."""
-    if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    data = value.encode() if isinstance(value, str) else value
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def _varint(value: int) -> bytes:
-    groups = bytearray()
-    while value >= _ONE_BYTE:
-        groups.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*groups, value])
-
-
-def _member(data: memoryview, number: int) -> memoryview:
-    return next((x for n, x in _fields(data) if n == number and isinstance(x, memoryview)), memoryview(b""))
-
-
-def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """The fields of a message, with the number or the bytes of each. Raises ValueError where it is none."""
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            if at >= len(data) or shift > 63:
-                raise ValueError("the bytes are not those of an ONNX model")
-            byte = data[at]
-            at += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < _ONE_BYTE:
-                return value
-
-    while at < len(data):
-        key = varint()
-        kind = key & 7
-        if kind == 0:
-            yield key >> 3, varint()
-            continue
-        size = {1: 8, 2: None, 5: 4}.get(kind, -1)
-        size = varint() if size is None else size
-        if size < 0 or at + size > len(data):
-            raise ValueError("the bytes are not those of an ONNX model")
-        yield key >> 3, data[at : at + size]
-        at += size
+    dims = b"".join(field(1, dim) for dim in array.shape)
+    return dims + field(2, dtype.onnx) + field(8, name) + field(9, array.tobytes())

@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 import ort_cuda_plugin
 from genai_decoder import CpuDecoder, compulsory_bytes, genai_decoder
+from hybrid_decoder import greedy
 from ort_cuda_plugin.ep.provider import last_provider
 from ort_cuda_plugin.generate import Decoder
 from ort_cuda_plugin.model.token_choice import read_inputs, with_token
@@ -163,9 +164,41 @@ def test_positions_are_on_the_device(tmp_path: Path) -> None:
     assert np.array_equal(tokens, CpuDecoder(path).greedy(PROMPT, 9))
 
 
+@pytest.mark.parametrize("max_length", [8, 24])
+def test_tokens_and_not_the_mask_decide_which_factors_of_longrope_there_are(tmp_path: Path, max_length: int) -> None:
+    """As in onnxruntime-genai and Hugging Face: keys are computed anew behind the original length, and going back."""
+    path = tmp_path / "model.onnx"
+    onnx.save(genai_decoder(1, longrope=8), path)
+    decoder = Decoder(path, max_length=max_length, emulate=True)
+    expected = PROMPT[0].tolist()
+    for more in ([], [44, 45]) if max_length > 8 else ([],):
+        prompt = more or expected
+        expected = expected + more
+        tokens = [int(token[0]) for token in decoder.generate([prompt], new_tokens=8)]
+        assert tokens == greedy(path, expected, 8)[: len(tokens)]
+        assert len(tokens) == (8 if max_length > 8 else 5)
+        expected += tokens
+    decoder.rewind(5)
+    tokens = [int(token[0]) for token in decoder.generate([[7]], new_tokens=2)]
+    assert tokens == greedy(path, [*expected[:5], 7], 2)
+
+
+def test_longrope_changes_where_the_longest_sequence_does(tmp_path: Path) -> None:
+    """A batch has one mask."""
+    path = tmp_path / "model.onnx"
+    onnx.save(genai_decoder(1, longrope=8), path)
+    plain = tmp_path / "long.onnx"
+    onnx.save(genai_decoder(1, longrope=0), plain)
+    decoder = Decoder(path, max_length=16, emulate=True, batch=2)
+    first, second = np.stack(list(decoder.generate([[1, 5, 9, 33, 8, 4], [4, 2]], new_tokens=4)), 1).tolist()
+    assert first == greedy(path, [1, 5, 9, 33, 8, 4], 4)
+    assert second[:3] == greedy(path, [4, 2], 3)
+    assert second[3:] == greedy(plain, [4, 2, *second[:3]], 1)
+
+
 def test_errors_say_what_is_wrong(model: Path, tmp_path: Path) -> None:
     data = model.read_bytes()
-    assert read_inputs(data).names[:2] == ("input_ids", "attention_mask")
+    assert list(read_inputs(data).shapes)[:2] == ["input_ids", "attention_mask"]
     for damaged in (data[:200], b"\xff" * 40, data[:-1]):
         with pytest.raises(ValueError, match="not those of an ONNX model"):
             read_inputs(damaged)

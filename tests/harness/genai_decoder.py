@@ -41,6 +41,20 @@ class _Builder(GraphBuilder):
             block_size=self.block,
         )
 
+    def choice(self, condition: str, first: list[np.ndarray], second: list[np.ndarray]) -> tuple[str, str]:
+        """Two constants of one of two branches."""
+        branches = []
+        for side, arrays in (("first", first), ("second", second)):
+            names = [f"{side}_{number}" for number in range(2)]
+            nodes = [
+                helper.make_node("Constant", [], [name], value=numpy_helper.from_array(x))
+                for name, x in zip(names, arrays, strict=True)
+            ]
+            outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+            branches.append(helper.make_graph(nodes, side, [], outputs))
+        results = self.node("If", condition, outputs=2, then_branch=branches[0], else_branch=branches[1])
+        return results, self.nodes[-1].output[1]
+
     def to(self, x: str, kind: int, given: int = TensorProto.FLOAT) -> str:
         return x if not x or kind == given else self.node("Cast", x, to=kind)
 
@@ -69,17 +83,23 @@ def genai_decoder(
     positions: bool = False,
     real: int = TensorProto.FLOAT,
     cache_type: int | None = None,
+    longrope: int | None = None,
     seed: int = 0,
 ) -> onnx.ModelProto:
     """Inputs ``input_ids``, ``attention_mask`` and for each layer its past; outputs ``logits`` and the present.
 
     With ``positions`` it has an input ``position_ids``, and a node of its own turns queries and keys. Attention
-    computes in ``real``, and its cache has that type, or ``cache_type`` with a scale.
+    computes in ``real``, and its cache has that type, or ``cache_type`` with a scale. Masks wider than
+    ``longrope`` choose other angles, as in models with LongRoPE.
     """
     b = _Builder(seed, block)
     width = hidden // heads
     angles = np.outer(np.arange(longest), 1e4 ** -(np.arange(width // 2) * 2 / width))
-    turns = b.constant(np.cos(angles), np.float32), b.constant(np.sin(angles), np.float32)
+    tables = [[np.cos(x).astype(np.float32), np.sin(x).astype(np.float32)] for x in (angles, angles / 5)]
+    if longrope is None:
+        turns = b.constant(tables[0][0], np.float32), b.constant(tables[0][1], np.float32)
+    else:
+        turns = b.choice(b.node("Greater", b.dim("attention_mask", 1), b.constant(longrope)), tables[1], tables[0])
     counted = b.node("Sub", b.node("ReduceSum", "attention_mask", b.constant([1]), keepdims=0), b.constant([1]))
     lengths = b.node("Cast", counted, to=TensorProto.INT32)
     total = b.node("Cast", b.dim("attention_mask", 1), to=TensorProto.INT32)

@@ -1,0 +1,110 @@
+"""Finds the widths of attention_mask at which a decoder computes something else.
+
+onnxruntime-genai's builder chooses the factors of LongRoPE by the width, which in its loop is the number of tokens::
+
+    attention_mask -> Shape -> Gather -> Greater(original length) -> If -> cos and sin of short or long factors
+
+A loop whose mask is wider than the tokens has to know where that happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from .wire import fields, message, messages, numbers, text
+
+_KEEPS_VALUE: Final = {"Cast", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"}
+_LAST_BEFORE: Final[Mapping[str, tuple[int, int]]] = {
+    "Greater": (0, -1),
+    "GreaterOrEqual": (-1, 0),
+    "Less": (-1, 0),
+    "LessOrEqual": (0, -1),
+}
+"""Of a comparison with a number: what to add to it for the last width before the answer changes. The first entry is
+that of (width, number), the second that of (number, width)."""
+_INTEGERS: Final[Mapping[object, tuple[int, int]]] = {6: (5, 4), 7: (7, 8)}
+"""Of int32 and int64 in TensorProto: the field that lists elements, and the bytes of one."""
+
+
+class _Node(NamedTuple):
+    operator: str
+    inputs: tuple[str, ...]
+    message: memoryview
+
+
+def width_limits(model: bytes, mask: str, initializer: Callable[[str], int | None]) -> list[int]:
+    """Return the widths of the input ``mask`` after which an If or a Where takes its other side, in ascending order.
+
+    ``initializer`` gives the number of an initializer of the graph, None for what is not one integer. Raises ValueError
+    unless the bytes are those of an ONNX model.
+    """
+    producers: dict[str, _Node] = {}
+    choices: list[str] = []
+    for graph in messages(memoryview(model), 7):
+        for data in messages(graph, 1):
+            node = _Node(text(data, 4), tuple(str(x, "utf-8") for x in messages(data, 1)), data)
+            producers |= {str(name, "utf-8"): node for name in messages(data, 2)}
+            if node.operator in ("If", "Where"):
+                choices.append(node.inputs[0])
+
+    def origin(name: str) -> tuple[str, _Node | None]:
+        """Return what a value is a part or a cast of."""
+        seen = set()
+        while (node := producers.get(name)) and node.operator in _KEEPS_VALUE and name not in seen:
+            seen.add(name)
+            name = node.inputs[0]
+        return name, producers.get(name)
+
+    def is_width(name: str) -> bool:
+        _, node = origin(name)
+        return node is not None and node.operator == "Shape" and origin(node.inputs[0])[0] == mask
+
+    def number(name: str) -> int | None:
+        name, node = origin(name)
+        return initializer(name) if node is None else _constant(node) if node.operator == "Constant" else None
+
+    def comparison(name: str) -> _Node | None:
+        """Return the comparison whose answer or opposite a condition is."""
+        _, found = origin(name)
+        while found is not None and found.operator == "Not":
+            _, found = origin(found.inputs[0])
+        return found if found is not None and found.operator in _LAST_BEFORE else None
+
+    limits = set()
+    for compared in filter(None, map(comparison, choices)):
+        for place, change in enumerate(_LAST_BEFORE[compared.operator]):
+            bound = number(compared.inputs[1 - place])
+            if bound is not None and is_width(compared.inputs[place]):
+                limits.add(bound + change)
+    return sorted(limits)
+
+
+def _constant(node: _Node) -> int | None:
+    """Return the integer of a Constant, None for anything else."""
+    for attribute in messages(node.message, 5):
+        entries = dict(fields(attribute))
+        if text(attribute, 1) == "value_int" and isinstance(value := entries.get(3), int):
+            return _signed(value)
+        if text(attribute, 1) == "value":
+            return _element(message(attribute, 5))
+    return None
+
+
+def _element(tensor: memoryview) -> int | None:
+    """Return the integer of a tensor that has one element and no external data, None for anything else."""
+    known = dict(fields(tensor))
+    dims = [x for number, x in fields(tensor) if number == 1]
+    if any(x not in (1, b"\x01") for x in dims) or known.get(2) not in _INTEGERS:
+        return None
+    listed, size = _INTEGERS[known[2]]
+    raw, value = known.get(9), known.get(listed)
+    if isinstance(raw, memoryview) and len(raw) == size:
+        return int.from_bytes(raw, "little", signed=True)
+    if isinstance(value, memoryview):
+        value = next(numbers(value), None)
+    return None if value is None else _signed(value)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
