@@ -7,6 +7,7 @@ and `wheels` make their own.
 
 from __future__ import annotations
 
+import os
 import sys
 
 import nox
@@ -68,6 +69,13 @@ def engines(session: nox.Session) -> None:
     """Everything that an installed cuDNN is asked without a GPU; the test suite has a sample."""
     files = ("tests/vendor/test_cudnn_engines.py", "tests/vendor/test_network_engines.py")
     pytest(session, "-n", "1", "--engines", *files, *session.posargs)
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Random networks against the CPU provider; arguments are those of tests/harness/fuzzing/campaign.py."""
+    session.env["PYTHONPATH"] = os.pathsep.join(["tests/harness", os.environ.get("PYTHONPATH", "")])
+    python(session, "-m", "fuzzing", *(session.posargs or ["sizes"]))
 
 
 @nox.session

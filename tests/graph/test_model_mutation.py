@@ -11,10 +11,11 @@ import pytest
 
 from mutation import oracle
 from mutation.bases import Base, operators, patterns
-from mutation.campaign import Worker, environment, minimise, run, stored, write
+from mutation.campaign import environment, minimise, run, stored, write
 from mutation.mutants import Mutant, build, mutant
 from mutation.mutators import MUTATORS
 from mutation.oracle import Kind, Outcome, judge
+from worker_process import Worker
 
 SAMPLE = 500
 # Its judge does what the base is named after.
@@ -65,7 +66,7 @@ def test_a_mutator_changes_models(name: str) -> None:
 def test_a_process_that_dies_or_hangs_costs_one_mutant_and_has_a_culprit(fault: str, kind: Kind, stage: str) -> None:
     with stored(patterns()) as file:
         variables = environment(1) | {"FAULT": fault, "STAGE": stage}
-        worker = Worker(file, variables, 20.0 if fault == "crash" else 6.0, (sys.executable, "-c", FAULTY))
+        worker = Worker((sys.executable, "-c", FAULTY, str(file)), variables, 20.0 if fault == "crash" else 6.0)
         outcome = worker.judge(Mutant("encoder", (), 0))
         worker.close()
     assert outcome.kind is (kind if stage == "plugin" else Kind.CPU_SLOW)

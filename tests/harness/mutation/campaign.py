@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import pickle
 import queue
-import select
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,95 +22,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mutation.bases import Base, operators, patterns
 from mutation.mutants import Mutant, build, mutant
 from mutation.oracle import Kind, Outcome
-
-TIMEOUT_S = 60.0
-"""Of one mutant; kernels are compiled within it."""
-_HARNESS = Path(__file__).resolve().parents[1]
-
-
-class Worker:
-    """A process of `mutation.worker`. It is replaced when it died or hung. ``command`` gets the file of the bases."""
-
-    def __init__(
-        self,
-        bases_file: Path,
-        environment: Mapping[str, str],
-        timeout_s: float = TIMEOUT_S,
-        command: Sequence[str] = (sys.executable, "-m", "mutation.worker"),
-    ) -> None:
-        self._command, self._environment, self._timeout_s = [*command, str(bases_file)], environment, timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
-
-    def judge(self, mutated: Mutant) -> Outcome:
-        process = self._process = self._process or self._start()
-        assert process.stdin is not None
-        stage = "start"
-        deadline = time.monotonic() + self._timeout_s
-        try:
-            pickle.dump(mutated, process.stdin)
-            process.stdin.flush()
-            while True:
-                message = self._line(process, deadline)
-                if message is None:
-                    return self._end(stage)
-                if "kind" in message:
-                    return Outcome(Kind(message["kind"]), message["detail"], message["seconds"])
-                stage = message["stage"]
-        except BrokenPipeError:
-            return self._end(stage)
-
-    def close(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-            self._process.wait()
-            self._process = None
-        self._stderr.close()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._stderr.truncate(0)
-        self._stderr.seek(0)
-        folders = [str(_HARNESS), str(_HARNESS.parents[1]), os.environ.get("PYTHONPATH", "")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders)), **self._environment}
-        pipe, stderr = subprocess.PIPE, self._stderr
-        return subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=stderr, env=environment, bufsize=0)
-
-    @staticmethod
-    def _line(process: subprocess.Popen[bytes], deadline: float) -> dict[str, Any] | None:
-        """The next message, None where there is none before the deadline or ever."""
-        assert process.stdout is not None
-        line = b""
-        while not line.endswith(b"\n"):
-            ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            part = os.read(process.stdout.fileno(), 1) if ready else b""
-            if not part:
-                return None
-            line += part
-        message: dict[str, Any] = json.loads(line)
-        return message
-
-    def _end(self, stage: str) -> Outcome:
-        assert self._process is not None
-        try:
-            code = self._process.wait(timeout=0.5)
-            kind, text = Kind.CRASH, f"exit code {code}"
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            kind, text = Kind.HANG, f"no answer within {self._timeout_s:g} s"
-        self._process = None
-        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 3000))
-        said = self._stderr.read().decode(errors="replace")
-        kind = kind if stage in ("plugin", "judge", "start") else Kind.CPU_SLOW
-        return Outcome(kind, f"{text} in the stage {stage}; the end of its stderr: {said}")
-
+from worker_process import Worker
 
 # ---- smaller ----
 
@@ -172,6 +87,10 @@ def stored(bases: Mapping[str, Base]) -> Iterator[Path]:
         yield path
 
 
+def worker_command(bases_file: Path) -> list[str]:
+    return [sys.executable, "-m", "mutation.worker", str(bases_file)]
+
+
 def environment(jobs: int, check: bool = False) -> dict[str, str]:
     """Variables of one worker of ``jobs``."""
     return {
@@ -199,7 +118,7 @@ def run(
     lock = threading.Lock()
 
     def work(file: Path) -> None:
-        worker = Worker(file, environment(jobs, check))
+        worker = Worker(worker_command(file), environment(jobs, check))
         while True:
             try:
                 number = todo.get_nowait()

@@ -59,7 +59,7 @@ class Outcome:
         return self.kind in FINDINGS
 
 
-_INTERNAL = re.compile(
+INTERNAL = re.compile(
     r"internal error|\.py:\d+\)|Traceback|\b(Recursion|Key|Index|Assertion|Overflow|Type|Attribute|Lookup|Name|Unicode"
     r"(En|De)code|System|Buffer|Value|ZeroDivision|Runtime|NotImplemented|UnboundLocal)Error\b"
 )
@@ -109,7 +109,7 @@ def _compare(data: bytes, feeds: Feeds, cpu: _Attempt, ours: _Attempt, reports: 
         same = text == cpu.error or text.startswith("UnicodeDecodeError:")
         # A session of the plugin explains a refusal of ONNX Runtime's.
         same = same or ("IR version" in text and "IR version" in cpu.error)
-        if _INTERNAL.search(text) and not same:
+        if INTERNAL.search(text) and not same:
             return outcome(Kind.INTERNAL, text)
     if ours.seconds > cpu.seconds + SLOW_S:
         return outcome(Kind.SLOW, f"{ours.seconds:.1f} s, the CPU provider {cpu.seconds:.1f} s")

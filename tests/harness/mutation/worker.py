@@ -12,11 +12,12 @@ import os
 import pickle
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from isolated import add_model
-from mutation.mutants import build
+from mutation.mutants import Mutant, build
 from mutation.oracle import Kind, Outcome, judge
 from ort_cuda_plugin import session
 
@@ -28,8 +29,26 @@ PATIENCE_S = 50
 """Then the worker writes to stderr where its threads are, and goes on."""
 
 
+class Answer(Protocol):
+    def __call__(self, **message: Any) -> None: ...
+
+
 def main() -> None:
     bases = pickle.loads(Path(sys.argv[1]).read_bytes())
+
+    def judged(mutant: Mutant, answer: Answer) -> Outcome:
+        answer(stage="build")
+        try:
+            data, feeds = build(mutant, bases[mutant.base])
+        except Exception as error:  # such as a protobuf above its limit
+            return Outcome(Kind.BOTH_REFUSE, f"not built: {type(error).__name__}: {error}"[:200])
+        return judge(data, feeds, mutant.level, lambda stage: answer(stage=stage))
+
+    serve(judged)
+
+
+def serve(judged: Callable[[Any, Answer], Outcome]) -> None:
+    """Answers each pickle on stdin until there are no more."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -41,17 +60,11 @@ def main() -> None:
 
     while True:
         try:
-            mutant = pickle.load(sys.stdin.buffer)
+            task = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
         faulthandler.dump_traceback_later(PATIENCE_S)
-        answer(stage="build")
-        try:
-            data, feeds = build(mutant, bases[mutant.base])
-        except Exception as error:  # such as a protobuf above its limit
-            outcome = Outcome(Kind.BOTH_REFUSE, f"not built: {type(error).__name__}: {error}"[:200])
-        else:
-            outcome = judge(data, feeds, mutant.level, lambda stage: answer(stage=stage))
+        outcome = judged(task, answer)
         answer(kind=outcome.kind, detail=outcome.detail, seconds=round(outcome.seconds, 3))
 
 

@@ -1,0 +1,119 @@
+"""Makes a network that the plugin gets wrong small: fewer outputs, fewer nodes, fewer Runs.
+
+A node is removed by handing its results in: they become inputs with the contents that they have in each Run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from fuzzing.network import Case, Value
+from mutation.oracle import Outcome
+
+
+def minimise(case: Case, found: Outcome, judge: Callable[[Case], Outcome]) -> Case:
+    """A smaller case with an outcome of the same kind. Each round removes something, so it ends."""
+    smaller = True
+    while smaller:
+        smaller = False
+        for candidate in _candidates(case):
+            if judge(candidate).kind is found.kind:
+                case, smaller = candidate, True
+                break
+    return case
+
+
+def _candidates(case: Case) -> Iterator[Case]:
+    """Networks with fewer outputs, nodes, Runs or options; the largest steps first."""
+    if len(case.outputs) > 1:
+        half = len(case.outputs) // 2
+        yield _alive(replace(case, outputs=case.outputs[:half]))
+        yield _alive(replace(case, outputs=case.outputs[half:]))
+        for name in case.outputs:
+            yield _alive(replace(case, outputs=tuple(other for other in case.outputs if other != name)))
+    for data in case.nodes[:-1]:
+        # Ends with this node.
+        for name in onnx.NodeProto.FromString(data).output:
+            if name and case.outputs != (name,):
+                yield _alive(replace(case, outputs=(name,)))
+    for index in range(len(case.nodes)):
+        if (cut := _without(case, index)) is not None:
+            yield cut
+    if case.runs > 1:
+        for run in range(case.runs):
+            yield replace(case, values={name: _without_run(value, run) for name, value in case.values.items()})
+    for key in case.options:
+        yield replace(case, options={other: text for other, text in case.options.items() if other != key})
+    if case.optimised:
+        yield replace(case, optimised=False)
+
+
+def _without_run(value: Value, run: int) -> Value:
+    clean, noisy = (track[:run] + track[run + 1 :] for track in (value.clean, value.noisy))
+    return replace(value, clean=clean, noisy=noisy)
+
+
+def _without(case: Case, index: int) -> Case | None:
+    """The network that gets the results of a node as inputs, or None where it has no node left."""
+    nodes = [onnx.NodeProto.FromString(node) for node in case.nodes]
+    results = {name for name in nodes[index].output if name}
+    outputs = tuple(name for name in case.outputs if name not in results)
+    if not outputs:
+        return None
+    # Sizes stay open where they differ from Run to Run.
+    inputs = {name: tuple(case.values[name].same_size(i) for i in range(case.values[name].rank)) for name in results}
+    rest = case.nodes[:index] + case.nodes[index + 1 :]
+    return _alive(replace(case, nodes=rest, inputs={**case.inputs, **inputs}, outputs=outputs))
+
+
+def _alive(case: Case) -> Case:
+    """The network without what no output needs."""
+    needed, kept = set(case.outputs), []
+    for data in reversed(case.nodes):
+        node = onnx.NodeProto.FromString(data)
+        if needed & set(node.output):
+            needed |= _reads(node)
+            kept.append(data)
+    made = {name for data in kept for name in onnx.NodeProto.FromString(data).output}
+    return replace(
+        case,
+        nodes=tuple(reversed(kept)),
+        inputs={name: dims for name, dims in case.inputs.items() if name in needed},
+        constants={name: array for name, array in case.constants.items() if name in needed},
+        values={name: value for name, value in case.values.items() if name in needed | made},
+    )
+
+
+def _reads(node: onnx.NodeProto) -> set[str]:
+    """The tensors of the graph around it that a node or its bodies read."""
+    names = set(node.input)
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            names |= _reads(inner)
+    return names - {""}
+
+
+def write(folder: Path, stem: str, case: Case, outcome: Outcome) -> Path:
+    """The model, the inputs and expected outputs of each Run, and what was found."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{outcome.kind.name.lower()}_{stem}.onnx"
+    path.write_bytes(case.model())
+    arrays = {
+        f"run{run}/{name}": np.asarray(case.values[name].clean[run], dtype=None)
+        for run in range(case.runs)
+        for name in (*case.inputs, *case.outputs)
+    }
+    np.savez(path.with_suffix(".npz"), allow_pickle=False, **{n: a for n, a in arrays.items() if a.dtype.num < 256})
+    nodes = "\n".join(
+        f"    {', '.join(node.output)} = {node.op_type}({', '.join(node.input)})"
+        for node in map(onnx.NodeProto.FromString, case.nodes)
+    )
+    options = " ".join(f"{key}={text}" for key, text in case.options.items())
+    text = f"{outcome.kind}: {outcome.detail}\noptimised={case.optimised} {options}\n{nodes}\n"
+    path.with_suffix(".txt").write_text(text)
+    return path
