@@ -24,12 +24,15 @@ from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, hint, le, lt, se
 SHORT_SCALE = 1 << 10
 """Numerators of scales whose product with a dimension is exact, so that its integer part has an integer formula."""
 
-SUM_2 = Reduction(
+SUMS = Reduction(
     lambda dtypes: tuple(s.constant(0, dtype) for dtype in dtypes),
-    lambda totals, elements: (totals[0] + elements[0], totals[1] + elements[1]),
-    lambda a, b: (a[0] + b[0], a[1] + b[1]),
+    lambda totals, elements: tuple(total + element for total, element in zip(totals, elements, strict=True)),
+    lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)),
 )
-"""Two sums side by side."""
+"""Several sums side by side."""
+
+ONE_8_BIT = 1 << 22
+"""The weight 1 in fixed point, in which ONNX Runtime and Pillow resample 8-bit images with antialias."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +68,17 @@ def _original(mode: str, maps: IndexMap, at: Scalar, old: Scalar, new: Scalar, h
     if mode == "align_corners":
         return s.where(new > 1, x * (length - 1.0) / s.maximum(resized - 1.0, 1.0), 0.0)
     if mode == "half_pixel_symmetric":
-        # The centre of the input maps to the centre of the output, whose size was rounded.
-        return length * 0.5 * (1.0 - resized / (scale * length)) + (x + 0.5) / scale - 0.5
+        # The centre of the input maps to the centre of the output, whose size was rounded. float64 as in ONNX Runtime:
+        # at many places the nearest element depends on the last bit.
+        offset = length * 0.5 * (1.0 - resized / (scale * length))
+        exact = (s.cast(x, DType.FLOAT64) + 0.5) / s.cast(scale, DType.FLOAT64)
+        return s.cast(s.cast(offset, DType.FLOAT64) + exact - 0.5, real)
     if mode == "tf_crop_and_resize":
         if how.roi is None:
             raise InvalidModel("tf_crop_and_resize without a region of interest")
         start, end = (s.cast(value, real) for value in how.roi(maps))
-        steps = s.where(new > 1, x / s.maximum(resized - 1.0, 1.0), 0.5)
-        return start * (length - 1.0) + steps * (end - start) * (length - 1.0)
+        between = start * (length - 1.0) + x * (end - start) * (length - 1.0) / s.maximum(resized - 1.0, 1.0)
+        return s.where(new > 1, between, (start + end) * 0.5 * (length - 1.0))
     raise InvalidModel(f"coordinate_transformation_mode {mode!r}")
 
 
@@ -110,7 +116,7 @@ def cubic(a: float) -> Callable[[Scalar], Scalar]:
 
     def weight(t: Scalar) -> Scalar:
         near = ((a + 2) * t - (a + 3)) * t * t + 1.0
-        far = ((t - 5.0) * t + 8.0) * t * a - 4 * a
+        far = (((t - 5.0) * t + 8.0) * t - 4.0) * a
         return s.where(t <= 1.0, near, s.where(t < 2.0, far, 0.0))
 
     return weight
@@ -137,20 +143,55 @@ def _interpolate(ctx: Lowering, x: Tensor, how: Resampling, by: Interpolation, d
         source = maps.source(x)
         size = source.dim(how.axis)
         place = _original(by.transformation, maps, c[how.axis], size, maps.dim(how.size), how, real)
-        shrink = s.minimum(s.cast(how.scale(maps), real), 1.0) if by.antialias else s.constant(1, real)
+        # The order of operations is ONNX Runtime's: results halfway between integers depend on the last bit of weights.
+        shrink = 1.0 / s.maximum(1.0 / s.cast(how.scale(maps), real), 1.0) if by.antialias else s.constant(1, real)
         first = s.cast(s.floor(place), DType.INT64)
+        reach = s.cast(s.ceil(by.support / shrink), DType.INT64)
+
+        def weight_of(index: Scalar) -> Scalar:
+            distance = s.cast(index, real) - (place + 0.5) + 0.5 if by.antialias else s.cast(index, real) - place
+            weight = by.weight(s.absolute(distance) * shrink)
+            return s.where((index >= 0) & (index < size), weight, 0.0) if by.exclude_outside else weight
+
+        def element_at(index: Scalar) -> Scalar:
+            return source.at([*c[: how.axis], clamped(index, size), *c[how.axis + 1 :]])
 
         def tap(offset: Scalar) -> tuple[Scalar, Scalar]:
             index = first + offset
-            weight = by.weight(s.absolute(s.cast(index, real) - place) * shrink)
-            if by.exclude_outside:
-                weight = s.where((index >= 0) & (index < size), weight, 0.0)
-            value = source.at([*c[: how.axis], clamped(index, size), *c[how.axis + 1 :]])
-            return s.cast(value, real) * weight, weight
+            weight = weight_of(index)
+            return s.cast(element_at(index), real) * weight, weight
 
-        if by.antialias:
-            reach = s.cast(s.ceil(by.support / shrink), DType.INT64)
-            total, weights = maps.fold(SUM_2, reach * 2, lambda i: tap(i - reach + 1))
+        def rounded() -> Scalar:
+            """The sum with normalised weights, rounded to an integer. What is outside adds its weight to the edge."""
+            start = first - reach + 1
+
+            def weights_of_parts(i: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+                weight = weight_of(start + i)
+                return weight, s.where(start + i < 0, weight, 0.0), s.where(start + i >= size, weight, 0.0)
+
+            whole, before, behind = maps.fold(SUMS, reach * 2, weights_of_parts)
+            factor = 1.0 / whole
+
+            def product(i: Scalar) -> tuple[Scalar]:
+                index = start + i
+                weight = (
+                    weight_of(index)
+                    + s.where(s.equal(index, 0), before, 0.0)
+                    + s.where(s.equal(index, size - 1), behind, 0.0)
+                ) * factor
+                if dtype.bits <= 8:
+                    weight = s.cast(round_half_away(weight * float(ONE_8_BIT)), DType.INT64)
+                return (s.where((index >= 0) & (index < size), s.cast(element_at(index), weight.dtype) * weight, 0),)
+
+            (total,) = maps.fold(SUMS, reach * 2, product)
+            if dtype.bits <= 8:
+                return s.cast(s.floor_divide(total + ONE_8_BIT // 2, ONE_8_BIT), real)
+            return round_half_away(total)
+
+        if by.antialias and dtype.is_integer:
+            total, weights = rounded(), s.constant(1, real)
+        elif by.antialias:
+            total, weights = maps.fold(SUMS, reach * 2, lambda i: tap(i - reach + 1))
         else:
             taps = [tap(s.constant(k, DType.INT64)) for k in range(1 - by.support, 1 + by.support)]
             total, weights = taps[0]
@@ -164,6 +205,11 @@ def _interpolate(ctx: Lowering, x: Tensor, how: Resampling, by: Interpolation, d
         return from_real(total, dtype)
 
     return gather_map(ctx, shape, dtype, element)
+
+
+def round_half_away(x: Scalar) -> Scalar:
+    """Return a float rounded to an integer, halves away from zero."""
+    return s.where(x < 0.0, s.ceil(x - 0.5), s.floor(x + 0.5))
 
 
 def from_real(x: Scalar, dtype: DType) -> Scalar:
@@ -280,9 +326,12 @@ def _resize(
         raise InvalidModel(f"Resize in mode {mode!r}")
     if x.dtype is DType.BOOL:
         raise Unsupported("dtype", f"Resize in mode {mode!r} of booleans")
+    # With antialias integers are rounded after each axis, and the last axis comes first, as in ONNX Runtime and Pillow.
+    order = axes[::-1] if by.antialias else axes
+    keeps_type = by.antialias and x.dtype.is_integer
     result = x
-    for how in axes:
-        dtype = x.dtype if how is axes[-1] else s.accumulation_type(x.dtype)
+    for how in order:
+        dtype = x.dtype if keeps_type or how is order[-1] else s.accumulation_type(x.dtype)
         result = _interpolate(ctx, result, how, by, dtype)
     return result
 
