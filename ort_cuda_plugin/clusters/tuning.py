@@ -162,8 +162,7 @@ def _alone(own: Lowering, launches: Sequence[Recordable]) -> Variant:
 
 
 def _tensors(step: Sums) -> list[Tensor]:
-    found = [*step.summed, *(x for _, x in step.inputs), *(y for _, y in step.outputs)]
-    return [*found, *(x for _, x in step.score_inputs)] if isinstance(step, Attend) else found
+    return [*step.tensors_read, *(y for _, y in step.outputs)]
 
 
 def _sizes(step: Sums) -> list[Dim]:

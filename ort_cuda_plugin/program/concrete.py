@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..model.ir import Array, Constant, DType
-from .steps import Attend, Conversion, Convolve, Input, Map, Rows, Sums
+from .steps import Attend, Convolve, Map
 from .symbolic import Dim, hint
 from .tensor import Buffer, BufferKind, Tensor
 
@@ -27,33 +27,11 @@ class Concrete:
 
     def step(self, step: Map) -> Map:
         """The step at the sizes expected."""
-        changed = replace(
-            step, shape=_hints(step.shape), inputs=self._pairs(step.inputs), outputs=self._pairs(step.outputs)
-        )
-        if isinstance(changed, Rows):
-            return replace(changed, row_outputs=self._pairs(changed.row_outputs))
-        if not isinstance(changed, Sums):
-            return changed
-        operands = tuple(map(self.tensor, changed.operands))
-        changed = replace(changed, operands=operands, conversions=tuple(map(self._conversion, changed.conversions)))
-        if isinstance(changed, Attend):
-            scores, parts = self._pairs(changed.score_inputs), tuple(map(self.step, changed.parts))
-            return replace(changed, score_inputs=scores, parts=parts)
-        if isinstance(changed, Convolve):
-            w = changed.windows
-            sizes = {name: _hints(getattr(w, name)) for name in ("size", "kernel", "begin", "end")}
-            return replace(changed, windows=replace(w, **sizes))
-        return changed
+        return _sized(step.map_tensors(self.tensor))
 
     def tensor(self, x: Tensor) -> Tensor:
         """The tensor at the sizes expected."""
         return Tensor(x.dtype, _hints(x.shape), self._buffer(x), strides=_hints(x.strides), offset=hint(x.offset))
-
-    def _pairs(self, pairs: Iterable[Input]) -> tuple[Input, ...]:
-        return tuple((value, self.tensor(x)) for value, x in pairs)
-
-    def _conversion(self, conversion: Conversion | None) -> Conversion | None:
-        return conversion and replace(conversion, inputs=self._pairs(conversion.inputs))
 
     def _buffer(self, x: Tensor) -> Buffer:
         buffer = x.buffer
@@ -74,6 +52,18 @@ class Concrete:
                 new = Buffer(BufferKind.STATE, nbytes, state=contents)
             self._buffers[buffer] = new
         return self._buffers[buffer]
+
+
+def _sized(step: Map) -> Map:
+    """The step with numbers for sizes, also where no tensor has them."""
+    changed = replace(step, shape=_hints(step.shape))
+    if isinstance(changed, Attend):
+        return replace(changed, parts=tuple(map(_sized, changed.parts)))
+    if isinstance(changed, Convolve):
+        w = changed.windows
+        sizes = {name: _hints(getattr(w, name)) for name in ("size", "kernel", "begin", "end")}
+        return replace(changed, windows=replace(w, **sizes))
+    return changed
 
 
 def _filled(nbytes: int, byte: int) -> Callable[[], Array]:

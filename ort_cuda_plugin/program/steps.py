@@ -6,16 +6,20 @@ are Scalars whose leaves are elements of its inputs. Every tensor of a step broa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ..model.ir import NARROW_FLOATS, DType, Node
 from .row_program import Row, Stage
 from .scalar import Scalar, reachable
 from .symbolic import Dim
 from .tensor import Buffer, BufferKind, Tensor
+from .tensor_fields import TensorFields
 from .windows import Windows
+
+if TYPE_CHECKING:
+    from typing import Self
 
 Input: TypeAlias = tuple[Scalar, Tensor]
 """A leaf and the tensor whose elements it stands for."""
@@ -26,7 +30,7 @@ CODES_PER_WORD = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Map:
+class Map(TensorFields):
     """Every element of the outputs is an expression of the inputs' elements at the same coordinates of ``shape``.
 
     ``nodes`` are the ONNX nodes that it computes, in the model's order.
@@ -37,13 +41,31 @@ class Map:
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
 
+    output_fields: ClassVar[tuple[str, ...]] = ("outputs",)
+    """The fields that have what the step stores."""
+
     @property
     def all_outputs(self) -> tuple[Output, ...]:
-        return self.outputs
+        return tuple(output for name in self.output_fields for output in getattr(self, name))
+
+    def map_outputs(self, function: Callable[[tuple[Output, ...]], Iterable[Output]]) -> Self:
+        """The step with other outputs, which ``function`` gives for those of each field."""
+        changed: dict[str, Any] = {name: tuple(function(getattr(self, name))) for name in self.output_fields}
+        return replace(self, **changed)
+
+    def map_values(self, function: Callable[[Scalar], Scalar]) -> Self:
+        """The step with ``function`` of each expression that it stores."""
+        return self.map_outputs(lambda outputs: ((function(value), y) for value, y in outputs))
+
+    @property
+    def tensors_read(self) -> tuple[Tensor, ...]:
+        """All that the step reads; what sums are made of comes before what is computed of them."""
+        others = self.tensors(without=("inputs", "parts", *self.output_fields))
+        return (*others, *(x for _, x in self.inputs))
 
     @property
     def reads(self) -> tuple[Buffer, ...]:
-        return tuple(dict.fromkeys(x.buffer for _, x in self.inputs if x.buffer.kind is not BufferKind.HOST))
+        return tuple(dict.fromkeys(x.buffer for x in self.tensors_read if x.buffer.kind is not BufferKind.HOST))
 
     @property
     def writes(self) -> tuple[Buffer, ...]:
@@ -66,9 +88,7 @@ class Rows(Map):
     row: Row = field(default_factory=Row)
     row_outputs: tuple[Output, ...] = ()
 
-    @property
-    def all_outputs(self) -> tuple[Output, ...]:
-        return (*self.outputs, *self.row_outputs)
+    output_fields = ("outputs", "row_outputs")
 
     @property
     def row_shape(self) -> tuple[Dim, ...]:
@@ -76,7 +96,7 @@ class Rows(Map):
 
 
 @dataclass(frozen=True, eq=False)
-class Conversion:
+class Conversion(TensorFields):
     """What a product multiplies in place of an operand's element: ``value``, of ``leaf``, the element, and ``inputs``.
 
     These are over the operand's dimensions, and have one element, or one for each index of one dimension.
@@ -133,11 +153,6 @@ class Sums(Map):
         """What the conversions read beside the operands."""
         return tuple(x for conversion in self.conversions if conversion is not None for x in conversion.inputs)
 
-    @property
-    def reads(self) -> tuple[Buffer, ...]:
-        own = (x.buffer for x in self.summed if x.buffer.kind is not BufferKind.HOST)
-        return tuple(dict.fromkeys((*own, *super().reads)))
-
 
 @dataclass(frozen=True, eq=False)
 class Contract(Sums):
@@ -185,11 +200,6 @@ class Attend(Sums):
     @property
     def score_shape(self) -> tuple[Dim, ...]:
         return (*self.shape[:-1], self.operands[1].shape[-1])
-
-    @property
-    def reads(self) -> tuple[Buffer, ...]:
-        own = (x.buffer for _, x in self.score_inputs if x.buffer.kind is not BufferKind.HOST)
-        return tuple(dict.fromkeys((*own, *super().reads)))
 
 
 @dataclass(frozen=True, eq=False)

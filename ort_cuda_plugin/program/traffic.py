@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .steps import Attend, Contract, Convolve, Map, Sums
+from .steps import Contract, Convolve, Map
 from .symbolic import hint, product
 from .tensor import Buffer, BufferKind, Tensor
 from .trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step, Use
@@ -62,12 +62,7 @@ def accesses(step: Step) -> tuple[list[Access], list[Access]]:
     """What a step reads and writes, each place once."""
     match step:
         case Map():
-            read = [x for _, x in step.inputs]
-            if isinstance(step, Sums):
-                read = [*step.summed, *read]
-            if isinstance(step, Attend):
-                read += [x for _, x in step.score_inputs]
-            return _accesses(read), _accesses(y for _, y in step.all_outputs)
+            return _accesses(step.tensors_read), _accesses(y for _, y in step.all_outputs)
         case Launch():
             if any(hint(dim) == 0 for dim in step.grid):
                 return [], []

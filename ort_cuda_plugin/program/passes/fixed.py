@@ -109,8 +109,7 @@ def _is_static(step: Step) -> bool:
             return False
     match step:
         case Map():
-            tensors = [x for _, x in step.inputs] + [y for _, y in step.all_outputs]
-            return _are_known(step.shape) and all(x.buffer.kind is not BufferKind.HOST for x in tensors)
+            return _are_known(step.shape) and all(x.buffer.kind is not BufferKind.HOST for x in step.tensors_read)
         case Launch():
             numbers = [*step.grid, step.shared_bytes]
             for arg in step.args:

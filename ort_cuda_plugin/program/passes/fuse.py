@@ -487,21 +487,9 @@ def _with_inputs(
     outputs: Sequence[Output],
     producer: Map,
 ) -> Map:
-    new = Substitution(replaced)
-    own = [(new(x), y) for x, y in consumer.outputs]
-    rows: tuple[Output, ...] = ()
-    if isinstance(consumer, Rows):
-        rows = tuple((new(x), y) for x, y in consumer.row_outputs)
-    expressions = [x for x, _ in (*outputs, *own, *rows)]
-    changed = replace(
-        consumer,
-        nodes=joined_nodes(producer, consumer),
-        inputs=used_inputs(inputs, expressions),
-        outputs=(*outputs, *own),
-    )
-    if isinstance(changed, Rows):
-        changed = replace(changed, row_outputs=rows)
-    return unified(changed)
+    changed = consumer.map_values(Substitution(replaced))
+    changed = replace(changed, nodes=joined_nodes(producer, consumer), outputs=(*outputs, *changed.outputs))
+    return unified(replace(changed, inputs=used_inputs(inputs, [x for x, _ in changed.all_outputs])))
 
 
 def _place(x: Tensor, shape: tuple[Dim, ...]) -> Hashable:
@@ -523,8 +511,4 @@ def unified(step: Map) -> Map:
             inputs.append((leaf, x))
     if not replaced:
         return step
-    new = Substitution(replaced)
-    changed = replace(step, inputs=tuple(inputs), outputs=tuple((new(x), y) for x, y in step.outputs))
-    if isinstance(changed, Rows):
-        changed = replace(changed, row_outputs=tuple((new(x), y) for x, y in changed.row_outputs))
-    return changed
+    return replace(step, inputs=tuple(inputs)).map_values(Substitution(replaced))

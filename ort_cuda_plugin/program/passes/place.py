@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..shapes import collapse
-from ..steps import Contract, Map, Output, Rows, Sums, dense
+from ..steps import Contract, Map, Sums, dense
 from ..symbolic import Dim, le
 from ..tensor import Buffer, BufferKind, Tensor
 from ..trace import Arg, Launch, ReadBack, Remake, Step
@@ -138,18 +138,18 @@ def with_view(step: Step, copy: Copy) -> Step | None:
         return _launched_with_view(step, copy)
     if not isinstance(step, Map):
         return None
+    rigid: set[Tensor] = set()
+    if isinstance(step, Sums):
+        pairs = zip(step.operands, step.conversions, strict=False)
+        packed = {x.buffer for x, conversion in pairs if conversion is not None and conversion.bits}
+        if copy.source.buffer in packed:
+            return None  # their strides count codes, not elements
+        if not isinstance(step, Contract):
+            rigid.update(step.operands)  # convolutions and attention read them in one order
     try:
-        inputs = tuple((leaf, _moved(x, copy)) for leaf, x in step.inputs)
-        changed = replace(step, inputs=inputs, outputs=_moved_outputs(step.outputs, copy))
-        if isinstance(changed, Rows):
-            changed = replace(changed, row_outputs=_moved_outputs(changed.row_outputs, copy))
-        if isinstance(changed, Contract):
-            changed = replace(changed, operands=tuple(_moved(x, copy) for x in changed.operands))
-        elif isinstance(changed, Sums):  # convolutions read contiguous tensors
-            changed = replace(changed, operands=tuple(_shifted(x, copy) for x in changed.operands))
+        return step.map_tensors(lambda x: _shifted(x, copy) if x in rigid else _moved(x, copy))
     except _NoView:
         return None
-    return changed
 
 
 def _launched_with_view(step: Launch, copy: Copy) -> Launch | None:
@@ -178,10 +178,6 @@ def _remade_with(remake: Remake | None, views: Mapping[Arg, Tensor]) -> Remake |
 
 class _NoView(Exception):
     """A view of the source is none of the target."""
-
-
-def _moved_outputs(outputs: Sequence[Output], copy: Copy) -> tuple[Output, ...]:
-    return tuple((value, _moved(y, copy)) for value, y in outputs)
 
 
 def _shifted(x: Tensor, copy: Copy) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..scalar import Scalar
-from ..steps import Attend, Map, Output, Rows, Substitution, stored, used_inputs
+from ..steps import Attend, Map, Output, Substitution, stored, used_inputs
 from ..tensor import BufferKind, Tensor
 from ..trace import Step
 from .uses import Uses
@@ -39,10 +39,7 @@ def _with_fewer_reads(step: Map, steps: Sequence[Step], uses: Uses[int]) -> Map:
     if not replaced:
         return step
     changed = Substitution(replaced)
-    outputs = tuple((changed(value), y) for value, y in step.outputs)
-    result = replace(step, outputs=outputs)
-    if isinstance(result, Rows):
-        result = replace(result, row_outputs=tuple((changed(value), y) for value, y in result.row_outputs))
+    result = step.map_values(changed)
     return replace(result, inputs=used_inputs(step.inputs, [value for value, _ in result.all_outputs]))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from ..steps import Map, Output, Rows, used_inputs
+from ..steps import Map, Output, used_inputs
 from ..tensor import Buffer, BufferKind
 from ..trace import ReadBack, Step
 from .attend import attend
@@ -62,12 +62,10 @@ def live(steps: Sequence[Step]) -> list[Step]:
 def _without_unused(step: Map, needed: set[Buffer]) -> Map:
     """The step without results that are intermediates that no step reads."""
 
-    def used(outputs: tuple[Output, ...]) -> tuple[Output, ...]:
-        return tuple(y for y in outputs if y[1].buffer in needed or y[1].buffer.kind is not BufferKind.SCRATCH)
+    def used(outputs: tuple[Output, ...]) -> list[Output]:
+        return [y for y in outputs if y[1].buffer in needed or y[1].buffer.kind is not BufferKind.SCRATCH]
 
-    changed = replace(step, outputs=used(step.outputs))
-    if isinstance(changed, Rows):
-        changed = replace(changed, row_outputs=used(changed.row_outputs))
+    changed = step.map_outputs(used)
     if len(changed.all_outputs) == len(step.all_outputs):
         return step
     return replace(changed, inputs=used_inputs(changed.inputs, [x for x, _ in changed.all_outputs]))

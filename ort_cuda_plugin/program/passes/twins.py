@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..steps import Map, Output, dense, used_inputs
+from ..steps import Map, dense, used_inputs
 from ..tensor import BufferKind, Tensor
 from ..trace import Step
 from .alike import are_equal
@@ -47,11 +47,9 @@ def _drop(steps: list[Step], uses: Uses[int], position: int, copy: Copy) -> bool
     """Leaves out the copy's output, and has all that read it read the target."""
     step = steps[position]
     assert isinstance(step, Map)
-    outputs: tuple[Output, ...] = tuple(y for number, y in enumerate(step.outputs) if number != copy.number)
-    values = [value for value, _ in (*outputs, *replace(step, outputs=()).all_outputs)]
-    changed: dict[int, Step] = {
-        position: replace(step, outputs=outputs, inputs=used_inputs(step.inputs, values)),
-    }
+    kept = replace(step, outputs=tuple(y for number, y in enumerate(step.outputs) if number != copy.number))
+    values = [value for value, _ in kept.all_outputs]
+    changed: dict[int, Step] = {position: replace(kept, inputs=used_inputs(step.inputs, values))}
     for user in dict.fromkeys(uses.readers(copy.source.buffer)):
         viewed = with_view(steps[user], copy)
         if viewed is None:

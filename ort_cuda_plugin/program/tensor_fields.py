@@ -1,0 +1,57 @@
+"""The tensors of a step, found and replaced by the fields of its dataclass.
+
+So a field that somebody adds is rewritten by every pass, and none lists by hand what a step reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from .tensor import Tensor
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class TensorFields:
+    """A dataclass whose fields have tensors: as they are, in tuples, or in other dataclasses of this kind."""
+
+    def tensors(self, without: Collection[str] = ()) -> tuple[Tensor, ...]:
+        """The tensors of all fields but ``without``, in the order of the fields."""
+        names = (name for name in _names(self) if name not in without)
+        return tuple(x for name in names for x in _found(getattr(self, name)))
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same with ``function`` of each tensor in its place; itself where that changes none."""
+        old = {name: getattr(self, name) for name in _names(self)}
+        new = {name: _mapped(value, function) for name, value in old.items()}
+        changed: dict[str, Any] = {name: value for name, value in new.items() if value is not old[name]}
+        return replace(self, **changed) if changed else self  # type: ignore[type-var]
+
+
+def _names(holder: TensorFields) -> tuple[str, ...]:
+    """The fields but the nodes, which may be many."""
+    return tuple(field.name for field in fields(holder) if field.name != "nodes")  # type: ignore[arg-type]
+
+
+def _found(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _found(item)
+    elif isinstance(value, TensorFields):
+        yield from value.tensors()
+
+
+def _mapped(value: object, function: Callable[[Tensor], Tensor]) -> object:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, TensorFields):
+        return value.map_tensors(function)
+    if not isinstance(value, tuple):
+        return value
+    new = tuple(_mapped(item, function) for item in value)
+    return value if all(one is two for one, two in zip(new, value, strict=True)) else new
