@@ -15,6 +15,7 @@ from mutation.worker import Answer, serve
 
 
 def answer(task: Case | tuple[Profile, int], stage: Answer) -> Outcome:
+    stage(stage="cpu")  # which evaluates each node that is added
     case = task if isinstance(task, Case) else make_case(*task)
     return judge(case, lambda name: stage(stage=name))
 
