@@ -129,7 +129,7 @@ static OrtStatus *get_available_resource(const OrtEp *ep, OrtResourceCount *avai
 static OrtStatus *get_kernel_registry(OrtEp *ep, const OrtKernelRegistry **registry) {
   *registry = NULL;
   ocp_error error = {0};
-  ocp_kernel_registry(self(ep)->identity, registry, &error);
+  ocp_kernel_registry(self(ep)->identity, self(ep)->config.operators, registry, &error);
   return ocp_status(&error);
 }
 

@@ -112,37 +112,62 @@ OrtStatus *ocp_create_node_kernel(void *state, const OrtKernelInfo *info, OrtKer
                 : ocp_status(&error);
 }
 
-static OrtStatus *add_operators(OrtKernelRegistry *registry, ocp_identity identity) {
+static OrtStatus *add_operators(OrtKernelRegistry *registry, ocp_identity identity, int64_t operators) {
   ocp_error error = {0};
   const ocp_python *python = ocp_python_call(&error);
-  return python ? ocp_python_status(python->add_kernels(registry, ocp_ep_names[identity])) : ocp_status(&error);
+  return python ? ocp_python_status(python->add_kernels(registry, ocp_ep_names[identity], operators))
+                : ocp_status(&error);
 }
 
-int ocp_kernel_registry(ocp_identity identity, const OrtKernelRegistry **out, ocp_error *error) {
+typedef struct made_registry {
+  struct made_registry *earlier;
+  OrtKernelRegistry *registry;
+  ocp_identity identity;
+  int64_t operators;
+} made_registry;
+
+static const made_registry *find(const made_registry *latest, ocp_identity identity, int64_t operators) {
+  while (latest && (latest->identity != identity || latest->operators != operators))
+    latest = latest->earlier;
+  return latest;
+}
+
+int ocp_kernel_registry(ocp_identity identity, int64_t operators, const OrtKernelRegistry **out, ocp_error *error) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-  static OrtKernelRegistry *registries[OCP_NUM_IDENTITIES];
-  OrtKernelRegistry *made = NULL;
-  OrtStatus *status = NULL;
+  static made_registry *latest;
   pthread_mutex_lock(&lock);
-  *out = registries[identity];
+  const made_registry *known = find(latest, identity, operators);
   pthread_mutex_unlock(&lock);
-  if (*out)
+  if (known) {
+    *out = known->registry;
     return ORT_OK;
+  }
   /* Without the lock, since this calls Python. */
-  if ((status = ocp_ep_api->CreateKernelRegistry(&made)) || (status = fill(made, identity)) ||
-      (status = add_operators(made, identity))) {
-    if (made)
-      ocp_ep_api->ReleaseKernelRegistry(made);
+  made_registry *made = calloc(1, sizeof *made);
+  if (!made)
+    return ocp_fail(error, ORT_FAIL, "out of host memory");
+  made->identity = identity;
+  made->operators = operators;
+  OrtStatus *status;
+  if ((status = ocp_ep_api->CreateKernelRegistry(&made->registry)) || (status = fill(made->registry, identity)) ||
+      (status = add_operators(made->registry, identity, operators))) {
+    if (made->registry)
+      ocp_ep_api->ReleaseKernelRegistry(made->registry);
+    free(made);
     return ocp_fail_status(error, status);
   }
   pthread_mutex_lock(&lock);
-  if (!registries[identity]) {
-    registries[identity] = made;
+  known = find(latest, identity, operators);
+  if (!known) {
+    made->earlier = latest;
+    known = latest = made;
     made = NULL;
   }
-  *out = registries[identity];
+  *out = known->registry;
   pthread_mutex_unlock(&lock);
-  if (made)
-    ocp_ep_api->ReleaseKernelRegistry(made);
+  if (made) {
+    ocp_ep_api->ReleaseKernelRegistry(made->registry);
+    free(made);
+  }
   return ORT_OK;
 }

@@ -45,6 +45,7 @@ typedef struct ocp_ep_config {
   ocp_stream *stream;                 /* of all Runs of the session; NULL: ORT makes one for each thread */
   uint32_t capture_warm_runs;         /* ORT captures Runs after so many; 0: it does not */
   const char *const *channels_last;   /* operators that ORT makes channels-last, then NULL; NULL: none. Python's */
+  int64_t operators;                  /* the applications' operators that have kernels, Python's number; 0: none */
 } ocp_ep_config;
 
 /* How one node of ORT's graph calls a cluster. */
@@ -101,8 +102,8 @@ typedef struct ocp_python {
                         OrtNodeComputeInfo **infos, OrtNode **ep_context_nodes);
   /* What a model that the session compiled fits; the text lives as long as the EP. */
   OrtStatus *(*compatibility_info)(int64_t ep, const char **info);
-  /* Adds the kernels of the operator table to a registry of the EP with this name. */
-  OrtStatus *(*add_kernels)(OrtKernelRegistry *registry, const char *ep_name);
+  /* Adds the kernels of the operator table, and of `operators`, to a registry of the EP with this name. */
+  OrtStatus *(*add_kernels)(OrtKernelRegistry *registry, const char *ep_name, int64_t operators);
   OrtStatus *(*create_kernel)(int64_t ep, const OrtKernelInfo *info, OrtKernelImpl **out);
   OrtStatus *(*set_dynamic_options)(int64_t ep, const char *const *keys, const char *const *values, size_t count);
   /* The cluster of the EP that transposes a tensor of this rank; it lives as long as the EP. */

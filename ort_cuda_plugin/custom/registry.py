@@ -46,6 +46,11 @@ class Snapshot:
         """All, ordered by domain, name, version and priority."""
         return [operator for key in sorted(self._table) for operator in self._table[key]]
 
+    @property
+    def by_name(self) -> _Table:
+        """All, by domain and name, of each the oldest version first."""
+        return self._table
+
     def serving(self, domain: str, name: str, version: int) -> list[CustomOperator]:
         """Those for a node of this version: of each priority the newest that is not newer, highest priority first."""
         best: dict[int, CustomOperator] = {}

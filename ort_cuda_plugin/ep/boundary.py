@@ -108,6 +108,7 @@ def create_ep(
     options = provider.options
     config.capture_warm_runs = options.min_num_runs_before_cuda_graph_capture if options.enable_cuda_graph else 0
     config.channels_last = provider.channels_last
+    config.operators = provider.operators_with_kernels
     config.handle = PROVIDERS.add(provider)
 
 
@@ -127,8 +128,8 @@ def compile(ep: int, graphs: Any, fused_nodes: Any, count: int, infos: Any, ep_c
 
 
 @status_guard
-def add_kernels(registry: Any, ep_name: Any) -> None:
-    kernel_registry.add_kernels(registry, ffi.string(ep_name).decode())
+def add_kernels(registry: Any, ep_name: Any, operators: int) -> None:
+    kernel_registry.add_kernels(registry, ffi.string(ep_name).decode(), operators)
 
 
 @status_guard

@@ -161,16 +161,16 @@ class ContextReader:
         self._shares = entries.get("ep.share_ep_contexts", "0") == "1"
         self._is_last = entries.get("ep.stop_share_ep_contexts", "0") == "1"
 
-    def read(self, graphs: Sequence[tuple[Node, Any]]) -> list[tuple[Context, str]]:
-        """For each node, which comes with the ``const OrtGraph *`` around it, its context and its partition there.
+    def read(self, nodes: Sequence[ContextNode]) -> list[tuple[Context, str]]:
+        """For each node its context and its partition there.
 
         Raises:
             ContextError: a context cannot be read, or is none.
         """
-        own = [self._own_context(node, ort_graph) for node, ort_graph in graphs]
-        found = [self._partition(node, context) for (node, _), context in zip(graphs, own, strict=True)]
-        for (node, ort_graph), (context, name) in zip(graphs, found, strict=True):
-            self._find_source(node, model_path(ort_graph), context, name)
+        own = [self._own_context(each) for each in nodes]
+        found = [self._partition(each.node, context) for each, context in zip(nodes, own, strict=True)]
+        for each, (context, name) in zip(nodes, found, strict=True):
+            self._find_source(each.node, each.model_path, context, name)
         for key, file in self._files.items():
             for context, name in found:
                 if context is file:
@@ -190,16 +190,18 @@ class ContextReader:
         folder = self._folder_with(file, model_path)
         context.constants.sources[wanted[0]] = self._sources.find(folder, file)
 
-    def _own_context(self, node: Node, ort_graph: Any) -> Context | None:
+    def _own_context(self, each: ContextNode) -> Context | None:
         """What a node with main_context=1 holds or names."""
+        node = each.node
         if node.attributes.get("main_context", 1) != 1:
             return None
-        data = _payload(node, ort_graph)
+        if each.payload is None:
+            raise ContextError(f"node {node.label} has no ep_cache_context")
         if node.attributes.get("embed_mode", 1) == 1:
-            self._embedded.append(Context(Container(data, f"the context in node {node.name!r}")))
+            self._embedded.append(Context(Container(each.payload, f"the context in node {node.name!r}")))
             return self._embedded[-1]
         try:
-            return self._file(bytes(data).decode(), model_path(ort_graph))
+            return self._file(bytes(each.payload).decode(), each.model_path)
         except UnicodeDecodeError as error:
             raise ContextError(f"node {node.label}: ep_cache_context is no file name") from error
 
@@ -276,14 +278,51 @@ def model_path(ort_graph: Any) -> str:
     return host.text(path[0])
 
 
-def _payload(node: Node, ort_graph: Any) -> Buffer:
-    """``ep_cache_context`` of the only node of ``ort_graph``."""
+def only_node(ort_graph: Any) -> Any:
+    """The ``const OrtNode *`` of a graph of one node."""
+    nodes = ffi.new("const OrtNode *[1]")
+    host.check_status(host.api().Graph_GetNodes(ort_graph, nodes, 1))
+    return nodes[0]
+
+
+@dataclass(frozen=True)
+class ContextIdentity:
+    """What tells one context node from another: names, and the context file, "" where the node holds the context."""
+
+    name: str
+    partition: str
+    file: str
+
+
+@dataclass(frozen=True)
+class ContextNode:
+    """A node that stands for a partition of a context, as it is in the graph of the model at ``model_path``.
+
+    ``payload`` is its attribute ep_cache_context, None where it has none.
+    """
+
+    node: Node
+    payload: Buffer | None
+    model_path: str
+
+    @staticmethod
+    def of(node: Node, ort_node: Any, ort_graph: Any) -> ContextNode:
+        """``ort_node`` is the ``const OrtNode *`` of the node, and ``ort_graph`` the graph around it."""
+        return ContextNode(node, _payload(ort_node), model_path(ort_graph))
+
+    @property
+    def identity(self) -> ContextIdentity:
+        is_file = self.node.attributes.get("embed_mode", 1) == 0 and self.payload is not None
+        file = bytes(self.payload or b"").decode(errors="replace") if is_file else ""
+        return ContextIdentity(self.node.name, str(self.node.attributes.get("partition_name", "")), file)
+
+
+def _payload(ort_node: Any) -> Buffer | None:
     api = host.api()
-    nodes, attribute, size = ffi.new("const OrtNode *[1]"), ffi.new("const OrtOpAttr **"), ffi.new("size_t *")
-    host.check_status(api.Graph_GetNodes(ort_graph, nodes, 1))
-    host.check_status(api.Node_GetAttributeByName(nodes[0], b"ep_cache_context", attribute))
+    attribute, size = ffi.new("const OrtOpAttr **"), ffi.new("size_t *")
+    host.check_status(api.Node_GetAttributeByName(ort_node, b"ep_cache_context", attribute))
     if attribute[0] == ffi.NULL:
-        raise ContextError(f"node {node.label} has no ep_cache_context")
+        return None
     # Without room the call fails and says how much it needs. That status is not an error.
     status = api.ReadOpAttr(attribute[0], lib.ORT_OP_ATTR_STRING, ffi.NULL, 0, size)
     if status != ffi.NULL:

@@ -22,7 +22,7 @@ from ..context.writer import ContextCluster, ContextRequest, ContextWriter
 from ..model.ir import Graph, Node
 from ..program.lowering import DeviceProperties, LoweringOptions
 from .context_callbacks import ContextCallbacks
-from .context_nodes import ContextOutput, ContextReader, context_node, is_context
+from .context_nodes import ContextNode, ContextOutput, ContextReader, context_node, is_context
 from .context_sources import WEIGHTLESS_ENTRIES, SourceFinder
 from .devices import emulated_properties
 from .libraries import load_libraries
@@ -91,21 +91,18 @@ class ContextSession:
 
     def load(
         self,
-        graphs: Sequence[tuple[Graph, Any]],
+        nodes: Sequence[ContextNode],
         device: OpenDevice,
         properties: DeviceProperties,
         asked: Options,
         options: LoweringOptions,
-    ) -> list[Loaded | None]:
-        """For each graph that is a context node the cluster that it stands for, None for the others.
+    ) -> list[Loaded]:
+        """The clusters that context nodes stand for.
 
         Raises:
             ContextError: a context cannot be read, or does not fit its node.
         """
-        nodes = [
-            graph.nodes[0] if len(graph.nodes) == 1 and is_context(graph.nodes[0]) else None for graph, _ in graphs
-        ]
-        if self.output is not None and any(nodes):
+        if self.output is not None and nodes:
             raise ContextError("the model is compiled already: compile the model that it was made of")
         session = Session(
             device.target,
@@ -115,17 +112,10 @@ class ContextSession:
             asked.context_refit,
             device.info.driver_version,
         )
-        found = iter(
-            self._reader.read([(node, ort_graph) for node, (_, ort_graph) in zip(nodes, graphs, strict=True) if node])
-        )
-        clusters: list[Loaded | None] = []
-        for node in nodes:
-            if node is None:
-                clusters.append(None)
-                continue
-            context, name = next(found)
-            inputs = [None if value is None else value.dtype for value in node.inputs]
-            outputs = [None if value is None else value.dtype for value in node.outputs]
+        clusters = []
+        for each, (context, name) in zip(nodes, self._reader.read(nodes), strict=True):
+            inputs = [None if value is None else value.dtype for value in each.node.inputs]
+            outputs = [None if value is None else value.dtype for value in each.node.outputs]
             clusters.append(context.cluster(name, session, inputs, outputs))
         return clusters
 

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from ..abi import host
 from ..abi.core import core, ffi, lib
+from ..custom.registry import Snapshot
 from ..model.ir import DType
 from ..model.ort_calls import OrtCallError, OrtCalls
 from ..model.ort_schema import read_schemas
-from ..ops.kernel_definitions import KernelDefinition, Mismatch, kernel_definitions
+from ..ops.kernel_definitions import UNLIMITED, KernelDefinition, Mismatch, kernel_definitions
+from ..ops.registry import is_built_in
 from . import kept_definitions
 
+CONTEXT_KERNEL = KernelDefinition("EPContext", "com.microsoft", 1, UNLIMITED, types={})
+"""Of nodes that stand for what was compiled, with any types: ONNX Runtime runs them by it where it can fuse none."""
 
-def add_kernels(registry: Any, ep_name: str) -> None:
+
+_snapshots: Final[weakref.WeakValueDictionary[int, Snapshot]] = weakref.WeakValueDictionary()
+
+
+def number_of(operators: Snapshot) -> int:
+    """What C calls applications' operators for which a session needs kernels; 0 where there are none."""
+    if not operators.operators:
+        return 0
+    return _snapshots.setdefault(operators.generation, operators).generation
+
+
+def add_kernels(registry: Any, ep_name: str, operators: int) -> None:
     """Adds a kernel for each version of each operator to ``registry`` (``OrtKernelRegistry *``).
+
+    ``operators`` is the `number_of` those of applications that get kernels too.
 
     What in the operator table contradicts ORT's schemas is logged as a warning.
 
@@ -24,7 +42,8 @@ def add_kernels(registry: Any, ep_name: str) -> None:
     """
     ort = OrtCalls(host.api(), host.ep_api())
     arrays: dict[tuple[DType, ...], Any] = {}
-    for definition in _definitions(ep_name):
+    custom = custom_definitions(_snapshots[operators], ort) if operators else []
+    for definition in [*_definitions(ep_name), CONTEXT_KERNEL, *custom]:
         _add(ort, registry, ep_name, definition, arrays)
 
 
@@ -37,6 +56,26 @@ def _definitions(ep_name: str) -> list[KernelDefinition]:
     for mismatch in kept[1]:
         host.log("WARNING", f"{ep_name}: ONNX Runtime never chooses the kernel of {mismatch}")
     return kept[0]
+
+
+def custom_definitions(operators: Snapshot, ort: OrtCalls) -> list[KernelDefinition]:
+    """The kernels of applications' operators, for any types, which a claim checks.
+
+    One of a domain of ONNX Runtime's has kernels for versions that the operator table does not serve.
+    """
+    definitions = []
+    for (domain, name), rows in operators.by_name.items():
+        if rows[0].is_own_schema:
+            on_host = set.intersection(*(set(row.host_inputs) for row in rows))
+            since = min(row.version for row in rows)
+            definitions.append(KernelDefinition(name, domain, since, UNLIMITED, {}, tuple(sorted(on_host))))
+            continue
+        until = UNLIMITED
+        for schema in read_schemas(ort, name, domain):
+            if operators.serving(domain, name, schema.since) and not is_built_in(domain, name, schema.since):
+                definitions.append(KernelDefinition(name, domain, schema.since, until, {}))
+            until = schema.since - 1
+    return definitions
 
 
 def definitions_of_host() -> tuple[list[KernelDefinition], list[Mismatch]]:

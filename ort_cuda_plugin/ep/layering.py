@@ -3,7 +3,8 @@
 A rule is ``device(pattern, ...)``; rules are separated by semicolons. A provider sees the nodes that no rule gives to
 another one. ONNX Runtime can fuse nodes of such a part only where no value crosses its border: elsewhere it fails an
 assertion, and the session with it. A provider cannot see the border. So where a rule may give nodes to another
-provider, each of our nodes is claimed by itself.
+provider, each of our nodes is claimed by itself, and runs by a kernel of the registry: a node of the operator table, of
+an application's operator, or of a compiled model.
 """
 
 from __future__ import annotations

@@ -17,15 +17,16 @@ from ..clusters.control_flow import CompiledBodies, CompiledBody
 from ..clusters.ranks import Ranks
 from ..clusters.search import as_repetition, is_search
 from ..clusters.transposition import transposition
+from ..context.errors import ContextError
 from ..context.reader import Loaded
 from ..context.writer import ContextCluster
 from ..custom import registry as custom
-from ..model.ir import DType, Graph, Node
+from ..model.ir import DType, Graph, Node, Value
 from ..model.ort_graph import read_graph
 from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators
 from ..program.lowering import DeviceProperties, LoweringOptions
 from . import arena
-from .context_nodes import is_context, model_path
+from .context_nodes import ContextIdentity, ContextNode, is_context, model_path, only_node
 from .context_session import ContextSession, give, request_of
 from .devices import DeviceInfo
 from .dynamic_options import parse_changes
@@ -33,10 +34,11 @@ from .factory import memory_info
 from .fused_node import FusedNode
 from .guards import describe
 from .identity import EP_NAME, Identity
+from .kernel_registry import number_of
 from .layering import rules_of_others
 from .lost_nodes import described, is_probably_lost
 from .measuring import tuner_of
-from .node_kernel import kernel_impl, read_kernel_node
+from .node_kernel import context_identity, context_kernel, kernel_impl, read_kernel_node
 from .open_device import use_device
 from .optimized_model import writes_optimized_model
 from .option_values import LOG_LEVELS
@@ -76,6 +78,7 @@ class Provider:
     Attributes:
         failure: why the claims could not be made, which ORT only logs; "" where they were.
         fused_nodes: what was compiled, in the order of compilation.
+        operators_with_kernels: the `number_of` applications' operators that ORT may run by kernels; 0: none.
     """
 
     def __init__(self, metadata: list[Any], session_options: Any, logger: Any, identity: Identity) -> None:
@@ -89,6 +92,12 @@ class Provider:
         offered = [DeviceInfo.from_metadata(host.key_value_pairs(pairs)) for pairs in metadata]
         self.device = use_device(_choose(offered, self.options.device_id))
         others = rules_of_others(entries, identity, self.device.info)
+        if others and self._contexts.output is not None:
+            raise OptionError(
+                f"ep.context_enable=1 with layering rules for {others}: ONNX Runtime fuses no nodes that rules may "
+                "cut, so nothing would be compiled. Compile the model without the rules; a session that loads the "
+                "compiled model may have them"
+            )
         self._may_be_cut = f"layering rules for {others} may cut what it would be fused with" if others else ""
         self._budget = read_budget(entries, self._available_memory)
         self._single_nodes = (
@@ -107,12 +116,16 @@ class Provider:
         self.failure = ""
         custom.discover()
         self._operators = custom.current()
+        self.operators_with_kernels = number_of(self._operators) if self._single_nodes else 0
+        self._opsets: dict[str, int] = {}
         self.fused_nodes: list[FusedNode] = []
         self._repeated: list[RepeatedNode] = []
         self._compiled: dict[str, CompiledBody] = {}
         self._ranks = Ranks()  # ORT forgets what it replaced by a fused node, so they outlive the claims
         self._fed: set[str] = set()  # names of the model's inputs
         self._read_by_bodies: set[str] = set()  # names of values
+        self._single_contexts: dict[tuple[str, ...], ContextNode] = {}  # by the names of their outputs
+        self._loaded_contexts: list[tuple[ContextNode, Loaded]] | None = None  # of these that have no kernel yet
         self._transpositions: dict[tuple[tuple[int, ...], DType], FusedNode] = {}
         self._transposition_lock = threading.Lock()
         _thread.provider = self
@@ -249,6 +262,7 @@ class Provider:
 
     def _claim(self, ort_graph: Any, info: Any) -> None:
         graph = self._read_graph(ort_graph)
+        self._opsets.update(graph.opsets)
         nodes = _nodes(ort_graph)
 
         def has_kernel(node: Node) -> bool:
@@ -279,7 +293,12 @@ class Provider:
                 for node, verdict in zip(graph.nodes, verdicts, strict=True)
             ]
             fused = []
-        fused += [[node] for node in stored]
+        for node in stored:
+            if self._may_be_cut and _has_kernel(info, nodes[node.index]):
+                singly.append([node])
+                self._single_contexts[_names(node.outputs)] = ContextNode.of(node, nodes[node.index], ort_graph)
+            else:
+                fused.append([node])
         self._report(graph, verdicts, fused)
         self._record.add(graph, verdicts, fused)
         self._read_by_bodies.update(value.name for node in graph.nodes for value in node.implicit_inputs)
@@ -349,25 +368,34 @@ class Provider:
         names = [_text("Node_GetName", node) for node in fused_nodes]
         self._record.fused(dict(zip(names, graphs, strict=True)))
         properties, options = self._properties(), self._lowering_options()
-        pairs = list(zip(graphs, ort_graphs, strict=True))
-        loaded = self._contexts.load(pairs, self.device, properties, self.options, options)
+        found = {
+            index: ContextNode.of(graph.nodes[0], only_node(ort_graph), ort_graph)
+            for index, (graph, ort_graph) in enumerate(zip(graphs, ort_graphs, strict=True))
+            if len(graph.nodes) == 1 and is_context(graph.nodes[0])
+        }
+        clusters = self._contexts.load([*found.values()], self.device, properties, self.options, options)
+        loaded = dict(zip(found, clusters, strict=True))
         is_for_others = False
         if self._contexts.output is not None:  # before the device takes the constants over
             request = request_of(self.device, properties, self.options, options)
             is_for_others = self.device.target.arch not in request.architectures
             model = model_path(ort_graphs[0]) if ort_graphs else ""
             self._contexts.write(self._context_clusters(graphs, fused_nodes), request, model)
-        for index, (graph, node, stored) in enumerate(zip(graphs, fused_nodes, loaded, strict=True)):
-            if stored is not None and stored.why:
-                self._log("WARNING", stored.why)
-            if stored is not None and stored.refitted:
-                self._log("INFO", f"new weights: {', '.join(stored.refitted)}")
-            if stored is None:
-                infos[index] = self._compile_one(graph, node, later=is_for_others)
+        for index, (graph, node) in enumerate(zip(graphs, fused_nodes, strict=True)):
+            if index in loaded:
+                self._tell(loaded[index])
+                infos[index] = self._compute_info(node, loaded[index])
             else:
-                infos[index] = self._compute_info(node, stored)
+                infos[index] = self._compile_one(graph, node, later=is_for_others)
         if self._contexts.output is not None:
             give(self._contexts.nodes(), context_nodes)
+
+    def _tell(self, loaded: Loaded) -> None:
+        """Logs what is worth knowing of a cluster out of a context."""
+        if loaded.why:
+            self._log("WARNING", loaded.why)
+        if loaded.refitted:
+            self._log("INFO", f"new weights: {', '.join(loaded.refitted)}")
 
     @property
     def compatibility_info(self) -> Any:
@@ -451,11 +479,34 @@ class Provider:
         Raises:
             NodeError, PluginError: as `FusedNode.prepare`.
             Unsupported: the operator table does not have the operator.
+            ContextError: as `ContextSession.load`.
         """
-        graph = read_kernel_node(info, self.device)
-        graph.operators = self._operators
+        if (identity := context_identity(info)) is not None:
+            return self._create_context_kernel(identity)
+        graph = read_kernel_node(info, self.device, self._operators, self._opsets)
         fused = self._fuse(graph.name, Loaded(self._cluster(graph, fed=())))
         return kernel_impl(graph, fused, self.device, self._read_by_bodies)
+
+    def _create_context_kernel(self, identity: ContextIdentity) -> Any:
+        """The kernel of a context node. The first call loads the contexts of all such nodes.
+
+        ONNX Runtime may have given the node's values other names since it was claimed, but not the node.
+        """
+        if self._loaded_contexts is None:
+            nodes = [*self._single_contexts.values()]
+            properties, options = self._properties(), self._lowering_options()
+            loaded = self._contexts.load(nodes, self.device, properties, self.options, options)
+            self._loaded_contexts = [*zip(nodes, loaded, strict=True)]
+        found = [pair for pair in self._loaded_contexts if pair[0].identity == identity]
+        if not found or (len(found) > 1 and not identity.file):
+            raise ContextError(
+                f"{len(found)} nodes with a context are called {identity.name!r}, so ONNX Runtime cannot run them one "
+                "by one. Give each node another name"
+            )
+        self._loaded_contexts.remove(found[0])
+        node, one = found[0]
+        self._tell(one)
+        return context_kernel(node.node, self._fuse(node.node.name, one), self.device)
 
     def _fuse(self, name: str, loaded: Loaded, later: bool = False) -> FusedNode:
         """The cluster on the device, as far as it can be prepared; ``later`` as for `FusedNode.prepare`."""
@@ -521,6 +572,10 @@ def _parent(ort_graph: Any) -> Any:
     out = ffi.new("const OrtNode **")
     host.check_status(host.api().Graph_GetParentNode(ort_graph, out))
     return out[0]
+
+
+def _names(values: Sequence[Value | None]) -> tuple[str, ...]:
+    return tuple("" if value is None else value.name for value in values)
 
 
 def _has_kernel(info: Any, node: Any) -> bool:

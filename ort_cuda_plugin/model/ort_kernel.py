@@ -22,6 +22,17 @@ def read_operator(ort: OrtCalls, info: Any) -> tuple[str, str, int]:
     return "" if domain == "ai.onnx" else domain, _string(ort, "KernelInfo_GetOperatorType", info), version
 
 
+def read_name(ort: OrtCalls, info: Any) -> str:
+    """The name of the node."""
+    return _string(ort, "KernelInfo_GetNodeName", info)
+
+
+def read_attributes(ort: OrtCalls, info: Any, kinds: Mapping[str, str]) -> dict[str, AttrValue]:
+    """The attributes that the node has of those named; ``kinds`` has the Python types of their values as text."""
+    found = {name: _attribute(ort, info, name, kind) for name, kind in kinds.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def read_node(
     ort: OrtCalls,
     info: Any,
@@ -51,15 +62,14 @@ def read_node(
     # One value that stands twice is one value.
     by_name = {value.name: value for value in reversed(inputs) if value is not None}
     unique = [None if value is None else by_name[value.name] for value in inputs]
-    found = {name: _attribute(ort, info, name, kind) for name, kind in attributes.items()}
     node = Node(
-        name=_string(ort, "KernelInfo_GetNodeName", info),
+        name=read_name(ort, info),
         op_type=op_type,
         domain=domain,
         since_version=version,
         inputs=tuple(unique),
         outputs=tuple(outputs),
-        attributes={name: value for name, value in found.items() if value is not None},
+        attributes=read_attributes(ort, info, attributes),
     )
     fed = [value for value in dict.fromkeys(unique) if value is not None and value.initializer is None]
     return Graph(node.label, [node], fed, [value for value in outputs if value is not None], {domain: version})

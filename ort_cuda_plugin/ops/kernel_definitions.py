@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.model.ort_schema import OpSchema
@@ -31,7 +31,17 @@ _IN_PLACE: Final = frozenset(
 HOST_RESULTS: Final = frozenset({"Shape", "Size"})
 
 
-def is_view(operator: Operator) -> bool:
+class HasName(Protocol):
+    """An operator, built in or of an application."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def domain(self) -> str: ...
+
+
+def is_view(operator: HasName) -> bool:
     """Whether the output has the elements of the first input in their order, so that ORT may give both one buffer."""
     return operator.domain == "" and operator.name in _VIEWS
 

@@ -263,6 +263,15 @@ def lookup(domain: str, op_type: str, since_version: int) -> Operator:
     return serving[-1]
 
 
+def is_built_in(domain: str, op_type: str, since_version: int) -> bool:
+    """Whether a row serves the node: arguments as for `lookup`."""
+    try:
+        lookup(domain, op_type, since_version)
+    except Unsupported:
+        return False
+    return True
+
+
 def versions(domain: str, op_type: str) -> tuple[Operator, ...]:
     """The rows of one operator that are in the table by now, in order of versions."""
     return tuple(_table.get((domain, op_type), ()))

@@ -415,7 +415,7 @@ static void test_memcpy_kernels_copy_on_the_stream(ocp_identity identity) {
   const OrtKernelRegistry *registry = NULL;
   const ocp_python python = {.abi = OCP_CORE_ABI, .add_kernels = add_no_kernels, .build_variant = build_no_variant};
   CHECK_OK(ocp_set_python(&python, error));
-  CHECK_OK(ocp_kernel_registry(identity, &registry, error));
+  CHECK_OK(ocp_kernel_registry(identity, 0, &registry, error));
   CHECK(registry->count >= 2);
   const int64_t dims[] = {4, 4};
   float there[16], back[16];
