@@ -209,7 +209,11 @@ class _ChannelPool:
                     emit.line(f"value = {self.element.load('found', str(number * width + e))}")
                     for place in itertools.product(*serving):
                         total = f"total[{self._lanes(place) + e}]"
-                        new = f"{total} + value" if self.is_average else f"choose(value > {total}, value, {total})"
+                        new = (
+                            f"{total} + value"
+                            if self.is_average
+                            else f"choose((value > {total}) | (value != value), value, {total})"
+                        )
                         emit.line(f"{total} = {new}")
 
     def _results(self, image: str, channel: str, first: Sequence[str]) -> None:

@@ -162,7 +162,7 @@ class Pool:
         value = f"value = {self.register}({self.element.load('x', at)})"
         take = [value, self.taken("totals[i]")]
         if self.indices:
-            take = [value, "if value > totals[i]:", "    totals[i] = value", f"    best_at = {at}"]
+            take = [value, f"if {self.is_better('totals[i]')}:", "    totals[i] = value", f"    best_at = {at}"]
         move = f"at = int32(x0 + int32(kx) * dilation_x + int32(i) * {self.step})"
         checked = [move, "if uint32(at) < uint32(in_x):", *(f"    {text}" for text in take)]
         loop = "for kx in range(kernel_x):"
@@ -174,7 +174,14 @@ class Pool:
 
     def taken(self, total: str) -> str:
         """The line that takes ``value`` into a total."""
-        return f"{total} += value" if self.kind == "average" else f"{total} = value if value > {total} else {total}"
+        if self.kind == "average":
+            return f"{total} += value"
+        return f"{total} = value if {self.is_better(total)} else {total}"
+
+    def is_better(self, total: str) -> str:
+        """Whether ``value`` takes the place of a maximum: NaN does, and nothing comes after it but NaN."""
+        nan = "" if self.storage in _registers else " | (value != value)"
+        return f"(value > {total}){nan}"
 
     def result(self, total: str, divisor: str) -> str:
         """A total in the form that memory has."""
@@ -336,7 +343,7 @@ def _remade(x: Tensor, out: Tensor, windows: Windows, kind: str, include_pad: bo
             inside = functools.reduce(operator.and_, [is_in for _, is_in in window])
             value = source.at([*c[:2], *(at for at, _ in window)], inside, start)
             value = s.cast(value, total_type)
-            total = total + value if kind == "average" else s.where(value > total, value, total)
+            total = total + value if kind == "average" else s.maximum(value, total)
         if kind == "average":
             total = total / s.cast(s.maximum(counted(maps, taps), 1), total_type)
         return s.cast(total, x.dtype)

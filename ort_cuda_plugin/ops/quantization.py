@@ -130,10 +130,7 @@ def _quantize(
     dtype = zero.dtype if zero is not None else _element_type(output_dtype or DType.UINT8.onnx, QUANTIZED)
     if output_dtype and output_dtype != dtype.onnx:
         raise InvalidModel(f"output_dtype {output_dtype} with a zero point of {dtype.name}")
-    if precision:
-        divided = _element_type(precision, SCALES)
-    else:
-        divided = scale.dtype if scale.dtype in SCALES else DType.FLOAT32
+    divided = _element_type(precision, SCALES) if precision else DType.FLOAT32
 
     def fn(value: Scalar, factor: Scalar, offset: Scalar | None = None) -> Scalar:
         quotient = s.cast(_float32(value) / _float32(factor), divided)
@@ -154,6 +151,7 @@ def quantize_linear_10(
     block_size: int = 0,
     output_dtype: int = 0,
 ) -> Tensor:
+    """ONNX says nothing of the precision of the division: float32, as in the CPU provider."""
     return _quantize(ctx, x, y_scale, y_zero_point, axis, block_size, output_dtype, 0, saturate)
 
 
@@ -174,6 +172,9 @@ def quantize_linear(
     output_dtype: int = 0,
     precision: int = 0,
 ) -> Tensor:
+    """Without ``precision`` the division has that of the scale, as ONNX says."""
+    if not precision and y_scale.dtype in SCALES:
+        precision = y_scale.dtype.onnx
     return _quantize(ctx, x, y_scale, y_zero_point, axis, block_size, output_dtype, precision, saturate)
 
 

@@ -78,11 +78,15 @@ MIN = _fold(highest, s.minimum)
 
 
 def _arg(better: Callable[[Scalar, Scalar], Scalar], initial: Callable[[DType], int | float], last: bool) -> Reduction:
-    """Accumulators: the best value so far and its index, -1 for none; elements: value and index."""
+    """Accumulators: the best value so far and its index, -1 for none; elements: value and index. NaN is the best."""
 
     def combine(a: Values, b: Values) -> Values:
-        tie = s.equal(a[0], b[0]) & (b[1] >= 0) & ((a[1] < b[1]) if last else (b[1] < a[1]))
-        take = (b[1] >= 0) & ((a[1] < 0) | better(b[0], a[0]) | tie)
+        is_better, is_equal = better(b[0], a[0]), s.equal(a[0], b[0])
+        if a[0].dtype.is_float:
+            is_better = is_better | (s.is_nan(b[0]) & ~s.is_nan(a[0]))
+            is_equal = is_equal | (s.is_nan(a[0]) & s.is_nan(b[0]))
+        tie = is_equal & (b[1] >= 0) & ((a[1] < b[1]) if last else (b[1] < a[1]))
+        take = (b[1] >= 0) & ((a[1] < 0) | is_better | tie)
         return s.where(take, b[0], a[0]), s.where(take, b[1], a[1])
 
     return Reduction(

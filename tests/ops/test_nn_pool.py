@@ -84,6 +84,27 @@ def test_pads_by_name_are_those_in_numbers(auto_pad: str, pads: list[int]) -> No
     np.testing.assert_array_equal(named, numbered)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+    ("strides", "pads"),
+    [([1, 1], [0, 0, 0, 0]), ([1, 2], [0, 0, 0, 0]), ([2, 2], [0, 0, 0, 0]), ([1, 1], [1, 1, 1, 1])],
+)
+def test_a_maximum_of_nan_is_nan(dtype: str, strides: list[int], pads: list[int]) -> None:
+    """As in NumPy and PyTorch, wherever in a window it is; the CPU provider's result depends on the place."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 3, 9, 24)).astype(dtype)
+    x[rng.uniform(size=x.shape) < 0.1] = np.nan
+    attributes = {"kernel_shape": [2, 2], "strides": strides, "pads": pads, "ceil_mode": 0}
+    (result,) = run_op("MaxPool", [x], attributes)
+    expected = pool(x, attributes, lambda values, _: values.max(axis=-1))
+    np.testing.assert_array_equal(result, expected)
+    values, places = run_op("MaxPool", [x], attributes, outputs=2)
+    np.testing.assert_array_equal(values, expected)
+    np.testing.assert_array_equal(x.reshape(-1)[places], expected)
+    (largest,) = run_op("GlobalMaxPool", [x])
+    np.testing.assert_array_equal(largest, x.max((2, 3), keepdims=True))
+
+
 @pytest.mark.parametrize("storage_order", [0, 1])
 def test_max_pool_gives_the_places_of_maxima(storage_order: int) -> None:
     x = noise(1, (2, 3, 7, 6))
@@ -179,6 +200,7 @@ def test_windows_side_by_side_are_read_by_vectors(monkeypatch: pytest.MonkeyPatc
     rng = np.random.default_rng(0)
     h, x = rng.standard_normal((2, 3, 7, 32)).astype(np.float16), rng.standard_normal((2, 3, 5, 24), np.float32)
     u = rng.integers(0, 255, (1, 2, 128), np.uint8)
+    h[rng.uniform(size=h.shape) < 0.02] = np.nan
     most, mean, least = run_model(model, [h, x, u])
     np.testing.assert_array_equal(most, h[:, :, :6].reshape(2, 3, 3, 2, 16, 2).max((3, 5)))
     lines = np.pad(x.reshape(2, 3, 5, 12, 2).sum(-1, dtype=np.float64), ((0, 0), (0, 0), (1, 1), (0, 0)))

@@ -274,6 +274,19 @@ def test_the_index_of_an_extreme_is_the_first_or_last_one(
     assert_close(actual, np.asarray(expected, np.int64))
 
 
+@pytest.mark.parametrize("name", ["ArgMax", "ArgMin"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_index_of_an_extreme_is_that_of_nan(name: str, axis: int) -> None:
+    """As in NumPy and PyTorch; what the CPU provider gives depends on where NaN is."""
+    x = seeded((70, 90), "float32", 3)
+    x[np.random.default_rng(0).uniform(size=x.shape) < 0.02] = np.nan
+    (actual,) = run_op(name, [x], {"axis": axis, "keepdims": 0})
+    np.testing.assert_array_equal(actual, (np.argmax if name == "ArgMax" else np.argmin)(x, axis))
+    (last,) = run_op(name, [x], {"axis": axis, "keepdims": 0, "select_last_index": 1})
+    expected = x.shape[axis] - 1 - (np.argmax if name == "ArgMax" else np.argmin)(np.flip(x, axis), axis)
+    np.testing.assert_array_equal(last, expected)
+
+
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
 @given(case=with_axes(), dtype=st.sampled_from(FLOATS), opset=st.sampled_from([11, 13]), dynamic=dynamic)
 @few

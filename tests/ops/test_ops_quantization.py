@@ -95,7 +95,22 @@ def test_quantize_takes_its_type_from_the_zero_point_or_output_dtype() -> None:
         run_op("QuantizeLinear", [x, scale, np.int8(0)], {"output_dtype": 5})
 
 
-def test_the_division_has_the_precision_of_the_scale() -> None:
+@pytest.mark.parametrize("parameters", [(), (4,), (500, 2)], ids=["tensor", "axis", "blocks"])
+@pytest.mark.parametrize("float_type", ["float16", "bfloat16"])
+def test_before_version_23_half_types_are_divided_in_float32(parameters: tuple[int, ...], float_type: str) -> None:
+    """As in the CPU provider: a quotient that is rounded to a half type first can reach another code."""
+    x = np.linspace(-6, 6, 2000, dtype=np.float32).reshape(500, 4).astype(float_type)
+    scale, zero = np.full(parameters, 0.05579).astype(float_type), np.full(parameters, 122, np.uint8)
+    attributes = {"axis": 1} | ({"block_size": 2} if parameters[1:] else {})
+    (actual,) = run_op("QuantizeLinear", [x, scale, zero], attributes, opset=21)
+    factor = scale.astype(np.float32)
+    exact = np.rint(x.astype(np.float32) / (factor.repeat(2, 1) if parameters[1:] else factor)) + 122
+    rounded = np.rint((x.astype(np.float32) / factor.flat[0]).astype(float_type).astype(np.float32)) + 122
+    assert np.any(exact != rounded)
+    np.testing.assert_array_equal(actual, np.clip(exact, 0, 255))
+
+
+def test_from_version_23_on_the_division_has_the_precision_of_the_scale() -> None:
     x, scale = np.array([2001.0], np.float32), np.float16(1)
     assert run_op("QuantizeLinear", [x + 1000, scale, np.int16(0)], opset=23)[0].tolist() == [3000]
     assert run_op("QuantizeLinear", [x + 1000, scale, np.int16(0)], {"precision": 1}, 23)[0].tolist() == [3001]
