@@ -108,7 +108,7 @@ static void add_number(text *t, uint64_t number) {
 
 /* ---- one event ---- */
 
-enum { MAX_ARGS = 20 };
+enum { MAX_ARGS = 24 };
 
 typedef struct event {
   text name;
@@ -141,6 +141,19 @@ static void add_triple(event *e, const char *key, const uint32_t *numbers) {
     add_number(t, numbers[i]);
   }
   add(t, "]");
+}
+
+/* The sizes of a launch as ORT's own profiler of CUDA writes them, for tools that read its files; -1 for what is not a
+ * kernel. */
+static void add_sizes(event *e, const ocp_activity *activity) {
+  static const char *const keys[] = {"grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"};
+  for (int i = 0; i < 6; i++) {
+    text *t = argument(e, keys[i]);
+    if (activity->kind == OCP_ACTIVITY_KERNEL)
+      add_number(t, i < 3 ? activity->grid[i] : activity->block[i - 3]);
+    else
+      add(t, "-1");
+  }
 }
 
 /* An item of a JSON list of strings that is still open. */
@@ -218,6 +231,7 @@ static void describe(event *e, const ocp_profile *profile, const ocp_activity *a
   } else {
     add_number(argument(e, "bytes"), activity->bytes);
   }
+  add_sizes(e, activity);
   char stream[24];
   snprintf(stream, sizeof stream, "0x%llx", (unsigned long long)activity->stream);
   add_text(e, "stream", stream);

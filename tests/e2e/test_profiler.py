@@ -72,6 +72,12 @@ def test_each_kernel_of_an_encoder_names_its_nodes_within_its_run(tmp_path: Path
         assert kernel.args["ort_event"] == clusters[1].name
         assert (kernel.args["provider"], kernel.args["device_kind"]) == (ort_cuda_plugin.get_ep_name(), "emulated")
         assert len(kernel.args["grid"]) == len(kernel.args["block"]) == 3
+        sizes = {f"{what}_{axis}": kernel.args[what][i] for what in ("grid", "block") for i, axis in enumerate("xyz")}
+        assert {name: int(kernel.args[name]) for name in sizes} == sizes
+    copies = [e for e in profile.device if e.args["kind"] == "copy"]
+    assert copies
+    for copy in copies:  # as ONNX Runtime's own profiler of CUDA writes them
+        assert {copy.args[f"{what}_{axis}"] for what in ("grid", "block") for axis in "xyz"} == {"-1"}
     starts = [e.begin for e in profile.device]
     assert starts == sorted(starts)
     if INLINE:
