@@ -59,6 +59,7 @@ BRIDGE_HEADERS = [
     "driver/tracer.h",
     "emulator/emulator.h",
     "device/arena_options.h",
+    "device/device_list.h",
     "device/stay.h",
     "vendor/problem.h",
     "plan/slab.h",

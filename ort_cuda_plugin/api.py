@@ -15,8 +15,9 @@ from typing import Any
 from . import get_ep_name, get_library_path
 from .abi.tables import OLDEST_API
 from .clusters.claims import NodeVerdict
-from .ep import boundary, factory
+from .ep import boundary
 from .ep.devices import METADATA_KEYS, DeviceInfo, cuda_devices, emulation_requested
+from .ep.factory import registrations, requesting
 from .ep.identity import VIRTUAL_SUFFIX, Identity, default_identity, identity_named, is_our_name
 from .ep.options import parse
 from .ep.provider import Provider, forget_last_provider, last_provider, last_verdicts
@@ -27,7 +28,8 @@ from .uninterrupted import imported
 #: The first version that looks for a plugin behind the name of a built-in provider that it lacks.
 _NAMES_A_PLUGIN = 28
 
-_registration = threading.Lock()
+#: Held while objects of ONNX Runtime's devices are used, which `unregister` on another thread would free.
+_registration = threading.RLock()
 _registered: list[str] = []
 _chosen: weakref.WeakKeyDictionary[Any, tuple[DeviceInfo, dict[str, str]]] = weakref.WeakKeyDictionary()
 
@@ -35,7 +37,7 @@ _chosen: weakref.WeakKeyDictionary[Any, tuple[DeviceInfo, dict[str, str]]] = wea
 def _after_fork() -> None:
     """The thread that held the lock does not exist in the child, which is to get its error and not to wait."""
     global _registration
-    _registration = threading.Lock()
+    _registration = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -81,22 +83,13 @@ def _is_ours(ep_device: Any) -> bool:
     return set(dict(ep_device.ep_metadata)) >= METADATA_KEYS
 
 
-def _all_ep_devices(ort: ModuleType) -> list[Any]:
-    """Each device once; where it is offered under several names, under our own."""
-    offered: dict[DeviceInfo, Any] = {}
-    for identity in Identity:
-        for ep_device in _ep_devices(ort, identity):
-            offered.setdefault(_info(ep_device), ep_device)
-    return list(offered.values())
-
-
 def _info(ep_device: Any) -> DeviceInfo:
     return DeviceInfo.from_metadata(dict(ep_device.ep_metadata))
 
 
 def _factories(identity: Identity) -> list[str]:
     """The registration names under which the library offers its devices as that provider."""
-    return [known.registered_name for known in boundary.FACTORIES.values() if known.identity is identity]
+    return [known.name for known in registrations() if known.identity is identity]
 
 
 def is_registered_as(identity: Identity) -> bool:
@@ -129,6 +122,7 @@ def register(name: str | None = None, emulate: bool | None = None, *, as_: str |
     Raises:
         ImportError: ONNX Runtime is missing or older than 1.26.
         FileNotFoundError: the library was not built.
+        RuntimeError: another ONNX Runtime of this process has the library.
         ValueError: ``ORT_CUDA_PLUGIN_EMULATE`` or ``ORT_CUDA_PLUGIN_AS`` has no valid value, ``as_`` is no name that
             the library can have, or ONNX Runtime has an execution provider of that name.
     """
@@ -142,6 +136,11 @@ def register(name: str | None = None, emulate: bool | None = None, *, as_: str |
         if not _factories(identity):
             _register(ort, name, emulate, identity)
         offered = _ep_devices(ort, identity)
+        if not offered and any(known.devices for known in registrations() if known.identity is identity):
+            raise RuntimeError(
+                f"{get_ep_name()} is already registered in another ONNX Runtime of this process, such as that of "
+                "onnxruntime-genai. Use it there, or in a process of its own"
+            )
         virtual = name if name.endswith(VIRTUAL_SUFFIX) else name + VIRTUAL_SUFFIX
         if emulate and not any(_info(device).emulated for device in offered) and virtual not in _factories(identity):
             _register(ort, virtual, emulate, identity)
@@ -171,11 +170,10 @@ def _register(ort: ModuleType, name: str, emulate: bool | None, identity: Identi
             RuntimeWarning,
             stacklevel=3,
         )
-    factory.emulate_override, factory.identity_override = emulate, identity
-    try:
-        ort.register_execution_provider_library(name, get_library_path())
-    finally:
-        factory.emulate_override = factory.identity_override = None
+    path = get_library_path()
+    boundary.attach_own()
+    with requesting(emulate, identity):
+        ort.register_execution_provider_library(name, path)
     _registered.append(name)
 
 
@@ -193,10 +191,11 @@ def devices() -> list[DeviceInfo]:
 
     Raises: as `register`, which this function calls if the application has not.
     """
-    ort = _onnxruntime()
-    if len(boundary.FACTORIES) == 0:
+    _onnxruntime()
+    if not registrations():
         register()
-    return [_info(device) for device in _all_ep_devices(ort)]
+    by_name = sorted(registrations(), key=lambda known: known.identity)
+    return list(dict.fromkeys(device for known in by_name for device in known.devices))
 
 
 def session(
@@ -299,9 +298,9 @@ def create_session(
 ) -> tuple[Any, Provider]:
     ort = _onnxruntime()
     options = {key: str(value) for key, value in (provider_options or {}).items()}
-    ep_device = chosen_device(emulate, options)
     sess_options = ort.SessionOptions() if sess_options is None else sess_options
-    _add_provider(sess_options, ep_device, options)
+    with _registration:
+        _add_provider(sess_options, chosen_device(emulate, options), options)
     source = model if isinstance(model, bytes) else os.fspath(model)
     # Without this ONNX Runtime answers an error of the provider by using the CPU.
     forget_last_provider()

@@ -5,7 +5,9 @@
 
 #include "base/error.h"
 #include "base/host.h"
+#include "base/process.h"
 #include "ort/factory.h"
+#include "ort/registration.h"
 #include "ort/table.h"
 #include "python/host.h"
 #include "python/start.h"
@@ -47,25 +49,38 @@ static int use_host(const OrtApiBase *api_base, ocp_error *error) {
   return ORT_OK;
 }
 
-static OrtStatus *create_factory(const char *registered_name, const OrtLogger *logger, OrtEpFactory **out) {
-  ocp_error error = {0};
-  if (ocp_python_start(ocp_core_table(), &error) != ORT_OK)
-    return ocp_status(&error);
-  const ocp_python *python = ocp_python_call(&error);
-  if (!python)
-    return ocp_status(&error);
-  int64_t handle = 0;
-  uint32_t identity = OCP_IDENTITY_OWN;
-  OrtStatus *status =
-      ocp_python_status(python->create_factory(registered_name ? registered_name : "", logger, &handle, &identity));
+/* Two providers of one name would leave open which of them a session gets. */
+static int refuse_to_replace(ocp_identity identity, ocp_error *error) {
+  char **names = NULL;
+  int count = 0;
+  if (identity == OCP_IDENTITY_OWN)
+    return ORT_OK;
+  OrtStatus *status = ocp_api->GetAvailableProviders(&names, &count);
   if (status)
-    return status;
-  *out = ocp_factory_create(handle, identity < OCP_NUM_IDENTITIES ? (ocp_identity)identity : OCP_IDENTITY_OWN);
-  if (*out)
-    return NULL;
-  python->release_factory(handle);
-  ocp_python_returned();
-  return ocp_api->CreateStatus(ORT_FAIL, "out of host memory");
+    return ocp_fail_status(error, status);
+  for (int i = 0; i < count; i++)
+    if (strcmp(names[i], ocp_ep_names[identity]) == 0)
+      ocp_fail(error, ORT_INVALID_ARGUMENT,
+               "this ONNX Runtime has a %s of its own: register the plugin under its own name, %s, or use a wheel "
+               "without CUDA (onnxruntime)",
+               names[i], OCP_EP_NAME);
+  if ((status = ocp_api->ReleaseAvailableProviders(names, count)))
+    ocp_api->ReleaseStatus(status);
+  return error->code;
+}
+
+static OrtStatus *create_factory(const char *registered_name, OrtEpFactory **out) {
+  ocp_error error = {0};
+  ocp_registration_request request;
+  if (atomic_load(&ocp_forked))
+    return ocp_api->CreateStatus(ORT_FAIL, OCP_EP_NAME ": " OCP_FORKED_TEXT);
+  ocp_watch_forks();
+  if (ocp_python_prepare(ocp_core_table(), &error) != ORT_OK ||
+      ocp_registration_requested(registered_name, &request, &error) != ORT_OK ||
+      refuse_to_replace(request.identity, &error) != ORT_OK)
+    return ocp_status(&error);
+  *out = ocp_factory_create(registered_name, &request);
+  return *out ? NULL : ocp_api->CreateStatus(ORT_FAIL, "out of host memory");
 }
 
 OrtStatus *CreateEpFactories(const char *registered_name, const OrtApiBase *api_base, const OrtLogger *logger,
@@ -88,7 +103,7 @@ OrtStatus *CreateEpFactories(const char *registered_name, const OrtApiBase *api_
   ocp_error error = {0};
   if (use_host(api_base, &error) != ORT_OK)
     return oldest->CreateStatus((OrtErrorCode)error.code, error.text);
-  OrtStatus *status = create_factory(registered_name, logger, &factories[0]);
+  OrtStatus *status = create_factory(registered_name ? registered_name : "", &factories[0]);
   if (status)
     return status;
   atomic_fetch_add(&live_factories, 1);
@@ -100,13 +115,7 @@ OrtStatus *CreateEpFactories(const char *registered_name, const OrtApiBase *api_
 OrtStatus *ReleaseEpFactory(OrtEpFactory *factory) {
   if (!factory)
     return NULL;
-  ocp_error error = {0};
-  const int64_t handle = ocp_factory_close(factory);
-  const ocp_python *python = ocp_python_call(&error);
-  if (python) { /* at the end of the process Python may be gone */
-    python->release_factory(handle);
-    ocp_python_returned();
-  }
+  ocp_factory_close(factory);
   if (atomic_fetch_sub(&live_factories, 1) == 1)
     ocp_logger = NULL; /* the environment may end before the library is registered again */
   return NULL;
@@ -118,7 +127,7 @@ OrtStatus *ReleaseEpFactory(OrtEpFactory *factory) {
 OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *api_base) {
   const OrtApi *oldest = api_base->GetApi(1);
   ocp_error error = {0};
-  if (use_host(api_base, &error) != ORT_OK || ocp_python_start(ocp_core_table(), &error) != ORT_OK)
+  if (use_host(api_base, &error) != ORT_OK || ocp_python_prepare(ocp_core_table(), &error) != ORT_OK)
     return oldest->CreateStatus((OrtErrorCode)error.code, error.text);
   const ocp_python *python = ocp_python_call(&error);
   if (!python)

@@ -1,7 +1,8 @@
-/* OrtEpFactory. What decides goes to Python; what only answers is C. */
+/* OrtEpFactory. What sessions ask goes to Python; what ORT asks while it registers the library is C (offer.h). */
 #include "ort/factory.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "base/host.h"
@@ -10,6 +11,7 @@
 #include "ort/callers.h"
 #include "ort/ep.h"
 #include "ort/memory.h"
+#include "ort/offer.h"
 #include "ort/stream.h"
 #include "python/host.h"
 #include "python/tables.h"
@@ -21,10 +23,11 @@
 /* A factory lives as long as the process: after the library was unregistered, ORT calls it to release the allocators of
  * values and the EPs of sessions that are still there, and to create EPs for session options that name its devices. */
 typedef struct ocp_factory {
-  OrtEpFactory ort;       /* first member: ORT's view */
-  _Atomic int64_t handle; /* Python's; 0 once it is unregistered */
-  ocp_identity identity;
-  _Atomic size_t num_devices;
+  OrtEpFactory ort; /* first member: ORT's view */
+  char *registered_name;
+  ocp_registration_request request;
+  ocp_offer offer;
+  atomic_bool unregistered;
   struct ocp_factory *earlier; /* of `factories` */
 } ocp_factory;
 
@@ -33,7 +36,7 @@ static _Atomic(ocp_factory *) factories;
 static OrtStatus *not_implemented(const char *what) { return ocp_api->CreateStatus(ORT_NOT_IMPLEMENTED, what); }
 
 static const char *get_name(const OrtEpFactory *factory) {
-  return ocp_ep_names[((const ocp_factory *)factory)->identity];
+  return ocp_ep_names[((const ocp_factory *)factory)->request.identity];
 }
 
 static const char *get_vendor(const OrtEpFactory *factory) {
@@ -51,13 +54,13 @@ static const char *get_version(const OrtEpFactory *factory) {
   return OCP_VERSION;
 }
 
-/* The handle, or 0 and the error: what ORT still has of the devices is freed. */
-static int64_t registered_handle(const OrtEpFactory *factory, ocp_error *error) {
-  const int64_t handle = ocp_factory_handle(factory);
-  if (!handle)
+/* Else the error: what ORT still has of the devices is freed. */
+static bool is_registered(const OrtEpFactory *factory, ocp_error *error) {
+  const bool registered = !atomic_load(&((const ocp_factory *)factory)->unregistered);
+  if (!registered)
     ocp_fail(error, ORT_FAIL, "%s: the library was unregistered; register it again and get its devices again",
              OCP_EP_NAME);
-  return handle;
+  return registered;
 }
 
 static OrtStatus *get_supported_devices(OrtEpFactory *factory, const OrtHardwareDevice *const *devices,
@@ -65,31 +68,30 @@ static OrtStatus *get_supported_devices(OrtEpFactory *factory, const OrtHardware
                                         size_t *num_ep_devices) {
   *num_ep_devices = 0;
   ocp_error error = {0};
-  const int64_t handle = registered_handle(factory, &error);
-  const ocp_python *python = handle ? ocp_python_call(&error) : NULL;
-  if (!python)
+  ocp_factory *this_factory = (ocp_factory *)(void *)factory;
+  if (!is_registered(factory, &error) ||
+      ocp_offer_devices(&this_factory->offer, &this_factory->request, factory, devices, num_devices, ep_devices,
+                        max_ep_devices, &error) != ORT_OK)
     return ocp_status(&error);
-  OrtStatus *status = ocp_python_status(
-      python->get_supported_devices(handle, factory, devices, num_devices, ep_devices, max_ep_devices, num_ep_devices));
-  ((ocp_factory *)(void *)factory)->num_devices = *num_ep_devices;
-  return status;
+  *num_ep_devices = atomic_load(&this_factory->offer.num_devices);
+  return NULL;
 }
 
 static OrtStatus *create_ep(OrtEpFactory *factory, const OrtHardwareDevice *const *devices,
                             const OrtKeyValuePairs *const *metadata, size_t num_devices,
                             const OrtSessionOptions *options, const OrtLogger *logger, OrtEp **ep) {
+  (void)devices;
   *ep = NULL;
   ocp_error error = {0};
-  const int64_t handle = registered_handle(factory, &error);
-  const ocp_python *python = handle ? ocp_python_call(&error) : NULL;
+  const ocp_identity identity = ((const ocp_factory *)(void *)factory)->request.identity;
+  const ocp_python *python = is_registered(factory, &error) ? ocp_python_call(&error) : NULL;
   if (!python)
     return ocp_status(&error);
   ocp_ep_config config = {0};
-  OrtStatus *status =
-      ocp_python_status(python->create_ep(handle, devices, metadata, num_devices, options, logger, &config));
+  OrtStatus *status = ocp_python_status(python->create_ep(identity, metadata, num_devices, options, logger, &config));
   if (status)
     return status;
-  *ep = ocp_ep_create(&config, ((ocp_factory *)(void *)factory)->identity);
+  *ep = ocp_ep_create(&config, identity);
   if (*ep)
     return NULL;
   python->release_ep(config.handle);
@@ -115,22 +117,26 @@ static OrtStatus *validate_compatibility(OrtEpFactory *factory, const OrtHardwar
                                          size_t num_devices, const char *info, OrtCompiledModelCompatibility *out) {
   *out = OrtCompiledModelCompatibility_EP_NOT_APPLICABLE;
   ocp_error error = {0};
-  const int64_t handle = registered_handle(factory, &error);
-  if (!info)
+  const ocp_device_info *offered[OCP_MAX_OFFERED];
+  size_t count = 0;
+  if (!is_registered(factory, &error) || !info)
     return ocp_status(&error);
-  const ocp_python *python = handle ? ocp_python_call(&error) : NULL;
-  return python ? ocp_python_status(python->validate_compatibility(handle, devices, num_devices, info, out))
-                : ocp_status(&error);
+  for (size_t i = 0; i < num_devices && count < OCP_MAX_OFFERED; i++)
+    if ((offered[count] = ocp_offered_as(&((const ocp_factory *)(void *)factory)->offer, devices[i])))
+      count++;
+  const ocp_python *python = ocp_python_call(&error);
+  return python ? ocp_python_status(python->validate_compatibility(offered, count, info, out)) : ocp_status(&error);
 }
 
 static OrtStatus *get_incompatibility(OrtEpFactory *factory, const OrtHardwareDevice *device,
                                       OrtDeviceEpIncompatibilityDetails *details) {
   ocp_error error = {0};
-  const int64_t handle = registered_handle(factory, &error);
-  if (!device || !details)
+  if (!is_registered(factory, &error) || !device || !details)
     return ocp_status(&error);
-  const ocp_python *python = handle ? ocp_python_call(&error) : NULL;
-  return python ? ocp_python_status(python->get_incompatibility(handle, device, details)) : ocp_status(&error);
+  const uint32_t reason = ocp_why_not_offered(&((const ocp_factory *)(void *)factory)->offer, device, &error);
+  return reason == OrtDeviceEpIncompatibility_NONE
+             ? NULL
+             : ocp_ep_api->DeviceEpIncompatibilityDetails_SetDetails(details, reason, /*error_code=*/0, error.text);
 }
 
 static OrtStatus *create_importer(OrtEpFactory *factory, const OrtEpDevice *device,
@@ -144,7 +150,7 @@ static OrtStatus *create_importer(OrtEpFactory *factory, const OrtEpDevice *devi
 static OrtStatus *custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain *const **domains, size_t *count) {
   *count = 0;
   ocp_error error = {0};
-  if (!ocp_factory_handle(factory))
+  if (atomic_load(&((const ocp_factory *)(void *)factory)->unregistered))
     return NULL;
   const ocp_python *python = ocp_python_call(&error);
   return python ? ocp_python_status(python->custom_op_domains(domains, count)) : ocp_status(&error);
@@ -157,7 +163,7 @@ static OrtStatus *custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain *co
 static bool is_another_question_of_a_session(void) {
   size_t num_devices = 0;
   for (const ocp_factory *factory = atomic_load(&factories); factory; factory = factory->earlier)
-    num_devices += factory->handle ? factory->num_devices : 0;
+    num_devices += atomic_load(&factory->unregistered) ? 0 : atomic_load(&factory->offer.num_devices);
   if (num_devices < 2 || ocp_host_version >= 31)
     return false;
   const OrtCompileApi *compile = ocp_api->GetCompileApi(); /* NULL in builds that are minimal */
@@ -212,12 +218,15 @@ static OrtStatus *select_model_candidate(OrtEpFactory *factory, const OrtHardwar
 }
 
 /* ORT calls some slots without looking: each up to the negotiated version has a function. */
-OrtEpFactory *ocp_factory_create(int64_t handle, ocp_identity identity) {
+OrtEpFactory *ocp_factory_create(const char *registered_name, const ocp_registration_request *request) {
   ocp_factory *factory = calloc(1, sizeof *factory);
-  if (!factory)
+  if (factory)
+    factory->registered_name = strdup(registered_name);
+  if (!factory || !factory->registered_name) {
+    free(factory);
     return NULL;
-  factory->handle = handle;
-  factory->identity = identity;
+  }
+  factory->request = *request;
   factory->ort = (OrtEpFactory){
       .ort_version_supported = ocp_api_version,
       .GetName = get_name,
@@ -248,8 +257,25 @@ OrtEpFactory *ocp_factory_create(int64_t handle, ocp_identity identity) {
   return &factory->ort;
 }
 
-int64_t ocp_factory_close(OrtEpFactory *factory) {
-  return atomic_exchange(&((ocp_factory *)(void *)factory)->handle, 0);
+void ocp_factory_close(OrtEpFactory *released) {
+  ocp_factory *factory = (ocp_factory *)(void *)released;
+  if (!atomic_exchange(&factory->unregistered, true))
+    ocp_offer_withdraw(&factory->offer);
 }
 
-int64_t ocp_factory_handle(const OrtEpFactory *factory) { return ((const ocp_factory *)factory)->handle; }
+uint32_t ocp_registrations(ocp_registration *out, uint32_t room) {
+  uint32_t count = 0;
+  for (const ocp_factory *factory = atomic_load(&factories); factory; factory = factory->earlier) {
+    if (atomic_load(&factory->unregistered))
+      continue;
+    if (count < room)
+      out[count] = (ocp_registration){
+          .name = factory->registered_name,
+          .identity = factory->request.identity,
+          .num_devices = atomic_load(&factory->offer.num_devices),
+          .devices = factory->offer.devices,
+      };
+    count++;
+  }
+  return count;
+}

@@ -3,11 +3,13 @@
 #define OCP_ORT_FACTORY_H
 
 #include "base/host.h"
+#include "ort/registration.h"
+#include "python/tables.h"
 
 /* NULL: out of memory. */
-OrtEpFactory *ocp_factory_create(int64_t handle, ocp_identity identity);
-/* The library was unregistered: returns the handle, and the factory forgets it. */
-int64_t ocp_factory_close(OrtEpFactory *factory);
-int64_t ocp_factory_handle(const OrtEpFactory *factory);
+OrtEpFactory *ocp_factory_create(const char *registered_name, const ocp_registration_request *request);
+void ocp_factory_close(OrtEpFactory *factory); /* the library was unregistered */
+/* The registrations that have not ended, as many as there is room for; returns how many there are. */
+uint32_t ocp_registrations(ocp_registration *out, uint32_t room);
 
 #endif

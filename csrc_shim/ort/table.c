@@ -7,6 +7,7 @@
 #include "device/arena_options.h"
 #include "device/arena_settings.h"
 #include "device/device.h"
+#include "device/device_list.h"
 #include "device/devices.h"
 #include "device/memory.h"
 #include "device/stream.h"
@@ -17,7 +18,10 @@
 #include "ort/allocator.h"
 #include "ort/compute.h"
 #include "ort/custom_op.h"
+#include "ort/factory.h"
 #include "ort/kernels.h"
+#include "ort/offer.h"
+#include "ort/registration.h"
 #include "ort/shape_kernel.h"
 #include "plan/slab.h"
 #include "python/host.h"
@@ -161,6 +165,13 @@ static const ocp_core core = {
     .repeat_release = ocp_repeat_release,
     .compute_info_of_repeat = ocp_compute_info_of_repeat,
     .custom_op_create = ocp_custom_op_create,
+    .request_registration = ocp_request_registration,
+    .emulation_requested = ocp_emulation_requested,
+    .default_identity = ocp_default_identity,
+    .registrations = ocp_registrations,
+    .list_devices = ocp_list_devices,
+    .describe_device = ocp_describe_device,
+    .card_bus_id = ocp_card_bus_id,
     .interrupt_after_call = ocp_interrupt_after_call,
 };
 

@@ -6,6 +6,7 @@
 #include "base/counters.h"
 #include "base/host.h"
 #include "base/process.h"
+#include "python/start.h"
 #include "vendor/store.h"
 
 static ocp_python python;
@@ -51,8 +52,8 @@ const ocp_python *ocp_python_call(ocp_error *error) {
     why = OCP_FORKED_TEXT;
   else if (ocp_is_shutting_down())
     why = "the Python interpreter is shutting down";
-  else if (!atomic_load(&python_ready))
-    why = "Python has not been started";
+  else if (!atomic_load(&python_ready) && ocp_python_load(error) != ORT_OK)
+    return NULL;
   if (why) {
     ocp_fail(error, ORT_FAIL, "%s: %s", OCP_EP_NAME, why);
     return NULL;

@@ -1,8 +1,8 @@
 /* The library's relation to Python: the table of calls into it, and when it may be used.
  *
- *     +-------------+  ocp_python_start, or   +-------+  ocp_shut_down, from   +---------------+
- *     | not started | ----------------------> | ready | ---------------------> | shutting down |
- *     +-------------+  Python's set_python    +-------+  Python's atexit       +---------------+
+ *     +------------+  ocp_python_prepare, or   +-------+  ocp_shut_down, from   +---------------+
+ *     | not loaded | ------------------------> | ready | ---------------------> | shutting down |
+ *     +------------+  the first call           +-------+  Python's atexit       +---------------+
  *
  * Invariants:
  * - Every call goes through ocp_python_call, which counts it and refuses it in any other state and in a forked child.
@@ -17,7 +17,7 @@
 #include "run/input.h"
 
 /* The table to make one call into Python through, counted in OCP_PYTHON_CALLS; NULL with the error when Python must not
- * be called: it was never started, is shutting down, or this process is a forked child. */
+ * be called: it cannot be loaded, is shutting down, or this process is a forked child. */
 const ocp_python *ocp_python_call(ocp_error *error);
 /* Call it after each call into Python: if Python has turned an interrupt into an error, this sends the interrupt again.
  */

@@ -10,6 +10,7 @@
 #include <limits.h>
 #include <link.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -309,26 +310,45 @@ static int load_package(const python_api *api, const ocp_core *core, const char 
   return error->code;
 }
 
-int ocp_python_start(const ocp_core *core, ocp_error *error) {
-  if (ocp_python_is_ready())
-    return ORT_OK;
+static _Atomic(const ocp_core *) prepared;
+static atomic_bool is_our_own; /* this Python: no function of ORT is called with its GIL */
+
+static int find_folder(char folder[PATH_MAX], ocp_error *error) {
   Dl_info info;
-  char folder[PATH_MAX];
   if (!dladdr(bootstrap, &info) || !realpath(info.dli_fname, folder))
     return ocp_fail(error, ORT_FAIL, "%s cannot find its own library", OCP_EP_NAME);
   parent(folder);
+  return ORT_OK;
+}
 
+int ocp_python_prepare(const ocp_core *core, ocp_error *error) {
+  atomic_store(&prepared, core);
+  if (ocp_python_is_ready())
+    return ORT_OK;
   /* Held only while the process has no Python, so no thread can wait for it with the GIL. */
   static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
   python_api api;
+  if (!atomic_load(&is_our_own) && use_loaded_python(&api) && api.Py_IsInitialized())
+    return ORT_OK;
   bool started = false;
+  char folder[PATH_MAX];
+  if (find_folder(folder, error) != ORT_OK)
+    return error->code;
+  pthread_mutex_lock(&starting);
   if (!use_loaded_python(&api) || !api.Py_IsInitialized()) {
-    pthread_mutex_lock(&starting);
-    if (!use_loaded_python(&api) || !api.Py_IsInitialized())
-      started = start_own_python(&api, folder, error) == ORT_OK;
-    pthread_mutex_unlock(&starting);
-    if (error->code)
-      return error->code;
+    started = start_own_python(&api, folder, error) == ORT_OK;
+    atomic_store(&is_our_own, started);
   }
-  return load_package(&api, core, folder, started, error);
+  pthread_mutex_unlock(&starting);
+  return error->code ? error->code : load_package(&api, core, folder, started, error);
+}
+
+int ocp_python_load(ocp_error *error) {
+  python_api api;
+  const ocp_core *core = atomic_load(&prepared);
+  char folder[PATH_MAX];
+  if (!core || !use_loaded_python(&api) || !api.Py_IsInitialized())
+    return ocp_fail(error, ORT_FAIL, "%s: Python has not been started", OCP_EP_NAME);
+  return find_folder(folder, error) == ORT_OK ? load_package(&api, core, folder, /*started=*/false, error)
+                                              : error->code;
 }

@@ -5,8 +5,11 @@
 #include "base/error.h"
 #include "python/tables.h"
 
-/* Makes ocp_python_call work: uses the Python of this process, or starts the one of the environment that the library is
- * installed in. Python gets the table. Idempotent, thread safe. */
-int ocp_python_start(const ocp_core *core, ocp_error *error);
+/* Has ocp_python_call work from now on; Python gets the table. Starts the Python of the environment that the library is
+ * installed in, unless this process has one: then the first call loads the package, since that waits for the GIL and
+ * the caller may have locks of ORT (tables.h). Idempotent, thread safe. */
+int ocp_python_prepare(const ocp_core *core, ocp_error *error);
+/* Loads the package, for ocp_python_call. Fails where nothing was prepared. */
+int ocp_python_load(ocp_error *error);
 
 #endif

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "device/arena_options.h"
 #include "device/device.h"
+#include "device/device_list.h"
 #include "device/stream.h"
 #include "device/weights.h"
 #include "driver/driver.h"
@@ -72,30 +73,33 @@ typedef struct ocp_custom_op_spec {
   const ocp_custom_port *ports; /* inputs, then outputs */
 } ocp_custom_op_spec;
 
+/* A registration of the library that has not ended. What it points to lives as long as the process. */
+typedef struct ocp_registration {
+  const char *name;
+  uint32_t identity; /* ocp_identity of base/host.h */
+  uint32_t num_devices;
+  const ocp_device_info *devices;
+} ocp_registration;
+
 /* Python's side. Every member is called through ocp_python_call (host.h), the one place that counts calls into Python;
  * each is an `extern "Python"` of the bridge that catches every exception and reports it through the error or the
- * status. */
+ * status.
+ *
+ * A member waits for the GIL. Threads that have the GIL wait for ORT's environment lock, as ORT's Python functions do.
+ * So no member is called while ORT holds that lock: CreateEpFactories, ReleaseEpFactory, GetSupportedDevices,
+ * allocators and data transfers are C alone. */
 enum { OCP_PYTHON_BROKE = 1 }; /* in place of a status: Python failed, and failed again when it made the status */
 typedef struct ocp_python {
   uint32_t abi;
-  OrtStatus *(*create_factory)(const char *registered_name, const OrtLogger *logger, int64_t *factory,
-                               uint32_t *identity); /* ocp_identity of base/host.h */
-  void (*release_factory)(int64_t factory);
-  OrtStatus *(*get_supported_devices)(int64_t factory, OrtEpFactory *ort_factory,
-                                      const OrtHardwareDevice *const *devices, size_t num_devices,
-                                      OrtEpDevice **ep_devices, size_t max_ep_devices, size_t *num_ep_devices);
-  OrtStatus *(*get_incompatibility)(int64_t factory, const OrtHardwareDevice *device,
-                                    OrtDeviceEpIncompatibilityDetails *details);
-  OrtStatus *(*validate_compatibility)(int64_t factory, const OrtHardwareDevice *const *devices, size_t num_devices,
-                                       const char *info, OrtCompiledModelCompatibility *out);
+  OrtStatus *(*validate_compatibility)(const ocp_device_info *const *devices, size_t num_devices, const char *info,
+                                       OrtCompiledModelCompatibility *out);
   /* The domains of the operators that applications have registered by now; they live as long as the process. */
   OrtStatus *(*custom_op_domains)(OrtCustomOpDomain *const **domains, size_t *count);
   /* Tells ORT types and shapes of a node's outputs, as far as they are known; and why no provider runs a node. */
   void (*infer_custom_op)(int64_t op, const OrtShapeInferContext *context);
   OrtStatus *(*explain_custom_op)(int64_t op, const OrtKernelInfo *info);
-  OrtStatus *(*create_ep)(int64_t factory, const OrtHardwareDevice *const *devices,
-                          const OrtKeyValuePairs *const *metadata, size_t num_devices, const OrtSessionOptions *options,
-                          const OrtLogger *logger, ocp_ep_config *config);
+  OrtStatus *(*create_ep)(uint32_t identity, const OrtKeyValuePairs *const *metadata, size_t num_devices,
+                          const OrtSessionOptions *options, const OrtLogger *logger, ocp_ep_config *config);
   void (*release_ep)(int64_t ep);
   OrtStatus *(*get_capability)(int64_t ep, const OrtGraph *graph, OrtEpGraphSupportInfo *info);
   OrtStatus *(*compile)(int64_t ep, const OrtGraph **graphs, const OrtNode **fused_nodes, size_t count,
@@ -215,6 +219,14 @@ typedef struct ocp_core {
   int (*cluster_add_callback)(ocp_cluster *cluster, uint32_t num_pointers, uint32_t num_numbers, ocp_error *error);
   CUstream (*stream_handle)(const ocp_stream *stream);
   const OrtCustomOp *(*custom_op_create)(const ocp_custom_op_spec *spec, ocp_error *error); /* ort/custom_op.h */
+  /* ---- registrations: ort/registration.h, device/device_list.h ---- */
+  void (*request_registration)(int emulated, int identity);
+  int (*emulation_requested)(ocp_error *error);
+  int (*default_identity)(ocp_error *error);
+  uint32_t (*registrations)(ocp_registration *out, uint32_t room); /* returns how many there are */
+  int (*list_devices)(int emulated, ocp_device_info *infos, uint32_t room, uint32_t *count, ocp_error *error);
+  void (*describe_device)(const ocp_device_info *info, ocp_device_metadata *entries);
+  void (*card_bus_id)(const char *folder, const char *index, char *bus_id);
   void (*interrupt_after_call)(void); /* SIGINT for this thread when its call into Python has returned */
 } ocp_core;
 

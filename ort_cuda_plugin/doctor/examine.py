@@ -95,5 +95,6 @@ def _environment() -> Iterator[Finding]:
         except (PluginError, ImportError, RuntimeError) as error:
             found = True
             yield problem("environment", f"the emulated device cannot be used: {error}", "see the message")
+            break  # what follows needs it as well
     if not found:
         yield ok("environment", "the plugin's variables have values that it takes")

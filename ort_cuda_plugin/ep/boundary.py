@@ -1,6 +1,7 @@
 """The callbacks that C makes into Python, and how they get there.
 
-``attach`` is called by the library when a factory is created: it installs the table ``ocp_python``.
+``attach`` installs the table ``ocp_python``. `register` calls it; where an application has registered the library
+without this package, the library's first call into Python does.
 """
 
 from __future__ import annotations
@@ -13,23 +14,26 @@ from ..abi import core as abi_core
 from ..abi import host
 from ..abi.core import ffi, lib
 from ..compiler.plan_cache import plan_cache
+from ..context.compatibility import Fit, fit
 from ..model.ir import DType
 from . import custom_domains, kernel_registry
-from .factory import Factory
+from .context_session import allows_host_code
+from .devices import DeviceInfo
 from .fused_node import FUSED_NODES
 from .guards import error_guard, status_guard, void_guard
 from .handles import HandleTable
+from .identity import Identity
+from .open_device import target_of
 from .provider import Provider, last_verdicts
 from .tracing import tracing
 
-FACTORIES: HandleTable[Factory] = HandleTable("factory")
 PROVIDERS: HandleTable[Provider] = HandleTable("execution provider")
 
 _table: Any = None
 
 
 def attach(address: int) -> None:
-    """Connects this interpreter with the library whose ``ocp_core`` is at ``address``. Idempotent.
+    """Connect this interpreter with the library whose ``ocp_core`` is at ``address``. Idempotent.
 
     Raises:
         PluginError: Python uses another copy of the library, or one of another build.
@@ -48,23 +52,9 @@ def attach(address: int) -> None:
     abi_core.check(error)
 
 
-@status_guard
-def create_factory(registered_name: Any, logger: Any, factory: Any, identity: Any) -> None:
-    created = Factory(ffi.string(registered_name).decode(errors="replace"))
-    factory[0] = FACTORIES.add(created)
-    identity[0] = created.identity
-
-
-@void_guard
-def release_factory(factory: int) -> None:
-    FACTORIES.pop(factory).close()
-
-
-@status_guard
-def get_supported_devices(
-    factory: int, ort_factory: Any, devices: Any, num_devices: int, out: Any, max_out: int, num_out: Any
-) -> None:
-    num_out[0] = FACTORIES[factory].supported_devices(ort_factory, list(devices[0:num_devices]), out, max_out)
+def attach_own() -> None:
+    """`attach` to the library of this package."""
+    attach(int(ffi.cast("uintptr_t", abi_core.core())))
 
 
 @status_guard
@@ -83,13 +73,10 @@ def explain_custom_op(op: int, info: Any) -> None:
 
 
 @status_guard
-def get_incompatibility(factory: int, device: Any, details: Any) -> None:
-    FACTORIES[factory].describe_incompatibility(device, details)
-
-
-@status_guard
-def validate_compatibility(factory: int, devices: Any, num_devices: int, info: Any, out: Any) -> None:
-    out[0] = FACTORIES[factory].fit_of(list(devices[0:num_devices]), host.text(info))
+def validate_compatibility(devices: Any, num_devices: int, info: Any, out: Any) -> None:
+    infos = [DeviceInfo.from_c(devices[index]) for index in range(num_devices)]
+    fits = [fit(host.text(info), target_of(known), allows_host_code(), known.driver_version) for known in infos]
+    out[0] = max(fits, default=Fit.NOT_APPLICABLE)  # the worst of them counts
 
 
 @status_guard
@@ -98,10 +85,8 @@ def compatibility_info(ep: int, info: Any) -> None:
 
 
 @partial(status_guard, forgiven=True)
-def create_ep(
-    factory: int, devices: Any, metadata: Any, num_devices: int, options: Any, logger: Any, config: Any
-) -> None:
-    provider = Provider(list(metadata[0:num_devices]), options, logger, FACTORIES[factory].identity)
+def create_ep(identity: int, metadata: Any, num_devices: int, options: Any, logger: Any, config: Any) -> None:
+    provider = Provider(list(metadata[0:num_devices]), options, logger, Identity(identity))
     config.device = provider.device.pointer
     config.device_memory = provider.device_memory
     config.stream = provider.stream

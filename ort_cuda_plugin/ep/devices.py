@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from ..abi.core import PluginError, core, driver_error_text, ffi, lib
+from ..abi.core import PluginError, check, core, ffi, lib, new_error
 from ..program.lowering import DeviceProperties
 
 #: "1", "true", "yes", "on": a plain registration offers the emulated devices as well.
@@ -17,11 +16,8 @@ EMULATE_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE"
 #: "sm_90", or "sm_90:114" with a number of multiprocessors: the emulated devices run what is lowered for that GPU.
 LOWERING_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_LOWERING"
 
-#: That of CUDA 13.0, whose toolkit makes the kernels: an earlier driver loads none of them.
-_LEAST_DRIVER_VERSION = 13000
-
-_TRUE = {"1", "true", "yes", "on"}
-_FALSE = {"", "0", "false", "no", "off"}
+#: More devices of a kind than this do not work (``OCP_MAX_DEVICES``).
+_MOST_DEVICES = 64
 
 
 class DriverError(RuntimeError):
@@ -72,23 +68,14 @@ class DeviceInfo:
 
     def metadata(self) -> dict[str, str]:
         """What ``OrtEpDevice.ep_metadata`` holds; keys with ``cuda_`` are those of ONNX Runtime's own plugin."""
-        major, minor = self.compute_capability
-        return {
-            "cuda_device_id": str(self.ordinal),
-            "name": self.name,
-            "compute_capability": f"{major}.{minor}",
-            "cuda_compute_capability": f"{major}.{minor}",
-            "cuda_device_name": self.name,
-            "memory_bytes": str(self.memory_bytes),
-            "driver_version": self.driver_version,
-            "pci_bus_id": self.pci_bus_id,
-            "emulated": "1" if self.emulated else "0",
-            "multiprocessors": str(self.multiprocessors),
-            "max_shared_bytes": str(self.max_shared_bytes),
-            # ONNX Runtime's names of what compiled models can leave out: any initializer.
-            "weightless_support": "all",
-            "weightless_supported_modes": "all",
-        }
+        major, minor = self.driver_version.split(".")
+        info = ffi.new("ocp_device_info *")
+        info.emulated, info.ordinal, info.memory_bytes = self.emulated, self.ordinal, self.memory_bytes
+        info.name, info.pci_bus_id = self.name.encode(errors="replace")[:255], self.pci_bus_id.encode()
+        info.cc_major, info.cc_minor = self.compute_capability
+        info.driver_version = 1000 * int(major) + 10 * int(minor)
+        info.multiprocessors, info.max_shared_bytes = self.multiprocessors, self.max_shared_bytes
+        return _metadata(info)
 
     @staticmethod
     def from_metadata(metadata: dict[str, str]) -> DeviceInfo:
@@ -106,6 +93,17 @@ class DeviceInfo:
             max_shared_bytes=int(metadata["max_shared_bytes"]),
         )
 
+    @staticmethod
+    def from_c(info: Any) -> DeviceInfo:
+        """The device that a ``const ocp_device_info *`` describes."""
+        return DeviceInfo.from_metadata(_metadata(info))
+
+
+def _metadata(info: Any) -> dict[str, str]:
+    entries = ffi.new("ocp_device_metadata[]", lib.OCP_DEVICE_METADATA)
+    core().describe_device(info, entries)
+    return {ffi.string(entry.key).decode(): ffi.string(entry.value).decode(errors="replace") for entry in entries}
+
 
 def emulation_requested() -> bool:
     """Whether the environment asks for emulated devices.
@@ -113,12 +111,11 @@ def emulation_requested() -> bool:
     Raises:
         ValueError: the variable holds neither a yes nor a no.
     """
-    value = os.environ.get(EMULATE_VARIABLE, "").strip().lower()
-    if value in _TRUE:
-        return True
-    if value in _FALSE:
-        return False
-    raise ValueError(f"{EMULATE_VARIABLE}={value!r}: use 1 or 0")
+    error = new_error()
+    requested = core().emulation_requested(error)
+    if error.code:
+        raise ValueError(ffi.string(error.text).decode(errors="replace"))
+    return bool(requested)
 
 
 def emulated_properties() -> DeviceProperties:
@@ -148,20 +145,27 @@ def gpu_properties(text: str) -> DeviceProperties:
 
 def cuda_devices() -> tuple[list[DeviceInfo], str]:
     """The GPUs, and why there are none ("" where there are)."""
-    why = ffi.new("const char **")
-    driver = core().driver_cuda(why)
-    if driver == ffi.NULL:
-        return [], ffi.string(why[0]).decode(errors="replace") if why[0] != ffi.NULL else "no CUDA driver"
     try:
-        devices = _enumerate(driver, emulated=False)
-    except DriverError as error:
+        devices = _list(emulated=False)
+    except PluginError as error:
         return [], str(error)
     return devices, "" if devices else "the CUDA driver reports no device"
 
 
 def emulated_devices() -> list[DeviceInfo]:
-    """The emulated devices as configured (``ORT_CUDA_PLUGIN_EMULATE_DEVICES``, default 1)."""
-    return _enumerate(core().driver_emulator(), emulated=True)
+    """The emulated devices as configured (``ORT_CUDA_PLUGIN_EMULATE_DEVICES``, default 1).
+
+    Raises:
+        PluginError: the configuration has an error.
+    """
+    return _list(emulated=True)
+
+
+def _list(*, emulated: bool) -> list[DeviceInfo]:
+    infos, count, error = ffi.new("ocp_device_info[]", _MOST_DEVICES), ffi.new("uint32_t *"), new_error()
+    core().list_devices(emulated, infos, len(infos), count, error)
+    check(error)
+    return [DeviceInfo.from_c(infos + index) for index in range(min(count[0], len(infos)))]
 
 
 def open_device(info: DeviceInfo) -> Any:
@@ -175,57 +179,3 @@ def open_device(info: DeviceInfo) -> Any:
     if device == ffi.NULL:
         raise PluginError(ffi.string(error.text).decode(errors="replace"), error.code)
     return device
-
-
-def _enumerate(driver: Any, *, emulated: bool) -> list[DeviceInfo]:
-    def call(name: str, *arguments: Any) -> None:
-        result = getattr(driver, name)(*arguments)
-        if result != lib.CUDA_SUCCESS:
-            raise DriverError(f"cu{name} failed: {driver_error_text(driver, result)}")
-
-    def attribute(device: int, number: int) -> int:
-        value = ffi.new("int *")
-        call("DeviceGetAttribute", value, number, device)
-        return int(value[0])
-
-    def one(ordinal: int) -> DeviceInfo:
-        device, name, memory = ffi.new("CUdevice *"), ffi.new("char[256]"), ffi.new("size_t *")
-        bus_id = ffi.new("char[32]")
-        call("DeviceGet", device, ordinal)
-        call("DeviceGetName", name, len(name), device[0])
-        call("DeviceTotalMem", memory, device[0])
-        if not emulated:
-            call("DeviceGetPCIBusId", bus_id, len(bus_id), device[0])
-        return DeviceInfo(
-            ordinal=ordinal,
-            emulated=emulated,
-            name=ffi.string(name).decode(errors="replace"),
-            compute_capability=(
-                attribute(device[0], lib.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
-                attribute(device[0], lib.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
-            ),
-            memory_bytes=int(memory[0]),
-            driver_version=f"{version[0] // 1000}.{version[0] % 1000 // 10}",
-            pci_bus_id=ffi.string(bus_id).decode().lower(),
-            multiprocessors=attribute(device[0], lib.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
-            max_shared_bytes=attribute(device[0], lib.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
-        )
-
-    version, count = ffi.new("int *"), ffi.new("int *")
-    call("Init", 0)
-    call("DriverGetVersion", version)
-    if version[0] < _LEAST_DRIVER_VERSION:
-        raise DriverError(
-            f"the driver is for CUDA {version[0] // 1000}.{version[0] % 1000 // 10}; kernels and libraries are for "
-            "CUDA 13, which needs R580 or newer"
-        )
-    call("DeviceGetCount", count)
-    return [one(ordinal) for ordinal in range(count[0])]
-
-
-def pci_bus_id_of_card(card_index: str, root: Path = Path("/sys/class/drm")) -> str:
-    """The PCI bus id of /dev/dri/card<card_index>, which is all that ORT's metadata say of a GPU; "" if unknown."""
-    try:
-        return (root / f"card{card_index}" / "device").resolve(strict=True).name.lower()
-    except OSError:
-        return ""

@@ -7,8 +7,9 @@ asked for, else the name of the registration if that is a provider's, else ``ORT
 
 from __future__ import annotations
 
-import os
 from enum import IntEnum
+
+from ..abi.core import core, ffi, new_error
 
 #: The name under which a plain registration offers the devices.
 AS_VARIABLE = "ORT_CUDA_PLUGIN_AS"
@@ -64,14 +65,8 @@ def default_identity() -> Identity:
     Raises:
         ValueError: the variable holds another name.
     """
-    name = os.environ.get(AS_VARIABLE, "").strip()
-    return identity_named(name, AS_VARIABLE) if name else Identity.OWN
-
-
-def identity_of_registration(registered_name: str) -> Identity:
-    """The identity that a registration name asks for.
-
-    Raises: as `default_identity`.
-    """
-    name = registered_name.removesuffix(VIRTUAL_SUFFIX)
-    return Identity(_NAMES.index(name)) if name in _NAMES else default_identity()
+    error = new_error()
+    identity = core().default_identity(error)
+    if error.code:
+        raise ValueError(ffi.string(error.text).decode(errors="replace"))
+    return Identity(identity)

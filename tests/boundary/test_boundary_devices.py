@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from isolated import add_model, python
-from ort_cuda_plugin.ep.devices import DeviceInfo, emulated_devices, pci_bus_id_of_card
+from ort_cuda_plugin.abi.core import core, ffi
+from ort_cuda_plugin.ep.devices import DeviceInfo, emulated_devices
 
 
 def test_metadata_describe_the_whole_device() -> None:
@@ -17,6 +18,12 @@ def test_metadata_describe_the_whole_device() -> None:
     assert emulated.pci_bus_id == ""
 
 
+def pci_bus_id_of_card(index: str, folder: Path) -> str:
+    found = ffi.new("char[32]")
+    core().card_bus_id(str(folder).encode(), index.encode(), found)
+    return str(ffi.string(found).decode())
+
+
 def test_the_bus_id_of_a_card_is_that_of_its_pci_device(tmp_path: Path) -> None:
     device = tmp_path / "devices" / "pci0000:64" / "0000:65:00.0"
     device.mkdir(parents=True)
@@ -25,33 +32,6 @@ def test_the_bus_id_of_a_card_is_that_of_its_pci_device(tmp_path: Path) -> None:
     assert pci_bus_id_of_card("1", tmp_path) == "0000:65:00.0"
     assert pci_bus_id_of_card("2", tmp_path) == ""
     assert pci_bus_id_of_card("", tmp_path) == ""
-
-
-def test_a_gpu_is_matched_by_bus_id_and_created_where_onnxruntime_found_none() -> None:
-    # Two GPUs of the driver, of which ONNX Runtime found the second one only, by its card number.
-    code = """
-    import ort_cuda_plugin as plugin
-    from ort_cuda_plugin.abi import host
-    from ort_cuda_plugin.abi.core import ffi, lib
-    from ort_cuda_plugin.ep import factory
-    from ort_cuda_plugin.ep.devices import DeviceInfo
-    plugin.register(emulate=True)
-    gpus = [DeviceInfo(i, False, "GPU", (9, 0), 1, "13.0", f"0000:6{i}:00.0", 1, 1) for i in range(2)]
-    factory.pci_bus_id_of_card = lambda card: "0000:61:00.0" if card == "7" else ""
-    def hardware(kind, metadata):
-        out = ffi.new("OrtHardwareDevice **")
-        with host.KeyValuePairs(metadata) as pairs:
-            host.check_status(host.ep_api().CreateHardwareDevice(kind, 0x10DE, 5, b"NVIDIA", pairs, out))
-        return out[0]
-    cpu = hardware(lib.OrtHardwareDeviceType_CPU, {"pci_bus_id": "0000:60:00.0"})
-    gpu = hardware(lib.OrtHardwareDeviceType_GPU, {"card_idx": "7"})
-    assert factory._match(gpus, [cpu, gpu]) == [None, gpu]
-    gpu = hardware(lib.OrtHardwareDeviceType_GPU, {"pci_bus_id": "0000:60:00.0"})
-    assert factory._match(gpus, [gpu]) == [gpu, None]
-    (emulated,) = plugin.devices()
-    assert factory._match([emulated], [gpu]) == [None]
-    """
-    python(code, env={"CUDA_VISIBLE_DEVICES": ""})
 
 
 def test_the_log_says_why_a_node_is_left_to_others() -> None:

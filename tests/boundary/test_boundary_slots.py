@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import onnxruntime
 import pytest
 
+import build_plugin
 from isolated import python
 
 # The real libonnxruntime, opened beside Python's, behind an OrtApiBase that states any version.
@@ -44,6 +47,11 @@ assert count[0] == 1
 factory = out[0]
 assert factory.ort_version_supported == version
 NOT_IMPLEMENTED = 9
+def metadata():
+    offered = ffi.new("OrtEpDevice *[8]")
+    ok(factory.GetSupportedDevices(factory, ffi.NULL, 0, offered, 8, count))
+    assert count[0] == 1
+    return ffi.new("const OrtKeyValuePairs *[]", [api.EpDevice_EpMetadata(offered[0])])
 """
 
 FACTORY = """
@@ -85,13 +93,9 @@ print("end")
 """
 
 EP = """
-from ort_cuda_plugin.abi.host import KeyValuePairs
-from ort_cuda_plugin.ep.devices import emulated_devices
 options, ep = ffi.new("OrtSessionOptions **"), ffi.new("OrtEp **")
 ok(api.CreateSessionOptions(options))
-with KeyValuePairs(emulated_devices()[0].metadata()) as pairs:
-    metadata = ffi.new("const OrtKeyValuePairs *[]", [pairs])
-    ok(factory.CreateEp(factory, ffi.NULL, metadata, 1, options[0], ffi.NULL, ep))
+ok(factory.CreateEp(factory, ffi.NULL, metadata(), 1, options[0], ffi.NULL, ep))
 ep = ep[0]
 assert ep.ort_version_supported == version
 for slot in slots("OrtEp")[1:]:
@@ -131,14 +135,10 @@ print("end")
 
 # An empty Run captures as well as any other.
 CAPTURE = """
-from ort_cuda_plugin.abi.host import KeyValuePairs
-from ort_cuda_plugin.ep.devices import emulated_devices
 options, ep = ffi.new("OrtSessionOptions **"), ffi.new("OrtEp **")
 ok(api.CreateSessionOptions(options))
 ok(api.AddSessionConfigEntry(options[0], b"ep.cudapluginexecutionprovider.enable_cuda_graph", b"1"))
-with KeyValuePairs(emulated_devices()[0].metadata()) as pairs:
-    metadata = ffi.new("const OrtKeyValuePairs *[]", [pairs])
-    ok(factory.CreateEp(factory, ffi.NULL, metadata, 1, options[0], ffi.NULL, ep))
+ok(factory.CreateEp(factory, ffi.NULL, metadata(), 1, options[0], ffi.NULL, ep))
 ep = ep[0]
 def run_options(graph):
     out = ffi.new("OrtRunOptions **")
@@ -197,3 +197,102 @@ def library() -> str:
 @pytest.mark.parametrize("code", [FACTORY, EP, CAPTURE], ids=["factory", "ep", "capture"])
 def test_every_slot_answers(library: str, version: str, code: str) -> None:
     assert python(HOST + code, library, version).stdout == "end\n"
+
+
+#: A driver with two GPUs.
+GPUS = {
+    "cuDriverGetVersion": "int *out) { *out = 13000; return 0; }",
+    "cuDeviceGetCount": "int *out) { *out = 2; return 0; }",
+    "cuDeviceGet": "int *out, int ordinal) { *out = ordinal; return 0; }",
+    "cuDeviceGetName": "char *out) { out[0] = 'G'; out[1] = 0; return 0; }",
+    "cuDeviceGetAttribute": "int *out) { *out = 9; return 0; }",
+    "cuDeviceGetPCIBusId": 'char *out, int n, int device) { return snprintf(out, n, "0000:6%d:0B.0", device) <= 0; }',
+}
+MATCH = """
+from ort_cuda_plugin.abi.core import lib
+from ort_cuda_plugin.abi.host import KeyValuePairs
+def hardware(kind, **entries):
+    out = ffi.new("OrtHardwareDevice **")
+    with KeyValuePairs(entries) as pairs:
+        ok(api.GetEpApi().CreateHardwareDevice(kind, 0x10DE, 5, b"NVIDIA", pairs, out))
+    return out[0]
+cpu = hardware(lib.OrtHardwareDeviceType_CPU, pci_bus_id="0000:60:0b.0")
+gpu = hardware(lib.OrtHardwareDeviceType_GPU, pci_bus_id="0000:61:0b.0")
+nameless = hardware(lib.OrtHardwareDeviceType_GPU, card_idx="no such card")
+found, offered = ffi.new("const OrtHardwareDevice *[]", [nameless, cpu, gpu]), ffi.new("OrtEpDevice *[8]")
+ok(factory.GetSupportedDevices(factory, found, 3, offered, 8, count))
+assert count[0] == 2
+made, known = [api.EpDevice_Device(offered[i]) for i in range(2)]
+assert known == gpu and made not in (nameless, cpu, gpu)
+def entries(pairs):
+    keys, values, number = ffi.new("const char *const **"), ffi.new("const char *const **"), ffi.new("size_t *")
+    api.GetKeyValuePairs(pairs, keys, values, number)
+    return {ffi.string(keys[0][i]).decode(): ffi.string(values[0][i]).decode() for i in range(number[0])}
+assert entries(api.HardwareDevice_Metadata(made)) == {"name": "G", "pci_bus_id": "0000:60:0b.0"}
+assert entries(api.EpDevice_EpOptions(offered[1])) == {"device_id": "1"}
+described = entries(api.EpDevice_EpMetadata(offered[1]))
+from ort_cuda_plugin.ep.devices import DeviceInfo, cuda_devices
+from ort_cuda_plugin.ep.factory import registrations
+assert DeviceInfo.from_metadata(described).metadata().items() <= described.items()
+assert [DeviceInfo.from_metadata(described)] == cuda_devices()[0][1:] == list(registrations()[0].devices[1:])
+assert plugin.ReleaseEpFactory(address(factory)) is None
+assert registrations() == []
+print("end")
+"""
+
+
+def test_a_gpu_is_matched_by_bus_id_and_created_where_onnxruntime_found_none(library: str, tmp_path: Path) -> None:
+    source = (build_plugin.SOURCES / "driver" / "cuda.c").read_text()
+    names = {*re.findall(r'MEMBER\(\w+, "(\w+)"\)', source), "cuModuleLoadData"}
+    functions = [f"int {name}({GPUS.get(name, 'void) { return 0; }')}" for name in sorted(names)]
+    (tmp_path / "cuda.c").write_text("#include <stdio.h>\n" + "\n".join(functions))
+    command = [*build_plugin.compiler(), "-shared", "-fPIC", "-o", "libcuda.so.1", "cuda.c"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    code = HOST.replace('b"x.virtual"', 'b"x"') + MATCH
+    environment = {"LD_LIBRARY_PATH": str(tmp_path), "ORT_CUDA_PLUGIN_EMULATE": "0"}
+    assert python(code, library, "1.30.0", env=environment).stdout == "end\n"
+
+
+def test_what_another_onnxruntime_of_the_process_registered_is_named(library: str) -> None:
+    code = """
+metadata()
+import onnxruntime
+for call in (lambda: ort_cuda_plugin.session(b"", emulate=True), lambda: ort_cuda_plugin.register(emulate=False)):
+    try:
+        call()
+    except RuntimeError as error:
+        assert "is already registered in another ONNX Runtime of this process" in str(error), error
+    else:
+        raise AssertionError("no error")
+assert [device.emulated for device in ort_cuda_plugin.devices()] == [True]
+print("end")
+"""
+    assert python(HOST + code, library, "1.30.0").stdout == "end\n"
+
+
+def test_a_host_with_a_provider_of_that_name_keeps_it(library: str) -> None:
+    code = """
+names = ffi.new("char *[1]", [ffi.new("char[]", b"CUDAExecutionProvider")])
+@ffi.callback("OrtStatus *(char ***, int *)")
+def available(out, length):
+    out[0], length[0] = names, 1
+    return ffi.NULL
+@ffi.callback("OrtStatus *(char **, int)")
+def release(given, length):
+    assert given == names and length == 1
+    return ffi.NULL
+table = ffi.new("OrtApi *", api[0])
+table.GetAvailableProviders, table.ReleaseAvailableProviders = available, release
+@ffi.callback("const OrtApi *(uint32_t)")
+def get_api(version):
+    return table
+base = ffi.new("OrtApiBase *", {"GetApi": get_api, "GetVersionString": get_version})
+assert plugin.ReleaseEpFactory(address(factory)) is None
+def create(name):
+    status = plugin.CreateEpFactories(name, address(base), None, address(out), ctypes.c_size_t(4), address(count))
+    return "" if status is None else failure(ffi.cast("OrtStatus *", status))[1]
+assert "this ONNX Runtime has a CUDAExecutionProvider of its own" in create(b"CUDAExecutionProvider.virtual")
+assert create(b"x.virtual") == "" and count[0] == 1
+print("end")
+"""
+    assert python(HOST + code, library, "1.30.0").stdout == "end\n"

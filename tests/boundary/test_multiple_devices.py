@@ -176,13 +176,12 @@ for device in devices:
 
 
 def test_a_gpu_that_the_driver_does_not_show_is_a_matter_of_the_driver() -> None:
-    """A second registration asks about the device of the first one as about one that ONNX Runtime found."""
+    """A second registration is asked about the device of the first one as about one that ONNX Runtime found."""
     code = """
 from ort_cuda_plugin.abi.core import lib
-from ort_cuda_plugin.ep.boundary import FACTORIES
-from ort_cuda_plugin.ep.factory import Factory
-(first,) = FACTORIES.values()
-reason, notes = Factory("other")._incompatibility(first._owned_hardware[0])
-assert reason == lib.OrtDeviceEpIncompatibility_DRIVER_INCOMPATIBLE and "libcuda.so.1" in notes, notes
+plugin.register(as_="CUDAExecutionProvider", emulate=False)
+found = capi.get_hardware_device_ep_incompatibility_details("CUDAExecutionProvider", devices[0].device)
+assert found["reasons_bitmask"] == lib.OrtDeviceEpIncompatibility_DRIVER_INCOMPATIBLE, found
+assert "libcuda.so.1" in found["notes"], found
 """
     python(SELECTION + code, add_model().hex(), env=TWO)

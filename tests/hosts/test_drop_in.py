@@ -278,24 +278,6 @@ def test_other_names_are_refused() -> None:
     assert "ValueError: ORT_CUDA_PLUGIN_AS='cuda': use CudaPluginExecutionProvider or CUDAEx" in done.stderr
 
 
-def test_a_host_with_a_provider_of_that_name_keeps_it() -> None:
-    """The CPU provider stands for one: its name is what the library would have to share."""
-    python(
-        """
-import onnxruntime as ort, ort_cuda_plugin as plugin
-from ort_cuda_plugin.ep import identity
-identity._NAMES = (identity.EP_NAME, "CPUExecutionProvider")
-try:
-    ort.register_execution_provider_library("CPUExecutionProvider", plugin.get_library_path())
-except Exception as error:
-    assert "has a CPUExecutionProvider of its own" in str(error), error
-else:
-    raise AssertionError("registered")
-""",
-        env=NO_GPU,
-    )
-
-
 @pytest.mark.skipif(VERSION >= 28, reason="has no such limit")
 def test_a_version_that_asks_no_plugin_for_that_name_is_warned_of() -> None:
     code = (

@@ -268,6 +268,70 @@ with api._registration:
 
 # ---- registrations ----
 
+THREADS = """
+mistakes = []
+def loop(work):
+    for _ in range(40):
+        try:
+            work()
+        except (RuntimeError, ort.capi.onnxruntime_pybind11_state.Fail):
+            pass
+        except BaseException as error:
+            mistakes.append(repr(error))
+def run(*works):
+    threads = [threading.Thread(target=loop, args=(work,), daemon=True) for work in works]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join(60)
+    assert not any(thread.is_alive() for thread in threads), "a deadlock"
+    assert not mistakes, mistakes[:3]
+def register(): plugin.register(emulate=True)
+def unregister(): plugin.unregister()
+def directly():
+    ort.register_execution_provider_library("direct.virtual", plugin.get_library_path())
+    ort.unregister_execution_provider_library("direct.virtual")
+def values(): ort.OrtValue.ortvalue_from_numpy(np.ones(3, np.float32), "cuda", 0)
+def devices(): assert all(device.emulated for device in plugin.devices())
+"""
+
+
+@pytest.mark.parametrize("package", ["ort_cuda_plugin", "nothing"])
+def test_a_registration_does_not_wait_for_threads_that_wait_for_onnxruntime(package: str) -> None:
+    """Threads with Python's GIL wait for the lock that ONNX Runtime holds while it registers a library."""
+    code = f"""
+import {package if package != "nothing" else "sys"}
+import threading, time, sys, numpy as np, onnxruntime as ort
+path, stop = sys.argv[2], False
+def values():
+    while not stop:
+        try: ort.OrtValue.ortvalue_from_numpy(np.ones(3, np.float32), "cuda", 0)
+        except RuntimeError: pass
+def register():
+    for _ in range(3):
+        ort.register_execution_provider_library("direct.virtual", path)
+        ort.unregister_execution_provider_library("direct.virtual")
+    ort.register_execution_provider_library("direct.virtual", path)
+threads = [threading.Thread(target=work, daemon=True) for work in (values, values, register)]
+for thread in threads: thread.start()
+threads[2].join(60)
+assert not threads[2].is_alive(), "a deadlock"
+stop = True
+for thread in threads: thread.join(60)
+(device,) = [device for device in ort.get_ep_devices() if device.ep_metadata.get("emulated") == "1"]
+options = ort.SessionOptions()
+options.add_provider_for_devices([device], {{}})
+session = ort.InferenceSession(bytes.fromhex(sys.argv[1]), options, enable_fallback=0)
+x = np.ones(4, np.float32)
+assert session.run(None, {{"a": x, "b": x}})[0].tolist() == [2] * 4
+"""
+    import ort_cuda_plugin
+
+    python(code, MODEL, ort_cuda_plugin.get_library_path(), timeout=180)
+
+
+def test_devices_and_registrations_of_threads_go_on_beside_each_other() -> None:
+    run(THREADS + "run(register, unregister, directly, devices, values, devices, values)\n")
+
+
 DIRECTLY = """
 path, name = plugin.get_library_path(), plugin.get_ep_name()
 def offered():

@@ -1,0 +1,39 @@
+/* The devices that a factory offers to ORT.
+ *
+ * ORT asks for them while it holds its environment's lock, which threads with Python's GIL wait for: whoever holds the
+ * lock must not wait for the GIL. So all that ORT asks a factory for under that lock is answered in C. */
+#ifndef OCP_ORT_OFFER_H
+#define OCP_ORT_OFFER_H
+
+#include <stdatomic.h>
+
+#include "base/host.h"
+#include "device/device_list.h"
+#include "ort/registration.h"
+
+enum { OCP_MAX_OFFERED = 8 }; /* by one library: ORT takes no more */
+
+/* Its arrays are written once, before num_devices. */
+typedef struct ocp_offer {
+  _Atomic uint32_t num_devices;
+  ocp_device_info devices[OCP_MAX_OFFERED];
+  const OrtHardwareDevice *hardware[OCP_MAX_OFFERED];
+  OrtHardwareDevice *owned[OCP_MAX_OFFERED]; /* of those that ORT did not find */
+} ocp_offer;
+
+/* Finds the devices, and makes ORT's objects of as many as there is room for. */
+int ocp_offer_devices(ocp_offer *offer, const ocp_registration_request *request, OrtEpFactory *factory,
+                      const OrtHardwareDevice *const *hardware, size_t num_hardware, OrtEpDevice **ep_devices,
+                      size_t room, ocp_error *error);
+/* What ORT has of it, it has dropped before. */
+void ocp_offer_withdraw(ocp_offer *offer);
+/* The device that is offered as this hardware, or NULL. */
+const ocp_device_info *ocp_offered_as(const ocp_offer *offer, const OrtHardwareDevice *hardware);
+/* Why the hardware is not offered: an OrtDeviceEpIncompatibilityReason and a text, NONE where it is. */
+uint32_t ocp_why_not_offered(const ocp_offer *offer, const OrtHardwareDevice *hardware, ocp_error *why);
+
+/* The PCI bus id of card<index> in a folder like /sys/class/drm, which is all that ORT's metadata say of a GPU; empty
+ * if unknown. */
+void ocp_card_bus_id(const char *folder, const char *index, char bus_id[32]);
+
+#endif

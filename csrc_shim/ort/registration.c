@@ -1,0 +1,87 @@
+#include "ort/registration.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+/* A registration name that ends so offers the emulated devices and no other: ORT's convention for virtual devices. */
+#define VIRTUAL_SUFFIX ".virtual"
+
+/* One more than what is requested, 0 for nothing. Small, since the loader has little room for thread-local data. */
+static _Thread_local uint8_t requested_emulated, requested_identity;
+
+void ocp_request_registration(int emulated, int identity) {
+  requested_emulated = (uint8_t)(emulated + 1);
+  requested_identity = (uint8_t)(identity + 1);
+}
+
+/* The value without the white space around it; what does not fit is no valid value either. */
+static const char *variable(const char *name, char value[64]) {
+  const char *text = getenv(name), *const space = " \t\r\n\v\f";
+  if (!text)
+    text = "";
+  text += strspn(text, space);
+  size_t length = strlen(text);
+  while (length > 0 && strchr(space, text[length - 1]))
+    length--;
+  snprintf(value, 64, "%.*s", (int)(length < 63 ? length : 63), text);
+  return value;
+}
+
+static bool is_one_of(const char *value, const char *const *words) {
+  for (; *words; words++)
+    if (strcasecmp(value, *words) == 0)
+      return true;
+  return false;
+}
+
+int ocp_emulation_requested(ocp_error *error) {
+  static const char *const yes[] = {"1", "true", "yes", "on", NULL}, *const no[] = {"",   "0",   "false",
+                                                                                    "no", "off", NULL};
+  char buffer[64];
+  const char *value = variable("ORT_CUDA_PLUGIN_EMULATE", buffer);
+  if (is_one_of(value, yes))
+    return 1;
+  if (is_one_of(value, no))
+    return 0;
+  ocp_fail(error, ORT_INVALID_ARGUMENT, "ORT_CUDA_PLUGIN_EMULATE='%s': use 1 or 0", value);
+  return -1;
+}
+
+static int identity_named(const char *name, size_t length) {
+  for (int i = 0; i < OCP_NUM_IDENTITIES; i++)
+    if (strlen(ocp_ep_names[i]) == length && strncmp(ocp_ep_names[i], name, length) == 0)
+      return i;
+  return -1;
+}
+
+int ocp_default_identity(ocp_error *error) {
+  char buffer[64];
+  const char *value = variable("ORT_CUDA_PLUGIN_AS", buffer);
+  const int identity = *value ? identity_named(value, strlen(value)) : OCP_IDENTITY_OWN;
+  if (identity < 0)
+    ocp_fail(error, ORT_INVALID_ARGUMENT, "ORT_CUDA_PLUGIN_AS='%s': use %s or %s", value,
+             ocp_ep_names[OCP_IDENTITY_OWN], ocp_ep_names[OCP_IDENTITY_CUDA]);
+  return identity;
+}
+
+int ocp_registration_requested(const char *registered_name, ocp_registration_request *request, ocp_error *error) {
+  const size_t suffix = strlen(VIRTUAL_SUFFIX);
+  size_t length = strlen(registered_name);
+  const bool is_virtual = length >= suffix && strcmp(registered_name + length - suffix, VIRTUAL_SUFFIX) == 0;
+  if (is_virtual)
+    length -= suffix;
+  int identity = requested_identity - 1;
+  if (identity < 0)
+    identity = identity_named(registered_name, length);
+  if (identity < 0)
+    identity = ocp_default_identity(error);
+  int emulated = is_virtual ? 1 : requested_emulated - 1;
+  if (identity >= 0 && emulated < 0)
+    emulated = ocp_emulation_requested(error);
+  if (identity < 0 || emulated < 0)
+    return error->code;
+  *request = (ocp_registration_request){(ocp_identity)identity, .cuda = !is_virtual, .emulated = emulated != 0};
+  return ORT_OK;
+}
