@@ -15,12 +15,12 @@ from typing import Any
 from . import get_ep_name, get_library_path
 from .abi.tables import OLDEST_API
 from .clusters.claims import NodeVerdict
-from .ep import boundary
+from .ep import boundary, current_session
 from .ep.devices import METADATA_KEYS, DeviceInfo, cuda_devices, emulation_requested
 from .ep.factory import registrations, requesting
 from .ep.identity import VIRTUAL_SUFFIX, Identity, default_identity, identity_named, is_our_name
 from .ep.options import parse
-from .ep.provider import Provider, forget_last_provider, last_provider, last_verdicts
+from .ep.provider import Provider, last_provider, last_verdicts
 from .fallback import raise_instead
 from .session_errors import NoProviderError, explained
 from .uninterrupted import imported
@@ -303,7 +303,7 @@ def create_session(
         _add_provider(sess_options, chosen_device(emulate, options), options)
     source = model if isinstance(model, bytes) else os.fspath(model)
     # Without this ONNX Runtime answers an error of the provider by using the CPU.
-    forget_last_provider()
+    current_session.forget()
     try:
         created = ort.InferenceSession(source, sess_options=sess_options, enable_fallback=0)
     except Exception as error:

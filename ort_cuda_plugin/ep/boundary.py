@@ -84,7 +84,7 @@ def compatibility_info(ep: int, info: Any) -> None:
     info[0] = PROVIDERS[ep].compatibility_info
 
 
-@partial(status_guard, forgiven=True)
+@partial(status_guard, forgiven=True, begins_session=True)
 def create_ep(identity: int, metadata: Any, num_devices: int, options: Any, logger: Any, config: Any) -> None:
     provider = Provider(list(metadata[0:num_devices]), options, logger, Identity(identity))
     config.device = provider.device.pointer

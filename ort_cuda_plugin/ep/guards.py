@@ -10,11 +10,13 @@ import functools
 import signal
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any
 
 from ..abi import host
 from ..abi.core import PluginError, core, ffi, lib
+from . import current_session
 
 Callback = Callable[..., None]
 
@@ -74,10 +76,11 @@ def _install(name: str, call: Callable[..., Any], failed: Callable[[BaseExceptio
     ffi.def_extern(name=f"ocp_py_{name}", error=error, onerror=on_error)(call)
 
 
-def status_guard(function: Callback, *, forgiven: bool = False) -> Callback:
+def status_guard(function: Callback, *, forgiven: bool = False, begins_session: bool = False) -> Callback:
     """For callbacks that return ``OrtStatus *``: an exception becomes a status.
 
-    With ``forgiven`` for those after whose failure a session can be made without the provider.
+    With ``forgiven`` for those after whose failure a session can be made without the provider. With ``begins_session``
+    for the one that creates the provider of a session; sessions that begin during other callbacks end before these.
     """
 
     def failed(error: BaseException, arguments: Any) -> Any:
@@ -88,7 +91,8 @@ def status_guard(function: Callback, *, forgiven: bool = False) -> Callback:
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
         try:
-            function(*arguments)
+            with nullcontext() if begins_session else current_session.kept():
+                function(*arguments)
         except BaseException as error:
             return failed(error, arguments)
         return ffi.NULL
@@ -113,7 +117,8 @@ def error_guard(function: Callback) -> Callback:
     @functools.wraps(function)
     def call(*arguments: Any) -> int:
         try:
-            function(*arguments[:-1])
+            with current_session.kept():
+                function(*arguments[:-1])
         except BaseException as error:
             return failed(error, arguments)
         return 0
@@ -132,7 +137,8 @@ def void_guard(function: Callback) -> Callback:
     @functools.wraps(function)
     def call(*arguments: Any) -> None:
         try:
-            function(*arguments)
+            with current_session.kept():
+                function(*arguments)
         except KeyboardInterrupt as error:
             interrupted(error, arguments)
         except BaseException as error:

@@ -25,7 +25,7 @@ from ..model.ir import DType, Graph, Node, Value
 from ..model.ort_graph import read_graph
 from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators
 from ..program.lowering import DeviceProperties, LoweringOptions
-from . import arena
+from . import arena, current_session
 from .context_nodes import ContextIdentity, ContextNode, is_context, model_path, only_node
 from .context_session import ContextSession, give, request_of
 from .devices import DeviceInfo
@@ -51,25 +51,20 @@ from .verdict_record import VerdictRecord
 #: ONNX Runtime's bit for attention whose products and softmax are kernels of their own.
 _UNFUSED_ATTENTION = 16
 
-_thread = threading.local()
 IMPLICIT_INPUTS_SINCE = 28
 """The version of ORT from which a fused node gets what only bodies in it read."""
 
 
 def last_provider() -> Provider | None:
-    """The provider that was created last on this thread: a session creates its provider on the thread that makes it."""
-    return getattr(_thread, "provider", None)
+    """The provider of the session that was created last on this thread, if it is alive."""
+    found: Provider | None = current_session.provider()
+    return found
 
 
 def last_verdicts() -> list[NodeVerdict]:
-    """Those of the provider that was created last on this thread, also of one that is closed by now."""
-    return getattr(_thread, "verdicts", [])
-
-
-def forget_last_provider() -> None:
-    """What follows is about a session that is made now."""
-    _thread.provider = None
-    _thread.verdicts = []
+    """Those of the session that was created last on this thread, also of one that could not be created."""
+    record: VerdictRecord | None = current_session.record()
+    return [] if record is None else record.verdicts
 
 
 class Provider:
@@ -128,8 +123,7 @@ class Provider:
         self._loaded_contexts: list[tuple[ContextNode, Loaded]] | None = None  # of these that have no kernel yet
         self._transpositions: dict[tuple[tuple[int, ...], DType], FusedNode] = {}
         self._transposition_lock = threading.Lock()
-        _thread.provider = self
-        _thread.verdicts = self.verdicts
+        current_session.begin(self, self._record)
 
     @property
     def verdicts(self) -> list[NodeVerdict]:
@@ -151,8 +145,6 @@ class Provider:
         Raises:
             PluginError, DriverError: the device is lost or work failed; everything of the host's is released even so.
         """
-        if last_provider() is self:
-            _thread.provider = None
         with contextlib.ExitStack() as stack:
             for fused in self.fused_nodes:
                 stack.callback(fused.close)
@@ -304,7 +296,6 @@ class Provider:
         self._read_by_bodies.update(value.name for node in graph.nodes for value in node.implicit_inputs)
         if graph.parent is None:
             self._fed.update(value.name for value in graph.inputs)
-        _thread.verdicts = self.verdicts
         fusion = ffi.new("OrtNodeFusionOptions *")
         fusion.ort_version_supported = host.api_version()
         for cluster in fused:

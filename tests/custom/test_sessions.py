@@ -17,11 +17,12 @@ from ort_cuda_plugin.custom import Alias, T, check, count_prefixes, le, op, regi
 from ort_cuda_plugin.custom.operator import Attribute, AttributeKind, Port, PortKind
 from ort_cuda_plugin.ep.custom_domains import MAX_COMBINATIONS, schema_of
 from ort_cuda_plugin.kernels.index import gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS
 from ort_cuda_plugin.ops.slicing import concat
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.session_errors import NoProviderError
 
 A = np.array([[1, -2, 3], [4, 5, -6]], np.float32)
 
@@ -283,3 +284,41 @@ def test_an_alias_is_written_by_the_kernel_that_reads_its_input() -> None:
         session.run_with_iobinding(binding)
     assert ort_cuda_plugin.counters()["outputs_redirected"] == before
     assert (state.numpy() == 16).all()
+
+
+# ---- sessions that an operator's function creates ----
+
+
+@pytest.mark.parametrize("kind", ["ours", "ONNX Runtime's", "one that fails"])
+@pytest.mark.parametrize("kept", [False, True], ids=["dropped", "kept"])
+def test_a_session_that_an_operator_creates_is_not_taken_for_the_one_that_has_it(kind: str, kept: bool) -> None:
+    inner, held = model([helper.make_node("Tanh", ["x"], ["y"])], {"x": ["n"]}, ["y"]), []
+
+    def nest(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Any) -> list[Tensor]:
+        if kind == "one that fails":
+            with pytest.raises(Exception, match="no_such_option"):
+                ort_cuda_plugin.session(inner, emulate=True, provider_options={"no_such_option": 1})
+        else:
+            made = ort_cuda_plugin.session(inner, emulate=True) if kind == "ours" else stock_session(inner)
+            made.run(None, {"x": A[0]})
+            held.extend([made] if kept else [])
+        assert inputs[0] is not None
+        return [elementwise(ctx, lambda a: a + 1, inputs[0])]
+
+    registry.register(operator("Nest", function=nest))
+    outer = model([helper.make_node("Relu", ["x"], ["a"], name="r"), node("Nest", "a")], {"x": [2, "n"]}, ["y"])
+    session = ort_cuda_plugin.session(outer, emulate=True)
+    np.testing.assert_array_equal(session.run(None, {"x": A})[0], np.maximum(A, 0) + 1)
+    assert [verdict.op_type for verdict in ort_cuda_plugin.explain(outer, emulate=True)] == ["Relu", "Nest"]
+
+
+def test_the_error_of_a_session_is_about_its_own_nodes_where_an_operator_creates_another() -> None:
+    inner = model([helper.make_node("Tanh", ["x"], ["y"])], {"x": ["n"]}, ["y"])
+
+    def nest(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Any) -> list[Tensor]:
+        ort_cuda_plugin.session(inner, emulate=True)
+        raise Unsupported("shape", "it is told to be")
+
+    registry.register(operator("Nest", function=nest))
+    with pytest.raises(NoProviderError, match=r"runs the node 'here' .*: it is told to be; no other provider"):
+        ort_cuda_plugin.session(model([node("Nest", "x")], {"x": [2, "n"]}, ["y"]), emulate=True)

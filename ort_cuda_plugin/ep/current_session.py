@@ -1,0 +1,57 @@
+"""The session that a thread is creating, for callbacks and errors that do not say which session they are about.
+
+ONNX Runtime creates the provider of a session, and asks it for claims and kernels, on the thread that creates the
+session. An application's operator may create sessions of its own meanwhile: `kept` puts the outer session back when the
+callback ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class _State(threading.local):
+    """Of a thread: the provider that was created last and not within a callback that has ended, and its verdicts.
+
+    The provider belongs to ONNX Runtime, which closes it with the session; the record outlives it.
+    """
+
+    provider: weakref.ref[Any] | None = None
+    record: Any = None
+
+
+_state = _State()
+
+
+def begin(provider: Any, record: Any) -> None:
+    """ONNX Runtime has created this provider for a session; ``record`` gets the verdicts of its nodes."""
+    _state.provider, _state.record = weakref.ref(provider), record
+
+
+def forget() -> None:
+    """What follows is about a session that is created now."""
+    _state.provider = _state.record = None
+
+
+def provider() -> Any:
+    """The `Provider`, or None."""
+    return None if _state.provider is None else _state.provider()
+
+
+def record() -> Any:
+    """The `VerdictRecord`, or None."""
+    return _state.record
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Sessions that are created in the block are apart from the thread's current one."""
+    before = _state.provider, _state.record
+    try:
+        yield
+    finally:
+        _state.provider, _state.record = before
