@@ -42,6 +42,14 @@ void ocp_run_memory_unwatch(ocp_run_memory *memory) {
 
 void ocp_run_memory_forget(void) { watched = NULL; }
 
+ocp_run_memory *ocp_run_memory_pause(void) {
+  ocp_run_memory *paused = watched;
+  watched = NULL;
+  return paused;
+}
+
+void ocp_run_memory_resume(ocp_run_memory *paused) { watched = paused; }
+
 void ocp_run_memory_forget_held(ocp_run_memory *memory) {
   for (ocp_run_block **link = &memory->blocks, *b; (b = *link);) {
     if (b->freed) {

@@ -28,6 +28,9 @@ int ocp_run_memory_watch(ocp_run_memory *memory, ocp_device *device, bool captur
 void ocp_run_memory_unwatch(ocp_run_memory *memory);
 /* The calling thread watches no Run, even if the watch of the one before did not end. */
 void ocp_run_memory_forget(void);
+/* What the calling thread allocates until it resumes is not its Run's. */
+ocp_run_memory *ocp_run_memory_pause(void);
+void ocp_run_memory_resume(ocp_run_memory *paused);
 /* For a Run that is no longer watched: its owner has the memory that it holds from now on. */
 void ocp_run_memory_forget_held(ocp_run_memory *memory);
 

@@ -9,6 +9,7 @@
 #include "base/process.h"
 #include "device/memory.h"
 #include "device/order.h"
+#include "device/preserve.h"
 #include "device/run_memory.h"
 #include "driver/activity.h"
 #include "driver/driver.h"
@@ -32,10 +33,11 @@ struct ocp_capture_thread {
   ocp_stream *stream;
   pthread_mutex_t lock; /* guards the list of ids and what they have, except for the Run that is being captured */
   captured *ids;
-  captured *active;      /* whose Run is tracked */
-  bool captures;         /* it */
-  bool has_turn;         /* on the stream, from the start of a Run to its end */
-  unsigned computations; /* of the latest Run, by the thread itself */
+  captured *active;        /* whose Run is tracked */
+  bool captures;           /* it */
+  bool has_turn;           /* on the stream, from the start of a Run to its end */
+  unsigned computations;   /* of the latest Run, by the thread itself */
+  ocp_preserved preserved; /* of a warm Run, which ONNX Runtime repeats */
   atomic_bool failed;
 };
 
@@ -278,6 +280,7 @@ static captured *entry_of(ocp_capture_thread *thread, int id) {
 /* Forgets a Run that ORT never ended, as where an exception left it. */
 static void abandon_run(ocp_capture_thread *thread, ocp_device *device) {
   captured *entry = thread->active;
+  ocp_preserve_drop(&thread->preserved);
   if (!entry)
     return;
   CUgraph graph = NULL;
@@ -326,6 +329,9 @@ static int begin_run(ocp_capture_thread *thread, int id, ocp_error *error) {
   take_turn(thread, alone);
   pthread_mutex_lock(&thread->lock);
   const int code = track_run(thread, id, error);
+  const captured *entry = find_id(thread, id);
+  if (code == ORT_OK && !thread->captures && !(entry && entry->exec))
+    ocp_preserve_begin(&thread->preserved, thread->owner->device);
   pthread_mutex_unlock(&thread->lock);
   return code;
 }
@@ -334,6 +340,7 @@ void ocp_capture_forget_run(void) {
   running = NULL;
   ocp_activity_end_graph(NULL);
   ocp_run_memory_forget();
+  ocp_preserve_forget();
 }
 
 int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error) {
@@ -463,6 +470,8 @@ int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_erro
       deactivate(thread);
     end_warm_run(thread, find_id(thread, id));
     pthread_mutex_unlock(&thread->lock);
+    OCP_STAY stay = ocp_device_enter_to_release(capture->device);
+    code = ocp_preserve_end(&thread->preserved, thread->stream, error);
   }
   if (code == ORT_OK && synchronize && !ocp_stream_is_idle(thread->stream))
     code = ocp_stream_synchronize(thread->stream, error);

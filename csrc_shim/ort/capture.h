@@ -15,7 +15,8 @@
  *     Run    |   released, or the thread or the EP ends                               | captured | <-+
  *            +------> gone <--------------------------------------------------------- +----------+ --+ replay
  *
- * The last warm Run is watched (device/run_memory.h), so that the captured one finds the memory that it needs.
+ * The last warm Run is watched (device/run_memory.h), so that the captured one finds the memory that it needs. ONNX
+ * Runtime repeats a Run until it is captured: a warm Run leaves what it has read as it was (device/preserve.h).
  *
  * Invariants:
  * - A capture has the stream alone from OnRunStart to OnRunEnd, since it takes in whatever is enqueued there. Other

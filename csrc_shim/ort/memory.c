@@ -7,6 +7,7 @@
 #include "base/host.h"
 #include "device/devices.h"
 #include "device/order.h"
+#include "device/preserve.h"
 #include "device/run_memory.h"
 #include "device/wait.h"
 #include "driver/driver.h"
@@ -134,6 +135,10 @@ int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, 
   bool to_device = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(dst)).kind == OCP_PLACE_DEVICE;
   if (stream && stream->device != device)
     stream = NULL; /* it orders nothing there */
+  /* What a Run that is repeated copies to the device is its own: a value of the CPU provider. */
+  if (to_device && ocp_preserve_is_wanted(device) &&
+      ocp_preserve_writes((uint64_t)(uintptr_t)dst_data, dst_bytes, /*kept=*/false, stream, error) != ORT_OK)
+    return error->code;
   if (!stream && dst_bytes && settle(device, device_of(src), error) != ORT_OK)
     return error->code;
   return copy(device, dst_data, to_device, src_data, from_device, src_bytes, stream, error);

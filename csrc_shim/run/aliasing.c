@@ -3,6 +3,7 @@
 #include "base/counters.h"
 #include "device/device.h"
 #include "device/memory.h"
+#include "device/preserve.h"
 #include "driver/driver.h"
 #include "plan/load.h"
 
@@ -97,6 +98,36 @@ int ocp_aliasing_resolve(ocp_instance *instance, uint32_t segment, ocp_stream *s
       continue;
     bases[output] = next;
     next += align(sizes[output]);
+  }
+  return ORT_OK;
+}
+
+/* Whether an output gets the memory of an input, of which the plan changes nothing that it reads. */
+static bool is_kept(const ocp_instance *instance, uint32_t output) {
+  const ocp_plan *plan = instance->variant->plan;
+  const extent own = output_extent(instance, output);
+  for (uint32_t i = 0; i < plan->header.num_inputs; i++) {
+    const extent other = input_extent(instance, i);
+    if (own.start == other.start && own.end == other.end && ocp_plan_sharing(plan, i, output) == OCP_SHARING_KEPT)
+      return true;
+  }
+  return false;
+}
+
+int ocp_aliasing_preserve(const ocp_instance *instance, uint32_t segment, const ocp_input *inputs, ocp_stream *stream,
+                          ocp_error *error) {
+  const ocp_plan *plan = instance->variant->plan;
+  const ocp_range outputs = plan->views[segment].outputs;
+  if (!ocp_preserve_is_wanted(instance->variant->device))
+    return ORT_OK;
+  for (uint32_t i = 0; segment == 0 && i < plan->header.num_inputs; i++)
+    if (inputs[i].on_device && ocp_preserve_reads(instance->bases[i], instance->memory_bytes[i], error) != ORT_OK)
+      return error->code;
+  for (uint32_t i = outputs.first; i < outputs.first + outputs.count; i++) {
+    const uint32_t output = plan->output_order[i];
+    if (ocp_preserve_writes(instance->targets[output], instance->memory_bytes[plan->header.num_inputs + output],
+                            is_kept(instance, output), stream, error) != ORT_OK)
+      return error->code;
   }
   return ORT_OK;
 }

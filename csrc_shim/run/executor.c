@@ -323,6 +323,8 @@ static int run_segment(const run *r, ocp_instance *instance, uint32_t segment) {
   }
   if (ocp_aliasing_resolve(instance, segment, r->stream, r->error) != ORT_OK)
     return name_subject(r, "outputs in memory that they share with inputs");
+  if (ocp_aliasing_preserve(instance, segment, r->inputs, r->stream, r->error) != ORT_OK)
+    return r->error->code;
   if (r->wants_replay) {
     bool launched;
     if (ocp_replay_run(&r->cluster->replays, instance, r->stream, &launched, r->error) != ORT_OK || launched)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 import ort_cuda_plugin
 from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE
-from states import Arrays, Memory, StateModel, run_bound, spread
+from states import Arrays, Memory, StateModel, bound, run_bound, spread
 
 MODELS = {
     "rolling window": StateModel(
@@ -60,7 +61,7 @@ MODELS = {
         "t = Softmax<axis=1>(s) next_s = Mul(t, x)",
     ),
     "cumulative sum": StateModel(
-        "float[6,200] s", "float[6,200] next_s", "axis = Constant<value_int=1>() next_s = CumSum(s, axis)"
+        "float[6,40] s", "float[6,40] next_s", "axis = Constant<value_int=1>() next_s = CumSum(s, axis)"
     ),
     "product with the state": StateModel(
         "float[48,48] s, float[48,48] x",
@@ -112,12 +113,12 @@ MODELS = {
         "y, next_s = GRU<hidden_size=16>(x, w, r, , , s)",
     ),
     "cache of keys": StateModel(
-        "float[1,2,12,16] s, float[1,2,12,16] v, float[1,1,32] q, float[1,1,32] k, float[1,1,32] value, "
-        "int32[1] last, int32[1] total",
+        "float[1,2,12,16] s, float[1,2,12,16] v, float[1,1,32] q, float[1,1,32] k, float[1,1,32] value, int32[1] last",
         "float[1,1,32] y, float[1,2,12,16] next_s, float[1,2,12,16] next_v",
+        "total = Constant<value = int32[1] {6}>() "
         "y, next_s, next_v = com.microsoft.GroupQueryAttention<num_heads=2, kv_num_heads=2>"
         "(q, k, value, s, v, last, total)",
-        {"last": [5], "total": [6]},
+        {"last": [5]},
         rows=6,
     ),
     "two states that swap": StateModel(
@@ -155,6 +156,11 @@ MODELS = {
         "r = Slice(s, m, end, zero, m) v = Add(u, r) next_s = Add(v, x)",
     ),
 }
+DECAYING = StateModel(
+    "float[4] s, float[4] x",
+    "float[4] next_s",
+    "half = Constant<value_float=0.5>() a = Tanh(s) b = Mul(a, half) c = Add(b, x) next_s = Identity(c)",
+)
 STEPS = 4
 ALLOWED = {"context_allow_host_code": "1"}
 MODES = {
@@ -190,10 +196,13 @@ def check(name: str, session: ort.InferenceSession, offsets_of_step: list[dict[s
         offsets = offsets_of_step[step % len(offsets_of_step)]
         found = run_bound(session, memory[step % memories], offsets, feeds, results)
         for output, wanted in results.items():
-            got, label = found[output], f"{output}, step {step}"
-            if output.startswith("next_") and (rows := MODELS[name].rows):
-                got, wanted = got[:, :, :rows], wanted[:, :, :rows]
-            np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5, err_msg=label)
+            assert_close(name, found[output], output, wanted, step)
+
+
+def assert_close(name: str, got: np.ndarray, output: str, wanted: np.ndarray, step: int) -> None:
+    if output.startswith("next_") and (rows := MODELS[name].rows):
+        got, wanted = got[:, :, :rows], wanted[:, :, :rows]
+    np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5, err_msg=f"{output}, step {step}")
 
 
 def in_place(name: str) -> dict[str, int]:
@@ -288,3 +297,64 @@ def test_a_compiled_model_keeps_what_may_be_one_memory(tmp_path: Path) -> None:
         redirected = ort_cuda_plugin.counters()["outputs_redirected"] - before
         assert redirected == (STEPS if name == "transpose" else 0)
         target.unlink()
+
+
+# ---- Runs that ONNX Runtime repeats until it has captured them ----
+
+CAPTURE = {"enable_cuda_graph": "1"}
+NOT_CAPTURED = ("size on the device", "nodes on the CPU in between")
+
+
+def stepped(name: str, session: ort.InferenceSession, steps: int = 2) -> None:
+    """Runs in which the application leaves the state where the Run before has put it."""
+    offsets, model = in_place(name), MODELS[name]
+    cpu = ort.InferenceSession(model.build(), providers=["CPUExecutionProvider"])
+    feeds, results = (dict(arrays) for arrays in expected(name)[0])
+    memory = Memory(spread(feeds | results)[1])
+    for array_name, array in feeds.items():
+        memory.write(offsets[array_name], array)
+    binding = bound(session, memory, offsets, feeds, results)
+    for step in range(steps):
+        session.run_with_iobinding(binding)
+        results = dict(zip(results, cpu.run(list(results), feeds), strict=True))
+        for output, wanted in results.items():
+            assert_close(name, memory.read(offsets[output], wanted), output, wanted, step)
+        feeds |= {k.removeprefix("next_"): v for k, v in results.items() if k.startswith("next_")}
+
+
+@pytest.mark.parametrize("lowering", ["", "sm_90"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in NOT_CAPTURED])
+def test_a_run_that_is_captured_steps_a_state_once(name: str, lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOWERING_VARIABLE, lowering)
+    stepped(name, session_of(name, **CAPTURE))
+
+
+@pytest.mark.parametrize("warm_runs", [1, 3, 7])
+@pytest.mark.parametrize("single_nodes", ["0", "1"])
+def test_nodes_that_are_captured_one_by_one_step_a_state_once(single_nodes: str, warm_runs: int) -> None:
+    """The node that reads the state is another one than the node that writes it."""
+    options = {"single_nodes": single_nodes, "min_num_runs_before_cuda_graph_capture": str(warm_runs)}
+    gc.collect()
+    before = ort_cuda_plugin.counters()
+    session = ort_cuda_plugin.session(DECAYING.build(), emulate=True, provider_options=CAPTURE | options)
+    memory, offsets = Memory(1024), {"s": 0, "x": 512, "next_s": 0}
+    feeds, value = {name: np.ones(4, np.float32) for name in "sx"}, np.ones(4)
+    for name, array in feeds.items():
+        memory.write(offsets[name], array)
+    binding = bound(session, memory, offsets, feeds, {"next_s": feeds["s"]})
+    for _ in range(4):
+        session.run_with_iobinding(binding)
+        value = np.tanh(value) / 2 + 1
+        np.testing.assert_allclose(memory.read(0, feeds["s"]), value, rtol=1e-5)
+    assert ort_cuda_plugin.counters()["copies_d2d"] - before["copies_d2d"] == 2 * warm_runs, "there and back"
+    del session, memory, binding
+    gc.collect()
+    assert ort_cuda_plugin.counters()["device_bytes_in_use"] == before["device_bytes_in_use"]
+
+
+def test_a_cache_that_only_gets_new_rows_is_not_kept_twice() -> None:
+    name = "cache of keys"
+    session = session_of(name, **CAPTURE)
+    before = ort_cuda_plugin.counters()["copies_d2d"]
+    stepped(name, session)
+    assert ort_cuda_plugin.counters()["copies_d2d"] == before

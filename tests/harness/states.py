@@ -97,15 +97,23 @@ def spread(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-def run_bound(
+def bound(
     session: ort.InferenceSession, memory: Memory, offsets: Mapping[str, int], feeds: Arrays, results: Arrays
-) -> Arrays:
-    """One Run with every input and output in ``memory``; ``results`` are arrays of the outputs' types and shapes."""
+) -> ort.IOBinding:
+    """Every input and output in ``memory``; ``results`` are arrays of the outputs' types and shapes."""
     binding = session.io_binding()
     for name, array in feeds.items():
-        memory.write(offsets[name], array)
         ort_cuda_plugin.bind_input(binding, name, memory.part(offsets[name], array))
     for name, array in results.items():
         ort_cuda_plugin.bind_output(binding, name, memory.part(offsets[name], array))
-    session.run_with_iobinding(binding)
+    return binding
+
+
+def run_bound(
+    session: ort.InferenceSession, memory: Memory, offsets: Mapping[str, int], feeds: Arrays, results: Arrays
+) -> Arrays:
+    """One Run as `bound`, from ``feeds``."""
+    for name, array in feeds.items():
+        memory.write(offsets[name], array)
+    session.run_with_iobinding(bound(session, memory, offsets, feeds, results))
     return {name: memory.read(offsets[name], array) for name, array in results.items()}
