@@ -83,6 +83,17 @@ def _is_ours(ep_device: Any) -> bool:
     return set(dict(ep_device.ep_metadata)) >= METADATA_KEYS
 
 
+def described_by(ep_device: Any) -> DeviceInfo:
+    """The device that an ``OrtEpDevice`` describes.
+
+    Raises:
+        ValueError: it is none of this library's.
+    """
+    if not _is_ours(ep_device):
+        raise ValueError(f"a device of {ep_device.ep_name}: use one that ort_cuda_plugin.register returns")
+    return _info(ep_device)
+
+
 def _info(ep_device: Any) -> DeviceInfo:
     return DeviceInfo.from_metadata(dict(ep_device.ep_metadata))
 

@@ -6,8 +6,10 @@ Sessions of one device share two arenas, one of device memory and one of pinned 
 
 from __future__ import annotations
 
+from typing import Any
+
 from .abi.core import check, core, ffi, lib, new_error
-from .api import devices
+from .api import described_by, devices
 from .ep import arena
 from .ep.devices import DeviceInfo, open_device
 
@@ -28,11 +30,11 @@ NAMES = {
 }
 
 
-def memory_stats(device: DeviceInfo | int | None = None) -> dict[str, dict[str, int]]:
+def memory_stats(device: Any = None) -> dict[str, dict[str, int]]:
     """What this process has of a device's memory and of pinned memory, since its start.
 
     Args:
-        device: one of `devices`, or its ordinal; None: the first one.
+        device: one of `devices`, what `register` returned of it, or its ordinal; None: the first one.
 
     Returns:
         for ``"device"`` and ``"pinned"`` what ``OrtAllocator.GetStats`` tells, in bytes: ``Limit`` (2**63 - 1: none),
@@ -48,7 +50,7 @@ def memory_stats(device: DeviceInfo | int | None = None) -> dict[str, dict[str, 
     return {kind: _read(info, memory) for kind, memory in KINDS.items()}
 
 
-def trim(device: DeviceInfo | int | None = None) -> int:
+def trim(device: Any = None) -> int:
     """Gives memory that no tensor, weight or enqueued work uses back to the driver; returns its bytes.
 
     CUDA's own pool keeps ``arena.cuda_mempool_bytes_to_keep_on_shrink`` bytes.
@@ -59,15 +61,24 @@ def trim(device: DeviceInfo | int | None = None) -> int:
     return int(core().device_shrink(open_device(_find(device))))
 
 
-def set_limit(device: DeviceInfo | int | None, nbytes: int | None) -> None:
-    """The most device memory that this process may hold from now on, weights included; None: no limit.
+def set_limit(device: Any, nbytes: int | str | None) -> None:
+    """Limit the device memory that this process may hold from now on, weights included.
 
-    A limit below what is held takes nothing back: see `trim`. Errors are those of `memory_stats`, and ValueError for a
-    limit that is not positive.
+    A limit below what is held takes nothing back: see `trim`.
+
+    Args:
+        device: as for `memory_stats`.
+        nbytes: bytes, as a number or as the option ``arena.max_mem`` has them ("2G"); None or 0: no limit.
+
+    Raises:
+        ValueError: there is no such device, or ``nbytes`` is no number of bytes.
     """
-    if nbytes is not None and not 0 < nbytes < 2**63:
-        raise ValueError(f"a limit of {nbytes} bytes; use a positive number, or None for no limit")
-    arena.set_limit(_find(device), lib.OCP_DEVICE_MEMORY, nbytes or 0)
+    text = "0" if nbytes is None else str(nbytes)
+    try:
+        limit = arena.read_limit("" if text == "-1" else text)  # which means the default of an option
+    except ValueError as error:
+        raise ValueError(f"a limit of {nbytes!r} bytes: {error}") from None
+    arena.set_limit(_find(device), lib.OCP_DEVICE_MEMORY, limit)
 
 
 def _read(info: DeviceInfo, memory: int) -> dict[str, int]:
@@ -77,9 +88,11 @@ def _read(info: DeviceInfo, memory: int) -> dict[str, int]:
     return {name: getattr(stats, member) for name, member in NAMES.items()}
 
 
-def _find(device: DeviceInfo | int | None) -> DeviceInfo:
+def _find(device: Any) -> DeviceInfo:
     if isinstance(device, DeviceInfo):
         return device
+    if hasattr(device, "ep_metadata"):  # an OrtEpDevice
+        return described_by(device)
     known = devices()
     for info in known:
         if device is None or info.ordinal == device:

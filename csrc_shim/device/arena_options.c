@@ -1,11 +1,10 @@
 #include "device/arena_options.h"
 
-#include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/host.h"
+#include "base/number.h"
 
 #define KEY(name, least, largest, initial, takes)                                                                      \
   {"arena." #name, offsetof(ocp_arena_config, name), least, largest, initial, takes}
@@ -21,7 +20,7 @@ static const struct {
     KEY(max_dead_bytes_per_chunk, 0, INT64_MAX, 128 << 20, "a number of bytes"),
     KEY(initial_growth_chunk_size_bytes, 1, INT64_MAX, 2 << 20, "a number of bytes from 1"),
     KEY(max_power_of_two_extend_bytes, 1, INT64_MAX, 1 << 30, "a number of bytes from 1"),
-    KEY(max_mem, 0, INT64_MAX, INT64_MAX, "a number of bytes, 0 for no limit"),
+    KEY(max_mem, 0, INT64_MAX, INT64_MAX, "a number of bytes such as 2G, 0 for no limit"),
     KEY(use_cuda_mempool, 0, 1, 0, "0 or 1"),
     KEY(cuda_mempool_release_threshold, 0, INT64_MAX, 0, "a number of bytes"),
     KEY(cuda_mempool_bytes_to_keep_on_shrink, 0, INT64_MAX, 0, "a number of bytes"),
@@ -58,19 +57,16 @@ static bool parse_value(int index, const char *text, int64_t *value) {
     *value = OCP_EXTEND_SAME_AS_REQUESTED;
     return true;
   }
-  char *end;
-  errno = 0;
-  const bool negative = *text == '-';
-  const unsigned long long number = strtoull(text + negative, &end, 10);
-  if (end == text + negative || *end || text[negative] < '0' || text[negative] > '9' || (errno && errno != ERANGE))
-    return false;
-  if (negative) {
+  if (strcmp(text, "-1") == 0) {
     *value = keys_known[index].initial;
-    return number == 1;
+    return true;
   }
+  uint64_t number;
+  if (!ocp_parse_number(text, UINT64_MAX, &number))
+    return false;
   /* What SIZE_MAX, the built-in provider's "unlimited", means. */
-  *value = errno == ERANGE || number > INT64_MAX ? INT64_MAX : (int64_t)number;
-  if (errno == ERANGE || *value < keys_known[index].least || *value > keys_known[index].largest)
+  *value = number > INT64_MAX ? INT64_MAX : (int64_t)number;
+  if (*value < keys_known[index].least || *value > keys_known[index].largest)
     return false;
   if (index == MAX_MEM && *value == 0)
     *value = INT64_MAX;
@@ -123,4 +119,13 @@ int ocp_arena_check(const char *const *keys, const char *const *values, size_t c
   ocp_arena_config config;
   uint32_t given = 0;
   return ocp_arena_config_parse(keys, values, count, &config, &given, error);
+}
+
+int ocp_arena_read_limit(const char *text, int64_t *bytes, ocp_error *error) {
+  const char *key = keys_known[MAX_MEM].key;
+  ocp_arena_config config;
+  uint32_t given = 0;
+  if (ocp_arena_config_parse(&key, &text, 1, &config, &given, error) == ORT_OK)
+    *bytes = config.max_mem;
+  return error->code;
 }

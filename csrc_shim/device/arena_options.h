@@ -45,6 +45,8 @@ int ocp_arena_config_parse(const char *const *keys, const char *const *values, s
                            uint32_t *given, ocp_error *error);
 /* ORT_OK, or the error of that. */
 int ocp_arena_check(const char *const *keys, const char *const *values, size_t count, ocp_error *error);
+/* The bytes that the text means as arena.max_mem; INT64_MAX: no limit. */
+int ocp_arena_read_limit(const char *text, int64_t *bytes, ocp_error *error);
 
 /* ---- sets of keys, as bits ---- */
 /* Those of `given` for which the two differ. */

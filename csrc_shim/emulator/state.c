@@ -2,7 +2,6 @@
 #define _GNU_SOURCE /* CPU_COUNT */
 #include "emulator/state.h"
 
-#include <errno.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -10,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/number.h"
 #include "emulator/driver.h"
 #include "emulator/queue.h"
 #include "emulator/shadow.h"
@@ -43,30 +43,11 @@ const char *emu_last_error(void) { return last_error; }
 
 /* ---- configuration ---- */
 
-/* A number with an optional K, M or G; false when the text is none or the number is too large. */
-static bool parse_number(const char *text, uint64_t largest, uint64_t *value) {
-  char *end;
-  errno = 0;
-  unsigned long long number = strtoull(text, &end, 10);
-  int shift = 0;
-  if (*end == 'K' || *end == 'k')
-    shift = 10;
-  else if (*end == 'M' || *end == 'm')
-    shift = 20;
-  else if (*end == 'G' || *end == 'g')
-    shift = 30;
-  end += shift > 0;
-  if (end == text || *end || errno || *text == '-' || number > largest >> shift)
-    return false;
-  *value = number << shift;
-  return true;
-}
-
 static bool read_number(const char *name, uint64_t least, uint64_t largest, uint64_t *value) {
   const char *text = getenv(name);
   if (!text || !*text)
     return true;
-  if (parse_number(text, largest, value) && *value >= least)
+  if (ocp_parse_number(text, largest, value) && *value >= least)
     return true;
   snprintf(environment_error, sizeof environment_error, "%s=\"%.60s\" is not a number from %llu to %llu", name, text,
            (unsigned long long)least, (unsigned long long)largest);

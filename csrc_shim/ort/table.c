@@ -158,6 +158,7 @@ static const ocp_core core = {
     .device_shrink = ocp_device_shrink,
     .memory_stats = memory_stats,
     .arena_check = ocp_arena_check,
+    .arena_read_limit = ocp_arena_read_limit,
     .arena_configure = ocp_arena_configure,
     .arena_set_limit = ocp_arena_set_limit,
     .device_available = ocp_device_available,

@@ -29,6 +29,18 @@ def check_options(values: Mapping[str, str]) -> str:
     return ffi.string(error.text).decode(errors="replace") if error.code else ""
 
 
+def read_limit(text: str) -> int:
+    """The bytes that ``text`` means as a limit, as 2147483648 or 2G; 2**63 - 1: no limit.
+
+    Raises:
+        ValueError: it means none; the message says what to use.
+    """
+    error, nbytes = new_error(), ffi.new("int64_t *")
+    if core().arena_read_limit(text.encode(errors="replace"), nbytes, error):
+        raise ValueError("use a number of bytes such as 2147483648 or 2G, and 0 for no limit")
+    return int(nbytes[0])
+
+
 def configure(info: DeviceInfo, memory: int, values: Mapping[str, str]) -> str:
     """Gives the arena of a device's memory these options; a warning where it lives with others, or "".
 

@@ -30,7 +30,7 @@ class Changes:
 
     Attributes:
         options: the session's options from now on.
-        memory_limit: bytes of device memory, 0 for no limit; None: as it is.
+        memory_limit: bytes of device memory, 2**63 - 1 for no limit; None: as it is.
         ignored: keys that were accepted without effect.
     """
 
@@ -49,7 +49,7 @@ def parse_changes(values: Mapping[str, str], options: Options, identity: Identit
     for given, text in values.items():
         key = given.removeprefix(identity.session_prefix).removeprefix(ALIAS_PREFIX)
         if key in _LIMITS:
-            changes = replace(changes, memory_limit=_limit(key, text))
+            changes = replace(changes, memory_limit=parse_value(key, text, arena.read_limit))
         elif key in _OF_SESSION:
             changed: dict[str, Any] = {key: parse_value(key, text, MEANINGFUL[key])}
             changes = replace(changes, options=replace(changes.options, **changed))
@@ -65,13 +65,6 @@ def parse_changes(values: Mapping[str, str], options: Options, identity: Identit
 
 def _known() -> str:
     return ", ".join(sorted(KEYS))
-
-
-def _limit(key: str, text: str) -> int:
-    if problem := arena.check_options({"arena.max_mem": text}):
-        raise OptionError(problem.replace("arena.max_mem", key))
-    value = int(text)
-    return 0 if value < 0 else min(value, 2**63 - 1)
 
 
 def _workload(text: str) -> str:

@@ -90,7 +90,7 @@ def test_a_wrong_option_changes_nothing_and_is_told_what_is_known(session: ort.I
     for values, said in [
         ({"use_tf32": "0"}, "'use_tf32' holds from the creation of a session; can change: "),
         ({"automatic_cuda_graphs": "perhaps"}, "automatic_cuda_graphs='perhaps': use 1 or 0"),
-        ({"gpu_mem_limit": "much"}, "option gpu_mem_limit='much': it takes a number of bytes"),
+        ({"gpu_mem_limit": "much"}, "option gpu_mem_limit='much': use a number of bytes"),
         ({"log_level": "5"}, "log_level='5': use one of VERBOSE"),
         ({"ep.dynamic.workload_type": "Lazy"}, "use Default or Efficient"),
     ]:

@@ -290,7 +290,7 @@ static void check_parse_fails(const char *key, const char *value, const char *wi
 static void test_keys_and_values_are_checked(void) {
   check_parse_fails("arena.max_memory", "1", "known: arena.extend_strategy, ");
   check_parse_fails("arena.extend_strategy", "2", "0 (kNextPowerOfTwo) or 1 (kSameAsRequested)");
-  check_parse_fails("arena.max_mem", "1G", "a number of bytes, 0 for no limit");
+  check_parse_fails("arena.max_mem", "1T", "a number of bytes such as 2G, 0 for no limit");
   check_parse_fails("arena.max_mem", "", "a number of bytes");
   check_parse_fails("arena.max_mem", "-2", "a number of bytes");
   check_parse_fails("arena.max_mem", "99999999999999999999999", "a number of bytes");

@@ -54,7 +54,7 @@ def test_options_of_an_arena_are_checked_with_those_of_the_provider() -> None:
     ("key", "value", "takes"),
     [
         ("arena.extend_strategy", "2", "0 (kNextPowerOfTwo) or 1 (kSameAsRequested)"),
-        ("arena.max_mem", "1G", "a number of bytes"),
+        ("arena.max_mem", "1T", "a number of bytes"),
         ("arena.use_cuda_mempool", "maybe", "0 or 1"),
         ("arena.no_such_key", "1", "known: arena.extend_strategy"),
         ("gpu_mem_limit", "much", "a number of bytes"),
@@ -93,6 +93,7 @@ def test_onnx_runtime_gets_the_error_of_a_bad_option() -> None:
         ({"arena__initial_chunk_size_bytes": 1 << 16, "arena__max_power_of_two_extend_bytes": 1 << 16}, 3 << 16),
         ({"arena__max_mem": 300_000}, 300_000 // 256 * 256),
         ({"gpu_mem_limit": 300_000}, 300_000 // 256 * 256),
+        ({"gpu_mem_limit": "300k"}, 300 << 10),
     ],
 )
 def test_options_of_a_session_decide_how_the_arena_grows(options: dict[str, object], held: int) -> None:
@@ -220,7 +221,7 @@ def test_a_limit_can_be_set_and_taken_away() -> None:
     assert stats()["TotalAllocated"] <= 50_000
     plugin.set_limit(0, None)
     run(first)
-    for bad in (0, -1, 2**63):
+    for bad in (-1, 2**64):
         try:
             plugin.set_limit(0, bad)
         except ValueError as error:

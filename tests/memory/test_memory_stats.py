@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import ort_cuda_plugin
 from isolated import ROOT, python
 
 CODE = """
@@ -66,3 +72,38 @@ def test_the_benchmark_tells_of_a_model() -> None:
     assert mib["weights"] + mib["planned"] < mib["peak in use"] <= mib["peak held"]
     assert mib["peak held"] < 1.1 * (mib["weights"] + mib["planned"] + mib["in and out"])
     assert mib["compulsory"] <= mib["our kernels"] <= 1.01 * mib["compulsory"]
+
+
+@pytest.fixture
+def device() -> Iterator[Any]:
+    """What `register` returns of the emulated device, whose limit is as it was afterwards."""
+    (found,) = (d for d in ort_cuda_plugin.register(emulate=True) if d.ep_metadata.get("emulated") == "1")
+    yield found
+    ort_cuda_plugin.set_limit(found, None)
+
+
+def test_functions_of_memory_take_what_register_returns(device: Any) -> None:
+    (info,) = (info for info in ort_cuda_plugin.devices() if info.emulated)
+    ort_cuda_plugin.set_limit(device, 1 << 30)
+    stats = ort_cuda_plugin.memory_stats(device)
+    assert stats == ort_cuda_plugin.memory_stats(info)
+    assert stats["device"]["Limit"] == 1 << 30
+    assert ort_cuda_plugin.trim(device) >= 0
+    (other,) = (d for d in ort.get_ep_devices() if d.ep_name == "CPUExecutionProvider")
+    with pytest.raises(ValueError, match=r"CPUExecutionProvider: use one that ort_cuda_plugin\.register returns"):
+        ort_cuda_plugin.memory_stats(other)
+
+
+@pytest.mark.parametrize(
+    ("limit", "means"),
+    [("1G", 1 << 30), ("96m", 96 << 20), ("4096", 4096), (4096, 4096), (0, 2**63 - 1), ("0", 2**63 - 1)],
+)
+def test_a_limit_is_written_as_the_option_is(device: Any, limit: int | str, means: int) -> None:
+    ort_cuda_plugin.set_limit(device, limit)
+    assert ort_cuda_plugin.memory_stats(device)["device"]["Limit"] == means
+
+
+@pytest.mark.parametrize("limit", [-1, "-1", "1T", "much", "", 1.5, "99999999999G"])
+def test_what_is_no_limit_is_refused(device: Any, limit: Any) -> None:
+    with pytest.raises(ValueError, match=rf"a limit of {re.escape(repr(limit))} bytes: use a number of bytes such as"):
+        ort_cuda_plugin.set_limit(device, limit)
