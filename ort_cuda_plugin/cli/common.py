@@ -12,7 +12,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
@@ -195,3 +197,25 @@ def number(text: str) -> int:
         return int(text)
     except ValueError:
         raise UserError(ExitCode.USAGE, f"{text!r} is not a number") from None
+
+
+def numpy_file(subject: str, path: Path) -> NDArray[np.generic] | dict[str, NDArray[np.generic]] | None:
+    """The array of a .npy file, the arrays of a .npz file, and None for a file that is neither.
+
+    Raises:
+        UserError: it cannot be read; ``subject`` begins the message.
+    """
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise UserError(ExitCode.USAGE, f"{subject}: not a regular file")
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            return loaded if isinstance(loaded, np.ndarray) else None
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(ExitCode.USAGE, f"{subject}: {error.strerror or error}") from error
+    except Exception:  # of many types: headers that lie about sizes, broken archives, pickles that it advises to trust
+        return None

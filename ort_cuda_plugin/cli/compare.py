@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import onnx
@@ -26,6 +25,7 @@ from ort_cuda_plugin.cli.common import (
     add_model_arguments,
     model_path,
     named_values,
+    numpy_file,
     output_console,
     output_file,
     waiting,
@@ -205,13 +205,9 @@ def _tolerance(name: str, text: str) -> float:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            values = {name: file[name] for name in file.files}
-    except OSError as error:
-        raise UserError(ExitCode.USAGE, f"--load {path}: {error.strerror or error}") from error
-    except (ValueError, AttributeError, EOFError, BadZipFile) as error:  # NumPy's advice is to trust the file
-        raise UserError(ExitCode.USAGE, f"--load {path}: not a file of this command, as --save writes it") from error
+    values = numpy_file(f"--load {path}", path)
+    if not isinstance(values, dict):
+        raise UserError(ExitCode.USAGE, f"--load {path}: not a file of this command, as --save writes it")
     if not any(name.startswith("inputs/") for name in values):
         raise UserError(ExitCode.USAGE, f"--load {path}: it has no inputs/NAME, as --save writes them")
     return values

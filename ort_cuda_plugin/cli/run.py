@@ -28,6 +28,7 @@ from ort_cuda_plugin.cli.common import (
     add_model_arguments,
     check_types,
     model_path,
+    numpy_file,
     output_console,
     read_model,
     usual_sizes,
@@ -301,12 +302,7 @@ def _size(name: str, text: str) -> int:
 
 
 def _array(name: str, file: str) -> NDArray[np.generic]:
-    try:
-        loaded = np.load(file)
-    except OSError as error:
-        raise UserError(ExitCode.USAGE, f"--input {name}={file}: {error.strerror or error}") from error
-    except (ValueError, EOFError):  # NumPy takes a file that is not an array for a pickle, and advises to trust it
-        loaded = None
+    loaded = numpy_file(f"--input {name}={file}", Path(file))
     if not isinstance(loaded, np.ndarray):
         raise UserError(
             ExitCode.USAGE, f"--input {name}={file}: not an array as numpy.save writes it of numbers or str"

@@ -17,7 +17,8 @@ from .cache import cache_findings
 from .driver import driver_findings, machine_findings
 from .findings import Finding, Machine, Severity, ok, problem
 from .libraries import library_findings
-from .packages import compiler_findings, runtime_findings
+from .packages import compiler_findings, requirement_findings, runtime_findings
+from .variables import variable_findings
 
 
 def examine(machine: Machine | None = None) -> Iterator[Finding]:
@@ -25,6 +26,7 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
     machine = machine or Machine()
     yield from machine_findings(machine)
     version, why = _runtime()
+    yield from requirement_findings(machine)
     yield from runtime_findings(machine, version, why)
     library = _library()
     yield library
@@ -32,6 +34,7 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
         return
     environment = list(_environment())
     yield from environment
+    yield from variable_findings(machine)
     if not why and environment[0].severity is Severity.OK:
         yield _registration()
     devices, why = _cuda_devices()

@@ -20,6 +20,8 @@ RUNTIMES = (
     "ort-nightly-gpu",
 )
 """Distributions that hold the module ``onnxruntime``."""
+OLDEST = {"cffi": 2, "numpy": 2}
+"""Major versions from which packages work that the plugin cannot do without."""
 COMPILER = ("numba", "numba-cuda", "llvmlite", "cuda-core", "nvidia-nvvm", "nvidia-nvjitlink")
 
 
@@ -55,6 +57,19 @@ def runtime_findings(machine: Machine, imported_version: str, why: str) -> Itera
         )
         return
     yield ok(subject, named or imported_version)
+
+
+def requirement_findings(machine: Machine) -> Iterator[Finding]:
+    """Packages that every process needs, and that are too old."""
+    for name, oldest in OLDEST.items():
+        version = machine.packages.get(name, "")
+        major = version.partition(".")[0]
+        if major.isdecimal() and int(major) < oldest:
+            yield problem(
+                name,
+                f"{version} is too old: the plugin needs {name} {oldest} or newer",
+                f"pip install '{name}>={oldest}'",
+            )
 
 
 def compiler_findings(machine: Machine) -> Iterator[Finding]:

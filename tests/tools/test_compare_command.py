@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,6 +104,36 @@ def test_what_cannot_be_done_is_named(
 ) -> None:
     assert main(["compare", model, "--device", "emulated", "--dim", "n=8", *arguments]) == code
     assert message in capsys.readouterr().err
+
+
+HEADER = b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999, 4), }".ljust(117) + b"\n"
+LIAR = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(HEADER)) + HEADER
+
+
+@pytest.mark.parametrize("command", ["compare --load", "run --input"])
+@pytest.mark.parametrize("kind", ["a header that lies", "a broken archive", "a pipe", "a folder"])
+def test_a_file_of_arrays_that_is_none_is_one_line(
+    capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path, command: str, kind: str
+) -> None:
+    path = tmp_path / "x.npz"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a folder":
+        path.mkdir()
+    elif command == "run --input":
+        path.write_bytes(LIAR if kind == "a header that lies" else b"PK\x03\x04")
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("inputs/x.npy", LIAR)
+        if kind == "a broken archive":
+            path.write_bytes(path.read_bytes()[:-10])
+    name, option = command.split()
+    arguments = [option, str(path)] if name == "compare" else [option, f"x={path}"]
+    assert main([name, model, "--device", "emulated", "--dim", "n=8", *arguments]) == ExitCode.USAGE
+    error = capsys.readouterr().err.strip()
+    assert "\n" not in error
+    assert str(path) in error
+    assert ("not a regular file" in error) == (kind in ("a pipe", "a folder"))
 
 
 def test_a_cut_keeps_what_bodies_and_the_application_read() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from isolated import ROOT
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.compiler.cache import KernelCache
@@ -17,7 +20,8 @@ from ort_cuda_plugin.doctor.cache import cache_findings
 from ort_cuda_plugin.doctor.driver import driver_findings, machine_findings
 from ort_cuda_plugin.doctor.findings import Finding, Machine, Severity
 from ort_cuda_plugin.doctor.libraries import library_findings
-from ort_cuda_plugin.doctor.packages import COMPILER, compiler_findings, runtime_findings
+from ort_cuda_plugin.doctor.packages import COMPILER, OLDEST, compiler_findings, requirement_findings, runtime_findings
+from ort_cuda_plugin.doctor.variables import VARIABLES, variable_findings
 from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE, DeviceInfo
 from ort_cuda_plugin.ep.libraries import LibraryPlace
 
@@ -85,6 +89,55 @@ def test_wheels_of_onnx_runtime(
     (finding,) = runtime_findings(machine(tmp_path, packages=packages), version, why)
     assert finding.severity.value == severity
     assert named in finding.text
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("ORT_CUDA_PLUGIN_CACHEDIR", "did you mean ORT_CUDA_PLUGIN_CACHE_DIR?"),
+        ("ORT_CUDA_PLUGIN_EMULATED", "did you mean ORT_CUDA_PLUGIN_EMULATE?"),
+        ("ort_cuda_plugin_emulate", "did you mean ORT_CUDA_PLUGIN_EMULATE?"),
+        ("ORT_CUDA_PLUGIN_EMULATE_WORKER", "did you mean ORT_CUDA_PLUGIN_EMULATE_WORKERS?"),
+        ("ORT_CUDA_PLUGIN_QUANTUM_ANNEALER_PORT", "unset it; the variables are ORT_CUDA_PLUGIN_AS, "),
+    ],
+)
+def test_a_variable_that_nothing_reads_is_named(tmp_path: Path, name: str, advice: str) -> None:
+    environment = {name: "1", "ORT_CUDA_PLUGIN_EMULATE": "1", "ORT_CUDA": "1"}
+    (finding,) = variable_findings(machine(tmp_path, environment=environment))
+    assert finding.severity is Severity.WARNING
+    assert finding.text.startswith(f"{name}: the plugin has no such variable")
+    assert finding.advice.startswith(advice)
+
+
+def test_the_variables_are_those_that_the_sources_read() -> None:
+    sources = [path for path in (ROOT / "ort_cuda_plugin").rglob("*.py") if path.name != "variables.py"]
+    sources += (ROOT / "csrc_shim").rglob("*.c")
+    text = "".join(path.read_text() for path in sources).replace('ENVIRONMENT "_', '"ORT_CUDA_PLUGIN_EMULATE_')
+    assert sorted(set(re.findall(r'"(ORT_CUDA_PLUGIN_[A-Z_]*[A-Z])(?=[":])', text))) == list(VARIABLES)
+
+
+def test_a_misspelled_variable_does_not_keep_the_registration_from_being_tried(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("ORT_CUDA_PLUGIN_EMULATED", "1")
+    assert main(["doctor"]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert "ORT_CUDA_PLUGIN_EMULATED" in out
+    assert "registration: ONNX Runtime loads the library" in out
+
+
+@pytest.mark.parametrize(("version", "found"), [("1.26.4", ["problem"]), ("2.0.0", []), ("", [])])
+def test_a_package_that_is_too_old_for_the_plugin_is_named(tmp_path: Path, version: str, found: list[str]) -> None:
+    packages = {"numpy": version} if version else {}
+    findings = list(requirement_findings(machine(tmp_path, packages=packages)))
+    assert severities(findings) == found
+    assert all("pip install 'numpy>=2'" in finding.advice for finding in findings)
+
+
+def test_the_oldest_packages_are_those_that_the_package_asks_for() -> None:
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert sorted(asked) == [f"{name}>={version}" for name, version in OLDEST.items()]
 
 
 @pytest.mark.parametrize(
