@@ -52,14 +52,6 @@ class ContextCallbacks:
         return self._read is not None
 
     @property
-    def reader(self) -> tuple[int, int] | None:
-        """The addresses of the application's function and its state, None where there is none."""
-        if self._read is None:
-            return None
-        function, state = (int(ffi.cast("uintptr_t", pointer)) for pointer in self._read)
-        return function, state
-
-    @property
     def writes(self) -> bool:
         """Whether the application writes the files."""
         return self._write is not None

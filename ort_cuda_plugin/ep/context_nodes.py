@@ -158,7 +158,8 @@ class ContextReader:
         self._callbacks = callbacks
         self._files: dict[Hashable, Context] = {}
         self._embedded: list[Context] = []
-        self._shares = entries.get("ep.share_ep_contexts", "0") == "1"
+        # What a function of the application gives depends on that function's state, of which nobody knows the life.
+        self._shares = entries.get("ep.share_ep_contexts", "0") == "1" and not callbacks.reads
         self._is_last = entries.get("ep.stop_share_ep_contexts", "0") == "1"
 
     def read(self, nodes: Sequence[ContextNode]) -> list[tuple[Context, str]]:
@@ -171,13 +172,18 @@ class ContextReader:
         found = [self._partition(each.node, context) for each, context in zip(nodes, own, strict=True)]
         for each, (context, name) in zip(nodes, found, strict=True):
             self._find_source(each.node, each.model_path, context, name)
+        if self._shares:
+            self._take(found)
+        return found
+
+    def _take(self, found: Sequence[tuple[Context, str]]) -> None:
+        """Tells the workspace which partitions the session has."""
         for key, file in self._files.items():
             for context, name in found:
                 if context is file:
                     workspace.take(key, name)
         if self._is_last:
             workspace.end(self._files)
-        return found
 
     def _find_source(self, node: Node, model_path: str, context: Context, name: str) -> None:
         """Gives the context the model that has the weights of a partition, where it has none itself."""
@@ -238,9 +244,9 @@ class ContextReader:
                 f"context file {name!r} is beside a model that comes from memory: set ep.context_file_path to the path "
                 "of the model"
             )
-        key: Hashable = (self._callbacks.reader, name)
+        key: Hashable = name
         if folder is not None and not self._callbacks.reads:
-            key = (os.path.realpath(folder.path), name)
+            key = os.path.realpath(folder.path), name
         if key not in self._files:
             container = self._container(key, folder, name, model_path)
             self._files[key] = Context(container)
@@ -254,7 +260,7 @@ class ContextReader:
         subject = f"context file {name!r}"
         if folder is None or self._callbacks.reads:
             check_name(name, subject)
-            return known or Container(self._callbacks.read(name), subject)
+            return Container(self._callbacks.read(name), subject)
         if known is not None and not folder.has(name):
             return known
         file = self._open(folder, name, model_path)

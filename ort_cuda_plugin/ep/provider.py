@@ -86,7 +86,7 @@ class Provider:
         self._contexts = ContextSession(entries, session_options)
         offered = [DeviceInfo.from_metadata(host.key_value_pairs(pairs)) for pairs in metadata]
         self.device = use_device(_choose(offered, self.options.device_id))
-        others = rules_of_others(entries, identity, self.device.info)
+        others = rules_of_others(entries, identity, self.device.info, host.host_version())
         if others and self._contexts.output is not None:
             raise OptionError(
                 f"ep.context_enable=1 with layering rules for {others}: ONNX Runtime fuses no nodes that rules may "

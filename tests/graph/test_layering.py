@@ -163,7 +163,10 @@ def test_a_budget_of_no_meaning_is_left_to_onnx_runtime() -> None:
 def test_what_no_rule_can_take_stays_fused() -> None:
     (info,) = emulated_devices()
     for rules in ("gpu(a)", "GPU:0(a, b)", "gpu:nvidia(a); accelerator(=b)", "CudaPluginExecutionProvider(a);", ""):
-        assert rules_of_others({NAMES: rules}, Identity.OWN, info) == ""
-    assert rules_of_others({ANNOTATIONS: "gpu(a); cpu(b); npu(c); cpu(d)"}, Identity.OWN, info) == "cpu, npu"
-    assert rules_of_others({NAMES: "gpu:1(a)"}, Identity.OWN, info) == "gpu:1"
-    assert rules_of_others({NAMES: "cuda(a); CUDAExecutionProvider(b)"}, Identity.CUDA, info) == ""
+        assert rules_of_others({NAMES: rules}, Identity.OWN, info, 31) == ""
+    assert rules_of_others({ANNOTATIONS: "gpu(a); cpu(b); npu(c); cpu(d)"}, Identity.OWN, info, 31) == "cpu, npu"
+    assert rules_of_others({NAMES: "gpu:1(a)"}, Identity.OWN, info, 31) == "gpu:1"
+    assert rules_of_others({NAMES: "cuda(a); CUDAExecutionProvider(b)"}, Identity.CUDA, info, 31) == ""
+    assert rules_of_others({NAMES: "cpu(a)"}, Identity.OWN, info, 28) == "cpu"
+    assert rules_of_others({NAMES: "cpu(a)"}, Identity.OWN, info, 27) == ""
+    assert rules_of_others({ANNOTATIONS: "cpu(a)"}, Identity.OWN, info, 26) == "cpu"
