@@ -38,6 +38,9 @@ from .model.ort_schema import TENSOR_TYPES
 if TYPE_CHECKING:
     from .model.ir import Array, DType
 
+_CACHE_RANK = 4
+_TOKEN_INPUTS = (choice.IDS, choice.ATTENTION, choice.POSITIONS)
+_KNOWN_INPUTS = {*_TOKEN_INPUTS, choice.UNIFORM, choice.TEMPERATURE, choice.TOP_K, choice.TOP_P}
 _LARGEST_DRAW = np.float32(1 - 2**-23)
 """So large that no product with a sum of probabilities rounds to that sum."""
 
@@ -70,8 +73,10 @@ class Decoder:
         emulate: bool | None = None,
         provider_options: Mapping[str, object] | None = None,
     ) -> None:
-        if max_length < 1 or batch < 1 or candidates < 0:
-            raise ValueError(f"a decoder with max_length={max_length}, batch={batch}, candidates={candidates}")
+        if max_length < 1 or batch < 1 or candidates < 0 or (head_size is not None and head_size < 1):
+            raise ValueError(
+                f"a decoder with max_length={max_length}, batch={batch}, candidates={candidates}, head_size={head_size}"
+            )
         path = Path(model)
         options = ort.SessionOptions()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
@@ -89,6 +94,7 @@ class Decoder:
         device = chosen_device(emulate, {key: str(value) for key, value in (provider_options or {}).items()})
         self._memory = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
         inputs = {x.name: x for x in self.session.get_inputs()}
+        _check_inputs(inputs, path)
         self._has_positions = choice.POSITIONS in inputs
         self._planes = choice.read_inputs(model_bytes).position_planes
         self._ids = self._on_device(np.zeros((batch, 1), np.int64))
@@ -271,13 +277,43 @@ class Decoder:
         return ort.OrtValue.ortvalue_from_numpy(array, "gpu", memory.device_id, memory.device_vendor_id)
 
     def _cache_shape(self, x: Any, path: Path, head_size: int | None) -> tuple[int, int, int, int]:
+        if len(x.shape) != _CACHE_RANK:
+            raise ValueError(f"{path}: {x.name} has the shape {x.shape}, expected [batch, heads, tokens, head size]")
         heads, size = x.shape[1], head_size or x.shape[3]
         config = path.parent / "genai_config.json"
         if not isinstance(size, int) and config.exists():
-            size = json.loads(config.read_text(encoding="utf-8"))["model"]["decoder"]["head_size"]
+            size = _configured_head_size(config)
         if not isinstance(heads, int) or not isinstance(size, int):
             raise ValueError(f"{path} does not say the sizes of {x.name}: pass head_size")
         return self.batch, heads, self.max_length, size
+
+
+def _configured_head_size(config: Path) -> int:
+    """What ``genai_config.json`` says of the decoder's heads.
+
+    Raises:
+        ValueError: it says nothing, or cannot be read.
+    """
+    try:
+        value = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{config}: cannot be read as JSON ({error}): pass head_size") from error
+    for key in ("model", "decoder", "head_size"):
+        value = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{config}: model.decoder.head_size is {value!r}, expected a positive number: pass head_size")
+    return value
+
+
+def _check_inputs(inputs: Mapping[str, Any], path: Path) -> None:
+    """Raises ValueError where an input is none that a decoder has, or of another type."""
+    for name, x in inputs.items():
+        if name.startswith("past") and (x.type not in TENSOR_TYPES or x.type == "tensor(string)"):
+            raise ValueError(f"{path}: the input {name} is {x.type}, expected a tensor of numbers")
+        if name not in _KNOWN_INPUTS and not name.startswith("past"):
+            raise ValueError(
+                f"{path}: a decoder has no input {name}, expected {', '.join(_TOKEN_INPUTS)} and past ones"
+            )
 
 
 class _State:

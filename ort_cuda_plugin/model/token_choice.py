@@ -27,9 +27,12 @@ _INT, _LEAST_OPSET, _RANK_WITH_PLANES = 2, 13, 3
 
 @dataclass(frozen=True)
 class DecoderInputs:
-    """The inputs of a model's graph with their shapes, None for sizes that the model does not fix; and its ai.onnx."""
+    """What a model says of itself: its inputs with shapes, None for sizes that it does not fix, and with ONNX's numbers
+    of element types; the names of its outputs; and its ai.onnx."""
 
     shapes: Mapping[str, tuple[int | None, ...]]
+    types: Mapping[str, int]
+    outputs: frozenset[str]
     opset: int
 
     @property
@@ -41,21 +44,27 @@ class DecoderInputs:
 
 def read_inputs(model: bytes) -> DecoderInputs:
     """Raises ValueError unless the bytes are those of an ONNX model."""
-    shapes, opset = {}, 0
+    shapes: dict[str, tuple[int | None, ...]] = {}
+    types: dict[str, int] = {}
+    outputs: set[str] = set()
+    opset = 0
     for number, value in fields(memoryview(model)):
         if number == 7 and isinstance(value, memoryview):
             for x in messages(value, 11):
                 tensor = message(message(x, 2), 1)
-                shapes[text(x, 1)] = tuple(_size(dim) for dim in messages(message(tensor, 2), 1))
+                types[text(x, 1)] = _number(tensor) or 0
+                shapes[text(x, 1)] = tuple(_number(dim) for dim in messages(message(tensor, 2), 1))
+            outputs.update(text(x, 1) for x in messages(value, 12))
         elif number == 8 and isinstance(value, memoryview):
             entries = dict(fields(value))
             if entries.get(1, b"") in (b"", b"ai.onnx") and isinstance(version := entries.get(2), int):
                 opset = version
-    return DecoderInputs(shapes, opset)
+    return DecoderInputs(shapes, types, frozenset(outputs), opset)
 
 
-def _size(dim: memoryview) -> int | None:
-    value = dict(fields(dim)).get(1)
+def _number(part: memoryview) -> int | None:
+    """The first field of a message, if it is a number: a size, or an element type."""
+    value = dict(fields(part)).get(1)
     return value if isinstance(value, int) else None
 
 
@@ -70,11 +79,15 @@ def with_token(model: bytes, candidates: int) -> bytes:
     """
     known = read_inputs(model)
     missing = [name for name in (IDS, ATTENTION) if name not in known.shapes]
+    missing += [] if LOGITS in known.outputs else [LOGITS]
     if missing or known.opset < _LEAST_OPSET:
         raise ValueError(
-            f"a decoder has inputs {IDS} and {ATTENTION}, and version {_LEAST_OPSET} or later of ai.onnx: "
-            f"this model lacks {', '.join(missing) or 'nothing else'}, and has version {known.opset}"
+            f"a decoder has inputs {IDS} and {ATTENTION}, an output {LOGITS}, and version {_LEAST_OPSET} or later of "
+            f"ai.onnx: this model lacks {', '.join(missing) or 'nothing else'}, and has version {known.opset}"
         )
+    for name in (IDS, ATTENTION, POSITIONS):
+        if known.types.get(name, DType.INT64.onnx) != DType.INT64.onnx:
+            raise ValueError(f"the input {name} has elements of ONNX type {known.types[name]}, expected int64")
     graph = _Graph()
     one = graph.constant([1])
     count = graph.node("ReduceSum", ATTENTION, one, keepdims=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper, parser
 
 import ort_cuda_plugin
 from genai_decoder import CpuDecoder, compulsory_bytes, genai_decoder
@@ -224,3 +224,83 @@ def test_errors_say_what_is_wrong(model: Path, tmp_path: Path) -> None:
             next(decoder.generate([[1]], new_tokens=1, **{name: value}))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="there are 0 tokens"):
         decoder.rewind(1)
+
+
+TINY = """<ir_version: 8, opset_import: ["" : 17]>
+    tiny (int64[b, s] input_ids, int64[b, t] attention_mask, float[b, 2, p, d] past)
+    => (float[b, s, 7] logits, float[b, 2, q, d] present)
+    { eye = EyeLike <dtype = 1> (square)  logits = Gather(eye, input_ids)  present = Identity(past) }"""
+NAMES = {"past": "past_key_values.0.key", "present": "present.0.key"}
+
+
+def tiny(folder: Path, *changes: tuple[str, str]) -> Path:
+    """A decoder whose cache is as long as before, with changes of its text, as a file."""
+    text = TINY
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    model = parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((7, 7), np.float32), "square"))
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = NAMES.get(value.name, value.name)
+    for node in model.graph.node:
+        node.input[:] = [NAMES.get(name, name) for name in node.input]
+        node.output[:] = [NAMES.get(name, name) for name in node.output]
+    onnx.save(model, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[]", "null", "3", '{"model": []}', '{"model": {"decoder": {}}}', "[" * 100_000, "{", "\udcff"),
+        *(f'{{"model": {{"decoder": {{"head_size": {size}}}}}}}' for size in ("true", "0", "-4", "4.0", '"4"', "null")),
+    ],
+    ids=lambda text: ascii(text[:50]),
+)
+def test_a_configuration_without_a_head_size_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "genai_config.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=r"genai_config.json: .*: pass head_size"):
+        Decoder(tiny(tmp_path), max_length=8, emulate=True)
+
+
+def test_the_head_size_is_the_argument_or_that_of_the_configuration(tmp_path: Path) -> None:
+    path, config = tiny(tmp_path), tmp_path / "genai_config.json"
+    config.write_text('{"model": {"decoder": {"head_size": 4}}}')
+    (token,) = Decoder(path, max_length=8, emulate=True).generate([[5]], new_tokens=1)
+    assert token == [5]
+    config.unlink()
+    config.mkdir()
+    Decoder(path, max_length=8, head_size=4, emulate=True)
+    with pytest.raises(ValueError, match="cannot be read as JSON"):
+        Decoder(path, max_length=8, emulate=True)
+    with pytest.raises(ValueError, match="head_size=0"):
+        Decoder(path, max_length=8, head_size=0, emulate=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (("float[b, s, 7] logits", "float[b, s, 7] scores"), "lacks logits"),
+        (("float[b, 2, p, d] past", "float[b, 2, p] past"), r"shape \['b', 2, 'p'\], expected \[batch, heads"),
+        (("float[b, 2, p, d] past", "float past"), r"shape \[\], expected \[batch, heads"),
+        (("float[b, 2, p, d]", "float[b, h, p, 4]"), "does not say the sizes of past_key_values.0.key"),
+        (
+            ("int64[b, t] attention", "int32[b, t] attention"),
+            "attention_mask has elements of ONNX type 6",
+        ),
+        (("d] past)", "d] past, float[b, s, 4] extra)"), "no input extra"),
+        (("present", "next"), "no output that continues it, expected present.0.key"),
+    ],
+)
+def test_a_model_that_is_no_decoder_is_an_error_that_says_why(
+    tmp_path: Path, change: tuple[str, str], wrong: str
+) -> None:
+    changes = [change]
+    if "scores" in change[1]:
+        changes.append(("logits = Gather", "scores = Gather"))
+    if "float past" in change[1] or "p] past" in change[1]:
+        changes.append(("float[b, 2, q, d] present", "float present"))
+    path = tiny(tmp_path, *changes)
+    with pytest.raises(ValueError, match=wrong):
+        Decoder(path, max_length=8, head_size=4 if "b, h" not in change[1] else None, emulate=True)
