@@ -126,6 +126,7 @@ static const ocp_core core = {
     .cluster_add_kernels = ocp_cluster_add_kernels,
     .cluster_add_weights = ocp_cluster_add_weights,
     .cluster_set_host_inputs = ocp_cluster_set_host_inputs,
+    .cluster_set_fed_inputs = ocp_cluster_set_fed_inputs,
     .cluster_add_plan = ocp_cluster_add_plan,
     .cluster_add_problem = ocp_cluster_add_problem,
     .cluster_add_callback = cluster_add_callback,

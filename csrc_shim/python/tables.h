@@ -166,6 +166,7 @@ typedef struct ocp_core {
   int (*cluster_add_kernels)(ocp_cluster *cluster, const ocp_kernel_ref *kernels, uint32_t count, ocp_error *error);
   int (*cluster_add_weights)(ocp_cluster *cluster, ocp_weight *const *weights, uint32_t count, ocp_error *error);
   int (*cluster_set_host_inputs)(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error);
+  int (*cluster_set_fed_inputs)(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error);
   int (*cluster_add_plan)(ocp_cluster *cluster, const void *blob, size_t bytes, ocp_error *error);
   int (*cluster_run)(ocp_cluster *cluster, ocp_stream *stream, const ocp_input *inputs, uint32_t num_inputs,
                      ocp_output_fn output, void *output_context, ocp_error *error);

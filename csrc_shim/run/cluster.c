@@ -193,6 +193,18 @@ int ocp_cluster_set_host_inputs(ocp_cluster *cluster, const uint32_t *inputs, ui
   return ORT_OK;
 }
 
+int ocp_cluster_set_fed_inputs(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error) {
+  for (uint32_t i = 0; i < count; i++) {
+    uint32_t position = 0;
+    while (position < cluster->num_host_inputs && cluster->host_inputs[position] != inputs[i])
+      position++;
+    if (position == cluster->num_host_inputs)
+      return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: input %u is not a host input", cluster->name, inputs[i]);
+    cluster->is_fed[position] = true;
+  }
+  return ORT_OK;
+}
+
 /* ---- plans ---- */
 
 static bool is_host_input(const ocp_cluster *cluster, uint32_t input) {

@@ -138,9 +138,12 @@ static int make_key(run *r) {
       *word++ = (uint64_t)r->inputs[i].dims[d];
   }
   r->host_values = (int64_t *)r->key + first_value;
-  for (uint32_t i = 0; i < host_inputs; i++)
-    if (r->inputs[cluster->host_inputs[i]].on_device && is_capturing(r))
-      return fail_capture(r, "has to be read back because it decides shapes", cluster->host_inputs[i]);
+  for (uint32_t i = 0; i < host_inputs; i++) {
+    const bool on_device = r->inputs[cluster->host_inputs[i]].on_device;
+    if ((on_device || cluster->is_fed[i]) && is_capturing(r))
+      return fail_capture(r, on_device ? "has to be read back because it decides shapes" : "is read on the host",
+                          cluster->host_inputs[i]);
+  }
   if (host_inputs && read_host_inputs(r) != ORT_OK)
     return r->error->code;
   return ORT_OK;

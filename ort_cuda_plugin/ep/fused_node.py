@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..abi.core import PluginError, check, core, count, ffi, new_error
@@ -90,6 +90,14 @@ class FusedNode:
                 self._built(variant, None, {}, time.perf_counter() - begun, ALL_SIZES_KNOWN)
             elif isinstance(self._cluster, CompiledCluster):
                 self._cluster.keep_constants()
+
+    def refuse_capture(self, fed: Collection[str]) -> None:
+        """Refuses captures of Runs in which the host reads inputs whose names are in ``fed``; after `prepare`."""
+        names = dict(enumerate(self._cluster.input_names))
+        inputs = [index for index in self._cluster.host_inputs if names.get(index) in fed]
+        error = new_error()
+        core().cluster_set_fed_inputs(self.pointer, inputs, len(inputs), error)
+        check(error)
 
     def build(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> None:
         """Adds the plan for inputs of these shapes, with the contents of each host input.

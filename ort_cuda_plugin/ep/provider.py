@@ -14,6 +14,7 @@ from ..abi.core import check, core, ffi, lib, new_error
 from ..clusters.claims import NodeVerdict, claim, decline
 from ..clusters.cluster import CompiledCluster
 from ..clusters.control_flow import CompiledBodies, CompiledBody
+from ..clusters.fed_values import fed_values
 from ..clusters.ranks import Ranks
 from ..clusters.search import as_repetition, is_search
 from ..clusters.transposition import transposition
@@ -118,6 +119,7 @@ class Provider:
         self._compiled: dict[str, CompiledBody] = {}
         self._ranks = Ranks()  # ORT forgets what it replaced by a fused node, so they outlive the claims
         self._fed: set[str] = set()  # names of the model's inputs
+        self._fed_values: set[str] = set()  # names of values with contents that the application feeds
         self._read_by_bodies: set[str] = set()  # names of values
         self._single_contexts: dict[tuple[str, ...], ContextNode] = {}  # by the names of their outputs
         self._loaded_contexts: list[tuple[ContextNode, Loaded]] | None = None  # of these that have no kernel yet
@@ -296,6 +298,7 @@ class Provider:
         self._read_by_bodies.update(value.name for node in graph.nodes for value in node.implicit_inputs)
         if graph.parent is None:
             self._fed.update(value.name for value in graph.inputs)
+            self._fed_values.update(fed_values(graph))
         fusion = ffi.new("OrtNodeFusionOptions *")
         fusion.ort_version_supported = host.api_version()
         for cluster in fused:
@@ -509,6 +512,7 @@ class Provider:
         self.fused_nodes.append(fused)
         fused.use_graphs(self.options.min_num_runs_before_cuda_graph_capture, self.options.max_automatic_graphs)
         fused.prepare(later)
+        fused.refuse_capture(self._fed_values)
         return fused
 
     def transposition(self, permutation: tuple[int, ...], dtype: DType) -> FusedNode:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from threading import Barrier
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper
@@ -87,6 +88,10 @@ def captured(source: bytes = b"", **options: str) -> ort.InferenceSession:
 
 def vector(n: int, value: float) -> np.ndarray:
     return np.full(n, value, np.float32)
+
+
+def parsed(graph: str) -> bytes:
+    return bytes(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {graph}').SerializeToString())
 
 
 # ---- capture by ONNX Runtime ----
@@ -333,6 +338,46 @@ def test_a_size_on_the_device_cannot_be_captured() -> None:
     )
     with pytest.raises(Exception, match=r"a CUDA graph cannot capture.*gpu_graph_id=-1"):
         bound.run()
+
+
+#: Nodes with an input of the application's, ``at``, that the host reads, and how it is fed.
+HOST_READS = {
+    "Slice": ("y = Slice(x, at, end)", "int64[1] at"),
+    "Pad": ("y = Pad(x, at)", "int64[2] at"),
+    "CumSum": ("y = CumSum(x, at)", "int64[1] at"),
+    "Tile": ("y = Tile(x, at)", "int64[1] at"),
+    "Expand": ("y = Expand(x, at)", "int64[1] at"),
+    "Reshape": ("y = Reshape(x, at)", "int64[1] at"),
+    "Split": ("y, z = Split(x, at)", "int64[2] at"),
+    "several nodes": ("a = Tanh(x) b = Slice(a, at, end) y = Exp(b)", "int64[1] at"),
+    "a computed bound": ("one = Constant<value_ints=[1]>() b = Add(at, one) y = Slice(x, b, end)", "int64[1] at"),
+}
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", HOST_READS)
+def test_what_the_application_feeds_and_the_host_reads_is_not_captured(name: str, place: str) -> None:
+    """A replay would not see another value."""
+    nodes, at = HOST_READS[name]
+    session = captured(parsed(f"g (float[6] x, {at}) => (float[n] y) {{ end = Constant<value_ints=[9]>() {nodes} }}"))
+    shape = session.get_inputs()[1].shape
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x", on_device(vector(6, 1)))
+    fed = np.array({"Split": [2, 4], "Expand": [6], "Reshape": [6]}.get(name, [0] * shape[0]), np.int64)
+    binding.bind_ortvalue_input("at", ort.OrtValue.ortvalue_from_numpy(fed) if place == "cpu" else on_device(fed))
+    binding._iobinding.bind_output("y", ort.OrtDevice.make("gpu", 0, vendor())._get_c_device())
+    with pytest.raises(Exception, match=r"a CUDA graph cannot cap|a captured CUDA graph cannot copy"):
+        session.run_with_iobinding(binding)
+
+
+def test_bounds_that_follow_from_shapes_are_captured() -> None:
+    nodes = "n = Shape(y) at = Div(n, two) z = Slice(x, at, end)"
+    text = f"two = Constant<value_ints=[2]>() end = Constant<value_ints=[99]>() {nodes}"
+    session = captured(parsed(f"g (float[6] x, float[4] y) => (float[m] z) {{ {text} }}"))
+    x = np.arange(6, dtype=np.float32)
+    bound = Bound(session, {"x": x, "y": vector(4, 0)}, {"z": vector(4, 0)})
+    np.testing.assert_array_equal(bound.run(), x[2:])
+    np.testing.assert_array_equal(bound.run(x=x + 1), x[2:] + 1)
 
 
 # ---- automatic graphs ----
