@@ -84,10 +84,12 @@ def choose_row_form(
     inputs: int,
     itemsizes: Sequence[int],
 ) -> RowForm | None:
-    """None for rows that are too long.
+    """None for rows that are too long, and for empty ones: a lane without an element reads the first of its row.
 
     ``inputs`` values of each element are read; ``itemsizes`` are those of all tensors that vectors move.
     """
+    if not ctx.settled(le(1, columns)):
+        return None
     expected = hint(columns)
     width = VECTOR_BYTES // max(itemsizes) if itemsizes else 1
     while width > 1 and WARP * width >= 2 * expected:

@@ -15,7 +15,7 @@ from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.reduce import reduce
 from ort_cuda_plugin.program.row_program import MAX, MIN, PRODUCT, SUM, Row, arg_max, arg_min
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim
+from ort_cuda_plugin.program.symbolic import Dim, le, product
 
 RowFunction = Callable[[Row, Scalar], Scalar]
 
@@ -26,9 +26,11 @@ def reduction(
     fn: RowFunction,
     element: Callable[[Scalar], Scalar] = lambda x: x,
     types: frozenset[DType] = FLOATS | WIDE_INTS,
+    empty_fn: RowFunction | None = None,
 ) -> None:
     """Enters a reduction: ``fn`` of the row; ``element`` is the result for a row that is one element on its own.
 
+    ``empty_fn`` takes the place of ``fn`` where rows are or may be empty.
     ``axes`` is an attribute before version ``axes_input_since`` and an input from then on.
     """
 
@@ -39,7 +41,8 @@ def reduction(
         named = {normalize_axis(axis, max(x.rank, 1)) for axis in axes} if axes else range(x.rank)
         if x.rank == 0:
             return elementwise(ctx, element, x)
-        return reduce(ctx, fn, x, named, keepdims != 0)
+        has_elements = empty_fn is None or ctx.settled(le(1, product(x.shape[axis] for axis in named)))
+        return reduce(ctx, fn if has_elements or empty_fn is None else empty_fn, x, named, keepdims != 0)
 
     @op(name, since=1, types={"T": types})
     def by_attribute(ctx: Lowering, data: Tensor, *, axes: tuple[int, ...] | None = None, keepdims: int = 1) -> Tensor:
@@ -62,6 +65,15 @@ def _mean(row: Row, x: Scalar) -> Scalar:
     if x.dtype.is_integer:
         return s.trunc_divide(row.reduce(SUM, x), s.cast(row.count, x.dtype))
     return s.cast(row.mean(x), x.dtype)
+
+
+def _mean_or_zero(row: Row, x: Scalar) -> Scalar:
+    """The mean, and 0 of an empty row, as the CPU provider has it."""
+    count = s.maximum(row.count, 1)
+    if x.dtype.is_integer:
+        return s.trunc_divide(row.reduce(SUM, x), s.cast(count, x.dtype))
+    total = row.reduce(SUM, s.widen(x))
+    return s.cast(total / s.cast(count, total.dtype), x.dtype)
 
 
 def _float(x: Scalar) -> Scalar:
@@ -87,7 +99,7 @@ def _through(fn: Callable[[Scalar], Scalar]) -> Callable[[Scalar], Scalar]:
 
 
 reduction("ReduceSum", 13, lambda row, x: row.reduce(SUM, x), types=ARITHMETIC)
-reduction("ReduceMean", 18, _mean)
+reduction("ReduceMean", 18, _mean, empty_fn=_mean_or_zero)
 reduction("ReduceProd", 18, lambda row, x: row.reduce(PRODUCT, x), types=ARITHMETIC)
 reduction("ReduceL1", 18, lambda row, x: row.reduce(SUM, s.absolute(x)), s.absolute)
 reduction("ReduceL2", 18, _sum_of(lambda x: x * x, s.sqrt), s.absolute)

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from emulator_harness import configured
 from kernel_harness import make_model, run_op
 from ort_cuda_plugin.abi.core import PluginError
+from ort_cuda_plugin.conformance.mode import findings
+from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE
 from ort_cuda_plugin.model.ir import NodeError
 from session_pair import FLOAT, INT64, Pair, floats, info
 from test_ops_selection import check, on_cpu
@@ -29,6 +32,23 @@ def number(value: float, dtype: Any = np.int64) -> Array:
 
 
 # ---- sizes ----
+
+
+@pytest.mark.parametrize("lowering", ["", "sm_90"])
+def test_reductions_of_empty_rows_are_onnx_runtimes(lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One session runs rows with elements and without, where lanes without an element must read nothing."""
+    if lowering:
+        monkeypatch.setenv(LOWERING_VARIABLE, lowering)
+    operators = ("Mean", "Sum", "Max", "Prod", "LogSumExp")
+    nodes = [helper.make_node(f"Reduce{name}", ["x", "axes"], [name], keepdims=0) for name in operators]
+    nodes.append(helper.make_node("ReduceMean", ["codes", "axes"], ["mean of codes"], keepdims=0))
+    inputs = [info("x", FLOAT, ["b", 4, "s", "n"]), info("codes", TensorProto.INT32, ["b", 4, "s", "n"])]
+    outputs = [info(name, FLOAT, None) for name in operators] + [info("mean of codes", TensorProto.INT32, None)]
+    with configured(check=1):
+        pair = Pair(nodes, inputs, outputs, opset=18, axes=ints(2, 0, 3))
+        for shape in ((2, 4, 3, 6), (2, 4, 0, 4), (0, 4, 2, 2), (2, 4, 3, 6)):
+            pair.check(x=floats(*shape), codes=np.ones(shape, np.int32))
+        assert not findings()
 
 
 @pytest.mark.parametrize("step", [1, -1, 2, -2, 3, -3, 100, -100, 2**31, -(2**31), LARGEST, -LARGEST, SMALLEST])
