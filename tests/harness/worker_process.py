@@ -46,11 +46,15 @@ class Worker:
         except BrokenPipeError:
             return self._end(stage)
 
-    def close(self) -> None:
+    def restart(self) -> None:
+        """Ends the process, whose device may be lost; the next task gets a new one."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             self._process.wait()
             self._process = None
+
+    def close(self) -> None:
+        self.restart()
         self._stderr.close()
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -54,15 +54,22 @@ def run(
 
     def work() -> None:
         worker = Worker((sys.executable, "-m", "fuzzing.worker"), environment, TIMEOUT_S)
+
+        def judge(task: object) -> Outcome:
+            outcome = worker.judge(task)
+            if outcome.is_finding:
+                worker.restart()
+            return outcome
+
         while True:
             try:
                 number = todo.get_nowait()
             except queue.Empty:
                 break
-            outcome = worker.judge((profile, number))
+            outcome = judge((profile, number))
             if outcome.is_finding and out is not None:
-                case = minimise(make_case(profile, number), outcome, worker.judge)
-                again = worker.judge(case)
+                case = minimise(make_case(profile, number), outcome, judge)
+                again = judge(case)
                 outcome = again if again.kind is outcome.kind else replace(outcome, detail=f"once: {outcome.detail}")
                 with lock:
                     write(out, f"{profile}_{number}", case, outcome)
