@@ -5,7 +5,11 @@
 
 Four sessions: a classifier with a dynamic batch, a convolution with a dynamic image, a selection whose size depends on
 the data, and a model whose middle runs on the CPU provider. Each thread takes a session and a shape at random, compares
-with NumPy, and sometimes uses IO binding. With --replace a session is replaced by a new one every five seconds. At the
+with NumPy, and sometimes uses IO binding. Beside them each thread steps states of its own, whose input and output are
+one buffer, with automatic CUDA graphs and in graphs that ONNX Runtime captures, and now and then asks for more memory
+than there is, which has to fail as such and disturb nobody.
+
+With --replace a session is replaced by a new one every five seconds. At the
 end the report has the number of Runs, the growth of the process's own memory per minute after the first ten seconds,
 and what is still allocated.
 
@@ -49,6 +53,7 @@ class Model:
 @dataclass
 class Outcome:
     runs: int = 0
+    out_of_memory: int = 0
     failures: list[str] = field(default_factory=list)
     resident: list[tuple[float, int]] = field(default_factory=list)
 
@@ -59,9 +64,11 @@ class Outcome:
         """
         start = self.resident[0][0] if self.resident else 0.0
         late = np.array([(at, size) for at, size in self.resident if at - start >= WARM_UP], np.float64)
+        if len(late) < 2:
+            return 0.0
         first, second = np.triu_indices(len(late), 1)
         slopes = (late[second, 1] - late[first, 1]) / (late[second, 0] - late[first, 0])
-        return float(np.median(slopes) * 60) if len(slopes) else 0.0
+        return float(np.median(slopes) * 60)
 
 
 def build(nodes: list[onnx.NodeProto], x: list[Any], y: list[Any], constants: Arrays) -> bytes:
@@ -149,6 +156,69 @@ def with_cpu_nodes() -> Model:
 
 
 MODELS = [classifier(), convolution(), selection(), with_cpu_nodes()]
+STATE = (6, 8)
+DEVICE_BYTES = 2**28
+"""Limit of the device memory; `too_large` asks for four times as much."""
+
+
+def shifted_state() -> bytes:
+    """next = x behind the state without its first row, so that each row moves into its neighbour's place."""
+    nodes = [
+        helper.make_node("Slice", ["state", "one", "end", "zero"], ["kept"]),
+        helper.make_node("Concat", ["kept", "x"], ["next"], axis=0),
+    ]
+    constants = {name: np.array([value], np.int64) for name, value in (("zero", 0), ("one", 1), ("end", STATE[0]))}
+    graph = helper.make_graph(
+        nodes,
+        "shifted_state",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, STATE[1]]),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, STATE),
+        ],
+        [helper.make_tensor_value_info("next", TensorProto.FLOAT, STATE)],
+        [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def filled() -> bytes:
+    """y has as many ones as the input says."""
+    one = onnx.numpy_helper.from_array(np.ones(1, np.float32))
+    graph = helper.make_graph(
+        [helper.make_node("ConstantOfShape", ["shape"], ["y"], value=one)],
+        "filled",
+        [helper.make_tensor_value_info("shape", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+class State:
+    """A state that one thread steps in place."""
+
+    def __init__(self, session: Any) -> None:
+        import onnxruntime as ort
+
+        import ort_cuda_plugin
+
+        memory = ort_cuda_plugin.register(emulate=True)[0].memory_info(ort.OrtDeviceMemoryType.DEFAULT)
+        zeros = [np.zeros(shape, np.float32) for shape in ((1, STATE[1]), STATE)]
+        vendor = memory.device_vendor_id
+        self.x, self.state = (ort.OrtValue.ortvalue_from_numpy(array, "gpu", 0, vendor) for array in zeros)
+        self.expected = zeros[1]
+        self.session, self.binding = session, session.io_binding()
+        self.binding.bind_ortvalue_input("x", self.x)
+        self.binding.bind_ortvalue_input("state", self.state)
+        self.binding.bind_ortvalue_output("next", self.state)
+
+    def step(self, rng: np.random.Generator) -> None:
+        x = rng.standard_normal((1, STATE[1])).astype(np.float32)
+        self.x.update_inplace(x)
+        self.session.run_with_iobinding(self.binding)
+        self.expected = np.concatenate([self.expected[1:], x])
+        np.testing.assert_array_equal(self.state.numpy(), self.expected, err_msg="state")
 
 
 class Stress:
@@ -164,11 +234,24 @@ class Stress:
         )
         self.seed = seed
         self.sessions = [self.make(model) for model in MODELS]
+        self.states = [
+            ort_cuda_plugin.session(shifted_state(), emulate=True, provider_options=options)
+            for options in ({}, {"enable_cuda_graph": "1"})
+        ]
+        self.filled = ort_cuda_plugin.session(filled(), emulate=True)
+        ort_cuda_plugin.set_limit(None, DEVICE_BYTES)
         self.outcome = Outcome()
         self.lock = threading.Lock()
         self.end = 0.0
 
-    def run_once(self, rng: np.random.Generator, choose: random.Random) -> None:
+    def run_once(self, rng: np.random.Generator, choose: random.Random, states: list[State]) -> None:
+        chance = choose.random()
+        if chance < 0.2:
+            choose.choice(states).step(rng)
+            return
+        if chance < 0.21:
+            self.ask_for_too_much()
+            return
         index = choose.randrange(len(MODELS))
         model, session = MODELS[index], self.sessions[index]
         feeds = model.feeds(rng, choose.choice(SIZES))
@@ -183,17 +266,35 @@ class Stress:
             result = session.run(None, feeds)[0]
         np.testing.assert_allclose(result, model.expected(feeds), rtol=1e-4, atol=1e-5, err_msg=model.name)
 
+    def ask_for_too_much(self) -> None:
+        """Raises AssertionError where such a Run succeeds, or fails for another reason."""
+        said = "nothing"
+        try:
+            self.filled.run(None, {"shape": np.array([DEVICE_BYTES], np.int64)})
+        except Exception as error:
+            said = str(error)
+        assert "memory" in said, f"a Run asked for {4 * DEVICE_BYTES} of {DEVICE_BYTES} bytes, and the error is {said}"
+        with self.lock:
+            self.outcome.out_of_memory += 1
+
     def work(self, number: int) -> None:
         rng, choose = np.random.default_rng([self.seed, number]), random.Random(self.seed * 1000 + number)
-        runs = 0
+        runs, states = 0, self.make_states(number)
         while time.monotonic() < self.end and not self.outcome.failures:
             try:
-                self.run_once(rng, choose)
+                self.run_once(rng, choose, states)
                 runs += 1
             except Exception as error:
                 self.outcome.failures.append(f"{type(error).__name__}: {error}")
         with self.lock:
             self.outcome.runs += runs
+
+    def make_states(self, number: int) -> list[State]:
+        """One with automatic graphs; for the first thread also one in graphs that ONNX Runtime captures.
+
+        A session that captures serves one thread.
+        """
+        return [State(session) for session in self.states[: 2 if number == 0 else 1]]
 
     def watch(self, replace: bool) -> None:
         import psutil
@@ -216,6 +317,8 @@ class Stress:
         for worker in workers:
             worker.join()
         self.sessions.clear()
+        self.states.clear()
+        del self.filled
         gc.collect()
         return self.outcome
 
@@ -242,6 +345,7 @@ def main() -> int:
     report = {
         "streams": arguments.streams,
         "runs": outcome.runs,
+        "out_of_memory": outcome.out_of_memory,
         "failures": outcome.failures,
         "host_bytes_per_minute": round(outcome.growth_per_minute()),
         **left,

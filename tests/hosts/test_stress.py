@@ -26,4 +26,5 @@ def test_eight_threads_on_four_sessions_get_right_results_and_leave_nothing(stre
     report = json.loads(done.stdout)
     assert report["failures"] == []
     assert report["runs"] > 0
+    assert report["out_of_memory"] > 0
     assert report["device_bytes_in_use"] == report["pinned_bytes_in_use"] == report["weight_bytes"] == 0
