@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 
 import numpy as np
 
@@ -10,10 +12,12 @@ from ..model.ir import DType
 from ..program import scalar as s
 from ..program.lowering import Lowering, Tensor
 from ..program.scalar import Scalar
-from ..program.steps import Convolve
-from ..program.symbolic import Dim, ceildiv, hint, product
+from ..program.shapes import aligned
+from ..program.steps import Contract, Convolve
+from ..program.symbolic import Dim, ceildiv, hint, is_const, le, product, select
+from ..program.views import permute
 from .codegen import KernelBuilder
-from .contract import EMULATED_TILES, TILES, choose_tile
+from .contract import EMULATED_TILES, TILES, choose_tile, launch_contract
 from .conv import TiledConv, packed_shape, patch_table
 from .convert import make_element
 from .epilogue import Axes, make_epilogue
@@ -35,6 +39,8 @@ STRIP_ROWS = 16
 """Output channels of a group up to which a convolution runs in strips."""
 MOST_TUNED_STRIP_ROWS = 64
 """Those up to which strips are measured beside tiles."""
+MAX_PLACES = 32
+"""Places of an image up to which what windows cover is stored for a product: half the width of a tile."""
 STRIPS = "strips"
 
 
@@ -44,8 +50,71 @@ def launch_convolve(ctx: Lowering, step: Convolve) -> None:
         return
     if in_strips(step):
         _launch_strips(ctx, step)
+        return
+    few_places = _has_few_places(ctx, step)
+    if few_places != 0:
+        launch_contract(ctx, _of_patches(ctx, step, few_places))
+    if few_places == 0 or not is_const(few_places):
+        _launch_tiles(ctx, step, few_places)
+
+
+def _has_few_places(ctx: Lowering, step: Convolve) -> Dim:
+    """Whether tiles of places would be mostly empty: on the emulated device all of them are as wide.
+
+    Where many are expected, tiles serve few as well.
+    """
+    places = product(step.places)
+    if not ctx.device.emulated or step.groups > 1 or step.is_converted or step.tactic.name or step.column_parts:
+        return 0
+    return le(places, MAX_PLACES) if hint(places) <= MAX_PLACES else 0
+
+
+def _of_patches(ctx: Lowering, step: Convolve, wanted: Dim) -> Contract:
+    """The product of what each window covers, stored once, with the weights: a row for each place of each image.
+
+    It has no places where ``wanted`` is 0.
+    """
+    x, w = step.operands
+    flat, space = step.windows, len(step.space)
+    weights = ctx.contiguous(w)
+    rows, depth = w.shape[0], product(w.shape[1:])
+    places = [select(wanted, dim, 0) if axis == 0 else dim for axis, dim in enumerate(step.shape[-space:])]
+    strides = [step.shape[0], *places]
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source, at, inside = maps.source(x), [c[0], c[1 + space]], list[Scalar]()
+        for axis in range(space):
+            at.append(c[1 + axis] * flat.strides[axis] + c[2 + space + axis] * flat.dilations[axis])
+            if flat.begin[axis] != 0 or flat.end[axis] != 0:
+                at[-1] = at[-1] - maps.dim(flat.begin[axis])
+                inside += [at[-1] >= 0, at[-1] < source.dim(2 + axis)]
+        return source.at(at, functools.reduce(operator.and_, inside) if inside else None)
+
+    is_whole = flat.kernel == flat.size and all(dim == 1 for dim in (*places, *flat.dilations))
+    if is_whole and all(pad == 0 for pad in (*flat.begin, *flat.end)):
+        a = ctx.view(x, [x.shape[0], depth], offset=x.offset)
     else:
-        _launch_tiles(ctx, step)
+        patches = gather_map(ctx, [*strides, x.shape[1], *flat.kernel], x.dtype, element)
+        a = ctx.view(patches, [product(strides), depth])
+    b = permute(ctx, ctx.view(weights, [rows, depth], offset=weights.offset), (1, 0))
+    order = (0, *step.space, *step.channels)
+
+    def placed(y: Tensor) -> Tensor:
+        lead = len(step.shape) - y.rank
+        y = permute(ctx, ctx.view(y, (*[1] * lead, *y.shape), (*[0] * lead, *y.strides), y.offset), order)
+        first = y.shape[1] if y.shape[1] == 1 and step.shape[step.space[0]] != 1 else places[0]
+        return ctx.view(y, (y.shape[0], first, *y.shape[2:]), y.strides, y.offset)
+
+    return Contract(
+        step.nodes,
+        (*strides, *(step.shape[axis] for axis in step.channels)),
+        tuple((leaf, placed(aligned(ctx, y, step.shape))) for leaf, y in step.inputs),
+        tuple((value, placed(y)) for value, y in step.outputs),
+        operands=(a, b),
+        total=step.total,
+        row_axes=1 + space,
+        column_axes=len(step.channels),
+    )
 
 
 def convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, Tile | None]:
@@ -76,7 +145,8 @@ def in_strips(step: Convolve) -> bool:
     return step.transposed or step.operands[1].static_shape[0] // step.groups <= STRIP_ROWS
 
 
-def _launch_tiles(ctx: Lowering, step: Convolve) -> None:
+def _launch_tiles(ctx: Lowering, step: Convolve, few_places: Dim) -> None:
+    """Launches tiles where there are more than a few places."""
     x, w = step.operands
     group, flat, places = step.groups, step.windows.planar, step.places
     outputs, channels, *_ = shape = w.static_shape
@@ -112,7 +182,7 @@ def _launch_tiles(ctx: Lowering, step: Convolve) -> None:
     builder.per_axis(axes, "pad", flat.begin)
     for parameters in (of_x, of_w, more):
         builder.include(parameters)
-    blocks = ceildiv(positions, tile.n) * ceildiv(rows, tile.m) * group * x.shape[0]
+    blocks = select(few_places, 0, ceildiv(positions, tile.n) * ceildiv(rows, tile.m) * group * x.shape[0])
     builder.launch(ctx, kernel.name, (blocks, 1, 1), (tile.threads, 1, 1), body=kernel.body)
 
 

@@ -172,8 +172,8 @@ PROGRAMS = {
         3,
     ),
     "a convolution and a pooling of a part of a concatenation": (
-        """(float[1, 3, 7, 7] x, float[5, 3, 3, 3] w, float[20, 5, 3, 3] v)
-        => (float[1, 8, 7, 7] y, float[1, 20, 5, 5] z, float[1, 5, 5, 5] q)
+        """(float[1, 3, 9, 9] x, float[5, 3, 3, 3] w, float[20, 5, 3, 3] v)
+        => (float[1, 8, 9, 9] y, float[1, 20, 7, 7] z, float[1, 5, 7, 7] q)
         { c = Conv<pads = [1, 1, 1, 1]>(x, w) r = Relu(c) y = Concat<axis = 1>(x, r) z = Conv(r, v)
           q = MaxPool<kernel_shape = [3, 3]>(r) }""",
         5,

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kernel_harness import run_op
+from kernel_harness import make_model, run_op
 from nn_reference import check_close, check_op, conv_transpose, noise, tolerance_of
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.kernels.conv import OUTSIDE, packed_shape, patch_table
 from ort_cuda_plugin.kernels.matmul import FLAT
 from ort_cuda_plugin.model.ir import NodeError
+from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.model.recipes import pack_tiles
 from ort_cuda_plugin.program.lowering import DeviceProperties
 
@@ -156,3 +158,27 @@ def test_patch_table_lists_the_places_of_a_patch() -> None:
     assert table[:4].tolist() == [[0, 0, 0, 0], [0, 3, 0, 0], [0, 0, 1, 0], [0, 3, 1, 0]]
     assert (table[4:, :2] == OUTSIDE).all()
     assert len(table) == 16
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("image", "kernel", "attributes"),
+    [
+        ((2, 5, 9), (20, 5, 3), {"pads": [1, 0], "strides": [2]}),
+        ((3, 18, 4, 5), (24, 18, 3, 2), {"pads": [1, 0, 1, 1], "dilations": [2, 1]}),
+        ((2, 6, 3, 4), (17, 6, 3, 4), {}),
+        ((1, 4, 2, 3, 3), (18, 4, 1, 2, 2), {"strides": [1, 2, 1]}),
+    ],
+)
+def test_convolutions_of_few_places_are_products(
+    image: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str, Any], dynamic: bool, dtype: str
+) -> None:
+    """Tiles of places would be mostly empty. Windows that cover all of an image are rows as they are."""
+    inputs = [noise(1, image, dtype), noise(2, kernel, dtype), noise(3, kernel[:1], dtype)]
+    check_op("Conv", inputs, attributes, constant=[1], dynamic=dynamic)
+    model = make_model("Conv", inputs, attributes, constant=[1, 2])
+    cluster = CompiledCluster(read_model(model, False), DeviceProperties(emulated=True))
+    names = [spec.name for spec in cluster.prepare().kernels]
+    assert all("conv" not in name or "d_" not in name for name in names), names
+    assert len(names) == (1 if image[2:] == kernel[2:] else 2)
