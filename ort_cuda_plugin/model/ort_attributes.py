@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..abi.core import ffi, lib
-from .ir import AttrValue, Constant
+from .ir import Array, AttrValue, Constant, LongList
 from .ort_calls import OrtCallError, OrtCalls
+
+LONG = 1 << 12
+"""Numbers from which on a list stays an array; lists of sizes and axes, which operators compute with, are short."""
 
 
 def read_attribute(ort: OrtCalls, attribute: Any) -> AttrValue | None:
@@ -25,19 +30,29 @@ def _readable(ort: OrtCalls, attribute: Any) -> AttrValue | None:
     if kind == lib.ORT_OP_ATTR_INT:
         return int(_data(ort, attribute, kind, "int64_t")[0])
     if kind == lib.ORT_OP_ATTR_INTS:
-        return tuple(int(x) for x in _data(ort, attribute, kind, "int64_t"))
+        return _numbers(_data(ort, attribute, kind, "int64_t"), np.int64)
     if kind == lib.ORT_OP_ATTR_FLOAT:
         return float(_data(ort, attribute, kind, "float")[0])
     if kind == lib.ORT_OP_ATTR_FLOATS:
-        return tuple(float(x) for x in _data(ort, attribute, kind, "float"))
+        return _numbers(_data(ort, attribute, kind, "float"), np.float32)
     if kind == lib.ORT_OP_ATTR_STRING:
         return bytes(ffi.buffer(_data(ort, attribute, kind, "char"))).decode(errors="replace")
     if kind == lib.ORT_OP_ATTR_STRINGS:
-        joined = bytes(ffi.buffer(_data(ort, attribute, kind, "char")))
-        return tuple(part.decode(errors="replace") for part in joined.split(b"\0")[:-1])
+        parts = bytes(ffi.buffer(_data(ort, attribute, kind, "char"))).split(b"\0")[:-1]
+        texts = {part: part.decode(errors="replace") for part in set(parts)}  # many are alike in a list of kinds
+        return tuple(map(texts.__getitem__, parts))
     if kind == lib.ORT_OP_ATTR_TENSOR:
         return _tensor(ort, attribute)
     return None
+
+
+def _numbers(data: Any, dtype: type[np.int64] | type[np.float32]) -> AttrValue:
+    """The numbers of a list; a long one stays an array."""
+    array: Array = np.frombuffer(ffi.buffer(data), dtype)
+    if len(array) < LONG:
+        return tuple(array.tolist())
+    array.flags.writeable = False
+    return LongList(array)
 
 
 def _data(ort: OrtCalls, attribute: Any, kind: int, element: str) -> Any:

@@ -7,7 +7,7 @@ bits: one each for a smaller, an equal and a larger element, for a NaN, and for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Final
 
@@ -104,8 +104,10 @@ def make_forest(nodes: Nodes, leaves: Ints, targets: Ints, weights: Numbers, num
     order = np.argsort(leaves, kind="stable")
     leaves, targets, weights = leaves[order], targets[order], weights[order]
     starts = np.searchsorted(leaves, np.arange(nodes.leaves + 1))
-    pairs = np.unique(leaves * num_targets + targets)
-    used, by_target = np.unique(pairs % num_targets, return_counts=True)
+    pairs = np.sort(leaves * num_targets + targets)
+    pairs = pairs[np.diff(pairs, prepend=-1) != 0]
+    by_target = np.bincount(pairs % num_targets)
+    used = np.flatnonzero(by_target)
     are_complete = len(pairs) == len(leaves) == nodes.leaves * num_targets
     if are_complete:
         order = np.argsort(leaves * num_targets + targets)
@@ -129,7 +131,7 @@ def make_forest(nodes: Nodes, leaves: Ints, targets: Ints, weights: Numbers, num
         num_targets,
         int(nodes.features.max(initial=0)),
         frozenset(used.tolist()),
-        frozenset(used[by_target == nodes.leaves].tolist()),
+        frozenset(used[by_target[used] == nodes.leaves].tolist()),
         bool((weights >= 0).all()),
     )
 
@@ -201,7 +203,7 @@ def with_missing(comparisons: Ints, tracks: Sequence[int] | None) -> Ints:
     return np.where(np.array(tracks, np.int64) == 1, comparisons | 1 << NAN, comparisons)
 
 
-def equal_lengths(**lists: Sequence[object]) -> int:
+def equal_lengths(**lists: Sized) -> int:
     """The common length. Raises InvalidModel where they differ."""
     lengths = {name: len(values) for name, values in lists.items()}
     if len(set(lengths.values())) > 1:

@@ -64,7 +64,7 @@ def _numbers(values: FloatList | None, tensor: Constant | None, dtype: DType, wh
     if values and tensor is not None:
         raise InvalidModel(f"{what} and {what}_as_tensor are both there")
     if tensor is None:
-        return np.array(values or (), np.float32).astype(dtype.numpy)
+        return np.array(() if values is None else values, np.float32).astype(dtype.numpy)
     if tensor.dtype is not dtype:
         raise Unsupported(
             "dtype", f"{what}_as_tensor of {tensor.dtype.short} for rows that are compared in {dtype.short}"
@@ -227,17 +227,19 @@ def _tree_lists(
     count = equal_lengths(
         nodes_treeids=nodes_treeids, nodes_nodeids=nodes_nodeids, nodes_featureids=nodes_featureids,
         nodes_modes=nodes_modes, nodes_truenodeids=nodes_truenodeids, nodes_falsenodeids=nodes_falsenodeids,
-        nodes_values=thresholds.tolist(),
+        nodes_values=thresholds,
     )  # fmt: skip
-    equal_lengths(treeids=treeids, nodeids=nodeids, ids=ids, weights=weights.tolist())
+    equal_lengths(treeids=treeids, nodeids=nodeids, ids=ids, weights=weights)
     if not count:
         raise InvalidModel("an ensemble without trees")
     of_trees = np.array(nodes_treeids, np.int64)
     names = _Names(of_trees, np.array(nodes_nodeids, np.int64))
-    unknown = set(nodes_modes) - {*COMPARISONS, "LEAF"}
+    kinds = {mode: number for number, mode in enumerate(sorted(set(nodes_modes)))}
+    unknown = kinds.keys() - {*COMPARISONS, "LEAF"}
     if unknown:
         raise InvalidModel(f"nodes_modes has {min(unknown)!r}")
-    is_leaf = np.array([mode == "LEAF" for mode in nodes_modes])
+    modes = np.fromiter(map(kinds.__getitem__, nodes_modes), np.int64, count)
+    is_leaf = modes == kinds.get("LEAF", -1)
     place = np.where(is_leaf, np.cumsum(is_leaf) - 1 + int((~is_leaf).sum()), np.cumsum(~is_leaf) - 1)
 
     inner = np.flatnonzero(~is_leaf)
@@ -248,7 +250,7 @@ def _tree_lists(
     roots = np.flatnonzero(np.concatenate([[True], of_trees[1:] != of_trees[:-1]]))
     if len(np.unique(of_trees[roots])) != len(roots):
         raise InvalidModel("the nodes of a tree do not follow each other")
-    comparisons = np.array([COMPARISONS.get(mode, 0) for mode in nodes_modes], np.int64)
+    comparisons = np.array([COMPARISONS.get(mode, 0) for mode in kinds], np.int64)[modes]
     nodes = Nodes(
         np.array(nodes_featureids, np.int64)[inner],
         thresholds[inner],
@@ -267,27 +269,32 @@ class _Names:
     """The nodes of an ensemble by the numbers of their tree and of their own."""
 
     def __init__(self, trees: Ints, nodes: Ints) -> None:
-        self._trees, tree_places = np.unique(trees, return_inverse=True)
-        self._nodes, node_places = np.unique(nodes, return_inverse=True)
-        keys = tree_places * len(self._nodes) + node_places
-        self._order = np.argsort(keys)
-        self._keys = keys[self._order]
+        self._first = int(trees.min()), int(nodes.min())
+        self._spans = int(trees.max()) - self._first[0] + 1, int(nodes.max()) - self._first[1] + 1
+        if self._spans[0] * self._spans[1] >= 2**63:
+            raise Unsupported("attribute", "trees and nodes whose numbers are too far apart")
+        keys = self._key(trees, nodes)
+        # Converters write them in order.
+        self._order = None if (np.diff(keys) >= 0).all() else np.argsort(keys)
+        self._keys = keys if self._order is None else keys[self._order]
         if (np.diff(self._keys) == 0).any():
             raise InvalidModel("two nodes of a tree have one number")
 
+    def _key(self, trees: Ints, nodes: Ints) -> Ints:
+        return (trees - self._first[0]) * self._spans[1] + (nodes - self._first[1])
+
     def find(self, trees: Ints, nodes: Ints, what: str) -> Ints:
         """The positions of nodes. Raises InvalidModel where there is no such node; ``what`` it is, in the message."""
-        keys, is_there = np.zeros_like(trees), np.ones(trees.shape, bool)
-        for known, wanted in ((self._trees, trees), (self._nodes, nodes)):
-            at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-            is_there &= known[at] == wanted
-            keys = keys * len(known) + at
+        is_there = np.ones(trees.shape, bool)
+        for numbers, first, span in zip((trees, nodes), self._first, self._spans, strict=True):
+            is_there &= (numbers >= first) & (numbers < first + span)
+        keys = np.where(is_there, self._key(trees, nodes), 0)
         found = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         is_there &= self._keys[found] == keys
         if not is_there.all():
             first = int(np.argmin(is_there))
             raise InvalidModel(f"tree {trees[first]} has no node {nodes[first]}, {what}")
-        return self._order[found]
+        return found if self._order is None else self._order[found]
 
 
 @op("TreeEnsembleRegressor", domain="ai.onnx.ml", since=1, types={"T": FEATURES})
@@ -500,11 +507,11 @@ def tree_ensemble(
             raise InvalidModel(f"nodes_modes are {nodes_modes.dtype.short}, not u8")
         modes = nodes_modes.array.reshape(-1).tolist()
         count = equal_lengths(
-            nodes_featureids=nodes_featureids, nodes_modes=modes, nodes_splits=splits.tolist(),
+            nodes_featureids=nodes_featureids, nodes_modes=modes, nodes_splits=splits,
             nodes_truenodeids=nodes_truenodeids, nodes_falsenodeids=nodes_falsenodeids,
             nodes_trueleafs=nodes_trueleafs, nodes_falseleafs=nodes_falseleafs,
         )  # fmt: skip
-        leaves = equal_lengths(leaf_targetids=leaf_targetids, leaf_weights=weights.tolist())
+        leaves = equal_lengths(leaf_targetids=leaf_targetids, leaf_weights=weights)
         if not count or not tree_roots:
             raise InvalidModel("an ensemble without trees")
         if any(not 0 <= mode < len(_MODES) for mode in modes):

@@ -16,7 +16,7 @@ import ort_cuda_plugin
 from ort_cuda_plugin.abi.core import ffi
 from ort_cuda_plugin.clusters.claims import Claims, analyze
 from ort_cuda_plugin.ep import provider
-from ort_cuda_plugin.model.ir import MAX_SUBGRAPH_DEPTH, Constant, DType, Graph, Node
+from ort_cuda_plugin.model.ir import MAX_SUBGRAPH_DEPTH, Constant, DType, Graph, LongList, Node
 from ort_cuda_plugin.model.ort_calls import OrtCallError
 from ort_cuda_plugin.model.ort_graph import read_graph
 
@@ -134,6 +134,33 @@ def test_attributes_of_every_type_are_read(read: Read) -> None:
     lstm = node_of(graphs, "LSTM").attributes
     assert lstm["activations"] == ("Tanh", "Relu", "Tanh")
     assert lstm["activation_alpha"] == (0.5, 1.5)
+
+
+def test_long_lists_stay_arrays_and_are_as_tuples_are(read: Read) -> None:
+    """Trees have lists of millions: a Python number for each would take ten times their memory, twice a session."""
+    count = 6000
+    kinds = [f"k{number % 7}" for number in range(count)]
+    attributes: dict[str, Any] = {"keys_int64s": [*range(count)], "values_strings": kinds, "default_string": "none"}
+    node = helper.make_node("LabelEncoder", ["x"], ["y"], domain="ai.onnx.ml", **attributes)
+    table = [0.1 * number for number in range(count)]
+    weights = helper.make_node("Constant", [], ["z"], value_floats=table)
+    outputs = [info("y", TensorProto.STRING, [3]), info("z", FLOAT, [count])]
+    found = read(helper.make_graph([node, weights], "g", [info("x", INT64, [3])], outputs))
+    read_back = node_of(found, "LabelEncoder").attributes
+    keys, strings = read_back["keys_int64s"], read_back["values_strings"]
+    assert isinstance(keys, LongList)
+    assert isinstance(strings, tuple)
+    assert strings == tuple(kinds)
+    assert len(set(map(id, strings))) == 7
+    assert keys == tuple(range(count))
+    assert keys == LongList(np.arange(count))
+    assert keys != LongList(np.arange(1, count + 1))
+    assert hash(keys) == hash(tuple(range(count)))
+    assert (len(keys), keys[5], keys[-1], tuple(keys[3:5]), type(keys[0])) == (count, 5, count - 1, (3, 4), int)
+    assert np.array(keys).dtype == np.int64
+    floats = LongList(np.asarray(table, np.float32))
+    assert np.array(floats).dtype == np.float64
+    assert [*floats] == np.asarray(table, np.float32).tolist()
 
 
 def test_omitted_inputs_are_none(read: Read) -> None:

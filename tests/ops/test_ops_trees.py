@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ort_cuda_plugin
 from kernel_harness import run_op
 from ort_cuda_plugin.model.ir import InvalidModel, NodeError, Unsupported
+from ort_cuda_plugin.model.ort_attributes import LONG
 from ort_cuda_plugin.ops import trees
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -120,6 +121,20 @@ def test_regressor(aggregate: str) -> None:
                 attributes[f"{name}_as_tensor"] = numpy_helper.from_array(array + 1e-9 * array, name)
         source = model("TreeEnsembleRegressor", {"y": TensorProto.FLOAT}, dtype, version, attributes)
         check(source, rows(rng, 33, dtype))
+
+
+def test_trees_of_long_lists_in_any_order() -> None:
+    """Lists so long stay arrays; nodes that do not follow their numbers are found by these all the same."""
+    rng = np.random.default_rng(7)
+    lists = Lists(rng, 60, 7, MODES[:2], True)
+    attributes = lists.attributes() | lists.weights("target", [0, 1], True) | {"n_targets": 2}
+    assert len(attributes["nodes_nodeids"]) > LONG
+    source = model("TreeEnsembleRegressor", {"y": TensorProto.FLOAT}, np.float32, 1, attributes)
+    check(source, rows(rng, 9, np.float32))
+    last = len(attributes["nodes_nodeids"]) - 1
+    for name in ("nodes_nodeids", "nodes_truenodeids", "nodes_falsenodeids", "target_nodeids"):
+        attributes[name] = [last - number for number in attributes[name]]
+    check(model("TreeEnsembleRegressor", {"y": TensorProto.FLOAT}, np.float32, 1, attributes), rows(rng, 9, np.float32))
 
 
 LABELS = [5, 7, -2, 9]
