@@ -22,7 +22,12 @@ from ort_cuda_plugin.program.views import reshape
 
 T4: TypeAlias = Tensor
 
-_MXFP_BLOCK: Final = 32
+_FLOATS_4: Final = {
+    "fp4": (32, DType.FLOAT8E8M0),
+    "wfp4afp8": (32, DType.FLOAT8E8M0),
+    "nvfp4": (16, DType.FLOAT8E4M3FN),
+}
+"""Of quant_types with floats of 4 bits: inputs that share a scale, and its type."""
 _Made: TypeAlias = tuple[WeightElement, WeightBlock, tuple[Tensor, ...]]
 
 
@@ -142,16 +147,17 @@ class _Projection:
         return reshape(ctx, self.codes, [experts * columns, ceildiv(width * self.bits, 8)])
 
     def _floats_4(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> _Made:
-        """Weights times a power of two for each block, and a scale for each expert.
+        """Weights times a scale for each block, and one for each expert.
 
         In memory a byte has two neighbouring columns, and columns are neighbours: [experts, width, columns / 2]. The
         schema declares another shape for the same bytes than onnxruntime-genai's builder.
         """
         self._none(self.zeros, "zero_points")
         scales, total = self._given(self.scales, "scales"), self._given(self.total, "global_scale")
-        if scales.dtype is not DType.FLOAT8E8M0:
+        if scales.dtype is not _FLOATS_4[self.kind][1]:
             raise InvalidModel(f"QMoE of quant_type {self.kind!r} with {scales.dtype.short} scales")
-        ctx.require_shape(scales, (experts, columns, ceildiv(width, _MXFP_BLOCK)), f"{self.name}_scales of QMoE")
+        shift = self.block.bit_length() - 1
+        ctx.require_shape(scales, (experts, columns, ceildiv(width, self.block)), f"{self.name}_scales of QMoE")
         ctx.require_shape(total, (experts,), f"{self.name}_global_scale of QMoE")
         pairs = floordiv(columns, 2)
         ctx.require(
@@ -162,7 +168,7 @@ class _Projection:
         turned = ctx.view(codes, (experts * width, pairs), None, codes.offset)
 
         def shared(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
-            scale = s.cast(loads.source(scales).at([expert, column, k >> _MXFP_BLOCK.bit_length() - 1]), DType.FLOAT32)
+            scale = s.cast(loads.source(scales).at([expert, column, k >> shift]), DType.FLOAT32)
             return scale * loads.source(total).at([expert]), expert * loads.dim(width)
 
         def element(loads: Loads, expert: Scalar, column: Scalar, k: Scalar, shared: Shared) -> Scalar:
@@ -175,8 +181,8 @@ class _Projection:
 
 def _check_block(kind: str, block: int) -> int:
     """The size of blocks, 0 for none."""
-    if kind in ("fp4", "wfp4afp8"):
-        return _MXFP_BLOCK
+    if kind in _FLOATS_4:
+        return _FLOATS_4[kind][0]
     if block <= 0:
         return 0
     if block & (block - 1) or (kind == "int" and block < BLOCK):
@@ -239,9 +245,7 @@ def qmoe(
     weights_prepacked: int = -1,
 ) -> Tensor:
     """As MoE. Activations keep their type, whatever ``accuracy_level`` or scales of theirs allow."""
-    if quant_type == "nvfp4":
-        raise Unsupported("attribute", "QMoE of quant_type nvfp4: how its weights lie in memory is not documented")
-    if quant_type not in ("int", "fp4", "fp8", "wfp4afp8"):
+    if quant_type not in ("int", "fp8", *_FLOATS_4):
         raise InvalidModel(f"QMoE of quant_type {quant_type!r}")
     if weights_prepacked not in (-1, 0, 1):
         raise InvalidModel(f"QMoE: weights_prepacked is {weights_prepacked}, expected -1, 0 or 1")

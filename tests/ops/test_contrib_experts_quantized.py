@@ -175,15 +175,18 @@ def small_floats(kind: str, rows: int, columns: int, seed: int) -> tuple[list[Ar
         return [stored, None, total], stored.astype(np.float32) * total[:, None, None]
     bits = values.astype(ml_dtypes.float4_e2m1fn)
     turned = np.ascontiguousarray(bits.view(np.uint8).transpose(0, 2, 1))
-    powers = codes(EXPERTS, rows, -(-columns // 32), bits=2, seed=seed).astype(np.uint8) + 124
+    block = 16 if kind == "nvfp4" else 32
+    powers = codes(EXPERTS, rows, -(-columns // block), bits=2, seed=seed).astype(np.uint8) + 124
     scales = powers.view(ml_dtypes.float8_e8m0fnu)
-    wide = np.repeat(scales.astype(np.float32), 32, 2)[:, :, :columns]
+    if kind == "nvfp4":
+        scales = (np.float32(0.3) * (powers - 120)).astype(ml_dtypes.float8_e4m3fn)
+    wide = np.repeat(scales.astype(np.float32), block, 2)[:, :, :columns]
     stored = packed(turned.astype(np.int64), 4).reshape(EXPERTS, rows, columns // 2)
     return [stored, scales, total], bits.astype(np.float32) * wide * total[:, None, None]
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["", "older shape"])
-@pytest.mark.parametrize("kind", ["fp4", "wfp4afp8", "fp8", "fp8 in squares"])
+@pytest.mark.parametrize("kind", ["fp4", "wfp4afp8", "nvfp4", "fp8", "fp8 in squares"])
 def test_qmoe_of_small_floats(kind: str, older: bool) -> None:
     """Of the older shape are weights of onnxruntime-genai's builder; square ones have the same shape."""
     inner = 96 if older else INNER
@@ -223,7 +226,8 @@ def test_what_qmoe_declines_has_a_reason() -> None:
     inputs = [noise(FEW, WIDTH), noise(FEW, EXPERTS), first.codes, first.scales, None, second.codes, second.scales]
     for attributes, reason in (
         ({"weights_prepacked": 2}, "expected -1, 0 or 1"),
-        ({"quant_type": "nvfp4"}, "not documented"),
+        ({"quant_type": "nvfp4"}, "needs its fc1_global_scale"),
+        ({"quant_type": "fp2"}, "quant_type 'fp2'"),
     ):
         model = node_model("QMoE", inputs, attributes, [FLOAT], constant=[2, 3, 5, 6])
         assert any(reason in place.reason for place in ort_cuda_plugin.explain(model, emulate=True))
