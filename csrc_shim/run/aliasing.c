@@ -1,5 +1,7 @@
 #include "run/aliasing.h"
 
+#include <string.h>
+
 #include "base/counters.h"
 #include "device/device.h"
 #include "device/memory.h"
@@ -28,20 +30,45 @@ static bool overlaps(extent a, extent b) {
   return a.start < a.end && b.start < b.end && a.start < b.end && b.start < a.end;
 }
 
-/* Whether an output, by its place in the plan's order, may overlap an input or an output before it. It says yes for
- * some empty tensors. Nearly every Run asks only this: it has no branches, so that a compiler makes vectors of it. */
-static bool may_alias(const ocp_instance *instance, uint32_t position) {
-  const ocp_plan *plan = instance->variant->plan;
-  const extent own = output_extent(instance, plan->output_order[position]);
-  const uint64_t *starts = instance->bases, *bytes = instance->memory_bytes;
-  unsigned found = 0;
-  for (uint32_t i = 0; i < plan->header.num_inputs; i++)
-    found |= (unsigned)(starts[i] < own.end) & (unsigned)(own.start < starts[i] + bytes[i]);
-  for (uint32_t i = 0; i < position; i++) {
-    const extent other = output_extent(instance, plan->output_order[i]);
-    found |= (unsigned)(other.start < own.end) & (unsigned)(own.start < other.end);
+/* Where input `number`, or output `number` - num_inputs, is bound. */
+static uint64_t start_of(const ocp_instance *instance, uint32_t number) {
+  const uint32_t num_inputs = instance->variant->plan->header.num_inputs;
+  return number < num_inputs ? instance->bases[number] : instance->targets[number - num_inputs];
+}
+
+/* Sorts inputs and outputs by address. They are in the order of the Run before, which is nearly that of this one. */
+static void sort_by_address(const ocp_instance *instance, uint32_t count) {
+  uint32_t *order = instance->by_address;
+  for (uint32_t i = 1; i < count; i++) {
+    const uint32_t number = order[i];
+    const uint64_t start = start_of(instance, number);
+    uint32_t k = i;
+    for (; k > 0 && start_of(instance, order[k - 1]) > start; k--)
+      order[k] = order[k - 1];
+    order[k] = number;
   }
-  return found;
+}
+
+/* Whether an output overlaps anything: then it begins before something in front of it ends, or something begins before
+ * it ends. */
+static bool any_output_overlaps(const ocp_instance *instance) {
+  const ocp_plan_header *h = &instance->variant->plan->header;
+  const uint32_t count = h->num_inputs + h->num_outputs;
+  uint64_t end_of_outputs = 0, end_of_all = 0;
+  sort_by_address(instance, count);
+  for (uint32_t i = 0; i < count; i++) {
+    const uint32_t number = instance->by_address[i];
+    const uint64_t start = start_of(instance, number), end = start + instance->memory_bytes[number];
+    const bool is_output = number >= h->num_inputs;
+    if (start == 0 || start == end)
+      continue;
+    if (start < (is_output ? end_of_all : end_of_outputs))
+      return true;
+    end_of_all = end > end_of_all ? end : end_of_all;
+    if (is_output && end > end_of_outputs)
+      end_of_outputs = end;
+  }
+  return false;
 }
 
 /* Whether the plan may write an output where it is bound while it reads an input that overlaps it. */
@@ -67,37 +94,62 @@ static bool has_to_be_redirected(const ocp_instance *instance, uint32_t position
 }
 
 void ocp_aliasing_begin(ocp_instance *instance) {
+  const ocp_plan_header *h = &instance->variant->plan->header;
   instance->redirects = false;
-  for (uint32_t s = 0; s < instance->variant->plan->header.num_segments; s++)
+  for (uint32_t s = 0; s < h->num_segments; s++)
     instance->scratch[s] = 0;
+  /* Outputs of later segments are nowhere yet. */
+  for (uint32_t i = 0; h->num_segments > 1 && i < h->num_outputs; i++)
+    instance->targets[i] = 0;
+}
+
+/* Notes which outputs of a segment have to be redirected; their number of bytes, with alignment. In most Runs all
+ * addresses are those of the Run before. */
+static uint64_t find_redirected(ocp_instance *instance, uint32_t segment) {
+  const ocp_plan *plan = instance->variant->plan;
+  const ocp_range outputs = plan->views[segment].outputs;
+  const uint32_t num_inputs = plan->header.num_inputs;
+  const uint64_t *bound = instance->bases + num_inputs;
+  bool changed = !instance->aliasing_is_known || plan->header.num_segments > 1 ||
+                 memcmp(instance->known_inputs, instance->bases, num_inputs * sizeof *instance->bases) != 0;
+  for (uint32_t i = outputs.first; i < outputs.first + outputs.count; i++) {
+    const uint32_t output = plan->output_order[i];
+    changed |= instance->targets[output] != bound[output];
+    instance->targets[output] = bound[output];
+  }
+  if (!changed)
+    return instance->redirected_bytes;
+  memcpy(instance->known_inputs, instance->bases, num_inputs * sizeof *instance->bases);
+  instance->aliasing_is_known = true;
+  instance->redirected_bytes = 0;
+  const bool any = any_output_overlaps(instance);
+  for (uint32_t i = outputs.first; i < outputs.first + outputs.count; i++) {
+    const uint32_t output = plan->output_order[i];
+    instance->is_redirected[output] = any && has_to_be_redirected(instance, i);
+    if (instance->is_redirected[output])
+      instance->redirected_bytes += align(instance->memory_bytes[num_inputs + output]);
+  }
+  return instance->redirected_bytes;
 }
 
 int ocp_aliasing_resolve(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_range outputs = plan->views[segment].outputs;
-  uint64_t *bases = instance->bases + plan->header.num_inputs, bytes = 0;
-  const uint64_t *sizes = instance->memory_bytes + plan->header.num_inputs;
-  for (uint32_t i = outputs.first; i < outputs.first + outputs.count; i++) {
-    const uint32_t output = plan->output_order[i];
-    instance->targets[output] = bases[output];
-    if (may_alias(instance, i) && has_to_be_redirected(instance, i)) {
-      bases[output] = 0;
-      bytes += align(sizes[output]);
-    }
-  }
+  const uint32_t num_inputs = plan->header.num_inputs;
+  const uint64_t bytes = find_redirected(instance, segment);
+  uint64_t next;
   if (bytes == 0)
     return ORT_OK;
-  uint64_t next;
   if (ocp_device_alloc(instance->variant->device, bytes, stream, &next, error) != ORT_OK)
     return error->code;
   instance->scratch[segment] = next;
   instance->redirects = true;
   for (uint32_t i = outputs.first; i < outputs.first + outputs.count; i++) {
     const uint32_t output = plan->output_order[i];
-    if (bases[output] == instance->targets[output])
+    if (!instance->is_redirected[output])
       continue;
-    bases[output] = next;
-    next += align(sizes[output]);
+    instance->bases[num_inputs + output] = next;
+    next += align(instance->memory_bytes[num_inputs + output]);
   }
   return ORT_OK;
 }

@@ -41,6 +41,9 @@ static size_t lay_out(ocp_instance *instance, char *block, const ocp_plan *plan,
   instance->bases = carve(block, &position, h->num_inputs + h->num_outputs + h->num_segments, sizeof *instance->bases);
   instance->targets = carve(block, &position, h->num_outputs, sizeof *instance->targets);
   instance->scratch = carve(block, &position, h->num_segments, sizeof *instance->scratch);
+  instance->known_inputs = carve(block, &position, h->num_inputs, sizeof *instance->known_inputs);
+  instance->is_redirected = carve(block, &position, h->num_outputs, sizeof *instance->is_redirected);
+  instance->by_address = carve(block, &position, (size_t)h->num_inputs + h->num_outputs, sizeof *instance->by_address);
   instance->values = carve(block, &position, h->num_params, sizeof *instance->values);
   void **params = carve(block, &position, h->num_params, sizeof *params);
   if (block) {
@@ -51,6 +54,8 @@ static size_t lay_out(ocp_instance *instance, char *block, const ocp_plan *plan,
     }
     for (uint32_t i = 0; i < h->num_params; i++)
       params[i] = &instance->values[i];
+    for (uint32_t i = 0; i < h->num_inputs + h->num_outputs; i++)
+      instance->by_address[i] = i;
   }
   return position;
 }
@@ -347,6 +352,7 @@ bool ocp_instance_become(ocp_instance *instance, const ocp_instance *other) {
   instance->hash = other->hash;
   memcpy(instance->registers, other->registers, h->num_registers * sizeof *other->registers);
   memcpy(instance->memory_bytes, other->memory_bytes, (h->num_inputs + h->num_outputs) * sizeof *other->memory_bytes);
+  instance->aliasing_is_known = false;
   return true;
 }
 

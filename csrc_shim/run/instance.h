@@ -115,6 +115,12 @@ typedef struct ocp_instance {
   uint64_t *targets; /* of the outputs: where they are bound, where bases may have scratch memory: aliasing.h */
   uint64_t *scratch; /* per segment: the memory of redirected outputs, 0: none */
   bool redirects;    /* an output is redirected */
+  /* what targets and the inputs' addresses mean, from the last Run with other ones */
+  bool aliasing_is_known;
+  uint64_t *known_inputs; /* their addresses */
+  bool *is_redirected;    /* of the outputs */
+  uint64_t redirected_bytes;
+  uint32_t *by_address; /* inputs, and outputs behind them, in order */
 } ocp_instance;
 
 /* Whether the plan is for inputs of these element types and ranks, with these numbers of host values (one for each host
