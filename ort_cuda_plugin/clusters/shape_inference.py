@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ..custom.operator import CustomOperator
 from ..custom.registry import Snapshot
-from ..model.ir import AttrValue, DType, Graph, Node, Value
+from ..model.ir import AttrValue, DeclinedLayout, DType, Graph, Node, Value
 from ..program.lowering import Buffer, DeviceProperties, LoweringOptions
 from ..program.symbolic import Dim, Expr, is_read_back, single_atom
 from .node_lowering import InputSymbols, NodeLowering, symbolic_input
@@ -49,7 +49,13 @@ def infer_results(
     )
     for index, value in enumerate(used):
         lowering.add_input(value, symbolic_input(symbols, value, index))
-    lowering.lower(node)
+    try:
+        lowering.lower(node)
+    except DeclinedLayout as error:
+        return [
+            (dtype, tuple(unknown_dim() if dim is None else _name_of(dim) for dim in dims))
+            for dtype, dims in error.results
+        ]
     made = [lowering.tensors[value] for value in outputs if value in lowering.tensors]
     return [(tensor.dtype, tuple(map(_name_of, tensor.shape))) for tensor in made]
 

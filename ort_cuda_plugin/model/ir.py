@@ -441,6 +441,18 @@ class UnknownRank(Unsupported):
         super().__init__("shape", reason)
 
 
+class DeclinedLayout(Unsupported):
+    """Only the layout of tensors is why a node is declined, so its results are known.
+
+    ``results`` has the element type and the dimensions of each, None for one that a Run computes. ONNX Runtime wants
+    the types also of a node that nobody runs: else it complains of these instead of giving the reason.
+    """
+
+    def __init__(self, reason: str, results: Sequence[tuple[DType, tuple[Any, ...]]]) -> None:
+        super().__init__("dtype", reason)
+        self.results = results
+
+
 class InvalidModel(Exception):
     """The model, or the inputs of a Run, contradict the operator's definition."""
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ...model.ir import DType, InvalidModel, NodeError, Unsupported
 from ...program.callbacks import Callback, CallStream, DeviceArray
 from ...program.lowering import Lowering, Tensor
-from .descriptors import PluginTensorDesc, TensorFormat
+from .descriptors import PluginTensorDesc, TensorFormat, packed_channels
 from .fields import fields_to_json
 from .interfaces import CapabilityType, Plugin, PluginCreator, PluginResourceContext, PluginRuntime
 from .streams import RunStream
@@ -56,12 +56,13 @@ def attached(label: str, plugin: Plugin, *, is_emulated: bool) -> tuple[Plugin, 
 class Tensors:
     """What a Run brings an `enqueue`: which inputs there are, types and formats, and whether there is scratch memory.
 
-    ``wild`` has for each output the dimensions that `enqueue` computes.
+    ``wild`` has for each output the dimensions that `enqueue` computes. Where a format packs channels into vectors,
+    their number follows type and format.
     """
 
     given: tuple[bool, ...]
-    inputs: tuple[tuple[str, str], ...]
-    outputs: tuple[tuple[str, str], ...]
+    inputs: tuple[tuple[str, str, int], ...]
+    outputs: tuple[tuple[str, str, int], ...]
     wild: tuple[tuple[int, ...], ...]
     has_workspace: bool
 
@@ -69,9 +70,11 @@ class Tensors:
         """Of inputs and outputs, with the sizes of a Run; None for an input that is left out."""
         rows = [*self.inputs, *self.outputs]
         descs = []
-        for number, ((dtype, format), array) in enumerate(zip(rows, arrays, strict=False)):
+        for number, ((dtype, format, channels), array) in enumerate(zip(rows, arrays, strict=False)):
             kind, dims = TensorFormat[format], array.shape
-            if kind is not TensorFormat.LINEAR:
+            if packed_channels(kind) > 1:
+                dims = (dims[0], channels, *dims[2:-1])
+            elif kind is not TensorFormat.LINEAR:
                 dims = (dims[0], dims[-1], *dims[1:-1])
             place = number - len(self.inputs)
             if place >= 0:
@@ -149,6 +152,10 @@ class _Context:
     shapes: tuple[tuple[int, ...], ...] | None = None
 
 
+def _row(desc: PluginTensorDesc) -> tuple[str, str, int]:
+    return desc.type.name, desc.format.name, desc.dims[1] if packed_channels(desc.format) > 1 else 0
+
+
 def each_run(
     ctx: Lowering,
     creator: PluginCreator,
@@ -163,8 +170,8 @@ def each_run(
     """Records a call of `enqueue` in each Run; ``writes`` are the outputs, and scratch memory."""
     layout = Tensors(
         tuple(x is not None for x in inputs),
-        tuple((desc.type.name, desc.format.name) for desc in given if desc),
-        tuple((desc.type.name, desc.format.name) for desc in results),
+        tuple(map(_row, filter(None, given))),
+        tuple(map(_row, results)),
         tuple(
             tuple(axis for axis, size in enumerate(desc.dims) if isinstance(size, int) and size == -1)
             for desc in results

@@ -18,7 +18,8 @@ class TensorFormat(enum.Enum):
     """How a tensor lies in memory. ``dims`` of a descriptor are in the model's order, N, C, H, W, whatever the format.
 
     LINEAR is the model's order. With HWC and the like channels come last in memory; the number after it says of what
-    the number of channels is a multiple, and D stands for a third dimension in space.
+    the number of channels is a multiple, and D stands for a third dimension in space. With CHW4 and the like channels
+    are packed into vectors, which come last: [N, ceil(C / 4), H, W, 4]. What is behind the last channel is 0 in inputs.
     """
 
     LINEAR = "linear"
@@ -45,19 +46,33 @@ _CHANNELS_LAST: Final = {
     TensorFormat.DHWC8: (5, 8, _HALVES),
 }
 """Rank, what the channels are a multiple of, and the element types (None: any)."""
+_PACKED: Final = {
+    TensorFormat.CHW2: (4, 2, frozenset({DType.FLOAT16})),
+    TensorFormat.CHW4: (4, 4, frozenset({DType.FLOAT16, DType.INT8})),
+    TensorFormat.CHW16: (4, 16, frozenset({DType.FLOAT16})),
+    TensorFormat.CHW32: (4, 32, frozenset({DType.FLOAT32, DType.FLOAT16, DType.INT8})),
+    TensorFormat.CDHW32: (5, 32, frozenset({DType.FLOAT16, DType.INT8})),
+}
+"""Rank, channels of a vector, and the element types."""
+
+
+def packed_channels(format: TensorFormat) -> int:
+    """How many channels a format packs into a vector; 1 where it packs none."""
+    return _PACKED[format][1] if format in _PACKED else 1
 
 
 def why_not(format: TensorFormat, dtype: DType, shape: tuple[Dim, ...]) -> str:
     """Why the plugin's host cannot give a tensor in a format; "" where it can."""
     if format is TensorFormat.LINEAR:
         return ""
-    if format not in _CHANNELS_LAST:
-        return f"{format.name} packs channels into vectors, which no tensor here does: use LINEAR or HWC"
-    rank, multiple, types = _CHANNELS_LAST[format]
+    rank, multiple, types = _PACKED[format] if format in _PACKED else _CHANNELS_LAST[format]
     if len(shape) != rank:
         return f"{format.name} is for {rank} dimensions, not {len(shape)}"
     if types is not None and dtype not in types:
-        return f"{format.name} is for 16-bit floats, not {dtype.name}"
+        return f"{format.name} is for {', '.join(sorted(x.name for x in types))}, not {dtype.name}"
+    if format in _PACKED:
+        known = isinstance(shape[1], int) and -1 not in shape
+        return "" if known else f"{format.name} is for a number of channels that the model says"
     if multiple > 1 and (not isinstance(shape[1], int) or shape[1] % multiple):
         return f"{format.name} is for channels that the model says are a multiple of {multiple}: none are added"
     return ""

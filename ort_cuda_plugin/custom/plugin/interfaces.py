@@ -8,6 +8,7 @@ leaves out, and after which others come, is None in all lists of inputs.
 from __future__ import annotations
 
 import enum
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from ..operator import Port
 from ..resources import RESOURCES, Resources
 from .descriptors import DynamicPluginTensorDesc, ExprBuilder, PluginTensorDesc
 from .fields import PluginFieldCollection
+
+logger = logging.getLogger(__name__)
 
 Dims: TypeAlias = tuple[Any, ...]
 """Sizes: ints, `Size` and, in output shapes, `SizeTensor`."""
@@ -57,6 +60,16 @@ class Plugin(ABC):
             CapabilityType.RUNTIME: PluginRuntime,
         }[type]
         return self if isinstance(self, wanted) else None
+
+    def destroy(self) -> None:
+        """Called once, when nobody uses the plugin any more: what it acquired can be released here."""
+        return
+
+    def __del__(self) -> None:
+        try:
+            self.destroy()
+        except Exception:
+            logger.exception("destroy of a plugin of class %s failed", type(self).__qualname__)
 
     @abstractmethod
     def clone(self) -> Plugin | None:

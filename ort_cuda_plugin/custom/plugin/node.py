@@ -10,9 +10,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...model.ir import AttrValue, DType, Node, Unsupported
+from ...kernels.index import IndexMap, gather_map
+from ...model.ir import AttrValue, DeclinedLayout, DType, Node
+from ...program import scalar as s
 from ...program.lowering import Lowering, Tensor
-from ...program.symbolic import Dim, Expr, bounds, hint, le, logical_and
+from ...program.scalar import Scalar
+from ...program.symbolic import Dim, Expr, bounds, ceildiv, hint, le, logical_and
 from ...program.trace import Launch
 from ...program.views import permute
 from ..tactics import choose_tactic
@@ -25,6 +28,7 @@ from .descriptors import (
     SizeTensor,
     TensorFormat,
     dim_of,
+    packed_channels,
     why_not,
 )
 from .fields import PluginFieldCollection, fields_of
@@ -331,15 +335,17 @@ class _Plan:
             pos = max(refused, default=0)
             desc = all_descs[pos] if all_descs else None
             what = "" if desc is None else f" {desc.type.name} in {', '.join(refused.get(pos, []))}"
-            raise Unsupported(
-                "dtype", f"{self._label}: supports_format_combination takes no{what} for tensor {pos} of the node"
-            )
+            reason = f"{self._label}: supports_format_combination takes no{what} for tensor {pos} of the node"
+            sizes = [tuple(None if isinstance(x, SizeTensor) else dim_of(x) for x in shape) for shape in shapes]
+            raise DeclinedLayout(reason, list(zip(types, sizes, strict=True)))
         return found
 
     # ---- memory ----
 
     def _placed(self, x: Tensor, format: TensorFormat) -> Tensor:
         """A contiguous tensor in the format, with its sizes as they lie in memory."""
+        if packed_channels(format) > 1:
+            return pack_channels(self._ctx, x, packed_channels(format))
         return self._ctx.contiguous(x if format is TensorFormat.LINEAR else permute(self._ctx, x, _LAST[x.rank]))
 
     def _compute(
@@ -359,7 +365,9 @@ class _Plan:
                 memories.append(_Memory(shared, shape))
                 continue
             full = tuple(size.upper if isinstance(size, SizeTensor) else dim_of(size) for size in shape)
-            if format is not TensorFormat.LINEAR:
+            if (vector := packed_channels(format)) > 1:
+                full = (full[0], ceildiv(full[1], vector), *full[2:], vector)
+            elif format is not TensorFormat.LINEAR:
                 full = tuple(full[axis] for axis in _LAST[len(full)])
             memories.append(_Memory(ctx.empty(full, dtype), shape))
         self._enqueue(formats, types, shapes, [placed.get(n) for n in range(len(self._inputs))], memories)
@@ -387,6 +395,8 @@ class _Plan:
             if format is not TensorFormat.LINEAR:
                 dims = tuple(dims[axis] for axis in _LAST[len(dims)])
             x = ctx.view(x, dims)
+        if packed_channels(format) > 1:
+            return unpack_channels(ctx, x, dim_of(memory.shape[1]))
         return x if format is TensorFormat.LINEAR else permute(ctx, x, _FIRST[x.rank])
 
     def _found(self, size: SizeTensor, memories: Sequence[_Memory]) -> Dim:
@@ -467,6 +477,28 @@ class _Plan:
         stream = RecordedStream(ctx, writes)
         arguments = (given, results, tensors, targets, handle(workspace), stream)
         self._check("enqueue", runtime.enqueue, *arguments, about=about)
+
+
+def pack_channels(ctx: Lowering, x: Tensor, vector: int) -> Tensor:
+    """[N, C, ...] as [N, ceil(C / vector), ..., vector], with 0 behind the last channel."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        channel = c[1] * vector + c[-1]
+        source = maps.source(x)
+        return source.at([c[0], channel, *c[2:-1]], channel < source.dim(1))
+
+    return gather_map(ctx, (x.shape[0], ceildiv(x.shape[1], vector), *x.shape[2:], vector), x.dtype, element)
+
+
+def unpack_channels(ctx: Lowering, x: Tensor, channels: Dim) -> Tensor:
+    """The reverse of `pack_channels`."""
+    vector = x.shape[-1]
+    assert isinstance(vector, int)
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return maps.source(x).at([c[0], s.trunc_divide(c[1], vector), *c[2:], s.trunc_modulo(c[1], vector)])
+
+    return gather_map(ctx, (x.shape[0], channels, *x.shape[2:-1]), x.dtype, element)
 
 
 def _dim_or_wild(size: Any) -> Dim:

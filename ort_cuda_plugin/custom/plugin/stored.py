@@ -30,8 +30,8 @@ def stored_callback(row: Mapping[str, Any]) -> Callback:
     tensors = tuple((DType[dtype], _number(rank)) for dtype, rank in row["tensors"])
     layout = Tensors(
         tuple(map(bool, row["given"])),
-        tuple((DType[dtype].name, TensorFormat[format].name) for dtype, format in row["inputs"]),
-        tuple((DType[dtype].name, TensorFormat[format].name) for dtype, format in row["outputs"]),
+        tuple(_described(*of_tensor) for of_tensor in row["inputs"]),
+        tuple(_described(*of_tensor) for of_tensor in row["outputs"]),
         tuple(tuple(map(_number, axes)) for axes in row["wild"]),
         bool(row["has_workspace"]),
     )
@@ -46,6 +46,10 @@ def stored_callback(row: Mapping[str, Any]) -> Callback:
 
     key = json.dumps(row, sort_keys=True)
     return Callback(key, f"enqueue of {label}", tensors, function=function, stored=row)
+
+
+def _described(dtype: str, format: str, channels: int = 0) -> tuple[str, str, int]:
+    return DType[dtype].name, TensorFormat[format].name, _number(channels)
 
 
 def _function(
