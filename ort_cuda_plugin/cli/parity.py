@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     import ort_cuda_plugin
-    from ort_cuda_plugin.conformance.parity import gaps, packaged_digest, registered, render
+    from ort_cuda_plugin.conformance.parity import gaps, names_of_host, packaged_digest, registered, render
     from ort_cuda_plugin.ep.kernel_registry import definitions_of_host
 
     if arguments.write and (arguments.against or arguments.json):
@@ -37,7 +37,9 @@ def execute(arguments: argparse.Namespace) -> int:
     ours = registered(ort_cuda_plugin.get_ep_name())
     other, theirs = _other(arguments.against) if arguments.against else packaged_digest()
     if arguments.json:
-        print(json.dumps([{**asdict(gap), "reason": gap.reason} for gap in gaps(theirs, ours)], indent=1))
+        print(
+            json.dumps([{**asdict(gap), "reason": gap.reason} for gap in gaps(theirs, ours, names_of_host())], indent=1)
+        )
         return 0
     definitions, _ = definitions_of_host()
     host_memory = sorted({definition.in_host_memory for definition in definitions} - {""})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ort_cuda_plugin.ops.kernel_definitions import UNLIMITED
 
@@ -44,6 +44,11 @@ _REASONS: Final[Mapping[tuple[str, str], str]] = {
     for name in names.split()
 }
 """Why the registry lacks something of an operator."""
+_UNKNOWN: Final = "type constraint "
+"""What a line begins with that names a constraint which no schema has."""
+
+NamesOf: TypeAlias = "Callable[[Kernel], frozenset[str] | None]"
+"""What constraints of a kernel may be called; None where its operator has no schema."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,8 @@ class Gap:
 
     @property
     def reason(self) -> str:
+        if self.types and all(text.startswith(_UNKNOWN) for text in self.types):
+            return "its schema has no such constraint, so ONNX Runtime never chooses the kernel"
         return _REASONS.get((self.domain, self.name), "not implemented")
 
 
@@ -130,8 +137,44 @@ def registered(ep_name: str) -> list[Kernel]:
     ]
 
 
-def gaps(theirs: Iterable[Kernel], ours: Iterable[Kernel]) -> list[Gap]:
-    """What ``theirs`` serves and ``ours`` does not, one entry for each operator and set of lacking types."""
+def names_of_host() -> NamesOf:
+    """The names in the schemas that this ONNX Runtime knows: those of type constraints, inputs and outputs."""
+    from onnxruntime.capi import _pybind_state as state
+
+    schemas: dict[tuple[str, str], dict[int, frozenset[str]]] = defaultdict(dict)
+    for schema in state.get_all_operator_schema():
+        constraints = {constraint.type_param_str for constraint in schema.type_constraints}
+        ports = {port.name for port in (*schema.inputs, *schema.outputs)}
+        domain = "" if schema.domain == "ai.onnx" else schema.domain
+        schemas[domain, schema.name][schema.since_version] = frozenset(constraints | ports)
+
+    def names(kernel: Kernel) -> frozenset[str] | None:
+        versions = schemas.get((kernel.domain, kernel.name))
+        if versions is None:
+            return None
+        first = max((since for since in versions if since <= kernel.since), default=kernel.since)
+        served = [names for since, names in versions.items() if first <= since <= kernel.until]
+        return frozenset[str]().union(*served) if served else None
+
+    return names
+
+
+def unknown_constraints(kernels: Iterable[Kernel], names_of: NamesOf) -> list[tuple[Kernel, str]]:
+    """The type constraints of kernels that no schema has, with their kernels."""
+    found = []
+    for kernel in kernels:
+        names = names_of(kernel)
+        if names is not None:
+            found += [(kernel, constraint) for constraint in sorted(kernel.types) if constraint not in names]
+    return found
+
+
+def gaps(theirs: Iterable[Kernel], ours: Iterable[Kernel], names_of: NamesOf = lambda kernel: None) -> list[Gap]:
+    """What ``theirs`` serves and ``ours`` does not, one entry for each operator and set of lacking types.
+
+    A constraint that no schema has is one of these: the name may be a mistake in the other list.
+    """
+    theirs = list(theirs)
     known: dict[tuple[str, str], list[Kernel]] = defaultdict(list)
     for kernel in ours:
         known[kernel.domain, kernel.name].append(kernel)
@@ -143,7 +186,10 @@ def gaps(theirs: Iterable[Kernel], ours: Iterable[Kernel]) -> list[Gap]:
             found[kernel.since, kernel.until] = set()
         elif missing := set(_lacking(kernel, own)):
             found.setdefault((kernel.since, kernel.until), set()).update(missing)
-    result = []
+    result = [
+        Gap(kernel.domain, kernel.name, ((kernel.since, kernel.until),), (f"{_UNKNOWN}{constraint}",))
+        for kernel, constraint in unknown_constraints(theirs, names_of)
+    ]
     for (domain, name), versions in lacking.items():
         by_types: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
         for span, types in versions.items():
@@ -211,7 +257,8 @@ def render(other: str, theirs: Sequence[Kernel], ours: Sequence[Kernel], host_me
     import onnxruntime
 
     names = {(kernel.domain, kernel.name) for kernel in theirs}
-    found = gaps(theirs, ours)
+    names_of = names_of_host()
+    found = gaps(theirs, ours, names_of)
     missing = {(gap.domain, gap.name) for gap in found if not gap.types}
     header = _HEADER.format(
         other=other, command=WRITE_COMMAND, version=onnxruntime.__version__, host=", ".join(host_memory)
@@ -234,6 +281,9 @@ def render(other: str, theirs: Sequence[Kernel], ours: Sequence[Kernel], host_me
     lines += ["", "## What we add", ""]
     for domain, operators in additions(theirs, ours).items():
         lines.append(f"- {_domain(domain)}: {', '.join(operators)}")
+    if unknown := unknown_constraints(ours, names_of):
+        lines += ["", "## Our type constraints that no schema has", ""]
+        lines += [f"- {_domain(kernel.domain)}.{kernel.name}-{kernel.since}: {name}" for kernel, name in unknown]
     return "\n".join(lines) + "\n"
 
 

@@ -289,7 +289,9 @@ def test_supports_format_combination() -> None:
         (TensorFormat.HWC8, [1, 8, 2, 2], DType.FLOAT32),
         (TensorFormat.HWC, [8, 2, 2], DType.FLOAT32),
         (TensorFormat.DHWC8, [1, 8, 2, 2], DType.FLOAT16),
-        (TensorFormat.CHW32, [1, 32, 2, 2], DType.FLOAT32),
+        (TensorFormat.CHW32, [1, "c", 2, 2], DType.FLOAT32),
+        (TensorFormat.CHW4, [1, 4, 2, 2], DType.FLOAT32),
+        (TensorFormat.CDHW32, [1, 32, 2, 2], DType.FLOAT16),
     ],
 )
 def test_formats_that_cannot_be_given_are_not_offered(format: TensorFormat, shape: Sequence[Any], dtype: DType) -> None:

@@ -17,8 +17,10 @@ from ort_cuda_plugin.conformance.parity import (
     additions,
     digest,
     gaps,
+    names_of_host,
     packaged_digest,
     read_digest,
+    unknown_constraints,
 )
 from ort_cuda_plugin.ops.kernel_definitions import UNLIMITED
 
@@ -71,6 +73,28 @@ def test_lacking_versions_and_types_are_found() -> None:
     (gap,) = gaps([kernel(1, 6, T="float")], [])
     assert gap.types == ()
     assert gaps([kernel(1, 6, T="float", shape="int64")], ours) == [], "a kernel without a constraint takes all types"
+
+
+def test_constraints_that_no_schema_has_are_found(tmp_path: Path) -> None:
+    file = tmp_path / "theirs.json"
+    rows = [
+        {"domain": "", "op": "Relu", "versions": [14, UNLIMITED], "types": {"Q": ["tensor(float)"]}},
+        {"domain": "", "op": "Relu", "versions": [6, 12], "types": {"X": ["tensor(float)"]}},  # the name of an input
+        {"domain": "", "op": "Add", "versions": [7, 13], "types": {"T": ["tensor(float)"], "T1": ["tensor(float)"]}},
+        {"domain": "mine", "op": "Relu", "versions": [1, 1], "types": {"Q": ["tensor(float)"]}},  # without a schema
+    ]
+    file.write_text(json.dumps({"kernels": rows}))
+    found = json.loads(parity("--against", str(file), "--json").stdout)
+    assert [(gap["domain"], gap["name"], gap["types"]) for gap in found] == [
+        ("", "Add", ["type constraint T1"]),
+        ("", "Relu", ["type constraint Q"]),
+        ("mine", "Relu", []),
+    ]
+    assert "its schema has no such constraint" in found[1]["reason"]
+    ours = [Kernel("", "Relu", 14, UNLIMITED, {"Q": frozenset({"float"}), "T": frozenset({"float"})})]
+    assert [name for _, name in unknown_constraints(ours, names_of_host())] == ["Q"]
+    _, second, _ = parity("--against", str(file)).stdout.split("\n## ")
+    assert "type constraint Q" in second
 
 
 def test_what_only_we_have_is_listed() -> None:
