@@ -19,8 +19,10 @@
 #include <stdlib.h>
 
 #include "base/counters.h"
+#include "base/host.h"
 #include "base/process.h"
 #include "device/arena.h"
+#include "device/arena_dump.h"
 #include "device/chunk_table.h"
 #include "device/mempool.h"
 #include "device/order.h"
@@ -209,10 +211,24 @@ int ocp_device_available(ocp_device *device, uint64_t *bytes, ocp_error *error) 
   return ORT_OK;
 }
 
+/* The sizes of chunks, which tell fragmentation from a lack of memory. A CUDA pool in the arena's place has none. */
+static void log_arena(ocp_device *device, int memory) {
+  char text[OCP_ARENA_DUMP_BYTES];
+  pthread_mutex_lock(&device->pool->lock);
+  const ocp_arena *arena = device->pool->arenas[memory];
+  const bool holds = arena->regions != NULL;
+  if (holds)
+    ocp_arena_dump(arena, text, sizeof text);
+  pthread_mutex_unlock(&device->pool->lock);
+  if (holds)
+    ocp_log(ORT_LOGGING_LEVEL_WARNING, text, "Alloc");
+}
+
 static int out_of_memory(ocp_device *device, int memory, size_t bytes, ocp_error *error) {
   size_t free_bytes = 0, total = 0;
   ocp_memory_stats stats;
   ocp_pool_stats(device, memory, &stats);
+  log_arena(device, memory);
   char limit[64] = "", where[64] = "of pinned host memory", of_device[96] = "";
   if (stats.limit != INT64_MAX)
     snprintf(limit, sizeof limit, ", limit %lld", (long long)stats.limit);

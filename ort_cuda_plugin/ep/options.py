@@ -10,6 +10,7 @@ also known as session entries without a prefix, after the other two. Where the p
 from __future__ import annotations
 
 import difflib
+import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,7 +56,7 @@ class Options:
         cudnn_conv_use_max_workspace: cuDNN may use much scratch memory.
         cudnn_conv1d_pad_to_nc1d: a convolution of one dimension gets its second one before that.
         fuse_conv_bias: cuDNN adds a bias, and what follows it.
-        sdpa_kernel: which kernels attention may have, as bits of ONNX Runtime's; 0: any.
+        sdpa_kernel: which kernels attention may have, as bits of ONNX Runtime's (`AttentionKernel`); 0: any.
         tunable_op_enable, tunable_op_tuning_enable: together they have cuBLASLt's algorithms measured.
         tunable_op_max_tuning_duration_ms: how long that may take for one product; not positive: any time.
         context_allow_host_code: code for this computer's CPU may come from a compiled model, for the emulated device.
@@ -162,6 +163,23 @@ class WithoutEffect:
     usual: Any = None
 
 
+class AttentionKernel(enum.IntFlag):
+    """ONNX Runtime's bits of ``sdpa_kernel``."""
+
+    FLASH = 1
+    EFFICIENT = 2
+    TRT_FUSED = 4
+    CUDNN = 8
+    MATH = 16
+    TRT_FLASH = 32
+    TRT_CROSS = 64
+    TRT_CAUSAL = 128
+    LEAN = 256
+
+
+_SERVED = AttentionKernel.FLASH | AttentionKernel.EFFICIENT | AttentionKernel.CUDNN | AttentionKernel.MATH
+"""FLASH and EFFICIENT both mean the plugin's own kernel, an online softmax over tiles of keys."""
+
 _NO_SUCH_KERNEL = "the plugin has no such kernel: its own are chosen for each size"
 
 #: Accepted so that existing configurations work. The log names them where they ask for something else than they get.
@@ -228,6 +246,10 @@ def parse(given: Mapping[str, str]) -> tuple[Options, dict[str, str]]:
     if has_stream is False:
         parsed.pop("user_compute_stream", None)
     options = Options(**parsed)
+    if lacking := options.sdpa_kernel & ~int(_SERVED):
+        names = [str(bit.name) for bit in AttentionKernel if bit & lacking]
+        names += [f"bit {bit}" for bit in range(lacking.bit_length()) if lacking >> bit & 1 and 1 << bit > 256]
+        ignored["sdpa_kernel"] = f"the plugin has no kernel of attention for {', '.join(names)}; it takes its own"
     if options.enable_cuda_graph and options.min_num_runs_before_cuda_graph_capture > _MOST_GRAPH_RUNS:
         raise OptionError(
             f"{EP_NAME} option min_num_runs_before_cuda_graph_capture={options.min_num_runs_before_cuda_graph_capture}:"

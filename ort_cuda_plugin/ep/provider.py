@@ -43,14 +43,11 @@ from .node_kernel import context_identity, context_kernel, kernel_impl, read_ker
 from .open_device import use_device
 from .optimized_model import writes_optimized_model
 from .option_values import LOG_LEVELS
-from .options import OptionError, Options, collect, parse
+from .options import AttentionKernel, OptionError, Options, collect, parse
 from .partitioning import goes_by_statistics, read_budget
 from .program_files import ProgramFiles
 from .repeated_node import RepeatedNode
 from .verdict_record import VerdictRecord
-
-#: ONNX Runtime's bit for attention whose products and softmax are kernels of their own.
-_UNFUSED_ATTENTION = 16
 
 IMPLICIT_INPUTS_SINCE = 28
 """The version of ORT from which a fused node gets what only bodies in it read."""
@@ -222,7 +219,8 @@ class Provider:
             deterministic=options.deterministic,
             fusion=options.fusion,
             channels_last=options.prefer_nhwc,
-            attention=options.sdpa_kernel != _UNFUSED_ATTENTION,
+            attention=options.sdpa_kernel != AttentionKernel.MATH,
+            library_attention=options.sdpa_kernel == 0 or bool(options.sdpa_kernel & AttentionKernel.CUDNN),
             conv_search=options.cudnn_conv_algo_search,
             large_workspace=options.cudnn_conv_use_max_workspace,
             line_first=options.cudnn_conv1d_pad_to_nc1d,

@@ -45,6 +45,7 @@ class LoweringOptions:
     fusion: bool = True
     channels_last: bool = False  # ORT gives operators their channels-last form
     attention: bool = True  # attention is one kernel where that is possible
+    library_attention: bool = True  # that may be cuDNN's
     conv_search: str = "HEURISTIC"  # how cuDNN's engine is found
     large_workspace: bool = False  # cuDNN may use much scratch memory
     line_first: bool = True  # a convolution of one dimension is one line of a plane, not one column

@@ -41,6 +41,24 @@ def test_the_kind_of_graphs_follows_from_the_options() -> None:
     assert (options.max_automatic_graphs, options.min_num_runs_before_cuda_graph_capture, ignored) == (3, 7, {})
 
 
+@pytest.mark.parametrize(
+    ("bits", "why"),
+    [
+        (0, ""),
+        (1, ""),
+        (27, ""),
+        (4, "TRT_FUSED"),
+        (8 | 32 | 256, "TRT_FLASH, LEAN"),
+        (1024, "bit 10"),
+    ],
+)
+def test_kernels_of_attention_that_the_plugin_lacks_are_named(bits: int, why: str) -> None:
+    options, ignored = parse({"sdpa_kernel": str(bits)})
+    assert options.sdpa_kernel == bits
+    wanted = {"sdpa_kernel": f"the plugin has no kernel of attention for {why}; it takes its own"}
+    assert ignored == (wanted if why else {})
+
+
 def test_values_are_parsed() -> None:
     assert parse({}) == (Options(), {})
     given = {"device_id": "3", "use_tf32": "0", "deterministic": "true", "do_copy_in_default_stream": "0"}

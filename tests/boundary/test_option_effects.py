@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -12,6 +14,7 @@ from onnx import TensorProto, helper
 import ort_cuda_plugin
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.ep.provider import last_provider
+from ort_cuda_plugin.kernels.library_attention import attention_form
 from ort_cuda_plugin.program.lowering import DeviceProperties
 
 
@@ -40,6 +43,21 @@ def test_the_kernels_of_attention_are_kept_apart_on_request(kernels: str, apart:
     (program,) = [file.read_text() for file in tmp_path.glob("*.txt")]
     emitted = program.rpartition("after emitted")[2]
     assert ("attention_" not in emitted) == ("softmax" in emitted) == apart, emitted
+
+
+@pytest.mark.parametrize(("kernels", "may"), [("0", True), ("8", True), ("24", True), ("1", False), ("16", False)])
+def test_attention_is_cudnns_only_where_its_bit_is_set(kernels: str, may: bool) -> None:
+    session = ort_cuda_plugin.session(attention_model(), emulate=True, provider_options={"sdpa_kernel": kernels})
+    provider = last_provider()
+    assert provider is not None
+    assert provider._lowering_options().library_attention == may
+    step: Any = SimpleNamespace(operands=(None, None, None), score_shape=(1, 64, 64))
+    ctx: Any = SimpleNamespace(
+        options=provider._lowering_options(), device=DeviceProperties(libraries=frozenset({"cudnn"}))
+    )
+    if not may:
+        assert attention_form(ctx, step) is None
+    del session
 
 
 @pytest.mark.parametrize(("value", "offered"), [("1", {"cublaslt", "cudnn"}), ("0", {"cublaslt"})])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -45,13 +47,14 @@ def softmax_chain() -> str:
     return bytes(model.SerializeToString()).hex()
 
 
-def run(code: str, streams: str = "inline") -> None:
+def run(code: str, streams: str = "inline") -> str:
+    """What the log says."""
     environment = {
         "CUDA_VISIBLE_DEVICES": "",
         "ORT_CUDA_PLUGIN_EMULATE_MEMORY": "64M",
         "ORT_CUDA_PLUGIN_EMULATE_STREAMS": streams,
     }
-    python(START + code, softmax_chain(), env=environment)
+    return python(START + code, softmax_chain(), env=environment).stderr
 
 
 @pytest.mark.parametrize("streams", ["inline", "adversarial"])
@@ -79,6 +82,29 @@ assert plugin.counters()["graphs_live"] == 0
 run(first, 2500)
 """
     run(code, streams)
+
+
+def test_the_log_has_the_chunks_of_the_arena_by_size() -> None:
+    code = """
+first = session(automatic_cuda_graphs=0)
+kept = [ort.OrtValue.ortvalue_from_numpy(np.zeros(n, np.uint8), "cuda", 0) for n in (3000, 4000, 300000)]
+fails(first, 15000)
+print(stats(), file=sys.stderr)
+"""
+    log = run(code)
+    (dump,) = re.findall(r"the arena holds (\d+) regions of (\d+) bytes.*\n((?:  from .*\n)+)", log)
+    bins = {
+        int(size): [*map(int, counts)]
+        for size, *counts in re.findall(
+            r"from (\d+) bytes: (\d+) in use \((\d+) bytes\), (\d+) wait for a stream \((\d+) bytes\), "
+            r"(\d+) free \((\d+) bytes\)",
+            dump[2],
+        )
+    }
+    assert sum(sum(counts[1::2]) for counts in bins.values()) <= int(dump[1])
+    assert sum(counts[0] for counts in bins.values()) >= 3
+    for size, (in_use, in_use_bytes, *_) in bins.items():
+        assert in_use * size <= in_use_bytes <= in_use * 2 * size
 
 
 @pytest.mark.parametrize("streams", ["inline", "adversarial"])
