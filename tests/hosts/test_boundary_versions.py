@@ -14,7 +14,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from isolated import HARNESS, python
+from isolated import HARNESS, add_model, python
 from ort_cuda_plugin.abi.tables import NEWEST_API, OLDEST_API
 from version_models import CASES
 
@@ -66,6 +66,15 @@ def test_models_run_with_the_newest_api_that_both_sides_have(version: str, strea
         "done": [name for name in CASES if name not in left_out],
         "wrong copies": {},
     }
+
+
+@pytest.mark.parametrize("version", OTHERS)
+def test_a_session_prints_no_warning_about_the_version(version: str, installed: Path) -> None:
+    """Its schemas differ from those that the operator table names: a user can do nothing about that."""
+    code = "import sys, ort_cuda_plugin; ort_cuda_plugin.session(bytes.fromhex(sys.argv[1]), emulate=True)"
+    done = python(code, add_model().hex(), env={"PYTHONPATH": str(installed / version)})
+    assert "CudaPlugin" not in done.stderr
+    assert "ort_cuda_plugin" not in done.stderr
 
 
 @pytest.mark.parametrize("version", [each for each in OTHERS if 28 <= int(each.split(".")[1]) < 31])
