@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "emulator/emulator.h"
@@ -130,6 +131,37 @@ static void check_device(ocp_emu_thread *thread, emu_access access, uint64_t add
   note(thread, access, address, bytes);
 }
 
+static uint32_t shared_bytes(const emu_launch *launch) {
+  return launch->function->meta->static_shared_bytes + launch->dynamic_shared;
+}
+
+static void check_shared(ocp_emu_thread *thread, emu_access access, uint64_t offset, uint32_t bytes) {
+  const emu_cpu *cpu = thread->scheduler;
+  uint32_t size = shared_bytes(cpu->launch);
+  char where[100];
+  if (offset > size || bytes > size - offset) {
+    snprintf(where, sizeof where, "byte %" PRId64 " of %u bytes of shared memory", (int64_t)offset, size);
+    refuse(thread, OUT_OF_BOUNDS, access, offset, bytes, where);
+  }
+  if (access & EMU_LOAD) {
+    const uint8_t *unwritten = memchr(cpu->written + offset, 0, bytes);
+    if (unwritten) {
+      snprintf(where, sizeof where, "byte %td of %u bytes of shared memory", unwritten - cpu->written, size);
+      report(thread, UNINITIALISED_READ, access, offset, bytes, where);
+    }
+  }
+  memset(cpu->written + offset, 1, bytes); /* for a load, too: once reported is enough */
+}
+
+bool emu_check_block(emu_cpu *cpu) {
+  uint32_t size = shared_bytes(cpu->launch);
+  if (!cpu->written && !(cpu->written = malloc(EMU_MAX_SHARED)))
+    return false;
+  memset(cpu->written, 0, size);
+  memset(cpu->shared, EMU_UNWRITTEN, size);
+  return true;
+}
+
 bool emu_is_of_thread(const ocp_emu_thread *thread, uint64_t host, uint32_t bytes, bool loads) {
   const emu_cpu *cpu = thread->scheduler;
   bool stack = host - (uint64_t)__builtin_frame_address(0) < NEAR_STACK;
@@ -150,12 +182,8 @@ static void check(ocp_emu_thread *thread, const void *pointer, uint32_t bytes, e
   }
   uint64_t shared = host - (uint64_t)cpu->shared;
   if (shared < EMU_MAX_SHARED + 4096 || shared > UINT64_MAX - 4096) {
-    uint32_t size = cpu->launch->function->meta->static_shared_bytes + cpu->launch->dynamic_shared;
-    if (shared <= size && bytes <= size - shared)
-      return;
-    char where[100];
-    snprintf(where, sizeof where, "byte %" PRId64 " of %u bytes of shared memory", (int64_t)shared, size);
-    refuse(thread, OUT_OF_BOUNDS, access, shared, bytes, where);
+    check_shared(thread, access, shared, bytes);
+    return;
   }
   if (emu_is_pinned_address(host)) {
     if (!emu_heap_find(&emu.pinned, host, bytes, NULL, NULL))

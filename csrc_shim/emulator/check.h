@@ -11,6 +11,8 @@
 /* Before an operation runs; a result other than 0 is that of the operation. */
 CUresult emu_check_op(const emu_op *op, const emu_clock *clock);
 
+/* Before a block: its shared memory has the bytes of NaN, and counts as not written. False: out of host memory. */
+bool emu_check_block(emu_cpu *cpu);
 /* The result of a launch that has run, with its finding as the text where it has one. */
 CUresult emu_check_launched(emu_launch *launch);
 /* Reports that some threads of the block wait for others that never come. */

@@ -36,6 +36,7 @@ typedef struct emu_warp {
 typedef struct emu_cpu {
   emu_launch *launch;
   uint8_t *shared;  /* EMU_MAX_SHARED bytes, then a page that faults on every access */
+  uint8_t *written; /* checking mode: for each byte of shared memory whether the block has written it */
   jmp_buf abandon;  /* checking and counting modes: where a kernel without fibers is left */
   uint32_t current; /* the thread that runs */
   uint32_t started; /* threads below have a stack in use */

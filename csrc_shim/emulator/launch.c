@@ -87,6 +87,7 @@ static void run_blocks(emu_launch *launch, emu_cpu *cpu, uint64_t first, uint64_
   uint32_t block[3] = {(uint32_t)(first % launch->grid[0]), (uint32_t)(first / launch->grid[0] % launch->grid[1]),
                        (uint32_t)(first / launch->grid[0] / launch->grid[1])};
   bool fibers = launch->function->meta->mode == OCP_EMU_FIBER;
+  bool is_checked = launch->function->meta->checked && emu.config.check;
   bool is_observed = launch->function->meta->checked || emu_counting();
   ocp_emu_thread thread = {
       .ntid = {launch->block[0], launch->block[1], launch->block[2]},
@@ -98,6 +99,10 @@ static void run_blocks(emu_launch *launch, emu_cpu *cpu, uint64_t first, uint64_
   for (uint64_t index = first; index < last; index++) {
     if (atomic_load_explicit(&launch->error, memory_order_relaxed))
       return;
+    if (is_checked && !emu_check_block(cpu)) {
+      atomic_store(&launch->error, CUDA_ERROR_OUT_OF_MEMORY);
+      return;
+    }
     if (fibers) {
       emu_fibers_run_block(cpu, block);
     } else {

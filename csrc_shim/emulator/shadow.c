@@ -64,17 +64,22 @@ static void forget(uint64_t address, uint64_t bytes) {
 
 emu_history *emu_history_of(uint64_t address) { return &histories[(address - emu.base) / EMU_GRANULE]; }
 
+static void mark_unwritten(uint64_t address, uint64_t bytes) {
+  memset(states + (address - emu.base), EMU_BYTE_ALLOCATED, bytes);
+  memset((void *)(address + (uint64_t)emu.alias), EMU_UNWRITTEN, bytes);
+}
+
 void emu_shadow_allocated(uint64_t address, uint64_t bytes) {
   if (!states)
     return;
   forget(address, bytes);
-  memset(states + (address - emu.base), EMU_BYTE_ALLOCATED, bytes);
+  mark_unwritten(address, bytes);
 }
 
 void emu_shadow_reused(uint64_t address, uint64_t bytes, uint64_t held) {
   if (!states)
     return;
-  memset(states + (address - emu.base), EMU_BYTE_ALLOCATED, bytes);
+  mark_unwritten(address, bytes);
   memset(states + (address - emu.base) + bytes, 0, held - bytes);
 }
 

@@ -10,6 +10,9 @@
 
 enum { EMU_BYTE_ALLOCATED = 1, EMU_BYTE_WRITTEN = 2, EMU_BYTE_FREED = 4 };
 
+/* What the checking mode leaves in memory that nothing has written: NaN in each type of numbers, and -1 as an index. */
+enum { EMU_UNWRITTEN = 0xff };
+
 /* Starts with all live allocations counted as written; 0, or -1 when the tables cannot be mapped. */
 int emu_shadow_start(void);
 void emu_shadow_stop(void); /* also frees what is in quarantine */

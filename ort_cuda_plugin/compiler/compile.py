@@ -288,9 +288,9 @@ def optimise(module: llvm.ModuleRef, configure: Callable[[llvm.ModulePassManager
     passes.run(module, builder)
 
 
-def inline_into_kernel(ir: KernelIR, shared: host_ir.SharedMemory, count: bool = False) -> str:
+def inline_into_kernel(ir: KernelIR, shared: host_ir.SharedMemory, check: bool = False, count: bool = False) -> str:
     """One module in which the kernel is the only function left, its locals in registers."""
-    prepared = [host_ir.prepare_module(text, shared) for text in ir.modules]
+    prepared = [host_ir.prepare_module(text, shared, check) for text in ir.modules]
     shared.finish()
     main = None
     for text in prepared:
@@ -333,7 +333,7 @@ def emulated_ir(spec: KernelSpec, ir: KernelIR, target: Target) -> str:
     sizes = [0 if entry.startswith("*") else int(entry[1:]) // 8 for entry in spec.signature]
     shared = host_ir.SharedMemory()
     try:
-        text = inline_into_kernel(ir, shared, target.count)
+        text = inline_into_kernel(ir, shared, target.check, target.count)
         if shared.static_bytes > MAX_DECLARED_SHARED:
             raise KernelCompileError(
                 spec,

@@ -323,6 +323,49 @@ def test_compiled_kernels_carry_the_checks(device: Device) -> None:
     assert "block (3,0,0), thread (63,0,0) reads 4 bytes" in finding
 
 
+SCRATCH = KernelSpec(
+    "scratch",
+    ("*f32", "i32", "i32"),
+    source="""
+def kernel(out, shared_written, shared_read):
+    i = int32(cuda.threadIdx.x)
+    shared = cuda.shared.array(64, float32)
+    own = cuda.local.array(4, float32)
+    if i < shared_written:
+        shared[i] = float32(i)
+    own[i & 1] = float32(1)
+    cuda.syncthreads()
+    out[i] = shared[i] if i < shared_read else own[i & 3]
+""",
+)
+
+
+@pytest.mark.parametrize("shared_read", [40, 41])
+def test_a_read_of_shared_memory_that_the_block_has_not_written_is_found(device: Device, shared_read: int) -> None:
+    """An earlier block has written it. What nothing has written is NaN, in a thread's own arrays as well."""
+    image = compile_kernel(SCRATCH, Target.emulated(check=True))
+    module, out = device.load(image.data), device.upload(np.zeros(64, np.float32))
+    module.launch(image.entry, 1, 64, [out, np.int32(64), np.int32(64)])
+    launch = partial(module.launch, image.entry, 1, 64, [out, np.int32(40), np.int32(shared_read)])
+    if shared_read == 40:
+        launch()
+        result = device.download(out)
+        np.testing.assert_array_equal(result[:40], np.arange(40))
+        np.testing.assert_array_equal(result[40:].reshape(-1, 4), [[1, 1, np.nan, np.nan]] * 6)
+        return
+    finding = fails(device, launch, "CUDA_ERROR_LAUNCH_FAILED")
+    assert finding.startswith("uninitialised-read: kernel scratch_")
+    assert "block (0,0,0), thread (40,0,0) reads 4 bytes" in finding
+    assert finding.endswith("byte 160 of 256 bytes of shared memory")
+
+
+def test_memory_that_nothing_has_written_is_nan(device: Device, kernels: Module) -> None:
+    """A kernel without checks may read it, and adds 1 to each word."""
+    bumped = device.empty(128, np.int32)
+    kernels.launch("bump", 4, 32, [bumped, np.int32(1)])
+    np.testing.assert_array_equal(device.download(bumped), 0)
+
+
 # ---- memory that an allocator of ours hands out again ----
 
 

@@ -120,13 +120,18 @@ class SharedMemory:
             self.offsets[name] = self.static_bytes
 
 
-def prepare_module(text: str, shared: SharedMemory) -> str:
-    """Step 1 for the text of one module; adds its shared arrays to ``shared``."""
+def prepare_module(text: str, shared: SharedMemory, check: bool = False) -> str:
+    """Step 1 for the text of one module; adds its shared arrays to ``shared``.
+
+    With ``check`` a thread's arrays begin with NaN instead of Numba's zeros.
+    """
     text = dropped_lines.sub("", text)
     for name, ty, alignment in shared_global.findall(text):
         shared.add(name, ty, int(alignment or 1))
     text = shared_global.sub("", text)
     text = opaque_pointers(text)
+    if check:
+        text = with_unwritten_arrays(text)
     text = re.sub(r'addrspacecast ptr @"?(_cudapy_smem[\w.$]*)"? to ptr', r"call ptr @ptx.shared.\1()", text)
     text = text.replace("addrspacecast ptr", "bitcast ptr")
     text = re.sub(r'@"llvm\.nvvm\.', '@"nvvm.', text)
@@ -145,6 +150,29 @@ def prepare_module(text: str, shared: SharedMemory) -> str:
 
     text = inline_asm.sub(replace_asm, text)
     return text + "\n" + "\n".join(sorted(declarations)) + "\n"
+
+
+cleared_array = re.compile(
+    rf"^(?P<alloca>\s*(?P<name>{value_name}) = alloca (?P<type>\[[^\n]*?\]))(?P<end>(?:, align \d+)?\n)"
+    r"\s*store (?P=type) zeroinitializer, ptr (?P=name)(?:, align \d+)?$",
+    re.MULTILINE,
+)
+
+
+def with_unwritten_arrays(text: str) -> str:
+    """The text of a module in which a thread's arrays hold what `EMU_UNWRITTEN` of ``emulator/shadow.h`` says.
+
+    Numba clears each array at the beginning of the function. A kernel that counts on that would hide a mistake.
+    """
+    fill = "call void @llvm.memset.p0.i64(ptr {name}, i8 -1, i64 {size}, i1 false)"
+    text, count = cleared_array.subn(
+        lambda match: (
+            f"{match['alloca']}{match['end']}  {fill.format(name=match['name'], size=size_of(match['type']))}"
+        ),
+        text,
+    )
+    declaration = "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
+    return text + declaration if count and declaration.split("(")[0] not in text else text
 
 
 def split_arguments(text: str) -> list[str]:
