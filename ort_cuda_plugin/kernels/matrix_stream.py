@@ -486,14 +486,16 @@ class MatrixStreamKernel(StreamTiles):
             body.append(f"{', '.join(names)} = {load} + {i}{')' if parts > 1 else ']'}")
         stores = ["row = own_row", *self.result.row_lines]
         for group in groups:
+            totals = []
             for part in range(parts):
                 place = group + part * form.m * pitch
-                stores.append(f"x0, x1, x2, x3 = load_f32x4(tile_c, at + {place})")
+                totals.append(f"x0, x1, x2, x3 = load_f32x4(tile_c, at + {place})")
                 for i in range(LANES):
                     product = f"x{i} * factor_{part}" if part == 0 else f"fma_f32(x{i}, factor_{part}, total_{i})"
-                    stores.append(f"total_{i} = {product}")
+                    totals.append(f"total_{i} = {product}")
             column = number * self.round_columns + group
             stored = [
+                *totals,
                 f"column = int32((chunk & {lanes - 1}) * {LANES} + {column})",
                 *self.result.stores("column", [f"total_{i}" for i in range(LANES)]),
             ]

@@ -87,14 +87,19 @@ class StreamTiles(StreamKernel):
             lines += [f"if {' and '.join(conditions)}:", *indented(each, 1)] if conditions else each
         return lines
 
-    def _one_by_one(self, x: str, count: int, last: str, start: str, to: str) -> list[str]:
-        """Loads and stores ``count`` lines that do not begin at multiples of 16 bytes."""
+    def _one_by_one(self, x: str, count: int, last: str, start: str, to: str, *, zeros: bool) -> list[str]:
+        """Loads and stores ``count`` lines that do not begin at multiples of 16 bytes.
+
+        With ``zeros`` the lines behind the last one are zero, else they repeat it.
+        """
         stride, pieces = self._stride(STRIDES[x]), self._line_pieces
         if self.kind == "tf32":
             words = [f"{x}[at + {i}]" for i in range(4)]
         else:
             halves = [f"uint32({x}[at + {i}])" for i in range(self.piece)]
             words = [f"u32_as_f32({halves[i]} | ({halves[i + 1]} << 16))" for i in range(0, self.piece, 2)]
+        if zeros:
+            words = [f"choose(own_line <= {last}, {word}, float32(0))" for word in words]
         return [
             # What is computed of an opaque number stays here: nearly no step comes here.
             f"for number in range(opaque_i32(thread), {count * pieces}, {self.form.threads}):",
@@ -117,28 +122,32 @@ class StreamTiles(StreamKernel):
             )
         )
         start = f"a_start + int64({self.index_type}(row0 * {stride}))"
-        return [
-            "if is_whole:",
-            *indented(self._passes(self.form.m, "", body), 1),
-            "else:",
-            *indented(self._one_by_one("a", self.form.m, "int32(m - row0 - 1)", start, str(place)), 1),
-        ]
+        slow = self._one_by_one("a", self.form.m, "int32(m - row0 - 1)", start, str(place), zeros=False)
+        return ["if is_whole:", *indented(self._passes(self.form.m, "", body), 1), "else:", *indented(slow, 1)]
 
     def fill(self, tile: str, stage: str) -> list[str]:
-        """Begins to copy a tile's keys and values; the last one stands for those behind it."""
-        form = self.form
+        """Begins to copy a tile's keys and values. Behind the last key there are zeros, up to the end of a warp's part.
+
+        A key that does not exist has the weight 0. Its values are multiplied nevertheless, and 0 times what an earlier
+        block left there, or times the values of another key, could be NaN.
+        """
+        form, last = self.form, "int32(left - 1)"
         places, strides = (0, self.tile_bytes), [self._stride(STRIDES[x]) for x in "bc"]
         starts = [f"int64({self.index_type}(key0 * {stride}))" for stride in strides]
-        copies = [f"copy_async(stage_to + {{to}} + {place}, {x}, at_{x}" for x, place in zip("bc", places, strict=True)]
         quick = [f"at_{x} = {x}_first + {start}" for x, start in zip("bc", starts, strict=True)]
-        source = "source = int32(min(int32(line + {first}), int32(left - 1)))"
-        places_of = [f"int64({self.index_type}(source * {stride}))" for stride in strides]
-        copied = [f"{copy} + {place})" for copy, place in zip(copies, places_of, strict=True)]
-        quick += self._passes(form.keys, "left", "\n".join((source, *copied)))
+        body = ["source = int32(line + {first})", "exists = source < left"]
+        body += [
+            f"copy_async_where(stage_to + {{to}} + {place}, {x}, at_{x} + int64({self.index_type}(source * {stride})),"
+            " exists)"
+            for x, place, stride in zip("bc", places, strides, strict=True)
+        ]
+        # A warp multiplies all keys of its part of a tile, or none.
+        quick.append(f"multiplied = int32(int32(left + {form.warp_keys - 1}) & -{form.warp_keys})")
+        quick += self._passes(form.keys, "multiplied", "\n".join(body))
         slow = [
             line
             for x, start, place in zip("bc", starts, places, strict=True)
-            for line in self._one_by_one(x, form.keys, "int32(left - 1)", f"{x}_start + {start}", f"{stage} + {place}")
+            for line in self._one_by_one(x, form.keys, last, f"{x}_start + {start}", f"{stage} + {place}", zeros=True)
         ]
         return [
             f"key0 = int32({tile} * {form.keys})",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 from contributed import BFLOAT16, FLOAT, FLOAT16, TOLERANCES, Array, node_model, noise, rounded
+from emulator_harness import configured
 from kernel_harness import make_model, run_model
 from ort_cuda_plugin.cli.kernel_report import report
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
@@ -25,6 +26,13 @@ from ort_cuda_plugin.program.trace import Step
 TOKENS, HEADS, KV_HEADS = 70, 4, 2
 TF32_TOLERANCE = 2e-3
 """Of operands that are rounded to 11 bits of a fraction; the numbers are about 1."""
+
+
+@pytest.fixture
+def checked() -> Iterator[None]:
+    """Shared memory begins as NaN, and a launch fails that reads what its block has not written there."""
+    with configured(check=1):
+        yield
 
 
 def prompt(size: int, real: int) -> tuple[onnx.ModelProto, list[Array]]:
@@ -218,6 +226,7 @@ def self_attention(batch: int | str, tokens: int | str, heads: int, size: int, r
     return onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
 
 
+@pytest.mark.usefixtures("checked")
 @pytest.mark.parametrize(
     ("tokens", "heads", "size", "multiprocessors", "mask", "form"),
     [
@@ -272,10 +281,14 @@ def test_blocks_of_each_size_attend(
     np.testing.assert_allclose(actual, expected, tolerance, tolerance)
 
 
+@pytest.mark.usefixtures("checked")
 @pytest.mark.parametrize("real", [FLOAT16, FLOAT], ids=["halves", "floats"])
 @pytest.mark.parametrize("offset", [0, 1], ids=["whole", "odd"])
 def test_rows_that_begin_anywhere_are_attended_to(monkeypatch: pytest.MonkeyPatch, offset: int, real: int) -> None:
-    """Columns of a wider tensor: their rows begin at multiples of 16 bytes, or of one element."""
+    """Columns of a wider tensor: their rows begin at multiples of 16 bytes, or of one element.
+
+    What stands behind the last key of a tile is no number of that key: 0 times its infinite value would be NaN.
+    """
     device = DeviceProperties.gpu((8, 0))
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
     text = """<ir_version: 10, opset_import: ["" : 20]> parts (float16[2, 50, 113] x) => (float16[2, 50, 32] y)
@@ -299,6 +312,7 @@ def test_rows_that_begin_anywhere_are_attended_to(monkeypatch: pytest.MonkeyPatc
     kernels = CompiledCluster(read_model(model), device).prepare().kernels
     assert [kernel.name for kernel in kernels] == [f"matrix_stream_16x128x64_{form}"]
     x = (noise(2, 50, 112 + offset) / 2).astype(dtype)
+    x[:, -1, offset + 64] = np.inf
     q, k, v = np.split(x[..., offset : offset + 96].astype(np.float64), 3, -1)
     weights = np.exp(q @ k.swapaxes(1, 2))
     expected = weights @ v / weights.sum(-1, keepdims=True)
