@@ -66,12 +66,14 @@ void ocp_emu_switch_last(void *load) {
 }
 #endif
 
-static uint32_t stack_size(const emu_cpu *cpu) { return (uint32_t)cpu->stride - PAGE; }
+/* A process may have about 65,000 mappings, and a guard page makes two. So a warp has one, below its first thread's
+ * stack. The threads of a warp run the same code, and what needs too much stack meets the guard in the first one. */
+static size_t warp_bytes(size_t stack_size) { return PAGE + EMU_WARP * stack_size; }
 static uint8_t *stack_bottom(const emu_cpu *cpu, uint32_t index) {
-  return cpu->stacks + (size_t)index * cpu->stride + PAGE;
+  return cpu->stacks + index / EMU_WARP * warp_bytes(cpu->stack_size) + PAGE + index % EMU_WARP * cpu->stack_size;
 }
 static void *stack_top(const emu_cpu *cpu, uint32_t index) {
-  return stack_bottom(cpu, index) + stack_size(cpu) - index % COLOURS * COLOUR_BYTES;
+  return stack_bottom(cpu, index) + cpu->stack_size - index % COLOURS * COLOUR_BYTES;
 }
 
 /* Leaves the stack pointer in *save (NULL: the fiber has ended) and runs thread `next`. */
@@ -81,8 +83,8 @@ static inline void switch_to(emu_cpu *cpu, void **save, uint32_t next) {
 #if defined(__SANITIZE_ADDRESS__)
   void *fake_stack = NULL;
   if (next >= cpu->started) /* the last fiber on this stack never returned from its frames */
-    __asan_unpoison_memory_region(stack_bottom(cpu, next), stack_size(cpu));
-  __sanitizer_start_switch_fiber(save ? &fake_stack : NULL, stack_bottom(cpu, next), stack_size(cpu));
+    __asan_unpoison_memory_region(stack_bottom(cpu, next), cpu->stack_size);
+  __sanitizer_start_switch_fiber(save ? &fake_stack : NULL, stack_bottom(cpu, next), cpu->stack_size);
 #elif defined(__SANITIZE_THREAD__)
   __tsan_switch_to_fiber(cpu->tsan[next], 0);
 #endif
@@ -185,19 +187,19 @@ void ocp_emu_fiber_main(emu_fiber *fiber) {
 bool emu_fibers_prepare(emu_cpu *cpu, const emu_launch *launch) {
   uint32_t stack = launch->function->meta->stack_bytes;
   size_t need = (stack ? stack : UNKNOWN_STACK) + STACK_MARGIN + COLOURS * COLOUR_BYTES;
-  size_t stride = ((need + PAGE - 1) & ~(size_t)(PAGE - 1)) + PAGE;
+  size_t size = (need + PAGE - 1) & ~(size_t)(PAGE - 1);
   if (!cpu->fibers) {
     cpu->fibers = calloc(EMU_MAX_THREADS, sizeof *cpu->fibers);
     if (!cpu->fibers)
       return false;
   }
-  if (stride > cpu->stride) {
-    size_t bytes = stride * EMU_MAX_THREADS;
+  if (size > cpu->stack_size) {
+    size_t bytes = EMU_MAX_WARPS * warp_bytes(size);
     void *stacks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks == MAP_FAILED)
       return false;
-    for (uint32_t index = 0; index < EMU_MAX_THREADS; index++)
-      if (mprotect((uint8_t *)stacks + index * stride, PAGE, PROT_NONE)) {
+    for (uint32_t warp = 0; warp < EMU_MAX_WARPS; warp++)
+      if (mprotect((uint8_t *)stacks + warp * warp_bytes(size), PAGE, PROT_NONE)) {
         munmap(stacks, bytes);
         return false;
       }
@@ -205,7 +207,7 @@ bool emu_fibers_prepare(emu_cpu *cpu, const emu_launch *launch) {
       munmap(cpu->stacks, cpu->stacks_bytes);
     cpu->stacks = stacks;
     cpu->stacks_bytes = bytes;
-    cpu->stride = stride;
+    cpu->stack_size = size;
   }
   cpu->num_warps = (launch->threads + EMU_WARP - 1) / EMU_WARP;
   cpu->threads = launch->threads;

@@ -32,7 +32,8 @@ typedef struct emu_warp {
   emu_meeting lanes[EMU_WARP];
 } emu_warp;
 
-/* What one host thread needs to run blocks; lent from a list for the time of a launch. */
+/* What one host thread needs to run blocks, lent for the time of a launch. There are as many as `emu.threads`: more
+ * host threads than that take turns. */
 typedef struct emu_cpu {
   emu_launch *launch;
   uint8_t *shared;  /* EMU_MAX_SHARED bytes, then a page that faults on every access */
@@ -45,7 +46,7 @@ typedef struct emu_cpu {
   void *main_stack_pointer;
   emu_fiber *fibers;
   uint8_t *stacks;
-  size_t stacks_bytes, stride; /* of one stack with its guard page */
+  size_t stacks_bytes, stack_size; /* of all stacks with their guard pages, and of one stack */
   emu_warp warps[EMU_MAX_WARPS];
   struct emu_cpu *next; /* list of those not in use */
 #if defined(__SANITIZE_ADDRESS__)

@@ -35,7 +35,9 @@ static uint64_t ticks(void) {
 /* ---- what a host thread needs to run blocks ---- */
 
 static pthread_mutex_t cpus_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t cpus_given_back = PTHREAD_COND_INITIALIZER;
 static emu_cpu *cpus; /* those not in use; kept for the life of the process */
+static uint32_t cpus_in_use;
 
 static emu_cpu *make_cpu(void) {
   emu_cpu *cpu = calloc(1, sizeof *cpu);
@@ -54,18 +56,26 @@ static void release_cpu(emu_cpu *cpu) {
   pthread_mutex_lock(&cpus_lock);
   cpu->next = cpus;
   cpus = cpu;
+  cpus_in_use--;
+  pthread_cond_signal(&cpus_given_back);
   pthread_mutex_unlock(&cpus_lock);
 }
 
-/* NULL: out of host memory. */
+/* NULL: out of host memory. Waits while as many host threads run blocks as may. A block waits only for blocks that run
+ * or have run, so that each of these threads ends its blocks without the others. */
 static emu_cpu *acquire_cpu(emu_launch *launch) {
   pthread_mutex_lock(&cpus_lock);
+  while (cpus_in_use >= emu.threads)
+    pthread_cond_wait(&cpus_given_back, &cpus_lock);
   emu_cpu *cpu = cpus;
   if (cpu)
     cpus = cpu->next;
-  pthread_mutex_unlock(&cpus_lock);
-  if (!cpu && !(cpu = make_cpu()))
+  else if (!(cpu = make_cpu())) {
+    pthread_mutex_unlock(&cpus_lock);
     return NULL;
+  }
+  cpus_in_use++;
+  pthread_mutex_unlock(&cpus_lock);
   cpu->launch = launch;
   if (launch->function->meta->mode == OCP_EMU_FIBER && !emu_fibers_prepare(cpu, launch)) {
     release_cpu(cpu);

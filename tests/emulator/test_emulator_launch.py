@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -258,6 +259,25 @@ def test_launches_from_many_threads_do_not_disturb_each_other(device: Device, ke
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work, range(12)))
+
+
+def test_hundreds_of_host_threads_need_few_mappings(image: bytes) -> None:
+    """A process may have about 65,000. Each host thread that runs blocks has stacks for 1024 threads, with guards."""
+    started = Barrier(200)
+
+    def work(emulated: Device, kernels: Module) -> None:
+        started.wait(60)
+        with emulated.entered(), emulated.stream() as stream:
+            for _ in range(3):
+                kernels.launch("divergent", 4, 1024, [np.uint32(1024)], stream=stream)
+            stream.synchronize()
+
+    with configured(adversarial=0, workers=4) as emulated:
+        kernels = emulated.load(image)
+        with ThreadPoolExecutor(200) as pool:
+            list(pool.map(work, [emulated] * 200, [kernels] * 200))
+        assert len(Path("/proc/self/maps").read_text().splitlines()) < 10000
+        kernels.unload()
 
 
 # ---- loading ----
