@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -89,9 +88,9 @@ def optimized(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
 def halved(
     model: onnx.ModelProto, element: int = TensorProto.FLOAT16, source: int = TensorProto.FLOAT
 ) -> onnx.ModelProto:
-    """The model with float16, or bfloat16, in place of float32 or another ``source``."""
+    """The model with float16, or another ``element`` type, in place of float32 or another ``source``."""
     model = onnx.ModelProto.FromString(model.SerializeToString())
-    graph, dtype = model.graph, ml_dtypes.bfloat16 if element == TensorProto.BFLOAT16 else np.float16
+    graph, dtype = model.graph, helper.tensor_dtype_to_np_dtype(element)
     for value in (*graph.input, *graph.output, *graph.value_info):
         if value.type.tensor_type.elem_type == source:
             value.type.tensor_type.elem_type = element
@@ -102,8 +101,9 @@ def halved(
             tensor.ClearField("float_data")
     for node in graph.node:
         for attribute in node.attribute:
-            if attribute.name == "value" and attribute.t.data_type == source:
-                array = numpy_helper.to_array(attribute.t).astype(dtype)
+            is_number = attribute.name == "value_float" and source == TensorProto.FLOAT
+            if is_number or (attribute.name == "value" and attribute.t.data_type == source):
+                array = np.array(attribute.f if is_number else numpy_helper.to_array(attribute.t), dtype)
                 value = helper.make_tensor("", element, array.shape, array.tobytes(), raw=True)
                 attribute.CopyFrom(helper.make_attribute("value", value))
             if node.op_type == "Cast" and attribute.name == "to" and attribute.i == source:
