@@ -35,10 +35,10 @@ lock_poll_seconds = 0.02
 """Between looks at a kernel that another process compiles."""
 patience = 30.0
 """How many times longer than expected another process may take for a kernel, before this one compiles it as well."""
+least_patience_seconds = 60.0
+"""Beside that: the other process may import the compiler first, and share its core with many that do the same."""
 look_seconds = 1.0
 """Between looks at a helper that has not ended."""
-least_patience_seconds = 60.0
-"""Beside that, for a helper, which may have to share its core."""
 seconds_to_mention = 4.0
 """From here on a compilation is a warning in the log: a user who waits is to know for what."""
 logger = logging.getLogger("ort_cuda_plugin")
@@ -192,7 +192,7 @@ class Compilation:
 
     def await_other(self, index: int) -> None:
         """Takes a kernel from the process that compiles it, or compiles it where that process fails or is slow."""
-        deadline = time.monotonic() + patience * expected_seconds(self.jobs[index][0])
+        deadline = self.due(index)
         while not self.abandoned and self.images[index] is None:
             with self.cache.lock(kernel_key(*self.jobs[index])) as held:
                 if (image := self.cache.load_made(*self.jobs[index])) is not None:
@@ -201,6 +201,10 @@ class Compilation:
                     self.compile_here(index)
             if self.images[index] is None:
                 time.sleep(lock_poll_seconds)
+
+    def due(self, index: int) -> float:
+        """The time from which on a process that begins with a kernel now is too slow."""
+        return time.monotonic() + least_patience_seconds + patience * expected_seconds(self.jobs[index][0])
 
     @staticmethod
     def await_helper(worker: WorkerClient, thread: threading.Thread) -> None:
@@ -232,7 +236,7 @@ class Compilation:
         if not worker.wait_ready():
             return
         for index in self.take():
-            worker.due = time.monotonic() + least_patience_seconds + patience * expected_seconds(self.jobs[index][0])
+            worker.due = self.due(index)
             image = worker.compile(*self.jobs[index])
             if image is None:
                 return

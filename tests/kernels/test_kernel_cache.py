@@ -339,6 +339,25 @@ def test_two_processes_compile_a_kernel_once(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.lock"))
 
 
+def test_a_process_that_imports_the_compiler_first_gets_the_time_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight cold processes share two cores: an import takes longer then than many times a small kernel."""
+    monkeypatch.setattr(kernel_library, "expected_seconds", lambda spec: 0.0)
+    spec = spec_number(1)
+    first, _ = library(tmp_path)
+    second, counts = library(tmp_path)
+    waiting = threading.Thread(target=second.get_many, args=([spec], emulated))
+    made = import_compiler().compile_kernel(spec, emulated)
+    with first.cache.lock(kernel_key(spec, emulated)):
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        first.cache.store(kernel_key(spec, emulated), made)
+    waiting.join()
+    assert counts == {"KERNEL_CACHE_HITS": 1}
+
+
 def test_a_kernel_is_compiled_where_the_process_that_has_its_lock_gives_up(tmp_path: Path) -> None:
     first, _ = library(tmp_path)
     second, counts = library(tmp_path)
