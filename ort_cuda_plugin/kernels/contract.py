@@ -11,7 +11,7 @@ from ..program.elementwise import rearranged
 from ..program.lowering import DeviceProperties, Lowering, Tensor
 from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides, collapse
-from ..program.steps import Contract, Map
+from ..program.steps import Contract, Conversion, Map
 from ..program.symbolic import Dim, ceildiv, divides, hint, is_const, le, lt, product, select
 from ..program.views import permute
 from .blocks import make_block_element
@@ -349,8 +349,61 @@ def _along_k(ctx: Lowering, call: Folded) -> Folded:
     return replace(call, b=permute(ctx, copy, (1, 0)))
 
 
+def _has_few_columns(ctx: Lowering, step: Contract) -> bool:
+    """Whether tiles would have columns for nothing: those of the emulated device are all as wide."""
+    rows, columns = product(step.a.shape[:-1]), step.b.shape[-1]
+    is_plain = not step.column_parts and not any(conversion and conversion.bits for conversion in step.conversions)
+    if not ctx.device.emulated or step.tactic.name or not is_plain:
+        return False
+    axis = contiguous_axis(step.a, "m", "k")
+    if not isinstance(columns, int) or not columns <= MAX_ROWS < hint(rows):
+        return False
+    return axis == "k" or (axis == "m" and isinstance(step.a.shape[-2], int))
+
+
+def _turned(ctx: Lowering, step: Contract) -> Contract:
+    """The same product with rows for columns: those of the second operand times the first one's rows."""
+    (a, b), rank, end = step.operands, len(step.batch), len(step.shape)
+    columns = end - step.column_axes
+    a = _with_rows_folded(ctx, a, b)
+    if a.rank == 2 and all(dim == 1 for dim in b.shape[:-2]):
+        b, rank = ctx.view(b, b.shape[-2:], b.strides[-2:], b.offset), 0
+    order = (*range(rank), *range(columns, end), *range(rank, columns))
+
+    def placed(x: Tensor) -> Tensor:
+        lead = end - x.rank
+        return permute(ctx, ctx.view(x, (*[1] * lead, *x.shape), (*[0] * lead, *x.strides), x.offset), order)
+
+    def transposed(x: Tensor) -> Tensor:
+        return permute(ctx, x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
+
+    def converted(conversion: Conversion | None, old: Tensor, x: Tensor) -> Conversion | None:
+        """That of an operand which was ``old``. Along batches that became rows its inputs have one element."""
+        if conversion is None:
+            return None
+        inputs = []
+        for leaf, y in conversion.inputs:
+            strides = broadcast_strides(y, old.shape)[-x.rank :]
+            inputs.append((leaf, transposed(ctx.view(y, x.shape, strides, y.offset))))
+        return replace(conversion, inputs=tuple(inputs))
+
+    of_a, of_b = (converted(*each) for each in zip(step.conversions, step.operands, (a, b), strict=True))
+    return replace(
+        step,
+        shape=tuple(step.shape[axis] for axis in order),
+        inputs=tuple((leaf, placed(x)) for leaf, x in step.inputs),
+        outputs=tuple((value, placed(y)) for value, y in step.outputs),
+        operands=(transposed(b), transposed(a)),
+        conversions=(of_b, of_a),
+        row_axes=step.column_axes,
+        column_axes=columns - rank,
+    )
+
+
 def launch_contract(ctx: Lowering, step: Contract) -> None:
     """Launches our kernels: where the number of rows is not known, both, one of them with an empty grid."""
+    if _has_few_columns(ctx, step):
+        step = _turned(ctx, step)
     tactic = product_tactics(ctx, step).get(step.tactic.name) if step.tactic.name else None
     call = folded(ctx, step)
     kind = _kind(ctx, step, call)
@@ -410,9 +463,9 @@ def _row_product(ctx: Lowering, call: Folded, general: RowProduct) -> LaneProduc
     m, n, k = call.sizes
     if not ctx.device.emulated:
         return few_row_form(ctx.device, general, product(call.batch) * m, n, k) or general
-    if isinstance(n, int):
+    if isinstance(n, int) or general.b_contiguous == "k":
         form = (general.elements, general.epilogue, general.a_contiguous, general.b_contiguous, general.batch_rank)
-        lanes = LaneProduct(*form, general.index, n)
+        lanes = LaneProduct(*form, general.index, n if isinstance(n, int) else 0)
         return lanes if lanes.is_possible else general
     return general
 

@@ -23,7 +23,9 @@ _ACCUMULATORS = frozenset({"float32", "float64", "int32"})
 
 @dataclass(frozen=True)
 class LaneProduct(Product):
-    """A product whose result has ``columns``. The grid is that of `RowProduct`.
+    """A product whose result has ``columns``, 0 for any number where b is contiguous along k.
+
+    The grid is that of `RowProduct`.
 
     Where b is contiguous along n, a thread has strips of b, and the last one ends with the last column: columns that
     the thread before it has are computed twice and stored once. Else it has four columns, each of which is summed in
@@ -36,7 +38,9 @@ class LaneProduct(Product):
     @property
     def is_possible(self) -> bool:
         """Whether sums are vectors, and the neighbours along which they are made lie side by side."""
-        return bool(self.columns) and self.element.accumulator in _ACCUMULATORS and self.b_contiguous in ("n", "k")
+        if self.element.accumulator not in _ACCUMULATORS:
+            return False
+        return self.b_contiguous == "k" or (self.b_contiguous == "n" and bool(self.columns))
 
     @property
     def threads(self) -> int:

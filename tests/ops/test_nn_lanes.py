@@ -106,3 +106,35 @@ def test_the_inputs_of_a_recurrence_are_multiplied_in_the_order_of_memory(kind: 
     wanted = run_op(kind, [np.ascontiguousarray(x.transpose(2, 0, 1)), w, r], {"hidden_size": 5}, 21, outputs=2)
     for actual, expected in zip(run_model(model, [x]), wanted, strict=True):
         np.testing.assert_allclose(actual, expected, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [((3, 50, 75), (75, 1)), ((60, 75), (75, 3)), ((2, 40, 33), (2, 33, 2)), ((2, 1, 9, 40), (1, 4, 40, 1))],
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_products_of_few_columns_meet_no_barrier(a: tuple[int, ...], b: tuple[int, ...], dynamic: bool) -> None:
+    """They are those of few rows with rows for columns."""
+    x, w = noise(1, a), noise(2, b)
+    (actual,) = run_op("MatMul", [x, w], constant=[1], dynamic=dynamic)
+    np.testing.assert_allclose(actual, x.astype(float) @ w.astype(float), 1e-5, 1e-5)
+    rank = f"[{', '.join(f'd{axis}' for axis in range(len(a)))}]"
+    model = parsed(f"g (float{[*a]} x) => (float{rank} y) {{ y = MatMul(x, w) }}", w=w)
+    sources, _ = compiled(model)
+    assert all("syncthreads" not in source for source in sources)
+
+
+def test_few_columns_of_quantized_operands_have_a_bias() -> None:
+    rng = np.random.default_rng(5)
+    x, weights = rng.integers(0, 256, (2, 30, 64)).astype(np.uint8), rng.integers(-127, 128, (64, 2)).astype(np.int8)
+    scales, bias = rng.random(2).astype(np.float32), rng.random((30, 2)).astype(np.float32)
+    model = parsed(
+        """g (uint8[2, 30, 64] x) => (float[2, 30, 2] y) {
+        f = DequantizeLinear(x, xs, xz) v = DequantizeLinear<axis = -1>(w, ws) p = MatMul(f, v) y = Add(p, b) }""",
+        w=weights, ws=scales, b=bias, xs=np.asarray(0.3, np.float32), xz=np.asarray(119, np.uint8),
+    )  # fmt: skip
+    sources, _ = compiled(model)
+    assert all("syncthreads" not in source for source in sources)
+    (actual,) = run_model(model, [x])
+    expected = 0.3 * (x.astype(float) - 119) @ (scales * weights.astype(float)) + bias
+    np.testing.assert_allclose(actual, expected, 1e-5, 1e-4 * np.abs(expected).max())
