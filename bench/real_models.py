@@ -467,6 +467,7 @@ def compare(arguments: argparse.Namespace) -> int:
                 ratios.setdefault(lowering, []).append(now.ratio)
             if arguments.update:
                 results.setdefault(name, {})[lowering] = now
+                write(results)  # so that an interrupted run keeps what it has
     for lowering, values in ratios.items():
         mean = f"{geometric_mean(values):.2f} times the CPU provider's time in the geometric mean"
         print(f"{lowering}: {len(values)} files, {mean}, {max(values):.2f} at most")
@@ -474,8 +475,6 @@ def compare(arguments: argparse.Namespace) -> int:
         print(f"not had: {text}")
     for text in problems:
         print(f"worse: {text}")
-    if arguments.update:
-        write(results)
     return int(bool(problems) or (arguments.update and bool(missing)))
 
 
