@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from ort_cuda_plugin.compiler import kernel_library
 from ort_cuda_plugin.compiler.kernel_library import MANIFEST_VARIABLE
 from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE
+from ort_cuda_plugin.program.verify import VERIFY_VARIABLE
 
 MANIFEST = Path(__file__).resolve().parent.parent / "build" / "kernels.jsonl"
 
@@ -55,6 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_configure(config: pytest.Config) -> None:
     if lowering := config.getoption("--lowering"):
         os.environ[LOWERING_VARIABLE] = lowering  # which workers and the processes of tests inherit
+    os.environ[VERIFY_VARIABLE] = "1"
     if "PYTEST_XDIST_WORKER" in os.environ:
         # Every core has a worker already: helper processes would only import Numba once more.
         kernel_library.max_workers = 0

@@ -18,8 +18,9 @@ from ..program.lowering import Lowering
 from ..program.passes.fixed import fixed_buffers, is_fixed, split
 from ..program.passes.run import Watch, run_passes
 from ..program.tensor import BufferKind, Tensor
-from ..program.trace import Recordable
+from ..program.trace import Recordable, Step
 from ..program.traffic import ProgramTraffic, traffic
+from ..program.verify import Verifier, is_wanted
 
 Output = tuple[Tensor, Node | None]
 """A result of a cluster, and the node that it is of."""
@@ -49,6 +50,15 @@ def place_outputs(ctx: Lowering, outputs: Sequence[Output]) -> list[Output]:
     return placed
 
 
+def _both(first: Watch | None, second: Watch) -> Watch:
+    def watch(name: str, steps: Sequence[Step]) -> None:
+        if first is not None:
+            first(name, steps)
+        second(name, steps)
+
+    return watch
+
+
 def make_launches(
     ctx: Lowering, watch: Watch | None = None, tuner: Tuner | None = None
 ) -> tuple[list[list[Recordable]], list[Recordable], ProgramTraffic]:
@@ -57,6 +67,9 @@ def make_launches(
     ``watch`` sees the steps after each pass, and the launches; ``tuner`` is asked before rules choose a kernel. The
     traffic is that of a Run.
     """
+    verify, show = Verifier() if is_wanted() else None, watch
+    if verify is not None:
+        watch = _both(watch, verify)
     steps = run_passes(ctx.trace.steps, ctx.options.fusion, watch, attention=ctx.options.attention)
     if ctx.options.fusion:
         steps = chain_convolutions(ctx, steps)
@@ -79,7 +92,7 @@ def make_launches(
             steps = cut_products(ctx, steps)
             if watch:
                 watch("cut", steps)
-        steps = choose(ctx, steps, tuner)
+        steps = choose(ctx, steps, tuner, verify)
         if watch:
             watch("choose", steps)
     if ctx.options.fusion:
@@ -92,7 +105,9 @@ def make_launches(
     if not ctx.options.fusion:
         return [], launches, ProgramTraffic(compulsory, traffic(launches))
     fixed, rest = split(launches)
-    if watch and fixed:
-        watch("split, of what is computed once", [launch for group in fixed for launch in group])
-        watch("split, of each Run", rest)
+    if verify is not None:
+        verify("split", [*(launch for group in fixed for launch in group), *rest])
+    if show and fixed:
+        show("split, of what is computed once", [launch for group in fixed for launch in group])
+        show("split, of each Run", rest)
     return fixed, rest, ProgramTraffic(compulsory, traffic(rest))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from ..program.elementwise import copy_into
 from ..program.lowering import Lowering
+from ..program.passes.run import Watch
 from ..program.steps import Attend, Contract, Convolve, Map, Sums, Tactic
 from ..program.trace import LibraryCall, Step
 from ..program.views import part
@@ -32,15 +33,25 @@ from .tactics import LIBRARY, PARTS, Tuner, by_rules, explain, is_parted, parts_
 AnyStep = TypeVar("AnyStep", bound=Step)
 
 
-def choose(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None = None) -> list[Step]:
+def choose(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None = None, watch: Watch | None = None) -> list[Step]:
     """The steps with calls of the libraries that the device offers, where these can do the sums.
 
     Such a call takes as much of the step's epilogue as the library has; what is left is a map after it. Guards of the
     calls join the trace's. With ``tuner`` what was measured goes before rules, and so does a tactic that a step has.
+    ``watch`` sees the steps on the way.
     """
+
+    def seen(name: str, steps: Iterable[Step]) -> list[Step]:
+        found = list(steps)
+        if watch:
+            watch(f"choose, {name}", found)
+        return found
+
     chosen: list[Step] = []
-    joined = [one for step in _parted(ctx, steps, tuner) for one in _joined(ctx, step)]
-    for step in merge_convolutions(ctx, images_in_parts(ctx, order_images(ctx, joined))):
+    joined = seen("attention and channels", (one for step in _parted(ctx, steps, tuner) for one in _joined(ctx, step)))
+    ordered = seen("order of images", order_images(ctx, joined))
+    parted = seen("images in parts", images_in_parts(ctx, ordered))
+    for step in seen("merged convolutions", merge_convolutions(ctx, parted)):
         with ctx.recording(step.nodes) as made:
             tuned = _tuned(ctx, as_product(ctx, step), tuner)
             is_called = _is_called(ctx, tuned)

@@ -193,6 +193,7 @@ class _Halves:
             score_inputs=(*step.score_inputs, *zip(leaves, (queries, keys), strict=True)),
             weight=changed(step.weight),
             outputs=((s.cast(step.total, DType.FLOAT16), self._codes(out)),),
+            parts=(),  # they multiply float32
         )
 
 

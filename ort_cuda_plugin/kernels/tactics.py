@@ -55,9 +55,10 @@ def tactics(ctx: Lowering, step: Sums) -> list[str]:
         return []
     own = own_tactics(ctx, step)
     if isinstance(step, Attend):
+        parts = [PARTS] if step.parts else []
         if attention_form(ctx, step) is not None:
-            return [own[0], LIBRARY, *own[1:], PARTS] if ruled(ctx, step).name else [LIBRARY, *own, PARTS]
-        return [PARTS, *own] if is_parted(ctx, step) else [*own, PARTS]
+            return [own[0], LIBRARY, *own[1:], *parts] if ruled(ctx, step).name else [LIBRARY, *own, *parts]
+        return [*parts, *own] if is_parted(ctx, step) else [*own, *parts]
     library = "cudnn" if isinstance(step, Convolve) else "cublaslt"
     refused = step.transposed if isinstance(step, Convolve) else step.is_converted
     may_call = library in ctx.device.libraries and step.operands[0].dtype.is_float and not refused
@@ -94,7 +95,7 @@ def is_parted(ctx: Lowering, step: Attend) -> bool:
 
     Attention stays whole that cuDNN computes, or a kernel of ours on tensor cores.
     """
-    if attention_form(ctx, step) is not None or fits_matrices(ctx, step) is not None:
+    if not step.parts or attention_form(ctx, step) is not None or fits_matrices(ctx, step) is not None:
         return False
     if is_decoding(step) and not ctx.device.emulated:
         return True

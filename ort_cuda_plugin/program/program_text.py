@@ -23,7 +23,7 @@ class ProgramText:
         for number, step in enumerate(steps):
             reads, writes = accesses(step)
             nodes = ", ".join(f"{node.op_type} {node.name}".strip() for node in step.nodes) or "(inputs)"
-            lines.append(f"{number:4}  {_kind(step):28} {self._list(writes)} <- {self._list(reads)}")
+            lines.append(f"{number:4}  {step_kind(step):28} {self._list(writes)} <- {self._list(reads)}")
             lines.append(f"      {'':28} {nodes}")
             if isinstance(step, (Launch, LibraryCall)) and step.note:
                 lines.append(f"      {'':28} {step.note}")
@@ -55,7 +55,8 @@ class ProgramText:
         return self._names[buffer]
 
 
-def _kind(step: Step) -> str:
+def step_kind(step: Step) -> str:
+    """What a step does, in few words."""
     match step:
         case Contract():
             return "product"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ..model.ir import NARROW_FLOATS, DType, Node
@@ -63,11 +64,11 @@ class Map(TensorFields):
         others = self.tensors(without=("inputs", "parts", *self.output_fields))
         return (*others, *(x for _, x in self.inputs))
 
-    @property
+    @cached_property
     def reads(self) -> tuple[Buffer, ...]:
         return tuple(dict.fromkeys(x.buffer for x in self.tensors_read if x.buffer.kind is not BufferKind.HOST))
 
-    @property
+    @cached_property
     def writes(self) -> tuple[Buffer, ...]:
         return tuple(dict.fromkeys(y.buffer for _, y in self.all_outputs))
 
@@ -191,7 +192,7 @@ class Attend(Sums):
     weight: Scalar = field(kw_only=True)
     row: Row = field(kw_only=True)
     parts: tuple[Map, ...] = field(kw_only=True)
-    """The three steps that it stands for."""
+    """The three steps that it stands for; none where their tensors have given way to others."""
 
     @property
     def batch(self) -> tuple[Dim, ...]:

@@ -276,7 +276,9 @@ class _Views:
         if x.size == 1:
             return _of_rank(x, len(self.shape))
         offset, new = x.offset + path.offset(strides), path.strides(strides)
-        if offset == x.offset and x.rank <= len(self.shape) and tuple(new) == broadcast_strides(x, self.shape):
+        pairs = zip(reversed(x.shape), reversed(self.shape), strict=False)
+        is_over_shape = x.rank <= len(self.shape) and all(dim in (1, size) for dim, size in pairs)
+        if is_over_shape and offset == x.offset and tuple(new) == broadcast_strides(x, self.shape):
             return x
         return Tensor(x.dtype, self.shape, x.buffer, strides=new, offset=offset)
 

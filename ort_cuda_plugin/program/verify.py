@@ -1,0 +1,207 @@
+"""Verifies programs between passes. docs/invariants.md numbers what holds of them; errors have these numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from .program_text import step_kind
+from .scalar import Scalar, reachable
+from .steps import Attend, Contract, Input, Map, Rows, Sums
+from .symbolic import Dim, eq, hint, le, product, truth
+from .tensor import Buffer, BufferKind, Tensor
+from .trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step
+
+VERIFY_VARIABLE = "ORT_CUDA_PLUGIN_VERIFY"
+CHECK_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_CHECK"
+"""The checking mode verifies programs as well."""
+MAX_MASKED = 1 << 16
+"""Elements of a concatenation that are looked at one by one; of a larger one, or of unknown sizes, the sum counts."""
+_written_first = frozenset({BufferKind.SCRATCH, BufferKind.OUTPUT})
+
+
+class InvalidProgramError(RuntimeError):
+    """A pass left a program that computes something else, or nothing: a mistake in the plugin."""
+
+
+def is_wanted() -> bool:
+    """Whether the environment asks for verification."""
+    return any(os.environ.get(name) == "1" for name in (VERIFY_VARIABLE, CHECK_VARIABLE))
+
+
+class Verifier:
+    """Verifies the programs of one plan; what it says of a step that stays is said once. It is a `Watch`."""
+
+    def __init__(self) -> None:
+        self._known: set[Step] = set()
+
+    def __call__(self, name: str, steps: Sequence[Step]) -> None:
+        """Raises InvalidProgramError where the steps after the pass ``name`` break an invariant."""
+        written: set[Buffer] = set()
+        for number, step in enumerate(steps):
+            found = [] if step in self._known else list(_violations(step))
+            found += [
+                f"3: {_described(step, buffer)} is read, and no step before it writes it"
+                for buffer in step.reads
+                if buffer.kind in _written_first and buffer not in written
+            ]
+            if found:
+                raise InvalidProgramError(_message(name, number, step, found[0]))
+            self._known.add(step)
+            written.update(step.writes)
+        for number, step, x in _gaps(steps):
+            reason = f"4: {_text(x)} is written in parts, and these do not cover it"
+            raise InvalidProgramError(_message(name, number, step, reason))
+
+
+def _message(name: str, number: int, step: Step, reason: str) -> str:
+    label = f", node {step.node.label}" if step.node is not None else ""
+    return (
+        f"pass {name}, step {number}: {step_kind(step)}{label}: invariant {reason}. Report the model;"
+        " the session option fusion=0 leaves out most passes"
+    )
+
+
+def _text(x: Tensor) -> str:
+    buffer = x.buffer
+    number = f" {buffer.index}" if buffer.kind in (BufferKind.INPUT, BufferKind.OUTPUT) else ""
+    return f"tensor {x!r} of {buffer.kind.name}{number}"
+
+
+def _described(step: Step, buffer: Buffer) -> str:
+    return next((_text(x) for x in tensors_of(step) if x.buffer is buffer), f"a buffer of {buffer.kind.name}")
+
+
+def tensors_of(step: Step) -> tuple[Tensor, ...]:
+    """All that a step reads or writes; of steps that it stands for only what is its own."""
+    match step:
+        case Map():
+            return step.tensors(without=("parts",))
+        case Launch() | LibraryCall():
+            return tuple(x for x in step.args if isinstance(x, Tensor))
+        case Copy():
+            return step.destination, step.source
+        case Memset():
+            return (step.destination,)
+        case ReadBack():
+            return (step.source,)
+        case HostCall():
+            return step.tensors
+
+
+def _violations(step: Step) -> Iterator[str]:
+    used = {*step.reads, *step.writes}
+    # Strides of such operands count codes; launches take them, too.
+    conversions = zip(step.operands, step.conversions, strict=False) if isinstance(step, Sums) else ()
+    packed = {x for x, conversion in conversions if conversion is not None and conversion.bits}
+    for x in tensors_of(step):
+        if x.buffer.kind is BufferKind.HOST:
+            if not isinstance(step, Map) or x.size != 1:
+                yield f"2: {_text(x)} is on the host, and no step has materialised it here"
+        elif x.buffer not in used:
+            yield f"1: {_text(x)} is neither among the step's reads nor among its writes"
+        elif x not in packed and not isinstance(step, Launch) and not _is_inside(x):
+            yield f"5: {_text(x)} reaches over the end of its buffer"
+    if isinstance(step, Map):
+        yield from _shapes(step)
+        yield from _leaves(step)
+    if isinstance(step, Attend):
+        inner = {buffer for part in step.parts for buffer in part.writes}
+        for part in step.parts:
+            if not used.union(inner).issuperset(part.reads):
+                yield f"1: the {step_kind(part)} that it stands for reads what it does not"
+
+
+def _is_inside(x: Tensor) -> bool:
+    """Whether x may be in its buffer."""
+    if x.dtype.is_packed or 0 in x.shape:
+        return True
+    end = x.offset + 1
+    for dim, stride in zip(x.shape, x.strides, strict=True):
+        end = end + (dim - 1) * stride
+    return truth(le(end * x.dtype.itemsize, x.buffer.nbytes)) is not False
+
+
+def _shapes(step: Map) -> Iterator[str]:
+    outputs = [] if isinstance(step, Sums) and step.column_parts else step.outputs
+    rows = [(y, step.row_shape) for _, y in step.row_outputs] if isinstance(step, Rows) else []
+    pairs = [(x, step.shape) for _, x in (*step.inputs, *outputs)] + rows
+    if isinstance(step, Attend):
+        pairs += [(x, step.score_shape) for _, x in step.score_inputs]
+    if isinstance(step, Sums):
+        for x, conversion in zip(step.operands, step.conversions, strict=False):
+            if conversion is not None and not conversion.bits:
+                pairs += [(y, x.shape) for _, y in conversion.inputs]
+    for x, shape in pairs:
+        if not _broadcasts(x.shape, shape):
+            yield f"6: {_text(x)} does not broadcast to {list(shape)}"
+    if isinstance(step, Contract):
+        rows_end = len(step.shape) - step.column_axes
+        m, n = product(step.shape[rows_end - step.row_axes : rows_end]), product(step.shape[rows_end:])
+        sizes = ((step.a, -2, m), (step.b, -1, n), (step.b, -2, step.a.shape[-1]))
+        for x, axis, size in sizes:
+            if truth(eq(x.shape[axis], size)) is False:
+                yield f"6: {_text(x)} has not {size} elements in dimension {axis} of the product"
+
+
+def _broadcasts(shape: Sequence[Dim], target: Sequence[Dim]) -> bool:
+    """Whether it may; sizes of 1 before the target's dimensions do not matter."""
+    lead = max(len(shape) - len(target), 0)
+    pairs = zip(reversed(shape[lead:]), reversed(target), strict=False)
+    return all(dim == 1 for dim in shape[:lead]) and all(
+        dim == 1 or truth(eq(dim, size)) is not False or truth(eq(dim, 1)) is not False for dim, size in pairs
+    )
+
+
+def _leaves(step: Map) -> Iterator[str]:
+    own = [step.total] if isinstance(step, Sums) else []
+    expressions = [([value for value, _ in step.all_outputs], own, step.inputs)]
+    if isinstance(step, Sums):
+        expressions += [([c.value], [c.leaf], c.inputs) for c in step.conversions if c is not None]
+    if isinstance(step, Attend):
+        expressions.append(([step.weight], [step.score], step.score_inputs))
+    for values, known, inputs in expressions:
+        if not _have_inputs(values, known, inputs):
+            yield "7: an expression has a leaf that stands for none of the step's inputs"
+
+
+def _have_inputs(values: Iterable[Scalar], own: Iterable[Scalar], inputs: Iterable[Input]) -> bool:
+    known = {*own, *(leaf for leaf, _ in inputs)}
+    return all(x in known for x in reachable(values) if x.op == "leaf")
+
+
+def _gaps(steps: Sequence[Step]) -> Iterator[tuple[int, Step, Tensor]]:
+    """The buffers that maps write in parts, which do not cover them: the last step that writes one, and its part."""
+    parts: dict[Buffer, list[tuple[int, Step, Tensor]]] = {}
+    others: set[Buffer] = set()
+    for number, step in enumerate(steps):
+        if isinstance(step, Map):
+            for _, y in step.all_outputs:
+                parts.setdefault(y.buffer, []).append((number, step, y))
+        else:
+            others.update(step.writes)
+    for buffer, found in parts.items():
+        if buffer not in others and not _covers([y for _, _, y in found], buffer):
+            yield found[-1]
+
+
+def _covers(views: Sequence[Tensor], buffer: Buffer) -> bool:
+    """Whether the views may be all of the buffer together."""
+    itemsize = views[0].dtype.itemsize
+    if any(y.dtype.is_packed or y.dtype.itemsize != itemsize for y in views):
+        return True
+    if any(y.nbytes == buffer.nbytes for y in views):
+        return True
+    static = all(isinstance(number, int) for y in views for number in (*y.shape, *y.strides, y.offset))
+    if isinstance(buffer.nbytes, int) and static and buffer.nbytes <= MAX_MASKED * itemsize:
+        mask = np.zeros(buffer.nbytes // itemsize, np.bool_)
+        for y in views:
+            where = np.array(y.offset)
+            for dim, stride in zip(y.shape, y.strides, strict=True):
+                where = np.add.outer(where, np.arange(hint(dim)) * hint(stride))
+            mask[where] = True
+        return bool(mask.all())
+    total = sum((y.nbytes for y in views), start=0)
+    return truth(le(buffer.nbytes, total)) is not False
