@@ -164,7 +164,7 @@ def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
             raise Unsupported("control-flow", "the branches of If have results of different sizes, one computed")
         return others
 
-    return ctx.defer_host(ctx.empty(x.shape, x.dtype), (x, other), contents)
+    return ctx.defer_host(ctx.stand_in(x.shape, x.dtype), (x, other), contents)
 
 
 def _valid_branches(lowering: NodeLowering, node: Node) -> list[list[Operand]]:

@@ -67,7 +67,7 @@ def make_launches(
     ``watch`` sees the steps after each pass, and the launches; ``tuner`` is asked before rules choose a kernel. The
     traffic is that of a Run.
     """
-    verify, show = Verifier() if is_wanted() else None, watch
+    verify, show = Verifier(ctx.stand_ins) if is_wanted() else None, watch
     if verify is not None:
         watch = _both(watch, verify)
     steps = run_passes(ctx.trace.steps, ctx.options.fusion, watch, attention=ctx.options.attention)

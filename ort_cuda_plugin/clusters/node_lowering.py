@@ -242,7 +242,7 @@ class NodeLowering:
         are read back.
         """
         known = value.shape or [None] * result.rank
-        guess = self.ctx.empty([d if isinstance(d, int) else symbols.dimension(d) for d in known], result.dtype)
+        guess = self.ctx.stand_in([d if isinstance(d, int) else symbols.dimension(d) for d in known], result.dtype)
         positions = guess.positions()
         if positions is None or not (guess.dtype.is_integer or guess.dtype is DType.BOOL):
             return guess

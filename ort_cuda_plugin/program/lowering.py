@@ -132,6 +132,8 @@ class Lowering:
         self._settles = settles and try_step is None
         self._read_host_input = read_host_input
         self._states = {} if states is None else states
+        self.stand_ins: set[Buffer] = set()
+        """What `stand_in` gave; nothing writes it, and no plan with one is run."""
         self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
         self._read_backs: dict[Buffer, tuple[Expr, ...]] = {}
         self._num_read_back = 0
@@ -164,6 +166,12 @@ class Lowering:
         """
         shape = dims_of(shape, dtype)
         return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, self._countable_bytes(shape, dtype)))
+
+    def stand_in(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
+        """As `empty`, for a result that is not computed because nobody knows yet which of several it will be."""
+        x = self.empty(shape, dtype)
+        self.stand_ins.add(x.buffer)
+        return x
 
     def _countable_bytes(self, shape: Sequence[Dim], dtype: DType) -> Dim:
         """The bytes of a tensor. Raises InvalidModel where a 64-bit integer does not hold them."""

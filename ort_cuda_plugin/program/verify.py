@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -32,20 +32,24 @@ def is_wanted() -> bool:
 
 
 class Verifier:
-    """Verifies the programs of one plan; what it says of a step that stays is said once. It is a `Watch`."""
+    """Verifies the programs of one plan; a step that stays is looked at once. It is a `Watch`.
 
-    def __init__(self) -> None:
+    Nothing writes the ``stand_ins``, see `Lowering.stand_in`.
+    """
+
+    def __init__(self, stand_ins: Collection[Buffer] = ()) -> None:
         self._known: set[Step] = set()
+        self._stand_ins = stand_ins
 
     def __call__(self, name: str, steps: Sequence[Step]) -> None:
         """Raises InvalidProgramError where the steps after the pass ``name`` break an invariant."""
-        written: set[Buffer] = set()
+        written = set(self._stand_ins)
         for number, step in enumerate(steps):
             found = [] if step in self._known else list(_violations(step))
             found += [
                 f"3: {_described(step, buffer)} is read, and no step before it writes it"
                 for buffer in step.reads
-                if buffer.kind in _written_first and buffer not in written
+                if buffer.kind in _written_first and buffer not in written and buffer.nbytes != 0
             ]
             if found:
                 raise InvalidProgramError(_message(name, number, step, found[0]))

@@ -13,7 +13,7 @@ from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program import verify
-from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, LoweringOptions
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.steps import Attend, Contract, Conversion, Input, Map, Rows
 from ort_cuda_plugin.program.symbolic import Dim, symbol
@@ -132,6 +132,15 @@ def test_an_attention_whose_parts_read_what_it_does_not_is_refused() -> None:
 
 def test_what_fills_a_buffer_may_be_written_over_in_parts() -> None:
     Verifier()("tried", [copied(X, Y), copied(part(X, 0, 1), part(Y, 1, 1))])
+
+
+def test_nobody_writes_what_has_no_elements_or_stands_for_results_that_nobody_knows_yet() -> None:
+    ctx = Lowering(DeviceProperties())
+    x = ctx.stand_in((4, 4), DType.FLOAT32)
+    Verifier(ctx.stand_ins)("tried", [copied(x, Y)])
+    Verifier()("tried", [copied(ctx.empty((0, 4), DType.FLOAT32), tensor(0, 4, kind=BufferKind.OUTPUT))])
+    with pytest.raises(InvalidProgramError, match="invariant 3"):
+        Verifier()("tried", [copied(x, Y)])
 
 
 # ---- passes that forget something ----
