@@ -49,7 +49,7 @@ class Verifier:
             found += [
                 f"3: {_described(step, buffer)} is read, and no step before it writes it"
                 for buffer in step.reads
-                if buffer.kind in _written_first and buffer not in written and buffer.nbytes != 0
+                if _needs_writer(step, buffer) and buffer not in written
             ]
             if found:
                 raise InvalidProgramError(_message(name, number, step, found[0]))
@@ -58,6 +58,13 @@ class Verifier:
         for number, step, x in _gaps(steps):
             reason = f"4: {_text(x)} is written in parts, and these do not cover it"
             raise InvalidProgramError(_message(name, number, step, reason))
+
+
+def _needs_writer(step: Step, buffer: Buffer) -> bool:
+    """Whether an earlier step has to write what the step reads; a kernel may read back what it has written itself."""
+    if buffer.kind not in _written_first or buffer.nbytes == 0:
+        return False
+    return isinstance(step, Map) or buffer not in step.writes
 
 
 def _message(name: str, number: int, step: Step, reason: str) -> str:

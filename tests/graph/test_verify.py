@@ -134,11 +134,12 @@ def test_what_fills_a_buffer_may_be_written_over_in_parts() -> None:
     Verifier()("tried", [copied(X, Y), copied(part(X, 0, 1), part(Y, 1, 1))])
 
 
-def test_nobody_writes_what_has_no_elements_or_stands_for_results_that_nobody_knows_yet() -> None:
+def test_no_earlier_step_writes_what_is_empty_or_stands_for_unknown_results_or_is_the_launchs_own() -> None:
     ctx = Lowering(DeviceProperties())
     x = ctx.stand_in((4, 4), DType.FLOAT32)
     Verifier(ctx.stand_ins)("tried", [copied(x, Y)])
     Verifier()("tried", [copied(ctx.empty((0, 4), DType.FLOAT32), tensor(0, 4, kind=BufferKind.OUTPUT))])
+    Verifier()("tried", [Copy((), Y, X, (X.buffer, Y.buffer), (Y.buffer,))])
     with pytest.raises(InvalidProgramError, match="invariant 3"):
         Verifier()("tried", [copied(x, Y)])
 
