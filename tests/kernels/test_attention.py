@@ -26,7 +26,7 @@ FORMS = {
     "one warp": attend.Form(8, 64, 128, 32, resident=False, tile_gap=4),
 }
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-SIZES = {"a tile and a bit": (5, 67, 3), "several blocks": (70, 130, 40), "one key": (9, 1, 16), "wide": (6, 20, 136)}
+SIZES = {"a tile and a bit": (5, 67, 5), "several blocks": (70, 130, 40), "one key": (9, 1, 16), "wide": (6, 20, 136)}
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"is_causal": 1},
