@@ -206,9 +206,16 @@ def log_sum_exp(x: Array, axis: Any, keepdims: bool) -> Array:
     return result
 
 
+def mean_or_zero(x: Array, axis: Any, keepdims: bool) -> Array:
+    """The mean, and 0 of an empty row, as the CPU provider has it."""
+    total = np.sum(x, axis=axis, keepdims=keepdims)
+    result: Array = total / max(x.size // max(total.size, 1), 1)
+    return result
+
+
 REDUCTIONS: dict[str, Callable[..., Any]] = {
     "ReduceSum": np.sum,
-    "ReduceMean": np.mean,
+    "ReduceMean": mean_or_zero,
     "ReduceMax": lambda x, axis, keepdims: np.max(x, axis=axis, keepdims=keepdims, initial=-np.inf),
     "ReduceMin": lambda x, axis, keepdims: np.min(x, axis=axis, keepdims=keepdims, initial=np.inf),
     "ReduceProd": np.prod,
