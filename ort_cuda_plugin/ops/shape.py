@@ -71,12 +71,12 @@ def _reshape(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) 
     dims: list[Dim] = []
     inferred = None
     for axis, value in enumerate(values):
-        if ctx.guard(eq(value, -1)):
+        if _stands_for(ctx, value, -1):
             if inferred is not None:
                 raise InvalidModel(f"Reshape to {tuple(values)}: more than one dimension is -1")
             inferred = axis
             dims.append(1)
-        elif not allow_zero and ctx.guard(eq(value, 0)):
+        elif not allow_zero and _stands_for(ctx, value, 0):
             if axis >= x.rank:
                 raise InvalidModel(f"Reshape of rank {x.rank} to {tuple(values)}: there is no dimension {axis} to copy")
             dims.append(x.shape[axis])
@@ -86,6 +86,18 @@ def _reshape(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) 
         dims[inferred] = _inferred_dim(ctx, x, dims, allow_zero)
     ctx.require(eq(product(dims), x.size), "Reshape to another number of elements")
     return reshape(ctx, x, dims)
+
+
+def _stands_for(ctx: Lowering, value: Dim, number: int) -> bool:
+    """Whether a size is ``number``, which stands for another size. A size that is guessed is none of these.
+
+    A formula of sizes may be -1 or 0 for the guess alone, as that of a convolution for a sequence that is shorter than
+    the window: the model is not valid then anyway.
+    """
+    same = eq(value, number)
+    if ctx.is_guess and ctx.known(same) is None:
+        return False
+    return ctx.guard(same)
 
 
 def _inferred_dim(ctx: Lowering, x: Tensor, dims: Sequence[Dim], allow_zero: bool) -> Dim:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import parser
+from onnx import numpy_helper, parser
 
 from graph_toys import DOMAIN, Builder
 from ort_cuda_plugin.clusters.claims import Claims, analyze, claim
@@ -238,3 +238,16 @@ def test_a_transposed_convolution_runs_where_only_its_weights_say_how_many_chann
     )
     for device in (DEVICE, DeviceProperties(False, frozenset(), (9, 0), 132)):
         assert [verdict.reason for verdict in analyze(graph, device)] == [""]
+
+
+@pytest.mark.parametrize("shift", [-15, -16, -17, -18])
+def test_a_formula_that_is_no_size_for_the_guess_alone_does_not_decline_a_reshape(shift: int) -> None:
+    """As the frames of speech encoders, where a guessed length is shorter than the window of a convolution."""
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 4, samples] x) => (y)
+        <int64[2] rest = {-1, 2}, int64[1] zero = {0}, int64[1] two = {2}, int64[1] one = {1}> {
+            t = Transpose<perm = [0, 2, 1]>(x) s = Shape(t) b = Slice(s, zero, one) q = Slice(s, one, two)
+            r = Add(q, shift) to = Concat<axis = 0>(b, r, rest) p = Slice(t, zero, shift, one) y = Reshape(p, to) }"""
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array([shift]), "shift"))
+    assert [verdict.reason for verdict in analyze(read_model(model), DEVICE)] == [""] * len(model.graph.node)
