@@ -7,7 +7,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from contributed import BFLOAT16, FLOAT, FLOAT16, Array, codes, noise, number
+from contributed import BFLOAT16, FLOAT, FLOAT16, Array, codes, noise, number, weight_codes
 from contributed_sweep import Case
 
 B, S, N, H, PAST = 2, 3, 2, 4, 2
@@ -134,7 +134,9 @@ ATTENTION: Final = [
         Case(
             "QAttention",
             [
-                codes(B, S, 6, dtype=first), codes(6, 3 * HIDDEN, dtype=second), noise(3 * HIDDEN),
+                codes(B, S, 6, dtype=first),
+                weight_codes(6, 3 * HIDDEN) if second is np.int8 else codes(6, 3 * HIDDEN, dtype=second),
+                noise(3 * HIDDEN),
                 number(0.02), np.abs(noise(3 * HIDDEN, seed=2)) * np.float32(0.01), ALL_KEYS,
                 np.array(12, first), np.full(3 * HIDDEN, 5, second), noise(2, B, N, PAST, H, seed=4),
             ],
@@ -151,7 +153,7 @@ ATTENTION: Final = [
     ),
     Case(
         "QAttention",
-        [codes(B, S, 6), codes(6, 3 * HIDDEN, dtype=np.int8), noise(3 * HIDDEN), number(0.02), number(0.01)],
+        [codes(B, S, 6), weight_codes(6, 3 * HIDDEN), noise(3 * HIDDEN), number(0.02), number(0.01)],
         {"num_heads": N},
         tolerance=1e-3,
         reals=[FLOAT],

@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
-from contributed import Array
+from contributed import Array, weight_codes
 from kernel_harness import run_model
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.ep.open_device import OpenDevice
@@ -210,7 +210,7 @@ def test_what_is_no_sum_of_integers_is_dequantised(
 def test_conv_integer_and_qlinear_conv_are_exact(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
     """The padding is a zero point that only a Run knows."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
-    x, w, zero = codes((1, 32, 7, 6), "uint8", 1), codes((20, 32, 3, 3), "int8", 2), np.uint8(77)
+    x, w, zero = codes((1, 32, 7, 6), "uint8", 1), weight_codes(20, 32, 3, 3, seed=2), np.uint8(77)
     m = Model()
     total = m.node("ConvInteger", "x", m.constant(w), "zero", pads=[1] * 4)
     scales = [m.constant(np.float32(scale)) for scale in (0.02, 0.01, 0.3)]
@@ -258,7 +258,7 @@ def test_products_of_dequantised_bytes(
 def test_gemm_with_transposed_weights_and_qlinear_matmul(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     m = Model()
-    x, w = codes((24, 32), "uint8", 1), codes((40, 32), "int8", 2)
+    x, w = codes((24, 32), "uint8", 1), weight_codes(40, 32, seed=2)
     scale, zero = m.constant(np.float32(0.03)), m.constant(np.uint8(100))
     given = m.node("DequantizeLinear", "x", scale, zero)
     y = m.node("Gemm", given, m.weights(w, 0), m.constant(np.arange(40, dtype=np.float32)), transB=1)
@@ -273,7 +273,7 @@ def test_matmul_integer_with_a_zero_point_of_the_run(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     m = Model()
     inputs = {"x": codes((rows, 64), "uint8", 1), "zero": np.asarray(np.uint8(99))}
-    total = m.node("MatMulInteger", "x", m.constant(codes((64, 40), "int8", 2)), "zero", m.constant(np.int8(0)))
+    total = m.node("MatMulInteger", "x", m.constant(weight_codes(64, 40, seed=2)), "zero", m.constant(np.int8(0)))
     y = m.node("Mul", m.node("Cast", total, to=1), m.constant(np.float32(0.01)))
     model = m.proto(inputs, [total, y])
     names = [spec.name for spec in kernels(model)]

@@ -7,7 +7,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 
-from contributed import FLOAT, Array, check_node, codes, node_model, noise, number
+from contributed import FLOAT, Array, check_node, codes, node_model, noise, number, weight_codes
 
 UINT8 = int(TensorProto.UINT8)
 
@@ -32,7 +32,7 @@ def test_gemm(quantized: bool, per_column: bool) -> None:
         codes(4, 7),
         number(0.02),
         number(100, np.uint8),
-        codes(5, 7, dtype=np.int8, seed=1),
+        weight_codes(5, 7, seed=1),
         b_scale,
         b_zero,
         np.array([10, -2000, 300, 4, 0], np.int32),
@@ -45,7 +45,7 @@ def test_gemm(quantized: bool, per_column: bool) -> None:
 
 
 def test_products_to_floats() -> None:
-    b = codes(7, 5, dtype=np.int8, seed=1)
+    b = weight_codes(7, 5, seed=1)
     b_scale, b_zero = np.array([0.01, 0.02, 0.03, 0.04, 0.05], np.float32), np.array([3, -4, 5, 0, 1], np.int8)
     bias = noise(5, seed=2)
     integers = [codes(2, 3, 7), b, number(0.02), b_scale, number(100, np.uint8), b_zero, bias]
@@ -63,7 +63,7 @@ def test_dynamic_quantize_lstm(per_gate: bool) -> None:
     """
     steps, batch, depth, size, directions = 4, 2, 3, 8, 2
     gates = 4 * size
-    w, r = codes(directions, depth, gates, dtype=np.int8), codes(directions, size, gates, dtype=np.int8, seed=1)
+    w, r = weight_codes(directions, depth, gates), weight_codes(directions, size, gates, seed=1)
     shape = (directions, gates) if per_gate else (directions,)
     scales = [np.abs(noise(*shape, seed=i, scale=0.002)) + np.float32(0.001) for i in (2, 3)]
     zeros = [np.zeros(shape, np.int8) if per_gate else np.array([3, -5], np.int8)] * 2
