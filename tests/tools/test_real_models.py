@@ -94,3 +94,9 @@ def test_a_model_that_takes_more_than_its_time_costs_its_own_line_only(tmp_path:
 def test_figures_that_are_worse_than_the_table_are_named(now: Result, said: list[str]) -> None:
     assert real_models.worse(now, RESULT) == said
     assert real_models.worse(RESULT, replace(now, failure="crashed")) == []
+
+
+def test_maps_are_compared_by_their_numbers() -> None:
+    (found,) = real_models.without_maps([{2: 0.5, 1: 0.25}])
+    assert found.tolist() == [0.25, 0.5]
+    assert real_models.without_maps("text") == "text"
