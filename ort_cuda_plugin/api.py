@@ -31,6 +31,7 @@ _NAMES_A_PLUGIN = 28
 #: Held while objects of ONNX Runtime's devices are used, which `unregister` on another thread would free.
 _registration = threading.RLock()
 _registered: list[str] = []
+_without_fallback: set[Identity] = set()
 _chosen: weakref.WeakKeyDictionary[Any, tuple[DeviceInfo, dict[str, str]]] = weakref.WeakKeyDictionary()
 
 
@@ -108,10 +109,14 @@ def is_registered_as(identity: Identity) -> bool:
     return bool(_factories(identity))
 
 
-def refuse_fallback() -> None:
-    """Make sessions that name the provider raise where ONNX Runtime would answer an error by using the CPU."""
+def refuse_fallback(identity: Identity) -> None:
+    """Make sessions that name that provider raise where ONNX Runtime would answer an error by using the CPU.
+
+    `unregister` undoes it.
+    """
+    _without_fallback.add(identity)
     raise_instead(
-        _onnxruntime(), lambda name: is_our_name(name) and is_registered_as(identity_named(name, "providers"))
+        _onnxruntime(), lambda name: is_our_name(name) and identity_named(name, "providers") in _without_fallback
     )
 
 
@@ -157,7 +162,7 @@ def register(name: str | None = None, emulate: bool | None = None, *, as_: str |
             _register(ort, virtual, emulate, identity)
             offered = _ep_devices(ort, identity)
     if as_ is not None or identity is not Identity.OWN:
-        refuse_fallback()
+        refuse_fallback(identity)
     return offered
 
 
@@ -191,6 +196,7 @@ def _register(ort: ModuleType, name: str, emulate: bool | None, identity: Identi
 def unregister() -> None:
     """Undoes every `register` of this process; sessions on the provider must be gone. Safe to call again."""
     with _registration:
+        _without_fallback.clear()
         while _registered:
             name = _registered.pop()
             if any(name in _factories(identity) for identity in Identity):

@@ -29,17 +29,42 @@ static bool configured;
 static char environment_error[200];
 static atomic_bool forked;
 static _Thread_local emu_device *current;
-static _Thread_local char last_error[384];
+
+/* ---- errors ---- */
+
+enum { ERROR_BYTES = 384 };
+static _Thread_local char *last_error; /* made at the thread's first error: the loader has little thread-local data */
+static pthread_key_t error_key;        /* frees it with the thread */
+static bool has_error_key;
+
+static void make_error_key(void) { has_error_key = pthread_key_create(&error_key, free) == 0; }
+
+/* The calling thread's message; NULL: out of memory. */
+static char *error_text(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  if (last_error)
+    return last_error;
+  pthread_once(&once, make_error_key);
+  char *made = has_error_key ? malloc(ERROR_BYTES) : NULL;
+  if (made && pthread_setspecific(error_key, made)) {
+    free(made);
+    made = NULL;
+  }
+  return last_error = made;
+}
 
 CUresult emu_fail(CUresult code, const char *format, ...) {
+  char *text = error_text();
+  if (!text)
+    return code;
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(last_error, sizeof last_error, format, arguments);
+  vsnprintf(text, ERROR_BYTES, format, arguments);
   va_end(arguments);
   return code;
 }
 
-const char *emu_last_error(void) { return last_error; }
+const char *emu_last_error(void) { return last_error ? last_error : ""; }
 
 /* ---- configuration ---- */
 
@@ -237,7 +262,8 @@ CUresult emu_start(void) {
 }
 
 CUresult emu_enter(emu_device **device) {
-  last_error[0] = 0;
+  if (last_error)
+    last_error[0] = 0;
   if (atomic_load_explicit(&forked, memory_order_relaxed))
     return emu_fail(CUDA_ERROR_NOT_INITIALIZED, "the emulated device cannot be used in a forked child process");
   if (!atomic_load_explicit(&started, memory_order_acquire))

@@ -397,8 +397,8 @@ static void test_a_consumer_waits_for_the_producer(void) {
   free(host);
 }
 
-static OrtStatus *add_no_kernels(OrtKernelRegistry *registry, const char *ep_name) {
-  CHECK(registry->count > 2 && *ep_name); /* copies, and control flow */
+static OrtStatus *add_no_kernels(OrtKernelRegistry *registry, const char *ep_name, int64_t operators) {
+  CHECK(registry->count > 2 && *ep_name && !operators); /* copies, and control flow */
   return NULL;
 }
 

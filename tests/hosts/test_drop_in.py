@@ -233,12 +233,18 @@ plugin.register(emulate=True)
 assert outcome(own) == "CPUExecutionProvider"
 plugin.register(as_="CUDAExecutionProvider", emulate=True)
 plugin.register(as_="CUDAExecutionProvider", emulate=True)
-assert outcome(cuda) == outcome(cuda, "CPUExecutionProvider") == outcome(own) == "no_such_option"
+assert outcome(cuda) == outcome(cuda, "CPUExecutionProvider") == "no_such_option"
+assert outcome(own) == "CPUExecutionProvider"  # only the name that was asked for does without the fallback
 assert outcome("CUDAExecutionProvider", provider_options=[cuda[1]]) == "no_such_option"
 assert outcome(cuda, enable_fallback=1) == "CPUExecutionProvider"
 assert outcome("CUDAExecutionProvider") == "CUDAExecutionProvider"
 plugin.unregister()
 assert outcome(cuda) == "CPUExecutionProvider"
+plugin.register(as_="CudaPluginExecutionProvider", emulate=True)
+assert outcome(own) == "no_such_option"
+plugin.unregister()
+plugin.register(emulate=True)
+assert outcome(own) == "CPUExecutionProvider"
 """,
         add_model().hex(),
         env=NO_GPU,
