@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import ort_cuda_plugin
-from fuzzing.campaign import run
+from fuzzing.campaign import campaign
 from fuzzing.judge import difference, judge
 from fuzzing.minimise import minimise, write
 from fuzzing.network import BFLOAT16, BOOL, FLOAT, Array, Case, Grower
@@ -54,7 +54,7 @@ def test_random_networks_are_right_with_a_gpus_kernels_checked_and_on_adversaria
     profile: Profile, lowering: str, first: int, tmp_path: Path
 ) -> None:
     mode = Mode(check=True, seed=7, lowering=os.environ.get(LOWERING_VARIABLE) or lowering)
-    report = run(Profile(profile), range(first, first + 4), mode=mode, out=tmp_path)
+    report = campaign(Profile(profile), mode).run(range(first, first + 4), out=tmp_path)
     assert not report.findings, "\n".join(path.read_text() for path in tmp_path.glob("*.txt"))
     assert report.counts[Kind.AGREES] >= 3
 

@@ -11,7 +11,7 @@ import pytest
 
 from mutation import oracle
 from mutation.bases import Base, operators, patterns
-from mutation.campaign import environment, minimise, run, stored, write
+from mutation.campaign import campaign, environment, minimise, stored, write
 from mutation.mutants import Mutant, build, mutant
 from mutation.mutators import MUTATORS
 from mutation.oracle import Kind, Outcome, judge
@@ -34,7 +34,8 @@ worker.main()
 
 
 def test_mutants_run_as_on_the_cpu_provider_or_are_refused_with_a_reason(tmp_path: Path) -> None:
-    report = run(patterns() | operators(), range(SAMPLE), out=tmp_path)
+    with campaign(patterns() | operators()) as mutants:
+        report = mutants.run(range(SAMPLE), out=tmp_path)
     found = [f"{path.read_text()}    {path.with_suffix('.onnx')}" for path in sorted(tmp_path.glob("*.txt"))]
     assert not report.findings, "\n".join(found)
     assert sum(report.counts.values()) == SAMPLE

@@ -9,26 +9,21 @@ Exits with 1 where there is a finding. Each is minimised to a model, its feeds a
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import pickle
-import queue
 import sys
 import tempfile
-import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from campaign import Campaign
 from mutation.bases import Base, operators, patterns
 from mutation.mutants import Mutant, build, mutant
-from mutation.oracle import Kind, Outcome
-from worker_process import Worker
+from mutation.oracle import Outcome
 
 # ---- smaller ----
 
@@ -70,14 +65,6 @@ def write(folder: Path, number: int, mutated: Mutant, outcome: Outcome, base: Ba
 # ---- many ----
 
 
-@dataclass
-class Report:
-    counts: Counter[Kind] = field(default_factory=Counter)
-    findings: list[tuple[int, Mutant, Outcome]] = field(default_factory=list)
-    seconds: float = 0.0
-    slowest: float = 0.0
-
-
 @contextmanager
 def stored(bases: Mapping[str, Base]) -> Iterator[Path]:
     """A file with the bases, for workers."""
@@ -101,52 +88,18 @@ def environment(jobs: int, check: bool = False) -> dict[str, str]:
     }
 
 
-def run(
-    bases: Mapping[str, Base],
-    numbers: Sequence[int],
-    *,
-    jobs: int = 1,
-    check: bool = False,
-    out: Path | None = None,
-    progress: Callable[[int, Mutant, Outcome], None] = lambda number, mutated, outcome: None,
-) -> Report:
-    """Judges the mutants with these numbers. With ``out`` findings are minimised and written there."""
-    report, start = Report(), time.monotonic()
-    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in numbers:
-        todo.put(number)
-    lock = threading.Lock()
-
-    def work(file: Path) -> None:
-        worker = Worker(worker_command(file), environment(jobs, check))
-        while True:
-            try:
-                number = todo.get_nowait()
-            except queue.Empty:
-                break
-            mutated = mutant(number, bases)
-            outcome = worker.judge(mutated)
-            if outcome.is_finding and out is not None:
-                mutated = minimise(mutated, outcome, worker.judge)
-                again = worker.judge(mutated)
-                outcome = again if again.kind is outcome.kind else replace(outcome, detail=f"once: {outcome.detail}")
-                write(out, number, mutated, outcome, bases[mutated.base])
-            with lock:
-                report.counts[outcome.kind] += 1
-                report.slowest = max(report.slowest, outcome.seconds)
-                if outcome.is_finding:
-                    report.findings.append((number, mutated, outcome))
-                progress(number, mutated, outcome)
-        worker.close()
-
+@contextmanager
+def campaign(bases: Mapping[str, Base], jobs: int = 1, check: bool = False) -> Iterator[Campaign[Mutant]]:
+    """Judges the mutants of these bases."""
     with stored(bases) as file:
-        threads = [threading.Thread(target=work, args=(file,)) for _ in range(jobs)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    report.seconds = time.monotonic() - start
-    return report
+        yield Campaign(
+            worker_command(file),
+            environment(jobs, check),
+            task=lambda number: mutant(number, bases),
+            case=lambda number: mutant(number, bases),
+            minimise=minimise,
+            write=lambda folder, number, mutated, outcome: write(folder, number, mutated, outcome, bases[mutated.base]),
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -162,18 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     bases = patterns() | ({} if options.patterns_only else operators())
 
-    done = itertools.count(1)
-
-    def progress(number: int, mutated: Mutant, outcome: Outcome) -> None:
-        if outcome.is_finding:
-            print(f"{number} {outcome.kind}: {outcome.detail}\n    {mutated}", flush=True)
-        if not (count := next(done)) % 1000:
-            print(f"{count} of {options.count}", file=sys.stderr, flush=True)
-
     numbers = range(options.first, options.first + options.count)
-    report = run(bases, numbers, jobs=options.jobs, check=options.check, out=options.out, progress=progress)
-    rate = options.count / report.seconds
-    print(f"{options.count} mutants of {len(bases)} models in {report.seconds:.0f} s ({rate:.1f} a second)")
-    for kind, count in report.counts.most_common():
-        print(f"{count:8} {kind}")
+    with campaign(bases, options.jobs, options.check) as mutants:
+        report = mutants.run(numbers, jobs=options.jobs, out=options.out, loud=True)
+    report.print()
     return 1 if report.findings else 0
