@@ -312,14 +312,12 @@ class Lowering:
             return known
         if not (x.dtype.is_integer or x.dtype is DType.BOOL):
             raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is not an integer type")
-        buffer, positions = x.buffer, x.positions()
-        elements = floordiv(buffer.nbytes, x.dtype.itemsize)
+        buffer = x.buffer
         if buffer.kind is not BufferKind.INPUT and buffer.deferred_host is None:
             return self.read_back(x, what)
-        if positions is None or not isinstance(elements, int):
-            raise Unsupported("shape", f"{what} has a number of elements that is not known before the Run")
-        if elements > MAX_HOST_ELEMENTS:
-            raise Unsupported("shape", f"{what} has {elements} elements; at most {MAX_HOST_ELEMENTS} are read back")
+        elements = self._readable(floordiv(buffer.nbytes, x.dtype.itemsize), what)
+        positions = self._of_known_shape(x, what).positions()
+        assert positions is not None
         if buffer.deferred_host is not None:
             contents = self._deferred_contents(buffer)
         else:
@@ -327,6 +325,26 @@ class Lowering:
                 raise Unsupported("shape", f"{what} is an input that is not read back")
             contents = self._read_host_input(buffer, elements)
         return tuple(contents[position] for position in positions)
+
+    def _readable(self, count: Dim, what: str) -> int:
+        """The number of elements that the host reads, which the plan then holds for."""
+        count = self._fixed(count, what)
+        if count > MAX_HOST_ELEMENTS:
+            raise Unsupported("shape", f"{what} has {count} elements; at most {MAX_HOST_ELEMENTS} are read back")
+        return count
+
+    def _of_known_shape(self, x: Tensor, what: str) -> Tensor:
+        """x with numbers for its dimensions, which the plan then holds for."""
+        shape, strides = ([self._fixed(dim, what) for dim in dims] for dims in (x.shape, x.strides))
+        return Tensor(x.dtype, shape, x.buffer, strides=strides, offset=self._fixed(x.offset, what))
+
+    def _fixed(self, dim: Dim, what: str) -> int:
+        if isinstance(dim, int):
+            return dim
+        if self._speculative or is_read_back(dim):
+            raise Unsupported("shape", f"{what} has a number of elements that is not known before the Run")
+        self.guard(eq(dim, hint(dim)))
+        return hint(dim)
 
     def host_number(self, x: Tensor, what: str) -> Dim:
         """As `host_values` for a tensor of one element. Raises InvalidModel for another number of elements."""
@@ -383,11 +401,8 @@ class Lowering:
         """
         if not (x.dtype.is_integer or x.dtype is DType.BOOL):
             raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is not an integer type")
-        count = x.size
-        if not isinstance(count, int):
-            raise Unsupported("shape", f"{what} has a number of elements that is not known before the Run")
-        if count > MAX_HOST_ELEMENTS:
-            raise Unsupported("shape", f"{what} has {count} elements; at most {MAX_HOST_ELEMENTS} are read back")
+        x = self._of_known_shape(x, what)
+        count = self._readable(x.size, what)
         known = self._read_backs.get(x.buffer) if x.is_contiguous and x.offset == 0 else None
         if known is not None and len(known) == count:
             return known

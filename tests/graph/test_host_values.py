@@ -80,3 +80,13 @@ def test_a_recording_that_ends_with_an_error_gives_the_trace_back() -> None:
         ctx.memset(ctx.view(ctx.materialize(x), (2,), (2,)), 0)
     assert ctx.trace.steps is steps
     assert not steps
+
+
+def test_a_size_of_an_input_of_unknown_rank_is_read_at_the_rank_that_it_comes_with() -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (int64[] x) => (int64[k] y)'
+        " <int64 zero = {0}, int64 one = {1}> { n = Squeeze(x) y = Range(zero, n, one) }"
+    ).SerializeToString()
+    session = ort_cuda_plugin.session(model, emulate=True)
+    for x in (np.array([3]), np.array(5), np.array([[4]]), np.array([0])):
+        np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.arange(x.item()))
