@@ -15,7 +15,7 @@ from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.reduce import reduce
 from ort_cuda_plugin.program.row_program import MAX, MIN, PRODUCT, SUM, Row, arg_max, arg_min
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, le, product
+from ort_cuda_plugin.program.symbolic import Dim, eq, le, logical_or, lt, product
 
 RowFunction = Callable[[Row, Scalar], Scalar]
 
@@ -126,7 +126,9 @@ def _arg(ctx: Lowering, x: Tensor, axis: int, keepdims: int, last: int, largest:
     axis = normalize_axis(axis, max(x.rank, 1))
     if x.rank == 0:  # as the CPU provider has it
         return ctx.constant(np.array(0, np.int64))
-    ctx.require(x.shape[axis], f"the index of an extreme along axis {axis}, which has no elements")
+    rest = product(dim for index, dim in enumerate(x.shape) if index != axis)
+    has_rows_with_elements = logical_or(lt(0, x.shape[axis]), eq(rest, 0))
+    ctx.require(has_rows_with_elements, f"the index of an extreme along axis {axis}, which has no elements")
     find = (arg_max if largest else arg_min)(bool(last))
     return reduce(ctx, lambda row, e: row.reduce_all(find, e, row.index)[1], x, [axis], keepdims != 0)
 
