@@ -1,7 +1,7 @@
 """The memory of a device as the process holds it: statistics, the release of unused memory, limits.
 
 Sessions of one device share two arenas, one of device memory and one of pinned host memory. Their options are the
-``arena.*`` options of sessions and of ONNX Runtime's environment (see the README).
+``arena.*`` options of sessions and of ONNX Runtime's environment (see docs/applications.md).
 """
 
 from __future__ import annotations

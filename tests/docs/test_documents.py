@@ -49,7 +49,7 @@ def test_the_blocks_of_a_document_run_in_their_order(document: Path, tmp_path: P
     environment = os.environ | {
         "ORT_CUDA_PLUGIN_EMULATE": "1",
         CACHE_DIR_VARIABLE: str(cache_folder()),
-        "PYTHONPATH": str(HARNESS),
+        "PYTHONPATH": os.pathsep.join([str(HARNESS), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     command = [sys.executable, str(HARNESS / "document_blocks.py"), str(document)]
