@@ -295,9 +295,13 @@ def resize(g: Grower) -> object:
     x = g.pick(lambda value: value.kind in (FLOAT, UINT8) and value.rank in (3, 4))
     if x is None:
         return None
-    scales = [1.0, 1.0, *(g.random.choice([0.5, 2.0, 1.5]) for _ in range(x.rank - 2))]
     mode = g.random.choice(["nearest", "linear", "cubic"])
-    transform = g.random.choice(["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"])
+    factors, transforms = [0.5, 2.0, 1.5], ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]
+    if mode != "nearest" and not x.is_float:
+        # Integers are truncated: weights that are no sums of powers of two would leave that to rounding.
+        factors, transforms = [0.5, 2.0], ["half_pixel", "asymmetric"]
+    scales = [1.0, 1.0, *(g.random.choice(factors) for _ in range(x.rank - 2))]
+    transform = g.random.choice(transforms)
     inputs = [x, None, g.constant(scales, FLOAT)]
     return g.add("Resize", inputs, [x.kind], "element", mode=mode, coordinate_transformation_mode=transform)
 
