@@ -16,8 +16,8 @@ import numpy as np
 
 from ..model.ir import DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
 from ..ops.axes import normalize_axis
-from ..ops.indexing import select_index
-from ..ops.slicing import concat
+from ..ops.onnx.tensor.indexing import select_index
+from ..ops.onnx.tensor.slicing import concat
 from ..program.containers import Operand
 from ..program.symbolic import Dim, eq, is_read_back
 from ..program.tensor import Tensor

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..model.ir import Graph, InvalidModel, Node, Value
-from ..ops import search
+from ..ops.contrib.generation import search
 from ..program.lowering import Lowering, Tensor
 from ..program.symbolic import Dim, lt
 from .repetition import FunctionNode

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..model.ir import DType, InvalidModel, Node, Unsupported, Value
-from ..ops import search, search_beam
-from ..ops.search_beam import Beams
+from ..ops.contrib.generation import search, search_beam
+from ..ops.contrib.generation.search_beam import Beams
 from ..program.lowering import Lowering, Tensor
 from ..program.symbolic import Dim, le, logical_and
 from .search_base import Choice, Given, Search, attribute_number, needed, rule_inputs

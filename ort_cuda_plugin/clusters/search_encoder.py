@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..model.ir import DType, InvalidModel, Node, Unsupported, Value
-from ..ops import search
+from ..ops.contrib.generation import search
 from ..program.elementwise import full
 from ..program.lowering import Lowering, Tensor
 from ..program.symbolic import Dim

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..model.ir import DType, Graph, InvalidModel, Unsupported, Value
-from ..ops import search
+from ..ops.contrib.generation import search
 from ..program.elementwise import elementwise
 from ..program.lowering import Lowering, Tensor
 from .repetition import FunctionNode, Repetition, part

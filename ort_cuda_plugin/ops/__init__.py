@@ -1,4 +1,5 @@
-"""One declaration per operator: versions, types, and the lowering that is also its shape rule.
+"""Operators, one declaration each: versions, types, and the lowering that is also the shape rule.
 
-`registry` has the table; every other module here is imported by it, so that a new file needs no registration.
+`registry` has the table. It imports every module below this folder, so that a new file needs no registration. `onnx`
+has the operators of ai.onnx, `contrib` those of com.microsoft, `ml` those of ai.onnx.ml; their folders are subjects.
 """

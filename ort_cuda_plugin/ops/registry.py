@@ -36,6 +36,15 @@ UNSIGNED_INTS = frozenset({DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64
 INTS = SIGNED_INTS | UNSIGNED_INTS
 INDICES = frozenset({DType.INT32, DType.INT64})
 WIDE_INTS = INDICES | {DType.UINT32, DType.UINT64}
+FLOAT32 = frozenset({DType.FLOAT32})
+FLOAT_OR_HALF = frozenset({DType.FLOAT32, DType.FLOAT16})
+UP_TO_FLOAT32 = FLOATS - {DType.FLOAT64}
+NO_BFLOAT16 = FLOATS - {DType.BFLOAT16}
+INT8 = frozenset({DType.INT8})
+UINT8 = frozenset({DType.UINT8})
+BYTES = INT8 | UINT8
+INT32 = frozenset({DType.INT32})
+INT64 = frozenset({DType.INT64})
 BOOL = frozenset({DType.BOOL})
 SIGNED = FLOATS | SIGNED_INTS
 ARITHMETIC = FLOATS | INTS
@@ -230,12 +239,12 @@ def op(
 
 @functools.cache
 def _load() -> None:
-    """Imports every module of ort_cuda_plugin.ops, so that a new file is in the table by being there."""
+    """Import every module below ort_cuda_plugin.ops: a new file is in the table by being there."""
     package = importlib.import_module("ort_cuda_plugin.ops")
 
     def import_all() -> None:
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"ort_cuda_plugin.ops.{module.name}")
+        for module in pkgutil.walk_packages(package.__path__, "ort_cuda_plugin.ops."):
+            importlib.import_module(module.name)
 
     uninterrupted.call(import_all)
 

@@ -18,8 +18,8 @@ from ort_cuda_plugin.custom.operator import Attribute, AttributeKind, Port, Port
 from ort_cuda_plugin.ep.custom_domains import MAX_COMBINATIONS, schema_of
 from ort_cuda_plugin.kernels.index import gather_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS
-from ort_cuda_plugin.ops.slicing import concat
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.session_errors import NoProviderError

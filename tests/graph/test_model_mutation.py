@@ -87,7 +87,7 @@ def test_a_mistake_that_declines_a_node_is_found(monkeypatch: pytest.MonkeyPatch
         raise KeyError("a mistake")
 
     base = patterns()["shape_chain"]
-    monkeypatch.setattr("ort_cuda_plugin.ops.reduction.reduce", broken)
+    monkeypatch.setattr("ort_cuda_plugin.ops.onnx.math.reduction.reduce", broken)
     outcome = judge(base.model, base.feeds, 0, lambda stage: None)
     assert outcome.kind is Kind.INTERNAL
     assert "KeyError: 'a mistake'" in outcome.detail

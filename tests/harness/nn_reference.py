@@ -1,4 +1,4 @@
-"""What operators of ops/nn.py and ops/matmul.py should give, in float64.
+"""What operators of ops/onnx/nn/conv.py and ops/onnx/math/matmul.py should give, in float64.
 
 By onnx.reference where it is right; it is not for windows in padding, grouped transposed convolutions and others, which
 have a plain NumPy version here.

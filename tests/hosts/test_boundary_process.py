@@ -289,7 +289,7 @@ assert [verdict.supported for verdict in plugin.explain(path, emulate=True)] == 
     python(START + code, MODEL, str(tmp_path / "add.ort"))
 
 
-@pytest.mark.parametrize("module", ["ort_cuda_plugin.model.ir", "ort_cuda_plugin.ops.nn", "numba.core.types"])
+@pytest.mark.parametrize("module", ["ort_cuda_plugin.model.ir", "ort_cuda_plugin.ops.onnx.nn.conv", "numba.core.types"])
 def test_an_interrupt_in_the_middle_of_an_import_leaves_it_whole(tmp_path: Path, module: str) -> None:
     code = """
 import signal

@@ -19,7 +19,7 @@ from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.kernels import stream
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.ops import attention
+from ort_cuda_plugin.ops.onnx.attention import attention
 from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
 from ort_cuda_plugin.program.trace import Step
 

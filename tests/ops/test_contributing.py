@@ -12,7 +12,8 @@ import pytest
 import test_ops
 from kernel_harness import run_op
 from ort_cuda_plugin.model.ir import NodeError, Unsupported
-from ort_cuda_plugin.ops import activation, registry
+from ort_cuda_plugin.ops import registry
+from ort_cuda_plugin.ops.onnx.math import activation
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTION = (ROOT / "CONTRIBUTING.md").read_text().split("## Add an operator\n")[1].split("\n## ")[0]
@@ -20,7 +21,7 @@ OPERATOR, LINE = map(textwrap.dedent, re.findall(r"```python\n(.*?) *```", SECTI
 
 
 def test_the_example_stands_in_the_sources() -> None:
-    assert OPERATOR in (ROOT / "ort_cuda_plugin/ops/activation.py").read_text()
+    assert OPERATOR in (ROOT / "ort_cuda_plugin/ops/onnx/math/activation.py").read_text()
     assert LINE in (ROOT / "tests/ops/test_ops.py").read_text()
 
 

@@ -24,7 +24,7 @@ from ort_cuda_plugin.kernels.codegen import Emitter
 from ort_cuda_plugin.kernels.random import philox_4x32
 from ort_cuda_plugin.model.ir import DType, NodeError
 from ort_cuda_plugin.model.onnx_graph import storage
-from ort_cuda_plugin.ops.random import _largest_below
+from ort_cuda_plugin.ops.onnx.math.random import _largest_below
 from ort_cuda_plugin.program.scalar import Scalar
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -15,7 +15,7 @@ import ort_cuda_plugin
 from kernel_harness import run_op
 from ort_cuda_plugin.model.ir import InvalidModel, NodeError, Unsupported
 from ort_cuda_plugin.model.ort_attributes import LONG
-from ort_cuda_plugin.ops import trees
+from ort_cuda_plugin.ops.ml import trees
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MODES = ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ"]

@@ -1,0 +1,1 @@
+"""Attention of com.microsoft: dense, cached, packed and paged."""

@@ -1,0 +1,318 @@
+"""Attention of com.microsoft for one new token of each sequence, or with weights and caches of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ort_cuda_plugin.kernels.cache import CachePart, append
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, score_bias, split_columns
+from ort_cuda_plugin.ops.onnx.attention.attention import BIASED, after_past, attend, merge_heads, split_heads
+from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
+from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
+from ort_cuda_plugin.ops.outputs import is_used
+from ort_cuda_plugin.ops.registry import BOOL, FLOAT_OR_HALF, INT32, B, HostTensor, M, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.multiply import multiply
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, lt
+from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
+
+CHUNK_BYTES: Final = 16
+"""Of a cache whose keys lie in chunks: as many bytes of each key as a thread of a GPU reads at once."""
+
+# ---- one new token ----
+
+
+@op(
+    "DecoderMaskedMultiHeadAttention",
+    domain="com.microsoft",
+    since=1,
+    types={"T": FLOAT_OR_HALF, "QK": FLOAT_OR_HALF, "M": INT32},
+)
+def decoder_masked_multi_head_attention(
+    ctx: Lowering,
+    query: T,
+    key: T | None = None,
+    value: T | None = None,
+    mask_index: M | None = None,
+    attention_bias: T | None = None,
+    past_key: T | None = None,
+    past_value: T | None = None,
+    past_sequence_length: HostTensor | None = None,
+    beam_width: HostTensor | None = None,
+    cache_indirection: M | None = None,
+    bias: T | None = None,
+    *,
+    num_heads: int,
+    mask_filter_value: float = MASKED,
+    output_qk: int = 0,
+    past_present_share_buffer: int = 0,
+    scale: float = 0.0,
+) -> tuple[Tensor, ...]:
+    """(output, present key, present value, scores with what is added to them).
+
+    A key of rank 4 is that of a cross attention. In a shared buffer, keys lie as in the CPU provider, not in chunks.
+    """
+    if query.rank != 3:
+        raise InvalidModel(f"DecoderMaskedMultiHeadAttention of rank {query.rank}")
+    ctx.require(eq(query.shape[1], 1), "DecoderMaskedMultiHeadAttention takes one new token of each sequence")
+    if (key is None) != (value is None) or (past_key is None) != (past_value is None):
+        raise InvalidModel("DecoderMaskedMultiHeadAttention takes keys and values, or neither")
+    if key is not None and value is not None and key.rank == 4:
+        if past_key is not None or is_used(ctx, 1) or is_used(ctx, 2):
+            raise InvalidModel("DecoderMaskedMultiHeadAttention: a cross attention has no past and no present")
+        q = query if bias is None else _biased(ctx, query, part(ctx, bias, 0, 0, query.shape[2]))
+        keys, values, present = key, value, (key, value)
+    else:
+        q, k, v = _new_token(ctx, query, key, value, bias, num_heads)
+        keys, values, present = _with_cache(
+            ctx, past_key, past_value, k, v, past_sequence_length if past_present_share_buffer else None, 0
+        )
+    output, scores = _attended(
+        ctx,
+        split_heads(ctx, q, num_heads),
+        *_of_beams(ctx, keys, values, cache_indirection),
+        mask_index,
+        attention_bias,
+        mask_filter_value,
+        scale,
+    )
+    if is_used(ctx, 3) and not output_qk:
+        raise InvalidModel("DecoderMaskedMultiHeadAttention gives its scores only with output_qk")
+    return output, *present, scores
+
+
+@op("DecoderMaskedSelfAttention", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "M": INT32})
+def decoder_masked_self_attention(
+    ctx: Lowering,
+    x: T,
+    weights: T,
+    bias: T,
+    mask_index: M | None,
+    past: T,
+    attention_bias: T | None,
+    past_sequence_length: HostTensor,
+    beam_width: HostTensor | None = None,
+    cache_indirection: M | None = None,
+    *,
+    do_rotary: int = 0,
+    mask_filter_value: float = MASKED,
+    num_heads: int,
+    past_present_share_buffer: int = 0,
+    scale: float = 0.0,
+) -> tuple[Tensor, ...]:
+    """(output, keys and values with those of the past in one tensor). Keys of a shared buffer lie in chunks."""
+    if do_rotary:
+        raise Unsupported("attribute", "DecoderMaskedSelfAttention with do_rotary")
+    if x.rank != 3 or weights.rank != 2 or past.rank != 5:
+        ranks = f"{x.rank}, {weights.rank} and {past.rank}"
+        raise InvalidModel(f"DecoderMaskedSelfAttention of an input, weights and a past of ranks {ranks}")
+    ctx.require(eq(x.shape[1], 1), "DecoderMaskedSelfAttention takes one new token of each sequence")
+    ctx.require_shape(bias, weights.shape[1:], "bias of DecoderMaskedSelfAttention")
+    projected = multiply(ctx, x, weights, bias, finish=lambda total, added: total + s.widen(added))
+    q, k, v = _new_token(ctx, projected, None, None, None, num_heads)
+    past_key, past_value = (select_index(ctx, past, 0, number) for number in (0, 1))
+    at = past_sequence_length if past_present_share_buffer else None
+    chunk = CHUNK_BYTES // x.dtype.itemsize if past_present_share_buffer else 0
+    keys, values, (key, value) = _with_cache(ctx, past_key, past_value, k, v, at, chunk)
+    output, _ = _attended(
+        ctx,
+        split_heads(ctx, q, num_heads),
+        *_of_beams(ctx, keys, values, cache_indirection),
+        mask_index,
+        attention_bias,
+        mask_filter_value,
+        scale,
+    )
+    return output, concat(ctx, unsqueeze(ctx, key, (0,)), unsqueeze(ctx, value, (0,)), axis=0)
+
+
+def _biased(ctx: Lowering, x: Tensor, bias: Tensor) -> Tensor:
+    return elementwise(ctx, lambda a, b: a + b, x, bias)
+
+
+def _new_token(
+    ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, bias: Tensor | None, heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The query [batch, 1, hidden], and key and value [batch, heads, 1, size], which the query may have beside it."""
+    if key is None or value is None:
+        sizes = [floordiv(query.shape[2], 3)] * 3
+        query, key, value = split_columns(ctx, query, sizes, "the packed query")
+    if bias is not None:
+        if bias.rank != 1:
+            raise InvalidModel(f"a bias of rank {bias.rank}")
+        parts = split_columns(ctx, bias, [x.shape[2] for x in (query, key, value)], "the bias")
+        query, key, value = (_biased(ctx, x, b) for x, b in zip((query, key, value), parts, strict=True))
+    return query, split_heads(ctx, key, heads), split_heads(ctx, value, heads)
+
+
+def _with_cache(
+    ctx: Lowering,
+    past_key: Tensor | None,
+    past_value: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    past_length: Tensor | None,
+    chunk: int,
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """(all keys, all values, what is present); with ``past_length`` the past is a buffer that has room for more.
+
+    Keys in such a buffer lie in chunks of ``chunk`` elements: first those of all keys, then the next ones.
+    """
+    if past_length is None or past_key is None or past_value is None:
+        _, keys, values = after_past(ctx, past_key, past_value, k, v)
+        return keys, values, (keys, values)
+    at = ctx.host_number(past_length, "past_sequence_length")
+    ctx.require_shape(past_key, (*k.shape[:2], past_key.shape[2], k.shape[3]), "past key")
+    ctx.require_shape(past_value, (*v.shape[:2], past_key.shape[2], v.shape[3]), "past value")
+    ctx.require(le(0, at), "past_sequence_length is negative")
+    ctx.require(lt(at, past_key.shape[2]), "past_sequence_length: the buffer of keys and values has no room for more")
+    batch, heads, room, size = past_key.shape
+    first = gather_map(ctx, [batch], DType.INT64, lambda maps, c: maps.dim(at))
+    if not chunk:
+        present_key, present_value = grown(ctx, (past_key, past_value), (k, v), first, room)
+        keys, values = (part(ctx, x, 2, 0, at + 1) for x in (present_key, present_value))
+        return keys, values, (present_key, present_value)
+    (present_value,) = grown(ctx, (past_value,), (v,), first, room)
+    values = part(ctx, present_value, 2, 0, at + 1)
+    chunks = floordiv(size, chunk)
+    ctx.require(eq(chunks * chunk, size), "the size of a head is not a multiple of a chunk of its keys")
+    past = reshape(ctx, past_key, [batch, heads * chunks, room, chunk])
+    (present,) = grown(ctx, (past,), (reshape(ctx, k, [batch, heads * chunks, 1, chunk]),), first, room)
+    in_order = permute(ctx, reshape(ctx, present, [batch, heads, chunks, room, chunk]), (0, 1, 3, 2, 4))
+    keys = reshape(ctx, part(ctx, in_order, 2, 0, at + 1), [batch, heads, at + 1, size])
+    return keys, values, (reshape(ctx, present, past_key.shape), present_value)
+
+
+def grown(
+    ctx: Lowering, past: Sequence[Tensor | None], new: Sequence[Tensor], first: Tensor, capacity: Dim
+) -> list[Tensor]:
+    """Caches [batch, heads, capacity, size] with new keys and values from ``first`` [batch] on; see `append`."""
+    parts = []
+    for old, x in zip(past, new, strict=True):
+        batch, heads, _, size = x.shape
+        if old is not None:
+            ctx.require_shape(old, (batch, heads, old.shape[2] if old.rank == 4 else 0, size), "past")
+        parts.append(CachePart(old, ctx.empty((batch, heads, capacity, size), x.dtype), x))
+    append(ctx, parts, first)
+    return [x.present for x in parts]
+
+
+def _of_beams(ctx: Lowering, keys: Tensor, values: Tensor, beams: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Keys and values, each from the sequence of its batch's beams that ``beams`` [batch, beam, key] names for it.
+
+    The last key is the sequence's own. A beam that does not exist stands for zeros.
+    """
+    if beams is None:
+        return keys, values
+    if beams.rank != 3:
+        raise InvalidModel(f"a cache_indirection of rank {beams.rank}")
+    batch, width, room = beams.shape
+    last = keys.shape[2] - 1
+    ctx.require(eq(batch * width, keys.shape[0]), "cache_indirection has another number of sequences")
+    ctx.require(le(last, room), "cache_indirection has fewer places than there are past keys")
+
+    def gathered(x: Tensor) -> Tensor:
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            is_past = c[2] < maps.dim(last)
+            count = maps.dim(width)
+            group = s.trunc_divide(c[0], count)
+            own = s.trunc_modulo(c[0], count)
+            beam = s.cast(maps.source(beams).at([group, own, c[2]], is_past), DType.INT64)
+            beam = s.where(is_past, beam, own)
+            return maps.source(x).at([group * count + beam, *c[1:]], (beam >= 0) & (beam < count))
+
+        return gather_map(ctx, x.shape, x.dtype, element)
+
+    return gathered(keys), gathered(values)
+
+
+def _attended(
+    ctx: Lowering,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    attention_bias: Tensor | None,
+    masked: float,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    if mask is not None and mask.rank != 2:
+        raise InvalidModel(f"a mask_index of rank {mask.rank}")
+    added = score_bias(ctx, mask, attention_bias, q.shape[0], q.shape[2], keys.shape[2], masked)
+    output, scores = attend(ctx, q, keys, values, mask=added, scale=scale or None, kept=BIASED)
+    given = ctx.node.outputs[3] if ctx.node is not None and is_used(ctx, 3) else None
+    if given is not None and given.dtype is not None and given.dtype is not scores.dtype:
+        wanted = given.dtype
+        scores = elementwise(ctx, lambda x: s.cast(x, wanted), scores)
+    return merge_heads(ctx, output), scores
+
+
+# ---- weights and caches ----
+
+
+@op("DecoderAttention", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "B": BOOL})
+def decoder_attention(
+    ctx: Lowering,
+    query: T,
+    key: T,
+    q_weight: T,
+    kv_weight: T,
+    bias: T,
+    key_padding_mask: B | None,
+    key_cache: T | None,
+    value_cache: T | None,
+    static_kv: HostTensor,
+    use_past: HostTensor,
+    has_layer_state: HostTensor,
+    has_key_padding_mask: HostTensor,
+    *,
+    mask_filter_value: float = MASKED,
+    num_heads: int,
+) -> tuple[Tensor, ...]:
+    """(output, keys, values), of inputs [sequence, batch, hidden]. Where the padding mask is set, no key counts."""
+
+    def flag(x: Tensor, name: str) -> bool:
+        return bool(ctx.host_constants(x, f"{name} of DecoderAttention", [0])[0])
+
+    is_cross, is_masked = flag(static_kv, "static_kv"), flag(has_key_padding_mask, "has_key_padding_mask")
+    # Each flag is read, whatever the others say: a claim settles which inputs the host reads.
+    uses_past, has_state = flag(use_past, "use_past"), flag(has_layer_state, "has_layer_state")
+    has_past = uses_past and has_state
+    if query.rank != 3 or key.rank != 3 or bias.rank != 1 or num_heads <= 0:
+        raise InvalidModel(f"DecoderAttention of {num_heads} heads, ranks {query.rank}, {key.rank} and {bias.rank}")
+    _, batch, hidden = query.shape
+    ctx.require_shape(q_weight, (hidden, hidden), "q_weight of DecoderAttention")
+    ctx.require_shape(kv_weight, (hidden, 2 * hidden), "kv_weight of DecoderAttention")
+    ctx.require_shape(key, (key.shape[0], batch, hidden), "key of DecoderAttention")
+    own, others = split_columns(ctx, bias, [hidden, 2 * hidden], "the bias")
+
+    def projected(x: Tensor, weights: Tensor, added: Tensor) -> Tensor:
+        """[batch, sequence, columns]"""
+        result = multiply(ctx, x, weights, added, finish=lambda total, b: total + s.widen(b))
+        return permute(ctx, result, (1, 0, 2))
+
+    q = split_heads(ctx, projected(query, q_weight, own), num_heads)
+    if has_past and (key_cache is None or value_cache is None):
+        raise InvalidModel("DecoderAttention that uses a past needs key_cache and value_cache")
+    if has_past and is_cross and key_cache is not None and value_cache is not None:
+        keys, values = key_cache, value_cache
+    else:
+        both = projected(key if is_cross else query, kv_weight, others)
+        columns = split_columns(ctx, both, [hidden, hidden], "kv_weight of DecoderAttention")
+        keys, values = (split_heads(ctx, x, num_heads) for x in columns)
+        if has_past:
+            _, keys, values = after_past(ctx, key_cache, value_cache, keys, values)
+    mask = None
+    if is_masked:
+        if key_padding_mask is None:
+            raise InvalidModel("DecoderAttention with has_key_padding_mask needs key_padding_mask")
+        ctx.require_shape(key_padding_mask, (batch, keys.shape[2]), "key_padding_mask of DecoderAttention")
+        mask = unsqueeze(ctx, elementwise(ctx, lambda x: ~x, key_padding_mask), (1, 2))
+    output, _ = attend(ctx, q, keys, values, mask=mask)
+    return permute(ctx, merge_heads(ctx, output), (1, 0, 2)), keys, values

@@ -1,0 +1,286 @@
+"""GatedDeltaNet and LinearAttentionGate of com.microsoft: linear attention of packed tokens, and what gates it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.linear_attention import LinearAttention, linear_attention
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
+from ort_cuda_plugin.ops.onnx.attention.linear_attention import UPDATE_RULES
+from ort_cuda_plugin.ops.onnx.attention.scores import scaled_by
+from ort_cuda_plugin.ops.onnx.math.activation import softplus
+from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
+from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
+from ort_cuda_plugin.ops.outputs import is_used
+from ort_cuda_plugin.ops.registry import FLOAT32, INT32, UP_TO_FLOAT32, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import copy_of, elementwise, full
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.row_program import SUM, Row
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, lt, product
+from ort_cuda_plugin.program.views import expand, part, permute, reshape, unsqueeze
+
+TF: TypeAlias = Tensor
+TI: TypeAlias = Tensor
+TS: TypeAlias = Tensor
+Gates: TypeAlias = Tensor
+"""float32, or of a type of its own in newer versions of the schema."""
+
+_NAME = "GatedDeltaNet"
+_SOFTPLUS = ("qwen", "softplus")
+_BOUNDED = ("sigmoid", "kda")
+"""Names of the activations that make logarithms of decays."""
+
+
+@op("LinearAttentionGate", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "TF": FLOAT32})
+def linear_attention_gate(ctx: Lowering, a: T, dt_bias: TF, decay_scale: TF, b: T | None = None) -> tuple[Tensor, ...]:
+    """(decay_scale * softplus(a + dt_bias), sigmoid(b)), for each head in float32."""
+    if a.rank != 3:
+        raise InvalidModel(f"LinearAttentionGate of rank {a.rank}")
+    for x, what in ((dt_bias, "dt_bias"), (decay_scale, "decay_scale")):
+        ctx.require_shape(x, a.shape[2:], f"{what} of LinearAttentionGate")
+    if b is None and is_used(ctx, 1):
+        raise InvalidModel("LinearAttentionGate gives beta only with b")
+
+    def gate(x: Scalar, bias: Scalar, factor: Scalar) -> Scalar:
+        return s.cast(factor * softplus(s.widen(x) + bias), a.dtype)
+
+    decay = elementwise(ctx, gate, a, dt_bias, decay_scale)
+    if b is None:
+        return (decay,)
+    ctx.require_shape(b, a.shape, "b of LinearAttentionGate")
+    return decay, elementwise(ctx, s.sigmoid, b)
+
+
+@op(_NAME, domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "TS": FLOAT32, "TI": INT32})
+def gated_delta_net(
+    ctx: Lowering,
+    query: T,
+    key: T | None = None,
+    value: T | None = None,
+    cu_seqlens: TI | None = None,
+    decay: Gates | None = None,
+    beta: Gates | None = None,
+    initial_state: TS | None = None,
+    a_log: TS | None = None,
+    dt_bias: TS | None = None,
+    capture_count: TI | None = None,
+    state_update_active: TI | None = None,
+    *,
+    beta_activation: str = "none",
+    chunk_size: int = 64,
+    gate_activation: str = "none",
+    gate_lower_bound: float = -5.0,
+    qk_l2_norm: int = 0,
+    scale: float = 0.0,
+    state_update_capacity: int = 0,
+    update_rule: str = "gated_delta",
+) -> tuple[Tensor, ...]:
+    """(output, final state, state update). ``chunk_size`` is a hint for other ways to compute the same.
+
+    The state of each head is transposed, [value size, key size]. Of the state update, what a sequence does not capture
+    is 0.
+    """
+    if update_rule not in UPDATE_RULES:
+        raise InvalidModel(f"{_NAME} with the update rule {update_rule!r}")
+    if beta_activation not in ("none", "sigmoid") or gate_activation not in ("none", *_SOFTPLUS, *_BOUNDED):
+        raise InvalidModel(f"{_NAME} with the activations {beta_activation!r} and {gate_activation!r}")
+    if (gate_activation == "none") != (a_log is None) or (a_log is None) != (dt_bias is None):
+        raise InvalidModel(f"{_NAME}: a_log and dt_bias belong to a gate_activation")
+    check_capture(_NAME, state_update_capacity, capture_count)
+    if initial_state is not None and initial_state.rank != 4:
+        raise InvalidModel(f"{_NAME} with a state of rank {initial_state.rank}")
+    lead, q, k, v = _heads(ctx, query, key, value, initial_state)
+    tokens, heads, width = v.shape
+    size, key_heads = q.shape[2], k.shape[1]
+    ctx.require(
+        eq(floordiv(heads, key_heads) * key_heads, heads), f"{_NAME}: the key's heads do not divide the value's"
+    )
+    if cu_seqlens is not None and len(lead) != 1:
+        raise InvalidModel(f"{_NAME} with bounds of sequences, and with a dimension for them")
+    if cu_seqlens is None and initial_state is None:
+        raise InvalidModel(f"{_NAME} with neither bounds of sequences nor a state")
+    packed = None if cu_seqlens is None else PackedTokens(ctx, cu_seqlens, tokens, _NAME)
+    count, steps = tokens, tokens
+    if packed is not None:
+        count = packed.count
+    elif initial_state is not None:
+        count = initial_state.shape[0]
+        ctx.require(lt(0, count), f"{_NAME} of no sequences")
+        steps = floordiv(tokens, count)
+        ctx.require(eq(steps * count, tokens), f"{_NAME}: the tokens are no multiple of the states")
+    if initial_state is not None:
+        ctx.require_shape(initial_state, (count, heads, width, size), f"initial_state of {_NAME}")
+    gates = None
+    if decay is not None and "gated" in update_rule:
+        if state_update_capacity and decay.rank != len(lead) + 1:
+            raise InvalidModel(f"{_NAME} captures no tokens that have a decay for each element of a key")
+        bound = gate_lower_bound if gate_activation in _BOUNDED else None
+        gates = _decay(ctx, decay, lead, size, heads, a_log, dt_bias, bound)
+    rate = None
+    if beta is not None:
+        ctx.require_shape(beta, (*lead, heads), f"beta of {_NAME}")
+        rate = elementwise(ctx, s.widen, reshape(ctx, beta, (tokens, heads, 1)))
+        if beta_activation == "sigmoid":
+            rate = elementwise(ctx, s.sigmoid, rate)
+    if "delta" not in update_rule and rate is not None:
+        v, rate = elementwise(ctx, lambda x, factor: s.widen(x) * factor, v, rate), None
+    elif "delta" in update_rule and rate is None:
+        rate = expand(ctx, full(ctx, (1, 1, 1), 1.0, DType.FLOAT32), (tokens, heads, 1))
+    if qk_l2_norm:
+        q, k = _unit(ctx, q), _unit(ctx, k)
+
+    def by_sequence(x: Tensor) -> Tensor:
+        """x of the tokens of each sequence; those with bounds have all, of which the bounds say which are their own."""
+        if packed is None:
+            return reshape(ctx, x, (count, steps, *x.shape[1:]))
+        return expand(ctx, unsqueeze(ctx, x, [0]), (count, *x.shape))
+
+    outputs = ctx.empty((tokens, heads, width), query.dtype)
+    if packed is not None:
+        # Tokens that are in no sequence, where the bounds are wrong, give zeros.
+        ctx.memset(outputs, 0)
+    state = ctx.empty((count, heads, size, width), DType.FLOAT32)
+    added = None
+    if state_update_capacity:
+        added = ctx.empty((count, state_update_capacity, heads, width), DType.FLOAT32)
+    given = LinearAttention(
+        query=by_sequence(unsqueeze(ctx, q, [2])),
+        key=by_sequence(k),
+        value=by_sequence(v),
+        past=None if initial_state is None else permute(ctx, initial_state, (0, 1, 3, 2)),
+        decay=None if gates is None else by_sequence(gates),
+        beta=None if rate is None else by_sequence(rate),
+        scale=scaled_by(ctx, full(ctx, (), 1.0, DType.FLOAT32), size, scale or None),
+        state=state,
+        outputs=by_sequence(unsqueeze(ctx, outputs, [2])),
+        bounds=cu_seqlens,
+        added=added,
+    )
+    linear_attention(ctx, given)
+    results = [ctx.view(outputs, (*lead, heads, width)), copy_of(ctx, permute(ctx, state, (0, 1, 3, 2)))]
+    if added is not None and capture_count is not None:
+        ctx.require_shape(capture_count, (count,), f"capture_count of {_NAME}")
+
+        def span(maps: IndexMap, row: Scalar) -> tuple[Scalar, Scalar]:
+            if packed is not None:
+                return packed.range(maps, row)
+            return row * maps.dim(steps), maps.dim(steps)
+
+        results.append(_captured(ctx, span, gates, k, added, capture_count, state_update_active))
+    return tuple(results)
+
+
+def _heads(
+    ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, state: Tensor | None
+) -> tuple[tuple[Dim, ...], Tensor, Tensor, Tensor]:
+    """(the dimensions of tokens, query, key, value [tokens, heads, size]); the query may have all three in a row."""
+    if (key is None) != (value is None):
+        raise InvalidModel(f"{_NAME} with a key or a value alone")
+    packed = key is None
+    lead = query.shape[: query.rank - (1 if packed else 2)]
+    if len(lead) not in (1, 2):
+        raise InvalidModel(f"{_NAME} with a query of rank {query.rank}")
+    tokens = product(lead)
+    if key is None or value is None:
+        if state is None:
+            raise InvalidModel(f"{_NAME} with a query of all heads, and without a state to say how many they are")
+        _, heads, width, size = state.shape
+        row = reshape(ctx, query, (tokens, query.shape[-1]))
+        key_heads = floordiv(query.shape[-1] - heads * width, 2 * size)
+        ctx.require(lt(0, key_heads), f"{_NAME}: the packed query has too few elements for the heads of the state")
+        ctx.require(eq(key_heads * size * 2 + heads * width, query.shape[-1]), f"{_NAME}: heads do not fill the query")
+        found, start = [], 0 * key_heads
+        for number, width_of in ((key_heads, size), (key_heads, size), (heads, width)):
+            columns = part(ctx, row, 1, start, number * width_of)
+            found.append(reshape(ctx, columns, (tokens, number, width_of)))
+            start = start + number * width_of
+        return lead, found[0], found[1], found[2]
+    if key.rank != query.rank or value.rank != query.rank:
+        raise InvalidModel(f"{_NAME} of ranks {query.rank}, {key.rank} and {value.rank}")
+    ctx.require_shape(key, query.shape, f"key of {_NAME}")
+    ctx.require_shape(value, (*lead, *value.shape[-2:]), f"value of {_NAME}")
+    q, k, v = (reshape(ctx, x, (tokens, *x.shape[-2:])) for x in (query, key, value))
+    return lead, q, k, v
+
+
+def _decay(
+    ctx: Lowering, decay: Tensor, lead: Sequence[Dim], size: Dim, heads: Dim, a_log: Tensor | None, bias: Tensor | None,
+    bound: float | None,
+) -> Tensor:  # fmt: skip
+    """Logarithms of decays [tokens, heads, size]; a model may have one for each head, and what they are made of.
+
+    With a ``bound`` they are between that and 0.
+    """
+    tokens, each = product(lead), decay.rank == len(lead) + 2
+    ctx.require_shape(decay, (*lead, heads, size) if each else (*lead, heads), f"decay of {_NAME}")
+    gates = reshape(ctx, decay, (tokens, heads, size if each else 1))
+    if a_log is not None and bias is not None:
+        for x, what in ((a_log, "a_log"), (bias, "dt_bias")):
+            ctx.require_shape(x, (heads,), f"{what} of {_NAME}")
+
+        def made(x: Scalar, logarithm: Scalar, offset: Scalar) -> Scalar:
+            x, factor = s.widen(x) + offset, s.exp(logarithm)
+            return -factor * softplus(x) if bound is None else bound * s.sigmoid(factor * x)
+
+        gates = elementwise(ctx, made, gates, *(unsqueeze(ctx, x, [1]) for x in (a_log, bias)))
+    return expand(ctx, gates, (tokens, heads, size))
+
+
+def _unit(ctx: Lowering, x: Tensor) -> Tensor:
+    """x in float32, with vectors along the last axis that have length 1."""
+
+    def program(row: Row, value: Scalar) -> Outputs:
+        real = s.widen(value)
+        return [real / s.sqrt(row.reduce(SUM, real * real) + 1e-12)], []
+
+    return row_map(ctx, program, [x.rank - 1], x)[0]
+
+
+def _captured(
+    ctx: Lowering,
+    span: Callable[[IndexMap, Scalar], tuple[Scalar, Scalar]],
+    gates: Tensor | None,
+    key: Tensor,
+    added: Tensor,
+    wanted: Tensor,
+    active: Tensor | None,
+) -> Tensor:
+    """Of the first tokens of each sequence: their decays, keys, and what they add; in one row for each sequence.
+
+    ``span`` gives where a sequence begins and how many tokens it has.
+    """
+    count, capacity, heads, _ = added.shape
+    _, key_heads, size = key.shape
+
+    def captured(maps: IndexMap, row: Scalar, slot: Scalar) -> tuple[Scalar, Scalar]:
+        """Where the sequence begins, and whether it captures this token."""
+        begin, steps = span(maps, row)
+        inside = (slot < steps) & (slot < s.cast(maps.source(wanted).at([row]), DType.INT64))
+        return begin, inside if active is None else inside & s.not_equal(maps.number(active), 0)
+
+    def decay_of(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        begin, inside = captured(maps, c[0], c[1])
+        if gates is None:
+            return s.where(inside, s.constant(1.0, DType.FLOAT32), 0.0)
+        gate = s.widen(maps.source(gates).at([begin + c[1], c[2], s.constant(0, DType.INT64)], inside))
+        return s.where(inside, s.exp(gate), 0.0)
+
+    def key_of(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        begin, inside = captured(maps, c[0], c[1])
+        return s.cast(maps.source(key).at([begin + c[1], c[2], c[3]], inside), DType.FLOAT32)
+
+    def addition_of(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return maps.source(added).at(c, captured(maps, c[0], c[1])[1])
+
+    shapes = ((count, capacity, heads), (count, capacity, key_heads, size), added.shape)
+    parts = [
+        reshape(ctx, gather_map(ctx, shape, DType.FLOAT32, element), (count, product(shape[1:])))
+        for shape, element in zip(shapes, (decay_of, key_of, addition_of), strict=True)
+    ]
+    return concat(ctx, *parts, axis=1)

@@ -1,0 +1,249 @@
+"""GroupQueryAttention: its cache grows in place where past and present are one buffer, and may be quantized.
+
+Where a sequence's keys end is read on the device. So a step of a decoder, of which nothing but that changes, has the
+plan and the CUDA graph of the step before it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, TypeAlias
+
+from ort_cuda_plugin.kernels.cache import CachePart, append
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, grouped_heads, score_bias, sink_of_heads
+from ort_cuda_plugin.ops.contrib.attention.window_cache import (
+    bias_of_window,
+    places_in_window,
+    window_after,
+    window_step,
+)
+from ort_cuda_plugin.ops.onnx.attention.attention import BIASED, PROBABILITIES, RAW, attend, merge_heads, rotate
+from ort_cuda_plugin.ops.onnx.attention.cached_attention import attend_in_one_walk
+from ort_cuda_plugin.ops.onnx.attention.scores import Reach
+from ort_cuda_plugin.ops.onnx.nn.normalization import layer_norm
+from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
+from ort_cuda_plugin.ops.outputs import is_used
+from ort_cuda_plugin.ops.registry import FLOAT32, INT32, UP_TO_FLOAT32, HostTensor, Int64, M, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, mod, product, sym_max
+from ort_cuda_plugin.program.views import reshape, unsqueeze
+
+T_CACHE: TypeAlias = Tensor
+T_KV_SCALE: TypeAlias = Tensor
+QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.FLOAT8E4M3FN})
+
+
+@op(
+    "GroupQueryAttention",
+    domain="com.microsoft",
+    since=1,
+    types={
+        "T": UP_TO_FLOAT32,
+        "T_CACHE": UP_TO_FLOAT32 | QUANTIZED,
+        "T_KV_SCALE": FLOAT32,
+        "M": INT32,
+    },
+)
+def group_query_attention(
+    ctx: Lowering,
+    query: T,
+    key: T | None,
+    value: T | None,
+    past_key: T_CACHE | None,
+    past_value: T_CACHE | None,
+    seqlens_k: M,
+    total_sequence_length: HostTensor,
+    cos_cache: T | None = None,
+    sin_cache: T | None = None,
+    position_ids: Int64 | None = None,
+    attention_bias: T | None = None,
+    head_sink: T | None = None,
+    k_scale: T_KV_SCALE | None = None,
+    v_scale: T_KV_SCALE | None = None,
+    q_norm_weight: T | None = None,
+    k_norm_weight: T | None = None,
+    *,
+    num_heads: int,
+    kv_num_heads: int,
+    causal: int = 1,
+    do_rotary: int = 0,
+    k_quant_type: str = "NONE",
+    kv_cache_bit_width: int = 0,
+    local_window_size: int = -1,
+    qk_norm_epsilon: float = 1e-6,
+    qk_output: int = 0,
+    rotary_interleaved: int = 0,
+    scale: float = 0.0,
+    sliding_window_cache: int = 0,
+    smooth_softmax: int = 0,
+    softcap: float = 0.0,
+    v_quant_type: str = "NONE",
+) -> tuple[Tensor, ...]:
+    """(output, present key, present value, scores). What lies behind the last key of a sequence is zero or the past's.
+
+    The past's where it is one buffer with the present; then nothing but the new rows is written.
+    A sequence has its new keys behind its own past, which is as long as ``seqlens_k`` says. Where the past is as long
+    as what is there in all, or longer, the present has its length.
+    """
+    if sliding_window_cache and past_key is None:
+        raise Unsupported("attribute", "GroupQueryAttention with sliding_window_cache and without a past")
+    if sliding_window_cache and is_used(ctx, 3):
+        raise Unsupported("attribute", "GroupQueryAttention with sliding_window_cache that gives its scores")
+    if num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads:
+        raise InvalidModel(f"GroupQueryAttention of {num_heads} query heads and {kv_num_heads} others")
+    if qk_output not in (0, 1, 2) or causal not in (0, 1):
+        raise InvalidModel(f"GroupQueryAttention with qk_output = {qk_output}, causal = {causal}")
+    q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
+    batch, _, rows, _ = q.shape
+    ctx.require(le(1, rows), "GroupQueryAttention without a new token")
+    lengths = reshape(ctx, seqlens_k, [batch])
+    places = _places(ctx, lengths, rows, total_sequence_length)
+    if (q_norm_weight is None) != (k_norm_weight is None):
+        raise InvalidModel("GroupQueryAttention with a norm of queries or of keys alone")
+    if q_norm_weight is not None and k_norm_weight is not None:
+        float32 = DType.FLOAT32.onnx
+        q = layer_norm(ctx, q, q_norm_weight, None, [3], qk_norm_epsilon, float32, center=False)[0]
+        k = layer_norm(ctx, k, k_norm_weight, None, [3], qk_norm_epsilon, float32, center=False)[0]
+    if do_rotary:
+        if cos_cache is None or sin_cache is None or cos_cache.rank != 2:
+            raise InvalidModel("GroupQueryAttention with do_rotary needs caches of rank 2")
+        at = places if position_ids is None else position_ids
+        rotated, turned = 2 * cos_cache.shape[1], bool(rotary_interleaved)
+        q, k = (
+            rotate(ctx, x, 2, cos_cache, sin_cache, at, rotated, interleaved=turned) for x in (q, k)
+        )  # fmt: skip
+    bias = _bias(ctx, attention_bias, batch, rows)
+    window = None
+    if sliding_window_cache and past_key is not None:
+        if past_key.rank != 4:
+            raise InvalidModel(f"GroupQueryAttention with a past of rank {past_key.rank}")
+        window = window_step(ctx, places, lengths, past_key.shape[2], local_window_size)
+        # The cache and behind it the new keys, in a buffer of their own: queries attend to what leaves the cache.
+        capacity: Dim = window.capacity + rows
+        places, lengths = places_in_window(ctx, window, places), window.last
+        bias = None if bias is None else bias_of_window(ctx, bias, batch, capacity, window)
+    else:
+        capacity = _capacity(ctx, past_key, rows, total_sequence_length)
+    keys = _cache(ctx, past_key, k, capacity, k_scale, k_quant_type, kv_cache_bit_width)
+    values = _cache(ctx, past_value, v, capacity, v_scale, v_quant_type, kv_cache_bit_width)
+    append(ctx, [keys, values], select_index(ctx, places, 1, 0))
+    position = unsqueeze(ctx, places, (1, 3))
+    sink = sink_of_heads(ctx, head_sink, num_heads, smooth_softmax)
+    reach = Reach(is_causal=bool(causal), left=local_window_size - 1 if local_window_size > 0 else -1)
+    if not is_used(ctx, 3):
+        output = attend_in_one_walk(
+            ctx,
+            q,
+            keys,
+            values,
+            mask=bias,
+            count=None if bias is None else bias.shape[-1],
+            position=position,
+            last=unsqueeze(ctx, lengths, (1, 2, 3)),
+            sink=sink,
+            reach=reach,
+            scale=scale or None,
+            softcap=softcap,
+        )
+        if window is not None:
+            return output, *(window_after(ctx, window, x.present) for x in (keys, values))
+        return output, keys.present, values.present
+    if keys.scale is not None or values.scale is not None:
+        raise Unsupported("attribute", "GroupQueryAttention that gives its scores and has a quantized cache")
+    total = ctx.host_number(total_sequence_length, "total_sequence_length of GroupQueryAttention")
+    k, v = (_valid(ctx, x.present, lengths, total) for x in (keys, values))
+    output, scores = attend(
+        ctx,
+        q,
+        k,
+        v,
+        mask=bias,
+        position=position,
+        length=unsqueeze(ctx, elementwise(ctx, lambda x: s.cast(x, DType.INT64) + 1, lengths), (1, 2, 3)),
+        sink=sink,
+        reach=reach,
+        scale=scale or None,
+        softcap=softcap,
+        kept=(RAW, BIASED, PROBABILITIES)[qk_output],
+    )
+    if qk_output == 1:
+        # The scores of keys that a query does not attend to are zeros, as in the CPU provider.
+        scores = elementwise(ctx, lambda x: s.where(s.equal(x, -math.inf), 0.0, x), scores)
+    return merge_heads(ctx, output), keys.present, values.present, scores
+
+
+def _places(ctx: Lowering, lengths: Tensor, rows: Dim, total: Tensor) -> Tensor:
+    """The places of the new keys, int64 [batch, rows]: they begin at 0 for a prompt, in which all keys are new.
+
+    ``total`` is read on the device, unless it follows from shapes: it changes with each token.
+    """
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        count = maps.dim(rows)
+        host = total.host
+        number = maps.dim(host[0]) if host is not None and len(host) == 1 else s.cast(maps.number(total), DType.INT64)
+        begin = s.cast(maps.source(lengths).at([c[0]]), DType.INT64) + 1 - count
+        return s.where(s.equal(count, number), 0, begin) + c[1]
+
+    return gather_map(ctx, [*lengths.shape, rows], DType.INT64, element)
+
+
+def _capacity(ctx: Lowering, past: Tensor | None, rows: Dim, total: Tensor) -> Dim:
+    """How many places the present has: those of the past, or where that has too few, as many as there are keys.
+
+    The host needs the total for that. Exporters compute it from the shape of a mask; then nothing is read back.
+    """
+    number = ctx.host_number(total, "total_sequence_length of GroupQueryAttention")
+    ctx.require(le(rows, number), "GroupQueryAttention: total_sequence_length is less than the number of new tokens")
+    return number if past is None or past.rank != 4 else ctx.settled_size(sym_max(past.shape[2], number))
+
+
+def _cache(
+    ctx: Lowering, past: Tensor | None, new: Tensor, capacity: Dim, scale: Tensor | None, kind: str, bits: int
+) -> CachePart:
+    """The cache of keys or values, with an empty present of ``capacity`` places."""
+    batch, heads, _, size = new.shape
+    if kind not in ("NONE", "PER_TENSOR", "PER_CHANNEL") or bits not in (0, 4, 8):
+        raise InvalidModel(f"GroupQueryAttention with the quantization {kind!r} of {bits} bits")
+    dtype, stored = new.dtype, size
+    if kind == "NONE":
+        if past is not None and past.dtype is not new.dtype:
+            raise Unsupported("dtype", f"GroupQueryAttention with a cache of {past.dtype.short} without a scale")
+        bits, scale = 8, None
+    else:
+        if past is None or past.dtype not in QUANTIZED or scale is None:
+            raise InvalidModel("GroupQueryAttention with a quantized cache needs a past of its type, and scales")
+        dtype, bits = past.dtype, bits or 8
+        if (dtype is DType.UINT8) != (bits == 4):
+            raise Unsupported("dtype", f"GroupQueryAttention with a cache of {bits} bits in {dtype.short}")
+        if bits == 4:
+            ctx.require(eq(mod(size, 2), 0), "GroupQueryAttention with a cache of 4 bits and an odd head size")
+            stored = floordiv(size, 2)
+        wanted = (1, 1, 1) if kind == "PER_TENSOR" else (heads, 1, size)
+        ctx.require(eq(scale.size, product(wanted)), "the scale of a cache of GroupQueryAttention has a wrong size")
+        scale = reshape(ctx, scale, list(wanted))
+    if past is not None:
+        wanted_past = (batch, heads, past.shape[2] if past.rank == 4 else 0, stored)
+        ctx.require_shape(past, wanted_past, "past of GroupQueryAttention")
+    return CachePart(past, ctx.empty((batch, heads, capacity, stored), dtype), new, scale, bits)
+
+
+def _bias(ctx: Lowering, attention_bias: Tensor | None, batch: Dim, rows: Dim) -> Tensor | None:
+    if attention_bias is None:
+        return None
+    keys = attention_bias.shape[-1] if attention_bias.rank else 0
+    return score_bias(ctx, None, attention_bias, batch, rows, keys, MASKED)
+
+
+def _valid(ctx: Lowering, x: Tensor, lengths: Tensor, total: Dim) -> Tensor:
+    """The keys or values that a sequence has, and zeros in place of what stands behind them."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return maps.source(x).at(c, c[2] <= s.cast(maps.source(lengths).at([c[0]]), DType.INT64))
+
+    return gather_map(ctx, [*x.shape[:2], total, x.shape[3]], x.dtype, element)

@@ -1,0 +1,433 @@
+"""Attention of com.microsoft: its masks, packed inputs and caches, around the mechanism of ai.onnx.
+
+What is masked there gets ``mask_filter_value`` added to its score. So a row of which all is masked is not zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.onnx.attention.attention import (
+    after_past,
+    attend,
+    merge_heads,
+    query_places,
+    rotate,
+    split_heads,
+)
+from ort_cuda_plugin.ops.onnx.attention.cached_attention import CachePart, append, attend_in_one_walk
+from ort_cuda_plugin.ops.onnx.attention.scores import Reach
+from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
+from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
+from ort_cuda_plugin.ops.outputs import is_used
+from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, M, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise, full
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.multiply import multiply
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, logical_or, sym_max
+from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
+
+T_CACHE: TypeAlias = Tensor
+T_KV_SCALE: TypeAlias = Tensor
+MASKED: Final = -10000.0
+"""The default of ``mask_filter_value``."""
+
+# ---- masks ----
+
+
+def _mask_bias(ctx: Lowering, mask: Tensor, batch: Dim, rows: Dim, keys: Dim, masked: float) -> Tensor:
+    """What a mask of any form adds to scores [batch, heads, rows, keys]: 0, or ``masked``.
+
+    A vector has the number of keys of each sequence, perhaps followed by where the sequences start, or by cumulated
+    lengths, which say nothing more. Else there is a number for each key, or for each query and key: 0 masks.
+    """
+    if mask.rank == 1:
+        has_starts = not ctx.guard(eq(mask.size, batch)) and ctx.guard(eq(mask.size, 2 * batch))
+        fits = logical_or(logical_or(eq(mask.size, batch), eq(mask.size, 2 * batch)), eq(mask.size, 3 * batch + 2))
+        ctx.require(fits, "the mask has another size than B, 2 B or 3 B + 2 for B sequences")
+
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            lengths = maps.source(mask)
+            attended = c[3] < s.cast(lengths.at([c[0]]), DType.INT64)
+            if has_starts:
+                attended = attended & (c[3] >= s.cast(lengths.at([c[0] + maps.dim(batch)]), DType.INT64))
+            return s.where(attended, s.constant(0.0, DType.FLOAT32), masked)
+
+        return gather_map(ctx, [batch, 1, 1, keys], DType.FLOAT32, element)
+    if mask.rank not in (2, 3):
+        raise Unsupported("shape", f"an attention mask of rank {mask.rank}")
+    fits = logical_or(eq(mask.shape[-1], keys), eq(mask.shape[-1], 1))
+    ctx.require(fits, "the attention mask has another number of columns than there are keys")
+    if mask.rank == 3:
+        ctx.require_shape(mask, (batch, rows, mask.shape[2]), "attention mask")
+    else:
+        ctx.require(logical_or(eq(mask.shape[0], batch), eq(mask.shape[0], 1)), "the attention mask has another batch")
+    placed = unsqueeze(ctx, mask, (1, 2) if mask.rank == 2 else (1,))
+    return elementwise(ctx, lambda x: s.where(x > 0, s.constant(0.0, DType.FLOAT32), masked), placed)
+
+
+def score_bias(
+    ctx: Lowering, mask: Tensor | None, attention_bias: Tensor | None, batch: Dim, rows: Dim, keys: Dim, masked: float
+) -> Tensor | None:
+    """The sum of what is added to the scores, float32 or the type of ``attention_bias``."""
+    if attention_bias is not None:
+        if attention_bias.rank != 4:
+            raise InvalidModel(f"attention_bias of rank {attention_bias.rank}")
+        for axis, wanted in ((2, rows), (3, keys)):
+            ctx.require(eq(attention_bias.shape[axis], wanted), f"attention_bias has another size in dimension {axis}")
+    if mask is None:
+        return attention_bias
+    padding = _mask_bias(ctx, mask, batch, rows, keys, masked)
+    if attention_bias is None:
+        return padding
+    return elementwise(ctx, lambda a, b: s.widen(a) + b, attention_bias, padding)
+
+
+# ---- attention over projected or packed inputs ----
+
+
+def split_columns(ctx: Lowering, x: Tensor, sizes: Sequence[Dim], what: str) -> list[Tensor]:
+    """x cut along its last axis into parts of ``sizes``."""
+    axis = x.rank - 1
+    starts: list[Dim] = [0]
+    for size in sizes:
+        starts.append(starts[-1] + size)
+    ctx.require(eq(starts[-1], x.shape[axis]), f"the last dimension of {what} is not that of Q, K and V together")
+    return [part(ctx, x, axis, start, size) for start, size in zip(starts, sizes, strict=False)]
+
+
+@op("Attention", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": INT32})
+def attention_of_projection(
+    ctx: Lowering,
+    x: T,
+    weights: T,
+    bias: T | None = None,
+    mask_index: M | None = None,
+    past: T | None = None,
+    attention_bias: T | None = None,
+    past_sequence_length: M | None = None,
+    *,
+    num_heads: int,
+    do_rotary: int = 0,
+    mask_filter_value: float = MASKED,
+    past_present_share_buffer: int = 0,
+    qkv_hidden_sizes: tuple[int, ...] | None = None,
+    rotary_embedding_dim: int = 0,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+) -> tuple[Tensor, ...]:
+    """(attention of x @ weights + bias, keys and values with those of the past in one tensor)."""
+    if do_rotary:
+        raise Unsupported("attribute", "com.microsoft.Attention with do_rotary")
+    if bool(past_present_share_buffer) != (past_sequence_length is not None and past is not None):
+        raise InvalidModel("com.microsoft.Attention takes a past and its length with past_present_share_buffer alone")
+    if x.rank != 3 or weights.rank != 2:
+        raise InvalidModel(f"com.microsoft.Attention of an input of rank {x.rank} and weights of rank {weights.rank}")
+    addends = [] if bias is None else [bias]
+    for y in addends:
+        ctx.require_shape(y, weights.shape[1:], "bias of Attention")
+    projected = multiply(ctx, x, weights, *addends, finish=lambda total, *b: total + s.widen(b[0]) if b else total)
+    return of_projection(
+        ctx,
+        projected,
+        mask_index,
+        past,
+        attention_bias,
+        past_sequence_length,
+        num_heads=num_heads,
+        mask_filter_value=mask_filter_value,
+        qkv_hidden_sizes=qkv_hidden_sizes,
+        scale=scale,
+        unidirectional=unidirectional,
+    )
+
+
+def of_projection(
+    ctx: Lowering,
+    projected: Tensor,
+    mask_index: Tensor | None,
+    past: Tensor | None,
+    attention_bias: Tensor | None = None,
+    past_sequence_length: Tensor | None = None,
+    *,
+    num_heads: int,
+    mask_filter_value: float,
+    qkv_hidden_sizes: tuple[int, ...] | None = None,
+    scale: float,
+    unidirectional: int,
+) -> tuple[Tensor, ...]:
+    """The results of Attention where queries, keys and values stand side by side in ``projected``."""
+    if qkv_hidden_sizes and (len(qkv_hidden_sizes) != 3 or min(qkv_hidden_sizes) <= 0):
+        raise InvalidModel(f"com.microsoft.Attention with qkv_hidden_sizes = {list(qkv_hidden_sizes)}")
+    sizes = list(qkv_hidden_sizes or [floordiv(projected.shape[2], 3)] * 3)
+    q, k, v = (split_heads(ctx, y, num_heads) for y in split_columns(ctx, projected, sizes, "weights of Attention"))
+    past_key = past_value = None
+    if past is not None:
+        if past.rank != 5:
+            raise InvalidModel(f"com.microsoft.Attention with a past of rank {past.rank}")
+        past_key, past_value = (select_index(ctx, past, 0, number) for number in (0, 1))
+        ctx.require_shape(past, (2, *k.shape[:2], past.shape[3], k.shape[3]), "past of Attention")
+    if past_key is not None and past_value is not None and past_sequence_length is not None and past is not None:
+        shared = ctx.empty(past.shape, past.dtype)
+        keys, values = (
+            CachePart(before, select_index(ctx, shared, 0, number), new)
+            for number, (before, new) in enumerate(((past_key, k), (past_value, v)))
+        )
+        output = attended_in_place(
+            ctx,
+            q,
+            keys,
+            values,
+            past_sequence_length,
+            mask_index,
+            attention_bias,
+            mask_filter_value,
+            scale,
+            unidirectional,
+        )
+        return output, shared
+    length, k, v = after_past(ctx, past_key, past_value, k, v)
+    output = attended(ctx, q, k, v, length, mask_index, attention_bias, mask_filter_value, scale, unidirectional)[0]
+    stacked = ctx.known(eq(k.shape[3], v.shape[3])) is not False
+    present = [concat(ctx, unsqueeze(ctx, k, (0,)), unsqueeze(ctx, v, (0,)), axis=0)] if stacked else []
+    return output, *present
+
+
+def attended(
+    ctx: Lowering,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    past: Dim,
+    mask: Tensor | None,
+    attention_bias: Tensor | None,
+    masked: float,
+    scale: float,
+    unidirectional: int,
+) -> tuple[Tensor, Tensor]:
+    """(the heads' results side by side, scores before anything is added to them).
+
+    Where there are more keys than queries and past, the last query sees all keys, as with ONNX Runtime's CUDA provider.
+    """
+    batch, _, rows, _ = q.shape
+    before = sym_max(past, k.shape[2] - rows)
+    output, scores = attend(
+        ctx,
+        q,
+        k,
+        v,
+        mask=score_bias(ctx, mask, attention_bias, batch, rows, k.shape[2], masked),
+        position=query_places(ctx, rows, before, None) if unidirectional else None,
+        reach=Reach(is_causal=bool(unidirectional)),
+        scale=scale or None,
+    )
+    return merge_heads(ctx, output), scores
+
+
+def attended_in_place(
+    ctx: Lowering,
+    q: Tensor,
+    keys: CachePart,
+    values: CachePart,
+    past_length: Tensor,
+    mask: Tensor | None,
+    attention_bias: Tensor | None,
+    masked: float,
+    scale: float,
+    unidirectional: int,
+) -> Tensor:
+    """Puts the new keys and values behind ``past_length`` others, and gives the heads' results side by side.
+
+    The length is read on the device: nothing that a plan depends on changes from token to token.
+    """
+    batch, _, rows, _ = q.shape
+    ctx.require(le(1, rows), "attention without a new token")
+    for cache in (keys, values):
+        assert cache.past is not None
+        (_, heads, _, size), capacity = cache.new.shape, cache.present.shape[2]
+        ctx.require_shape(cache.past, (batch, heads, capacity, size), "past of attention")
+    ctx.require(eq(keys.present.shape[2], values.present.shape[2]), "pasts of keys and values have two lengths")
+    places = gather_map(
+        ctx, [batch, rows], DType.INT64, lambda maps, c: s.cast(maps.number(past_length), DType.INT64) + c[1]
+    )
+    append(ctx, [keys, values], select_index(ctx, places, 1, 0))
+    given = attention_bias if attention_bias is not None else mask
+    count = given.shape[-1] if given is not None and given.rank > 1 else keys.present.shape[2]
+    return attend_in_one_walk(
+        ctx,
+        q,
+        keys,
+        values,
+        mask=score_bias(ctx, mask, attention_bias, batch, rows, count, masked),
+        count=count,
+        position=unsqueeze(ctx, places, (1, 3)) if unidirectional else None,
+        last=unsqueeze(ctx, part(ctx, places, 1, rows - 1, 1), (1, 2)),
+        reach=Reach(is_causal=bool(unidirectional)),
+        scale=scale or None,
+    )
+
+
+@op("MultiHeadAttention", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": INT32})
+def multi_head_attention(
+    ctx: Lowering,
+    query: T,
+    key: T | None = None,
+    value: T | None = None,
+    bias: T | None = None,
+    key_padding_mask: M | None = None,
+    attention_bias: T | None = None,
+    past_key: T | None = None,
+    past_value: T | None = None,
+    past_sequence_length: M | None = None,
+    cache_indirection: M | None = None,
+    *,
+    num_heads: int,
+    mask_filter_value: float = MASKED,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+) -> tuple[Tensor, ...]:
+    """(output, present key, present value, scores), where nothing masks the scores or is added to them."""
+    biased = unidirectional or key_padding_mask is not None or attention_bias is not None
+    if is_used(ctx, 3) and biased:
+        raise Unsupported("attribute", "MultiHeadAttention that gives its scores and masks them")
+    if cache_indirection is not None:
+        raise Unsupported("attribute", "MultiHeadAttention of beams in a cache that they share")
+    q, k, v = heads_of_inputs(ctx, query, key, value, bias, num_heads)
+    if past_sequence_length is not None and past_key is not None and past_value is not None:
+        if is_used(ctx, 3):
+            raise Unsupported("attribute", "MultiHeadAttention that gives its scores of a cache in place")
+        keys, values = (
+            CachePart(past, ctx.empty(past.shape, past.dtype), new) for past, new in ((past_key, k), (past_value, v))
+        )
+        output = attended_in_place(
+            ctx,
+            q,
+            keys,
+            values,
+            past_sequence_length,
+            key_padding_mask,
+            attention_bias,
+            mask_filter_value,
+            scale,
+            unidirectional,
+        )
+        return output, keys.present, values.present
+    length, k, v = after_past(ctx, past_key, past_value, k, v)
+    output, scores = attended(
+        ctx, q, k, v, length, key_padding_mask, attention_bias, mask_filter_value, scale, unidirectional
+    )
+    return output, k, v, scores
+
+
+def heads_of_inputs(
+    ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, bias: Tensor | None, heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and V [batch, heads, sequence, size] of separate inputs, or where two or all three are packed in one."""
+
+    def unpacked(x: Tensor, count: int, what: str) -> list[Tensor]:
+        if x.rank != 5:
+            raise InvalidModel(f"MultiHeadAttention with a {what} of rank {x.rank}")
+        ctx.require_shape(x, (*x.shape[:2], heads, count, x.shape[4]), f"{what} of MultiHeadAttention")
+        return [permute(ctx, select_index(ctx, x, 3, number), (0, 2, 1, 3)) for number in range(count)]
+
+    if key is None:
+        if value is not None:
+            raise InvalidModel("MultiHeadAttention with a value and without a key")
+        given = unpacked(query, 3, "packed query")
+    elif value is None:
+        given = [split_heads(ctx, query, heads), *unpacked(key, 2, "packed key")]
+    else:
+        given = [split_heads(ctx, x, heads) for x in (query, key, value)]
+    if bias is None:
+        return given[0], given[1], given[2]
+    sizes = [x.shape[1] * x.shape[3] for x in given]
+    if bias.rank != 1:
+        raise InvalidModel(f"MultiHeadAttention with a bias of rank {bias.rank}")
+    biases = split_columns(ctx, bias, sizes, "the bias")
+    has_heads = key is not None and key.rank == 4
+    biased = []
+    for number, (x, b) in enumerate(zip(given, biases, strict=True)):
+        if number and has_heads:  # keys and values that are projected already have their bias
+            biased.append(x)
+            continue
+        placed = reshape(ctx, b, [x.shape[1], 1, x.shape[3]])
+        biased.append(elementwise(ctx, lambda value, added: value + added, x, placed))
+    return biased[0], biased[1], biased[2]
+
+
+# ---- rotary embedding ----
+
+
+@op("RotaryEmbedding", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": INT64})
+def rotary_embedding(
+    ctx: Lowering,
+    x: T,
+    position_ids: M,
+    cos_cache: T,
+    sin_cache: T,
+    *,
+    interleaved: int = 0,
+    is_packed_batching: int = 0,
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
+) -> Tensor:
+    """Positions are given for each place, or as one number: that of the first place. Others give zeros.
+
+    Where sequences are packed, there may be more places than positions; each token has its position as everywhere.
+    """
+    if scale != 1.0:
+        raise Unsupported("attribute", "RotaryEmbedding with a scale, which other providers ignore")
+    heads, sequence, rotated = rotary_heads(ctx, "RotaryEmbedding", x, cos_cache, num_heads, rotary_embedding_dim)
+    places = (x.shape[0], x.shape[sequence])
+    if position_ids.rank < 2:
+        ctx.require(eq(position_ids.size, 1), "RotaryEmbedding: positions of rank 1 are one number")
+        first = position_ids
+        position_ids = gather_map(ctx, places, DType.INT64, lambda maps, c: c[1] + maps.number(first))
+    result = rotate(ctx, heads, sequence, cos_cache, sin_cache, position_ids, rotated, interleaved=bool(interleaved))
+    return ctx.view(result, x.shape)
+
+
+def rotary_heads(
+    ctx: Lowering, operator: str, x: Tensor, cos_cache: Tensor, num_heads: int, rotary_embedding_dim: int
+) -> tuple[Tensor, int, Dim]:
+    """The heads apart, the axis of the sequence, and how many elements of a head are rotated."""
+    if x.rank not in (3, 4) or cos_cache.rank != 2:
+        raise InvalidModel(f"{operator} of rank {x.rank} with a cache of rank {cos_cache.rank}")
+    rotated: Dim = rotary_embedding_dim or 2 * cos_cache.shape[1]
+    if x.rank == 4:
+        return x, 2, rotated
+    if rotary_embedding_dim and num_heads <= 0:
+        raise InvalidModel(f"{operator} with rotary_embedding_dim and without num_heads")
+    size = floordiv(x.shape[2], num_heads) if num_heads > 0 else rotated
+    count = num_heads if num_heads > 0 else floordiv(x.shape[2], size)
+    ctx.require(eq(count * size, x.shape[2]), f"{operator}: the hidden size is not a multiple of the heads")
+    return reshape(ctx, x, [*x.shape[:2], count, size]), 1, rotated
+
+
+# ---- grouped queries and their cache ----
+
+
+def grouped_heads(
+    ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, heads: int, kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and V [batch, heads, sequence, size]; without a key the query has all three side by side."""
+    if (key is None) != (value is None) or query.rank != 3:
+        raise InvalidModel("GroupQueryAttention takes a query of rank 3, and key and value or neither")
+    if key is not None and value is not None:
+        return split_heads(ctx, query, heads), split_heads(ctx, key, kv_heads), split_heads(ctx, value, kv_heads)
+    size = floordiv(query.shape[2], heads + 2 * kv_heads)
+    q, k, v = split_columns(ctx, query, [heads * size, kv_heads * size, kv_heads * size], "the packed query")
+    return split_heads(ctx, q, heads), split_heads(ctx, k, kv_heads), split_heads(ctx, v, kv_heads)
+
+
+def sink_of_heads(ctx: Lowering, head_sink: Tensor | None, heads: int, smooth_softmax: int) -> Tensor | None:
+    if head_sink is not None:
+        ctx.require_shape(head_sink, (heads,), "head_sink of GroupQueryAttention")
+        return reshape(ctx, head_sink, [heads, 1, 1])
+    return full(ctx, (), 0.0, DType.FLOAT32) if smooth_softmax == 1 else None

@@ -1,0 +1,223 @@
+"""Sequences of different lengths of com.microsoft: padded to one length, or packed one behind the other.
+
+``token_offset`` has the places of all tokens among the padded ones, and behind them those of the padding. What is
+outside its tensor counts as padding.
+"""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.kernels.select import count_prefixes
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, score_bias, split_columns
+from ort_cuda_plugin.ops.onnx.attention.attention import attend
+from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
+from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, M, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.multiply import multiply
+from ort_cuda_plugin.program.reduce import reduce
+from ort_cuda_plugin.program.row_program import MAX
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv
+from ort_cuda_plugin.program.views import permute, reshape
+
+# ---- padding ----
+
+
+@op("RemovePadding", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "M": INT32})
+def remove_padding(ctx: Lowering, x: T, sequence_token_count: M) -> tuple[Tensor, ...]:
+    """(tokens one behind the other, places, where each sequence starts among them, length of the longest sequence).
+
+    A length that is none counts as the nearest one.
+    """
+    if x.rank != 3:
+        raise InvalidModel(f"RemovePadding of rank {x.rank}")
+    batch, rows, hidden = x.shape
+    ctx.require_shape(sequence_token_count, (batch,), "sequence_token_count of RemovePadding")
+    last = ctx.host_tensor([rows], (), DType.INT64)
+    lengths = elementwise(
+        ctx, lambda n, most: s.minimum(s.maximum(s.cast(n, DType.INT64), 0), most), sequence_token_count, last
+    )
+    is_token = gather_map(ctx, [batch, rows], DType.BOOL, lambda maps, c: c[1] < maps.source(lengths).at([c[0]]))
+    before, total = count_prefixes(ctx, is_token)
+    (count,) = ctx.read_back(total, "number of tokens of RemovePadding", 0, batch * rows)
+    before = reshape(ctx, before, [batch, rows])
+    packed = ctx.empty((count, hidden), x.dtype)
+    places = ctx.empty((batch * rows,), DType.INT32)
+
+    def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
+        token = c[:2]
+        return [maps.source(before).at(token), c[2]], maps.source(x).at(c), maps.source(is_token).at(token)
+
+    def place(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, None]:
+        flat = c[0] * maps.dim(rows) + c[1]
+        tokens = maps.source(before).at(c)
+        padding = maps.dim(count) + flat - tokens
+        return [s.where(maps.source(is_token).at(c), tokens, padding)], s.cast(flat, DType.INT32), None
+
+    def start(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        inside = (c[0] < maps.dim(batch)) & (maps.dim(rows) > 0)
+        zero = s.constant(0, DType.INT64)
+        return s.cast(maps.source(before).at([c[0], zero], inside, maps.dim(count)), DType.INT32)
+
+    scatter_map(ctx, (batch, rows, hidden), packed, move)
+    scatter_map(ctx, (batch, rows), places, place)
+    starts = gather_map(ctx, [batch + 1], DType.INT32, start)
+    longest = reduce(ctx, lambda row, n: s.cast(s.maximum(row.reduce(MAX, n), 0), DType.INT32), lengths, [0])
+    return packed, reshape(ctx, places, [batch, rows]), starts, longest
+
+
+@op("RestorePadding", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "M": INT32})
+def restore_padding(ctx: Lowering, x: T, token_offset: M) -> Tensor:
+    """The tokens at their places, and zeros."""
+    return padded_rows(ctx, x, token_offset, "RestorePadding")
+
+
+def padded_rows(ctx: Lowering, x: Tensor, token_offset: Tensor, what: str) -> Tensor:
+    """x [tokens, size] as [batch, sequence, size], with zeros where no token is; ``what`` names the operator."""
+    if x.rank != 2 or token_offset.rank != 2:
+        raise InvalidModel(f"{what} of tokens of rank {x.rank} with a token_offset of rank {token_offset.rank}")
+    batch, rows = token_offset.shape
+    result = ctx.empty((batch * rows, x.shape[1]), x.dtype)
+    ctx.memset(result, 0)
+    flat = reshape(ctx, token_offset, [batch * rows])
+
+    def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
+        # There may be more tokens than places.
+        known = c[0] < maps.dim(batch * rows)
+        place = s.cast(maps.source(flat).at([c[0]], known, -1), DType.INT64)
+        inside = (place >= 0) & (place < maps.dim(batch * rows))
+        return [place, c[1]], maps.source(x).at(c), inside
+
+    scatter_map(ctx, x.shape, result, move)
+    return ctx.view(result, (batch, rows, x.shape[1]))
+
+
+# ---- packed attention ----
+
+
+@op("PackedAttention", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "M": INT32})
+def packed_attention(
+    ctx: Lowering,
+    x: T,
+    weights: T,
+    bias: T,
+    token_offset: M,
+    cumulative_sequence_length: M,
+    attention_bias: T | None = None,
+    *,
+    num_heads: int,
+    qkv_hidden_sizes: tuple[int, ...] | None = None,
+    scale: float = 0.0,
+) -> Tensor:
+    """Attention of each sequence among the tokens of x @ weights + bias."""
+    if x.rank != 2 or weights.rank != 2:
+        raise InvalidModel(f"PackedAttention of an input of rank {x.rank} and weights of rank {weights.rank}")
+    if qkv_hidden_sizes and (len(qkv_hidden_sizes) != 3 or min(qkv_hidden_sizes) <= 0):
+        raise InvalidModel(f"PackedAttention with qkv_hidden_sizes = {list(qkv_hidden_sizes)}")
+    ctx.require_shape(bias, weights.shape[1:], "bias of PackedAttention")
+    projected = multiply(ctx, x, weights, bias, finish=lambda total, added: total + s.widen(added))
+    sizes = list(qkv_hidden_sizes or [floordiv(weights.shape[1], 3)] * 3)
+    tokens = split_columns(ctx, projected, sizes, "weights of PackedAttention")
+    q, k, v = (_heads_of_tokens(ctx, y, num_heads) for y in tokens)
+    return _attended(ctx, q, k, v, token_offset, cumulative_sequence_length, attention_bias, scale)
+
+
+@op("PackedMultiHeadAttention", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "M": INT32})
+def packed_multi_head_attention(
+    ctx: Lowering,
+    query: T,
+    key: T | None,
+    value: T | None,
+    bias: T | None,
+    token_offset: M,
+    cumulative_sequence_length: M,
+    attention_bias: T | None = None,
+    *,
+    mask_filter_value: float = MASKED,
+    num_heads: int,
+    scale: float = 0.0,
+) -> Tensor:
+    """Attention of each sequence among the tokens. No token attends to padding, so nothing has to be filtered."""
+    if (key is None) != (value is None):
+        raise InvalidModel("PackedMultiHeadAttention with a key or a value alone")
+    if key is None or value is None:
+        if query.rank != 4:
+            raise InvalidModel(f"PackedMultiHeadAttention with a packed query of rank {query.rank}")
+        wanted = (query.shape[0], num_heads, 3, query.shape[3])
+        ctx.require_shape(query, wanted, "packed query of PackedMultiHeadAttention")
+        heads = [select_index(ctx, query, 2, number) for number in range(3)]
+    else:
+        heads = [_heads_of_tokens(ctx, x, num_heads) for x in (query, key, value)]
+    if bias is not None:
+        if bias.rank != 1:
+            raise InvalidModel(f"PackedMultiHeadAttention with a bias of rank {bias.rank}")
+        parts = split_columns(ctx, bias, [x.shape[1] * x.shape[2] for x in heads], "the bias")
+        placed = [reshape(ctx, b, x.shape[1:]) for x, b in zip(heads, parts, strict=True)]
+        heads = [elementwise(ctx, lambda a, b: a + b, x, b) for x, b in zip(heads, placed, strict=True)]
+    q, k, v = heads
+    return _attended(ctx, q, k, v, token_offset, cumulative_sequence_length, attention_bias, scale)
+
+
+def _heads_of_tokens(ctx: Lowering, x: Tensor, heads: int) -> Tensor:
+    """x [tokens, heads * size] as [tokens, heads, size]."""
+    if x.rank != 2 or heads <= 0:
+        raise InvalidModel(f"packed attention of {heads} heads over tokens of rank {x.rank}")
+    size = floordiv(x.shape[1], heads)
+    ctx.require(eq(size * heads, x.shape[1]), "the hidden size is not a multiple of the number of heads")
+    return reshape(ctx, x, [x.shape[0], heads, size])
+
+
+def _attended(
+    ctx: Lowering,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    token_offset: Tensor,
+    cumulative: Tensor,
+    attention_bias: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """The heads' results for each token, side by side."""
+    if token_offset.rank != 2:
+        raise InvalidModel(f"packed attention with a token_offset of rank {token_offset.rank}")
+    batch, rows = token_offset.shape
+    ctx.require_shape(cumulative, (batch + 1,), "cumulative_sequence_length")
+    for x in (k, v):
+        ctx.require(eq(x.shape[0], q.shape[0]), "query, key and value have different numbers of tokens")
+
+    def length(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        starts = maps.source(cumulative)
+        return s.cast(starts.at([c[0] + 1]), DType.INT64) - s.cast(starts.at([c[0]]), DType.INT64)
+
+    output, _ = attend(
+        ctx,
+        *(sequences_of_tokens(ctx, x, cumulative, rows) for x in (q, k, v)),
+        mask=score_bias(ctx, None, attention_bias, batch, rows, rows, MASKED),
+        length=gather_map(ctx, [batch, 1, 1, 1], DType.INT64, length),
+        scale=scale or None,
+    )
+    flat = reshape(ctx, token_offset, [batch * rows])
+    tokens = reshape(ctx, permute(ctx, output, (0, 2, 1, 3)), [batch * rows, v.shape[1] * v.shape[2]])
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        known = c[0] < maps.dim(batch * rows)
+        place = s.cast(maps.source(flat).at([c[0]], known, -1), DType.INT64)
+        return maps.source(tokens).at([place, c[1]], (place >= 0) & (place < maps.dim(batch * rows)))
+
+    return gather_map(ctx, [q.shape[0], tokens.shape[1]], q.dtype, element)
+
+
+def sequences_of_tokens(ctx: Lowering, x: Tensor, cumulative: Tensor, rows: Dim) -> Tensor:
+    """x [tokens, heads, size] as [batch, heads, rows, size], with zeros behind the last token of a sequence."""
+    batch = cumulative.shape[0] - 1
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        starts = maps.source(cumulative)
+        token = s.cast(starts.at([c[0]]), DType.INT64) + c[2]
+        inside = (token >= 0) & (token < maps.dim(x.shape[0])) & (token < s.cast(starts.at([c[0] + 1]), DType.INT64))
+        return maps.source(x).at([token, c[1], c[3]], inside)
+
+    return gather_map(ctx, [batch, x.shape[1], rows, x.shape[2]], x.dtype, element)

@@ -1,0 +1,503 @@
+"""Attention of com.microsoft over keys and values in pages: blocks of a cache, which a table gives to sequences.
+
+The tokens of all sequences are packed one behind the other. A page or a slot that does not exist reads as zeros and is
+not written; a token of no sequence gives zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ort_cuda_plugin.kernels.cache import carry_over
+from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map, scatter_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.contrib.attention.multi_head import sink_of_heads, split_columns
+from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, int64
+from ort_cuda_plugin.ops.onnx.attention.attention import attend, rotate
+from ort_cuda_plugin.ops.onnx.attention.scores import Reach
+from ort_cuda_plugin.ops.onnx.nn.normalization import layer_norm
+from ort_cuda_plugin.ops.outputs import is_used
+from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, INT32, HostTensor, S, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import MAX
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv, eq, floordiv, le, lt, select, sym_min
+from ort_cuda_plugin.program.views import part, reshape
+
+T_CACHE: TypeAlias = Tensor
+T_KV_SCALE: TypeAlias = Tensor
+
+QUANTIZED = frozenset({DType.INT8, DType.UINT8, DType.FLOAT8E4M3FN})
+
+# ---- tokens ----
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Packed tokens of sequences with a ``past`` [sequences]; ``place`` [tokens] is where in its sequence each one is.
+
+    That is -1 for a token of no sequence.
+    """
+
+    packed: PackedTokens
+    count: Dim
+    past: Tensor
+    place: Tensor
+
+    @property
+    def sequences(self) -> Dim:
+        return self.packed.count
+
+    def sequence(self, maps: IndexMap, token: Scalar) -> Scalar:
+        """The number of a token's sequence, or how many there are for a token of none."""
+        sequence, _, inside = self.packed.row(maps, token)
+        return s.where(inside, sequence, maps.dim(self.sequences))
+
+    def length(self, maps: IndexMap, sequence: Scalar) -> Scalar:
+        """How many keys a sequence has with its new ones; none where the sequence does not exist."""
+        known = (sequence >= 0) & (sequence < maps.dim(self.sequences))
+        number = s.where(known, sequence, 0)
+        new = s.where(known, self.packed.range(maps, number)[1], 0)
+        return int64(maps.source(self.past).at([sequence], known)) + new
+
+
+def packed_tokens(ctx: Lowering, count: Dim, starts: Tensor, past: Tensor, name: str) -> Tokens:
+    """``starts`` [sequences + 1] and ``past`` are inputs of the operator ``name``."""
+    packed = PackedTokens(ctx, starts, count, name, empty=True)
+    ctx.require_shape(past, (packed.count,), f"past_seqlens of {name}")
+
+    def place(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        sequence, row, inside = packed.row(maps, c[0])
+        return s.where(inside, int64(maps.source(past).at([sequence])) + row, -1)
+
+    return Tokens(packed, count, past, gather_map(ctx, [count], DType.INT64, place))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of attention: ``rows`` for each of ``entries``, which are sequences, or with ``by_token`` tokens."""
+
+    tokens: Tokens
+    entries: Dim
+    rows: Dim
+    keys: Dim
+    by_token: bool
+
+    def sequence(self, maps: IndexMap, entry: Scalar) -> Scalar:
+        return self.tokens.sequence(maps, entry) if self.by_token else entry
+
+    def token(self, maps: IndexMap, entry: Scalar, row: Scalar) -> tuple[Scalar, Scalar]:
+        """Which token a row is, and whether there is one."""
+        if self.by_token:
+            return entry, s.constant(True, DType.BOOL)
+        begin, count = self.tokens.packed.range(maps, entry)
+        return begin + row, row < count
+
+    def row(self, maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+        """Entry and row of a token, and whether it has them."""
+        if self.by_token:
+            return token, s.constant(0, DType.INT64), s.constant(True, DType.BOOL)
+        entry, row, inside = self.tokens.packed.row(maps, token)
+        return entry, row, inside & (row < maps.dim(self.rows))
+
+
+def batch_of(ctx: Lowering, tokens: Tokens, room: Dim, metadata: Tensor | None, key_bound: int | None) -> Batch:
+    """How attention over the tokens is cut, for sequences of at most ``room`` keys.
+
+    As few tokens as there are sequences are a batch each. ``metadata`` bounds the new tokens of a sequence (its first
+    number) and the keys (number ``key_bound``, if any); 0 is no bound. Without it the Run reads what they are back.
+    """
+
+    def bound(number: int | None, most: Dim) -> Dim:
+        if metadata is None or number is None or not isinstance(metadata.size, int) or metadata.size <= number:
+            return most
+        value = ctx.host_values(metadata, "attention_metadata")[number]
+        ctx.require(le(0, value), "attention_metadata has a negative number")
+        return select(lt(0, value), sym_min(value, most), most)
+
+    if ctx.settled(le(tokens.count, tokens.sequences)):
+        return Batch(tokens, tokens.count, 1, bound(key_bound, room), True)
+    if metadata is not None and isinstance(metadata.size, int):
+        return Batch(tokens, tokens.sequences, bound(0, tokens.count), bound(key_bound, room), False)
+
+    def longest(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        def lengths(i: Scalar) -> Sequence[Scalar]:
+            return [s.where(s.equal(c[0], 0), tokens.packed.range(maps, i)[1], tokens.length(maps, i))]
+
+        most = s.where(s.equal(c[0], 0), maps.dim(tokens.count), maps.dim(room))
+        return s.minimum(s.maximum(maps.fold(MAX, maps.dim(tokens.sequences), lengths)[0], 0), most)
+
+    found = gather_map(ctx, [2], DType.INT64, longest)
+    rows, keys = ctx.read_back(found, "greatest numbers of new tokens and of keys of a sequence", 0)
+    return Batch(tokens, tokens.sequences, rows, keys, False)
+
+
+# ---- caches ----
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Keys or values [blocks, places, heads, size], and the scale of each head's elements where they are integers.
+
+    With 4 ``bits`` a byte has two elements, the first in its low half, 8 added to each; the last one may have one.
+    """
+
+    blocks: Tensor
+    size: Dim
+    scale: Tensor | None
+    bits: int = 8
+
+    def number(
+        self, maps: IndexMap, place: Sequence[Scalar], head: Scalar, at: Scalar, inside: Scalar, dtype: DType
+    ) -> Scalar:
+        """An element, by the block and the place in it; 0 where it is not ``inside``."""
+        source = maps.source(self.blocks)
+        if self.scale is None:
+            return source.at([*place, head, at], inside)
+        if self.bits == 4:
+            byte = s.cast(source.at([*place, head, at >> 1], inside, 8 + 8 * 16), DType.INT32)
+            code = ((byte >> s.cast((at & 1) << 2, DType.INT32)) & 15) - 8
+        else:
+            code = source.at([*place, head, at], inside, s.cast(s.constant(0.0, DType.FLOAT32), self.blocks.dtype))
+        return s.cast(s.cast(code, DType.FLOAT32) * self._scale(maps, head, at), dtype)
+
+    def stored(self, maps: IndexMap, new: Source, token: Scalar, head: Scalar, at: Scalar) -> Scalar:
+        """What memory has at ``at`` of a head that is in ``new`` [tokens, heads, size]."""
+        if self.scale is None:
+            return new.at([token, head, at])
+        if self.bits == 8:
+            return self._code(maps, new.at([token, head, at]), head, at, -128, 127)
+        low, high = at * 2, s.minimum(at * 2 + 1, maps.dim(self.size) - 1)
+        first, second = (self._code(maps, new.at([token, head, i]), head, i, -8, 7) + 8 for i in (low, high))
+        return s.cast(first | (s.where(high > low, second, 8) << 4), DType.UINT8)
+
+    def _code(self, maps: IndexMap, value: Scalar, head: Scalar, at: Scalar, low: int, high: int) -> Scalar:
+        """The number that stands for an element: a float of 8 bits, or an integer."""
+        scaled = s.widen(value) / self._scale(maps, head, at)
+        if self.blocks.dtype.is_float:
+            return s.cast(scaled, self.blocks.dtype)
+        whole = s.minimum(s.maximum(s.round_half_even(scaled), float(low)), float(high))
+        return s.cast(whole, self.blocks.dtype if self.bits == 8 else DType.INT32)
+
+    def _scale(self, maps: IndexMap, head: Scalar, at: Scalar) -> Scalar:
+        assert self.scale is not None
+        if self.scale.rank == 0:
+            return maps.number(self.scale)
+        return maps.source(self.scale).at([head, at])
+
+
+_STORED = {
+    DType.FLOAT16: "float16",
+    DType.BFLOAT16: "bfloat16",
+    DType.INT8: "int8",
+    DType.FLOAT8E4M3FN: "float8e4m3fn",
+    DType.UINT8: "int4",
+}
+"""What k_cache_dtype calls the elements of a cache, by the type of its tensor."""
+
+
+def cache_of(
+    ctx: Lowering,
+    blocks: Tensor,
+    heads: int,
+    size: Dim,
+    scale: Tensor | None,
+    kind: str,
+    dtype: DType,
+    what: str,
+    elements: str = "",
+) -> Cache:
+    """The cache with its scale; ``kind`` is the granularity of quantization, ``dtype`` that of what is stored.
+
+    ``elements`` names the type of the cache's elements, where the model does.
+    """
+    if kind not in ("NONE", "PER_TENSOR", "PER_CHANNEL"):
+        raise InvalidModel(f"a {what} with the quantization {kind!r}")
+    if elements.lower() == "float4e2m1":
+        raise Unsupported("attribute", f"a {what} of floats of 4 bits")
+    if elements.lower() != _STORED.get(blocks.dtype) and (elements or blocks.dtype is DType.UINT8):
+        raise InvalidModel(f"a {what} of {blocks.dtype.short} with elements of the type {elements!r}")
+    if (kind == "NONE") != (scale is None) or (kind == "NONE") == (blocks.dtype in QUANTIZED):
+        raise InvalidModel(f"a {what} of {blocks.dtype.short} with the quantization {kind!r}")
+    if scale is None and blocks.dtype is not dtype:
+        raise Unsupported("dtype", f"a {what} of {blocks.dtype.short} beside a query of {dtype.short}")
+    if blocks.rank != 4:
+        raise InvalidModel(f"a {what} of rank {blocks.rank}")
+    bits = 4 if blocks.dtype is DType.UINT8 else 8
+    ctx.require_shape(blocks, (*blocks.shape[:2], heads, size if bits == 8 else ceildiv(size, 2)), what)
+    if scale is None:
+        return Cache(blocks, size, None)
+    if kind == "PER_TENSOR":
+        ctx.require(eq(scale.size, 1), f"the scale of a {what} is not one number")
+        return Cache(blocks, size, reshape(ctx, scale, []), bits)
+    ctx.require(eq(scale.size, heads * size), f"the scale of a {what} is not one number for each element of a head")
+    return Cache(blocks, size, reshape(ctx, scale, [heads, size]), bits)
+
+
+def written(ctx: Lowering, cache: Cache, new: Tensor, tokens: Tokens, table: Tensor, slots: Tensor | None) -> Cache:
+    """The cache with ``new`` [tokens, heads, size]; where the caller binds one buffer to both, in that buffer."""
+    blocks, places = cache.blocks.shape[:2]
+    result = ctx.empty(cache.blocks.shape, cache.blocks.dtype)
+    carry_over(ctx, cache.blocks, result)
+
+    def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
+        count = maps.dim(places)
+        if slots is None:
+            block, place, known = _page(maps, tokens, table, count, c[0])
+        else:
+            slot = int64(maps.source(slots).at([c[0]]))
+            block, place, known = s.trunc_divide(slot, count), s.trunc_modulo(slot, count), slot >= 0
+        known = known & (block >= 0) & (block < maps.dim(blocks))
+        return [block, place, c[1], c[2]], cache.stored(maps, maps.source(new), *c), known
+
+    scatter_map(ctx, (*new.shape[:2], cache.blocks.shape[3]), result, move)
+    return Cache(result, cache.size, cache.scale, cache.bits)
+
+
+def _page(
+    maps: IndexMap, tokens: Tokens, table: Tensor, places: Scalar, token: Scalar
+) -> tuple[Scalar, Scalar, Scalar]:
+    """Block and place of a token, and whether the table has an entry for it."""
+    at = maps.source(tokens.place).at([token])
+    sequence = tokens.sequence(maps, token)
+    page = s.trunc_divide(at, places)
+    known = (at >= 0) & (sequence < maps.dim(table.shape[0])) & (page < maps.dim(table.shape[1]))
+    return int64(maps.source(table).at([sequence, page], known, -1)), s.trunc_modulo(at, places), known
+
+
+def gathered(
+    ctx: Lowering,
+    cache: Cache,
+    table: Tensor,
+    batch: Batch,
+    dtype: DType,
+    more: Dim = 0,
+    other: Callable[[IndexMap, Scalar, Scalar, Scalar, Scalar], Scalar] | None = None,
+) -> Tensor:
+    """Keys or values of each entry, [entries, heads, keys, size] of ``dtype``; zeros behind the last one.
+
+    Behind them are ``more`` that ``other`` gives for a sequence, a head, a number, and a place in the head.
+    """
+    _, places, heads, _ = cache.blocks.shape
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        sequence, count = batch.sequence(maps, c[0]), maps.dim(places)
+        page = s.trunc_divide(c[2], count)
+        known = (sequence < maps.dim(table.shape[0])) & (page < maps.dim(table.shape[1]))
+        known = known & (c[2] < batch.tokens.length(maps, sequence)) & (c[2] < maps.dim(batch.keys))
+        block = int64(maps.source(table).at([sequence, page], known, -1))
+        inside = (block >= 0) & (block < maps.dim(cache.blocks.shape[0]))
+        place = [block, s.trunc_modulo(c[2], count)]
+        value = cache.number(maps, place, c[1], c[3], inside, dtype)
+        if other is None:
+            return value
+        return s.where(
+            c[2] < maps.dim(batch.keys), value, other(maps, sequence, c[1], c[2] - maps.dim(batch.keys), c[3])
+        )
+
+    return gather_map(ctx, [batch.entries, heads, batch.keys + more, cache.size], dtype, element)
+
+
+# ---- queries and results ----
+
+
+def heads_of_tokens(
+    ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, heads: int, kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and V [tokens, heads, size]; without a key the query has all three side by side."""
+    if heads <= 0 or kv_heads <= 0 or heads % kv_heads:
+        raise InvalidModel(f"paged attention of {heads} query heads and {kv_heads} others")
+    if (key is None) != (value is None) or any(x is not None and x.rank != 2 for x in (query, key, value)):
+        raise InvalidModel("paged attention takes a query of rank 2, and key and value or neither")
+    if key is None or value is None:
+        size = floordiv(query.shape[1], heads + 2 * kv_heads)
+        sizes = [heads * size, kv_heads * size, kv_heads * size]
+        query, key, value = split_columns(ctx, query, sizes, "the packed query")
+    size = floordiv(query.shape[1], heads)
+
+    def split(x: Tensor, count: int, what: str) -> Tensor:
+        ctx.require_shape(x, (query.shape[0], count * size), f"{what} of paged attention")
+        return reshape(ctx, x, [query.shape[0], count, size])
+
+    return split(query, heads, "query"), split(key, kv_heads, "key"), split(value, kv_heads, "value")
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is done to queries and new keys [tokens, heads, size]: a norm of each head, and a rotary embedding."""
+
+    norms: tuple[Tensor | None, Tensor | None]
+    epsilon: float
+    caches: tuple[Tensor | None, Tensor | None] | None
+    interleaved: bool
+    offset: int
+
+    def __call__(self, ctx: Lowering, x: Tensor, norm: Tensor | None, place: Tensor) -> Tensor:
+        if norm is not None:
+            ctx.require_shape(norm, x.shape[2:], "norm weight of paged attention")
+            x = layer_norm(ctx, x, norm, None, [2], self.epsilon, DType.FLOAT32.onnx, center=False)[0]
+        if self.caches is None:
+            return x
+        cos, sin = self.caches
+        if cos is None or sin is None or cos.rank != 2:
+            raise InvalidModel("do_rotary needs caches of rank 2")
+        tokens = reshape(ctx, x, [1, *x.shape])
+        at = reshape(ctx, place, [1, x.shape[0]])
+        turned = rotate(
+            ctx, tokens, 1, cos, sin, at, 2 * cos.shape[1], interleaved=self.interleaved, offset=self.offset
+        )
+        return reshape(ctx, turned, x.shape)
+
+    def both(self, ctx: Lowering, q: Tensor, k: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+        if (self.norms[0] is None) != (self.norms[1] is None):
+            raise InvalidModel("a norm of queries or of keys alone")
+        return self(ctx, q, self.norms[0], place), self(ctx, k, self.norms[1], place)
+
+
+def queries(ctx: Lowering, q: Tensor, batch: Batch) -> Tensor:
+    """q [tokens, heads, size] as [entries, heads, rows, size]."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        token, inside = batch.token(maps, c[0], c[2])
+        return maps.source(q).at([token, c[1], c[3]], inside)
+
+    return gather_map(ctx, [batch.entries, q.shape[1], batch.rows, q.shape[2]], q.dtype, element)
+
+
+def results(ctx: Lowering, output: Tensor, batch: Batch) -> Tensor:
+    """``output`` [entries, heads, rows, size] as [tokens, heads * size]."""
+    heads, size = output.shape[1], output.shape[3]
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        entry, row, inside = batch.row(maps, c[0])
+        return maps.source(output).at([entry, c[1], row, c[2]], inside)
+
+    shape = [batch.tokens.count, heads, size]
+    return reshape(ctx, gather_map(ctx, shape, output.dtype, element), [shape[0], heads * size])
+
+
+def query_places(ctx: Lowering, batch: Batch) -> Tensor:
+    """The place of each row among the keys, int64 [entries, 1, rows, 1]."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        token, inside = batch.token(maps, c[0], c[2])
+        return maps.source(batch.tokens.place).at([token], inside, -1)
+
+    return gather_map(ctx, [batch.entries, 1, batch.rows, 1], DType.INT64, element)
+
+
+def key_counts(ctx: Lowering, batch: Batch) -> Tensor:
+    """How many keys each entry has, int64 [entries, 1, 1, 1]."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return batch.tokens.length(maps, batch.sequence(maps, c[0]))
+
+    return gather_map(ctx, [batch.entries, 1, 1, 1], DType.INT64, element)
+
+
+# ---- the operator ----
+
+
+@op(
+    "PagedAttention",
+    domain="com.microsoft",
+    since=1,
+    types={"T": HALVES, "T_CACHE": HALVES | QUANTIZED, "T_KV_SCALE": FLOAT32, "S": INT32},
+)
+def paged_attention(
+    ctx: Lowering,
+    query: T,
+    key: T | None,
+    value: T | None,
+    key_cache: T_CACHE,
+    value_cache: T_CACHE | None,
+    cumulative_sequence_length: S,
+    past_seqlens: S,
+    block_table: S,
+    cos_cache: T | None = None,
+    sin_cache: T | None = None,
+    slot_mapping: S | None = None,
+    head_sink: T | None = None,
+    q_norm_weight: T | None = None,
+    k_norm_weight: T | None = None,
+    k_scale: T_KV_SCALE | None = None,
+    v_scale: T_KV_SCALE | None = None,
+    attention_metadata: HostTensor | None = None,
+    *,
+    do_rotary: int = 0,
+    is_causal: int = 1,
+    k_cache_dtype: str = "",
+    k_quant_type: str = "NONE",
+    kv_cache_layout: str = "SEPARATE",
+    kv_num_heads: int,
+    local_window_size: int = -1,
+    num_heads: int,
+    qk_norm_epsilon: float = 1e-6,
+    rotary_interleaved: int = 0,
+    rotary_offset: int = 0,
+    scale: float = 0.0,
+    softcap: float = 0.0,
+    v_cache_dtype: str = "",
+    v_head_size: int = 0,
+    v_quant_type: str = "NONE",
+) -> tuple[Tensor, ...]:
+    """(output, keys with the new ones, values with the new ones). In a latent cache, keys begin with their values."""
+    latent = kv_cache_layout == "LATENT"
+    if kv_cache_layout not in ("SEPARATE", "LATENT") or rotary_offset < 0 or v_head_size < 0:
+        raise InvalidModel(f"PagedAttention with the layout {kv_cache_layout!r}, rotary_offset = {rotary_offset}")
+    if not is_used(ctx, 1) or (not latent and not is_used(ctx, 2)):
+        raise Unsupported("op", "PagedAttention that changes a cache which is not among its outputs")
+    if latent and (value is not None or value_cache is not None or key is None or kv_num_heads != 1):
+        raise InvalidModel("PagedAttention with a latent cache takes a query, a key of one head, and a key cache")
+    if not latent and value_cache is None:
+        raise InvalidModel("PagedAttention needs its input 'value_cache'")
+    q, k, v = heads_of_tokens(ctx, query, key, key if latent else value, num_heads, kv_num_heads)
+    size = q.shape[2]
+    tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens, "PagedAttention")
+    check_pages(ctx, tokens, block_table, slot_mapping)
+    rotary = (cos_cache, sin_cache) if do_rotary else None
+    prepare = Preparation(
+        (q_norm_weight, k_norm_weight), qk_norm_epsilon, rotary, bool(rotary_interleaved), rotary_offset
+    )
+    q, k = prepare.both(ctx, q, k, tokens.place)
+    keys = cache_of(ctx, key_cache, kv_num_heads, size, k_scale, k_quant_type, q.dtype, "key_cache", k_cache_dtype)
+    keys = written(ctx, keys, k, tokens, block_table, slot_mapping)
+    batch = batch_of(ctx, tokens, block_table.shape[1] * key_cache.shape[1], attention_metadata, 1)
+    all_keys = gathered(ctx, keys, block_table, batch, q.dtype)
+    present = [keys.blocks]
+    if value_cache is None:
+        width = v_head_size or size
+        ctx.require(le(width, size), "PagedAttention: v_head_size is more than the size of a head")
+        all_values = part(ctx, all_keys, 3, 0, width)
+    else:
+        values = cache_of(
+            ctx, value_cache, kv_num_heads, size, v_scale, v_quant_type, q.dtype, "value_cache", v_cache_dtype
+        )
+        ctx.require_shape(value_cache, key_cache.shape, "value_cache of PagedAttention")
+        values = written(ctx, values, v, tokens, block_table, slot_mapping)
+        all_values = gathered(ctx, values, block_table, batch, q.dtype)
+        present.append(values.blocks)
+    output, _ = attend(
+        ctx,
+        queries(ctx, q, batch),
+        all_keys,
+        all_values,
+        position=query_places(ctx, batch),
+        length=key_counts(ctx, batch),
+        sink=sink_of_heads(ctx, head_sink, num_heads, 0),
+        reach=Reach(is_causal=bool(is_causal), left=local_window_size - 1 if local_window_size > 0 else -1),
+        scale=scale or None,
+        softcap=softcap,
+    )
+    return results(ctx, output, batch), *present
+
+
+def check_pages(ctx: Lowering, tokens: Tokens, table: Tensor, slots: Tensor | None) -> None:
+    if table.rank != 2:
+        raise InvalidModel(f"a block_table of rank {table.rank}")
+    ctx.require_shape(table, (tokens.sequences, table.shape[1]), "block_table")
+    if slots is not None:
+        ctx.require_shape(slots, (tokens.count,), "slot_mapping")

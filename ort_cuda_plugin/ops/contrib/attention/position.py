@@ -1,0 +1,184 @@
+"""What tells attention of com.microsoft where tokens are: biases by distance, rotary embeddings of special models."""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.contrib.attention.multi_head import rotary_heads
+from ort_cuda_plugin.ops.contrib.attention.packed import padded_rows
+from ort_cuda_plugin.ops.onnx.attention.attention import rotate
+from ort_cuda_plugin.ops.registry import FLOAT32, FLOAT_OR_HALF, INT32, INT64, UP_TO_FLOAT32, HostTensor, M, T, U, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.multiply import multiply
+from ort_cuda_plugin.program.reduce import reduce
+from ort_cuda_plugin.program.row_program import SUM
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq, floordiv, le, mod
+from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
+
+# ---- biases ----
+
+
+@op("RelativePositionBias", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "U": INT64})
+def relative_position_bias(
+    ctx: Lowering,
+    bias_table: T,
+    query_length: HostTensor,
+    key_length: HostTensor,
+    *,
+    is_bidirectional: int = 0,
+    max_distance: int,
+) -> Tensor:
+    """The bias of T5 for each head, query and key: that of the bucket of their distance.
+
+    The table has a row for each bucket by its shape, but stores a head after the other.
+    """
+    if bias_table.rank != 2 or max_distance <= 0:
+        raise InvalidModel(f"RelativePositionBias with a table of rank {bias_table.rank}, max_distance {max_distance}")
+    length = ctx.host_number(query_length, "query_length of RelativePositionBias")
+    keys = ctx.host_number(key_length, "key_length of RelativePositionBias")
+    ctx.require(eq(length, keys), "RelativePositionBias: query_length is not key_length")
+    ctx.require(le(0, length), "RelativePositionBias: a negative length")
+    buckets, heads = bias_table.shape
+    table = reshape(ctx, bias_table, [heads, buckets])
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        distance = c[3] - c[2]
+        count = maps.dim(buckets)
+        first = s.constant(0, DType.INT64)
+        if is_bidirectional:
+            count = count >> 1
+            first = s.where(distance > 0, count, 0)
+        distance = s.maximum(distance, -distance)
+        exact = count >> 1
+        start = s.cast(exact, DType.FLOAT32)
+        steps = s.log(s.cast(distance, DType.FLOAT32) / start) / s.log(float(max_distance) / start)
+        far = exact + s.cast(steps * s.cast(count - exact, DType.FLOAT32), DType.INT64)
+        bucket = first + s.where(distance < exact, distance, s.minimum(far, count - 1))
+        # Few buckets make logarithms of infinity.
+        known = (bucket >= 0) & (bucket < maps.dim(buckets))
+        return maps.source(table).at([c[1], bucket], known)
+
+    return gather_map(ctx, [1, heads, length, length], bias_table.dtype, element)
+
+
+@op("GatedRelativePositionBias", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "M": INT32})
+def gated_relative_position_bias(
+    ctx: Lowering,
+    query_layer: T,
+    query_bias: T,
+    rel_pos: T,
+    weight: T,
+    bias: T,
+    eco_a: T,
+    token_offset: M | None = None,
+    *,
+    num_heads: int,
+) -> Tensor:
+    """rel_pos times a gate that each query and head computes. Queries may be packed, see RemovePadding."""
+    if num_heads <= 0 or weight.rank != 2:
+        raise InvalidModel(f"GatedRelativePositionBias of {num_heads} heads with weights of rank {weight.rank}")
+    if token_offset is not None:
+        query_layer = padded_rows(ctx, query_layer, token_offset, "GatedRelativePositionBias")
+    if query_layer.rank != 3:
+        raise InvalidModel(f"GatedRelativePositionBias of a query of rank {query_layer.rank}")
+    batch, rows, hidden = query_layer.shape
+    size, columns = weight.shape
+    what = "of GatedRelativePositionBias"
+    ctx.require(eq(hidden, num_heads * size), "GatedRelativePositionBias: the hidden size is not that of the heads")
+    ctx.require(eq(mod(columns, 2), 0), "GatedRelativePositionBias: weights of an odd number of columns")
+    ctx.require_shape(query_bias, (hidden,), f"query_bias {what}")
+    ctx.require_shape(bias, (columns,), f"bias {what}")
+    ctx.require_shape(rel_pos, (1, num_heads, rows, rows), f"rel_pos {what}")
+    ctx.require(eq(eco_a.size, num_heads), "GatedRelativePositionBias: eco_a is not one number for each head")
+    heads = reshape(ctx, elementwise(ctx, lambda x, b: x + b, query_layer, query_bias), [batch, rows, num_heads, size])
+    projected = multiply(
+        ctx, permute(ctx, heads, (0, 2, 1, 3)), weight, bias, finish=lambda total, added: total + s.widen(added)
+    )
+    halves = reshape(ctx, projected, [batch, num_heads, rows, 2, floordiv(columns, 2)])
+    sums = reduce(ctx, lambda row, x: row.reduce(SUM, s.widen(x)), halves, [4], keepdims=False)
+    u, r = (part(ctx, sums, 3, number, 1) for number in (0, 1))
+
+    def gated(u: Scalar, r: Scalar, factor: Scalar, position: Scalar) -> Scalar:
+        gate = s.sigmoid(u) * (s.sigmoid(r) * s.widen(factor) - 1.0) + 2.0
+        return s.cast(gate * s.widen(position), query_layer.dtype)
+
+    return elementwise(ctx, gated, u, r, reshape(ctx, eco_a, [num_heads, 1, 1]), rel_pos)
+
+
+# ---- rotary embeddings ----
+
+
+@op("MRotaryEmbedding", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": INT64})
+def multimodal_rotary_embedding(
+    ctx: Lowering,
+    x: T,
+    position_ids: M,
+    cos_cache: T,
+    sin_cache: T,
+    *,
+    interleaved: int = 0,
+    is_packed_batching: int = 0,
+    mrope_layout: int = 0,
+    mrope_section: tuple[int, ...],
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
+) -> Tensor:
+    """Each pair of elements turns by one of a token's three positions: in time, height or width.
+
+    Where sequences are packed, tokens have positions as everywhere.
+    """
+    if len(mrope_section) != 3 or min(mrope_section) < 0 or mrope_layout not in (0, 1):
+        raise InvalidModel(f"MRotaryEmbedding with sections {list(mrope_section)}, layout {mrope_layout}")
+    heads, sequence, rotated = rotary_heads(ctx, "MRotaryEmbedding", x, cos_cache, num_heads, rotary_embedding_dim)
+    ctx.require(eq(2 * sum(mrope_section), rotated), "MRotaryEmbedding: the sections are not all that is rotated")
+    in_time, in_height, in_width = mrope_section
+
+    def stream(pair: Scalar) -> Scalar:
+        if mrope_layout == 0:
+            return s.where(pair < in_time, 0, s.where(pair < in_time + in_height, s.constant(1, DType.INT64), 2))
+        turn = s.trunc_modulo(pair, 3)
+        high = s.equal(turn, 1) & (pair < 3 * in_height)
+        wide = s.equal(turn, 2) & (pair < 3 * in_width)
+        return s.where(high, 1, s.where(wide, s.constant(2, DType.INT64), 0))
+
+    result = rotate(
+        ctx,
+        heads,
+        sequence,
+        cos_cache,
+        sin_cache,
+        position_ids,
+        rotated,
+        interleaved=bool(interleaved),
+        stream=stream,
+        scale=scale,
+    )
+    return ctx.view(result, x.shape)
+
+
+@op(
+    "GemmaRotaryEmbedding",
+    domain="com.microsoft",
+    since=1,
+    types={"T": frozenset({DType.FLOAT16}), "U": FLOAT32},
+)
+def gemma_rotary_embedding(ctx: Lowering, emb: U, q: T, q_rot: T, k: T, k_rot: T) -> tuple[Tensor, ...]:
+    """(q * cos(emb) + q_rot * sin(emb), the same of k), where cosine and sine are rounded to float16."""
+    if emb.rank != 3 or any(x.rank != 4 for x in (q, q_rot, k, k_rot)):
+        raise InvalidModel("GemmaRotaryEmbedding takes angles of rank 3 and states of rank 4")
+    angles = unsqueeze(ctx, emb, (1,))
+
+    def turned(state: Tensor, partner: Tensor, what: str) -> Tensor:
+        ctx.require_shape(partner, state.shape, f"{what}_rot of GemmaRotaryEmbedding")
+        ctx.require_shape(state, (emb.shape[0], state.shape[1], *emb.shape[1:]), f"{what} of GemmaRotaryEmbedding")
+
+        def element(x: Scalar, y: Scalar, angle: Scalar) -> Scalar:
+            return x * s.cast(s.cos(angle), x.dtype) + y * s.cast(s.sin(angle), x.dtype)
+
+        return elementwise(ctx, element, state, partner, angles)
+
+    return turned(q, q_rot, "q"), turned(k, k_rot, "k")

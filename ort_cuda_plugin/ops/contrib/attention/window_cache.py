@@ -1,0 +1,107 @@
+"""A cache that holds the newest keys of each sequence, in the order of their positions, from its first place on.
+
+How many it holds follows from the number of tokens so far alone, as the definition of ``sliding_window_cache`` says.
+So the places of a step are numbers that the device computes from the lengths of the sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, le
+from ort_cuda_plugin.program.views import unsqueeze
+
+
+@dataclass(frozen=True, eq=False)
+class WindowStep:
+    """A step of tokens over a past: what the cache has, with the new keys behind, before old keys leave it.
+
+    The tensors are int64 [batch]. The keys that are there stand from 0 on.
+    """
+
+    capacity: Dim
+    first: Tensor
+    """Where the first new key stands."""
+    last: Tensor
+    """Where the last one stands."""
+    dropped: Tensor
+    """How many keys leave the cache after the step."""
+    position: Tensor
+    """The position in the sequence of the key that stands at 0."""
+
+
+def window_step(ctx: Lowering, places: Tensor, lengths: Tensor, capacity: Dim, window: int) -> WindowStep:
+    """Of new tokens at ``places`` [batch, rows] of their sequences, the last one of which is at ``lengths``.
+
+    Raises:
+        InvalidModel: there is no window.
+    """
+    if window <= 0:
+        raise InvalidModel("GroupQueryAttention with sliding_window_cache and without local_window_size")
+    ctx.require(le(window, capacity), "GroupQueryAttention: the cache has fewer places than local_window_size")
+    begins = select_index(ctx, places, 1, 0)
+
+    def kept(maps: IndexMap, count: Scalar) -> Scalar:
+        room = maps.dim(capacity)
+        step = room - (window - 1)
+        left = s.trunc_divide(count - room + step - 1, step) * step
+        return s.where(count <= room, count, count - left)
+
+    def numbers(maps: IndexMap, c: list[Scalar]) -> tuple[Scalar, Scalar, Scalar]:
+        """The position of the first new token, how many tokens stand before it, and how many tokens there are."""
+        begin = maps.source(begins).at([c[0]])
+        count = s.cast(maps.source(lengths).at([c[0]]), DType.INT64) + 1
+        return begin, kept(maps, begin), count
+
+    def first(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return numbers(maps, c)[1]
+
+    def last(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        begin, before, count = numbers(maps, c)
+        return before + count - begin - 1
+
+    def dropped(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        begin, before, count = numbers(maps, c)
+        return before + count - begin - kept(maps, count)
+
+    def position(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        begin, before, _ = numbers(maps, c)
+        return begin - before
+
+    made = (gather_map(ctx, begins.shape, DType.INT64, x) for x in (first, last, dropped, position))
+    return WindowStep(capacity, *made)
+
+
+def places_in_window(ctx: Lowering, step: WindowStep, places: Tensor) -> Tensor:
+    """Where the new keys stand, int64 [batch, rows]."""
+    return elementwise(ctx, lambda place, position: place - position, places, unsqueeze(ctx, step.position, (1,)))
+
+
+def bias_of_window(ctx: Lowering, bias: Tensor, batch: Dim, keys: Dim, step: WindowStep) -> Tensor:
+    """Of a ``bias`` [batch or 1, heads or 1, rows, positions] what is for the keys that stand at 0 to ``keys``."""
+    is_shared = ctx.settled(eq(bias.shape[0], 1))
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        at = c[3] + maps.source(step.position).at([c[0]])
+        sequence = s.constant(0, DType.INT64) if is_shared else c[0]
+        return maps.source(bias).at([sequence, *c[1:3], at], (at >= 0) & (at < maps.dim(bias.shape[3])))
+
+    return gather_map(ctx, [batch, *bias.shape[1:3], keys], bias.dtype, element)
+
+
+def window_after(ctx: Lowering, step: WindowStep, whole: Tensor) -> Tensor:
+    """The present: of ``whole`` [batch, heads, places, size], which no other buffer shares, what stays."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        at = c[2] + maps.source(step.dropped).at([c[0]])
+        inside = (at >= 0) & (at <= maps.source(step.last).at([c[0]])) & (at < maps.dim(whole.shape[2]))
+        return maps.source(whole).at([*c[:2], at, c[3]], inside)
+
+    return gather_map(ctx, [*whole.shape[:2], step.capacity, whole.shape[3]], whole.dtype, element)

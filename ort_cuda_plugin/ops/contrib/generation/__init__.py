@@ -1,0 +1,1 @@
+"""Token search and n-grams of com.microsoft."""

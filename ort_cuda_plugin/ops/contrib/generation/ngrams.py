@@ -1,0 +1,296 @@
+"""Operators of com.microsoft on n-grams of token ids: hashes of them, and scores of those that would repeat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map, walk_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
+from ort_cuda_plugin.ops.outputs import is_used
+from ort_cuda_plugin.ops.registry import FLOAT32, INDICES, INT32, INT64, M, S, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import copy_of
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import Reduction, Values
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import le
+
+Tid: TypeAlias = Tensor
+Int32: TypeAlias = Tensor
+
+
+@op("NGramRepeatBlock", domain="com.microsoft", since=1, types={"Tid": INT64, "T": FLOAT32})
+def ngram_repeat_block(ctx: Lowering, input_ids: Tid, scores: T, *, ngram_size: int) -> Tensor:
+    """The scores, and -inf for each token that would complete an n-gram which the sequence already has.
+
+    A token outside the vocabulary changes nothing.
+    """
+    if ngram_size <= 0:
+        raise InvalidModel(f"NGramRepeatBlock with ngram_size = {ngram_size}")
+    if input_ids.rank != 2 or scores.rank != 2:
+        raise InvalidModel(f"NGramRepeatBlock of ranks {input_ids.rank} and {scores.rank}")
+    batch, length = input_ids.shape
+    ctx.require_shape(scores, (batch, scores.shape[1]), "scores of NGramRepeatBlock")
+    result = copy_of(ctx, scores)
+
+    def block(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
+        ids, row, last = maps.source(input_ids), c[0], c[1]
+        before, end = maps.dim(ngram_size - 1), maps.dim(length)
+        fits = last >= before
+
+        def differs(k: Scalar) -> list[Scalar]:
+            seen = ids.at([row, last - before + k], fits)
+            newest = ids.at([row, end - before + k], fits)
+            return [s.cast(s.not_equal(seen, newest), DType.INT64)]
+
+        (differences,) = maps.fold(_ANY, before, differs)
+        token = ids.at([row, last])
+        blocked = fits & s.equal(differences, 0) & (token >= 0) & (token < maps.dim(scores.shape[1]))
+        return [row, token], s.constant(-math.inf, DType.FLOAT32), blocked
+
+    scatter_map(ctx, (batch, length), result, block)
+    return result
+
+
+_ANY = Reduction(lambda dtypes: (s.constant(0, DType.INT64),), lambda a, b: (a[0] | b[0],), lambda a, b: (a[0] | b[0],))
+
+Token = Callable[[Scalar], tuple[Scalar, Scalar]]
+"""The token at a distance back from the one at hand, and whether the tokens from there on back are of another text."""
+
+
+class _Hashes:
+    """What both mappings share: the attributes, the inputs of a size of their own, and the hash of a window."""
+
+    def __init__(
+        self,
+        ctx: Lowering,
+        name: str,
+        multipliers: Tensor,
+        vocab_sizes: Tensor,
+        head_offsets: Tensor | None,
+        eos_token_id: Tensor | None,
+        max_ngram_size: int,
+        n_head_per_ngram: int,
+        pad_id: int,
+        reset_on_eos: int,
+    ) -> None:
+        if max_ngram_size < 2 or n_head_per_ngram < 1:
+            raise InvalidModel(f"{name} of {n_head_per_ngram} heads for n-grams of up to {max_ngram_size}")
+        self.dtype = multipliers.dtype
+        limit = 1 << (8 * self.dtype.itemsize - 1)
+        if not -limit <= pad_id < limit:
+            raise InvalidModel(f"{name}: its ids cannot be pad_id = {pad_id}")
+        self.heads = (max_ngram_size - 1) * n_head_per_ngram
+        self.window = max_ngram_size - 1
+        """How many tokens back an n-gram reaches."""
+        self._heads_each, self._pad = n_head_per_ngram, pad_id
+        self._multipliers, self._vocabularies = multipliers, vocab_sizes
+        self._offsets, self._end_of_text = head_offsets, eos_token_id
+        self._resets = bool(reset_on_eos) and eos_token_id is not None
+        if multipliers.rank != 1:
+            raise InvalidModel(f"{name} with multipliers of rank {multipliers.rank}")
+        ctx.require(le(max_ngram_size, multipliers.shape[0]), f"{name} has fewer multipliers than max_ngram_size")
+        ctx.require_shape(vocab_sizes, (self.heads,), f"vocab_sizes of {name}")
+        if head_offsets is not None:
+            ctx.require_shape(head_offsets, (self.heads,), f"head_offsets of {name}")
+
+    def pad(self) -> Scalar:
+        return s.constant(self._pad, self.dtype)
+
+    def missing(self, maps: IndexMap) -> Scalar:
+        """The id of a token in front of a text."""
+        return self.pad() if self._end_of_text is None else maps.number(self._end_of_text)
+
+    def hash(self, maps: IndexMap, head: Scalar, token: Token) -> Scalar:
+        """That of the n-gram which ends at the token at hand."""
+        missing = self.missing(maps)
+
+        def element(back: Scalar) -> list[Scalar]:
+            value, ends = token(back)
+            if self._resets:
+                ends = ends | ((back > 0) & s.equal(value, missing))
+            return [value, ends, maps.source(self._multipliers).at([back])]
+
+        def step(totals: Values, elements: Values) -> Values:
+            (mix, ended), (value, ends, multiplier) = totals, elements
+            ended = ended | ends
+            return mix ^ (s.where(ended, missing, value) * multiplier), ended
+
+        def combine(a: Values, b: Values) -> Values:
+            raise TypeError("a hash has no parts")
+
+        start = (s.constant(0, self.dtype), s.constant(False, DType.BOOL))
+        count = s.trunc_divide(head, maps.dim(self._heads_each)) + 2
+        mix, _ = maps.fold(Reduction(lambda dtypes: start, step, combine), count, element)
+        size = maps.source(self._vocabularies).at([head])
+        result = s.where(size > 0, s.floor_modulo(mix, size), 0)
+        return result if self._offsets is None else result + maps.source(self._offsets).at([head])
+
+
+def _history(maps: IndexMap, past: Tensor | None, row: Scalar, slot: Scalar, when: Scalar, missing: Scalar) -> Scalar:
+    """The id at a slot of the past where ``when`` holds; ``slot`` is a slot of it then."""
+    return missing if past is None else maps.source(past).at([row, slot], when, missing)
+
+
+@op("NGramHashMapping", domain="com.microsoft", since=1, types={"M": INDICES})
+def ngram_hash_mapping(
+    ctx: Lowering,
+    input_ids: M,
+    multipliers: M,
+    vocab_sizes: M,
+    past_ids: M | None = None,
+    head_offsets: M | None = None,
+    eos_token_id: M | None = None,
+    segment_ids: Int32 | None = None,
+    *,
+    max_ngram_size: int,
+    n_head_per_ngram: int,
+    pad_id: int,
+    reset_on_eos: int = 0,
+) -> tuple[Tensor, ...]:
+    """(hashes [batch, length, heads], the last max_ngram_size - 1 ids). A vocabulary without words gives 0."""
+    name = "NGramHashMapping"
+    hashes = _Hashes(
+        ctx, name, multipliers, vocab_sizes, head_offsets, eos_token_id,
+        max_ngram_size, n_head_per_ngram, pad_id, reset_on_eos,
+    )  # fmt: skip
+    if input_ids.rank != 2:
+        raise InvalidModel(f"{name} of ids of rank {input_ids.rank}")
+    batch, length = input_ids.shape
+    if past_ids is not None:
+        ctx.require_shape(past_ids, (batch, hashes.window), f"past_ids of {name}")
+    if segment_ids is not None:
+        ctx.require_shape(segment_ids, input_ids.shape, f"segment_ids of {name}")
+
+    def id_at(maps: IndexMap, row: Scalar, t: Scalar) -> Scalar:
+        """That at position t, which is negative in the past."""
+        past = _history(maps, past_ids, row, t + hashes.window, t < 0, hashes.missing(maps))
+        return s.where(t < 0, past, maps.source(input_ids).at([row, t], t >= 0))
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        row, at, head = c
+
+        def token(back: Scalar) -> tuple[Scalar, Scalar]:
+            t = at - back
+            ends = s.constant(False, DType.BOOL)
+            if segment_ids is not None:
+                ids, inside = maps.source(segment_ids), (back > 0) & (t >= 0)
+                ends = inside & s.not_equal(ids.at([row, t], inside), ids.at([row, t + 1], inside))
+            return id_at(maps, row, t), ends
+
+        return hashes.hash(maps, head, token)
+
+    result = gather_map(ctx, [batch, length, hashes.heads], hashes.dtype, element)
+
+    def newest(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return id_at(maps, c[0], maps.dim(length) - hashes.window + c[1])
+
+    # They may be where those of the past are.
+    return result, walk_map(ctx, [batch, hashes.window], hashes.dtype, newest, over=past_ids)
+
+
+@op("VarlenNGramHashMapping", domain="com.microsoft", since=1, types={"M": INDICES, "S": INT32})
+def varlen_ngram_hash_mapping(
+    ctx: Lowering,
+    input_ids: M,
+    multipliers: M,
+    vocab_sizes: M,
+    cumulative_sequence_length: S,
+    past_ids: M | None = None,
+    head_offsets: M | None = None,
+    eos_token_id: M | None = None,
+    segment_ids: Int32 | None = None,
+    past_segment_ids: S | None = None,
+    capture_count: S | None = None,
+    *,
+    max_ngram_size: int,
+    n_head_per_ngram: int,
+    pad_id: int,
+    reset_on_eos: int = 0,
+    state_update_capacity: int = 0,
+) -> tuple[Tensor, ...]:
+    """(hashes [tokens, heads], present_ids, present_segment_ids, state_update); the last two where they are wanted."""
+    name = "VarlenNGramHashMapping"
+    hashes = _Hashes(
+        ctx, name, multipliers, vocab_sizes, head_offsets, eos_token_id,
+        max_ngram_size, n_head_per_ngram, pad_id, reset_on_eos,
+    )  # fmt: skip
+    check_capture(name, state_update_capacity, capture_count)
+    if input_ids.rank != 1:
+        raise InvalidModel(f"{name} of ids of rank {input_ids.rank}")
+    if segment_ids is None and (past_segment_ids is not None or is_used(ctx, 2)):
+        raise InvalidModel(f"{name} with segment ids of the past, or of the present, alone")
+    packed = PackedTokens(ctx, cumulative_sequence_length, input_ids.shape[0], name)
+    window = hashes.window
+    for x, what in ((past_ids, "past_ids"), (past_segment_ids, "past_segment_ids")):
+        if x is not None:
+            ctx.require_shape(x, (packed.count, window), f"{what} of {name}")
+    if segment_ids is not None:
+        ctx.require_shape(segment_ids, input_ids.shape, f"segment_ids of {name}")
+    if capture_count is not None:
+        ctx.require_shape(capture_count, (packed.count,), f"capture_count of {name}")
+
+    def id_at(maps: IndexMap, row: Scalar, begin: Scalar, t: Scalar) -> Scalar:
+        """That at position t of a sequence that begins at ``begin``; t is negative in the past."""
+        past = _history(maps, past_ids, row, t + window, t < 0, hashes.missing(maps))
+        return s.where(t < 0, past, maps.source(input_ids).at([begin + t], t >= 0))
+
+    def segment_at(maps: IndexMap, row: Scalar, begin: Scalar, t: Scalar, when: Scalar) -> Scalar:
+        """The segment at position t where ``when`` holds; before the first token, that token's where nobody says."""
+        assert segment_ids is not None
+        now = maps.source(segment_ids)
+        if past_segment_ids is None:
+            return now.at([begin + s.maximum(t, 0)], when)
+        past = maps.source(past_segment_ids).at([row, t + window], when & (t < 0))
+        return s.where(t < 0, past, now.at([begin + t], when & (t >= 0)))
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        row, begin, at = packed.place(maps, c[0])
+
+        def token(back: Scalar) -> tuple[Scalar, Scalar]:
+            t = at - back
+            ends = s.constant(False, DType.BOOL)
+            if segment_ids is not None:
+                behind = back > 0
+                here, after = (segment_at(maps, row, begin, p, behind) for p in (t, t + 1))
+                ends = behind & s.not_equal(here, after)
+            return id_at(maps, row, begin, t), ends
+
+        return hashes.hash(maps, c[1], token)
+
+    result = gather_map(ctx, [input_ids.shape[0], hashes.heads], hashes.dtype, element)
+
+    update = None
+    if capture_count is not None:
+
+        def captured(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            row, slot, place = c
+            begin, count = packed.range(maps, row)
+            inside = (slot < count) & (slot < s.cast(maps.source(capture_count).at([row]), DType.INT64))
+            t = slot + 1 - window + place
+            past = _history(maps, past_ids, row, t + window, inside & (t < 0), hashes.missing(maps))
+            value = s.where(t < 0, past, maps.source(input_ids).at([begin + t], inside & (t >= 0)))
+            return s.where(inside, value, hashes.pad())
+
+        update = gather_map(ctx, [packed.count, state_update_capacity, window], hashes.dtype, captured)
+
+    def newest(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        begin, count = packed.range(maps, c[0])
+        return id_at(maps, c[0], begin, count - window + c[1])
+
+    # What reads the past stands in front: the present may be where the past is.
+    results = [result, walk_map(ctx, [packed.count, window], hashes.dtype, newest, over=past_ids)]
+    if segment_ids is not None:
+
+        def newest_segment(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            begin, count = packed.range(maps, c[0])
+            return segment_at(maps, c[0], begin, count - window + c[1], count > 0)
+
+        shape = [packed.count, window]
+        results.append(walk_map(ctx, shape, DType.INT32, newest_segment, over=past_segment_ids))
+    elif update is not None:
+        results.append(results[-1])  # nothing reads it, but it is an output in front of the next
+    return tuple(results if update is None else [*results, update])

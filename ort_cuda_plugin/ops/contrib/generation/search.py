@@ -1,0 +1,235 @@
+"""What a search for tokens does between two calls of its decoder: scores, the choice of tokens, the next inputs.
+
+The functions work on batches of rows: the score of each token of the vocabulary, and the tokens found so far, of which
+the first ``length`` count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.kernels.scan import scan
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops.onnx.math.reduction import argmax
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise, full
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import reduce
+from ort_cuda_plugin.program.row_program import MIN, SUM
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, sym_max
+from ort_cuda_plugin.program.views import reshape, unsqueeze
+
+_LOWEST = float(np.finfo(np.float32).min)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How scores change before a token is chosen. Tensors are optional inputs of the search."""
+
+    end: int
+    ngram: int = 0
+    temperature: float = 1.0
+    presence_penalty: float = 0.0
+
+
+@dataclass(frozen=True)
+class RuleInputs:
+    """The optional inputs of a search that change scores; ``prefix_mask`` holds for the first token only."""
+
+    min_length: Tensor | None = None
+    penalty: Tensor | None = None
+    mask: Tensor | None = None
+    prefix_mask: Tensor | None = None
+    presence: Tensor | None = None
+
+
+def prompt_inputs(ctx: Lowering, ids: Tensor, pad: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Which tokens of a prompt are no padding, their positions, and [rows, 1] their number; all int32."""
+    counted = elementwise(ctx, lambda x: s.cast(s.not_equal(x, pad), DType.INT32), ids)
+    before = scan(ctx, SUM, ctx.materialize(counted), 1, exclusive=True, reverse=False)
+    positions = elementwise(ctx, lambda place, x: s.where(s.equal(x, 0), 0, place), before, counted)
+    return counted, positions, reduce(ctx, lambda row, x: row.reduce(SUM, x), counted, [1])
+
+
+def mask_of_leading_padding(ctx: Lowering, ids: Tensor, pad: int) -> Tensor:
+    """[rows, length] int32: 0 for the padding in front of a row, else 1. The end may be the token of padding."""
+    counted = elementwise(ctx, lambda x: s.cast(s.not_equal(x, pad), DType.INT32), ids)
+    so_far = scan(ctx, SUM, ctx.materialize(counted), 1, exclusive=False, reverse=False)
+    return elementwise(ctx, lambda x: s.minimum(x, 1), so_far)
+
+
+def last_scores(ctx: Lowering, logits: Tensor) -> Tensor:
+    """The scores of the last position of each row, as float32."""
+    batch, positions, vocabulary = logits.shape
+    at_last = logits.offset + (positions - 1) * logits.strides[1]
+    last = ctx.view(logits, (batch, vocabulary), (logits.strides[0], logits.strides[2]), at_last)
+    return elementwise(ctx, lambda x: s.cast(x, DType.FLOAT32), last)
+
+
+def _marked(
+    ctx: Lowering,
+    rows: Dim,
+    vocabulary: Dim,
+    count: Dim,
+    token: Callable[[IndexMap, Scalar, Scalar], tuple[Scalar, Scalar | None]],
+) -> Tensor:
+    """[rows, vocabulary] bool: the tokens that ``token(maps, row, i)`` gives for i in 0..count-1, and when."""
+    marks = full(ctx, (rows, vocabulary), False, DType.BOOL)
+
+    def mark(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
+        found, when = token(maps, c[0], c[1])
+        known = (found >= 0) & (found < maps.dim(vocabulary))
+        return [c[0], s.cast(found, DType.INT64)], s.constant(True, DType.BOOL), known if when is None else known & when
+
+    scatter_map(ctx, (rows, count), marks, mark)
+    return marks
+
+
+def _seen(ctx: Lowering, sequences: Tensor, length: Dim, vocabulary: Dim) -> Tensor:
+    def token(maps: IndexMap, row: Scalar, i: Scalar) -> tuple[Scalar, None]:
+        return s.cast(maps.source(sequences).at([row, i]), DType.INT64), None
+
+    return _marked(ctx, sequences.shape[0], vocabulary, length, token)
+
+
+def _after_repeated_ngram(ctx: Lowering, sequences: Tensor, length: Dim, vocabulary: Dim, size: int) -> Tensor:
+    """The tokens that came after what the last ``size`` - 1 tokens are, at an earlier place."""
+
+    def token(maps: IndexMap, row: Scalar, i: Scalar) -> tuple[Scalar, Scalar]:
+        source = maps.source(sequences)
+        same = s.constant(True, DType.BOOL)
+        for k in range(size - 1):
+            same = same & s.equal(source.at([row, i + k]), source.at([row, maps.dim(length) - (size - 1 - k)]))
+        return s.cast(source.at([row, i + (size - 1)]), DType.INT64), same
+
+    return _marked(ctx, sequences.shape[0], vocabulary, sym_max(length - (size - 1), 0), token)
+
+
+def ruled_scores(
+    ctx: Lowering, scores: Tensor, sequences: Tensor, length: Dim, rules: Rules, given: RuleInputs
+) -> Tensor:
+    """``scores`` [rows, vocabulary] after the rules, in the order in which ONNX Runtime applies them."""
+    rows, vocabulary = scores.shape
+    if given.penalty is not None:
+        seen = _seen(ctx, sequences, length, vocabulary)
+        penalty = reshape(ctx, given.penalty, (1, 1))
+
+        def penalised(x: Scalar, is_seen: Scalar, by: Scalar) -> Scalar:
+            by = s.cast(by, DType.FLOAT32)
+            return s.where(is_seen, s.where(x < 0, x * by, x / by), x)
+
+        scores = elementwise(ctx, penalised, scores, seen, penalty)
+    if rules.ngram > 0:
+        blocked = _after_repeated_ngram(ctx, sequences, length, vocabulary, rules.ngram)
+        scores = elementwise(ctx, lambda x, is_blocked: s.where(is_blocked, _LOWEST, x), scores, blocked)
+    if given.mask is not None:
+        ctx.require_shape(given.mask, (vocabulary,), "vocab_mask")
+        scores = _masked(ctx, scores, given.mask)
+    if given.prefix_mask is not None:
+        mask = given.prefix_mask
+        ctx.require_shape(mask, (mask.shape[0], vocabulary), "prefix_vocab_mask")
+        scores = _masked(ctx, scores, mask)
+    if given.min_length is not None:
+        least = given.min_length
+
+        def kept(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            is_early = maps.dim(length) < s.cast(maps.number(least), DType.INT64)
+            return s.where(is_early & s.equal(c[1], rules.end), _LOWEST, maps.source(scores).at(c))
+
+        scores = gather_map(ctx, (rows, vocabulary), DType.FLOAT32, kept)
+    if rules.temperature > 0 and rules.temperature != 1:
+        scores = elementwise(ctx, lambda x: x / rules.temperature, scores)
+    if given.presence is not None and rules.presence_penalty:
+        penalty_of = rules.presence_penalty
+        ctx.require_shape(given.presence, (rows, vocabulary), "presence_mask")
+        scores = elementwise(ctx, lambda x, m: x - s.cast(m, DType.FLOAT32) * penalty_of, scores, given.presence)
+    return scores
+
+
+def _masked(ctx: Lowering, scores: Tensor, mask: Tensor) -> Tensor:
+    return elementwise(ctx, lambda x, keep: s.where(s.equal(keep, 0), _LOWEST, x), scores, mask)
+
+
+@dataclass(frozen=True)
+class Found:
+    """After a choice: whether to go on, all tokens, rows that have ended, and the tokens to go on with."""
+
+    goes_on: Tensor
+    sequences: Tensor
+    ended: Tensor
+    tokens: Tensor
+
+
+def best_tokens(ctx: Lowering, scores: Tensor) -> Tensor:
+    return argmax(ctx, scores, axis=1, keepdims=0)
+
+
+def append_tokens(
+    ctx: Lowering, tokens: Tensor, sequences: Tensor, length: Dim, ended: Tensor | None, end: int, pad: int
+) -> Found:
+    """Puts ``tokens`` [rows] behind the first ``length`` ones of ``sequences``. Rows that have ended get padding."""
+    rows, room = sequences.shape
+
+    def is_over(token: Scalar, before: Scalar) -> Scalar:
+        return before | s.equal(token, end)
+
+    if ended is None:
+        over = elementwise(ctx, lambda token: s.equal(token, end), tokens)
+    else:
+        over = elementwise(ctx, is_over, tokens, ended)
+    chosen = elementwise(ctx, lambda token, x: s.where(x, pad, s.cast(token, DType.INT32)), tokens, over)
+
+    def placed(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        new = maps.source(chosen).at([c[0]])
+        return s.where(s.equal(c[1], maps.dim(length)), new, maps.source(sequences).at(c))
+
+    result = gather_map(ctx, (rows, room), DType.INT32, placed)
+    all_over = reduce(ctx, lambda row, x: row.reduce(MIN, s.cast(x, DType.UINT8)), over, [0], keepdims=False)
+
+    def more(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return s.equal(maps.number(all_over), 0) & (maps.dim(length) + 1 < maps.dim(room))
+
+    return Found(gather_map(ctx, (), DType.BOOL, more), result, over, unsqueeze(ctx, chosen, (1,)))
+
+
+def room_for_tokens(ctx: Lowering, ids: Tensor, room: Dim, pad: int) -> Tensor:
+    """[rows, room] int32: ``ids``, and padding."""
+    rows, length = ids.shape
+
+    def token(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return maps.source(ids).at(c, c[1] < maps.dim(length), pad)
+
+    return gather_map(ctx, (rows, room), DType.INT32, token)
+
+
+def longer_mask(ctx: Lowering, mask: Tensor) -> Tensor:
+    """``mask`` [rows, length] with a 1 behind each row."""
+    rows, length = mask.shape
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return maps.source(mask).at(c, c[1] < maps.dim(length), 1)
+
+    return gather_map(ctx, (rows, length + 1), DType.INT32, element)
+
+
+def repeated_rows(ctx: Lowering, x: Tensor, times: Dim) -> Tensor:
+    """``x`` [rows, ...] with each row so many times."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return maps.source(x).at([s.trunc_divide(c[0], maps.dim(times)), *c[1:]])
+
+    return gather_map(ctx, (x.shape[0] * times, *x.shape[1:]), x.dtype, element)
+
+
+def chosen_rows(ctx: Lowering, x: Tensor, axis: int, rows: Tensor) -> Tensor:
+    """``x`` with its slices ``rows`` along ``axis``, which are there."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return maps.source(x).at([*c[:axis], maps.source(rows).at([c[axis]]), *c[axis + 1 :]])
+
+    return gather_map(ctx, (*x.shape[:axis], rows.shape[0], *x.shape[axis + 1 :]), x.dtype, element)

@@ -1,0 +1,114 @@
+"""The choice of tokens by Sampling of com.microsoft: the least likely ones are filtered out, then one is drawn.
+
+Random numbers are those of the CPU provider on Linux, where C++'s default engine is a linear congruential generator:
+the same seed gives the same tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.kernels.scan import scan
+from ort_cuda_plugin.kernels.select import sort_rows
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops.onnx.math.random import drawn_classes
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.row_program import MAX, SUM, Reduction, Row, Values
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.views import reshape
+
+_FACTOR: Final = 16807
+_MODULUS: Final = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which tokens are kept: the likeliest ones of ``top_p`` probability in all.
+
+    ``from_best`` counts them from the likeliest one on, and keeps that; otherwise from the least likely one, where the
+    last ``least`` of the order are kept. The others score ``value``.
+    """
+
+    top_p: float
+    value: float
+    least: int
+    from_best: bool
+
+
+def filtered_scores(ctx: Lowering, scores: Tensor, how: Filter) -> Tensor:
+    """``scores`` [rows, vocabulary] of float32, with those of the tokens that are not kept replaced."""
+    rows, vocabulary = scores.shape
+    order, _ = sort_rows(ctx, reshape(ctx, scores, (rows, vocabulary, 1)), descending=how.from_best)
+    order = reshape(ctx, order, (rows, vocabulary))
+
+    def in_order(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return maps.source(scores).at([c[0], maps.source(order).at(c)])
+
+    def probability(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
+        weight = s.exp(x - row.reduce(MAX, x))
+        return [weight / row.reduce(SUM, weight)], []
+
+    (probabilities,) = row_map(ctx, probability, [1], gather_map(ctx, (rows, vocabulary), DType.FLOAT32, in_order))
+    sums = scan(ctx, SUM, ctx.contiguous(probabilities), 1, exclusive=how.from_best, reverse=False)
+    result = ctx.empty((rows, vocabulary), DType.FLOAT32)
+    top_p = np.float32(how.top_p)
+
+    def place(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, None]:
+        token, sum_ = maps.source(order).at(c), maps.source(sums).at(c)
+        if how.from_best:
+            is_out = (c[1] > 0) & (sum_ > float(top_p))
+        else:
+            is_out = (sum_ <= float(np.float32(1) - top_p)) & (c[1] < maps.dim(vocabulary) - how.least)
+        score = maps.source(scores).at([c[0], token])
+        return [c[0], token], s.where(is_out, how.value, score), None
+
+    scatter_map(ctx, (rows, vocabulary), result, place)
+    return result
+
+
+def first_state(ctx: Lowering, seed: Tensor | None) -> Tensor:
+    """The state of the generator, one int64, after ``seed``, one int32; without one the seed is 0."""
+    given = ctx.constant(np.array([0], np.int32)) if seed is None else seed
+
+    def state(maps: IndexMap, _: list[Scalar]) -> Scalar:
+        number = s.cast(maps.number(given), DType.INT64)
+        number = s.floor_modulo(s.where(number < 0, number + 2**32, number), _MODULUS)
+        return s.where(s.equal(number, 0), 1, number)
+
+    return gather_map(ctx, (), DType.INT64, state)
+
+
+def _after(maps: IndexMap, state: Scalar, count: Scalar) -> Scalar:
+    """The state after ``count`` numbers."""
+
+    def step(totals: Values, _: Values) -> Values:
+        return (s.floor_modulo(totals[0] * _FACTOR, _MODULUS),)
+
+    def combine(a: Values, b: Values) -> Values:
+        raise TypeError("the numbers have an order")
+
+    return maps.fold(Reduction(lambda dtypes: (state,), step, combine), count, lambda i: (i,))[0]
+
+
+def drawn_tokens(ctx: Lowering, scores: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """A token of each row, and the state after that. Two numbers of the generator make a float64, as in C++."""
+    rows = scores.shape[0]
+
+    def draw(maps: IndexMap, row: Scalar, _: Scalar) -> Scalar:
+        low = _after(maps, maps.number(state), row * 2 + 1)
+        high = s.floor_modulo(low * _FACTOR, _MODULUS)
+        span = float(_MODULUS - 1)
+        return (s.cast(low - 1, DType.FLOAT64) + s.cast(high - 1, DType.FLOAT64) * span) / (span * span)
+
+    tokens = drawn_classes(ctx, scores, 1, DType.INT64, draw)
+
+    def later(maps: IndexMap, _: list[Scalar]) -> Scalar:
+        return _after(maps, maps.number(state), maps.dim(rows) * 2)
+
+    return reshape(ctx, tokens, (rows,)), gather_map(ctx, (), DType.INT64, later)

@@ -1,0 +1,315 @@
+"""Mixtures of experts: each token goes through the small networks that it has chosen, whose results are weighted.
+
+Tokens choose on the device, by ranks among their probabilities. `grouped_product` multiplies each choice with the
+weights of its expert and reads no others. In between numbers are float32, and the result is rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ort_cuda_plugin.kernels.grouped import Choices, Shared, Weights, group_rows, grouped_product
+from ort_cuda_plugin.kernels.index import IndexMap, Loads, gather_map, scatter_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.onnx.math.activation import gelu_tanh
+from ort_cuda_plugin.ops.registry import UP_TO_FLOAT32, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.row_program import SUM, Row
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, product
+from ort_cuda_plugin.program.views import part, reshape, unsqueeze
+
+_ACTIVATIONS: Final[dict[str, Callable[[Scalar], Scalar]]] = {
+    "relu": lambda x: s.maximum(x, 0.0),
+    "gelu": gelu_tanh,
+    "silu": lambda x: x * s.sigmoid(x),
+    "identity": lambda x: x,
+}
+INTERLEAVED: Final = 1
+"""`Gate.fusion` of a first product whose columns are gate and linear part in turns."""
+_JITTER: Final = 0.01
+"""Of the sparse mixer: experts whose probabilities are farther than twice this share from the best one do not count."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What happens between the products: ``kind`` is an activation, or "swiglu" with its parameters.
+
+    ``fusion`` says where the first product has both parts of swiglu: 0 in two products, 1 in turns, 2 in halves.
+    """
+
+    kind: str
+    fusion: int
+    alpha: float
+    beta: float
+    limit: float | None
+
+    @property
+    def parts(self) -> int:
+        """How many rows of the first product's weights an element between the products has."""
+        return 2 if self.kind == "swiglu" and self.fusion else 1
+
+    def swiglu(self, gate: Scalar, linear: Scalar) -> Scalar:
+        if self.limit is not None:
+            gate = s.minimum(gate, self.limit)
+            linear = s.maximum(s.minimum(linear, self.limit), -self.limit)
+        return gate * s.sigmoid(self.alpha * gate) * (linear + self.beta)
+
+    def apply(self, ctx: Lowering, first: Tensor, third: Tensor | None, width: Dim) -> Tensor:
+        """The elements between the products, float32 [rows, width]."""
+        if self.kind != "swiglu":
+            activation = _ACTIVATIONS[self.kind]
+            if third is None:
+                return elementwise(ctx, activation, first)
+            return elementwise(ctx, lambda x, y: activation(x) * y, first, third)
+        if third is None:
+            both = reshape(ctx, first, [first.shape[0], *((width, 2) if self.fusion == INTERLEAVED else (2, width))])
+            axis = 2 if self.fusion == INTERLEAVED else 1
+            gate, third = (reshape(ctx, part(ctx, both, axis, i, 1), [first.shape[0], width]) for i in range(2))
+        else:
+            gate = first
+        return elementwise(ctx, self.swiglu, gate, third)
+
+
+def make_gate(
+    activation: str, fusion: int, alpha: float, beta: float, limit: float | None, third: Tensor | None
+) -> Gate:
+    """Raises InvalidModel for what does not fit together."""
+    if activation not in (*_ACTIVATIONS, "swiglu"):
+        raise InvalidModel(f"a mixture of experts with the activation {activation!r}")
+    if fusion not in (0, 1, 2):
+        raise InvalidModel(f"a mixture of experts with swiglu_fusion = {fusion}")
+    if activation == "swiglu" and third is not None and fusion:
+        raise InvalidModel(f"swiglu with swiglu_fusion = {fusion} and third weights")
+    if activation == "swiglu" and third is None and fusion == 0:
+        # Exporters before ONNX Runtime 1.27 wrote interleaved parts without the attribute, as in the published
+        # gpt-oss-20b. CUDAExecutionProvider takes such a model in the same way.
+        fusion = INTERLEAVED
+    return Gate(activation, fusion, alpha, beta, limit)
+
+
+def has_older_shape(
+    ctx: Lowering, first: Tensor, per_output: Tensor | None, second: Tensor, width: Dim, gate: Gate, pack: int = 1
+) -> bool:
+    """Return whether weights declare [experts, inputs, outputs / pack] instead of [experts, outputs, inputs / pack].
+
+    ONNX Runtime decides by the shapes of the first and the second weights alone, and so does this. The order of the
+    bytes is the same for both shapes unless the quantization says otherwise. ``per_output`` has the outputs of the
+    first product in its second dimension.
+    """
+    may_be_older = ctx.settled(eq(second.shape[2] * pack, width))
+    if may_be_older is None:
+        # A claim for tokens of unknown width: what belongs to the weights has to fit in any case.
+        outputs = gate.parts * second.shape[2] * pack if per_output is None else per_output.shape[1]
+        return ctx.known(eq(first.shape[1], outputs)) is False
+    if not may_be_older:
+        return False
+    if ctx.settled(eq(second.shape[1], width)):
+        return gate.parts > 1 and bool(ctx.settled(eq(first.shape[1], width)))
+    return True
+
+
+def choose(ctx: Lowering, scores: Tensor, k: int) -> Tensor:
+    """The experts with the k largest of a token's scores [tokens, experts], the largest first: int32 [tokens, k].
+
+    Of equal scores the last is larger, as in the CPU provider. NaN is the smallest: every token has k experts, whatever
+    its scores are.
+    """
+    tokens, experts = scores.shape
+    ctx.require(le(k, experts), "a mixture of experts chooses more experts than there are")
+    chosen = ctx.empty((tokens, k), DType.INT32)
+
+    def place(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
+        def score(expert: Scalar) -> Scalar:
+            value = s.widen(maps.source(scores).at([c[0], expert]))
+            return s.where(s.is_nan(value), float("-inf"), value)
+
+        own = score(c[1])
+
+        def before(other: Scalar) -> list[Scalar]:
+            theirs = score(other)
+            wins = (theirs > own) | (s.equal(theirs, own) & (other > c[1]))
+            return [s.cast(wins, DType.INT64)]
+
+        (rank,) = maps.fold(SUM, maps.dim(experts), before)
+        return [c[0], rank], s.cast(c[1], DType.INT32), rank < k
+
+    scatter_map(ctx, (tokens, experts), chosen, place)
+    return chosen
+
+
+def factors(
+    ctx: Lowering, scores: Tensor, chosen: Tensor, given: Tensor | None, normalize: bool, sparse: bool
+) -> Tensor:
+    """By how much the result of each chosen expert counts, float32 [tokens, k].
+
+    Softmax of the scores, over all experts or with ``normalize`` over the chosen ones; or what is ``given`` for the
+    experts, with ``normalize`` divided by its sum. ``sparse`` is the mixer of two experts: softmax over those whose
+    scores are close to the best one, and then without it over those close to the second.
+    """
+    tokens, k = chosen.shape
+    experts = scores.shape[1]
+
+    def factor(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        table, of = maps.source(chosen), maps.source(scores if given is None else given)
+
+        def expert_at(j: Scalar) -> Scalar:
+            return s.cast(table.at([c[0], j]), DType.INT64)
+
+        def score(expert: Scalar) -> Scalar:
+            return s.widen(of.at([c[0], expert]))
+
+        first = s.constant(0, DType.INT64)
+        own = score(expert_at(c[1]))
+        if given is not None:
+            if not normalize:
+                return own
+            (total,) = maps.fold(SUM, maps.dim(k), lambda j: [score(expert_at(j))])
+            return s.where(s.equal(total, 0.0), 0.0, own / total)
+        best = own if sparse else score(expert_at(first))
+        winner = expert_at(first)
+
+        def power(expert: Scalar) -> list[Scalar]:
+            value = score(expert)
+            result = s.exp(value - best)
+            if not sparse:
+                return [result]
+            far = (best - value) > 2 * _JITTER * s.maximum(s.absolute(value), best)
+            taken = (c[1] > 0) & s.equal(expert, winner)
+            return [s.where(far | taken, 0.0, result)]
+
+        if normalize and not sparse:
+            (total,) = maps.fold(SUM, maps.dim(k), lambda j: power(expert_at(j)))
+        else:
+            (total,) = maps.fold(SUM, maps.dim(experts), power)
+        return s.exp(own - best) / total
+
+    return gather_map(ctx, (tokens, k), DType.FLOAT32, factor)
+
+
+def mixture(
+    ctx: Lowering,
+    x: Tensor,
+    scores: Tensor,
+    given: Tensor | None,
+    k: int,
+    gate: Gate,
+    first: Weights,
+    second: Weights,
+    third: Weights | None,
+    *,
+    normalize: int,
+    sparse: int,
+) -> Tensor:
+    """The weighted sum of what each token's experts make of it; ``scores`` are [tokens, experts]."""
+    if k < 1:
+        raise InvalidModel(f"a mixture of experts of which a token chooses {k}")
+    if sparse and (k != 2 or given is not None):
+        raise InvalidModel(f"a sparse mixer chooses 2 experts, not {k}, and has no router_weights")
+    tokens, width = product(x.shape[:-1]), x.shape[-1]
+    chosen = choose(ctx, scores, k)
+    counts = factors(ctx, scores, chosen, given, bool(normalize), bool(sparse))
+    choices: Choices = group_rows(ctx, ctx.view(chosen, (tokens * k,)), scores.shape[1])
+    rows = reshape(ctx, x, [tokens, width])
+    hidden = grouped_product(ctx, choices, rows, k, first, x.dtype)
+    other = None if third is None else grouped_product(ctx, choices, rows, k, third, x.dtype)
+    between = gate.apply(ctx, hidden, other, floordiv(first.columns, gate.parts))
+    results = grouped_product(ctx, choices, between, 1, second, x.dtype)
+
+    def total(row: Row, value: Scalar, count: Scalar) -> tuple[list[Scalar], list[Scalar]]:
+        return [], [s.cast(row.reduce(SUM, value * count), x.dtype)]
+
+    of_token = ctx.view(results, (tokens, k, width))
+    (result,) = row_map(ctx, total, [1], of_token, unsqueeze(ctx, counts, (2,)))
+    return ctx.view(result, x.shape)
+
+
+def check_tokens(ctx: Lowering, x: Tensor, scores: Tensor, name: str) -> tuple[Dim, Dim, Dim]:
+    """The numbers of tokens, of their elements, and of experts."""
+    if x.rank not in (2, 3):
+        raise InvalidModel(f"{name} of rank {x.rank}")
+    tokens = product(x.shape[:-1])
+    if scores.rank != 2:
+        raise InvalidModel(f"{name} with router_probs of rank {scores.rank}")
+    ctx.require(eq(scores.shape[0], tokens), f"the router_probs of {name} do not have one row for each token")
+    return tokens, x.shape[-1], scores.shape[1]
+
+
+def _plain(
+    ctx: Lowering, weights: Tensor, bias: Tensor | None, shape: tuple[Dim, Dim, Dim], older: bool, what: str
+) -> Weights:
+    """Weights that are numbers, with the bytes of ``shape`` [experts, outputs, inputs]."""
+    experts, columns, inputs = shape
+    declared = (experts, inputs, columns) if older else shape
+    ctx.require_shape(weights, declared, f"{what}_experts_weights of MoE")
+    if bias is not None:
+        ctx.require_shape(bias, shape[:2], f"{what}_experts_bias of MoE")
+        bias = ctx.contiguous(bias)
+
+    rows = reshape(ctx, weights, [shape[0] * shape[1], shape[2]])
+
+    def shared(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
+        return (expert * loads.dim(shape[1]) + column,)
+
+    def element(loads: Loads, expert: Scalar, column: Scalar, k: Scalar, shared: Shared) -> Scalar:
+        return s.widen(loads.source(rows).at([shared[0], k]))
+
+    return Weights(shape[1], element, (weights,), bias, shared)
+
+
+@op("MoE", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
+def moe(
+    ctx: Lowering,
+    x: T,
+    router_probs: T,
+    fc1_experts_weights: T,
+    fc1_experts_bias: T | None,
+    fc2_experts_weights: T,
+    fc2_experts_bias: T | None = None,
+    fc3_experts_weights: T | None = None,
+    fc3_experts_bias: T | None = None,
+    *,
+    activation_alpha: float = 1.0,
+    activation_beta: float = 0.0,
+    activation_type: str = "relu",
+    k: int = 1,
+    normalize_routing_weights: int = 0,
+    swiglu_fusion: int = 0,
+    swiglu_limit: float | None = None,
+    use_sparse_mixer: int = 0,
+) -> Tensor:
+    """Weights are [experts, outputs, inputs], or declare the older shape; a third product gates the first one."""
+    gate = make_gate(
+        activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, fc3_experts_weights
+    )
+    for name, weights in (("fc1", fc1_experts_weights), ("fc2", fc2_experts_weights)):
+        if weights.rank != 3:
+            raise InvalidModel(f"MoE: {name}_experts_weights has rank {weights.rank}, not 3")
+    if fc3_experts_weights is None and fc3_experts_bias is not None:
+        raise InvalidModel("MoE with the bias of third weights that are not there")
+    _, width, count = check_tokens(ctx, x, router_probs, "MoE")
+    older = has_older_shape(ctx, fc1_experts_weights, fc1_experts_bias, fc2_experts_weights, width, gate)
+    inner = fc2_experts_weights.shape[1 if older else 2]
+    first = _plain(ctx, fc1_experts_weights, fc1_experts_bias, (count, gate.parts * inner, width), older, "fc1")
+    second = _plain(ctx, fc2_experts_weights, fc2_experts_bias, (count, width, inner), older, "fc2")
+    third = None
+    if fc3_experts_weights is not None:
+        third = _plain(ctx, fc3_experts_weights, fc3_experts_bias, (count, inner, width), older, "fc3")
+    return mixture(
+        ctx,
+        x,
+        router_probs,
+        None,
+        k,
+        gate,
+        first,
+        second,
+        third,
+        normalize=normalize_routing_weights,
+        sparse=use_sparse_mixer,
+    )

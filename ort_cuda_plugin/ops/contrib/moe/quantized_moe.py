@@ -1,0 +1,312 @@
+"""Mixtures of experts whose weights have 2, 4 or 8 bits: they stay packed until they are multiplied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from ort_cuda_plugin.kernels.grouped import BLOCK, Shared, WeightBlock, WeightElement, Weights
+from ort_cuda_plugin.kernels.index import Loads
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.contrib.moe.moe import check_tokens, has_older_shape, make_gate, mixture
+from ort_cuda_plugin.ops.contrib.quantization.mixed_gemm_layout import is_interleaved, raw_codes
+from ort_cuda_plugin.ops.contrib.quantization.small_codes import E2M1
+from ort_cuda_plugin.ops.registry import FLOAT32, T1, T2, UP_TO_FLOAT32, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv, eq, floordiv, product
+from ort_cuda_plugin.program.views import reshape
+
+T4: TypeAlias = Tensor
+
+_FLOATS_4: Final = {
+    "fp4": (32, DType.FLOAT8E8M0),
+    "wfp4afp8": (32, DType.FLOAT8E8M0),
+    "nvfp4": (16, DType.FLOAT8E4M3FN),
+}
+"""Of quant_types with floats of 4 bits: inputs that share a scale, and its type."""
+_Made: TypeAlias = tuple[WeightElement, WeightBlock, tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class _Projection:
+    """The inputs of one of the products, and their names in messages; ``block`` is 0 without blocks.
+
+    The codes declare [experts, outputs, inputs / pack], or with ``older`` [experts, inputs, outputs / pack].
+    ``interleaved`` says that their bytes are in the order of CUTLASS kernels.
+    """
+
+    name: str
+    kind: str
+    bits: int
+    block: int
+    older: bool
+    interleaved: bool
+    codes: Tensor
+    scales: Tensor | None
+    zeros: Tensor | None
+    total: Tensor | None
+    bias: Tensor | None
+
+    def weights(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> Weights:
+        """Raises InvalidModel where the inputs do not fit each other, ``columns`` or ``width``."""
+        stored = DType.FLOAT8E4M3FN if self.kind == "fp8" else DType.UINT8
+        if self.codes.dtype is not stored:
+            raise InvalidModel(f"QMoE of quant_type {self.kind!r} with {self.codes.dtype.short} weights")
+        rows, row = (width, columns) if self.older else (columns, width)
+        packed = ceildiv(row * self.bits, 8)
+        ctx.require_shape(self.codes, (experts, rows, packed), f"{self.name}_experts_weights of QMoE")
+        ctx.require(eq(packed * (8 // self.bits), row), f"a row of the {self.name} weights of QMoE is no whole bytes")
+        if self.bias is not None:
+            ctx.require_shape(self.bias, (experts, columns), f"{self.name}_experts_bias of QMoE")
+        bias = None if self.bias is None else ctx.contiguous(self.bias)
+        make = {"int": self._integers, "fp8": self._floats_8}.get(self.kind, self._floats_4)
+        element, shared, read = make(ctx, experts, columns, width)
+        return Weights(columns, element, read, bias, shared)
+
+    def _given(self, x: Tensor | None, what: str) -> Tensor:
+        if x is None:
+            raise InvalidModel(f"QMoE of quant_type {self.kind!r} needs its {self.name}_{what}")
+        return x
+
+    def _none(self, x: Tensor | None, what: str) -> None:
+        if x is not None:
+            raise InvalidModel(f"QMoE of quant_type {self.kind!r} has no {self.name}_{what}")
+
+    def _integers(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> _Made:
+        """(code - zero) * scale, with both for a column or for each block of it."""
+        scales, zeros, bits = self._given(self.scales, "scales"), self.zeros, self.bits
+        if scales.dtype not in UP_TO_FLOAT32:
+            raise InvalidModel(f"QMoE of integers with {scales.dtype.short} scales")
+        shift = self.block.bit_length() - 1
+        blocks = ceildiv(width, self.block) if self.block else 1
+        shape = (experts, columns, blocks) if self.block else (experts, columns)
+        ctx.require_shape(scales, shape, f"{self.name}_scales of QMoE")
+        if zeros is not None:
+            if zeros.dtype is not DType.UINT8:
+                raise InvalidModel(f"QMoE of integers with {zeros.dtype.short} zero points")
+            along = blocks if zeros.rank == 3 else columns
+            packed = ceildiv(along * bits, 8)
+            wanted = (experts, columns, packed) if zeros.rank == 3 else (experts, packed)
+            ctx.require_shape(zeros, wanted, f"{self.name}_zero_points of QMoE")
+            points = reshape(ctx, zeros, [product(zeros.shape[:-1]), packed])
+
+        packed_codes = self._rows(ctx, experts, columns, width)
+
+        def shared(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
+            block = [k >> shift] if self.block else []
+            zero = s.constant(1 << (bits - 1), DType.INT32)
+            if zeros is not None:
+                at = (block[0] if self.block else s.constant(0, DType.INT64)) if zeros.rank == 3 else column
+                row = expert * loads.dim(columns) + column if zeros.rank == 3 else expert
+                zero = loads.code(loads.source(points), row, at, bits)
+            scale = s.widen(loads.source(scales).at([expert, column, *block]))
+            return zero, scale, expert * loads.dim(columns) + column
+
+        def element(loads: Loads, expert: Scalar, column: Scalar, k: Scalar, shared: Shared) -> Scalar:
+            zero, scale, row = shared
+            code = loads.code(loads.source(packed_codes), row, k, bits)
+            return s.cast(code - zero, DType.FLOAT32) * scale
+
+        return element, shared, (packed_codes, scales) if zeros is None else (packed_codes, scales, zeros)
+
+    def _floats_8(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> _Made:
+        """Weights times a scale for each square of ``block``, or without blocks times one for each expert."""
+        self._none(self.zeros, "zero_points")
+        shift = self.block.bit_length() - 1
+        if self.block:
+            scales = self._given(self.scales, "scales")
+            if scales.dtype not in UP_TO_FLOAT32:
+                raise InvalidModel(f"QMoE of quant_type 'fp8' with {scales.dtype.short} scales")
+            self._none(self.total, "global_scale")
+            shape = (experts, ceildiv(columns, self.block), ceildiv(width, self.block))
+            ctx.require_shape(scales, shape, f"{self.name}_scales of QMoE")
+        else:
+            scales = self._given(self.total, "global_scale")
+            self._none(self.scales, "scales")
+            ctx.require_shape(scales, (experts,), f"{self.name}_global_scale of QMoE")
+        rows = self._rows(ctx, experts, columns, width)
+
+        def shared(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
+            place = [column >> shift, k >> shift] if self.block else []
+            return s.widen(loads.source(scales).at([expert, *place])), expert * loads.dim(columns) + column
+
+        def element(loads: Loads, expert: Scalar, column: Scalar, k: Scalar, shared: Shared) -> Scalar:
+            scale, row = shared
+            return s.cast(loads.source(rows).at([row, k]), DType.FLOAT32) * scale
+
+        return element, shared, (rows, scales)
+
+    def _rows(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> Tensor:
+        """Return the codes as a matrix of bytes, with the columns of all experts one after the other."""
+        if self.interleaved:
+            return raw_codes(ctx, self.codes, experts * columns, width, self.bits)
+        return reshape(ctx, self.codes, [experts * columns, ceildiv(width * self.bits, 8)])
+
+    def _floats_4(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> _Made:
+        """Weights times a scale for each block, and one for each expert.
+
+        In memory a byte has two neighbouring columns, and columns are neighbours: [experts, width, columns / 2]. The
+        schema declares another shape for the same bytes than onnxruntime-genai's builder.
+        """
+        self._none(self.zeros, "zero_points")
+        scales, total = self._given(self.scales, "scales"), self._given(self.total, "global_scale")
+        if scales.dtype is not _FLOATS_4[self.kind][1]:
+            raise InvalidModel(f"QMoE of quant_type {self.kind!r} with {scales.dtype.short} scales")
+        shift = self.block.bit_length() - 1
+        ctx.require_shape(scales, (experts, columns, ceildiv(width, self.block)), f"{self.name}_scales of QMoE")
+        ctx.require_shape(total, (experts,), f"{self.name}_global_scale of QMoE")
+        pairs = floordiv(columns, 2)
+        ctx.require(
+            eq(pairs * 2, columns), f"QMoE of quant_type {self.kind!r} with an odd number of {self.name} columns"
+        )
+        table = ctx.constant(E2M1)
+        codes = ctx.contiguous(self.codes)
+        turned = ctx.view(codes, (experts * width, pairs), None, codes.offset)
+
+        def shared(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
+            scale = s.cast(loads.source(scales).at([expert, column, k >> shift]), DType.FLOAT32)
+            return scale * loads.source(total).at([expert]), expert * loads.dim(width)
+
+        def element(loads: Loads, expert: Scalar, column: Scalar, k: Scalar, shared: Shared) -> Scalar:
+            scale, first = shared
+            code = loads.code(loads.source(turned), first + k, column, 4)
+            return loads.source(table).at([s.cast(code, DType.INT64)]) * scale
+
+        return element, shared, (turned, scales, total)
+
+
+def _check_block(kind: str, block: int) -> int:
+    """The size of blocks, 0 for none."""
+    if kind in _FLOATS_4:
+        return _FLOATS_4[kind][0]
+    if block <= 0:
+        return 0
+    if block & (block - 1) or (kind == "int" and block < BLOCK):
+        raise InvalidModel(f"QMoE with block_size = {block}")
+    if block < BLOCK:
+        raise Unsupported("attribute", f"QMoE of quant_type {kind} with block_size = {block}, below {BLOCK}")
+    return block
+
+
+@op(
+    "QMoE",
+    domain="com.microsoft",
+    since=1,
+    types={
+        "T": UP_TO_FLOAT32,
+        "T1": frozenset({DType.UINT8, DType.FLOAT8E4M3FN}),
+        "T2": UP_TO_FLOAT32 | {DType.FLOAT8E8M0, DType.FLOAT8E4M3FN},
+        "T4": FLOAT32,
+    },
+)
+def qmoe(
+    ctx: Lowering,
+    x: T,
+    router_probs: T,
+    fc1_experts_weights: T1,
+    fc1_scales: T2 | None,
+    fc1_experts_bias: T | None,
+    fc2_experts_weights: T1,
+    fc2_scales: T2 | None = None,
+    fc2_experts_bias: T | None = None,
+    fc3_experts_weights: T1 | None = None,
+    fc3_scales: T2 | None = None,
+    fc3_experts_bias: T | None = None,
+    fc1_zero_points: T1 | None = None,
+    fc2_zero_points: T1 | None = None,
+    fc3_zero_points: T1 | None = None,
+    router_weights: T | None = None,
+    fc1_global_scale: T4 | None = None,
+    fc2_global_scale: T4 | None = None,
+    fc1_act_scale: T4 | None = None,
+    fc2_act_scale: T4 | None = None,
+    fc1_act_block_scale: T2 | None = None,
+    fc2_act_block_scale: T2 | None = None,
+    *,
+    accuracy_level: int = 0,
+    activation_alpha: float = 1.0,
+    activation_beta: float = 0.0,
+    activation_type: str = "relu",
+    block_size: int = 0,
+    expert_weight_bits: int = 4,
+    fc1_expert_weight_bits: int | None = None,
+    fc2_expert_weight_bits: int | None = None,
+    fc3_expert_weight_bits: int | None = None,
+    k: int = 1,
+    normalize_routing_weights: int = 0,
+    quant_type: str = "int",
+    swiglu_fusion: int = 0,
+    swiglu_limit: float | None = None,
+    use_sparse_mixer: int = 0,
+    weights_prepacked: int = -1,
+) -> Tensor:
+    """As MoE. Activations keep their type, whatever ``accuracy_level`` or scales of theirs allow."""
+    if quant_type not in ("int", "fp8", *_FLOATS_4):
+        raise InvalidModel(f"QMoE of quant_type {quant_type!r}")
+    if weights_prepacked not in (-1, 0, 1):
+        raise InvalidModel(f"QMoE: weights_prepacked is {weights_prepacked}, expected -1, 0 or 1")
+    for name, weights in (("fc1", fc1_experts_weights), ("fc2", fc2_experts_weights)):
+        if weights.rank != 3:
+            raise InvalidModel(f"QMoE: {name}_experts_weights has rank {weights.rank}, not 3")
+    if fc3_experts_weights is None and any(x is not None for x in (fc3_experts_bias, fc3_scales, fc3_zero_points)):
+        raise InvalidModel("QMoE with a bias, scales or zero points of third weights that are not there")
+    if fc3_experts_weights is not None and quant_type != "int" and not (quant_type == "fp8" and block_size > 0):
+        raise InvalidModel(f"QMoE of quant_type {quant_type!r} has no scale for third weights")
+    gate = make_gate(
+        activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, fc3_experts_weights
+    )
+    block = _check_block(quant_type, block_size)
+
+    def bits_of(own: int | None) -> int:
+        bits = expert_weight_bits if own is None else own
+        bits = {"int": bits, "fp8": 8}.get(quant_type, 4)
+        if bits not in (2, 4, 8):
+            raise InvalidModel(f"QMoE with weights of {bits} bits")
+        return bits
+
+    _, width, experts = check_tokens(ctx, x, router_probs, "QMoE")
+    first_bits, second_bits = bits_of(fc1_expert_weight_bits), bits_of(fc2_expert_weight_bits)
+    per_output = fc1_scales if quant_type != "fp8" else fc1_experts_bias
+    older = has_older_shape(ctx, fc1_experts_weights, per_output, fc2_experts_weights, width, gate, 8 // second_bits)
+    inner = fc2_experts_weights.shape[1] if older else fc2_experts_weights.shape[2] * (8 // second_bits)
+    sizes = [(first_bits, gate.parts * inner, width), (second_bits, width, inner)]
+    interleaved = quant_type == "int" and (
+        weights_prepacked == 1 or (weights_prepacked == -1 and older and is_interleaved(ctx, x.dtype, sizes))
+    )
+    if interleaved and fc3_experts_weights is not None:
+        raise Unsupported("attribute", "QMoE with third weights in the order of CUDAExecutionProvider's kernels")
+
+    def projection(name: str, bits: int, *inputs: Tensor | None) -> _Projection:
+        codes, scales, zeros, total, bias = inputs
+        assert codes is not None
+        return _Projection(name, quant_type, bits, block, older, interleaved, codes, scales, zeros, total, bias)
+
+    first = projection(
+        "fc1", first_bits, fc1_experts_weights, fc1_scales, fc1_zero_points, fc1_global_scale, fc1_experts_bias
+    ).weights(ctx, experts, gate.parts * inner, width)
+    second = projection(
+        "fc2", second_bits, fc2_experts_weights, fc2_scales, fc2_zero_points, fc2_global_scale, fc2_experts_bias
+    ).weights(ctx, experts, width, inner)
+    third = None
+    if fc3_experts_weights is not None:
+        bits = bits_of(fc3_expert_weight_bits)
+        third = projection(
+            "fc3", bits, fc3_experts_weights, fc3_scales, fc3_zero_points, None, fc3_experts_bias
+        ).weights(ctx, experts, inner, width)
+    if router_weights is not None:
+        ctx.require_shape(router_weights, router_probs.shape, "router_weights of QMoE")
+    return mixture(
+        ctx,
+        x,
+        router_probs,
+        router_weights,
+        k,
+        gate,
+        first,
+        second,
+        third,
+        normalize=normalize_routing_weights,
+        sparse=use_sparse_mixer,
+    )

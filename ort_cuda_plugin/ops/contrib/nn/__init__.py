@@ -1,0 +1,1 @@
+"""Fused operators, normalizations, convolutions and transforms of com.microsoft."""

@@ -1,0 +1,169 @@
+"""Causal convolutions of com.microsoft: as that of ai.onnx, with distances between taps, layouts and more states."""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, walk_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
+from ort_cuda_plugin.ops.onnx.nn.causal_conv import causal_convolution, check_convolution
+from ort_cuda_plugin.ops.registry import INT32, UP_TO_FLOAT32, M, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import SUM
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq, lt, product
+from ort_cuda_plugin.program.views import part, permute, reshape
+
+MAX_WINDOW = 8
+"""The most states that a node may be asked to keep."""
+
+
+_PLAIN = (0, 0, -1, 0, 0)
+"""What attributes that newer schemas have are in a node that says nothing of them."""
+
+
+@op("CausalConvWithState", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
+def microsoft_causal_conv_with_state(
+    ctx: Lowering,
+    x: T,
+    weight: T,
+    bias: T | None = None,
+    past_state: T | None = None,
+    *,
+    activation: str = "none",
+    channels_last: int = 0,
+    dilation: int = 1,
+    input_channel_offset: int = 0,
+    input_channels: int = 0,
+    ndim: int = 1,
+    state_channels_last: int = -1,
+    state_length: int = 0,
+    state_update_capacity: int = 0,
+    state_window: int = 0,
+) -> tuple[Tensor, ...]:
+    """(output, present state). With a ``state_window`` there are so many states, one behind each of the last steps."""
+    name = "CausalConvWithState"
+    if ndim != 1:
+        # Only the last dimension is causal, and the schema says of no other what stands beside its ends.
+        raise Unsupported("attribute", f"{name} with ndim = {ndim}")
+    if (input_channel_offset, input_channels, state_channels_last, state_length, state_update_capacity) != _PLAIN:
+        raise Unsupported("attribute", f"{name} of a slice of channels, or with a state of another form")
+    if not 0 <= state_window <= MAX_WINDOW or channels_last not in (0, 1):
+        raise InvalidModel(f"{name} with state_window = {state_window}, channels_last = {channels_last}")
+    if x.rank < 3 or (x.rank > 3 and not channels_last):
+        raise InvalidModel(f"{name} of rank {x.rank}")
+    shape, past = x.shape, past_state
+    if past is not None and state_window:
+        if past.rank != x.rank + 1:
+            raise InvalidModel(f"{name} of rank {x.rank} with a past of rank {past.rank}")
+        ctx.require(eq(past.shape[0], state_window), f"{name}: the past has no state for each step of state_window")
+        newest = part(ctx, past, 0, state_window - 1, 1)
+        past = ctx.view(newest, newest.shape[1:], newest.strides[1:], newest.offset)
+    if channels_last:
+        x = _channels_first(ctx, x)
+        past = None if past is None else _channels_first(ctx, past)
+    output, padded = causal_convolution(ctx, x, weight, bias, past, activation, dilation)
+    batch, channels, length = x.shape
+    reach = padded.shape[2] - length
+    if state_window:
+
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            window, row, place, channel = c
+            first = maps.dim(length) - state_window + window + 1
+            is_last = s.equal(window, state_window - 1)
+            return maps.source(padded).at([row, channel, first + place], (first > 0) | is_last)
+
+        state = gather_map(ctx, (state_window, batch, reach, channels), x.dtype, element)
+        if not channels_last:
+            state = permute(ctx, state, (0, 1, 3, 2))
+    else:
+        state = part(ctx, padded, 2, length, reach)
+        if channels_last:
+            state = permute(ctx, state, (0, 2, 1))
+    if channels_last:
+        output = reshape(ctx, permute(ctx, output, (0, 2, 1)), shape)
+        state = reshape(ctx, state, (*state.shape[:-1], *shape[2:]))
+    return output, state
+
+
+def _channels_first(ctx: Lowering, x: Tensor) -> Tensor:
+    """x [batch, steps, ...] as [batch, channels, steps]."""
+    batch, steps, *channels = x.shape
+    return permute(ctx, reshape(ctx, x, (batch, steps, product(channels))), (0, 2, 1))
+
+
+_VARLEN_TYPES = {"T": UP_TO_FLOAT32, "M": INT32}
+
+
+@op("VarlenCausalConvWithState", domain="com.microsoft", since=1, types=_VARLEN_TYPES)
+def varlen_causal_conv_with_state(
+    ctx: Lowering,
+    x: T,
+    weight: T,
+    cumulative_sequence_length: M,
+    bias: T | None,
+    initial_state: T,
+    capture_count: M | None = None,
+    *,
+    activation: str = "none",
+    delta_offset: int = 0,
+    dilation: int = 1,
+    group_size: int = 1,
+    state_update_capacity: int = 0,
+) -> tuple[Tensor, ...]:
+    """(output [tokens, channels], final state, the first ``capture_count`` tokens of each sequence).
+
+    ``delta_offset`` and ``group_size`` are for inputs that newer schemas have.
+    """
+    name = "VarlenCausalConvWithState"
+    check_capture(name, state_update_capacity, capture_count)
+    check_convolution(name, activation, dilation)
+    if x.rank != 2 or weight.rank != 3:
+        raise InvalidModel(f"{name} of ranks {x.rank} and {weight.rank}")
+    tokens, channels = x.shape
+    width = weight.shape[2]
+    ctx.require(lt(0, width), f"{name}: a filter has no elements")
+    ctx.require_shape(weight, (channels, 1, width), f"weight of {name}")
+    packed = PackedTokens(ctx, cumulative_sequence_length, tokens, name)
+    reach = (width - 1) * dilation
+    ctx.require_shape(initial_state, (packed.count, channels, reach), f"initial_state of {name}")
+    if bias is not None:
+        ctx.require_shape(bias, (channels,), f"bias of {name}")
+
+    def sample(maps: IndexMap, row: Scalar, begin: Scalar, channel: Scalar, t: Scalar) -> Scalar:
+        """The element at position t of a sequence that begins at ``begin``; t is negative in its state."""
+        before = maps.source(initial_state).at([row, channel, t + maps.dim(reach)], t < 0)
+        return s.where(t < 0, before, maps.source(x).at([begin + t, channel], t >= 0))
+
+    def convolved(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        row, begin, at = packed.place(maps, c[0])
+
+        def tap(j: Scalar) -> list[Scalar]:
+            value = sample(maps, row, begin, c[1], at - (maps.dim(width) - 1 - j) * dilation)
+            factor = maps.source(weight).at([c[1], s.constant(0, DType.INT64), j])
+            return [s.widen(value) * s.widen(factor)]
+
+        (total,) = maps.fold(SUM, maps.dim(width), tap)
+        if bias is not None:
+            total = total + s.widen(maps.source(bias).at([c[1]]))
+        return s.cast(total if activation == "none" else total * s.sigmoid(total), x.dtype)
+
+    def final(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        begin, count = packed.range(maps, c[0])
+        return sample(maps, c[0], begin, c[1], count - maps.dim(reach) + c[2])
+
+    results = [
+        gather_map(ctx, (tokens, channels), x.dtype, convolved),
+        # The state may be where the initial one is: it moves to the front.
+        walk_map(ctx, (packed.count, channels, reach), x.dtype, final, over=initial_state),
+    ]
+    if capture_count is not None:
+        ctx.require_shape(capture_count, (packed.count,), f"capture_count of {name}")
+
+        def captured(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            begin, count = packed.range(maps, c[0])
+            wanted = s.cast(maps.source(capture_count).at([c[0]]), DType.INT64)
+            return maps.source(x).at([begin + c[1], c[2]], (c[1] < count) & (c[1] < wanted))
+
+        results.append(gather_map(ctx, (packed.count, state_update_capacity, channels), x.dtype, captured))
+    return tuple(results)

@@ -1,0 +1,66 @@
+"""Dropout of com.microsoft whose mask has one bit for each element."""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.kernels.codegen import constant_number
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops.contrib.nn.fused import sum_like_first
+from ort_cuda_plugin.ops.onnx.math.random import dropout_12
+from ort_cuda_plugin.ops.registry import BOOL, FLOATS, T1, T2, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import full
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import SUM
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import ceildiv
+from ort_cuda_plugin.program.views import reshape
+
+_TYPES = {"T": FLOATS, "T1": FLOATS, "T2": BOOL, "T3": frozenset({DType.UINT32})}
+_BITS = 32
+
+
+def _packed(ctx: Lowering, mask: Tensor, training_mode: Tensor | None) -> Tensor:
+    """Bit i % 32 of word i // 32 says whether element i stays; bits behind the last element are 1 out of training."""
+    words = ceildiv(mask.size, _BITS)
+    if training_mode is None or constant_number(training_mode) is False:
+        return full(ctx, [words], 2**_BITS - 1, DType.UINT32)
+    flat = reshape(ctx, mask, [mask.size])
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        size, behind = maps.dim(mask.size), ~maps.number(training_mode)
+
+        def bit(i: Scalar) -> list[Scalar]:
+            at = c[0] * _BITS + i
+            kept = maps.source(flat).at([at], at < size, behind)
+            return [s.cast(kept, DType.UINT32) << s.cast(i, DType.UINT32)]
+
+        return maps.fold(SUM, s.constant(_BITS, DType.INT64), bit)[0]
+
+    return gather_map(ctx, [words], DType.UINT32, element)
+
+
+@op("BitmaskDropout", domain="com.microsoft", since=1, types=_TYPES)
+def bitmask_dropout(
+    ctx: Lowering, data: T, ratio: T1 | None = None, training_mode: T2 | None = None, *, seed: int | None = None
+) -> tuple[Tensor, ...]:
+    """(dropout(data), mask)."""
+    kept, *mask = dropout_12(ctx, data, ratio, training_mode, seed=seed)
+    return (kept, *(_packed(ctx, x, training_mode) for x in mask))
+
+
+@op("BitmaskBiasDropout", domain="com.microsoft", since=1, types=_TYPES)
+def bitmask_bias_dropout(
+    ctx: Lowering,
+    data: T,
+    bias: T,
+    residual: T | None = None,
+    ratio: T1 | None = None,
+    training_mode: T2 | None = None,
+    *,
+    seed: int | None = None,
+) -> tuple[Tensor, ...]:
+    """(dropout(data + bias) + residual, mask)."""
+    total = sum_like_first(ctx, "BitmaskBiasDropout", data, bias)
+    kept, *mask = bitmask_dropout(ctx, total, ratio, training_mode, seed=seed)
+    return (kept if residual is None else sum_like_first(ctx, "BitmaskBiasDropout", kept, residual), *mask)

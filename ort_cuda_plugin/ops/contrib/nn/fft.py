@@ -1,0 +1,39 @@
+"""Fourier transforms of real signals, of com.microsoft."""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.model.ir import InvalidModel, Unsupported
+from ort_cuda_plugin.ops.onnx.math.signal import discrete_transform
+from ort_cuda_plugin.ops.registry import NO_BFLOAT16, op
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.symbolic import eq
+from ort_cuda_plugin.program.views import squeeze, unsqueeze
+
+
+def _check(name: str, rank: int, signal_ndim: int, onesided: int, normalized: int) -> None:
+    """``rank`` is that of the real signals."""
+    if onesided != 1 or normalized != 0:
+        raise Unsupported("attribute", f"{name} with onesided = {onesided}, normalized = {normalized}")
+    if not 1 <= signal_ndim <= rank:
+        raise InvalidModel(f"{name} of {signal_ndim} dimensions of a tensor of rank {rank}")
+
+
+@op("Rfft", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16})
+def rfft(ctx: Lowering, x: Tensor, *, normalized: int = 0, onesided: int = 1, signal_ndim: int = 1) -> Tensor:
+    """The last ``signal_ndim`` dimensions are transformed; of the very last, the frequencies up to the middle stay."""
+    _check("Rfft", x.rank, signal_ndim, onesided, normalized)
+    result = discrete_transform(ctx, unsqueeze(ctx, x, [x.rank]), None, x.rank - 1, inverse=0, onesided=1)
+    for axis in range(x.rank - signal_ndim, x.rank - 1):
+        result = discrete_transform(ctx, result, None, axis, inverse=0, onesided=0)
+    return result
+
+
+@op("Irfft", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16})
+def irfft(ctx: Lowering, x: Tensor, *, normalized: int = 0, onesided: int = 1, signal_ndim: int) -> Tensor:
+    """The inverse of Rfft for a last dimension of even size."""
+    rank = x.rank - 1
+    _check("Irfft", rank, signal_ndim, onesided, normalized)
+    ctx.require(eq(x.shape[-1], 2), "the last dimension of Irfft has the two parts of a number")
+    for axis in range(rank - signal_ndim, rank - 1):
+        x = discrete_transform(ctx, x, None, axis, inverse=1, onesided=0)
+    return squeeze(ctx, discrete_transform(ctx, x, None, rank - 1, inverse=1, onesided=1), [rank])

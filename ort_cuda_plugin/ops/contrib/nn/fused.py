@@ -1,0 +1,257 @@
+"""Operators of com.microsoft that ONNX Runtime's fusions and optimizers make: two or three operators in one node.
+
+Each is the composition of the operators that it stands for; the passes make one step of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Final
+
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.onnx.math.activation import fast_gelu, gelu_erf
+from ort_cuda_plugin.ops.onnx.math.matmul import gemm, matrix_product
+from ort_cuda_plugin.ops.onnx.math.random import dropout_12
+from ort_cuda_plugin.ops.onnx.nn.conv import conv
+from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
+from ort_cuda_plugin.ops.onnx.nn.windows import Ints
+from ort_cuda_plugin.ops.registry import BOOL, FLOATS, NO_BFLOAT16, T1, T2, UP_TO_FLOAT32, T, lookup, op
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.symbolic import eq, floordiv, logical_or
+from ort_cuda_plugin.program.views import part, permute
+
+# ---- products ----
+
+
+def _operand(ctx: Lowering, x: Tensor, transpose: int, transpose_batch: int) -> Tensor:
+    """x as the product reads it: the first dimension behind the batch dimensions, the last two exchanged.
+
+    A vector has nothing to exchange.
+    """
+    if transpose_batch:
+        if x.rank < 3:
+            raise InvalidModel(f"FusedMatMul exchanges the batch dimensions of a tensor of rank {x.rank}")
+        x = permute(ctx, x, (*range(1, x.rank - 1), 0, x.rank - 1))
+    if transpose and x.rank > 1:
+        x = permute(ctx, x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
+    return x
+
+
+@op("FusedMatMul", domain="com.microsoft", since=1, types={"T": FLOATS})
+def fused_matmul(
+    ctx: Lowering,
+    a: T,
+    b: T,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+    transBatchA: int = 0,
+    transBatchB: int = 0,
+) -> Tensor:
+    left, right = _operand(ctx, a, transA, transBatchA), _operand(ctx, b, transB, transBatchB)
+    return matrix_product(ctx, left, right, None if alpha == 1.0 else lambda total: total * alpha)
+
+
+@op("TransposeMatMul", domain="com.microsoft", since=1, types={"T": FLOATS})
+def transpose_matmul(
+    ctx: Lowering, a: T, b: T, *, alpha: float = 1.0, transA: int = 0, transB: int = 0
+) -> Tensor:  # fmt: skip
+    return fused_matmul(ctx, a, b, alpha=alpha, transA=transA, transB=transB)
+
+
+def _activated(ctx: Lowering, x: Tensor, activation: str, parameters: Mapping[str, float]) -> Tensor:
+    """The operator of ai.onnx named ``activation`` of x, with those of ``parameters`` that it has; "" is x itself."""
+    if not activation:
+        return x
+    row = lookup("", activation, _ACTIVATIONS_OF) if activation in _ACTIVATIONS else None
+    if row is None:
+        raise Unsupported("attribute", f"the activation {activation!r}")
+    (result,) = row.lower(ctx, [x], {name: value for name, value in parameters.items() if name in row.attributes})
+    assert isinstance(result, Tensor)
+    return result
+
+
+_ACTIVATIONS_OF: Final = 6
+"""The opset whose definition of an activation is meant: Clip has its limits as attributes there."""
+_ACTIVATIONS: Final = {
+    "Clip": ("min", "max"),
+    "Elu": ("alpha",),
+    "HardSigmoid": ("alpha", "beta"),
+    "LeakyRelu": ("alpha",),
+    "Relu": (),
+    "Selu": ("alpha", "gamma"),
+    "Sigmoid": (),
+    "Softplus": (),
+    "Softsign": (),
+    "Tanh": (),
+    "ThresholdedRelu": ("alpha",),
+}
+"""The activations that fused nodes have, with their parameters in the order of ``activation_params``."""
+
+
+@op("FusedGemm", domain="com.microsoft", since=1, types={"T": FLOATS})
+def fused_gemm(
+    ctx: Lowering,
+    a: T,
+    b: T,
+    c: T | None = None,
+    *,
+    activation: str = "",
+    activation_alpha: float | None = None,
+    activation_beta: float | None = None,
+    activation_gamma: float | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Tensor:
+    given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
+    result = gemm(ctx, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
+    return _activated(ctx, result, activation, {name: value for name, value in given.items() if value is not None})
+
+
+@op("GemmFastGelu", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
+def gemm_fast_gelu(ctx: Lowering, x: T, w: T, bias: T | None = None) -> Tensor:
+    return fast_gelu(ctx, matrix_product(ctx, x, w), bias)
+
+
+# ---- convolutions ----
+
+
+@op("FusedConv", domain="com.microsoft", since=1, types={"T": FLOATS})
+def fused_conv(
+    ctx: Lowering,
+    x: T,
+    w: T,
+    b: T | None = None,
+    z: T | None = None,
+    *,
+    activation: str = "",
+    activation_params: tuple[float, ...] = (),
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
+    """activation(conv(x, w) + b + z)."""
+    result = conv(
+        ctx,
+        x,
+        w,
+        b,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    if z is not None:
+        ctx.require_shape(z, result.shape, "addend Z of FusedConv")
+        result = elementwise(ctx, lambda total, added: total + added, result, z)
+    names = _ACTIVATIONS.get(activation, ())
+    if len(activation_params) > len(names):
+        raise InvalidModel(f"FusedConv with {len(activation_params)} parameters of the activation {activation!r}")
+    return _activated(ctx, result, activation, dict(zip(names, activation_params, strict=False)))
+
+
+@op("NhwcConv", domain="com.microsoft", since=1, types={"T": FLOATS})
+def nhwc_conv(
+    ctx: Lowering,
+    x: T,
+    w: T,
+    b: T | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
+    """Input, weights and output are channels-last."""
+    x, w = (_channels_first(ctx, tensor) for tensor in (x, w))
+    result = conv(
+        ctx,
+        x,
+        w,
+        b,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    return permute(ctx, result, (0, *range(2, result.rank), 1))
+
+
+def _channels_first(ctx: Lowering, x: Tensor) -> Tensor:
+    if x.rank < 3:
+        raise InvalidModel(f"a convolution of a tensor of rank {x.rank}")
+    return permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1)))
+
+
+# ---- maps and rows ----
+
+
+@op("BiasSoftmax", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16})
+def bias_softmax(ctx: Lowering, data: Tensor, bias: Tensor, *, is_inner_broadcast: int, axis: int = 1) -> Tensor:
+    """The dimensions from ``axis`` on are one row, as in Softmax before version 13."""
+    if bias.rank > data.rank or (is_inner_broadcast and bias.rank != data.rank):
+        raise Unsupported("shape", f"BiasSoftmax of rank {data.rank} with a bias of rank {bias.rank}")
+    total = sum_like_first(ctx, "BiasSoftmax", data, bias)
+    return row_map(ctx, softmax_row, range(normalize_axis(axis, data.rank), data.rank), total)[0]
+
+
+def sum_like_first(ctx: Lowering, name: str, first: Tensor, *others: Tensor) -> Tensor:
+    """The sum, in the shape of the first, to which the others broadcast."""
+    for other in others:
+        if other.rank > first.rank:
+            raise InvalidModel(f"{name} of rank {first.rank} with an addend of rank {other.rank}")
+        for dim, wanted in zip(other.shape, first.shape[first.rank - other.rank :], strict=True):
+            fits = logical_or(eq(dim, 1), eq(dim, wanted))
+            ctx.require(fits, f"an addend of {name} does not broadcast to its first input")
+    return elementwise(ctx, lambda *x: functools.reduce(lambda a, b: a + b, x), first, *others)
+
+
+@op("BiasDropout", domain="com.microsoft", since=1, types={"T": FLOATS, "T1": FLOATS, "T2": BOOL})
+def bias_dropout(
+    ctx: Lowering,
+    data: T,
+    bias: T,
+    residual: T | None = None,
+    ratio: T1 | None = None,
+    training_mode: T2 | None = None,
+    *,
+    seed: int | None = None,
+) -> tuple[Tensor, ...]:
+    """(dropout(data + bias) + residual, mask)."""
+    kept, *mask = dropout_12(ctx, sum_like_first(ctx, "BiasDropout", data, bias), ratio, training_mode, seed=seed)
+    return (kept if residual is None else sum_like_first(ctx, "BiasDropout", kept, residual), *mask)
+
+
+@op("BiasAdd", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16 - {DType.FLOAT64}})
+def bias_add(ctx: Lowering, x: Tensor, bias: Tensor, skip: Tensor) -> Tensor:
+    return sum_like_first(ctx, "BiasAdd", x, bias, skip)
+
+
+@op("BiasSplitGelu", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16 - {DType.FLOAT64}})
+def bias_split_gelu(ctx: Lowering, x: Tensor, bias: Tensor) -> Tensor:
+    """x + bias is cut in two along the last axis: the first half times the Gelu of the second."""
+    if x.rank == 0:
+        raise InvalidModel("BiasSplitGelu of a scalar")
+    last = x.rank - 1
+    width = x.shape[last]
+    half = floordiv(width, 2)
+    ctx.require(eq(2 * half, width), "BiasSplitGelu of an odd last dimension")
+    ctx.require_shape(bias, (width,), "bias of BiasSplitGelu")
+    halves = [part(ctx, tensor, axis, start, half) for start in (0, half) for tensor, axis in ((x, last), (bias, 0))]
+    return elementwise(ctx, lambda a, p, b, q: (a + p) * gelu_erf(b + q), *halves)

@@ -1,0 +1,120 @@
+"""Maps and rows of com.microsoft: gates of sums and norms, complex numbers, operators that ai.onnx has as well."""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.onnx.image.grid_sample import grid_sample
+from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
+from ort_cuda_plugin.ops.onnx.tensor.indexing import trilu
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, NO_BFLOAT16, T1, UP_TO_FLOAT32, HostTensor, M, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.row_program import Row
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.shapes import broadcast_shapes
+from ort_cuda_plugin.program.symbolic import eq, floordiv
+from ort_cuda_plugin.program.views import expand, reshape
+
+# ---- operators that ai.onnx has as well ----
+
+
+@op("Trilu", domain="com.microsoft", since=1, types={"T": ALL_TENSORS})
+def microsoft_trilu(ctx: Lowering, x: T, k: HostTensor | None = None, *, upper: int = 1) -> Tensor:
+    return trilu(ctx, x, k, upper=upper)
+
+
+@op("GridSample", domain="com.microsoft", since=1, types={"T1": FLOATS})
+def microsoft_grid_sample(
+    ctx: Lowering, x: T1, grid: T1, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
+) -> Tensor:
+    if mode == "bicubic" and padding_mode != "zeros":
+        raise Unsupported("attribute", "com.microsoft.GridSample of mode bicubic whose places outside are not zeros")
+    return grid_sample(ctx, x, grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
+
+
+# ---- gates ----
+
+
+@op("ScaledSiLU", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": UP_TO_FLOAT32})
+def scaled_silu(ctx: Lowering, x: T, scale: M | None = None, *, alpha: float = 1.0) -> Tensor:
+    """z * sigmoid(z) of z, which is x times a number. z and its sigmoid are rounded to the type of x."""
+
+    def gated(value: Scalar, *factor: Scalar) -> Scalar:
+        z = s.cast(s.widen(value) * (s.widen(factor[0]) if factor else alpha), x.dtype)
+        return z * s.sigmoid(z)
+
+    if scale is None:
+        return elementwise(ctx, gated, x)
+    ctx.require(eq(scale.size, 1), "the scale of ScaledSiLU is one number")
+    return elementwise(ctx, gated, x, ctx.view(scale, (), (), scale.offset))
+
+
+@op("GatedAdd", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
+def gated_add(ctx: Lowering, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    """x + y * gate, with one gate for each row; the product is rounded to their type."""
+    if x.rank == 0:
+        raise InvalidModel("GatedAdd of scalars")
+    ctx.require_shape(y, x.shape, "second input of GatedAdd")
+    ctx.require_shape(gate, (*x.shape[:-1], 1), "gate of GatedAdd")
+    return elementwise(ctx, lambda a, b, factor: a + b * factor, x, y, gate)
+
+
+@op("GatedRMSNorm", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
+def gated_rms_norm(
+    ctx: Lowering, x: Tensor, scale: Tensor, gate: Tensor, *, activation: str = "silu", epsilon: float = 1e-5
+) -> Tensor:
+    """Rows are as long as ``scale``; the last dimension of x has a whole number of them."""
+    if activation not in ("silu", "swish", "sigmoid"):
+        raise InvalidModel(f"GatedRMSNorm with the activation {activation!r}")
+    if x.rank == 0 or scale.rank != 1:
+        raise InvalidModel(f"GatedRMSNorm of rank {x.rank} with a scale of rank {scale.rank}")
+    ctx.require_shape(gate, x.shape, "gate of GatedRMSNorm")
+    width = scale.shape[0]
+    count = floordiv(x.shape[-1], width)
+    ctx.require(eq(count * width, x.shape[-1]), "GatedRMSNorm: the last dimension is no multiple of the scale's")
+
+    def program(row: Row, value: Scalar, factor: Scalar, gated: Scalar) -> Outputs:
+        real, z = s.widen(value), s.widen(gated)
+        normalized = real / s.sqrt(row.mean(real * real) + epsilon) * s.widen(factor)
+        opened = s.sigmoid(z) if activation == "sigmoid" else z * s.sigmoid(z)
+        return [s.cast(normalized * opened, x.dtype)], []
+
+    rows = [reshape(ctx, y, [*x.shape[:-1], count, width]) for y in (x, gate)]
+    (result,) = row_map(ctx, program, [x.rank], rows[0], scale, rows[1])
+    return ctx.view(result, x.shape)
+
+
+# ---- complex numbers ----
+
+
+def _complex_product(name: str, sign: float) -> None:
+    """Enters the product of complex numbers, whose parts are the last dimension; ``sign`` is that of b's second."""
+
+    @op(name, domain="com.microsoft", since=1, types={"T": NO_BFLOAT16})
+    def function(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
+        if a.rank == 0 or b.rank == 0:
+            raise InvalidModel(f"{name} of scalars")
+        for x in (a, b):
+            ctx.require(eq(x.shape[-1], 2), f"the last dimension of {name} has the two parts of a number")
+        shape = [*broadcast_shapes(ctx, a.shape[:-1], b.shape[:-1]), 2]
+        left, right = expand(ctx, a, shape), expand(ctx, b, shape)
+
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            zero, one = s.constant(0, DType.INT64), s.constant(1, DType.INT64)
+
+            def parts(x: Tensor) -> tuple[Scalar, Scalar]:
+                source = maps.source(x)
+                return s.widen(source.at([*c[:-1], zero])), s.widen(source.at([*c[:-1], one]))
+
+            (p, q), (u, v) = parts(left), parts(right)
+            v = v * sign
+            return s.cast(s.where(s.equal(c[-1], 0), p * u - q * v, p * v + q * u), a.dtype)
+
+        return gather_map(ctx, shape, a.dtype, element)
+
+
+_complex_product("ComplexMul", 1.0)
+_complex_product("ComplexMulConj", -1.0)

@@ -1,0 +1,165 @@
+"""Operators of com.microsoft on hyper-connections: C streams of H features each, and gates between them."""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
+from ort_cuda_plugin.ops.outputs import is_used
+from ort_cuda_plugin.ops.registry import UP_TO_FLOAT32, M, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.row_program import SUM, Row
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv
+from ort_cuda_plugin.program.views import expand, reshape, squeeze, unsqueeze
+
+_TYPES = {"T": UP_TO_FLOAT32, "M": UP_TO_FLOAT32}
+
+
+def _grouped(ctx: Lowering, name: str, x: Tensor, num_branches: int) -> Tensor:
+    """x as [..., C, H]; ``num_branches`` is C where x is [..., C * H], else 0."""
+    if num_branches < 0:
+        raise InvalidModel(f"{name} of {num_branches} branches")
+    if x.rank < (1 if num_branches else 2):
+        raise InvalidModel(f"{name} of rank {x.rank}")
+    if not num_branches:
+        return x
+    width = floordiv(x.shape[-1], num_branches)
+    ctx.require(eq(width * num_branches, x.shape[-1]), f"{name}: the last dimension is no multiple of num_branches")
+    return reshape(ctx, x, [*x.shape[:-1], num_branches, width])
+
+
+def _gates(ctx: Lowering, name: str, gates: Tensor, streams: Tensor) -> Tensor:
+    """Gates [..., C], [..., C, 1], [..., C, H] or [..., C * H] in the shape of ``streams`` [..., C, H]."""
+    *outer, branches, width = streams.shape
+    if gates.rank == streams.rank:
+        each = ctx.guard(eq(gates.shape[-1], 1))
+        ctx.require_shape(gates, (*outer, branches, 1 if each else width), f"gates of {name}")
+    elif gates.rank == streams.rank - 1:
+        each = ctx.guard(eq(gates.shape[-1], branches))
+        ctx.require_shape(gates, (*outer, branches if each else branches * width), f"gates of {name}")
+        gates = reshape(ctx, gates, (*outer, branches, 1 if each else width))
+    else:
+        raise InvalidModel(f"{name} of streams of rank {streams.rank} with gates of rank {gates.rank}")
+    return expand(ctx, gates, streams.shape)
+
+
+def _product(a: Scalar, b: Scalar) -> Scalar:
+    return s.widen(a) * s.widen(b)
+
+
+@op("BranchwiseRMSNorm", domain="com.microsoft", since=1, types=_TYPES)
+def branchwise_rms_norm(
+    ctx: Lowering, x: T, scale: M | None = None, *, epsilon: float = 1e-5, num_branches: int = 0
+) -> Tensor:
+    """``scale`` is [C * H], [C, H] or [H]."""
+    streams = _grouped(ctx, "BranchwiseRMSNorm", x, num_branches)
+    branches, width = streams.shape[-2:]
+    factors: list[Tensor] = []
+    if scale is not None:
+        shape: tuple[Dim, ...] = (branches, width)
+        if scale.rank == 1 and ctx.guard(eq(scale.shape[0], width)):
+            shape = (width,)
+        elif scale.rank == 1:
+            ctx.require(eq(scale.shape[0], branches * width), "BranchwiseRMSNorm: the scale has another size")
+            scale = reshape(ctx, scale, shape)
+        ctx.require_shape(scale, shape, "scale of BranchwiseRMSNorm")
+        factors = [scale]
+
+    def program(row: Row, value: Scalar, *factor: Scalar) -> Outputs:
+        real = s.widen(value)
+        normalized = real / s.sqrt(row.mean(real * real) + epsilon)
+        return [s.cast(normalized * s.widen(factor[0]) if factor else normalized, x.dtype)], []
+
+    (result,) = row_map(ctx, program, [streams.rank - 1], streams, *factors)
+    return ctx.view(result, x.shape)
+
+
+@op("HyperConnectionPreMix", domain="com.microsoft", since=1, types=_TYPES)
+def hyper_connection_pre_mix(
+    ctx: Lowering, streams: T, pre_mix: M, *, num_branches: int = 0, reduction_scale: float = 1.0
+) -> Tensor:
+    """The sum of the streams times their gates."""
+    grouped = _grouped(ctx, "HyperConnectionPreMix", streams, num_branches)
+    gates = _gates(ctx, "HyperConnectionPreMix", pre_mix, grouped)
+    axis = grouped.rank - 2
+
+    def program(row: Row, x: Scalar, gate: Scalar) -> Outputs:
+        return [], [s.cast(row.reduce(SUM, _product(x, gate)) * reduction_scale, streams.dtype)]
+
+    (result,) = row_map(ctx, program, [axis], grouped, gates)
+    return squeeze(ctx, result, [axis])
+
+
+@op("HyperConnectionPostMix", domain="com.microsoft", since=1, types=_TYPES)
+def hyper_connection_post_mix(
+    ctx: Lowering, streams: T, block_output: T, post_mix: M, stream_mix: M | None = None, *, num_branches: int = 0
+) -> Tensor:
+    """The streams, mixed by a matrix [C (from), C (to)] of each place, plus the block's output times a gate of each."""
+    grouped = _grouped(ctx, "HyperConnectionPostMix", streams, num_branches)
+    gates = _gates(ctx, "HyperConnectionPostMix", post_mix, grouped)
+    *outer, branches, width = grouped.shape
+    ctx.require_shape(block_output, (*outer, width), "block output of HyperConnectionPostMix")
+    block, axis = unsqueeze(ctx, block_output, [len(outer)]), len(outer)
+    mixed = grouped
+    if stream_mix is not None:
+        ctx.require_shape(stream_mix, (*outer, branches, branches), "stream matrix of HyperConnectionPostMix")
+        sources = unsqueeze(ctx, grouped, [axis + 1])
+        matrix = unsqueeze(ctx, stream_mix, [axis + 2])
+        (total,) = row_map(
+            ctx, lambda row, x, weight: ([], [row.reduce(SUM, _product(x, weight))]), [axis], sources, matrix
+        )
+        mixed = squeeze(ctx, total, [axis])
+
+    def finish(x: Scalar, y: Scalar, gate: Scalar) -> Scalar:
+        return s.cast(s.widen(x) + _product(y, gate), streams.dtype)
+
+    return reshape(ctx, elementwise(ctx, finish, mixed, block, gates), streams.shape)
+
+
+@op("EngramGate", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
+def engram_gate(
+    ctx: Lowering,
+    key: Tensor,
+    query: Tensor,
+    value: Tensor,
+    key_norm_scale: Tensor,
+    query_norm_scale: Tensor,
+    conv_norm_scale: Tensor | None = None,
+    *,
+    epsilon: float = 1e-5,
+) -> tuple[Tensor, ...]:
+    """(the value times the gate of each stream, that normalized).
+
+    The gate is sigmoid(sign(d) * sqrt(max(abs(d), 1e-6))) of d, the product of the normalized key and query of a
+    stream over the root of its size.
+    """
+    if key.rank != 4:
+        raise InvalidModel(f"EngramGate of a key of rank {key.rank}")
+    batch, steps, branches, width = key.shape
+    ctx.require_shape(query, key.shape, "query of EngramGate")
+    ctx.require_shape(value, (batch, steps, width), "value of EngramGate")
+    scales = [key_norm_scale, query_norm_scale]
+    normed = is_used(ctx, 1)
+    if normed:
+        if conv_norm_scale is None:
+            raise InvalidModel("EngramGate gives a normalized value only with conv_norm_scale")
+        scales.append(conv_norm_scale)
+    for scale in scales:
+        ctx.require_shape(scale, (branches, width), "scale of EngramGate")
+
+    def program(row: Row, k: Scalar, q: Scalar, v: Scalar, *factors: Scalar) -> Outputs:
+        def normalized(x: Scalar, factor: Scalar) -> Scalar:
+            real = s.widen(x)
+            return real / s.sqrt(row.mean(real * real) + epsilon) * s.widen(factor)
+
+        count = s.cast(row.count, DType.FLOAT32)
+        product = row.reduce(SUM, normalized(k, factors[0]) * normalized(q, factors[1])) / s.sqrt(count)
+        gate = s.sigmoid(s.sign(product) * s.sqrt(s.maximum(s.absolute(product), 1e-6)))
+        gated = gate * s.widen(v)
+        results = [gated, normalized(gated, factors[2])] if normed else [gated]
+        return [s.cast(x, key.dtype) for x in results], []
+
+    return row_map(ctx, program, [3], key, query, unsqueeze(ctx, value, [2]), *scales)

@@ -1,0 +1,157 @@
+"""Normalizations of com.microsoft: of a sum, of embeddings, and of groups of channels with an activation."""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.kernels.index import gather_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.contrib.nn.fused import sum_like_first
+from ort_cuda_plugin.ops.onnx.math.activation import swish
+from ort_cuda_plugin.ops.onnx.nn.normalization import group_normalization_21, layer_norm
+from ort_cuda_plugin.ops.onnx.tensor.indexing import gather
+from ort_cuda_plugin.ops.outputs import is_used
+from ort_cuda_plugin.ops.registry import INT32, T1, UP_TO_FLOAT32, M, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import full
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import reduce
+from ort_cuda_plugin.program.row_program import SUM, Row
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.views import permute, unsqueeze
+
+STABLE = UP_TO_FLOAT32 - {DType.BFLOAT16}
+_FLOAT32 = DType.FLOAT32.onnx
+
+
+@op("SkipLayerNormalization", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
+def skip_layer_normalization(
+    ctx: Lowering,
+    x: Tensor,
+    skip: Tensor,
+    gamma: Tensor,
+    beta: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    epsilon: float = 1e-12,
+) -> tuple[Tensor, ...]:
+    """(normalized, mean, reciprocal standard deviation, the sum x + skip + bias that was normalized)."""
+    total = _skipped(ctx, x, skip, bias)
+    return *layer_norm(ctx, total, gamma, beta, [total.rank - 1], epsilon, _FLOAT32), total
+
+
+@op("SkipSimplifiedLayerNormalization", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
+def skip_simplified_layer_normalization(
+    ctx: Lowering,
+    x: Tensor,
+    skip: Tensor,
+    gamma: Tensor,
+    bias: Tensor | None = None,
+    *,
+    epsilon: float = 1e-12,
+) -> tuple[Tensor, ...]:
+    """As SkipLayerNormalization, with the root of the mean square for the standard deviation."""
+    if is_used(ctx, 1):
+        raise Unsupported("attribute", "SkipSimplifiedLayerNormalization whose mean is used: it has none")
+    total = _skipped(ctx, x, skip, bias)
+    return *layer_norm(ctx, total, gamma, None, [total.rank - 1], epsilon, _FLOAT32, center=False), total
+
+
+def _skipped(ctx: Lowering, x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
+    if x.rank == 0:
+        raise InvalidModel("a normalization of a scalar")
+    return sum_like_first(ctx, "SkipLayerNormalization", x, skip, *([] if bias is None else [bias]))
+
+
+@op("EmbedLayerNormalization", domain="com.microsoft", since=1, types={"T1": INT32, "T": STABLE})
+def embed_layer_normalization(
+    ctx: Lowering,
+    input_ids: T1,
+    segment_ids: T1 | None,
+    word_embedding: T,
+    position_embedding: T,
+    segment_embedding: T | None,
+    gamma: T,
+    beta: T,
+    mask: T1 | None = None,
+    position_ids: T1 | None = None,
+    *,
+    epsilon: float = 1e-12,
+    mask_index_type: int = 0,
+) -> tuple[Tensor, ...]:
+    """(normalized, the number of ones in each row of the mask, the sum of the embeddings).
+
+    An id outside its table stands for zeros. ``mask_index_type`` says what the second output is for.
+    """
+    if (segment_ids is None) != (segment_embedding is None):
+        raise InvalidModel("EmbedLayerNormalization with segment ids or a segment embedding alone")
+    if input_ids.rank != 2:
+        raise InvalidModel(f"EmbedLayerNormalization of ids of rank {input_ids.rank}")
+    if any(x is not None and x.rank != 2 for x in (word_embedding, position_embedding, segment_embedding)):
+        raise InvalidModel("EmbedLayerNormalization takes tables of rank 2")
+    batch, length = input_ids.shape
+    if position_ids is None:
+        position_ids = gather_map(ctx, [1, length], DType.INT64, lambda _, c: c[1])
+    parts = [gather(ctx, word_embedding, input_ids), gather(ctx, position_embedding, position_ids)]
+    if segment_ids is not None and segment_embedding is not None:
+        parts.append(gather(ctx, segment_embedding, segment_ids))
+    total = sum_like_first(ctx, "EmbedLayerNormalization", *parts)
+    normalized = layer_norm(ctx, total, gamma, beta, [2], epsilon, _FLOAT32)[0]
+    if mask is None:
+        return normalized, full(ctx, [batch], 0, DType.INT32), total
+    ctx.require_shape(mask, (batch, length), "mask of EmbedLayerNormalization")
+
+    def ones(row: Row, value: Scalar) -> Scalar:
+        return row.reduce(SUM, s.cast(s.equal(value, 1), DType.INT32))
+
+    return normalized, reduce(ctx, ones, mask, [1], keepdims=False), total
+
+
+@op("GroupNorm", domain="com.microsoft", since=1, types={"T": STABLE, "M": STABLE})
+def group_norm(
+    ctx: Lowering,
+    x: T,
+    gamma: M,
+    beta: M,
+    *,
+    activation: int,
+    groups: int,
+    channels_last: int = 1,
+    epsilon: float = 1e-5,
+) -> Tensor:
+    """A normalization of groups of channels, and with ``activation`` 1 x * sigmoid(x)."""
+    if activation not in (0, 1):
+        raise InvalidModel(f"GroupNorm with activation = {activation}")
+    if x.rank < 3:
+        raise InvalidModel(f"GroupNorm of a tensor of rank {x.rank}")
+    first = permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1))) if channels_last else x
+    result = group_normalization_21(ctx, first, gamma, beta, num_groups=groups, epsilon=epsilon)
+    if activation:
+        result = swish(ctx, result)
+    return permute(ctx, result, (0, *range(2, x.rank), 1)) if channels_last else result
+
+
+@op("SkipGroupNorm", domain="com.microsoft", since=1, types={"T": STABLE, "M": STABLE})
+def skip_group_norm(
+    ctx: Lowering,
+    x: T,
+    gamma: M,
+    beta: M,
+    skip: T,
+    bias: T | None = None,
+    *,
+    activation: int,
+    groups: int,
+    channels_last: int = 1,
+    epsilon: float = 1e-5,
+) -> tuple[Tensor, ...]:
+    """(GroupNorm of the sum x + skip + bias, that sum)."""
+    if x.rank != 4:
+        raise InvalidModel(f"SkipGroupNorm of a tensor of rank {x.rank}")
+    spatial, after = ((1, 2), ()) if channels_last else ((2, 3), (1, 2))
+    if skip.rank == 2:
+        skip = unsqueeze(ctx, skip, spatial)
+    addends = [skip] if bias is None else [skip, unsqueeze(ctx, bias, after)]
+    total = sum_like_first(ctx, "SkipGroupNorm", x, *addends)
+    normalized = group_norm(
+        ctx, total, gamma, beta, activation=activation, groups=groups, channels_last=channels_last, epsilon=epsilon
+    )
+    return normalized, total

@@ -1,0 +1,37 @@
+"""DynamicTimeWarping."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.time_warping import warping_path
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.registry import FLOAT32, INT32, op
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq, lt
+from ort_cuda_plugin.program.views import squeeze
+
+F: TypeAlias = Tensor
+
+_TYPES = {"F": FLOAT32, "I": INT32}
+
+
+@op("DynamicTimeWarping", domain="com.microsoft", since=1, types=_TYPES)
+def dynamic_time_warping(ctx: Lowering, cost: F) -> Tensor:
+    """The rows and columns [2, steps] of the cheapest path through a matrix of costs."""
+    if cost.rank == 3:
+        ctx.require(eq(cost.shape[0], 1), "DynamicTimeWarping of more than one matrix")
+        cost = squeeze(ctx, cost, [0])
+    if cost.rank != 2:
+        raise InvalidModel(f"DynamicTimeWarping of rank {cost.rank}")
+    for dim in cost.shape:
+        ctx.require(lt(0, dim), "DynamicTimeWarping of a matrix without elements")
+    path, count, most = warping_path(ctx, cost)
+    (steps,) = ctx.read_back(count, "number of steps of DynamicTimeWarping", 1, most)
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return maps.source(path).at([c[0], maps.dim(steps) - 1 - c[1]])
+
+    return gather_map(ctx, (2, steps), DType.INT32, element)

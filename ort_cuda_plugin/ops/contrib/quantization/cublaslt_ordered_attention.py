@@ -1,0 +1,177 @@
+"""Attention of int8 matrices, whose scores and weights are int8 as well."""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, score_bias
+from ort_cuda_plugin.ops.contrib.quantization.cublaslt_ordered_int8 import (
+    COL,
+    ROW,
+    check_order,
+    from_order,
+    qordered_matmul,
+)
+from ort_cuda_plugin.ops.contrib.quantization.qlinear import code_of, number_of, real_of, scaled_product
+from ort_cuda_plugin.ops.contrib.sparse_attention.block_sparse import longformer_of_projections
+from ort_cuda_plugin.ops.onnx.attention.attention import merge_heads, split_heads
+from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
+from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
+from ort_cuda_plugin.ops.onnx.nn.quantization import shifted
+from ort_cuda_plugin.ops.registry import FLOAT32, INT8, INT32, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.views import permute
+
+Q: TypeAlias = Tensor
+S: TypeAlias = Tensor
+G: TypeAlias = Tensor
+F: TypeAlias = Tensor
+
+_NAME: Final = "QOrderedAttention"
+
+
+@op(
+    _NAME,
+    domain="com.microsoft",
+    since=1,
+    types={"Q": INT8, "S": FLOAT32, "G": INT32},
+)
+def qordered_attention(
+    ctx: Lowering,
+    x: Q,
+    scale_x: S,
+    scale_q: S,
+    scale_k: S,
+    scale_v: S,
+    q_weight: Q,
+    k_weight: Q,
+    v_weight: Q,
+    scale_q_weight: S,
+    scale_k_weight: S,
+    scale_v_weight: S,
+    q_bias: S,
+    k_bias: S,
+    v_bias: S,
+    scale_scores: S | None,
+    scale_softmax: S | None,
+    scale_values: S,
+    mask_index: G | None = None,
+    past: Q | None = None,
+    attention_bias: S | None = None,
+    *,
+    num_heads: int,
+    order_input: int,
+    order_output: int,
+    order_weight: int,
+    qkv_hidden_sizes: tuple[int, ...] | None = None,
+    unidirectional: int = 0,
+) -> Tensor:
+    """Weights are column-major, all else row-major. Each product and the softmax give codes with a scale of theirs."""
+    for order, wanted in ((order_input, ROW), (order_weight, COL), (order_output, ROW)):
+        check_order(order, _NAME, wanted)
+    if past is not None or attention_bias is not None or unidirectional:
+        raise Unsupported("attribute", f"{_NAME} with a past, attention_bias or unidirectional")
+    if scale_scores is None or scale_softmax is None:
+        raise InvalidModel(f"{_NAME} without the scales of scores and of softmax")
+    weights = (q_weight, k_weight, v_weight)
+    if x.rank != 3 or any(y.rank != 2 for y in weights):
+        raise InvalidModel(f"{_NAME} of an input of rank {x.rank}")
+    if qkv_hidden_sizes is not None and len(set(qkv_hidden_sizes)) != 1:
+        raise Unsupported("attribute", f"{_NAME} whose Q, K and V differ in size")
+    heads = []
+    for weight, by, bias, scale in zip(
+        weights,
+        (scale_q_weight, scale_k_weight, scale_v_weight),
+        (q_bias, k_bias, v_bias),
+        (scale_q, scale_k, scale_v),
+        strict=True,
+    ):
+        ctx.require_shape(bias, weight.shape[1:], f"bias of {_NAME}")
+        real = scaled_product(ctx, x, from_order(ctx, weight, COL), scale_x, by, None, None, bias)
+        codes = code_of(ctx, real, scale, None, DType.INT8)
+        heads.append(shifted(ctx, split_heads(ctx, codes, num_heads), None))
+    q, k, v = heads
+    numbers = [number_of(ctx, y) for y in (scale_q, scale_k, scale_v, scale_scores, scale_softmax)]
+    by_q, by_k, by_v, by_scores, by_softmax = numbers
+
+    def product(value: Scalar, a: Scalar, b: Scalar) -> Scalar:
+        return s.cast(value, DType.FLOAT32) * (a * b)
+
+    total = elementwise(ctx, product, matrix_product(ctx, q, permute(ctx, k, (0, 1, 3, 2))), by_q, by_k)
+    scores = code_of(ctx, total, scale_scores, None, DType.INT8)
+    size = q.shape[3]
+    root = ctx.host_tensor([size], [], DType.INT64)
+
+    def score(code: Scalar, by: Scalar, length: Scalar, *added: Scalar) -> Scalar:
+        value = s.cast(code, DType.FLOAT32) * (by / s.sqrt(s.cast(length, DType.FLOAT32)))
+        return value + s.widen(added[0]) if added else value
+
+    bias_of_mask = score_bias(ctx, mask_index, None, x.shape[0], x.shape[1], x.shape[1], MASKED)
+    masks = [] if bias_of_mask is None else [bias_of_mask]
+    (shares,) = row_map(ctx, softmax_row, [3], elementwise(ctx, score, scores, by_scores, root, *masks))
+    codes = shifted(ctx, code_of(ctx, shares, scale_softmax, None, DType.INT8), None)
+    values = elementwise(ctx, product, matrix_product(ctx, codes, v), by_softmax, by_v)
+    return merge_heads(ctx, code_of(ctx, values, scale_values, None, DType.INT8))
+
+
+@op(
+    "QOrderedLongformerAttention",
+    domain="com.microsoft",
+    since=1,
+    types={
+        "Q": INT8,
+        "S": FLOAT32,
+        "F": frozenset({DType.FLOAT16}),
+        "G": INT32,
+    },
+)
+def qordered_longformer_attention(
+    ctx: Lowering,
+    x: Q,
+    scale_x: S,
+    weight: Q,
+    scale_weight: S,
+    bias: S,
+    scale_bias: S,
+    scale_projection: S,
+    mask: F,
+    global_weight: Q,
+    scale_global_weight: S,
+    global_bias: S,
+    scale_global_projection: S,
+    is_global: G,
+    scale_output: S,
+    *,
+    num_heads: int,
+    order_global_weight: int,
+    order_input: int,
+    order_output: int,
+    order_weight: int,
+    window: int,
+) -> Tensor:
+    """Projections are rounded to codes, to which the biases are added as they are; attention is of float16."""
+    name = "QOrderedLongformerAttention"
+    orders = ((order_input, ROW), (order_output, ROW), (order_weight, COL), (order_global_weight, COL))
+    for order, wanted in orders:
+        check_order(order, name, wanted)
+    if x.rank != 3 or weight.rank != 2 or global_weight.rank != 2 or num_heads <= 0 or window < 0:
+        raise InvalidModel(f"{name} of rank {x.rank}, {num_heads} heads, window = {window}")
+
+    def projection(matrix: Tensor, by: Tensor, added: Tensor, scale: Tensor) -> Tensor:
+        codes = qordered_matmul(
+            ctx, x, scale_x, matrix, by, scale, added, order_A=order_input, order_B=COL, order_Y=order_output
+        )
+        return elementwise(ctx, lambda value: s.cast(value, DType.FLOAT16), real_of(ctx, codes, scale, None))
+
+    projected = (
+        projection(weight, scale_weight, bias, scale_projection),
+        projection(global_weight, scale_global_weight, global_bias, scale_global_projection),
+    )
+    result = longformer_of_projections(ctx, projected, mask, is_global, num_heads, window)
+    real = elementwise(ctx, lambda value: s.cast(value, DType.FLOAT32), result)
+    return code_of(ctx, real, scale_output, None, DType.INT8)

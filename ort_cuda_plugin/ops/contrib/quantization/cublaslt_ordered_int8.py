@@ -1,0 +1,197 @@
+"""Operators on int8 matrices in an order of cuBLASLt's: each element is a code that one scale makes a number of."""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.contrib.quantization.qlinear import code_of, number_of, real_of
+from ort_cuda_plugin.ops.onnx.math.activation import gelu_erf
+from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
+from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
+from ort_cuda_plugin.ops.onnx.nn.quantization import shifted
+from ort_cuda_plugin.ops.registry import FLOAT32, FLOAT_OR_HALF, INT8, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.row_program import Row
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq, floordiv, logical_or
+from ort_cuda_plugin.program.views import permute, reshape, unsqueeze
+
+Q: TypeAlias = Tensor
+S: TypeAlias = Tensor
+F: TypeAlias = Tensor
+
+COL, ROW, COL32 = 0, 1, 2
+_WIDTH: Final = 32
+"""Columns that stand together in the order COL32."""
+
+
+def check_order(order: int, name: str, *supported: int) -> None:
+    if order not in range(5):
+        raise InvalidModel(f"{name} with the order {order}, which cuBLASLt does not have")
+    if order not in supported:
+        raise Unsupported("attribute", f"{name} with the order {order}")
+
+
+def from_order(ctx: Lowering, x: Tensor, order: int) -> Tensor:
+    """Matrices in row-major order of those that lie in memory in ``order``."""
+    if order == ROW:
+        return x
+    *batch, rows, columns = x.shape
+    last = len(batch)
+    if order == COL:
+        return permute(ctx, reshape(ctx, x, [*batch, columns, rows]), (*range(last), last + 1, last))
+    parts = reshape(ctx, x, [*batch, floordiv(columns, _WIDTH), rows, _WIDTH])
+    return reshape(ctx, permute(ctx, parts, (*range(last), last + 1, last, last + 2)), x.shape)
+
+
+def _in_order(ctx: Lowering, x: Tensor, order: int) -> Tensor:
+    """The inverse of `from_order`."""
+    if order == ROW:
+        return x
+    *batch, rows, columns = x.shape
+    last = len(batch)
+    if order == COL:
+        turned = permute(ctx, x, (*range(last), last + 1, last))
+    else:
+        parts = reshape(ctx, x, [*batch, rows, floordiv(columns, _WIDTH), _WIDTH])
+        turned = permute(ctx, parts, (*range(last), last + 1, last, last + 2))
+    return reshape(ctx, turned, x.shape)
+
+
+def _reordered(ctx: Lowering, x: Tensor, name: str, before: int, after: int) -> Tensor:
+    """x, of at least one dimension, from one order in the other."""
+    for order in (before, after):
+        check_order(order, name, COL, ROW, COL32)
+        if order == COL32 and x.rank:
+            ctx.require(
+                eq(floordiv(x.shape[-1], _WIDTH) * _WIDTH, x.shape[-1]), f"{name}: COL32 has parts of 32 columns"
+            )
+    if before == after or x.rank < 2:
+        return x
+    return _in_order(ctx, from_order(ctx, x, before), after)
+
+
+@op("QuantizeWithOrder", domain="com.microsoft", since=1, types={"F": FLOAT_OR_HALF, "S": FLOAT32, "Q": INT8})
+def quantize_with_order(ctx: Lowering, x: F, scale: S, *, order_input: int, order_output: int) -> Tensor:
+    real = elementwise(ctx, lambda value: s.cast(value, DType.FLOAT32), x)
+    return _reordered(ctx, code_of(ctx, real, scale, None, DType.INT8), "QuantizeWithOrder", order_input, order_output)
+
+
+@op("DequantizeWithOrder", domain="com.microsoft", since=1, types={"Q": INT8, "S": FLOAT32, "F": FLOAT_OR_HALF})
+def dequantize_with_order(
+    ctx: Lowering, x: Q, scale: S, *, order_input: int, order_output: int, to: int
+) -> Tensor:  # fmt: skip
+    dtype = DType.of_attribute(to)
+    if dtype not in FLOAT_OR_HALF:
+        raise InvalidModel(f"DequantizeWithOrder to {dtype.name}")
+    real = real_of(ctx, _reordered(ctx, x, "DequantizeWithOrder", order_input, order_output), scale, None)
+    return elementwise(ctx, lambda value: s.cast(value, dtype), real)
+
+
+@op("QOrderedGelu", domain="com.microsoft", since=1, types={"Q": INT8, "S": FLOAT32})
+def qordered_gelu(ctx: Lowering, x: Q, scale_x: S, scale_y: S, *, order_X: int = ROW, order_Y: int = ROW) -> Tensor:
+    """The order does not matter, as long as it is one."""
+    if order_X != order_Y:
+        raise InvalidModel(f"QOrderedGelu from the order {order_X} to the order {order_Y}")
+    return code_of(ctx, elementwise(ctx, gelu_erf, real_of(ctx, x, scale_x, None)), scale_y, None, DType.INT8)
+
+
+@op(
+    "QOrderedLayerNormalization",
+    domain="com.microsoft",
+    since=1,
+    types={"F": FLOAT_OR_HALF, "S": FLOAT32, "Q": INT8},
+)
+def qordered_layer_normalization(
+    ctx: Lowering,
+    x: Q,
+    scale_x: S,
+    scale: F,
+    bias: F | None,
+    scale_y: S,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    order_X: int = ROW,
+    order_Y: int = ROW,
+) -> Tensor:
+    check_order(order_X, "QOrderedLayerNormalization", ROW)
+    check_order(order_Y, "QOrderedLayerNormalization", ROW)
+
+    def program(row: Row, value: Scalar, factor: Scalar, *added: Scalar) -> Outputs:
+        difference = value - row.mean(value)
+        result = difference / s.sqrt(row.mean(difference * difference) + epsilon) * s.widen(factor)
+        return [result + s.widen(added[0]) if added else result], []
+
+    axes = range(normalize_axis(axis, x.rank), x.rank)
+    affine = [scale] if bias is None else [scale, bias]
+    for y in affine:
+        ctx.require_shape(y, x.shape[axes.start :], "scale or bias of QOrderedLayerNormalization")
+    (result,) = row_map(ctx, program, axes, real_of(ctx, x, scale_x, None), *affine)
+    return code_of(ctx, result, scale_y, None, DType.INT8)
+
+
+@op("QOrderedMatMul", domain="com.microsoft", since=1, types={"Q": INT8, "S": FLOAT32})
+def qordered_matmul(
+    ctx: Lowering,
+    a: Q,
+    scale_a: S,
+    b: Q,
+    scale_b: S,
+    scale_y: S,
+    bias: S | None = None,
+    c: Q | None = None,
+    scale_c: S | None = None,
+    *,
+    order_A: int,
+    order_B: int,
+    order_Y: int,
+) -> Tensor:
+    """(a @ b * scale_a * scale_b + c * scale_c) / scale_y + bias, as int8; b is column-major, all else row-major."""
+    for order, wanted in ((order_A, ROW), (order_B, COL), (order_Y, ROW)):
+        check_order(order, "QOrderedMatMul", wanted)
+    if a.rank not in (2, 3) or b.rank not in (2, 3) or (c is not None and c.rank not in (2, 3)):
+        raise InvalidModel(f"QOrderedMatMul of ranks {a.rank} and {b.rank}")
+    if (c is None) != (scale_c is None):
+        raise InvalidModel("QOrderedMatMul takes C with its scale")
+    columns = b.shape[-1]
+    right = shifted(ctx, from_order(ctx, b, COL), None)
+    total = matrix_product(ctx, shifted(ctx, a, None), right)
+    if total.rank > a.rank:
+        raise InvalidModel("QOrderedMatMul of more matrices B than A")
+    of_columns = scale_b
+    if scale_b.rank == 0 or scale_b.size == 1:
+        of_columns = number_of(ctx, scale_b)
+    else:
+        ctx.require_shape(scale_b, (columns,), "scale_B of QOrderedMatMul")
+    inputs = [number_of(ctx, scale_a), of_columns, number_of(ctx, scale_y)]
+    if bias is not None:
+        ctx.require_shape(bias, (columns,), "bias of QOrderedMatMul")
+        inputs.append(bias)
+    if c is not None and scale_c is not None:
+        if c.rank < total.rank:
+            c = unsqueeze(ctx, c, (0,))
+        if c.rank > total.rank:
+            raise InvalidModel("QOrderedMatMul of more matrices C than A")
+        for axis in range(total.rank):
+            fits = eq(c.shape[axis], total.shape[axis])
+            fits = logical_or(fits, eq(c.shape[axis], 1)) if axis < total.rank - 2 else fits
+            ctx.require(fits, "the matrix C of QOrderedMatMul has another shape than the product")
+        inputs += [c, number_of(ctx, scale_c)]
+
+    def result(value: Scalar, by_a: Scalar, by_b: Scalar, by_y: Scalar, *more: Scalar) -> Scalar:
+        rest = list(more)
+        sum_ = s.cast(value, DType.FLOAT32) * (by_a * by_b / by_y)
+        if bias is not None:
+            sum_ = sum_ + rest.pop(0)
+        if rest:
+            sum_ = sum_ + s.cast(rest[0], DType.FLOAT32) * (rest[1] / by_y)
+        bounded = s.maximum(s.minimum(s.round_half_even(sum_), 127.0), -128.0)
+        return s.cast(s.where(s.is_nan(bounded), 0.0, bounded), DType.INT8)
+
+    return elementwise(ctx, result, total, *inputs)

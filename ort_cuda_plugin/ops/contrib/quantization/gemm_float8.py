@@ -1,0 +1,83 @@
+"""The product of floats of 8 bits, or of wider ones, with a scale for each matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.onnx.math.activation import gelu_tanh
+from ort_cuda_plugin.ops.onnx.math.matmul import gemm
+from ort_cuda_plugin.ops.registry import FLOAT32, UP_TO_FLOAT32, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq
+
+TA: TypeAlias = Tensor
+TB: TypeAlias = Tensor
+TC: TypeAlias = Tensor
+TS: TypeAlias = Tensor
+
+_EIGHT: Final = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E5M2})
+_ACTIVATIONS: Final[dict[str, Callable[[Scalar], Scalar]]] = {
+    "NONE": lambda x: x,
+    "RELU": lambda x: s.maximum(x, 0.0),
+    "GELU": gelu_tanh,
+}
+
+
+@op(
+    "GemmFloat8",
+    domain="com.microsoft",
+    since=1,
+    types={
+        "TA": UP_TO_FLOAT32 | _EIGHT,
+        "TB": UP_TO_FLOAT32 | _EIGHT,
+        "TC": UP_TO_FLOAT32,
+        "TR": UP_TO_FLOAT32 | _EIGHT,
+        "TS": FLOAT32,
+    },
+)
+def gemm_float8(
+    ctx: Lowering,
+    a: TA,
+    b: TB,
+    c: TC | None = None,
+    scale_a: TS | None = None,
+    scale_b: TS | None = None,
+    scale_y: TS | None = None,
+    *,
+    activation: str = "NONE",
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    dtype: int = 1,
+    transA: int = 0,
+    transB: int = 0,
+) -> Tensor:
+    """scale_y * activation(alpha * (scale_a * a) @ (scale_b * b) + beta * c) as ``dtype``."""
+    result = DType.of_attribute(dtype)
+    if result not in UP_TO_FLOAT32 | _EIGHT:
+        raise InvalidModel(f"GemmFloat8 that gives {result.name}")
+    if activation not in _ACTIVATIONS:
+        raise InvalidModel(f"GemmFloat8 with the activation {activation!r}")
+    finish = _ACTIVATIONS[activation]
+    left, right = _real(ctx, a, scale_a), _real(ctx, b, scale_b)
+    addend = None if c is None or beta == 0.0 else _real(ctx, c, None)
+    total = gemm(ctx, left, right, addend, alpha=alpha, beta=beta, transA=transA, transB=transB)
+    if scale_y is None:
+        return elementwise(ctx, lambda x: s.cast(finish(x), result), total)
+    return elementwise(ctx, lambda x, by: s.cast(finish(x) * by, result), total, _one(ctx, scale_y))
+
+
+def _one(ctx: Lowering, x: Tensor) -> Tensor:
+    ctx.require(eq(x.size, 1), "a scale of GemmFloat8 has more than one element")
+    return ctx.view(x, (), (), x.offset)
+
+
+def _real(ctx: Lowering, x: Tensor, scale: Tensor | None) -> Tensor:
+    """x times its scale, float32."""
+    if scale is None:
+        return elementwise(ctx, lambda value: s.cast(value, DType.FLOAT32), x)
+    return elementwise(ctx, lambda value, by: s.cast(value, DType.FLOAT32) * by, x, _one(ctx, scale))

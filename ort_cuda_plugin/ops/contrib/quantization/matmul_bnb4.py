@@ -1,0 +1,183 @@
+"""Products with weights of 4 and 8 bits that are floats: they stay packed until they are multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ort_cuda_plugin.kernels.grouped import BLOCK, Shared, Weights, group_rows, grouped_product
+from ort_cuda_plugin.kernels.index import Loads
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.contrib.quantization.small_codes import E2M1, FP4, NF4
+from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, T1, T2, T3, UINT8, UP_TO_FLOAT32, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise, full
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv, eq, product
+from ort_cuda_plugin.program.views import reshape
+
+
+def _product(ctx: Lowering, a: Tensor, weights: Weights, width: Dim, bias: Tensor | None, dtype: DType) -> Tensor:
+    """a @ weights + bias as ``dtype``: the product of a mixture with one expert."""
+    if a.rank == 0:
+        raise InvalidModel("a product of a scalar")
+    ctx.require(eq(a.shape[-1], width), "the inner dimensions of the matrices differ")
+    rows = product(a.shape[:-1])
+    one = full(ctx, (rows,), 0, DType.INT32)
+    total = grouped_product(
+        ctx, group_rows(ctx, ctx.materialize(one), 1), reshape(ctx, a, [rows, width]), 1, weights, a.dtype
+    )
+    if bias is None:
+        result = elementwise(ctx, lambda x: s.cast(x, dtype), total)
+    else:
+        ctx.require_shape(bias, (weights.columns,), "bias of a product")
+        result = elementwise(ctx, lambda x, b: s.cast(x + s.widen(b), dtype), total, bias)
+    return ctx.view(result, (*a.shape[:-1], weights.columns))
+
+
+def _blocked(
+    columns: Dim,
+    read: tuple[Tensor, ...],
+    block: int,
+    scale: Callable[[Loads, Scalar, Scalar], Scalar],
+    value: Callable[[Loads, Scalar, Scalar], Scalar],
+) -> Weights:
+    """Weights ``value(loads, column, k) * scale(loads, column, block)``, with ``block`` elements along k in one."""
+    together = block % BLOCK == 0
+
+    def scale_at(loads: Loads, column: Scalar, k: Scalar) -> Scalar:
+        return scale(loads, column, s.trunc_divide(k, block))
+
+    def shared(loads: Loads, _: Scalar, column: Scalar, k: Scalar) -> Shared:
+        return (scale_at(loads, column, k),) if together else ()
+
+    def element(loads: Loads, _: Scalar, column: Scalar, k: Scalar, common: Shared) -> Scalar:
+        return value(loads, column, k) * (common[0] if together else scale_at(loads, column, k))
+
+    return Weights(columns, element, read, None, shared)
+
+
+@op("MatMulBnb4", domain="com.microsoft", since=1, types={"T1": UP_TO_FLOAT32, "T2": UINT8})
+def matmul_bnb4(
+    ctx: Lowering,
+    a: T1,
+    b: T2,
+    absmax: T1,
+    *,
+    K: int,
+    N: int,
+    block_size: int,
+    quant_type: int,
+    training_mode: int = 0,
+    transB: int = 1,
+) -> Tensor:
+    """a @ B.T, or without ``transB`` a @ B, of B [N, K]: codes with a scale for each block of all of them in a row."""
+    if quant_type not in (0, 1) or N <= 0 or K <= 0 or block_size < 16 or block_size & (block_size - 1):
+        raise InvalidModel(f"MatMulBnb4 with quant_type {quant_type}, N = {N}, K = {K}, block_size = {block_size}")
+    ctx.require(eq(b.size, (N * K + 1) // 2), "MatMulBnb4: B has another size than N and K say")
+    ctx.require(eq(absmax.size, ceildiv(N * K, block_size)), "MatMulBnb4: there is not one scale for each block")
+    table = ctx.constant(NF4 if quant_type else FP4)
+    # Rows of whole bytes have places of their own, which are quicker to find.
+    whole = K % 2 == 0
+    codes = reshape(ctx, b, [N, K // 2] if whole else [1, (N * K + 1) // 2])
+    scales = reshape(ctx, absmax, [ceildiv(N * K, block_size)])
+    together = bool(transB) and K % BLOCK == 0
+
+    def place(column: Scalar, k: Scalar) -> Scalar:
+        return column * K + k if transB else k * K + column
+
+    def scale(loads: Loads, column: Scalar, k: Scalar) -> Scalar:
+        return s.widen(loads.source(scales).at([place(column, k) >> block_size.bit_length() - 1]))
+
+    def shared(loads: Loads, _: Scalar, column: Scalar, k: Scalar) -> Shared:
+        return (scale(loads, column, k),) if together else ()
+
+    def element(loads: Loads, _: Scalar, column: Scalar, k: Scalar, common: Shared) -> Scalar:
+        # The first of two codes has the higher bits.
+        row, at = (column, k) if transB else (k, column)
+        if not whole:
+            row, at = s.constant(0, DType.INT64), place(column, k)
+        code = loads.code(loads.source(codes), row, at ^ 1, 4)
+        value = loads.source(table).at([s.cast(code, DType.INT64)])
+        return value * (common[0] if together else scale(loads, column, k))
+
+    columns, width = (N, K) if transB else (K, N)
+    return _product(ctx, a, Weights(columns, element, (codes, scales), None, shared), width, None, a.dtype)
+
+
+@op(
+    "MatMulBlockQuantizedFp4Weight",
+    domain="com.microsoft",
+    since=1,
+    types={"T": HALVES, "T1": UINT8, "T2": UINT8, "T3": FLOAT32},
+)
+def matmul_fp4(
+    ctx: Lowering,
+    a: T,
+    b: T1,
+    weight_scale: T2,
+    weight_scale_2: T3,
+    input_scale: T3 | None = None,
+    bias: T | None = None,
+    *,
+    block_size: int = 16,
+) -> Tensor:
+    """a @ B.T of B [N, K], two codes in a byte; its scales are the bytes of float8e4m3fn. Those of a change nothing."""
+    if b.rank != 2 or block_size < 1:
+        raise InvalidModel(f"MatMulBlockQuantizedFp4Weight of rank {b.rank} with block_size = {block_size}")
+    columns, width = b.shape[0], 2 * b.shape[1]
+    ctx.require_shape(weight_scale, (columns, ceildiv(width, block_size)), "weight_scale")
+    ctx.require(eq(weight_scale_2.size, 1), "weight_scale_2 has more than one element")
+    table = ctx.constant(E2M1)
+    x = weight_scale
+    bytes_ = Tensor(DType.FLOAT8E4M3FN, x.shape, x.buffer, strides=x.strides, offset=x.offset)
+    whole = ctx.view(weight_scale_2, (1,), (1,), weight_scale_2.offset)
+
+    def scale(loads: Loads, column: Scalar, block: Scalar) -> Scalar:
+        own = s.cast(loads.source(bytes_).at([column, block]), DType.FLOAT32)
+        return own * loads.source(whole).at([s.constant(0, DType.INT64)])
+
+    def value(loads: Loads, column: Scalar, k: Scalar) -> Scalar:
+        code = loads.code(loads.source(b), column, k, 4)
+        return loads.source(table).at([s.cast(code, DType.INT64)])
+
+    return _product(ctx, a, _blocked(columns, (b, weight_scale), block_size, scale, value), width, bias, a.dtype)
+
+
+@op(
+    "MatMulBlockQuantizedFp8Weight",
+    domain="com.microsoft",
+    since=1,
+    types={"T": HALVES, "T1": frozenset({DType.FLOAT8E4M3FN}), "T2": FLOAT32},
+)
+def matmul_fp8(
+    ctx: Lowering,
+    a: T,
+    b: T1,
+    b_scale: T2,
+    a_scale: T2 | None = None,
+    bias: T | None = None,
+    *,
+    block_size: int = 128,
+) -> Tensor:
+    """a @ B.T of B [N, K] with a scale for each block of a row; a is rounded to 8 bits where it has a scale."""
+    if b.rank != 2 or block_size < 1:
+        raise InvalidModel(f"MatMulBlockQuantizedFp8Weight of rank {b.rank} with block_size = {block_size}")
+    columns, width = b.shape
+    ctx.require_shape(b_scale, (columns, ceildiv(width, block_size)), "b_scale")
+    left = a
+    if a_scale is not None:
+        ctx.require(eq(a_scale.size, 1), "a_scale has more than one element")
+
+        def rounded(x: Scalar, by: Scalar) -> Scalar:
+            return s.cast(s.cast(s.widen(x) / by, DType.FLOAT8E4M3FN), DType.FLOAT32) * by
+
+        left = elementwise(ctx, rounded, a, ctx.view(a_scale, (), (), a_scale.offset))
+
+    def scale(loads: Loads, column: Scalar, block: Scalar) -> Scalar:
+        return loads.source(b_scale).at([column, block])
+
+    def value(loads: Loads, column: Scalar, k: Scalar) -> Scalar:
+        return s.cast(loads.source(b).at([column, k]), DType.FLOAT32)
+
+    return _product(ctx, left, _blocked(columns, (b, b_scale), block_size, scale, value), width, bias, a.dtype)

@@ -1,0 +1,228 @@
+"""Products with, and look-ups in, weights of few bits: integers in bytes, with a scale for each block of them.
+
+A product reads packed weights of a model as they are, and makes numbers of them as it multiplies. Where a map has to
+make the numbers, a plan does so once if the weights are constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import FLOATS_8, DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.onnx.tensor.indexing import wrapped
+from ort_cuda_plugin.ops.registry import INDICES, INT32, T1, T2, T3, UINT8, UP_TO_FLOAT32, Tind, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.multiply import multiply
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.steps import Conversion
+from ort_cuda_plugin.program.symbolic import ceildiv, eq, logical_or
+from ort_cuda_plugin.program.tensor import BufferKind
+from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
+
+T4: TypeAlias = Tensor
+
+WIDTHS = (2, 4, 8)
+
+
+def _unpacked(ctx: Lowering, x: Tensor, bits: int) -> Tensor:
+    """The codes in the bytes of x, int32: the lowest bits first, in one more dimension."""
+    per_byte = 8 // bits
+    bytes_ = unsqueeze(ctx, x, (x.rank,))
+    if per_byte == 1:
+        return elementwise(ctx, lambda code: s.cast(code, DType.INT32), bytes_)
+    shifts = ctx.constant(np.arange(0, 8, bits, dtype=np.int32))
+    mask = (1 << bits) - 1
+    return elementwise(ctx, lambda byte, shift: (s.cast(byte, DType.INT32) >> shift) & mask, bytes_, shifts)
+
+
+@op(
+    "MatMulNBits",
+    domain="com.microsoft",
+    since=1,
+    types={"T1": UP_TO_FLOAT32, "T2": UINT8, "T3": UP_TO_FLOAT32 | UINT8, "T4": INT32},
+)
+def matmul_nbits(
+    ctx: Lowering,
+    a: T1,
+    b: T2,
+    scales: T1,
+    zero_points: T3 | None = None,
+    g_idx: T4 | None = None,
+    bias: T1 | None = None,
+    *,
+    K: int,
+    N: int,
+    accuracy_level: int = 0,
+    bits: int = 4,
+    block_size: int,
+    weight_prepacked: int = 0,
+) -> Tensor:
+    """a @ ((b - zero points) * scales) + bias; ``accuracy_level`` allows less than we do.
+
+    ``g_idx`` names the block, that is the scale and zero point, of each row of the weights.
+    """
+    if bits not in WIDTHS or weight_prepacked:
+        raise Unsupported("attribute", f"MatMulNBits with bits = {bits}, weight_prepacked = {weight_prepacked}")
+    if N <= 0 or K <= 0 or block_size < 16 or block_size & (block_size - 1):
+        raise InvalidModel(f"MatMulNBits with N = {N}, K = {K}, block_size = {block_size}")
+    if a.rank == 0:
+        raise InvalidModel("MatMulNBits of a scalar")
+    blocks = -(-K // block_size)
+    ctx.require(eq(b.size, N * blocks * (block_size * bits // 8)), "MatMulNBits: B has another size than N, K say")
+    ctx.require(eq(scales.size, N * blocks), "MatMulNBits: there is not one scale for each block")
+    parameters = [reshape(ctx, scales, [N, blocks])]
+    if zero_points is not None:
+        parameters.append(_zero_points(ctx, zero_points, N, blocks, bits))
+    default = 1 << (bits - 1)
+
+    def number(code: Scalar, scale: Scalar, zero: Scalar | None = None) -> Scalar:
+        offset = s.constant(float(default), DType.FLOAT32) if zero is None else s.cast(zero, DType.FLOAT32)
+        return s.cast((s.cast(code, DType.FLOAT32) - offset) * s.widen(scale), a.dtype)
+
+    left = a if a.rank > 1 else unsqueeze(ctx, a, (0,))
+    if bias is not None:
+        ctx.require_shape(bias, (N,), "bias of MatMulNBits")
+    words = None if g_idx is not None else _words(b, K, N, blocks * block_size, bits)
+    if words is not None:
+        result = _multiply(ctx, left, words, bias, _conversion(ctx, number, parameters, bits, block_size))
+        return ctx.view(result, (*a.shape[:-1], N))
+    codes = _unpacked(ctx, reshape(ctx, b, [N, blocks, block_size * bits // 8]), bits)
+    if g_idx is None:
+        # One dimension for blocks, one for bytes, one for the codes in them.
+        weights = elementwise(ctx, number, codes, *(unsqueeze(ctx, p, (2, 3)) for p in parameters))
+        rows = part(ctx, reshape(ctx, weights, [N, blocks * block_size]), 1, 0, K)
+    else:
+        ctx.require(eq(g_idx.size, K), "MatMulNBits: g_idx does not have one entry for each of K")
+        flat, groups = reshape(ctx, codes, [N, blocks * block_size]), reshape(ctx, g_idx, [K])
+
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            group, known = wrapped(maps.source(groups).at([c[1]]), maps.dim(blocks))
+            return number(maps.source(flat).at(c), *(maps.source(p).at([c[0], group], known) for p in parameters))
+
+        rows = gather_map(ctx, [N, K], a.dtype, element)
+    result = _multiply(ctx, left, permute(ctx, rows, (1, 0)), bias)
+    return ctx.view(result, (*a.shape[:-1], N))
+
+
+def _multiply(ctx: Lowering, a: Tensor, b: Tensor, bias: Tensor | None, conversion: Conversion | None = None) -> Tensor:
+    if bias is None:
+        return multiply(ctx, a, b, conversion=conversion)
+
+    def finish(total: Scalar, added: Scalar) -> Scalar:
+        return total + s.widen(added)
+
+    return multiply(ctx, a, b, bias, finish=finish, conversion=conversion)
+
+
+_WORDS = {2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}
+
+
+def _words(b: Tensor, rows: int, columns: int, pitch: int, bits: int) -> Tensor | None:
+    """The codes of b as a product's operand; None where nobody knows that b begins where a word may."""
+    if b.buffer.kind is not BufferKind.WEIGHT or b.offset != 0 or not b.is_contiguous:
+        return None
+    return Tensor(_WORDS[bits], (rows, columns), b.buffer, strides=(1, pitch))
+
+
+def _conversion(
+    ctx: Lowering, number: Callable[..., Scalar], parameters: Sequence[Tensor], bits: int, block: int
+) -> Conversion:
+    """What makes numbers of codes, with parameters [columns, blocks]."""
+    code = Scalar(DType.INT32, "leaf")
+    placed = [permute(ctx, ctx.materialize(x), (1, 0)) for x in parameters]
+    leaves = [Scalar(x.dtype, "leaf") for x in placed]
+    return Conversion(code, number(code, *leaves), tuple(zip(leaves, placed, strict=True)), bits, block)
+
+
+def _zero_points(ctx: Lowering, zeros: Tensor, rows: int, blocks: int, bits: int) -> Tensor:
+    """[rows, blocks]: codes that are packed as the weights are, or numbers."""
+    if zeros.dtype is not DType.UINT8:
+        ctx.require(eq(zeros.size, rows * blocks), "MatMulNBits: there is not one zero point for each block")
+        return reshape(ctx, zeros, [rows, blocks])
+    width = -(-blocks * bits // 8)
+    ctx.require(eq(zeros.size, rows * width), "MatMulNBits: there is not one zero point for each block")
+    codes = elementwise(ctx, lambda x: s.cast(x, DType.UINT8), _unpacked(ctx, reshape(ctx, zeros, [rows, width]), bits))
+    return part(ctx, reshape(ctx, codes, [rows, width * (8 // bits)]), 1, 0, blocks)
+
+
+_INTEGER_CODES = frozenset({DType.INT4, DType.UINT4, DType.UINT8})
+_FLOAT_CODES = FLOATS_8 | {DType.FLOAT4E2M1}
+
+
+@op(
+    "GatherBlockQuantized",
+    domain="com.microsoft",
+    since=1,
+    types={"T1": _INTEGER_CODES | _FLOAT_CODES, "T2": UP_TO_FLOAT32, "Tind": INDICES},
+)
+def gather_block_quantized(
+    ctx: Lowering,
+    data: T1,
+    indices: Tind,
+    scales: T2,
+    zero_points: T1 | None = None,
+    *,
+    bits: int = 4,
+    block_size: int = 128,
+    gather_axis: int = 0,
+    quantize_axis: int = 1,
+) -> Tensor:
+    """Gather of (data - zero points) * scales. An index outside its dimension gives 0."""
+    floats = data.dtype in _FLOAT_CODES
+    if (block_size < 16 or block_size & (block_size - 1)) and not (floats and block_size == 0):
+        raise InvalidModel(f"GatherBlockQuantized with block_size = {block_size}")
+    if floats and zero_points is not None:
+        raise InvalidModel("GatherBlockQuantized of floats has no zero points")
+    if data.rank == 0 or scales.rank != data.rank:
+        raise InvalidModel(f"GatherBlockQuantized of rank {data.rank} with scales of rank {scales.rank}")
+    at, along = normalize_axis(gather_axis, data.rank), normalize_axis(quantize_axis, data.rank)
+    default = 0
+    if data.dtype is DType.UINT8:
+        if bits not in WIDTHS or at == along or at == data.rank - 1:
+            raise InvalidModel(f"GatherBlockQuantized of {bits} bits in bytes, axes {gather_axis}, {quantize_axis}")
+        default = 1 << (bits - 1)
+        data = _along_last(ctx, data, bits)
+        zero_points = None if zero_points is None else _along_last(ctx, zero_points, bits)
+    codes, zeros = data, zero_points
+    for axis, (blocks, dim) in enumerate(zip(scales.shape, codes.shape, strict=True)):
+        wanted = dim if axis != along else ceildiv(dim, block_size) if block_size else 1
+        fits = eq(blocks, wanted)
+        if floats and axis != along:
+            fits = logical_or(fits, eq(blocks, 1))
+        ctx.require(fits, f"the scales of GatherBlockQuantized do not fit its data in dimension {axis}")
+    if zeros is not None and zeros.rank != codes.rank:
+        raise InvalidModel(f"GatherBlockQuantized with zero points of rank {zeros.rank}")
+    shape = [*codes.shape[:at], *indices.shape, *codes.shape[at + 1 :]]
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        table = maps.source(codes)
+        index, inside = wrapped(maps.source(indices).at(c[at : at + indices.rank]), table.dim(at))
+        place = [*c[:at], index, *c[at + indices.rank :]]
+        block = list(place)
+        block[along] = s.trunc_divide(place[along], block_size) if block_size else s.constant(0, DType.INT64)
+        if floats:
+            by = maps.source(scales)
+            for axis in range(codes.rank):
+                block[axis] = s.minimum(block[axis], by.dim(axis) - 1)
+            value = s.cast(table.at(place, inside, 0.0), DType.FLOAT32) * s.widen(by.at(block, inside, 0.0))
+            return s.cast(s.where(inside, value, 0.0), scales.dtype)
+        code = s.cast(table.at(place, inside), DType.INT32)
+        offset = s.constant(default, DType.INT32)
+        if zeros is not None:
+            offset = s.cast(maps.source(zeros).at(block, inside), DType.INT32)
+        scale = s.widen(maps.source(scales).at(block, inside))
+        return s.cast(s.where(inside, s.cast(code - offset, DType.FLOAT32) * scale, 0.0), scales.dtype)
+
+    return gather_map(ctx, shape, scales.dtype, element)
+
+
+def _along_last(ctx: Lowering, x: Tensor, bits: int) -> Tensor:
+    """The codes that are packed along the last dimension."""
+    return reshape(ctx, _unpacked(ctx, x, bits), [*x.shape[:-1], x.shape[-1] * (8 // bits)])

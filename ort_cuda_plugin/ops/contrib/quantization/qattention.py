@@ -1,0 +1,57 @@
+"""Attention whose projection is a product of quantized numbers."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from ort_cuda_plugin.model.ir import InvalidModel, Unsupported
+from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, of_projection
+from ort_cuda_plugin.ops.contrib.quantization.qlinear import scaled_product
+from ort_cuda_plugin.ops.registry import BYTES, FLOAT_OR_HALF, INT32, T1, T2, T3, op
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+
+T4: TypeAlias = Tensor
+
+
+@op(
+    "QAttention",
+    domain="com.microsoft",
+    since=1,
+    types={"T1": BYTES, "T2": BYTES, "T3": FLOAT_OR_HALF, "T4": INT32},
+)
+def qattention(
+    ctx: Lowering,
+    x: T1,
+    weight: T2,
+    bias: T3,
+    input_scale: T3,
+    weight_scale: T3,
+    mask_index: T4 | None = None,
+    input_zero_point: T1 | None = None,
+    weight_zero_point: T2 | None = None,
+    past: T3 | None = None,
+    *,
+    num_heads: int,
+    do_rotary: int = 0,
+    mask_filter_value: float = MASKED,
+    past_present_share_buffer: int = 0,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+) -> tuple[Tensor, ...]:
+    """As Attention of com.microsoft; the sums of the projection are int32."""
+    if do_rotary or past_present_share_buffer:
+        raise Unsupported("attribute", "QAttention with do_rotary or past_present_share_buffer")
+    if x.rank != 3 or weight.rank != 2:
+        raise InvalidModel(f"QAttention of an input of rank {x.rank} and weights of rank {weight.rank}")
+    ctx.require_shape(bias, weight.shape[1:], "bias of QAttention")
+    projected = scaled_product(ctx, x, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias)
+    return of_projection(
+        ctx,
+        projected,
+        mask_index,
+        past,
+        num_heads=num_heads,
+        mask_filter_value=mask_filter_value,
+        scale=scale,
+        unidirectional=unidirectional,
+    )

@@ -1,0 +1,398 @@
+"""Quantized operators of com.microsoft: operators of ai.onnx between conversions from and to quantized numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.onnx.math.activation import leaky_relu
+from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
+from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
+from ort_cuda_plugin.ops.onnx.nn.pooling import average_pool, global_average_pool
+from ort_cuda_plugin.ops.onnx.nn.quantization import (
+    dequantize_linear,
+    dynamic_quantize_linear,
+    quantize_linear_10,
+    shifted,
+)
+from ort_cuda_plugin.ops.onnx.nn.recurrent import lstm
+from ort_cuda_plugin.ops.onnx.nn.windows import Ints
+from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
+from ort_cuda_plugin.ops.registry import BYTES, FLOAT32, FLOAT_OR_HALF, INT32, T1, T2, T3, Float32, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq, logical_or
+from ort_cuda_plugin.program.views import permute, reshape, unsqueeze
+
+T8: TypeAlias = Tensor
+TA: TypeAlias = Tensor
+TB: TypeAlias = Tensor
+TC: TypeAlias = Tensor
+TF: TypeAlias = Tensor
+TV: TypeAlias = Tensor
+TYZ: TypeAlias = Tensor
+
+_INTEGERS = BYTES | {DType.INT16, DType.UINT16, DType.INT4, DType.UINT4}
+
+
+# ---- conversions ----
+
+
+@op("QuantizeLinear", domain="com.microsoft", since=1, types={"T1": FLOAT_OR_HALF, "T2": _INTEGERS})
+def quantize_linear(ctx: Lowering, x: T1, y_scale: T1, y_zero_point: T2 | None = None, *, axis: int = 1) -> Tensor:
+    return quantize_linear_10(ctx, x, y_scale, y_zero_point, axis=axis)
+
+
+@op("DequantizeLinear", domain="com.microsoft", since=1, types={"T1": _INTEGERS | INT32, "T2": FLOAT_OR_HALF})
+def microsoft_dequantize_linear(
+    ctx: Lowering, x: T1, x_scale: T2, x_zero_point: T1 | None = None, *, axis: int = 1
+) -> Tensor:
+    return dequantize_linear(ctx, x, x_scale, x_zero_point, axis=axis)
+
+
+def number_of(ctx: Lowering, x: Tensor) -> Tensor:
+    ctx.require(eq(x.size, 1), "a scale or zero point has more than one element")
+    return ctx.view(x, (), (), x.offset)
+
+
+def real_of(ctx: Lowering, x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+    """The float32 numbers that x stands for; the parameters are for all of it."""
+    return dequantize_linear(ctx, x, number_of(ctx, scale), None if zero is None else number_of(ctx, zero))
+
+
+def code_of(ctx: Lowering, x: Tensor, scale: Tensor, zero: Tensor | None, dtype: DType) -> Tensor:
+    """x as ``dtype``; the parameters are for all of it."""
+    offset = None if zero is None else number_of(ctx, zero)
+    return quantize_linear_10(ctx, x, number_of(ctx, scale), offset, output_dtype=dtype.onnx)
+
+
+# ---- element by element ----
+
+
+def _binary(name: str, fn: Callable[[Scalar, Scalar], Scalar]) -> None:
+    @op(name, domain="com.microsoft", since=1, types={"T": BYTES})
+    def function(
+        ctx: Lowering,
+        a: T,
+        a_scale: Float32,
+        a_zero_point: T | None,
+        b: T,
+        b_scale: Float32,
+        b_zero_point: T | None,
+        c_scale: Float32,
+        c_zero_point: T | None = None,
+    ) -> Tensor:
+        left, right = real_of(ctx, a, a_scale, a_zero_point), real_of(ctx, b, b_scale, b_zero_point)
+        return code_of(ctx, elementwise(ctx, fn, left, right), c_scale, c_zero_point, a.dtype)
+
+
+_binary("QLinearAdd", lambda a, b: a + b)
+_binary("QLinearMul", lambda a, b: a * b)
+
+
+@op("QLinearSigmoid", domain="com.microsoft", since=1, types={"T": BYTES})
+def qlinear_sigmoid(
+    ctx: Lowering,
+    x: T,
+    x_scale: Float32,
+    x_zero_point: T | None,
+    y_scale: Float32,
+    y_zero_point: T | None = None,
+) -> Tensor:
+    return code_of(
+        ctx, elementwise(ctx, s.sigmoid, real_of(ctx, x, x_scale, x_zero_point)), y_scale, y_zero_point, x.dtype
+    )
+
+
+@op("QLinearLeakyRelu", domain="com.microsoft", since=1, types={"T": BYTES})
+def qlinear_leaky_relu(
+    ctx: Lowering,
+    x: T,
+    x_scale: Float32,
+    x_zero_point: T | None,
+    y_scale: Float32,
+    y_zero_point: T | None = None,
+    *,
+    alpha: float = 0.01,
+) -> Tensor:
+    return code_of(
+        ctx, leaky_relu(ctx, real_of(ctx, x, x_scale, x_zero_point), alpha=alpha), y_scale, y_zero_point, x.dtype
+    )
+
+
+# ---- rows, windows, parts ----
+
+
+@op("QLinearSoftmax", domain="com.microsoft", since=1, types={"T": BYTES})
+def qlinear_softmax(
+    ctx: Lowering,
+    x: T,
+    x_scale: Float32,
+    x_zero_point: T | None,
+    y_scale: Float32,
+    y_zero_point: T,
+    *,
+    opset: int,
+    axis: int = -1,
+) -> Tensor:
+    """Since ``opset`` 13 that axis is a row, before all dimensions from it on."""
+    first = normalize_axis(axis, x.rank)
+    axes = range(first, x.rank if opset < 13 else first + 1)
+    (result,) = row_map(ctx, softmax_row, axes, real_of(ctx, x, x_scale, x_zero_point))
+    return code_of(ctx, result, y_scale, y_zero_point, x.dtype)
+
+
+@op(
+    "QLinearConcat",
+    domain="com.microsoft",
+    since=1,
+    types={"T8": BYTES, "TF": FLOAT32, "TV": BYTES | FLOAT32},
+)
+def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, axis: int) -> Tensor:
+    """Each of the inputs is followed by its scale and zero point."""
+    if not inputs or len(inputs) % 3:
+        raise InvalidModel(f"QLinearConcat of {len(inputs)} inputs, which are no triples")
+    parts = []
+    for x, scale, zero in zip(inputs[::3], inputs[1::3], inputs[2::3], strict=True):
+        if not x.dtype.is_integer or not zero.dtype.is_integer or scale.dtype is not DType.FLOAT32:
+            raise InvalidModel("QLinearConcat takes triples of a tensor, a scale and a zero point")
+        parts.append(code_of(ctx, real_of(ctx, x, scale, zero), y_scale, y_zero_point, y_zero_point.dtype))
+    return concat(ctx, *parts, axis=axis)
+
+
+def _between_layouts(
+    ctx: Lowering, x: Tensor, channels_last: int, function: Callable[[Tensor], Tensor]
+) -> Tensor:  # fmt: skip
+    """``function`` of x with its channels in front."""
+    if x.rank < 3:
+        raise InvalidModel(f"pooling of a tensor of rank {x.rank}")
+    if not channels_last:
+        return function(x)
+    result = function(permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1))))
+    return permute(ctx, result, (0, *range(2, x.rank), 1))
+
+
+@op("QLinearAveragePool", domain="com.microsoft", since=1, types={"T": BYTES})
+def qlinear_average_pool(
+    ctx: Lowering,
+    x: T,
+    x_scale: Float32,
+    x_zero_point: T | None,
+    y_scale: Float32,
+    y_zero_point: T | None = None,
+    *,
+    kernel_shape: Ints,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    channels_last: int = 0,
+    count_include_pad: int = 0,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
+    def pool(real: Tensor) -> Tensor:
+        result = average_pool(
+            ctx,
+            real,
+            kernel_shape=kernel_shape,
+            auto_pad=auto_pad,
+            ceil_mode=ceil_mode,
+            count_include_pad=count_include_pad,
+            pads=pads,
+            strides=strides,
+        )
+        return result[0] if isinstance(result, tuple) else result
+
+    pooled = _between_layouts(ctx, real_of(ctx, x, x_scale, x_zero_point), channels_last, pool)
+    return code_of(ctx, pooled, y_scale, y_zero_point, x.dtype)
+
+
+@op("QLinearGlobalAveragePool", domain="com.microsoft", since=1, types={"T": BYTES})
+def qlinear_global_average_pool(
+    ctx: Lowering,
+    x: T,
+    x_scale: Float32,
+    x_zero_point: T,
+    y_scale: Float32,
+    y_zero_point: T,
+    *,
+    channels_last: int = 0,
+) -> Tensor:
+    real = real_of(ctx, x, x_scale, x_zero_point)
+    pooled = _between_layouts(ctx, real, channels_last, lambda first: global_average_pool(ctx, first))
+    return code_of(ctx, pooled, y_scale, y_zero_point, x.dtype)
+
+
+# ---- products ----
+
+
+def _of_columns(ctx: Lowering, x: Tensor, columns: Tensor) -> Tensor:
+    """A parameter of all of a matrix, or one for each of its columns."""
+    if x.rank > 1:
+        raise Unsupported("shape", f"a scale or zero point of rank {x.rank}")
+    width = columns.shape[-1]
+    ctx.require(logical_or(eq(x.size, 1), eq(x.size, width)), "a scale or zero point has another size than the columns")
+    return ctx.view(x, (), (), x.offset) if x.size == 1 else x
+
+
+def scaled_product(
+    ctx: Lowering,
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_zero: Tensor | None,
+    b_zero: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:
+    """(a - a_zero) @ (b - b_zero) * a_scale * b_scale + bias, in the type of the scales; the sums are int32."""
+    if b.rank == 0:
+        raise InvalidModel("a product with a scalar")
+    left = shifted(ctx, a, None if a_zero is None else number_of(ctx, a_zero))
+    right = shifted(ctx, b, None if b_zero is None else _of_columns(ctx, b_zero, b))
+    total = matrix_product(ctx, left, right)
+
+    def result(value: Scalar, x: Scalar, y: Scalar, *added: Scalar) -> Scalar:
+        real = s.cast(value, DType.FLOAT32) * (s.widen(x) * s.widen(y))
+        return s.cast(real + s.widen(added[0]) if added else real, a_scale.dtype)
+
+    addends = [] if bias is None else [_of_columns(ctx, bias, b)]
+    return elementwise(ctx, result, total, number_of(ctx, a_scale), _of_columns(ctx, b_scale, b), *addends)
+
+
+@op("MatMulIntegerToFloat", domain="com.microsoft", since=1, types={"T1": BYTES, "T2": BYTES, "T3": FLOAT_OR_HALF})
+def matmul_integer_to_float(
+    ctx: Lowering,
+    a: T1,
+    b: T2,
+    a_scale: T3,
+    b_scale: T3,
+    a_zero_point: T1 | None = None,
+    b_zero_point: T2 | None = None,
+    bias: T3 | None = None,
+) -> Tensor:
+    return scaled_product(ctx, a, b, a_scale, b_scale, a_zero_point, b_zero_point, bias)
+
+
+@op("DynamicQuantizeMatMul", domain="com.microsoft", since=1, types={"T1": FLOAT32, "T2": BYTES})
+def dynamic_quantize_matmul(
+    ctx: Lowering, a: T1, b: T2, b_scale: T1, b_zero_point: T2 | None = None, bias: T1 | None = None
+) -> Tensor:
+    codes, scale, zero = dynamic_quantize_linear(ctx, a)
+    return scaled_product(ctx, codes, b, scale, b_scale, zero, b_zero_point, bias)
+
+
+@op(
+    "QGemm",
+    domain="com.microsoft",
+    since=1,
+    types={"TA": BYTES, "TB": BYTES, "TC": INT32, "T": FLOAT32, "TYZ": BYTES},
+)
+def qgemm(
+    ctx: Lowering,
+    a: TA,
+    a_scale: T,
+    a_zero_point: TA,
+    b: TB,
+    b_scale: T,
+    b_zero_point: TB,
+    c: TC | None = None,
+    y_scale: T | None = None,
+    y_zero_point: TYZ | None = None,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Tensor:
+    """alpha * (A @ B + C), as float32 or with ``y_scale`` quantized; C is in units of both scales."""
+    if a.rank != 2 or b.rank != 2 or (c is not None and c.rank > 2):
+        raise InvalidModel(f"QGemm of ranks {a.rank} and {b.rank}")
+    a = permute(ctx, a, (1, 0)) if transA else a
+    b = permute(ctx, b, (1, 0)) if transB else b
+    columns = _of_columns(ctx, b_zero_point, b)
+    total = matrix_product(ctx, shifted(ctx, a, number_of(ctx, a_zero_point)), shifted(ctx, b, columns))
+    if c is not None:
+        for dim, wanted in zip(c.shape, total.shape[2 - c.rank :], strict=True):
+            ctx.require(logical_or(eq(dim, 1), eq(dim, wanted)), "the addend C of QGemm does not broadcast")
+        total = elementwise(ctx, lambda value, added: value + added, total, c)
+
+    def real(value: Scalar, x: Scalar, y: Scalar) -> Scalar:
+        return s.cast(value, DType.FLOAT32) * (alpha * x * y)
+
+    result = elementwise(ctx, real, total, number_of(ctx, a_scale), _of_columns(ctx, b_scale, b))
+    if y_scale is None:
+        return result
+    return code_of(ctx, result, y_scale, y_zero_point, DType.UINT8 if y_zero_point is None else y_zero_point.dtype)
+
+
+# ---- recurrent ----
+
+
+@op("DynamicQuantizeLSTM", domain="com.microsoft", since=1, types={"T": FLOAT32, "T1": INT32, "T2": BYTES})
+def dynamic_quantize_lstm(
+    ctx: Lowering,
+    x: T,
+    w: T2,
+    r: T2,
+    b: T | None,
+    sequence_lens: T1 | None,
+    initial_h: T | None,
+    initial_c: T | None,
+    p: T | None,
+    w_scale: T,
+    w_zero_point: T2,
+    r_scale: T,
+    r_zero_point: T2,
+    *,
+    activation_alpha: tuple[float, ...] | None = None,
+    activation_beta: tuple[float, ...] | None = None,
+    activations: tuple[str, ...] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+) -> tuple[Tensor, ...]:
+    """An LSTM whose weights are quantized; its inputs and states stay float32."""
+    return lstm(
+        ctx,
+        x,
+        _recurrent_weights(ctx, w, w_scale, w_zero_point),
+        _recurrent_weights(ctx, r, r_scale, r_zero_point),
+        b,
+        sequence_lens,
+        initial_h,
+        initial_c,
+        p,
+        activation_alpha=activation_alpha,
+        activation_beta=activation_beta,
+        activations=activations,
+        clip=clip,
+        direction=direction,
+        hidden_size=hidden_size,
+        input_forget=input_forget,
+    )
+
+
+def _recurrent_weights(ctx: Lowering, codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """Weights [directions, inputs, gates] as float32 [directions, gates, inputs]."""
+    if codes.rank != 3:
+        raise InvalidModel(f"DynamicQuantizeLSTM with weights of rank {codes.rank}")
+    directions, _, gates = codes.shape
+    placed = []
+    for x in (scale, zero):
+        if x.rank == 2:
+            ctx.require_shape(x, (directions, gates), "scale or zero point of DynamicQuantizeLSTM")
+            placed.append(unsqueeze(ctx, x, (1,)))
+        else:
+            ctx.require(eq(x.size, directions), "DynamicQuantizeLSTM: one scale and zero point for each direction")
+            placed.append(reshape(ctx, x, [directions, 1, 1]))
+
+    def real(code: Scalar, factor: Scalar, offset: Scalar) -> Scalar:
+        distance = s.cast(code, DType.INT32) - s.cast(offset, DType.INT32)
+        return s.cast(distance, DType.FLOAT32) * factor
+
+    return permute(ctx, elementwise(ctx, real, codes, *placed), (0, 2, 1))

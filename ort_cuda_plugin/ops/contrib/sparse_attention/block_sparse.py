@@ -1,0 +1,185 @@
+"""Attention of com.microsoft with a pattern of keys for each query: blocks of them, or a window and global tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.contrib.attention.decoder import grown
+from ort_cuda_plugin.ops.contrib.attention.multi_head import grouped_heads, split_columns
+from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads, rotate, split_heads
+from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, UP_TO_FLOAT32, HostTensor, M, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.multiply import multiply
+from ort_cuda_plugin.program.row_program import MAX
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq, floordiv, le, mod
+from ort_cuda_plugin.program.views import part, reshape, unsqueeze
+
+G: TypeAlias = Tensor
+
+# ---- blocks ----
+
+
+@op("SparseAttention", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": INT32})
+def sparse_attention(
+    ctx: Lowering,
+    query: T,
+    key: T | None,
+    value: T | None,
+    past_key: T,
+    past_value: T,
+    block_row_indices: M,
+    block_col_indices: M,
+    total_sequence_length: HostTensor,
+    key_total_sequence_lengths: M,
+    cos_cache: T | None = None,
+    sin_cache: T | None = None,
+    *,
+    do_rotary: int = 0,
+    kv_num_heads: int,
+    num_heads: int,
+    rotary_interleaved: int = 0,
+    scale: float = 0.0,
+    sparse_block_size: int,
+) -> tuple[Tensor, ...]:
+    """(output, present key, present value), where a query attends to the blocks of keys that its head's layout names.
+
+    Heads take the layouts in turn. Without a past, new keys begin at 0; else they are the last ones of a sequence.
+    """
+    if num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads or sparse_block_size <= 0:
+        raise InvalidModel(f"SparseAttention of {num_heads} heads and {kv_num_heads}, blocks of {sparse_block_size}")
+    q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
+    batch, _, rows, _ = q.shape
+    total = ctx.host_number(total_sequence_length, "total_sequence_length of SparseAttention")
+    ctx.require(le(rows, total), "SparseAttention: total_sequence_length is less than the number of new tokens")
+    if past_key.rank != 4:
+        raise InvalidModel(f"SparseAttention with a past of rank {past_key.rank}")
+    ctx.require(le(total, past_key.shape[2]), "SparseAttention: the buffer of keys has no room for all of them")
+    ctx.require_shape(key_total_sequence_lengths, (batch,), "key_total_sequence_lengths")
+    lengths = key_total_sequence_lengths
+
+    def begin(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        last = s.cast(maps.source(lengths).at(c), DType.INT64)
+        return s.where(s.equal(maps.dim(rows), maps.dim(total)), 0, last - maps.dim(rows))
+
+    first = gather_map(ctx, [batch], DType.INT64, begin)
+    places = gather_map(ctx, [batch, rows], DType.INT64, lambda maps, c: maps.source(first).at([c[0]]) + c[1])
+    if do_rotary:
+        if cos_cache is None or sin_cache is None or cos_cache.rank != 2:
+            raise InvalidModel("SparseAttention with do_rotary needs caches of rank 2")
+        rotated, turned = 2 * cos_cache.shape[1], bool(rotary_interleaved)
+        q, k = (rotate(ctx, x, 2, cos_cache, sin_cache, places, rotated, interleaved=turned) for x in (q, k))
+    present = grown(ctx, (past_key, past_value), (k, v), first, past_key.shape[2])
+    blocks = _blocks(ctx, block_row_indices, block_col_indices)
+    layouts, count = blocks.shape[:2]
+    ctx.require(eq(mod(num_heads, layouts), 0), "SparseAttention: the heads are no multiple of the layouts")
+
+    def counts(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        place = maps.source(places).at([c[0], c[2]])
+        row, column = (s.trunc_divide(x, sparse_block_size) for x in (place, c[3]))
+        # A key that is no later than its query has a place, and so has the query.
+        known = (c[3] <= place) & (row < maps.dim(count)) & (column < maps.dim(count))
+        return maps.source(blocks).at([s.trunc_modulo(c[1], maps.dim(layouts)), row, column], known)
+
+    output, _ = attend(
+        ctx,
+        q,
+        *(part(ctx, x, 2, 0, total) for x in present),
+        mask=gather_map(ctx, [batch, num_heads, rows, total], DType.BOOL, counts),
+        scale=scale or None,
+    )
+    return merge_heads(ctx, output), *present
+
+
+def _blocks(ctx: Lowering, starts: Tensor, columns: Tensor) -> Tensor:
+    """Which blocks count, bool [layouts, blocks, blocks]: those of ``columns`` that ``starts`` gives to a row."""
+    if starts.rank != 2 or columns.rank != 2:
+        raise InvalidModel(f"SparseAttention with block indices of ranks {starts.rank} and {columns.rank}")
+    layouts, count = starts.shape[0], starts.shape[1] - 1
+    ctx.require_shape(columns, (layouts, columns.shape[1]), "block_col_indices")
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        rows, listed, most = maps.source(starts), maps.source(columns), maps.dim(columns.shape[1])
+        begin, end = (s.cast(rows.at([c[0], c[1] + next]), DType.INT64) for next in (0, 1))
+        begin, end = s.maximum(begin, 0), s.minimum(end, most)
+
+        def is_here(i: Scalar) -> Sequence[Scalar]:
+            return [s.cast(s.equal(s.cast(listed.at([c[0], begin + i]), DType.INT64), c[2]), DType.INT32)]
+
+        return maps.fold(MAX, s.maximum(end - begin, 0), is_here)[0] > 0
+
+    return gather_map(ctx, [layouts, count, count], DType.BOOL, element)
+
+
+# ---- a window and global tokens ----
+
+
+@op("LongformerAttention", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "G": INT32})
+def longformer_attention(
+    ctx: Lowering,
+    x: T,
+    weight: T,
+    bias: T,
+    mask: T,
+    global_weight: T,
+    global_bias: T,
+    is_global: G,
+    *,
+    num_heads: int,
+    window: int,
+) -> Tensor:
+    """A token attends to those at most ``window`` places away and to global ones, a global token to all.
+
+    Queries, keys and values of what a global token attends to have weights of their own. The mask is added to scores.
+    """
+    if x.rank != 3 or num_heads <= 0 or window < 0:
+        raise InvalidModel(f"LongformerAttention of rank {x.rank}, {num_heads} heads, window = {window}")
+    hidden = x.shape[2]
+
+    def projection(weights: Tensor, added: Tensor) -> Tensor:
+        ctx.require_shape(weights, (hidden, 3 * hidden), "weights of LongformerAttention")
+        ctx.require_shape(added, (3 * hidden,), "bias of LongformerAttention")
+        return multiply(ctx, x, weights, added, finish=lambda total, b: total + s.widen(b))
+
+    projected = projection(weight, bias), projection(global_weight, global_bias)
+    return longformer_of_projections(ctx, projected, mask, is_global, num_heads, window)
+
+
+def longformer_of_projections(
+    ctx: Lowering, projected: tuple[Tensor, Tensor], mask: Tensor, is_global: Tensor, num_heads: int, window: int
+) -> Tensor:
+    """LongformerAttention where queries, keys and values stand side by side, those of global tokens in the second."""
+    batch, rows, columns = projected[0].shape
+    for flags, what in ((mask, "mask"), (is_global, "global")):
+        ctx.require_shape(flags, (batch, rows), f"{what} of LongformerAttention")
+
+    def heads(x: Tensor) -> list[Tensor]:
+        parts = split_columns(ctx, x, [floordiv(columns, 3)] * 3, "weights of LongformerAttention")
+        return [split_heads(ctx, y, num_heads) for y in parts]
+
+    added, flags = unsqueeze(ctx, mask, (1, 2)), unsqueeze(ctx, is_global, (1, 2))
+    places = gather_map(ctx, [rows], DType.INT64, lambda maps, c: c[0])
+
+    def nearby(bias: Scalar, flag: Scalar, row: Scalar, column: Scalar) -> Scalar:
+        near = (column - row <= window) & (row - column <= window)
+        return s.where(near | s.not_equal(flag, 0), s.widen(bias), -math.inf)
+
+    near = elementwise(ctx, nearby, added, flags, reshape(ctx, places, [rows, 1]), places)
+    q, k, v = heads(projected[0])
+    local, _ = attend(ctx, q, k, v, mask=near)
+    q, k, v = heads(projected[1])
+    everywhere, _ = attend(ctx, q, k, v, mask=added)
+    chosen = elementwise(
+        ctx,
+        lambda flag, a, b: s.where(s.not_equal(flag, 0), a, b),
+        reshape(ctx, is_global, [batch, 1, rows, 1]),
+        everywhere,
+        local,
+    )
+    return merge_heads(ctx, chosen)

@@ -1,0 +1,314 @@
+"""Which keys a query may attend to, of com.microsoft: tokens in blocks ("qsa"), or compressed entries ("csa").
+
+Everything is computed in float32. What is equally good comes in the order of its number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.kernels.scan import scan
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.contrib.attention.decoder import grown
+from ort_cuda_plugin.ops.contrib.attention.multi_head import split_columns
+from ort_cuda_plugin.ops.contrib.sparse_attention.indexer_parts import (
+    FLOAT,
+    Rotary,
+    best_first,
+    check_policy,
+    complete,
+    normalized,
+    pooled_by_gates,
+)
+from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
+from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, HostTensor, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.multiply import multiply
+from ort_cuda_plugin.program.reduce import reduce
+from ort_cuda_plugin.program.row_program import SUM
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, lt, mod, select
+from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
+
+TB: TypeAlias = Tensor
+I: TypeAlias = Tensor  # noqa: E741 - the name in ONNX Runtime's schema
+
+
+def scores_of_heads(
+    ctx: Lowering, q: Tensor, keys: Tensor, weights: Tensor | None, scale: float | None, weight_scale: float | None
+) -> Tensor:
+    """The heads' max(q . k, 0) * scale, weighted and added up; q [batch, rows, heads, size], keys [batch, n, size]."""
+    batch, rows, heads, size = q.shape
+    products = multiply(
+        ctx, reshape(ctx, q, [batch, rows * heads, size]), permute(ctx, keys, (0, 2, 1))
+    )  # fmt: skip
+    by_head = reshape(ctx, products, [batch, rows, heads, keys.shape[1]])
+    if weights is not None:
+        ctx.require_shape(weights, (batch, rows, heads), "head_weights of an indexer")
+        by_head = elementwise(
+            ctx, lambda x, w: s.maximum(x, 0.0) * s.widen(w), by_head, unsqueeze(ctx, weights, (3,))
+        )  # fmt: skip
+    else:
+        by_head = elementwise(ctx, lambda x: s.maximum(x, 0.0), by_head)
+    total = reduce(ctx, lambda row, x: row.reduce(SUM, x), by_head, [2], keepdims=False)
+    factors = [factor for factor in (scale, weight_scale) if factor is not None]
+    known = math.prod(factors)
+    missing = [dim for dim, given in ((size, scale), (heads, weight_scale)) if given is None]
+    if weights is None:
+        missing = missing[:1] if scale is None else []
+    sizes = ctx.host_tensor(list(missing) or [1], (max(len(missing), 1), 1, 1, 1), DType.INT64)
+    for number in range(len(missing)):
+        one = part(ctx, sizes, 0, number, 1)
+        total = elementwise(ctx, lambda x, n: x / s.sqrt(s.cast(n, FLOAT)), total, reshape(ctx, one, []))
+    return total if known == 1.0 else elementwise(ctx, lambda x: x * known, total)
+
+
+# ---- the operator ----
+
+
+@op(
+    "SparseAttentionIndexer",
+    domain="com.microsoft",
+    since=1,
+    types={"T": UP_TO_FLOAT32, "TB": INT64, "I": INT64, "M": INT32},
+)
+def sparse_attention_indexer(
+    ctx: Lowering,
+    query: T,
+    key: T | None,
+    query_norm_weight: T,
+    key_norm_weight: T,
+    cos_cache: T,
+    sin_cache: T,
+    mask: TB | None,
+    past_key: T,
+    gate: T | None = None,
+    position_bias: T | None = None,
+    head_weights: T | None = None,
+    position_ids: I | None = None,
+    past_sequence_length: HostTensor | None = None,
+    past_proj_buffer: T | None = None,
+    *,
+    compress_ratio: int,
+    epsilon: float = 1e-6,
+    head_weight_scale: float | None = None,
+    index_topk: int | None = None,
+    policy_mode: str,
+    scale: float | None = None,
+    token_budget: int | None = None,
+) -> tuple[Tensor, ...]:
+    """(selected indices, -1 behind them; keys with the new ones; what is not compressed yet)."""
+    check_policy(policy_mode, compress_ratio, token_budget, index_topk)
+    if query.rank != 3 or past_key.rank != 3 or query_norm_weight.rank != 1:
+        raise InvalidModel(f"SparseAttentionIndexer of ranks {query.rank}, {past_key.rank}, {query_norm_weight.rank}")
+    size = query_norm_weight.shape[0]
+    if key is None:
+        hidden = query.shape[2] - size
+        query, key = split_columns(ctx, query, [hidden, size], "the packed query")
+    batch, rows = query.shape[:2]
+    heads = floordiv(query.shape[2], size)
+    ctx.require(eq(heads * size, query.shape[2]), "SparseAttentionIndexer: the query is no multiple of a head")
+    ctx.require_shape(past_key, (batch, past_key.shape[1], size), "past_key of SparseAttentionIndexer")
+    before = past_key.shape[1]
+    if past_sequence_length is not None:
+        before = ctx.host_number(past_sequence_length, "past_sequence_length of SparseAttentionIndexer")
+        ctx.require(le(0, before), "SparseAttentionIndexer: past_sequence_length is negative")
+    q = normalized(ctx, reshape(ctx, query, [batch, rows, heads, size]), query_norm_weight, epsilon)
+
+    def appended(new: Tensor) -> Tensor:
+        """The state with new rows; it may be a buffer that has room for them."""
+        if past_sequence_length is None:
+            return concat(ctx, past_key, new, axis=1)
+        fits = le(before + new.shape[1], past_key.shape[1])
+        ctx.require(fits, "SparseAttentionIndexer: the buffer of keys has no room for the new ones")
+        first = gather_map(ctx, [batch], DType.INT64, lambda maps, c: maps.dim(before))
+        (present,) = grown(
+            ctx, (unsqueeze(ctx, past_key, (1,)),), (unsqueeze(ctx, new, (1,)),), first, past_key.shape[1]
+        )
+        return reshape(ctx, present, past_key.shape)
+
+    if policy_mode == "qsa":
+        if any(x is not None for x in (gate, position_bias, head_weights, position_ids, past_proj_buffer)):
+            raise InvalidModel("SparseAttentionIndexer of tokens with inputs of the other policy")
+        assert token_budget is not None
+        ctx.require_shape(key, (batch, rows, size), "key of SparseAttentionIndexer")
+        present = appended(key)
+        rotary = Rotary(ctx, cos_cache, sin_cache, batch, leading=True)
+        q = rotary(q, lambda maps, c: maps.dim(before) + c[1])
+        visible = _Visible(ctx, mask, batch, before, rows)
+        pooled = _pooled(ctx, present, visible, compress_ratio)
+        pooled = normalized(ctx, pooled, key_norm_weight, epsilon)
+        pooled = rotary(pooled, lambda maps, c: visible.token(maps, c[0], c[1] * compress_ratio))
+        scores = scores_of_heads(ctx, q, pooled, None, scale, None)
+        return _chosen_tokens(ctx, scores, visible, compress_ratio, token_budget), present
+    if gate is None or position_bias is None or head_weights is None or position_ids is None or mask is not None:
+        raise InvalidModel("SparseAttentionIndexer of compressed entries needs gate, bias, head weights and positions")
+    assert index_topk is not None
+    ids = position_ids
+    ctx.require_shape(ids, (batch, rows), "position_ids of SparseAttentionIndexer")
+    rotary = Rotary(ctx, cos_cache, sin_cache, batch, leading=False)
+    q = rotary(q, lambda maps, c: maps.source(ids).at(c[:2]))
+    windows = _Windows(ctx, past_proj_buffer, key, gate, position_bias, size, compress_ratio)
+    fresh = normalized(ctx, windows.pooled(), key_norm_weight, epsilon)
+    fresh = rotary(fresh, lambda maps, c: (maps.dim(before) + c[1]) * compress_ratio)
+    present = appended(elementwise(ctx, lambda x: s.cast(x, past_key.dtype), fresh))
+    old = elementwise(ctx, s.widen, part(ctx, past_key, 1, 0, before))
+    keys = concat(ctx, old, fresh, axis=1)
+    scores = scores_of_heads(ctx, q, keys, head_weights, scale, head_weight_scale)
+
+    def limit(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return complete(maps.source(ids).at(c[:2]), compress_ratio)
+
+    order = best_first(ctx, scores, lambda maps, c: c[2] < limit(maps, c))
+
+    def entry(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        number = maps.source(order).at(c, c[2] < maps.dim(keys.shape[1]), -1)
+        return s.cast(s.where(number < limit(maps, c), number, -1), DType.INT32)
+
+    return gather_map(ctx, [batch, rows, index_topk], DType.INT32, entry), present, windows.left()
+
+
+# ---- tokens in blocks ----
+
+
+class _Visible:
+    """The tokens that queries see: all up to their own, or those of them that a mask has."""
+
+    def __init__(self, ctx: Lowering, mask: Tensor | None, batch: Dim, before: Dim, rows: Dim) -> None:
+        self.before, self.total, self.rows = before, before + rows, rows
+        self._order: Tensor | None = None
+        self._counts: Tensor | None = None
+        if mask is None:
+            return
+        ctx.require_shape(mask, (batch, self.total), "mask of SparseAttentionIndexer")
+        flags = elementwise(ctx, lambda x: s.cast(s.not_equal(x, 0), DType.INT64), mask)
+        counts = scan(ctx, SUM, flags, 1, exclusive=False, reverse=False)
+        order = ctx.empty((batch, self.total), DType.INT64)
+        ctx.memset(order, 0)
+
+        def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
+            return [c[0], maps.source(counts).at(c) - 1], c[1], maps.source(flags).at(c) > 0
+
+        scatter_map(ctx, (batch, self.total), order, move)
+        self._order, self._counts = order, counts
+
+    def count(self, maps: IndexMap, batch: Scalar, row: Scalar) -> Scalar:
+        """How many tokens a query sees."""
+        if self._counts is None:
+            return maps.dim(self.before) + row + 1
+        return maps.source(self._counts).at([batch, maps.dim(self.before) + row])
+
+    def token(self, maps: IndexMap, batch: Scalar, number: Scalar) -> Scalar:
+        """The place of the ``number``-th token that queries see."""
+        if self._order is None:
+            return number
+        return maps.source(self._order).at([batch, number], number < maps.dim(self.total))
+
+
+def _pooled(ctx: Lowering, keys: Tensor, visible: _Visible, ratio: int) -> Tensor:
+    """The means of the keys of blocks, float32 [batch, blocks, size]."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(keys)
+
+        def key(i: Scalar) -> Sequence[Scalar]:
+            token = visible.token(maps, c[0], c[1] * ratio + i)
+            return [s.widen(source.at([c[0], token, c[2]]))]
+
+        return maps.fold(SUM, s.constant(ratio, DType.INT64), key)[0] / float(ratio)
+
+    return gather_map(ctx, [keys.shape[0], floordiv(visible.total, ratio), keys.shape[2]], FLOAT, element)
+
+
+def _chosen_tokens(ctx: Lowering, scores: Tensor, visible: _Visible, ratio: int, budget: int) -> Tensor:
+    """The tokens of the best complete blocks, and behind them those of the block that is not complete."""
+    batch, rows = scores.shape[:2]
+
+    def complete(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return s.trunc_divide(visible.count(maps, c[0], c[1]), ratio)
+
+    order = best_first(ctx, scores, lambda maps, c: c[2] < complete(maps, c))
+
+    def token(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        count, whole = visible.count(maps, c[0], c[1]), complete(maps, c)
+        chosen = s.minimum(whole, budget // ratio) * ratio
+        is_chosen = c[2] < chosen
+        block = maps.source(order).at([c[0], c[1], s.trunc_divide(c[2], ratio)], is_chosen)
+        behind = whole * ratio + c[2] - chosen
+        number = s.where(is_chosen, block * ratio + s.trunc_modulo(c[2], ratio), behind)
+        known = number < count
+        return s.cast(s.where(known, visible.token(maps, c[0], number), -1), DType.INT32)
+
+    return gather_map(ctx, [batch, rows, budget + ratio - 1], DType.INT32, token)
+
+
+# ---- compressed entries ----
+
+
+class _Windows:
+    """Windows of ``ratio`` tokens: of those that wait in a buffer, and of the new ones behind them.
+
+    The buffer may begin with the last complete window, which the next entry looks at as well.
+    """
+
+    def __init__(
+        self, ctx: Lowering, buffer: Tensor | None, key: Tensor, gate: Tensor, bias: Tensor, size: Dim, ratio: int
+    ) -> None:
+        batch, rows = key.shape[:2]
+        for x, what in ((key, "key"), (gate, "gate")):
+            ctx.require_shape(x, (batch, rows, 2 * size), f"{what} of SparseAttentionIndexer")
+        ctx.require_shape(bias, (ratio, 2 * size), "position_bias of SparseAttentionIndexer")
+        self._ctx, self._buffer, self._new, self._bias = ctx, buffer, (key, gate), bias
+        self._batch, self._size, self._ratio = batch, size, ratio
+        self._waiting: Dim = 0
+        if buffer is not None:
+            self._waiting = buffer.shape[2] if buffer.rank == 4 else 0
+            ctx.require_shape(buffer, (2, batch, self._waiting, 2 * size), "past_proj_buffer of SparseAttentionIndexer")
+            ctx.require(lt(self._waiting, 2 * ratio), "SparseAttentionIndexer: past_proj_buffer is too long")
+        self._overlap = select(le(ratio, self._waiting), ratio, 0)
+        pending = self._waiting - self._overlap + rows
+        self.count = floordiv(pending, ratio)
+        closes = lt(0, self.count)
+        self._kept = select(closes, mod(pending, ratio) + ratio, self._waiting + rows)
+        self._start = select(closes, self._overlap + (self.count - 1) * ratio, 0)
+
+    def _at(self, maps: IndexMap, plane: int, batch: Scalar, token: Scalar, at: Scalar, when: Scalar) -> Scalar:
+        """A key (plane 0) or a gate, counted from the begin of the buffer on."""
+        waiting = maps.dim(self._waiting)
+        new = maps.source(self._new[plane]).at([batch, token - waiting, at], when & (token >= waiting))
+        if self._buffer is None:
+            return new
+        old = maps.source(self._buffer)
+        in_buffer = when & (token < waiting)
+        return s.where(token < waiting, old.at([s.constant(plane, DType.INT64), batch, token, at], in_buffer), new)
+
+    def pooled(self) -> Tensor:
+        """For each window the mean of its keys and those of the one before, weighted by a softmax of the gates."""
+        ratio, size = self._ratio, self._size
+
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            begin = maps.dim(self._overlap) + (c[1] - 1) * ratio
+
+            def at(plane: int, token: Scalar, column: Scalar, when: Scalar) -> Scalar:
+                return self._at(maps, plane, c[0], token, column, when)
+
+            return pooled_by_gates(maps, at, self._bias, begin, c[2], size, ratio, s.constant(2 * ratio, DType.INT64))
+
+        return gather_map(self._ctx, [self._batch, self.count, size], FLOAT, element)
+
+    def left(self) -> Tensor:
+        """What waits for the next Run, as ``past_proj_buffer``."""
+        shape = [2, self._batch, self._kept, 2 * self._size]
+        always = s.constant(True, DType.BOOL)
+
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            token = maps.dim(self._start) + c[2]
+            key, gate = (self._at(maps, plane, c[1], token, c[3], always) for plane in (0, 1))
+            return s.where(s.equal(c[0], 0), key, gate)
+
+        return gather_map(self._ctx, shape, self._new[0].dtype, element)

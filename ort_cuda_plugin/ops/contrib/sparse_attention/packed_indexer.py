@@ -1,0 +1,406 @@
+"""PackedSparseAttentionIndexer: which keys a query may attend to, for tokens of several sequences side by side.
+
+A sequence has a state of fixed room: keys of complete blocks, ready to be compared with queries, and a buffer of tokens
+behind them. What the sequences have is data: it is read on the device, and checked there. A sequence whose state has no
+room for what is new, or contradicts its lengths, keeps its state and selects nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ort_cuda_plugin.kernels.cache import carry_over
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map, walk_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.contrib.attention.multi_head import split_columns
+from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture, int64
+from ort_cuda_plugin.ops.contrib.sparse_attention.indexer_parts import (
+    FLOAT,
+    Place,
+    Rotary,
+    check_policy,
+    complete,
+    normalized,
+    order_of,
+    pooled_by_gates,
+    ranked,
+)
+from ort_cuda_plugin.ops.outputs import is_used
+from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, M, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import SUM
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv
+from ort_cuda_plugin.program.views import reshape
+
+I: TypeAlias = Tensor  # noqa: E741 - the name in ONNX Runtime's schema
+
+_NAME = "PackedSparseAttentionIndexer"
+
+# ---- the operator ----
+
+
+@op(_NAME, domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "I": INT64, "M": INT32})
+def packed_sparse_attention_indexer(
+    ctx: Lowering,
+    query: T,
+    key: T | None,
+    query_norm_weight: T,
+    key_norm_weight: T,
+    cos_cache: T,
+    sin_cache: T,
+    cumulative_sequence_lengths: M,
+    past_sequence_lengths: M,
+    gate: T | None,
+    position_bias: T | None,
+    head_weights: T | None,
+    position_ids: I | None,
+    past_key_state: T,
+    past_kv_buffer: T,
+    past_gate_buffer: T | None,
+    past_state_lengths: M,
+    state_update_capture_count: M | None = None,
+    state_update_active: M | None = None,
+    *,
+    compress_ratio: int,
+    epsilon: float = 1e-6,
+    head_weight_scale: float | None = None,
+    index_topk: int | None = None,
+    policy_mode: str,
+    scale: float | None = None,
+    state_capacity: int,
+    state_update_capacity: int = 0,
+    token_budget: int | None = None,
+) -> tuple[Tensor, ...]:
+    """(selected indices, -1 behind them; how many; keys, buffer, buffer of gates, lengths; the first tokens' keys).
+
+    Of the buffers, what is behind a sequence's tokens is the past's. A sequence that changes nothing updates nothing.
+    """
+    check_policy(policy_mode, compress_ratio, token_budget, index_topk)
+    by_tokens, ratio = policy_mode == "qsa", compress_ratio
+    of_entries = (gate, position_bias, head_weights, position_ids, past_gate_buffer)
+    if any((x is None) != by_tokens for x in of_entries) or (by_tokens and head_weight_scale is not None):
+        raise InvalidModel(f"{_NAME} with policy_mode {policy_mode!r} and inputs of the other one, or without its own")
+    check_capture(_NAME, state_update_capacity, state_update_capture_count)
+    if state_capacity <= 0 or (not by_tokens and (state_update_capacity or key is None)):
+        raise InvalidModel(f"{_NAME} with state_capacity = {state_capacity}, and no key or updates of compressed keys")
+    if by_tokens and is_used(ctx, 4):
+        raise InvalidModel(f"{_NAME} of tokens has no buffer of gates")
+    if query.rank != 2 or query_norm_weight.rank != 1:
+        raise InvalidModel(f"{_NAME} of ranks {query.rank} and {query_norm_weight.rank}")
+    size = query_norm_weight.shape[0]
+    if key is None:
+        query, key = split_columns(ctx, query, [query.shape[1] - size, size], f"the packed query of {_NAME}")
+    count, heads, columns = query.shape[0], floordiv(query.shape[1], size), size if by_tokens else 2 * size
+    ctx.require(eq(heads * size, query.shape[1]), f"{_NAME}: the query is no multiple of a head")
+    tokens = PackedTokens(ctx, cumulative_sequence_lengths, count, _NAME, empty=True)
+    room = 2 * ratio - 1
+    shapes = [
+        (key, (count, columns), "key"),
+        (key_norm_weight, (size,), "key_norm_weight"),
+        (past_sequence_lengths, (tokens.count,), "past_sequence_lengths"),
+        (past_key_state, (tokens.count, state_capacity, size), "past_key_state"),
+        (past_kv_buffer, (tokens.count, room, columns), "past_kv_buffer"),
+        (past_state_lengths, (tokens.count, 2), "past_state_lengths"),
+        (gate, (count, columns), "gate"),
+        (position_bias, (ratio, columns), "position_bias"),
+        (head_weights, (count, heads), "head_weights"),
+        (position_ids, (count,), "position_ids"),
+        (past_gate_buffer, (tokens.count, room, columns), "past_gate_buffer"),
+        (state_update_capture_count, (tokens.count,), "state_update_capture_count"),
+    ]
+    for x, shape, what in shapes:
+        if x is not None:
+            ctx.require_shape(x, shape, f"{what} of {_NAME}")
+    steps = _Steps(ctx, tokens, past_sequence_lengths, past_state_lengths, ratio, state_capacity, by_tokens)
+    rotary = Rotary(ctx, cos_cache, sin_cache, tokens.count, leading=by_tokens)
+    keys = _Series(past_kv_buffer, key)
+    gates = None if gate is None or past_gate_buffer is None else _Series(past_gate_buffer, gate)
+
+    def sequence(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return tokens.place(maps, c[0])[0]
+
+    def position(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        if position_ids is not None:
+            return maps.source(position_ids).at(c[:1])
+        before = int64(maps.source(past_sequence_lengths).at([sequence(maps, c)]))
+        return before + steps.of_token(maps, c[0]).row
+
+    fresh = _pooled(ctx, steps, keys, gates, position_bias, size)
+    fresh = normalized(ctx, fresh, key_norm_weight, epsilon)
+    fresh = rotary(fresh, lambda maps, c: steps.closes(maps, steps.of_token(maps, c[0]))[1] * ratio, sequence)
+    update = None
+    if state_update_capture_count is not None and is_used(ctx, 6):
+        update = _update(ctx, steps, key, fresh, state_update_capture_count, state_update_active, state_update_capacity)
+    state = _with_new(ctx, steps, past_key_state, fresh)
+    q = normalized(ctx, reshape(ctx, query, [count, heads, size]), query_norm_weight, epsilon)
+    q = rotary(q, position, sequence)
+    seen = _seen(ctx, steps, count, position)
+    order = order_of(ctx, _scores(ctx, steps, seen, q, state, head_weights, scale, head_weight_scale))
+    picked = (token_budget or 0) // ratio if by_tokens else index_topk or 0
+    chosen = _chosen(ctx, steps, seen, order, picked)
+    # What reads the past comes first: a caller may have it where the present is.
+    buffers = [_buffer(ctx, steps, x, room) for x in (keys, gates) if x is not None]
+    results = [*chosen, state, buffers[0], buffers[-1], steps.lengths()]
+    return tuple(results if update is None else [*results, update])
+
+
+# ---- states ----
+
+
+@dataclass(frozen=True)
+class _Series:
+    """Keys or gates of tokens: those in the ``buffer`` of a sequence, [sequences, room, columns], and ``new`` ones."""
+
+    buffer: Tensor
+    new: Tensor
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The new token ``row`` of a sequence, of which the first one is ``begin``; ``counts`` if the sequence changes."""
+
+    sequence: Scalar
+    begin: Scalar
+    row: Scalar
+    counts: Scalar
+
+
+class _Steps:
+    """What a Run does to the state of each sequence.
+
+    The tokens of a sequence are those that wait in its buffer, and behind them the new ones; they are counted from the
+    begin of the buffer on. The buffer of compressed entries may begin with the last complete block.
+    """
+
+    def __init__(
+        self, ctx: Lowering, tokens: PackedTokens, past: Tensor, lengths: Tensor, ratio: int, capacity: int, qsa: bool
+    ) -> None:
+        self.tokens, self.ratio, self.by_tokens = tokens, ratio, qsa
+
+        def before(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            given, length = maps.source(lengths), int64(maps.source(past).at([c[0]]))
+            entries, waiting = (int64(given.at([c[0], s.constant(i, DType.INT64)])) for i in (0, 1))
+            fits = entries + s.trunc_divide(self._pending(maps, c[0], waiting), ratio) <= capacity
+            valid = tokens.are_whole(maps) & tokens.are_in_order(maps, c[0]) & (length >= 0) & fits
+            valid = valid & (entries >= 0) & (waiting >= 0) & (waiting < (ratio if qsa else 2 * ratio))
+            if qsa:
+                valid = valid & s.equal(entries * ratio + waiting, length)
+            state = s.where(s.equal(c[1], 0), entries, waiting)
+            return s.where(s.equal(c[1], 2), int64(valid), state)
+
+        self._before, self._ctx = gather_map(ctx, [tokens.count, 3], DType.INT64, before), ctx
+
+    def _state(self, maps: IndexMap, sequence: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+        """How many entries there were, how many tokens wait, and whether the sequence changes."""
+        source = maps.source(self._before)
+        entries, waiting, changes = (source.at([sequence, s.constant(i, DType.INT64)]) for i in range(3))
+        return entries, waiting, changes > 0
+
+    def _overlap(self, waiting: Scalar) -> Scalar:
+        none = s.constant(0, DType.INT64)
+        return none if self.by_tokens else s.where(waiting >= self.ratio, self.ratio, none)
+
+    def _pending(self, maps: IndexMap, sequence: Scalar, waiting: Scalar) -> Scalar:
+        return waiting - self._overlap(waiting) + self.tokens.range(maps, sequence)[1]
+
+    def of_token(self, maps: IndexMap, token: Scalar) -> _Row:
+        sequence, row, _ = self.tokens.row(maps, token)
+        return self.row(maps, sequence, row)
+
+    def row(self, maps: IndexMap, sequence: Scalar, row: Scalar) -> _Row:
+        begin, count = self.tokens.range(maps, sequence)
+        return _Row(sequence, begin, row, self._state(maps, sequence)[2] & (row >= 0) & (row < count))
+
+    def closes(self, maps: IndexMap, row: _Row) -> tuple[Scalar, Scalar]:
+        """Whether a new token is the last one of a block, and the number of the entry that the block becomes."""
+        entries, waiting, _ = self._state(maps, row.sequence)
+        end = waiting - self._overlap(waiting) + row.row + 1
+        is_last = row.counts & s.equal(s.trunc_modulo(end, self.ratio), 0)
+        return is_last, entries + s.trunc_divide(end, self.ratio) - 1
+
+    def end(self, maps: IndexMap, row: _Row) -> Scalar:
+        """The place behind a new token among the tokens of its sequence."""
+        return self._state(maps, row.sequence)[1] + row.row + 1
+
+    def at(self, maps: IndexMap, x: _Series, row: _Row, token: Scalar, column: Scalar, when: Scalar) -> Scalar:
+        """An element of the ``token``-th of the tokens of a row's sequence."""
+        waiting = self._state(maps, row.sequence)[1]
+        old = maps.source(x.buffer).at([row.sequence, token, column], when & (token < waiting))
+        new = maps.source(x.new).at([row.begin + token - waiting, column], when & (token >= waiting))
+        return s.where(token < waiting, old, new)
+
+    def after(self, maps: IndexMap, sequence: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+        """How many entries there are now, and how many tokens wait from which one on."""
+        entries, waiting, changes = self._state(maps, sequence)
+        pending = self._pending(maps, sequence, waiting)
+        new = s.trunc_divide(pending, self.ratio)
+        kept, start = s.trunc_modulo(pending, self.ratio), new * self.ratio
+        if not self.by_tokens:
+            overlap = self._overlap(waiting)
+            kept = s.where(new > 0, kept + self.ratio, pending + overlap)
+            start = s.where(new > 0, start + overlap - self.ratio, 0)
+        return s.where(changes, entries + new, entries), s.where(changes, kept, waiting), s.where(changes, start, 0)
+
+    def lengths(self) -> Tensor:
+        """The state's lengths, as the operator gives them."""
+
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            entries, waiting, _ = self.after(maps, c[0])
+            return s.cast(s.where(s.equal(c[1], 0), entries, waiting), DType.INT32)
+
+        return gather_map(self._ctx, [self.tokens.count, 2], DType.INT32, element)
+
+
+def _pooled(
+    ctx: Lowering, steps: _Steps, keys: _Series, gates: _Series | None, bias: Tensor | None, size: Dim
+) -> Tensor:
+    """For each token that is the last one of a block, the mean of the block's keys, float32 [tokens, size]."""
+    ratio = steps.ratio
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        row = steps.of_token(maps, c[0])
+        closes, end = steps.closes(maps, row)[0], steps.end(maps, row)
+        if gates is not None and bias is not None:
+            series, slots = (keys, gates), s.where(closes, s.constant(2 * ratio, DType.INT64), 0)
+
+            def at(plane: int, token: Scalar, column: Scalar, when: Scalar) -> Scalar:
+                return steps.at(maps, series[plane], row, token, column, when)
+
+            return pooled_by_gates(maps, at, bias, end - 2 * ratio, c[1], size, ratio, slots)
+
+        def key(i: Scalar) -> list[Scalar]:
+            return [s.widen(steps.at(maps, keys, row, end - ratio + i, c[1], closes))]
+
+        slots = s.where(closes, s.constant(ratio, DType.INT64), 0)
+        return maps.fold(SUM, slots, key)[0] / float(ratio)
+
+    return gather_map(ctx, [keys.new.shape[0], size], FLOAT, element)
+
+
+def _with_new(ctx: Lowering, steps: _Steps, past: Tensor, fresh: Tensor) -> Tensor:
+    """The keys of blocks with the new ones; where the caller binds one buffer to both, in that buffer."""
+    present = ctx.empty(past.shape, past.dtype)
+    carry_over(ctx, past, present)
+
+    def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
+        row = steps.of_token(maps, c[0])
+        closes, entry = steps.closes(maps, row)
+        return [row.sequence, entry, c[1]], s.cast(maps.source(fresh).at(c), past.dtype), closes
+
+    scatter_map(ctx, fresh.shape, present, move)
+    return present
+
+
+def _buffer(ctx: Lowering, steps: _Steps, x: _Series, room: int) -> Tensor:
+    """The buffer behind the Run, which may be where the past is: what waits moves to the front."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        sequence, place, column = c
+        _, kept, start = steps.after(maps, sequence)
+        row = steps.row(maps, sequence, s.constant(0, DType.INT64))
+        token = s.where(place < kept, start + place, place)
+        waiting = steps.end(maps, row) - 1
+        is_new = (place < kept) & (token >= waiting)
+        old = maps.source(x.buffer).at([sequence, token, column], ~is_new)
+        new = maps.source(x.new).at([row.begin + token - waiting, column], is_new)
+        return s.where(is_new, new, old)
+
+    shape = [x.buffer.shape[0], room, x.buffer.shape[2]]
+    return walk_map(ctx, shape, x.buffer.dtype, element, axis=1, over=x.buffer)
+
+
+def _update(
+    ctx: Lowering, steps: _Steps, key: Tensor, fresh: Tensor, wanted: Tensor, active: Tensor | None, capacity: int
+) -> Tensor:
+    """The first tokens of each sequence: the key of the block that a token is the last one of, or the token's."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        row = steps.row(maps, c[0], c[1])
+        inside = row.counts & (c[1] < int64(maps.source(wanted).at([c[0]])))
+        if active is not None:
+            inside = inside & s.not_equal(maps.number(active), 0)
+        closes, place = steps.closes(maps, row)[0], [row.begin + c[1], c[2]]
+        block = s.cast(maps.source(fresh).at(place, inside & closes), key.dtype)
+        return s.where(closes, block, maps.source(key).at(place, inside & ~closes))
+
+    return gather_map(ctx, [steps.tokens.count, capacity, key.shape[1]], key.dtype, element)
+
+
+# ---- choices ----
+
+
+def _seen(ctx: Lowering, steps: _Steps, count: Dim, position: Place) -> Tensor:
+    """How many tokens of its sequence each token sees, or how many compressed entries."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        row, at = steps.of_token(maps, c[0]), position(maps, c)
+        if steps.by_tokens:
+            return s.where(row.counts, at + 1, 0)
+        entries, _, _ = steps.after(maps, row.sequence)
+        return s.where(row.counts, s.minimum(complete(at, steps.ratio), entries), 0)
+
+    return gather_map(ctx, [count], DType.INT64, element)
+
+
+def _scores(
+    ctx: Lowering,
+    steps: _Steps,
+    seen: Tensor,
+    q: Tensor,
+    keys: Tensor,
+    weights: Tensor | None,
+    scale: float | None,
+    weight_scale: float | None,
+) -> Tensor:
+    """The heads' max(q . k, 0) * scale, weighted and added up, [tokens, entries]; the least where a token sees none."""
+    count, heads, size = q.shape
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        number = maps.source(seen).at(c[:1])
+        is_seen = c[1] < (s.trunc_divide(number, steps.ratio) if steps.by_tokens else number)
+        sequence = steps.tokens.place(maps, c[0])[0]
+
+        def head(h: Scalar) -> list[Scalar]:
+            def products(d: Scalar) -> list[Scalar]:
+                return [maps.source(q).at([c[0], h, d]) * s.widen(maps.source(keys).at([sequence, c[1], d]))]
+
+            score = s.maximum(maps.fold(SUM, maps.dim(size), products)[0], 0.0)
+            return [score if weights is None else score * s.widen(maps.source(weights).at([c[0], h]))]
+
+        total = maps.fold(SUM, s.where(is_seen, maps.dim(heads), 0), head)[0]
+        for factor, dim in [(scale, size), (weight_scale, heads)][: 1 if weights is None else 2]:
+            total = total / s.sqrt(s.cast(maps.dim(dim), FLOAT)) if factor is None else total * factor
+        return ranked(total, is_seen)
+
+    return gather_map(ctx, [count, keys.shape[1]], FLOAT, element)
+
+
+def _chosen(ctx: Lowering, steps: _Steps, seen: Tensor, order: Tensor, picked: int) -> tuple[Tensor, Tensor]:
+    """(indices, how many they are): the ``picked`` best entries; or the tokens of the best blocks and those behind."""
+    ratio, count = steps.ratio, order.shape[0]
+    room = picked * ratio + ratio - 1 if steps.by_tokens else picked
+
+    def lengths(maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+        """How many indices come from the order, how many there are in all, and the first one that does not."""
+        number = maps.source(seen).at([token])
+        if not steps.by_tokens:
+            best = s.minimum(number, picked)
+            return best, best, number
+        whole = s.trunc_divide(number, ratio)
+        best = s.minimum(whole, picked) * ratio
+        return best, best + s.trunc_modulo(number, ratio), whole * ratio
+
+    def index(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        best, total, behind = lengths(maps, c[0])
+        each = ratio if steps.by_tokens else 1
+        block = maps.source(order).at([c[0], s.trunc_divide(c[1], each)], c[1] < best)
+        number = s.where(c[1] < best, block * each + s.trunc_modulo(c[1], each), behind + c[1] - best)
+        return s.cast(s.where(c[1] < total, number, -1), DType.INT32)
+
+    def how_many(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return s.cast(lengths(maps, c[0])[1], DType.INT32)
+
+    return gather_map(ctx, [count, room], DType.INT32, index), gather_map(ctx, [count], DType.INT32, how_many)

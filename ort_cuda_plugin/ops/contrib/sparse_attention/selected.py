@@ -1,0 +1,346 @@
+"""Attention of com.microsoft to keys that an indexer has selected: of the main cache, or of an auxiliary one.
+
+An index outside its keys selects nothing; one that is there twice counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.contrib.attention.decoder import grown
+from ort_cuda_plugin.ops.contrib.attention.multi_head import grouped_heads, sink_of_heads
+from ort_cuda_plugin.ops.contrib.attention.paged import (
+    T_CACHE,
+    T_KV_SCALE,
+    Batch,
+    Preparation,
+    batch_of,
+    cache_of,
+    check_pages,
+    gathered,
+    heads_of_tokens,
+    packed_tokens,
+    queries,
+    results,
+    written,
+)
+from ort_cuda_plugin.ops.contrib.packed_tokens import int64
+from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads, rotate
+from ort_cuda_plugin.ops.onnx.nn.normalization import layer_norm
+from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
+from ort_cuda_plugin.ops.outputs import is_used
+from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, INT32, UP_TO_FLOAT32, HostTensor, Int64, M, S, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, le, logical_or, sym_max
+from ort_cuda_plugin.program.views import part, reshape
+
+Local: TypeAlias = Callable[[IndexMap, Scalar, Scalar, Scalar], Scalar]
+"""Whether a query, by its entry and row, attends to a key without a selection."""
+Place: TypeAlias = Callable[[IndexMap, Scalar, Scalar], tuple[list[Scalar], Scalar]]
+"""Entry, row and key of an index that a token selects, and whether there is such a key for it."""
+
+
+def selection(
+    ctx: Lowering, shape: tuple[Dim, Dim, Dim], local: Local | None, indices: Tensor, counts: Tensor, place: Place
+) -> Tensor:
+    """Which keys count, bool [entries, 1, rows, keys]: those of ``local``, and the first ``counts`` of ``indices``."""
+    if indices.rank != 2:
+        raise InvalidModel(f"selected_indices of rank {indices.rank}")
+    ctx.require_shape(counts, indices.shape[:1], "selected_counts")
+    entries, rows, keys = shape
+    if local is None:
+        result = ctx.empty((entries, 1, rows, keys), DType.BOOL)
+        ctx.memset(result, 0)
+    else:
+        nearby = local
+        result = gather_map(
+            ctx, (entries, 1, rows, keys), DType.BOOL, lambda maps, c: nearby(maps, c[0], c[2], c[3])
+        )  # fmt: skip
+
+    def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
+        index = int64(maps.source(indices).at(c))
+        (entry, row, key), known = place(maps, c[0], index)
+        known = known & (index >= 0) & (c[1] < int64(maps.source(counts).at([c[0]])))
+        return [entry, s.constant(0, DType.INT64), row, key], s.constant(True, DType.BOOL), known
+
+    scatter_map(ctx, indices.shape, result, move)
+    return result
+
+
+def _check_modes(mode: str, source: str, window: int) -> None:
+    if mode not in ("selected_only", "local_plus_selected") or source not in ("main", "auxiliary"):
+        raise InvalidModel(f"sparse attention in mode {mode!r} with selected keys from {source!r}")
+    if window == 0 or window < -1:
+        raise InvalidModel(f"sparse attention with local_window_size = {window}")
+
+
+def _auxiliary(
+    key: Tensor | None, value: Tensor | None, shared: int, is_selected: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Keys and values of the auxiliary cache; its keys are its values, too, where the two are ``shared``."""
+    if not is_selected:
+        return None, None
+    if key is None or (value is None and not shared):
+        raise InvalidModel("sparse attention to an auxiliary cache needs auxiliary_key and auxiliary_value")
+    return key, key if value is None else value
+
+
+# ---- pages ----
+
+
+@op(
+    "SparsePagedAttention",
+    domain="com.microsoft",
+    since=1,
+    types={"T": HALVES, "T_CACHE": HALVES | {DType.INT8}, "T_KV_SCALE": FLOAT32, "S": INT32},
+)
+def sparse_paged_attention(
+    ctx: Lowering,
+    query: T,
+    key: T | None,
+    value: T | None,
+    key_cache: T_CACHE,
+    value_cache: T_CACHE,
+    cumulative_sequence_length: S,
+    past_seqlens: S,
+    block_table: S,
+    slot_mapping: S | None,
+    selected_indices: S,
+    selected_counts: S,
+    auxiliary_key: T | None = None,
+    auxiliary_value: T | None = None,
+    auxiliary_lengths: S | None = None,
+    cos_cache: T | None = None,
+    sin_cache: T | None = None,
+    head_sink: T | None = None,
+    q_norm_weight: T | None = None,
+    k_norm_weight: T | None = None,
+    k_scale: T_KV_SCALE | None = None,
+    v_scale: T_KV_SCALE | None = None,
+    attention_metadata: HostTensor | None = None,
+    *,
+    attention_mode: str = "selected_only",
+    auxiliary_cache_layout: str = "contiguous",
+    auxiliary_kv_shared: int = 0,
+    do_rotary: int = 0,
+    is_causal: int = 1,
+    k_quant_type: str = "NONE",
+    kv_num_heads: int,
+    local_window_size: int = -1,
+    num_heads: int,
+    qk_norm_epsilon: float = 1e-6,
+    rotary_interleaved: int = 0,
+    rotary_offset: int = 0,
+    scale: float = 0.0,
+    selected_kv_source: str = "main",
+    softcap: float = 0.0,
+    v_quant_type: str = "NONE",
+) -> tuple[Tensor, ...]:
+    """(output, keys with the new ones, values with the new ones), see PagedAttention."""
+    _check_modes(attention_mode, selected_kv_source, local_window_size)
+    if auxiliary_cache_layout != "contiguous" or rotary_offset < 0:
+        raise InvalidModel(f"SparsePagedAttention with an auxiliary cache that is {auxiliary_cache_layout!r}")
+    if not is_used(ctx, 1) or not is_used(ctx, 2):
+        raise Unsupported("op", "SparsePagedAttention that changes a cache which is not among its outputs")
+    from_main = selected_kv_source == "main"
+    q, k, v = heads_of_tokens(ctx, query, key, value, num_heads, kv_num_heads)
+    size = q.shape[2]
+    tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens, "SparsePagedAttention")
+    check_pages(ctx, tokens, block_table, slot_mapping)
+    rotary = (cos_cache, sin_cache) if do_rotary else None
+    prepare = Preparation(
+        (q_norm_weight, k_norm_weight), qk_norm_epsilon, rotary, bool(rotary_interleaved), rotary_offset
+    )
+    q, k = prepare.both(ctx, q, k, tokens.place)
+    ctx.require_shape(value_cache, key_cache.shape, "value_cache of SparsePagedAttention")
+    keys = cache_of(ctx, key_cache, kv_num_heads, size, k_scale, k_quant_type, q.dtype, "key_cache")
+    values = cache_of(ctx, value_cache, kv_num_heads, size, v_scale, v_quant_type, q.dtype, "value_cache")
+    keys = written(ctx, keys, k, tokens, block_table, slot_mapping)
+    values = written(ctx, values, v, tokens, block_table, slot_mapping)
+    # No number of the metadata bounds the keys that a selection may name.
+    batch = batch_of(ctx, tokens, block_table.shape[1] * key_cache.shape[1], attention_metadata, None)
+    others = _auxiliary(auxiliary_key, auxiliary_value, auxiliary_kv_shared, not from_main)
+    room = others[0].shape[1] if others[0] is not None and others[0].rank == 4 else 0
+    for x in others:
+        if x is not None:
+            heads = x.shape[2] if x.rank == 4 else 0
+            ctx.require_shape(x, (tokens.sequences, room, heads, size), "auxiliary cache")
+            fits = logical_or(eq(heads, 1), eq(heads, kv_num_heads))
+            ctx.require(fits, "the auxiliary cache has neither one head nor as many as the main cache")
+    if not from_main:
+        if auxiliary_lengths is None:
+            raise InvalidModel("SparsePagedAttention to an auxiliary cache needs auxiliary_lengths")
+        ctx.require_shape(auxiliary_lengths, (tokens.sequences,), "auxiliary_lengths")
+    all_keys, all_values = (
+        gathered(ctx, cache, block_table, batch, q.dtype, room, None if x is None else _other(x))
+        for cache, x in ((keys, others[0]), (values, others[1]))
+    )
+
+    def local(maps: IndexMap, entry: Scalar, row: Scalar, at: Scalar) -> Scalar:
+        token, inside = batch.token(maps, entry, row)
+        place = maps.source(tokens.place).at([token], inside, -1)
+        near = inside & _is_visible(maps, batch, batch.sequence(maps, entry), place, at, is_causal)
+        return near & (at > place - local_window_size) if local_window_size > 0 else near
+
+    def place(maps: IndexMap, token: Scalar, index: Scalar) -> tuple[list[Scalar], Scalar]:
+        entry, row, inside = batch.row(maps, token)
+        sequence = tokens.sequence(maps, token)
+        if from_main:
+            at = maps.source(tokens.place).at([token])
+            return [entry, row, index], inside & _is_visible(maps, batch, sequence, at, index, is_causal)
+        assert auxiliary_lengths is not None
+        inside = inside & (sequence < maps.dim(tokens.sequences))
+        length = s.minimum(int64(maps.source(auxiliary_lengths).at([sequence], inside)), maps.dim(room))
+        return [entry, row, maps.dim(batch.keys) + index], inside & (index < length)
+
+    mask = selection(
+        ctx,
+        (batch.entries, batch.rows, batch.keys + room),
+        local if attention_mode == "local_plus_selected" else None,
+        selected_indices,
+        selected_counts,
+        place,
+    )
+    output, _ = attend(
+        ctx,
+        queries(ctx, q, batch),
+        all_keys,
+        all_values,
+        mask=mask,
+        sink=sink_of_heads(ctx, head_sink, num_heads, 0),
+        scale=scale or None,
+        softcap=softcap,
+    )
+    return results(ctx, output, batch), keys.blocks, values.blocks
+
+
+def _is_visible(maps: IndexMap, batch: Batch, sequence: Scalar, place: Scalar, key: Scalar, is_causal: int) -> Scalar:
+    """Whether the query at ``place`` of a sequence may attend to a key of the main cache."""
+    visible = (key < batch.tokens.length(maps, sequence)) & (key < maps.dim(batch.keys))
+    return visible & (key <= place) if is_causal else visible
+
+
+def _other(x: Tensor) -> Callable[[IndexMap, Scalar, Scalar, Scalar, Scalar], Scalar]:
+    """The elements of an auxiliary cache [sequences, keys, heads or 1, size]."""
+
+    def element(maps: IndexMap, sequence: Scalar, head: Scalar, number: Scalar, at: Scalar) -> Scalar:
+        source = maps.source(x)
+        inside = (number >= 0) & (sequence < source.dim(0))
+        return source.at([sequence, number, s.minimum(head, source.dim(2) - 1), at], inside)
+
+    return element
+
+
+# ---- contiguous caches ----
+
+
+@op("DynamicSparseAttention", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": INT32})
+def dynamic_sparse_attention(
+    ctx: Lowering,
+    query: T,
+    key: T | None,
+    value: T | None,
+    past_key: T | None,
+    past_value: T | None,
+    auxiliary_key: T | None,
+    auxiliary_value: T | None,
+    selected_indices: M,
+    selected_counts: M,
+    seqlens_k: M,
+    total_sequence_length: HostTensor,
+    cos_cache: T | None = None,
+    sin_cache: T | None = None,
+    position_ids: Int64 | None = None,
+    q_norm_weight: T | None = None,
+    k_norm_weight: T | None = None,
+    head_sink: T | None = None,
+    *,
+    attention_mode: str = "selected_only",
+    auxiliary_kv_shared: int = 0,
+    do_rotary: int = 0,
+    is_causal: int = 1,
+    kv_num_heads: int,
+    local_window_size: int = -1,
+    num_heads: int,
+    qk_norm_epsilon: float = 1e-6,
+    rotary_interleaved: int = 0,
+    rotary_offset: int = 0,
+    scale: float = 0.0,
+    selected_kv_source: str = "main",
+    smooth_softmax: int = 0,
+) -> tuple[Tensor, ...]:
+    """(output, present key, present value), see GroupQueryAttention."""
+    _check_modes(attention_mode, selected_kv_source, local_window_size)
+    from_main = selected_kv_source == "main"
+    if from_main != (attention_mode == "selected_only") or (not from_main and local_window_size < 0):
+        raise InvalidModel(f"DynamicSparseAttention in mode {attention_mode!r} with keys from {selected_kv_source!r}")
+    if is_causal != 1 or num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads or rotary_offset < 0:
+        raise InvalidModel(f"DynamicSparseAttention of {num_heads} query heads and {kv_num_heads} others")
+    if (q_norm_weight is None) != (k_norm_weight is None) or (past_key is None) != (past_value is None):
+        raise InvalidModel("DynamicSparseAttention with a norm or a past of one of two alone")
+    q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
+    batch, _, rows, size = q.shape
+    total = ctx.host_number(total_sequence_length, "total_sequence_length of DynamicSparseAttention")
+    ctx.require(le(rows, total), "DynamicSparseAttention: total_sequence_length is less than the number of new tokens")
+    lengths = reshape(ctx, seqlens_k, [batch])
+    first = gather_map(
+        ctx,
+        [batch],
+        DType.INT64,
+        lambda maps, c: int64(maps.source(lengths).at(c)) + 1 - maps.dim(rows),
+    )
+    if q_norm_weight is not None and k_norm_weight is not None:
+        float32 = DType.FLOAT32.onnx
+        q = layer_norm(ctx, q, q_norm_weight, None, [3], qk_norm_epsilon, float32, center=False)[0]
+        k = layer_norm(ctx, k, k_norm_weight, None, [3], qk_norm_epsilon, float32, center=False)[0]
+    if do_rotary:
+        if cos_cache is None or sin_cache is None or cos_cache.rank != 2:
+            raise InvalidModel("DynamicSparseAttention with do_rotary needs caches of rank 2")
+        if position_ids is None:
+            position_ids = gather_map(
+                ctx, [batch, rows], DType.INT64, lambda maps, c: maps.source(first).at([c[0]]) + c[1]
+            )
+        rotated, turned = 2 * cos_cache.shape[1], bool(rotary_interleaved)
+        q, k = (
+            rotate(ctx, x, 2, cos_cache, sin_cache, position_ids, rotated, interleaved=turned, offset=rotary_offset)
+            for x in (q, k)
+        )
+    capacity = total if past_key is None or past_key.rank != 4 else ctx.settled_size(sym_max(past_key.shape[2], total))
+    present = grown(ctx, (past_key, past_value), (k, v), first, capacity)
+    keys, values = (part(ctx, x, 2, 0, total) for x in present)
+    room: Dim = 0
+    other_keys, other_values = _auxiliary(auxiliary_key, auxiliary_value, auxiliary_kv_shared, not from_main)
+    if other_keys is not None and other_values is not None:
+        room = other_keys.shape[2] if other_keys.rank == 4 else 0
+        for x in (other_keys, other_values):
+            ctx.require_shape(x, (batch, kv_num_heads, room, size), "auxiliary cache of DynamicSparseAttention")
+        keys, values = concat(ctx, keys, other_keys, axis=2), concat(ctx, values, other_values, axis=2)
+
+    def local(maps: IndexMap, entry: Scalar, row: Scalar, at: Scalar) -> Scalar:
+        place = maps.source(first).at([entry]) + row
+        return (at <= place) & (at > place - local_window_size) & (at < maps.dim(total))
+
+    def place(maps: IndexMap, token: Scalar, index: Scalar) -> tuple[list[Scalar], Scalar]:
+        entry, row = s.trunc_divide(token, maps.dim(rows)), s.trunc_modulo(token, maps.dim(rows))
+        if not from_main:
+            return [entry, row, maps.dim(total) + index], index < maps.dim(room)
+        inside = (index <= maps.source(first).at([entry]) + row) & (index < maps.dim(total))
+        return [entry, row, index], inside
+
+    ctx.require(eq(selected_counts.size, batch * rows), "selected_counts is not one number for each query")
+    mask = selection(
+        ctx,
+        (batch, rows, total + room),
+        None if from_main else local,
+        selected_indices,
+        reshape(ctx, selected_counts, [batch * rows]),
+        place,
+    )
+    sink = sink_of_heads(ctx, head_sink, num_heads, smooth_softmax)
+    output, _ = attend(ctx, q, keys, values, mask=mask, sink=sink, scale=scale or None)
+    return merge_heads(ctx, output), *present

@@ -1,0 +1,169 @@
+"""Linear models and support vector machines of ai.onnx.ml."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.ml.features import DOMAIN, NUMBERS, Floats, real
+from ort_cuda_plugin.ops.ml.post_transform import POST_TRANSFORMS, binary_scores, label_of_best, post_transform
+from ort_cuda_plugin.ops.registry import T1, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.multiply import multiply
+from ort_cuda_plugin.program.reduce import reduce
+from ort_cuda_plugin.program.row_program import SUM
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq
+from ort_cuda_plugin.program.views import permute, unsqueeze
+
+Labels = Sequence[int]
+
+
+def _matrix(ctx: Lowering, x: Tensor, features: int, what: str) -> Tensor:
+    """x as float32 [rows, features]; a vector is one row."""
+    if x.rank not in (1, 2):
+        raise InvalidModel(f"{what} of a tensor of rank {x.rank}, which is neither a matrix nor a vector")
+    x = unsqueeze(ctx, x, [0]) if x.rank == 1 else x
+    ctx.require(eq(x.shape[1], features), f"{what} is for {features} features")
+    return elementwise(ctx, lambda value: s.cast(real(value), DType.FLOAT32), x)
+
+
+def _scores(ctx: Lowering, x: Tensor, coefficients: Floats, intercepts: Floats, targets: int, what: str) -> Tensor:
+    """x @ coefficients + intercepts, [rows, targets]."""
+    if targets < 1 or not coefficients or len(coefficients) % targets:
+        raise InvalidModel(f"{what} has {len(coefficients)} coefficients for {targets} targets")
+    if len(intercepts) not in (0, targets):
+        raise InvalidModel(f"{what} has {len(intercepts)} intercepts for {targets} targets")
+    weights = ctx.constant(np.array(coefficients, np.float32).reshape(targets, -1))
+    others = [ctx.constant(np.array(intercepts, np.float32))] if intercepts else []
+    x = _matrix(ctx, x, weights.static_shape[1], what)
+    return multiply(ctx, x, permute(ctx, weights, (1, 0)), *others, finish=_sum)
+
+
+def _sum(total: Scalar, *more: Scalar) -> Scalar:
+    return total + more[0] if more else total
+
+
+def _check_transform(name: str) -> None:
+    if name not in POST_TRANSFORMS:
+        raise InvalidModel(f"post_transform {name!r}")
+
+
+@op("LinearRegressor", domain=DOMAIN, since=1, types={"T": NUMBERS})
+def linear_regressor(
+    ctx: Lowering,
+    x: T,
+    *,
+    coefficients: tuple[float, ...] = (),
+    intercepts: tuple[float, ...] = (),
+    post_transform: str = "NONE",
+    targets: int = 1,
+) -> Tensor:
+    _check_transform(post_transform)
+    scores = _scores(ctx, x, coefficients, intercepts, targets, "LinearRegressor")
+    return _transformed(ctx, scores, post_transform, targets)
+
+
+def _transformed(ctx: Lowering, scores: Tensor, transform: str, targets: int) -> Tensor:
+    # ONNX Runtime leaves a single score as it is, unless it is to be a probit.
+    return post_transform(ctx, scores, transform) if targets > 1 or transform == "PROBIT" else scores
+
+
+@op("LinearClassifier", domain=DOMAIN, since=1, types={"T1": NUMBERS})
+def linear_classifier(
+    ctx: Lowering,
+    x: T1,
+    *,
+    classlabels_ints: tuple[int, ...] = (),
+    classlabels_strings: tuple[str, ...] = (),
+    coefficients: tuple[float, ...],
+    intercepts: tuple[float, ...] = (),
+    multi_class: int = 0,
+    post_transform: str = "NONE",
+) -> tuple[Tensor, ...]:
+    if classlabels_strings:
+        raise Unsupported("dtype", "LinearClassifier with labels that are strings")
+    _check_transform(post_transform)
+    targets = len(intercepts)
+    scores = _scores(ctx, x, coefficients, intercepts, targets, "LinearClassifier")
+    if targets > 1:
+        if len(classlabels_ints) < targets:
+            raise InvalidModel(f"LinearClassifier has {len(classlabels_ints)} labels for {targets} classes")
+        return label_of_best(ctx, scores, classlabels_ints), _transformed(ctx, scores, post_transform, targets)
+    if len(classlabels_ints) != 2:
+        raise InvalidModel(f"LinearClassifier has {len(classlabels_ints)} labels for two classes")
+    score = ctx.view(scores, scores.shape[:1])
+    answers = [ctx.constant(np.array(label, np.int64)) for label in classlabels_ints]
+    label = elementwise(ctx, lambda score, no, yes: s.where(score > 0, yes, no), score, *answers)
+    always = ctx.constant(np.array(True))
+    return label, binary_scores(ctx, score, score, always, post_transform, complement=True)
+
+
+_KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
+
+
+def _similarities(
+    ctx: Lowering, x: Tensor, vectors: Floats, count: int, kernel: str, parameters: Floats, what: str
+) -> Tensor:
+    """The kernel of each row of x and each of ``count`` support vectors, float32 [rows, count]."""
+    if kernel not in _KERNELS:
+        raise InvalidModel(f"{what} with kernel_type {kernel!r}")
+    if count < 1 or not vectors or len(vectors) % count:
+        raise InvalidModel(f"{what} has {len(vectors)} numbers of {count} support vectors")
+    if len(parameters) not in (0, 3):
+        raise InvalidModel(f"{what} has {len(parameters)} kernel_params, not gamma, coef0 and degree")
+    gamma, offset, degree = parameters or (0.0, 0.0, 0.0)
+    table = ctx.constant(np.array(vectors, np.float32).reshape(count, -1))
+    x = _matrix(ctx, x, table.static_shape[1], what)
+    if kernel == "RBF":
+        distances = reduce(
+            ctx,
+            lambda row, difference: row.reduce(SUM, difference * difference),
+            elementwise(ctx, lambda a, b: a - b, unsqueeze(ctx, x, [1]), table),
+            [2],
+            keepdims=False,
+        )
+        return elementwise(ctx, lambda distance: s.exp(distance * -gamma), distances)
+
+    def finish(total: Scalar) -> Scalar:
+        if kernel == "LINEAR":
+            return total
+        inner = total * gamma + offset
+        return s.power(inner, degree) if kernel == "POLY" else s.tanh(inner)
+
+    return multiply(ctx, x, permute(ctx, table, (1, 0)), finish=finish)
+
+
+@op("SVMRegressor", domain=DOMAIN, since=1, types={"T": NUMBERS})
+def svm_regressor(
+    ctx: Lowering,
+    x: T,
+    *,
+    coefficients: tuple[float, ...] = (),
+    kernel_params: tuple[float, ...] = (),
+    kernel_type: str = "LINEAR",
+    n_supports: int = 0,
+    one_class: int = 0,
+    post_transform: str = "NONE",
+    rho: tuple[float, ...] = (),
+    support_vectors: tuple[float, ...] = (),
+) -> Tensor:
+    """Without support vectors the coefficients are those of a linear model.
+
+    As in ONNX Runtime no transform changes the score.
+    """
+    _check_transform(post_transform)
+    if not rho:
+        raise InvalidModel("SVMRegressor without rho")
+    if n_supports > 0:
+        if len(coefficients) != n_supports:
+            raise InvalidModel(f"SVMRegressor has {len(coefficients)} coefficients for {n_supports} support vectors")
+        x = _similarities(ctx, x, support_vectors, n_supports, kernel_type, kernel_params, "SVMRegressor")
+    scores = _scores(ctx, x, coefficients, rho[:1], 1, "SVMRegressor")
+    if one_class:
+        return elementwise(ctx, lambda score: s.where(score > 0, s.constant(1, DType.FLOAT32), -1.0), scores)
+    return scores

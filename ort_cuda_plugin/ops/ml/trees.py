@@ -1,0 +1,555 @@
+"""Tree ensembles: every row walks through every tree, then each target takes in what the leaves give it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import Constant, DType, InvalidModel, Node, Unsupported
+from ort_cuda_plugin.ops.ml.forest import (
+    COMPARISONS,
+    EQUAL,
+    GREATER,
+    LESS,
+    NAN,
+    UNORDERED,
+    Forest,
+    Ints,
+    Nodes,
+    Numbers,
+    equal_lengths,
+    make_forest,
+    with_missing,
+)
+from ort_cuda_plugin.ops.ml.post_transform import POST_TRANSFORMS, binary_scores, label_of_best, post_transform
+from ort_cuda_plugin.ops.registry import INDICES, T1, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import Reduction, Values
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import le, lt
+
+IntList = Sequence[int]
+FloatList = Sequence[float]
+
+FEATURES = frozenset({DType.FLOAT32, DType.FLOAT64}) | INDICES
+MAX_LEAF_NUMBERS = 1 << 28
+"""Rows times trees up to which each walk is a thread of its own, and leaves its result in memory."""
+_AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+_MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
+_forests: weakref.WeakKeyDictionary[Node, dict[DType, Forest]] = weakref.WeakKeyDictionary()
+"""A node's trees are checked and laid out once for all plans."""
+
+
+def _forest(ctx: Lowering, dtype: DType, make: Callable[[], Forest]) -> Forest:
+    """That of the node being lowered, with thresholds and weights of ``dtype``."""
+    if ctx.node is None:
+        return make()
+    known = _forests.setdefault(ctx.node, {})
+    if dtype not in known:
+        known[dtype] = make()
+    return known[dtype]
+
+
+def _compute_type(x: Tensor) -> DType:
+    return DType.FLOAT64 if x.dtype is DType.FLOAT64 else DType.FLOAT32
+
+
+def _numbers(values: FloatList | None, tensor: Constant | None, dtype: DType, what: str) -> Numbers:
+    """Those that one attribute of two gives. Raises InvalidModel for both, Unsupported for numbers of another type."""
+    if values and tensor is not None:
+        raise InvalidModel(f"{what} and {what}_as_tensor are both there")
+    if tensor is None:
+        return np.array(() if values is None else values, np.float32).astype(dtype.numpy)
+    if tensor.dtype is not dtype:
+        raise Unsupported(
+            "dtype", f"{what}_as_tensor of {tensor.dtype.short} for rows that are compared in {dtype.short}"
+        )
+    return tensor.array.reshape(-1)
+
+
+# ---- on the device ----
+
+
+def _rows(ctx: Lowering, x: Tensor, forest: Forest) -> Tensor:
+    """x [rows, features]; a vector is one row."""
+    if x.rank not in (1, 2):
+        raise InvalidModel(f"trees for a tensor of rank {x.rank}, which is neither a matrix nor a vector")
+    if x.rank == 1:
+        x = ctx.view(x, (1, *x.shape), (0, *x.strides), x.offset)
+    ctx.require(lt(forest.max_feature, x.shape[1]), f"the trees look at feature {forest.max_feature}, a row has fewer")
+    return x
+
+
+def _walk(ctx: Lowering, maps: IndexMap, forest: Forest, x: Tensor, row: Scalar, tree: Scalar) -> Scalar:
+    """The number of the leaf that a row comes to."""
+    rows = maps.source(x)
+    features, thresholds, comparisons, children, roots, depths = (
+        maps.source(ctx.initializer(constant))
+        for constant in (
+            forest.features, forest.thresholds, forest.comparisons, forest.children, forest.roots, forest.depths,
+        )
+    )  # fmt: skip
+
+    def compare(value: Scalar, threshold: Scalar) -> Scalar:
+        bit: Scalar = s.constant(UNORDERED, DType.INT64)
+        for holds, number in (
+            (value < threshold, LESS), (s.equal(value, threshold), EQUAL), (value > threshold, GREATER),
+            (s.is_nan(value), NAN),
+        ):  # fmt: skip
+            bit = s.where(holds, s.constant(number, DType.INT64), bit)
+        return bit
+
+    def step(totals: Values, _: Values) -> Values:
+        (node,) = totals
+        feature = s.cast(features.at([node]), DType.INT64)
+        threshold = thresholds.at([node])
+        value = s.cast(rows.at([row, feature]), threshold.dtype)
+        bit = s.cast(comparisons.at([node]), DType.INT64) >> compare(value, threshold)
+        side = s.where(s.equal(bit & 1, 1), s.constant(0, DType.INT64), 1)
+        return (s.cast(children.at([node, side]), DType.INT64),)
+
+    down = Reduction(lambda dtypes: (s.cast(roots.at([tree]), DType.INT64),), step, lambda a, b: a)
+    (leaf,) = maps.fold(down, s.cast(depths.at([tree]), DType.INT64), lambda i: (i,))
+    return leaf - maps.dim(forest.inner)
+
+
+def _better(name: str, value: Scalar, total: Scalar) -> Scalar:
+    """The total with one more value."""
+    if name == "MIN":
+        return s.where(value < total, value, total)
+    return s.where(value > total, value, total) if name == "MAX" else total + value
+
+
+def _aggregate(name: str) -> Reduction:
+    """Accumulators and elements: a total, and whether it has any value."""
+
+    def take(totals: Values, elements: Values) -> Values:
+        (total, has), (value, is_there) = totals, elements
+        joined = s.where(has, _better(name, value, total), value)
+        return s.where(is_there, joined, total), has | is_there
+
+    return Reduction(
+        lambda dtypes: (s.constant(0, dtypes[0]), s.constant(False, DType.BOOL)), take, lambda a, b: take(a, b)
+    )
+
+
+def _totals(
+    ctx: Lowering,
+    forest: Forest,
+    x: Tensor,
+    name: str,
+    finish: Callable[[Scalar, Scalar, Scalar, Scalar], Scalar] = lambda total, has, base, count: total,
+    base: Numbers | None = None,
+) -> Tensor:
+    """[rows, targets] of ``finish(total, whether it has any value, base value, number of trees)``.
+
+    Trees are taken in in their order.
+    """
+    rows, dtype = x.shape[0], forest.weights.dtype
+    leaf_numbers: Tensor | None = None
+    # Else there are so many rows that a thread for each of them is enough.
+    if ctx.guard(le(rows * forest.trees, MAX_LEAF_NUMBERS)):
+        leaf_numbers = gather_map(
+            ctx, [rows, forest.trees], DType.INT32,
+            lambda maps, c: s.cast(_walk(ctx, maps, forest, x, c[0], c[1]), DType.INT32),
+        )  # fmt: skip
+    real = Scalar(dtype, "leaf")
+    out = finish(real, Scalar(DType.BOOL, "leaf"), real, real).dtype
+    bases = None if base is None or not len(base) else ctx.constant(base)
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        row, target = c
+        weights = maps.source(ctx.initializer(forest.weights))
+        targets = maps.source(ctx.initializer(forest.targets))
+        reduction = _aggregate(name)
+
+        def of_tree(tree: Scalar) -> Values:
+            if leaf_numbers is None:
+                leaf = _walk(ctx, maps, forest, x, row, tree)
+            else:
+                leaf = s.cast(maps.source(leaf_numbers).at([row, tree]), DType.INT64)
+            if forest.starts is None:
+                return weights.at([leaf * maps.dim(forest.num_targets) + target]), s.constant(True, DType.BOOL)
+            starts = maps.source(ctx.initializer(forest.starts))
+            start, end = (s.cast(starts.at([leaf + number]), DType.INT64) for number in (0, 1))
+
+            def entry(i: Scalar) -> Values:
+                own = s.equal(s.cast(targets.at([start + i]), DType.INT64), target)
+                return weights.at([start + i]), own
+
+            return maps.fold(reduction, end - start, entry)
+
+        total, has = maps.fold(reduction, maps.dim(forest.trees), of_tree)
+        base = s.constant(0, dtype) if bases is None else maps.source(bases).at([target])
+        return finish(total, has, base, s.cast(maps.dim(forest.trees), dtype))
+
+    return gather_map(ctx, [rows, forest.num_targets], out, element)
+
+
+def _regress(
+    ctx: Lowering, x: Tensor, forest: Forest, aggregate: str, base: Numbers, transform: str, out: DType
+) -> Tensor:
+    if aggregate not in _AGGREGATES:
+        raise InvalidModel(f"aggregate_function {aggregate!r}")
+    if transform not in POST_TRANSFORMS:
+        raise InvalidModel(f"post_transform {transform!r}")
+    if len(base) not in (0, forest.num_targets):
+        raise InvalidModel(f"{len(base)} base_values for {forest.num_targets} targets")
+    x = _rows(ctx, x, forest)
+    dtype = forest.weights.dtype
+
+    def finish(total: Scalar, has: Scalar, base: Scalar, count: Scalar) -> Scalar:
+        score = (total / count if aggregate == "AVERAGE" else total) + base
+        # As in ONNX Runtime a target that a row's leaves have nothing for gets no base value, but for a single one.
+        return score if forest.num_targets == 1 else s.where(has, score, s.constant(0, dtype))
+
+    scores = _totals(ctx, forest, x, aggregate, finish, base)
+    # ONNX Runtime leaves a single score as it is, unless it is to be a probit.
+    if forest.num_targets > 1 or transform == "PROBIT":
+        scores = post_transform(ctx, scores, transform)
+    return elementwise(ctx, lambda score: s.cast(score, out), scores)
+
+
+# ---- the form of versions 1 to 3 ----
+
+
+def _tree_lists(
+    nodes_treeids: IntList, nodes_nodeids: IntList, nodes_featureids: IntList, nodes_modes: Sequence[str],
+    nodes_truenodeids: IntList, nodes_falsenodeids: IntList, nodes_missing_value_tracks_true: IntList,
+    thresholds: Numbers, treeids: IntList, nodeids: IntList, ids: IntList, weights: Numbers, num_targets: int,
+) -> Forest:  # fmt: skip
+    """Trees whose nodes are named by two numbers; the first one of a tree is its root."""
+    count = equal_lengths(
+        nodes_treeids=nodes_treeids, nodes_nodeids=nodes_nodeids, nodes_featureids=nodes_featureids,
+        nodes_modes=nodes_modes, nodes_truenodeids=nodes_truenodeids, nodes_falsenodeids=nodes_falsenodeids,
+        nodes_values=thresholds,
+    )  # fmt: skip
+    equal_lengths(treeids=treeids, nodeids=nodeids, ids=ids, weights=weights)
+    if not count:
+        raise InvalidModel("an ensemble without trees")
+    of_trees = np.array(nodes_treeids, np.int64)
+    names = _Names(of_trees, np.array(nodes_nodeids, np.int64))
+    kinds = {mode: number for number, mode in enumerate(sorted(set(nodes_modes)))}
+    unknown = kinds.keys() - {*COMPARISONS, "LEAF"}
+    if unknown:
+        raise InvalidModel(f"nodes_modes has {min(unknown)!r}")
+    modes = np.fromiter(map(kinds.__getitem__, nodes_modes), np.int64, count)
+    is_leaf = modes == kinds.get("LEAF", -1)
+    place = np.where(is_leaf, np.cumsum(is_leaf) - 1 + int((~is_leaf).sum()), np.cumsum(~is_leaf) - 1)
+
+    inner = np.flatnonzero(~is_leaf)
+    children = [
+        place[names.find(of_trees[inner], np.array(ids, np.int64)[inner], "which is a child")]
+        for ids in (nodes_truenodeids, nodes_falsenodeids)
+    ]
+    roots = np.flatnonzero(np.concatenate([[True], of_trees[1:] != of_trees[:-1]]))
+    if len(np.unique(of_trees[roots])) != len(roots):
+        raise InvalidModel("the nodes of a tree do not follow each other")
+    comparisons = np.array([COMPARISONS.get(mode, 0) for mode in kinds], np.int64)[modes]
+    nodes = Nodes(
+        np.array(nodes_featureids, np.int64)[inner],
+        thresholds[inner],
+        with_missing(comparisons, nodes_missing_value_tracks_true)[inner],
+        np.stack(children, 1),
+        place[roots],
+        int(is_leaf.sum()),
+    )
+    weighted = names.find(np.array(treeids, np.int64), np.array(nodeids, np.int64), "which has a weight")
+    kept = np.flatnonzero(is_leaf[weighted])
+    leaves = place[weighted[kept]] - len(inner)
+    return make_forest(nodes, leaves, np.array(ids, np.int64)[kept], weights[kept], num_targets)
+
+
+class _Names:
+    """The nodes of an ensemble by the numbers of their tree and of their own."""
+
+    def __init__(self, trees: Ints, nodes: Ints) -> None:
+        self._first = int(trees.min()), int(nodes.min())
+        self._spans = int(trees.max()) - self._first[0] + 1, int(nodes.max()) - self._first[1] + 1
+        if self._spans[0] * self._spans[1] >= 2**63:
+            raise Unsupported("attribute", "trees and nodes whose numbers are too far apart")
+        keys = self._key(trees, nodes)
+        # Converters write them in order.
+        self._order = None if (np.diff(keys) >= 0).all() else np.argsort(keys)
+        self._keys = keys if self._order is None else keys[self._order]
+        if (np.diff(self._keys) == 0).any():
+            raise InvalidModel("two nodes of a tree have one number")
+
+    def _key(self, trees: Ints, nodes: Ints) -> Ints:
+        return (trees - self._first[0]) * self._spans[1] + (nodes - self._first[1])
+
+    def find(self, trees: Ints, nodes: Ints, what: str) -> Ints:
+        """The positions of nodes. Raises InvalidModel where there is no such node; ``what`` it is, in the message."""
+        is_there = np.ones(trees.shape, bool)
+        for numbers, first, span in zip((trees, nodes), self._first, self._spans, strict=True):
+            is_there &= (numbers >= first) & (numbers < first + span)
+        keys = np.where(is_there, self._key(trees, nodes), 0)
+        found = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        is_there &= self._keys[found] == keys
+        if not is_there.all():
+            first = int(np.argmin(is_there))
+            raise InvalidModel(f"tree {trees[first]} has no node {nodes[first]}, {what}")
+        return found if self._order is None else self._order[found]
+
+
+@op("TreeEnsembleRegressor", domain="ai.onnx.ml", since=1, types={"T": FEATURES})
+def tree_ensemble_regressor(
+    ctx: Lowering,
+    x: T,
+    *,
+    aggregate_function: str = "SUM",
+    base_values: tuple[float, ...] = (),
+    base_values_as_tensor: Constant | None = None,
+    n_targets: int = 1,
+    nodes_falsenodeids: tuple[int, ...] = (),
+    nodes_featureids: tuple[int, ...] = (),
+    nodes_hitrates: tuple[float, ...] = (),
+    nodes_hitrates_as_tensor: Constant | None = None,
+    nodes_missing_value_tracks_true: tuple[int, ...] = (),
+    nodes_modes: tuple[str, ...] = (),
+    nodes_nodeids: tuple[int, ...] = (),
+    nodes_treeids: tuple[int, ...] = (),
+    nodes_truenodeids: tuple[int, ...] = (),
+    nodes_values: tuple[float, ...] = (),
+    nodes_values_as_tensor: Constant | None = None,
+    post_transform: str = "NONE",
+    target_ids: tuple[int, ...] = (),
+    target_nodeids: tuple[int, ...] = (),
+    target_treeids: tuple[int, ...] = (),
+    target_weights: tuple[float, ...] = (),
+    target_weights_as_tensor: Constant | None = None,
+) -> Tensor:
+    dtype = _compute_type(x)
+
+    def make() -> Forest:
+        return _tree_lists(
+            nodes_treeids, nodes_nodeids, nodes_featureids, nodes_modes, nodes_truenodeids, nodes_falsenodeids,
+            nodes_missing_value_tracks_true, _numbers(nodes_values, nodes_values_as_tensor, dtype, "nodes_values"),
+            target_treeids, target_nodeids, target_ids,
+            _numbers(target_weights, target_weights_as_tensor, dtype, "target_weights"), n_targets,
+        )  # fmt: skip
+
+    base = _numbers(base_values, base_values_as_tensor, dtype, "base_values")
+    forest = _forest(ctx, dtype, make)
+    return _regress(ctx, x, forest, aggregate_function, base, post_transform, DType.FLOAT32)
+
+
+@op("TreeEnsembleClassifier", domain="ai.onnx.ml", since=1, types={"T1": FEATURES})
+def tree_ensemble_classifier(
+    ctx: Lowering,
+    x: T1,
+    *,
+    base_values: tuple[float, ...] = (),
+    base_values_as_tensor: Constant | None = None,
+    class_ids: tuple[int, ...] = (),
+    class_nodeids: tuple[int, ...] = (),
+    class_treeids: tuple[int, ...] = (),
+    class_weights: tuple[float, ...] = (),
+    class_weights_as_tensor: Constant | None = None,
+    classlabels_int64s: tuple[int, ...] = (),
+    classlabels_strings: tuple[str, ...] = (),
+    nodes_falsenodeids: tuple[int, ...] = (),
+    nodes_featureids: tuple[int, ...] = (),
+    nodes_hitrates: tuple[float, ...] = (),
+    nodes_hitrates_as_tensor: Constant | None = None,
+    nodes_missing_value_tracks_true: tuple[int, ...] = (),
+    nodes_modes: tuple[str, ...] = (),
+    nodes_nodeids: tuple[int, ...] = (),
+    nodes_treeids: tuple[int, ...] = (),
+    nodes_truenodeids: tuple[int, ...] = (),
+    nodes_values: tuple[float, ...] = (),
+    nodes_values_as_tensor: Constant | None = None,
+    post_transform: str = "NONE",
+) -> tuple[Tensor, ...]:
+    if classlabels_strings:
+        raise Unsupported("dtype", "TreeEnsembleClassifier with labels that are strings")
+    if len(classlabels_int64s) < 2:
+        raise Unsupported("attribute", f"TreeEnsembleClassifier with {len(classlabels_int64s)} classes")
+    dtype = _compute_type(x)
+
+    def make() -> Forest:
+        return _tree_lists(
+            nodes_treeids, nodes_nodeids, nodes_featureids, nodes_modes, nodes_truenodeids, nodes_falsenodeids,
+            nodes_missing_value_tracks_true, _numbers(nodes_values, nodes_values_as_tensor, dtype, "nodes_values"),
+            class_treeids, class_nodeids, class_ids,
+            _numbers(class_weights, class_weights_as_tensor, dtype, "class_weights"), len(classlabels_int64s),
+        )  # fmt: skip
+
+    base = _numbers(base_values, base_values_as_tensor, dtype, "base_values")
+    forest = _forest(ctx, dtype, make)
+    x = _rows(ctx, x, forest)
+    if len(classlabels_int64s) == 2:
+        return _two_classes(ctx, x, forest, base, post_transform, classlabels_int64s)
+    return _classes(ctx, x, forest, base, post_transform, classlabels_int64s)
+
+
+def _has(ctx: Lowering, x: Tensor, forest: Forest, target: int) -> Tensor:
+    """Whether a row has a value for the target, [rows] or of one element."""
+    if target in forest.always or target not in forest.used:
+        return ctx.constant(np.array(target in forest.always))
+    return _column(ctx, _totals(ctx, forest, x, "SUM", lambda total, has, base, count: has), target)
+
+
+def _column(ctx: Lowering, x: Tensor, column: int) -> Tensor:
+    return ctx.view(x, x.shape[:1], x.strides[:1], x.offset + column * x.strides[1])
+
+
+def _classes(
+    ctx: Lowering, x: Tensor, forest: Forest, base: Numbers, transform: str, labels: IntList
+) -> tuple[Tensor, ...]:
+    """The label of the largest score, and of equal ones of the first, and the scores."""
+    if len(base) not in (0, len(labels)):
+        raise InvalidModel(f"{len(base)} base_values for {len(labels)} classes")
+    scores = _totals(ctx, forest, x, "SUM", lambda total, has, base, count: total + base, base)
+    if len(base) or len(forest.always) == len(labels):
+        candidates = scores
+    else:
+        lowest = s.constant(float("-inf"), scores.dtype)
+        has = _totals(ctx, forest, x, "SUM", lambda total, has, base, count: has)
+        candidates = elementwise(ctx, lambda score, has: s.where(has, score, lowest), scores, has)
+
+    return label_of_best(ctx, candidates, labels), _as_float(ctx, post_transform(ctx, scores, transform))
+
+
+def _as_float(ctx: Lowering, x: Tensor) -> Tensor:
+    return elementwise(ctx, lambda score: s.cast(score, DType.FLOAT32), x)
+
+
+def _two_classes(
+    ctx: Lowering, x: Tensor, forest: Forest, base: Numbers, transform: str, labels: IntList
+) -> tuple[Tensor, ...]:
+    """As ONNX Runtime does it, where ONNX leaves it open: trees may have scores for one of the two classes only.
+
+    Such a score decides alone, at a half where no weight is negative, else at 0. Where both classes have scores the
+    second one decides, and labels are 1 and 0.
+    """
+    if len(base) > 2:
+        raise InvalidModel(f"{len(base)} base_values for two classes")
+    scores = _totals(ctx, forest, x, "SUM")
+    first, second = _column(ctx, scores, 0), _column(ctx, scores, 1)
+    given = (first, second, _has(ctx, x, forest, 0), _has(ctx, x, forest, 1), *(ctx.constant(value) for value in base))
+    zero = s.constant(0, scores.dtype)
+
+    def both(
+        first: Scalar, second: Scalar, has_first: Scalar, has_second: Scalar, *bases: Scalar
+    ) -> tuple[Scalar, Scalar, Scalar]:
+        """The two scores, and the one that decides. One that no leaf has is 0."""
+        one, two = first, s.where(has_second, second, zero)
+        if len(bases) == 2:
+            joined = bases[1] + first
+            one, two = s.where(has_second, -joined, first + bases[0]), s.where(has_second, joined, zero)
+        elif bases:
+            one = first + bases[0]
+        one = s.where(has_first, one, zero)
+        return one, two, s.where(has_second, two, one)
+
+    is_single = len(forest.used) == 1
+    limit = ctx.constant(np.array(0.5 if is_single and forest.are_positive else 0.0, scores.dtype.numpy))
+    answers = [ctx.constant(np.array(label, np.int64)) for label in (labels if is_single else (0, 1))]
+
+    def label(limit: Scalar, no: Scalar, yes: Scalar, *given: Scalar) -> Scalar:
+        return s.where(both(*given)[2] > limit, yes, no)
+
+    def part(number: int) -> Tensor:
+        return elementwise(ctx, lambda *given: both(*given)[number], *given)
+
+    # Without a score of the second class the first one's is spread over both, unless there are two base values.
+    spread = None
+    if len(base) < 2 and 1 not in forest.always:
+        spread = elementwise(ctx, lambda has: ~has, given[3])
+    result = binary_scores(ctx, part(0), part(1), spread, transform, complement=is_single and forest.are_positive)
+    return elementwise(ctx, label, limit, *answers, *given), _as_float(ctx, result)
+
+
+# ---- version 5 ----
+
+
+@op("TreeEnsemble", domain="ai.onnx.ml", since=5, types={"T": frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16})})
+def tree_ensemble(
+    ctx: Lowering,
+    x: T,
+    *,
+    aggregate_function: int = 1,
+    leaf_targetids: tuple[int, ...],
+    leaf_weights: Constant,
+    membership_values: Constant | None = None,
+    n_targets: int = 1,
+    nodes_falseleafs: tuple[int, ...],
+    nodes_falsenodeids: tuple[int, ...],
+    nodes_featureids: tuple[int, ...],
+    nodes_hitrates: Constant | None = None,
+    nodes_missing_value_tracks_true: tuple[int, ...] = (),
+    nodes_modes: Constant,
+    nodes_splits: Constant,
+    nodes_trueleafs: tuple[int, ...],
+    nodes_truenodeids: tuple[int, ...],
+    post_transform: int = 0,
+    tree_roots: tuple[int, ...],
+) -> Tensor:
+    """Children are numbers of nodes or of leaves, as flags say."""
+    if not 0 <= aggregate_function < len(_AGGREGATES) or not 0 <= post_transform < len(POST_TRANSFORMS):
+        raise InvalidModel(f"aggregate_function = {aggregate_function}, post_transform = {post_transform}")
+    dtype = _compute_type(x)
+
+    def numbers(name: str, tensor: Constant) -> Numbers:
+        if tensor.dtype is not x.dtype:
+            raise Unsupported("dtype", f"{name} of {tensor.dtype.short} for rows of {x.dtype.short}")
+        return tensor.array.reshape(-1).astype(dtype.numpy)
+
+    def make() -> Forest:
+        splits, weights = numbers("nodes_splits", nodes_splits), numbers("leaf_weights", leaf_weights)
+        if nodes_modes.dtype is not DType.UINT8:
+            raise InvalidModel(f"nodes_modes are {nodes_modes.dtype.short}, not u8")
+        modes = nodes_modes.array.reshape(-1).tolist()
+        count = equal_lengths(
+            nodes_featureids=nodes_featureids, nodes_modes=modes, nodes_splits=splits,
+            nodes_truenodeids=nodes_truenodeids, nodes_falsenodeids=nodes_falsenodeids,
+            nodes_trueleafs=nodes_trueleafs, nodes_falseleafs=nodes_falseleafs,
+        )  # fmt: skip
+        leaves = equal_lengths(leaf_targetids=leaf_targetids, leaf_weights=weights)
+        if not count or not tree_roots:
+            raise InvalidModel("an ensemble without trees")
+        if any(not 0 <= mode < len(_MODES) for mode in modes):
+            raise InvalidModel(f"nodes_modes has a number that is not one of 0 to {len(_MODES) - 1}")
+        children = np.array([nodes_truenodeids, nodes_falsenodeids], np.int64).T
+        are_leaves = np.array([nodes_trueleafs, nodes_falseleafs], np.int64).T != 0
+        limits = np.where(are_leaves, leaves, count)
+        if ((children < 0) | (children >= limits)).any():
+            raise InvalidModel(f"a child is outside of {count} nodes and {leaves} leaves")
+        names = [_MODES[mode] for mode in modes]
+        comparisons = np.array([COMPARISONS.get(name, 1 << EQUAL) for name in names], np.int64)
+        nodes = Nodes(
+            np.array(nodes_featureids, np.int64),
+            splits,
+            with_missing(comparisons, nodes_missing_value_tracks_true),
+            np.where(are_leaves, children + count, children),
+            np.array(tree_roots, np.int64),
+            leaves,
+            _members(names, None if membership_values is None else numbers("membership_values", membership_values)),
+        )
+        return make_forest(nodes, np.arange(leaves), np.array(leaf_targetids, np.int64), weights, n_targets)
+
+    forest = _forest(ctx, dtype, make)
+    transform, aggregate = POST_TRANSFORMS[post_transform], _AGGREGATES[aggregate_function]
+    return _regress(ctx, x, forest, aggregate, np.empty(0, dtype.numpy), transform, x.dtype)
+
+
+def _members(names: Sequence[str], values: Numbers | None) -> tuple[Numbers | None, ...] | None:
+    """Of each node that looks for its element among some the elements; a NaN ends each of these lists."""
+    wanted = names.count("BRANCH_MEMBER")
+    if not wanted:
+        return None
+    if values is None:
+        raise InvalidModel("there are no membership_values for the nodes that look there")
+    parts = [part[~np.isnan(part)] for part in np.split(values, np.flatnonzero(np.isnan(values)))]
+    if len(values) and not np.isnan(values[-1]):
+        parts.append(values[:0])
+    if len(parts) - 1 != wanted:
+        raise InvalidModel(f"membership_values are {len(parts) - 1} lists for {wanted} nodes")
+    remaining = iter(parts)
+    return tuple(next(remaining) if name == "BRANCH_MEMBER" else None for name in names)

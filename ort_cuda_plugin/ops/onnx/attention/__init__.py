@@ -1,0 +1,1 @@
+"""Attention of ai.onnx, and the lowering that all attention operators share."""

@@ -1,0 +1,357 @@
+"""Attention and what transformers put around it: rotary embedding and caches of keys and values."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.kernels.stream import FEW_ROWS, SPLIT_KEYS, has_matrices_for
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.onnx.attention.cached_attention import CachePart, attend_in_one_walk
+from ort_cuda_plugin.ops.onnx.attention.scores import EVERYWHERE, Reach, biased_score, require_head_shapes, scaled_by
+from ort_cuda_plugin.ops.onnx.tensor.indexing import wrapped
+from ort_cuda_plugin.ops.onnx.tensor.slicing import concat, pad
+from ort_cuda_plugin.ops.outputs import is_used
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INT64, T1, T2, Int64, M, T, U, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import copy_of, elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.multiply import multiply
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.row_program import MAX, SUM, Row
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, hint, le, mod
+from ort_cuda_plugin.program.views import permute, reshape, unsqueeze
+
+RAW, CAPPED, BIASED, PROBABILITIES = range(4)
+"""What ``qk_matmul_output_mode`` makes the fourth output of Attention."""
+
+
+def split_heads(ctx: Lowering, x: Tensor, heads: int | None) -> Tensor:
+    """x [batch, sequence, heads * size] as [batch, heads, sequence, size]; one of rank 4 is that already."""
+    if x.rank == 4:
+        return x
+    if x.rank != 3 or not heads or heads < 0:
+        raise InvalidModel(f"attention over a tensor of rank {x.rank} with {heads} heads")
+    size = floordiv(x.shape[2], heads)
+    ctx.require(eq(size * heads, x.shape[2]), "the hidden size is not a multiple of the number of heads")
+    return permute(ctx, reshape(ctx, x, [x.shape[0], x.shape[1], heads, size]), (0, 2, 1, 3))
+
+
+def merge_heads(ctx: Lowering, x: Tensor) -> Tensor:
+    """x [batch, heads, sequence, size] as [batch, sequence, heads * size]."""
+    batch, heads, length, size = x.shape
+    return reshape(ctx, permute(ctx, x, (0, 2, 1, 3)), [batch, length, heads * size])
+
+
+def _grouped(ctx: Lowering, x: Tensor, kv_heads: Dim) -> Tensor:
+    """x [batch, heads, ...] as [batch, kv_heads, heads per kv head, ...]."""
+    return reshape(ctx, x, [x.shape[0], kv_heads, floordiv(x.shape[1], kv_heads), *x.shape[2:]])
+
+
+def _product_of_heads(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
+    """a [batch, heads, m, k] @ b [batch, kv heads, k, n]: neighbouring heads of a share one of b."""
+    heads, kv_heads = a.shape[1], b.shape[1]
+    if heads == kv_heads:
+        return multiply(ctx, a, b)
+    shared = ctx.view(b, (*b.shape[:2], 1, *b.shape[2:]), (*b.strides[:2], 0, *b.strides[2:]), b.offset)
+    result = multiply(ctx, _grouped(ctx, a, kv_heads), shared)
+    return reshape(ctx, result, [a.shape[0], heads, *result.shape[3:]])
+
+
+def query_places(ctx: Lowering, rows: Dim, past: Dim, lengths: Tensor | None) -> Tensor:
+    """The place of each query among the keys, int64 [batch or 1, 1, rows, 1]; the last query has the last valid key."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        if lengths is None:
+            return c[2] + maps.dim(past)
+        return c[2] + maps.source(lengths).at([c[0]]) - maps.dim(rows)
+
+    return gather_map(ctx, [1 if lengths is None else lengths.shape[0], 1, rows, 1], DType.INT64, element)
+
+
+def _padded_mask(ctx: Lowering, mask: Tensor, keys: Dim) -> Tensor:
+    """The mask for all keys: those that it has no column for are masked."""
+    if mask.rank == 0 or mask.shape[-1] == keys:
+        return mask
+    ctx.require(le(mask.shape[-1], keys), "the mask of Attention has more columns than there are keys")
+    fill = ctx.constant(np.array(-math.inf, np.float64))
+    number = elementwise(ctx, lambda x: s.cast(x, mask.dtype), fill) if mask.dtype.is_float else None
+    none = [0] * mask.rank
+    return pad(ctx, mask, none, [*none[:-1], keys - mask.shape[-1]], "constant", number)
+
+
+def after_past(
+    ctx: Lowering, past_key: Tensor | None, past_value: Tensor | None, k: Tensor, v: Tensor
+) -> tuple[Dim, Tensor, Tensor]:
+    """How many keys the past has, and keys and values with those of the past before them."""
+    if (past_key is None) != (past_value is None):
+        raise InvalidModel("Attention with a past key or a past value alone")
+    if past_key is None or past_value is None:
+        return 0, k, v
+    return past_key.shape[2], concat(ctx, past_key, k, axis=2), concat(ctx, past_value, v, axis=2)
+
+
+def _probability(row: Row, score: Scalar, sink: Scalar | None) -> Scalar:
+    """Softmax along the row; zeros where all scores are -inf, or where the row has none.
+
+    The ``sink`` is the score of one more key, whose value is zero.
+    """
+    largest = row.reduce(MAX, score)
+    if sink is not None:
+        largest = s.maximum(largest, sink)
+    # A row without a key has no maximum, and its sum is 0.
+    largest = s.where(s.equal(largest, -math.inf), 0.0, largest)
+    e = s.exp(score - largest)
+    total = row.reduce(SUM, e)
+    if sink is not None:
+        total = total + s.exp(sink - largest)
+    return e / s.where(s.equal(total, 0.0), 1.0, total)
+
+
+@op("Attention", since=23, types={"T1": FLOATS, "T2": FLOATS, "U": ALL_TENSORS})
+def attention(
+    ctx: Lowering,
+    q: T1,
+    k: T1,
+    v: T2,
+    attn_mask: U | None = None,
+    past_key: T1 | None = None,
+    past_value: T2 | None = None,
+    nonpad_kv_seqlen: Int64 | None = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int | None = None,
+    left_window_size: int = -1,
+    q_num_heads: int | None = None,
+    qk_matmul_output_mode: int = RAW,
+    right_window_size: int = -1,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    softmax_precision: int | None = None,
+) -> tuple[Tensor, ...]:
+    """(output, present key, present value, intermediate scores); keys and values without a past are present as given.
+
+    A query that may attend to no key gives zeros.
+    """
+    if qk_matmul_output_mode not in (RAW, CAPPED, BIASED, PROBABILITIES):
+        raise InvalidModel(f"Attention with qk_matmul_output_mode = {qk_matmul_output_mode}")
+    flat = q.rank == 3
+    q, k, v = split_heads(ctx, q, q_num_heads), split_heads(ctx, k, kv_num_heads), split_heads(ctx, v, kv_num_heads)
+    past, k, v = after_past(ctx, past_key, past_value, k, v)
+    reach = Reach(bool(is_causal), left_window_size, right_window_size)
+    lengths = nonpad_kv_seqlen if past_key is None else None
+    output, scores = attend(
+        ctx,
+        q,
+        k,
+        v,
+        mask=None if attn_mask is None else _padded_mask(ctx, attn_mask, k.shape[2]),
+        position=query_places(ctx, q.shape[2], past, lengths) if reach.is_limited else None,
+        length=None if nonpad_kv_seqlen is None else unsqueeze(ctx, nonpad_kv_seqlen, (1, 2, 3)),
+        reach=reach,
+        scale=scale,
+        softcap=softcap,
+        kept=qk_matmul_output_mode,
+        precise=softmax_precision == DType.FLOAT64.onnx,
+    )
+    return merge_heads(ctx, output) if flat else output, k, v, scores
+
+
+MANY_SCORES = 1 << 26
+"""Scores that no device should store, however fast a library makes them."""
+
+
+def is_for_one_walk(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether a GPU does better so: its tensor cores can do it, there are too many scores, or few rows of many keys."""
+    (batch, heads, rows, _), keys = q.shape, k.shape[2]
+    if ctx.device.emulated or not ctx.options.attention or not isinstance(heads, int):
+        return False
+    if {q.dtype, k.dtype, v.dtype} - {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16}:
+        return False
+    if has_matrices_for(ctx, q, k, v) or hint(batch) * heads * hint(rows) * hint(keys) > MANY_SCORES:
+        return True
+    return hint(rows) <= FEW_ROWS and hint(keys) >= 2 * SPLIT_KEYS
+
+
+def attend(
+    ctx: Lowering,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    position: Tensor | None = None,
+    length: Tensor | None = None,
+    sink: Tensor | None = None,
+    reach: Reach = EVERYWHERE,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    kept: int = RAW,
+    precise: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """softmax(q @ k * scale) @ v for tensors [batch, heads, sequence, size], and the scores that ``kept`` names.
+
+    The scores are computed where the node's fourth output is used; otherwise that tensor is anything. What broadcasts
+    to the scores: the ``mask``, a bias or whether the key counts; the ``position`` of each query among the keys; the
+    ``length``, the number of keys; the ``sink``, see `_probability`. ``precise`` computes the softmax in float64.
+    """
+    k, v = require_head_shapes(ctx, q, k, v)
+    assert ctx.node is not None
+    wants_scores = is_used(ctx, 3)
+    if not wants_scores and not precise and is_for_one_walk(ctx, q, k, v):
+        keys, values = CachePart(None, k, k), CachePart(None, v, v)
+        walked = attend_in_one_walk(
+            ctx,
+            q,
+            keys,
+            values,
+            mask=mask,
+            position=position,
+            length=length,
+            sink=sink,
+            reach=reach,
+            scale=scale,
+            softcap=softcap,
+        )
+        return split_heads(ctx, walked, operator.index(q.shape[1])), walked
+    # The query is scaled rather than the products, which would leave the range of float16.
+    scores = _product_of_heads(ctx, scaled_by(ctx, q, q.shape[3], scale), permute(ctx, k, (0, 1, 3, 2)))
+    given = {"mask": mask, "position": position, "length": length, "sink": sink}
+    operands = {"score": scores} | {name: x for name, x in given.items() if x is not None}
+    precision = DType.FLOAT64 if precise or q.dtype is DType.FLOAT64 else DType.FLOAT32
+
+    def program(row: Row, *elements: Scalar) -> tuple[Sequence[Scalar], Sequence[Scalar]]:
+        at = dict(zip(operands, elements, strict=True))
+        capped = s.cast(at["score"], precision)
+        if softcap > 0.0:
+            capped = softcap * s.tanh(capped / softcap)
+        biased = biased_score(row, capped, at, reach)
+        probability = _probability(row, biased, s.cast(at["sink"], precision) if "sink" in at else None)
+        results = [s.cast(probability, v.dtype)]
+        if wants_scores and kept != RAW:
+            chosen = {CAPPED: capped, BIASED: biased, PROBABILITIES: probability}[kept]
+            results.append(s.cast(chosen, q.dtype))
+        return results, []
+
+    probabilities, *intermediate = row_map(ctx, program, [3], *operands.values())
+    output = _product_of_heads(ctx, probabilities, v)
+    if output.dtype is not q.dtype:
+        output = elementwise(ctx, lambda x: s.cast(x, q.dtype), output)
+    return output, (intermediate or [scores])[0]
+
+
+@op("RotaryEmbedding", since=23, types={"T": FLOATS, "M": INT64})
+def rotary_embedding(
+    ctx: Lowering,
+    x: T,
+    cos_cache: T,
+    sin_cache: T,
+    position_ids: M | None = None,
+    *,
+    interleaved: int = 0,
+    num_heads: int | None = None,
+    rotary_embedding_dim: int = 0,
+) -> Tensor:
+    """Rotates pairs of elements of each head; positions outside the caches rotate to zeros."""
+    heads = split_heads(ctx, x, num_heads)
+    if x.rank == 3:
+        heads = permute(ctx, heads, (0, 2, 1, 3))
+    rotated: Dim = rotary_embedding_dim or heads.shape[3]
+    sequence = 1 if x.rank == 3 else 2
+    result = rotate(ctx, heads, sequence, cos_cache, sin_cache, position_ids, rotated, interleaved=bool(interleaved))
+    return ctx.view(result, x.shape)
+
+
+def rotate(
+    ctx: Lowering,
+    heads: Tensor,
+    sequence: int,
+    cos_cache: Tensor,
+    sin_cache: Tensor,
+    position_ids: Tensor | None,
+    rotated: Dim,
+    *,
+    interleaved: bool,
+    offset: int = 0,
+    stream: Callable[[Scalar], Scalar] | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    """The ``rotated`` elements from ``offset`` on of each head, in a tensor whose axis ``sequence`` is the sequence,
+    turned and times ``scale``.
+
+    The caches have a row for each position, or without ``position_ids`` [batch, sequence] one for each place. With
+    ``stream`` there are three positions for each place, in the first dimension; it says which of them a pair takes.
+    """
+    ctx.require(le(rotated + offset, heads.shape[3]), "RotaryEmbedding of more elements than a head has")
+    ctx.require(eq(mod(rotated, 2), 0), "RotaryEmbedding of an odd number of elements")
+    places = (heads.shape[0], heads.shape[sequence])
+    if position_ids is not None:
+        wanted = places if stream is None else (3, *places)
+        ctx.require_shape(position_ids, wanted, "position_ids of RotaryEmbedding")
+    for cache in (cos_cache, sin_cache):
+        rows = places if position_ids is None else cos_cache.shape[:1]
+        ctx.require_shape(cache, (*rows, floordiv(rotated, 2)), "cache of RotaryEmbedding")
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(heads)
+        at = c[3] - offset
+        half = maps.dim(floordiv(rotated, 2))
+        inside = at < maps.dim(rotated)
+        if offset:
+            inside = inside & (at >= 0)
+        if interleaved:
+            first, pair, partner = s.equal(at & 1, 0), at >> 1, at ^ 1
+        else:
+            first = at < half
+            pair, partner = s.where(first, at, at - half), s.where(first, at + half, at - half)
+
+        def angle(cache: Tensor) -> Scalar:
+            table = maps.source(cache)
+            if position_ids is None:
+                return s.widen(table.at([c[0], c[sequence], pair], inside))
+            token = [c[0], c[sequence]]
+            given = maps.source(position_ids).at(token if stream is None else [stream(pair), *token])
+            position, known = wrapped(given, table.dim(0))
+            return s.widen(table.at([position, pair], inside & known))
+
+        value, other = s.widen(source.at(c)), s.widen(source.at([*c[:3], partner + offset], inside))
+        turned = value * angle(cos_cache) + s.where(first, -other, other) * angle(sin_cache)
+        turned = turned if scale == 1.0 else turned * scale
+        return s.cast(s.where(inside, turned, value), heads.dtype)
+
+    return gather_map(ctx, heads.shape, heads.dtype, element)
+
+
+@op("TensorScatter", since=24, types={"T": ALL_TENSORS})
+def tensor_scatter(
+    ctx: Lowering, past_cache: T, update: T, write_indices: Int64 | None = None, *, axis: int = -2, mode: str = "linear"
+) -> Tensor:
+    """A copy of the cache with ``update`` from write_indices[batch] on; what lies outside of it is not written."""
+    if mode not in ("linear", "circular"):
+        raise InvalidModel(f"TensorScatter in mode {mode!r}")
+    if update.rank != past_cache.rank:
+        raise InvalidModel(f"TensorScatter of rank {past_cache.rank} with an update of rank {update.rank}")
+    at = normalize_axis(axis, past_cache.rank)
+    for other, (dim, updated) in enumerate(zip(past_cache.shape, update.shape, strict=True)):
+        fits = le(updated, dim) if other == at else eq(updated, dim)
+        ctx.require(fits, f"TensorScatter: the update does not fit into dimension {other} of the cache")
+    if write_indices is not None:
+        ctx.require_shape(write_indices, past_cache.shape[:1], "write_indices of TensorScatter")
+    result = copy_of(ctx, past_cache)
+
+    def move(maps: IndexMap, c: list[Scalar]) -> tuple[Sequence[Scalar], Scalar, Scalar]:
+        index, dim = c[at], maps.dim(past_cache.shape[at])
+        if write_indices is not None:
+            index = index + maps.source(write_indices).at([c[0]])
+        if mode == "circular":
+            index = s.floor_modulo(index, dim)
+        return [*c[:at], index, *c[at + 1 :]], maps.source(update).at(c), (index >= 0) & (index < dim)
+
+    scatter_map(ctx, update.shape, result, move)
+    return result

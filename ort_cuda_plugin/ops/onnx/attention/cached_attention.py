@@ -1,0 +1,122 @@
+"""Attention to a cache of keys and values, which one kernel walks over once."""
+
+from __future__ import annotations
+
+import math
+
+from ort_cuda_plugin.kernels.cache import CachePart, append
+from ort_cuda_plugin.kernels.stream import Reading, stream_attention
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops.onnx.attention.scores import EVERYWHERE, Reach, biased_score, require_head_shapes, scaled_by
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise, loadable
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import Row
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.shapes import aligned
+from ort_cuda_plugin.program.steps import Input
+from ort_cuda_plugin.program.symbolic import Dim, floordiv
+from ort_cuda_plugin.program.views import part, reshape, unsqueeze
+
+__all__ = ["CachePart", "append", "attend_in_one_walk"]
+
+
+def attend_in_one_walk(
+    ctx: Lowering,
+    q: Tensor,
+    keys: CachePart,
+    values: CachePart,
+    *,
+    mask: Tensor | None = None,
+    position: Tensor | None = None,
+    last: Tensor | None = None,
+    length: Tensor | None = None,
+    sink: Tensor | None = None,
+    count: Dim | None = None,
+    reach: Reach = EVERYWHERE,
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> Tensor:
+    """As `attention.attend` over what ``present`` of keys and values has; the result is [batch, rows, heads * width].
+
+    ``last`` is the place of the last key, instead of a ``length``. No device stores scores, and no key is read that no
+    row may attend to by that and by its ``position``: what stands behind it may be anything. A ``mask`` is for the
+    first ``count`` places, by default for all.
+    """
+    k, v = require_head_shapes(ctx, q, keys.elements, values.elements)
+    batch, heads, rows, size = q.shape
+    kv_heads, width = k.shape[1], v.shape[3]
+    if count is not None:
+        k, v = (part(ctx, x, 2, 0, count) for x in (k, v))
+    groups = floordiv(heads, kv_heads)
+    factor = scale if scale is not None else 1 / math.sqrt(size) if isinstance(size, int) and size > 0 else None
+    rows_of_q = _grouped_query(ctx, q, keys, kv_heads, factor is not None)
+    shape = (batch, heads, rows, k.shape[2])
+    given = {"mask": mask, "position": position, "last": last, "length": length, "sink": sink}
+    leaves: dict[str, Scalar] = {}
+    inputs: list[Input] = []
+    for name, x in given.items():
+        if x is not None:
+            leaves[name] = Scalar(x.dtype, "leaf")
+            inputs.append((leaves[name], _by_group(ctx, x, shape, kv_heads, groups)))
+    score, row = Scalar(DType.FLOAT32, "leaf"), Row()
+    value = score if factor is None else score * factor
+    capped = softcap * s.tanh(value / softcap) if softcap > 0.0 else value
+    if "last" in leaves:
+        leaves["length"] = s.cast(leaves.pop("last"), DType.INT64) + 1
+    ends = [leaves["length"]] if "length" in leaves else []
+    first = None
+    if "position" in leaves:
+        after = 0 if reach.is_causal else reach.right
+        if after >= 0:
+            ends.append(leaves["position"] + (after + 1))
+        if reach.left >= 0:
+            first = leaves["position"] - reach.left
+    reading = Reading(
+        score,
+        loadable(ctx, inputs),
+        biased_score(row, capped, leaves, reach),
+        row,
+        first,
+        s.minimum(*ends) if len(ends) > 1 else ends[0] if ends else None,
+        s.cast(leaves["sink"], DType.FLOAT32) if "sink" in leaves else None,
+    )
+    kind = q.dtype if values.scale is None else DType.FLOAT32
+    out = ctx.empty((batch, rows, heads, width), kind)
+    steps = out.strides
+    placed = ctx.view(
+        out, (batch, kv_heads, groups, rows, width), (steps[0], groups * steps[2], steps[2], steps[1], 1)
+    )  # fmt: skip
+    stored = (keys.element, values.element) if keys.scale is not None or values.scale is not None else None
+    stream_attention(ctx, rows_of_q, k, v, placed, reading, elements=stored)
+    if values.scale is not None:
+        grouped = reshape(ctx, out, [batch, rows, kv_heads, groups, width])
+        out = elementwise(ctx, lambda x, factor: s.cast(x * factor, q.dtype), grouped, values.scale)
+    return reshape(ctx, out, [batch, rows, heads * width])
+
+
+def _grouped_query(ctx: Lowering, q: Tensor, keys: CachePart, kv_heads: Dim, is_scaled: bool) -> Tensor:
+    """q as a dense [batch, kv heads, heads per kv head, rows, size], times the scale of the keys.
+
+    Unless the scores are scaled later, times 1 / sqrt(size).
+    """
+    batch, heads, rows, size = q.shape
+    shape = [batch, kv_heads, floordiv(heads, kv_heads), rows, size]
+    if keys.scale is not None:
+        q = elementwise(ctx, lambda x: s.cast(x, DType.FLOAT32), q)
+    if not is_scaled:
+        q = scaled_by(ctx, q, size, None)
+    grouped = reshape(ctx, ctx.contiguous(q), shape)
+    if keys.scale is None:
+        return grouped
+    return ctx.contiguous(elementwise(ctx, lambda x, y: x * y, grouped, unsqueeze(ctx, keys.scale, (1,))))
+
+
+def _by_group(ctx: Lowering, x: Tensor, shape: tuple[Dim, ...], kv_heads: Dim, groups: Dim) -> Tensor:
+    """x, which broadcasts to scores [batch, heads, rows, keys], as it broadcasts to [batch, kv heads, groups, ...]."""
+    x = aligned(ctx, ctx.materialize(x) if x.size != 1 else x, shape)
+    lead = 4 - x.rank
+    dims, strides = [*[1] * lead, *x.shape], [*[0] * lead, *x.strides]
+    split = (1, 1) if dims[1] == 1 else (kv_heads, groups)
+    moved = (0, 0) if dims[1] == 1 else (groups * strides[1], strides[1])
+    return ctx.view(x, (dims[0], *split, *dims[2:]), (strides[0], *moved, *strides[2:]), x.offset)

@@ -1,0 +1,131 @@
+"""Linear attention: a matrix of each head instead of keys and values; those of ai.onnx and of com.microsoft."""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.kernels.linear_attention import LinearAttention, linear_attention
+from ort_cuda_plugin.model.ir import InvalidModel
+from ort_cuda_plugin.ops.onnx.attention.scores import scaled_by
+from ort_cuda_plugin.ops.registry import FLOATS, UP_TO_FLOAT32, S, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise, full
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, product
+from ort_cuda_plugin.program.views import expand, part, reshape, squeeze
+
+UPDATE_RULES = ("linear", "gated", "delta", "gated_delta")
+"""Whether the state decays ("gated"), and whether a value is corrected by what the state has for its key ("delta")."""
+MAX_WINDOW = 8
+"""The most states that a node may be asked to keep."""
+
+
+@op("LinearAttention", since=27, types={"T": FLOATS, "S": FLOATS})
+def linear_attention_27(
+    ctx: Lowering,
+    query: T,
+    key: T,
+    value: T,
+    past_state: S | None = None,
+    decay: T | None = None,
+    beta: T | None = None,
+    *,
+    chunk_size: int | None = None,
+    kv_num_heads: int,
+    q_num_heads: int,
+    scale: float | None = None,
+    update_rule: str = "gated_delta",
+) -> tuple[Tensor, ...]:
+    """(output, present state). ``chunk_size`` is a hint for other ways to compute the same."""
+    if ("gated" in update_rule) != (decay is not None) or ("delta" in update_rule) != (beta is not None):
+        raise InvalidModel(f"LinearAttention: the update rule {update_rule!r} does not fit its inputs decay and beta")
+    if q_num_heads < kv_num_heads:
+        raise InvalidModel(f"LinearAttention of {q_num_heads} query heads and {kv_num_heads} others")
+    return _linear_attention(
+        ctx, query, key, value, past_state, decay, beta, kv_num_heads, q_num_heads, scale or 0.0, update_rule, 0
+    )
+
+
+@op("LinearAttention", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "S": UP_TO_FLOAT32})
+def microsoft_linear_attention(
+    ctx: Lowering,
+    query: T,
+    key: T,
+    value: T,
+    past_state: S | None = None,
+    decay: T | None = None,
+    beta: T | None = None,
+    *,
+    chunk_size: int | None = None,
+    kv_num_heads: int,
+    q_num_heads: int,
+    scale: float = 0.0,
+    state_window: int = 0,
+    update_rule: str = "gated_delta",
+) -> tuple[Tensor, ...]:
+    """As that of ai.onnx; heads may share a query or a key, and there may be a state behind each of the last steps."""
+    if ("gated" in update_rule and decay is None) or ("delta" in update_rule and beta is None):
+        raise InvalidModel(f"LinearAttention: the update rule {update_rule!r} needs its inputs")
+    if not 0 <= state_window <= MAX_WINDOW:
+        raise InvalidModel(f"LinearAttention with state_window = {state_window}")
+    return _linear_attention(
+        ctx, query, key, value, past_state, decay if "gated" in update_rule else None,
+        beta if "delta" in update_rule else None, kv_num_heads, q_num_heads, scale, update_rule, state_window,
+    )  # fmt: skip
+
+
+def _linear_attention(
+    ctx: Lowering, query: Tensor, key: Tensor, value: Tensor, past: Tensor | None, decay: Tensor | None,
+    beta: Tensor | None, heads: int, query_heads: int, scale: float, update_rule: str, window: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(output, present state), which has a first dimension of ``window`` states unless that is 0."""
+    if update_rule not in UPDATE_RULES:
+        raise InvalidModel(f"LinearAttention with the update rule {update_rule!r}")
+    if heads <= 0 or query_heads <= 0 or (query_heads % heads and heads % query_heads):
+        raise InvalidModel(f"LinearAttention of {query_heads} query heads and {heads} others")
+    if any(x is not None and x.rank != 3 for x in (query, key, value, decay, beta)):
+        raise InvalidModel("LinearAttention takes tensors of rank 3")
+    batch, steps, hidden = query.shape
+    group = max(query_heads // heads, 1)
+    size, width = floordiv(hidden, query_heads), floordiv(value.shape[2], heads)
+
+    def split(x: Tensor, what: str, *dims: Dim) -> Tensor:
+        ctx.require_shape(x, (batch, steps, product(dims)), f"{what} of LinearAttention")
+        return reshape(ctx, x, [batch, steps, *dims])
+
+    key_heads: Dim = heads
+    if not ctx.guard(eq(key.shape[2], heads * size)):
+        key_heads = floordiv(key.shape[2], size)
+        shared = eq(floordiv(heads, key_heads) * key_heads, heads)
+        ctx.require(shared, "LinearAttention: the heads of the key do not divide those of the value")
+    kept, past_window = query.dtype if past is None else past.dtype, past if window else None
+    if past is not None:
+        lead = (window,) if window else ()
+        ctx.require_shape(past, (*lead, batch, heads, size, width), "past state of LinearAttention")
+        if window:
+            past = squeeze(ctx, part(ctx, past, 0, window - 1, 1), [0])
+    if decay is not None:
+        per_head = ctx.guard(eq(decay.shape[2], heads))
+        decay = expand(ctx, split(decay, "decay", heads, 1 if per_head else size), [batch, steps, heads, size])
+    if beta is not None:
+        beta = expand(ctx, split(beta, "beta", beta.shape[2], 1), [batch, steps, heads, 1])
+    compute = s.accumulation_type(query.dtype)
+    state = ctx.empty((batch, heads, size, width), compute)
+    output = ctx.empty((batch, steps, heads, group, width), query.dtype)
+    states = ctx.empty((window, batch, heads, size, width), kept) if window else None
+    given = LinearAttention(
+        query=split(query, "query", min(query_heads, heads), group, size),
+        key=split(key, "key", key_heads, size),
+        value=split(value, "value", heads, width),
+        past=past,
+        decay=decay,
+        beta=beta,
+        scale=scaled_by(ctx, full(ctx, (), 1.0, compute), size, scale or None),
+        state=state,
+        outputs=output,
+        window=states,
+        past_window=past_window,
+    )
+    linear_attention(ctx, given)
+    result = ctx.view(output, (batch, steps, heads * group * width))
+    if states is not None:
+        return result, states
+    return result, state if kept is compute else elementwise(ctx, lambda x: s.cast(x, kept), state)

@@ -1,0 +1,139 @@
+"""Operators that read an image at computed places: sampling grids."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.onnx.image.resize import clamped, cubic, from_real, triangle
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INT64, T1, T2, HostTensor, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq
+
+
+@op("AffineGrid", since=20, types={"T1": FLOATS, "T2": INT64})
+def affine_grid(ctx: Lowering, theta: T1, size: HostTensor, *, align_corners: int = 0) -> Tensor:
+    """``theta`` is [n, 2, 3] for images or [n, 3, 4] for volumes; grid coordinates run from the last dimension on."""
+    sizes = ctx.host_values(size, "size of AffineGrid")
+    rank = len(sizes) - 2
+    if rank not in (2, 3) or theta.rank != 3:
+        raise InvalidModel(f"AffineGrid of {len(sizes)} dimensions")
+    ctx.require(eq(theta.shape[0], sizes[0]), "theta has another batch size")
+    ctx.require(eq(theta.shape[1], rank), "theta has another number of dimensions")
+    ctx.require(eq(theta.shape[2], rank + 1), "theta has another number of dimensions")
+    real = s.accumulation_type(theta.dtype)
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        matrix = maps.source(theta)
+
+        def factor(column: int) -> Scalar:
+            return s.cast(matrix.at([c[0], c[-1], s.constant(column, DType.INT64)]), real)
+
+        total = factor(rank)
+        for column in range(rank):
+            axis = rank - 1 - column
+            at, count = (s.cast(value, real) for value in (c[1 + axis], maps.dim(sizes[2 + axis])))
+            if align_corners:
+                # A single place is at the first corner, as for ONNX Runtime.
+                place = at * 2.0 / s.maximum(count - 1.0, 1.0) - 1.0
+            else:
+                place = (at * 2.0 + 1.0) / count - 1.0
+            total = total + factor(column) * place
+        return s.cast(total, theta.dtype)
+
+    return gather_map(ctx, [sizes[0], *sizes[2:], rank], theta.dtype, element)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How GridSample reads between elements and outside of the image; ``real`` is the type of places and weights."""
+
+    mode: str
+    padding: str
+    align_corners: bool
+    real: DType
+
+    def taps(self, coordinate: Scalar, size: Scalar) -> list[tuple[Scalar, Scalar, Scalar]]:
+        """Indices, weights, and whether they are inside an axis of ``size``, for a coordinate from -1 to 1."""
+        place = self._place(coordinate, size)
+        weight, support = (cubic(-0.75), 2) if self.mode == "cubic" else (triangle, 1)
+        first = s.cast(s.floor(place), DType.INT64)
+        result = []
+        for k in [0] if self.mode == "nearest" else range(1 - support, 1 + support):
+            index = first + k
+            factor = weight(s.absolute(s.cast(index, self.real) - place))
+            if self.padding == "reflection":
+                mirrored = self._reflected(s.cast(index, self.real), size)
+                index = s.cast(s.round_half_even(mirrored), index.dtype)
+            inside = (index >= 0) & (index < size)
+            result.append((clamped(index, size), factor, inside))
+        return result
+
+    def _place(self, coordinate: Scalar, size: Scalar) -> Scalar:
+        """Where a coordinate is on the axis, in elements."""
+        length = s.cast(size, self.real)
+        g = s.cast(coordinate, self.real) + 1.0
+        place = g * 0.5 * (length - 1.0) if self.align_corners else (g * length - 1.0) * 0.5
+        if self.mode == "nearest":
+            return s.round_half_even(place)
+        if self.padding == "zeros" or self.mode == "cubic":  # each element that a cubic reads is moved inside alone
+            return place
+        if self.padding == "reflection":
+            place = self._reflected(place, size)
+        return s.minimum(s.maximum(place, 0.0), s.cast(size - 1, self.real))
+
+    def _reflected(self, x: Scalar, size: Scalar) -> Scalar:
+        """``x`` mirrored at both ends of the axis until it lies inside: at the elements' centres, or their borders."""
+        low = 0.0 if self.align_corners else -0.5
+        span = s.cast(size, x.dtype) - (1.0 if self.align_corners else 0.0)
+        m = s.trunc_modulo(s.absolute(x - low), span * 2.0)
+        return s.where(span > 0.0, s.where(m > span, span * 2.0 - m, m) + low, 0.0)
+
+
+@op("GridSample", since=16, types={"T1": ALL_TENSORS, "T2": FLOATS})
+def grid_sample(
+    ctx: Lowering, x: T1, grid: T2, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
+) -> Tensor:
+    """``x`` is [n, channels, *dims], ``grid`` [n, *places, rank]; version 16 says "bilinear" and "bicubic"."""
+    mode = mode.removeprefix("bi")
+    rank = x.rank - 2
+    if mode not in ("linear", "cubic", "nearest") or padding_mode not in ("zeros", "border", "reflection"):
+        raise InvalidModel(f"GridSample in mode {mode!r} with padding_mode {padding_mode!r}")
+    if rank < 1 or grid.rank < 2:
+        raise InvalidModel(f"GridSample of ranks {x.rank} and {grid.rank}")
+    if rank > 3:
+        raise Unsupported("shape", f"GridSample of {rank} spatial dimensions")
+    if x.dtype is DType.BOOL and mode != "nearest":
+        raise Unsupported("dtype", f"GridSample in mode {mode!r} of booleans")
+    ctx.require(eq(grid.shape[-1], rank), "the grid has another number of dimensions than the image")
+    ctx.require(eq(grid.shape[0], x.shape[0]), "the grid has another batch size than the image")
+    sampling = Sampling(mode, padding_mode, bool(align_corners), s.accumulation_type(x.dtype))
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source, places = maps.source(x), maps.source(grid)
+        per_axis = [
+            sampling.taps(places.at([c[0], *c[2:], s.constant(rank - 1 - axis, DType.INT64)]), source.dim(2 + axis))
+            for axis in range(rank)
+        ]
+        total: Scalar | None = None
+        for corner in itertools.product(*per_axis):
+            inside = s.constant(True, DType.BOOL)
+            for _, _, within in corner:
+                inside = inside & within
+            value = source.at(
+                [c[0], c[1], *(index for index, _, _ in corner)], inside if padding_mode == "zeros" else None
+            )
+            if mode == "nearest":
+                return value
+            term = s.cast(value, sampling.real)
+            for _, factor, _ in corner:
+                term = term * factor
+            total = term if total is None else total + term
+        assert total is not None
+        return from_real(total, x.dtype)
+
+    return gather_map(ctx, [*x.shape[:2], *grid.shape[1:-1]], x.dtype, element)

@@ -1,0 +1,426 @@
+"""Operators that resample images: every element is a weighted sum of a few elements near one place."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.axes import normalize_axes
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, NO_BFLOAT16, T1, T2, Float32, HostTensor, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import Reduction, highest, lowest
+from ort_cuda_plugin.program.scalar import Operand, Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, hint, le, lt, select, sym_max
+
+SHORT_SCALE = 1 << 10
+"""Numerators of scales whose product with a dimension is exact, so that its integer part has an integer formula."""
+
+SUMS = Reduction(
+    lambda dtypes: tuple(s.constant(0, dtype) for dtype in dtypes),
+    lambda totals, elements: tuple(total + element for total, element in zip(totals, elements, strict=True)),
+    lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)),
+)
+"""Several sums side by side."""
+
+ONE_8_BIT = 1 << 22
+"""The weight 1 in fixed point, in which ONNX Runtime and Pillow resample 8-bit images with antialias."""
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How one axis is resampled. ``scale(maps)`` and ``roi(maps)`` give float32 Scalars; ``unscaled``: surely by 1."""
+
+    axis: int
+    size: Dim
+    scale: Callable[[IndexMap], Scalar]
+    unscaled: bool = False
+    roi: Callable[[IndexMap], tuple[Scalar, Scalar]] | None = None
+
+
+def _number_at(x: Tensor, at: int) -> Callable[[Lowering, IndexMap], Scalar]:
+    def number(ctx: Lowering, maps: IndexMap) -> Scalar:
+        return s.cast(maps.number(ctx.view(x, (1,), (1,), x.offset + at * x.strides[0])), DType.FLOAT32)
+
+    return number
+
+
+def _original(mode: str, maps: IndexMap, at: Scalar, old: Scalar, new: Scalar, how: Resampling, real: DType) -> Scalar:
+    """Where element ``at`` of a resampled axis lies on the axis of size ``old``, by the transformation mode."""
+    x, length, resized = (s.cast(value, real) for value in (at, old, new))
+    scale = s.cast(how.scale(maps), real)
+    if mode == "half_pixel":
+        return (x + 0.5) / scale - 0.5
+    if mode == "pytorch_half_pixel":
+        return s.where(new > 1, (x + 0.5) / scale - 0.5, 0.0)
+    if mode == "asymmetric":
+        return x / scale
+    if mode == "tf_half_pixel_for_nn":
+        return (x + 0.5) / scale
+    if mode == "align_corners":
+        return s.where(new > 1, x * (length - 1.0) / s.maximum(resized - 1.0, 1.0), 0.0)
+    if mode == "half_pixel_symmetric":
+        # The centre of the input maps to the centre of the output, whose size was rounded. float64 as in ONNX Runtime:
+        # at many places the nearest element depends on the last bit.
+        offset = length * 0.5 * (1.0 - resized / (scale * length))
+        exact = (s.cast(x, DType.FLOAT64) + 0.5) / s.cast(scale, DType.FLOAT64)
+        return s.cast(s.cast(offset, DType.FLOAT64) + exact - 0.5, real)
+    if mode == "tf_crop_and_resize":
+        if how.roi is None:
+            raise InvalidModel("tf_crop_and_resize without a region of interest")
+        start, end = (s.cast(value, real) for value in how.roi(maps))
+        between = start * (length - 1.0) + x * (end - start) * (length - 1.0) / s.maximum(resized - 1.0, 1.0)
+        return s.where(new > 1, between, (start + end) * 0.5 * (length - 1.0))
+    raise InvalidModel(f"coordinate_transformation_mode {mode!r}")
+
+
+def _nearest(mode: str, x: Scalar, scale: Scalar) -> Scalar:
+    """``x`` rounded by ``nearest_mode``; "simple" is that of versions before the attribute."""
+    modes: dict[str, Callable[[], Scalar]] = {
+        "round_prefer_floor": lambda: s.ceil(x - 0.5),
+        "round_prefer_ceil": lambda: s.floor(x + 0.5),
+        "floor": lambda: s.floor(x),
+        "ceil": lambda: s.ceil(x),
+        "simple": lambda: s.where(s.cast(scale, x.dtype) < 1.0, s.ceil(x), s.floor(x)),
+    }
+    if mode not in modes:
+        raise InvalidModel(f"nearest_mode {mode!r}")
+    return s.cast(modes[mode](), DType.INT64)
+
+
+def clamped(index: Scalar, size: Scalar) -> Scalar:
+    return s.minimum(s.maximum(index, 0), size - 1)
+
+
+def clamped_integer(x: Scalar, low: Operand, high: Operand) -> Scalar:
+    """A float in low..high (int64) as int64, cut off toward zero; ``low`` for NaN."""
+    least, most = (s.cast(y if isinstance(y, Scalar) else s.constant(y, DType.INT64), x.dtype) for y in (low, high))
+    return s.cast(s.where(x > least, s.where(x < most, x, most), least), DType.INT64)
+
+
+def triangle(distance: Scalar) -> Scalar:
+    """The weight of an element at a ``distance`` >= 0 in linear interpolation."""
+    return s.maximum(1.0 - distance, 0.0)
+
+
+def cubic(a: float) -> Callable[[Scalar], Scalar]:
+    """The weight of an element at a ``distance`` >= 0 in cubic convolution with parameter ``a``."""
+
+    def weight(t: Scalar) -> Scalar:
+        near = ((a + 2) * t - (a + 3)) * t * t + 1.0
+        far = (((t - 5.0) * t + 8.0) * t - 4.0) * a
+        return s.where(t <= 1.0, near, s.where(t < 2.0, far, 0.0))
+
+    return weight
+
+
+@dataclass(frozen=True)
+class Interpolation:
+    """What the axes of one Resize have in common; ``support`` is the distance at which ``weight`` becomes 0."""
+
+    weight: Callable[[Scalar], Scalar]
+    support: int
+    transformation: str
+    antialias: bool
+    exclude_outside: bool
+    extrapolation: float
+
+
+def _interpolate(ctx: Lowering, x: Tensor, how: Resampling, by: Interpolation, dtype: DType) -> Tensor:
+    """x resampled along one axis, as ``dtype``."""
+    real = s.accumulation_type(x.dtype)
+    shape = [*x.shape[: how.axis], how.size, *x.shape[how.axis + 1 :]]
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(x)
+        size = source.dim(how.axis)
+        place = _original(by.transformation, maps, c[how.axis], size, maps.dim(how.size), how, real)
+        # The order of operations is ONNX Runtime's: results halfway between integers depend on the last bit of weights.
+        shrink = 1.0 / s.maximum(1.0 / s.cast(how.scale(maps), real), 1.0) if by.antialias else s.constant(1, real)
+        first = s.cast(s.floor(place), DType.INT64)
+        reach = s.cast(s.ceil(by.support / shrink), DType.INT64)
+
+        def weight_of(index: Scalar) -> Scalar:
+            distance = s.cast(index, real) - (place + 0.5) + 0.5 if by.antialias else s.cast(index, real) - place
+            weight = by.weight(s.absolute(distance) * shrink)
+            return s.where((index >= 0) & (index < size), weight, 0.0) if by.exclude_outside else weight
+
+        def element_at(index: Scalar) -> Scalar:
+            return source.at([*c[: how.axis], clamped(index, size), *c[how.axis + 1 :]])
+
+        def tap(offset: Scalar) -> tuple[Scalar, Scalar]:
+            index = first + offset
+            weight = weight_of(index)
+            return s.cast(element_at(index), real) * weight, weight
+
+        def rounded() -> Scalar:
+            """The sum with normalised weights, rounded to an integer. What is outside adds its weight to the edge."""
+            start = first - reach + 1
+
+            def weights_of_parts(i: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+                weight = weight_of(start + i)
+                return weight, s.where(start + i < 0, weight, 0.0), s.where(start + i >= size, weight, 0.0)
+
+            whole, before, behind = maps.fold(SUMS, reach * 2, weights_of_parts)
+            factor = 1.0 / whole
+
+            def product(i: Scalar) -> tuple[Scalar]:
+                index = start + i
+                weight = (
+                    weight_of(index)
+                    + s.where(s.equal(index, 0), before, 0.0)
+                    + s.where(s.equal(index, size - 1), behind, 0.0)
+                ) * factor
+                if dtype.bits <= 8:
+                    weight = s.cast(round_half_away(weight * float(ONE_8_BIT)), DType.INT64)
+                return (s.where((index >= 0) & (index < size), s.cast(element_at(index), weight.dtype) * weight, 0),)
+
+            (total,) = maps.fold(SUMS, reach * 2, product)
+            if dtype.bits <= 8:
+                return s.cast(s.floor_divide(total + ONE_8_BIT // 2, ONE_8_BIT), real)
+            return round_half_away(total)
+
+        if by.antialias and dtype.is_integer:
+            total, weights = rounded(), s.constant(1, real)
+        elif by.antialias:
+            total, weights = maps.fold(SUMS, reach * 2, lambda i: tap(i - reach + 1))
+        else:
+            taps = [tap(s.constant(k, DType.INT64)) for k in range(1 - by.support, 1 + by.support)]
+            total, weights = taps[0]
+            for value, weight in taps[1:]:
+                total, weights = total + value, weights + weight
+        if by.antialias or by.exclude_outside:
+            total = total / weights
+        if by.transformation == "tf_crop_and_resize":
+            outside = (place < 0.0) | (place > s.cast(size - 1, real))
+            total = s.where(outside, by.extrapolation, total)
+        return from_real(total, dtype)
+
+    return gather_map(ctx, shape, dtype, element)
+
+
+def round_half_away(x: Scalar) -> Scalar:
+    """Return a float rounded to an integer, halves away from zero."""
+    return s.where(x < 0.0, s.ceil(x - 0.5), s.floor(x + 0.5))
+
+
+def from_real(x: Scalar, dtype: DType) -> Scalar:
+    """A weighted sum as an element: integers are cut off toward zero, and kept in their range."""
+    if dtype.is_integer:
+        x = s.minimum(s.maximum(x, float(lowest(dtype))), float(highest(dtype)))
+    return s.cast(x, dtype)
+
+
+def _nearest_elements(
+    ctx: Lowering, x: Tensor, axes: Sequence[Resampling], transformation: str, rounding: str, extrapolation: float
+) -> Tensor:
+    by_axis = {how.axis: how for how in axes}
+    shape = [by_axis[axis].size if axis in by_axis else dim for axis, dim in enumerate(x.shape)]
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(x)
+        coordinates = list(c)
+        inside = s.constant(True, DType.BOOL)
+        for axis, how in by_axis.items():
+            size = source.dim(axis)
+            place = _original(transformation, maps, c[axis], size, maps.dim(how.size), how, DType.FLOAT32)
+            coordinates[axis] = clamped(_nearest(rounding, place, how.scale(maps)), size)
+            inside = inside & (place >= 0.0) & (place <= s.cast(size - 1, DType.FLOAT32))
+        if transformation == "tf_crop_and_resize":
+            return source.at(coordinates, inside, s.cast(s.constant(extrapolation, DType.FLOAT32), x.dtype))
+        return source.at(coordinates)
+
+    return gather_map(ctx, shape, x.dtype, element)
+
+
+def _scaled(ctx: Lowering, x: Tensor, axes: Sequence[int], scales: Tensor) -> list[Resampling]:
+    """The sizes that ``scales`` give, the integer parts of float32 products."""
+    dims = [x.shape[axis] for axis in axes]
+    known = scales.constant if scales.is_constant else None
+    if known is None:
+        given = ctx.host_tensor(dims, [len(dims)], DType.INT64)
+
+        def whole_size(n: Scalar, factor: Scalar) -> Scalar:
+            whole = s.cast(s.floor(s.cast(n, DType.FLOAT32) * factor), DType.INT64)
+            return s.where((factor > 0) & (factor < math.inf), whole, -1)
+
+        sizes: list[Dim] = list(ctx.read_back(elementwise(ctx, whole_size, given, scales), "sizes of the result", -1))
+        for size in sizes:
+            ctx.require(le(0, size), "a scale that is not above 0, or not finite")
+    else:
+        sizes = [_scaled_size(ctx, dim, np.float32(f)) for dim, f in zip(dims, known.reshape(-1), strict=True)]
+    result = []
+    for k, (axis, size) in enumerate(zip(axes, sizes, strict=True)):
+        number = _number_at(scales, k)
+        unscaled = known is not None and bool(known.reshape(-1)[k] == 1)
+        result.append(Resampling(axis, size, functools.partial(number, ctx), unscaled))
+    return result
+
+
+def _scaled_size(ctx: Lowering, dim: Dim, scale: np.float32) -> Dim:
+    if not np.isfinite(scale) or scale <= 0:
+        raise InvalidModel(f"a scale of {scale}")
+    exact = Fraction(float(scale))
+    if not isinstance(dim, int):
+        if exact.numerator <= SHORT_SCALE and exact.denominator <= 1 << 20:
+            return floordiv(dim * exact.numerator, exact.denominator)
+        # What float32 rounds the product to has no formula in integers: the plan is for this size only.
+        ctx.guard(eq(dim, hint(dim)))
+    return int(np.floor(np.float32(hint(dim)) * scale))
+
+
+def _sized(ctx: Lowering, x: Tensor, axes: Sequence[int], sizes: Sequence[Dim], policy: str) -> list[Resampling]:
+    """Resampling to ``sizes``, or with "not_larger" and "not_smaller" to near them with one scale for all axes."""
+    dims = [x.shape[axis] for axis in axes]
+    ratios = list(zip(sizes, dims, strict=True))
+    for size, dim in ratios:
+        empty = eq(size, 0) if policy == "stretch" else 0
+        ctx.require(sym_max(dim, empty), "Resize of an empty dimension to a size")
+    if policy in ("not_larger", "not_smaller"):
+        p, q = ratios[0]
+        for size, dim in ratios[1:]:
+            smaller, larger = lt(size * q, p * dim), lt(p * dim, size * q)
+            better = smaller if policy == "not_larger" else larger
+            p, q = select(better, size, p), select(better, dim, q)
+        sizes = [floordiv(2 * p * dim + q, 2 * q) for dim in dims]
+        ratios = [(p, q)] * len(dims)
+    elif policy != "stretch":
+        raise InvalidModel(f"keep_aspect_ratio_policy {policy!r}")
+
+    def scale(size: Dim, dim: Dim) -> Callable[[IndexMap], Scalar]:
+        return lambda maps: s.cast(maps.dim(size), DType.FLOAT32) / s.cast(maps.dim(dim), DType.FLOAT32)
+
+    return [Resampling(axis, size, scale(p, q), p == q) for axis, size, (p, q) in zip(axes, sizes, ratios, strict=True)]
+
+
+def _present(x: Tensor | None) -> Tensor | None:
+    """Optional inputs may be left out by being empty."""
+    return None if x is None or x.size == 0 else x
+
+
+def _resize(
+    ctx: Lowering,
+    x: Tensor,
+    axes: Sequence[Resampling],
+    mode: str,
+    by: Interpolation,
+    rounding: str,
+) -> Tensor:
+    if by.transformation != "tf_crop_and_resize":
+        axes = [how for how in axes if not how.unscaled]
+    if not axes:
+        return x
+    for how in axes:
+        ctx.require(lt(-1, how.size), "Resize to a negative size")
+    if mode == "nearest":
+        return _nearest_elements(ctx, x, axes, by.transformation, rounding, by.extrapolation)
+    if mode not in ("linear", "cubic"):
+        raise InvalidModel(f"Resize in mode {mode!r}")
+    if x.dtype is DType.BOOL:
+        raise Unsupported("dtype", f"Resize in mode {mode!r} of booleans")
+    # With antialias integers are rounded after each axis, and the last axis comes first, as in ONNX Runtime and Pillow.
+    order = axes[::-1] if by.antialias else axes
+    keeps_type = by.antialias and x.dtype.is_integer
+    result = x
+    for how in order:
+        dtype = x.dtype if keeps_type or how is order[-1] else s.accumulation_type(x.dtype)
+        result = _interpolate(ctx, result, how, by, dtype)
+    return result
+
+
+def _interpolation(
+    mode: str,
+    transformation: str,
+    antialias: int = 0,
+    exclude_outside: int = 0,
+    extrapolation: float = 0.0,
+    a: float = -0.75,
+) -> Interpolation:
+    weight, support = (cubic(a), 2) if mode == "cubic" else (triangle, 1)
+    return Interpolation(weight, support, transformation, bool(antialias), bool(exclude_outside), extrapolation)
+
+
+def _check_one_per_axis(given: Tensor, axes: int) -> None:
+    """``given`` are the scales or the sizes."""
+    if not isinstance(given.size, int):
+        raise Unsupported("shape", "Resize with a number of scales that is not known before the Run")
+    if given.rank != 1 or given.size != axes:
+        raise InvalidModel(f"Resize of {axes} axes with scales or sizes of shape {list(given.shape)}")
+
+
+@op("Upsample", since=9, until=9, types={"T": ALL_TENSORS})
+@op("Resize", since=10, until=10, types={"T": ALL_TENSORS})
+def resize_10(ctx: Lowering, x: T, scales: Float32, *, mode: str = "nearest") -> Tensor:
+    mode = "linear" if mode == "bilinear" else mode
+    _check_one_per_axis(scales, x.rank)
+    axes = _scaled(ctx, x, range(x.rank), scales)
+    return _resize(ctx, x, axes, mode, _interpolation(mode, "asymmetric"), "simple")
+
+
+@op("Upsample", since=1, until=6, types={"T": ALL_TENSORS})
+def upsample_1(ctx: Lowering, x: T, *, height_scale: float, width_scale: float, mode: str = "nearest") -> Tensor:
+    if x.rank != 4:
+        raise InvalidModel(f"an image of rank {x.rank}, not 4")
+    return upsample_7(ctx, x, scales=(1.0, 1.0, height_scale, width_scale), mode=mode)
+
+
+@op("Upsample", since=7, until=7, types={"T": ALL_TENSORS})
+def upsample_7(ctx: Lowering, x: T, *, scales: tuple[float, ...], mode: str = "nearest") -> Tensor:
+    return resize_10(ctx, x, ctx.constant(np.array(scales, np.float32)), mode=mode)
+
+
+@op("Resize", since=11, types={"T1": ALL_TENSORS, "T2": NO_BFLOAT16})
+def resize(
+    ctx: Lowering,
+    x: T1,
+    roi: T2 | None = None,
+    scales: Float32 | None = None,
+    sizes: HostTensor | None = None,
+    *,
+    antialias: int = 0,
+    axes: tuple[int, ...] | None = None,
+    coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch",
+    mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> Tensor:
+    """Exactly one of ``scales`` and ``sizes`` is given and not empty."""
+    chosen = normalize_axes(range(x.rank) if axes is None else axes, x.rank)
+    roi, scales, sizes = _present(roi), _present(scales), _present(sizes)
+    given = scales if scales is not None else sizes
+    if given is None or (scales is not None and sizes is not None):
+        raise InvalidModel("Resize needs either scales or sizes")
+    _check_one_per_axis(given, len(chosen))
+    if scales is not None:
+        resampled = _scaled(ctx, x, chosen, scales)
+    else:
+        assert sizes is not None
+        resampled = _sized(ctx, x, chosen, ctx.host_values(sizes, "sizes of Resize"), keep_aspect_ratio_policy)
+    if coordinate_transformation_mode == "tf_crop_and_resize":
+        resampled = _with_roi(ctx, resampled, chosen, roi)
+    by = _interpolation(
+        mode, coordinate_transformation_mode, antialias, exclude_outside, extrapolation_value, cubic_coeff_a
+    )
+    return _resize(ctx, x, resampled, mode, by, nearest_mode)
+
+
+def _with_roi(ctx: Lowering, axes: Sequence[Resampling], chosen: Sequence[int], roi: Tensor | None) -> list[Resampling]:
+    if roi is None or roi.size != 2 * len(chosen):
+        raise InvalidModel("tf_crop_and_resize needs a start and an end for each axis")
+
+    def bounds(k: int) -> Callable[[IndexMap], tuple[Scalar, Scalar]]:
+        start, end = _number_at(roi, k), _number_at(roi, k + len(chosen))
+        return lambda maps: (start(ctx, maps), end(ctx, maps))
+
+    return [replace(how, roi=bounds(chosen.index(how.axis))) for how in axes]

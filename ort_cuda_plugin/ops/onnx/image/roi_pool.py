@@ -1,0 +1,214 @@
+"""Pooling of rectangular regions of images: RoiAlign and MaxRoiPool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.onnx.image.resize import clamped, clamped_integer
+from ort_cuda_plugin.ops.registry import FLOATS, INT64, T1, T2, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import MAX, SUM, Reduction, lowest
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq
+
+FAR = 1 << 30
+"""Bound of coordinates as integers: beyond any image, and far from overflow."""
+
+
+def _check(ctx: Lowering, name: str, x: Tensor, rois: Tensor, columns: int) -> None:
+    if x.rank != 4 or rois.rank != 2:
+        raise InvalidModel(f"{name} of rank {x.rank} with regions of rank {rois.rank}, not 4 and 2")
+    ctx.require(eq(rois.shape[1], columns), f"a region of {name} has {columns} numbers")
+
+
+def _column(rois: Source, row: Scalar, column: int, real: DType) -> Scalar:
+    return s.cast(rois.at([row, s.constant(column, DType.INT64)]), real)
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """The samples of one bin along one axis: ``count`` of them from number ``first`` on lie in the image of all."""
+
+    all: Scalar
+    first: Scalar
+    count: Scalar
+    place: Callable[[Scalar], Scalar]
+
+
+def _samples(start: Scalar, extent: Scalar, bins: Scalar, at: Scalar, ratio: Scalar | None, size: Scalar) -> _Samples:
+    """``bins`` bins divide what begins at ``start``; only samples near the image are counted, so that work is bounded
+    by the image and not by the region."""
+    real = start.dtype
+    width = extent / s.cast(bins, real)
+    samples = ratio if ratio is not None else clamped_integer(s.ceil(width), 0, FAR)
+    number = s.cast(samples, real)
+    begin = start + s.cast(at, real) * width
+    step = width / s.maximum(number, 1.0)
+    # A sample more than needed on either side: each is tested when it is taken.
+    before = s.where(step > 0.0, (-1.0 - begin) / step - 2.0, 0.0)
+    after = s.where(step > 0.0, (s.cast(size, real) - begin) / step + 2.0, number)
+    first = clamped_integer(s.floor(before), 0, samples)
+    last = clamped_integer(s.ceil(after), first, samples)
+    return _Samples(samples, first, last - first, lambda i: begin + (s.cast(first + i, real) + 0.5) * width / number)
+
+
+MAX_SAMPLING_RATIO = 1024
+"""Its square is the number of samples that a thread takes one after another."""
+
+
+def _around(place: Scalar, size: Scalar) -> list[tuple[Scalar, Scalar]]:
+    """The two elements next to a place, with their weights; places before the first or after the last are moved."""
+    place = s.maximum(place, 0.0)
+    low = clamped(clamped_integer(s.floor(place), 0, size), size)
+    high = s.minimum(low + 1, size - 1)
+    fraction = s.where(low >= size - 1, 0.0, place - s.cast(low, place.dtype))
+    return [(low, 1.0 - fraction), (high, fraction)]
+
+
+def _roi_align(
+    ctx: Lowering, x: Tensor, rois: Tensor, batch_indices: Tensor, mode: str, height: int, width: int,
+    sampling_ratio: int, spatial_scale: float, half_pixel: bool,
+) -> Tensor:  # fmt: skip
+    _check(ctx, "RoiAlign", x, rois, 4)
+    if batch_indices.rank != 1 or height < 1 or width < 1 or sampling_ratio < 0:
+        raise InvalidModel(
+            f"RoiAlign to {height} x {width} with sampling_ratio {sampling_ratio}, indices of rank {batch_indices.rank}"
+        )
+    if sampling_ratio > MAX_SAMPLING_RATIO:
+        raise Unsupported(
+            "attribute", f"RoiAlign with a sampling_ratio of {sampling_ratio}, above {MAX_SAMPLING_RATIO}"
+        )
+    if mode not in ("avg", "max"):
+        raise InvalidModel(f"RoiAlign in mode {mode!r}")
+    ctx.require(eq(batch_indices.shape[0], rois.shape[0]), "RoiAlign: one batch index per region")
+    real = s.accumulation_type(x.dtype)
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source, regions = maps.source(x), maps.source(rois)
+        image = s.cast(maps.source(batch_indices).at([c[0]]), DType.INT64)
+        exists = (image >= 0) & (image < source.dim(0)) & (source.dim(2) > 0) & (source.dim(3) > 0)
+        edges = [
+            _column(regions, c[0], column, real) * spatial_scale - (0.5 if half_pixel else 0.0) for column in range(4)
+        ]
+        left, top, right, bottom = edges
+        extents = [bottom - top, right - left]
+        if not half_pixel:
+            extents = [s.maximum(extent, 1.0) for extent in extents]
+        ratio = maps.dim(sampling_ratio) if sampling_ratio else None
+        rows = _samples(top, extents[0], maps.dim(height), c[2], ratio, source.dim(2))
+        columns = _samples(left, extents[1], maps.dim(width), c[3], ratio, source.dim(3))
+
+        def sample(k: Scalar) -> list[Scalar]:
+            across = s.maximum(columns.count, 1)
+            y, x_ = rows.place(s.trunc_divide(k, across)), columns.place(s.trunc_modulo(k, across))
+            inside = exists
+            for place, axis in ((y, 2), (x_, 3)):
+                inside = inside & (place >= -1.0) & (place <= s.cast(source.dim(axis), real))
+            values = [
+                s.cast(source.at([image, c[1], row, column], inside), real) * row_weight * column_weight
+                for row, row_weight in _around(y, source.dim(2))
+                for column, column_weight in _around(x_, source.dim(3))
+            ]
+            total = values[0]
+            for value in values[1:]:
+                total = total + value if mode == "avg" else s.maximum(total, value)
+            return [s.where(inside, total, 0.0)]
+
+        near, every = rows.count * columns.count, rows.all * columns.all
+        if mode == "avg":
+            (total,) = maps.fold(SUM, near, sample)
+            return s.cast(total / s.cast(s.maximum(every, 1), real), x.dtype)
+        # A sample that is not taken is one outside of the image, which is 0.
+        start = s.where((near < every) | s.equal(every, 0), s.constant(0, real), float(lowest(real)))
+        largest = Reduction(lambda dtypes: (start,), MAX.step, MAX.combine)
+        return s.cast(maps.fold(largest, near, sample)[0], x.dtype)
+
+    return gather_map(ctx, [rois.shape[0], x.shape[1], height, width], x.dtype, element)
+
+
+@op("RoiAlign", since=10, types={"T1": FLOATS, "T2": INT64})
+def roi_align_10(
+    ctx: Lowering,
+    x: T1,
+    rois: T1,
+    batch_indices: T2,
+    *,
+    mode: str = "avg",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> Tensor:
+    return _roi_align(
+        ctx, x, rois, batch_indices, mode, output_height, output_width, sampling_ratio, spatial_scale, half_pixel=False
+    )
+
+
+@op("RoiAlign", since=16, types={"T1": FLOATS, "T2": INT64})
+def roi_align_16(
+    ctx: Lowering,
+    x: T1,
+    rois: T1,
+    batch_indices: T2,
+    *,
+    coordinate_transformation_mode: str = "half_pixel",
+    mode: str = "avg",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> Tensor:
+    if coordinate_transformation_mode not in ("half_pixel", "output_half_pixel"):
+        raise InvalidModel(f"coordinate_transformation_mode {coordinate_transformation_mode!r}")
+    half_pixel = coordinate_transformation_mode == "half_pixel"
+    return _roi_align(
+        ctx, x, rois, batch_indices, mode, output_height, output_width, sampling_ratio, spatial_scale, half_pixel
+    )
+
+
+@op("MaxRoiPool", since=1, types={"T": FLOATS})
+def max_roi_pool(ctx: Lowering, x: T, rois: T, *, pooled_shape: tuple[int, ...], spatial_scale: float = 1.0) -> Tensor:
+    """A bin without elements gives 0."""
+    _check(ctx, "MaxRoiPool", x, rois, 5)
+    if len(pooled_shape) != 2 or min(pooled_shape) < 1:
+        raise InvalidModel(f"MaxRoiPool to {list(pooled_shape)}")
+    real = s.accumulation_type(x.dtype)
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source, regions = maps.source(x), maps.source(rois)
+        image = clamped_integer(_column(regions, c[0], 0, real), -1, FAR)
+        firsts, counts = [], []
+        for axis in (2, 3):
+            first, last = (
+                _rounded(_column(regions, c[0], column, real) * spatial_scale) for column in (4 - axis, 6 - axis)
+            )
+            bins = maps.dim(pooled_shape[axis - 2])
+            width = s.cast(s.maximum(last - first + 1, 1), real) / s.cast(bins, real)
+            begin = s.cast(s.floor(s.cast(c[axis], real) * width), DType.INT64)
+            end = s.cast(s.ceil(s.cast(c[axis] + 1, real) * width), DType.INT64)
+            size = source.dim(axis)
+            begin, end = (s.minimum(s.maximum(edge + first, 0), size) for edge in (begin, end))
+            firsts.append(begin)
+            counts.append(s.maximum(end - begin, 0))
+        exists = (image >= 0) & (image < source.dim(0))
+        count = s.where(exists, counts[0] * counts[1], 0)
+
+        def value(k: Scalar) -> list[Scalar]:
+            across = s.maximum(counts[1], 1)
+            at = [firsts[0] + s.trunc_divide(k, across), firsts[1] + s.trunc_modulo(k, across)]
+            return [s.cast(source.at([image, c[1], *at]), real)]
+
+        start = s.where(s.equal(count, 0), s.constant(0, real), float(lowest(real)))
+        largest = Reduction(lambda dtypes: (start,), MAX.step, MAX.combine)
+        return s.cast(maps.fold(largest, count, value)[0], x.dtype)
+
+    return gather_map(ctx, [rois.shape[0], x.shape[1], *pooled_shape], x.dtype, element)
+
+
+def _rounded(x: Scalar) -> Scalar:
+    """The nearest integer, halves away from 0."""
+    return clamped_integer(s.where(x < 0.0, s.ceil(x - 0.5), s.floor(x + 0.5)), -FAR, FAR)

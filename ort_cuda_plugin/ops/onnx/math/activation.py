@@ -1,0 +1,143 @@
+"""Activation functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.onnx.math.elementwise import unary
+from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, SIGNED, WIDE_INTS, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq, logical_or
+from ort_cuda_plugin.program.views import unsqueeze
+
+
+def softplus(x: Scalar) -> Scalar:
+    """log(1 + exp(x)), where the exponential cannot overflow."""
+    return s.maximum(x, 0.0) + s.log1p(s.exp(-s.absolute(x)))
+
+
+def gelu_erf(x: Scalar) -> Scalar:
+    return 0.5 * x * (1.0 + s.erf(x * math.sqrt(0.5)))
+
+
+def gelu_tanh(x: Scalar) -> Scalar:
+    return 0.5 * x * (1.0 + s.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+unary("Relu", 1, lambda x: s.maximum(x, 0), SIGNED)
+unary("Sigmoid", 1, s.sigmoid)
+unary("Tanh", 1, s.tanh)
+unary("Softplus", 1, softplus)
+unary("Softsign", 1, lambda x: x / (1.0 + s.absolute(x)))
+unary("Mish", 18, lambda x: x * s.tanh(softplus(x)))
+unary("HardSwish", 14, lambda x: x * s.maximum(0.0, s.minimum(1.0, x / 6.0 + 0.5)))
+
+
+@op("SwiGLU", since=28, types={"T": FLOATS})
+def swiglu(ctx: Lowering, a: Tensor, b: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """a gates b: a * sigmoid(alpha * a) * b, which do not broadcast to each other."""
+    if a.rank != b.rank:
+        raise InvalidModel(f"SwiGLU of ranks {a.rank} and {b.rank}")
+    for left, right in zip(a.shape, b.shape, strict=True):
+        ctx.require(eq(left, right), "the inputs of SwiGLU differ in shape")
+    return elementwise(ctx, lambda a, b: a * s.sigmoid(alpha * a) * b, a, b)
+
+
+@op("LeakyRelu", since=1, types={"T": FLOATS})
+def leaky_relu(ctx: Lowering, x: Tensor, *, alpha: float = 0.01) -> Tensor:
+    return elementwise(ctx, lambda a: s.where(a < 0, alpha * a, a), x)
+
+
+@op("PRelu", since=7, types={"T": SIGNED | WIDE_INTS})
+def prelu(ctx: Lowering, x: Tensor, slope: Tensor) -> Tensor:
+    return elementwise(ctx, lambda a, b: s.where(a < 0, b * a, a), x, slope)
+
+
+@op("PRelu", since=1, types={"T": FLOATS})
+def prelu_1(ctx: Lowering, x: Tensor, slope: Tensor) -> Tensor:
+    """One slope, or one per channel."""
+    if slope.rank == 1 and x.rank > 1:
+        slope = unsqueeze(ctx, slope, range(1, x.rank - 1))
+        ctx.require(logical_or(eq(slope.size, 1), eq(slope.size, x.shape[1])), "PRelu: one slope per channel")
+    return prelu(ctx, x, slope)
+
+
+@op("ThresholdedRelu", since=1, types={"T": FLOATS})
+def thresholded_relu(ctx: Lowering, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return elementwise(ctx, lambda a: s.where(a > alpha, a, 0.0), x)
+
+
+@op("Elu", since=1, types={"T": FLOATS})
+def elu(ctx: Lowering, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return elementwise(ctx, lambda a: s.where(a < 0, alpha * s.expm1(a), a), x)
+
+
+@op("Selu", since=6, types={"T": FLOATS})
+def selu(
+    ctx: Lowering, x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
+) -> Tensor:
+    return elementwise(ctx, lambda a: gamma * s.where(a < 0, alpha * s.expm1(a), a), x)
+
+
+@op("Selu", since=1, types={"T": FLOATS})
+def selu_1(ctx: Lowering, x: Tensor, *, alpha: float = 1.6732, gamma: float = 1.0507) -> Tensor:
+    return selu(ctx, x, alpha=alpha, gamma=gamma)
+
+
+@op("Celu", since=12, types={"T": FLOATS})
+def celu(ctx: Lowering, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return elementwise(ctx, lambda a: s.where(a < 0, alpha * s.expm1(a / alpha), a), x)
+
+
+@op("HardSigmoid", since=1, types={"T": FLOATS})
+def hard_sigmoid(ctx: Lowering, x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
+    return elementwise(ctx, lambda a: s.maximum(s.minimum(alpha * a + beta, 1.0), 0.0), x)
+
+
+@op("Shrink", since=9, types={"T": ARITHMETIC})
+def shrink(ctx: Lowering, x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
+    def shrunk(a: Scalar) -> Scalar:
+        value = s.cast(a, DType.FLOAT64) if a.dtype.is_integer else a
+        return s.cast(s.where(value < -lambd, value + bias, s.where(value > lambd, value - bias, 0.0)), a.dtype)
+
+    return elementwise(ctx, shrunk, x)
+
+
+@op("Swish", since=24, types={"T": FLOATS})
+def swish(ctx: Lowering, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return elementwise(ctx, lambda a: a * s.sigmoid(alpha * a), x)
+
+
+@op("QuickGelu", domain="com.microsoft", since=1, types={"T": FLOATS})
+def quick_gelu(ctx: Lowering, x: Tensor, *, alpha: float = 1.702) -> Tensor:
+    return swish(ctx, x, alpha=alpha)
+
+
+@op("Gelu", since=20, types={"T": FLOATS})
+def gelu(ctx: Lowering, x: Tensor, *, approximate: str = "none") -> Tensor:
+    forms: dict[str, Callable[[Scalar], Scalar]] = {"none": gelu_erf, "tanh": gelu_tanh}
+    if approximate not in forms:
+        raise InvalidModel(f"Gelu approximated by {approximate!r}")
+    return elementwise(ctx, forms[approximate], x)
+
+
+@op("Gelu", domain="com.microsoft", since=1, types={"T": FLOATS})
+def microsoft_gelu(ctx: Lowering, x: Tensor) -> Tensor:
+    return elementwise(ctx, gelu_erf, x)
+
+
+@op("BiasGelu", domain="com.microsoft", since=1, types={"T": FLOATS})
+def bias_gelu(ctx: Lowering, x: Tensor, bias: Tensor) -> Tensor:
+    return elementwise(ctx, lambda a, b: gelu_erf(a + b), x, bias)
+
+
+@op("FastGelu", domain="com.microsoft", since=1, types={"T": FLOATS})
+def fast_gelu(ctx: Lowering, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    if bias is None:
+        return elementwise(ctx, gelu_tanh, x)
+    return elementwise(ctx, lambda a, b: gelu_tanh(a + b), x, bias)

@@ -1,0 +1,36 @@
+"""Det and Inverse."""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.kernels.determinant import determinants
+from ort_cuda_plugin.kernels.inverse import inverses
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.registry import FLOATS, NO_BFLOAT16, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise, elementwise_into
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.symbolic import eq
+
+
+def _matrices(ctx: Lowering, name: str, x: Tensor) -> Tensor:
+    """A copy of x in the type that sums have, for a kernel to write over."""
+    if x.rank < 2:
+        raise InvalidModel(f"{name} of rank {x.rank}")
+    ctx.require(eq(x.shape[-1], x.shape[-2]), f"{name} of matrices that are not square")
+    matrices = ctx.empty(x.shape, s.accumulation_type(x.dtype))
+    elementwise_into(ctx, lambda a: s.cast(a, matrices.dtype), matrices, x)
+    return matrices
+
+
+def _rounded(ctx: Lowering, result: Tensor, dtype: DType) -> Tensor:
+    return result if result.dtype is dtype else elementwise(ctx, lambda a: s.cast(a, dtype), result)
+
+
+@op("Det", since=11, types={"T": FLOATS})
+def det(ctx: Lowering, x: Tensor) -> Tensor:
+    return _rounded(ctx, determinants(ctx, _matrices(ctx, "Det", x)), x.dtype)
+
+
+@op("Inverse", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16})
+def inverse(ctx: Lowering, x: Tensor) -> Tensor:
+    return _rounded(ctx, inverses(ctx, _matrices(ctx, "Inverse", x)), x.dtype)

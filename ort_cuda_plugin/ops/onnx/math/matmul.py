@@ -1,0 +1,95 @@
+"""Matrix products: MatMul and Gemm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ort_cuda_plugin.ops.registry import FLOATS, WIDE_INTS, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import InvalidModel, Lowering, Tensor, Unsupported
+from ort_cuda_plugin.program.multiply import multiply
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq, logical_or
+from ort_cuda_plugin.program.views import unsqueeze
+
+PRODUCTS = FLOATS | WIDE_INTS
+
+
+@op("MatMul", since=1, types={"T": PRODUCTS})
+def matmul(ctx: Lowering, a: T, b: T) -> Tensor:
+    return matrix_product(ctx, a, b)
+
+
+def matrix_product(ctx: Lowering, a: Tensor, b: Tensor, finish: Callable[[Scalar], Scalar] | None = None) -> Tensor:
+    """``finish`` of the sums of a @ b, where a vector is a row on the left and a column on the right."""
+    if a.rank == 0 or b.rank == 0:
+        raise InvalidModel("MatMul takes no scalars")
+    left, right = a, b
+    if a.rank == 1:
+        left = ctx.view(a, (1, *a.shape), (a.shape[0] * a.strides[0], *a.strides), a.offset)
+    if b.rank == 1:
+        right = ctx.view(b, (*b.shape, 1), (*b.strides, b.shape[0] * b.strides[0]), b.offset)
+    result = multiply(ctx, left, right, finish=finish)
+    rows = () if a.rank == 1 else result.shape[-2:-1]
+    columns = () if b.rank == 1 else result.shape[-1:]
+    if a.rank == 1 or b.rank == 1:
+        return ctx.view(result, (*result.shape[:-2], *rows, *columns))
+    return result
+
+
+@op("Gemm", since=7, types={"T": PRODUCTS})
+def gemm(
+    ctx: Lowering,
+    a: T,
+    b: T,
+    c: T | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Tensor:
+    if a.rank == 1 and not transA:  # a row, as the CPU provider has it
+        a = unsqueeze(ctx, a, (0,))
+    if a.rank != 2 or b.rank != 2:
+        raise InvalidModel(f"Gemm takes matrices, not tensors of ranks {a.rank} and {b.rank}")
+    if transA:
+        a = ctx.view(a, a.shape[::-1], a.strides[::-1], a.offset)
+    if transB:
+        b = ctx.view(b, b.shape[::-1], b.strides[::-1], b.offset)
+    if not a.dtype.is_float and (alpha != 1.0 or (c is not None and beta != 1.0)):
+        raise Unsupported("attribute", "Gemm of integers with alpha or beta other than 1")
+
+    def scaled(total: Scalar) -> Scalar:
+        return total if alpha == 1.0 else total * alpha
+
+    if c is None or beta == 0.0:
+        return multiply(ctx, a, b, finish=scaled)
+    if c.rank > 2:
+        raise InvalidModel(f"the addend C of Gemm has rank {c.rank}")
+    target = (a.shape[0], b.shape[1])
+    for dim, wanted in zip(c.shape, target[2 - c.rank :], strict=True):
+        ctx.require(logical_or(eq(dim, 1), eq(dim, wanted)), "the addend C of Gemm does not broadcast to the result")
+
+    def added(total: Scalar, addend: Scalar) -> Scalar:
+        addend = s.cast(addend, total.dtype)
+        return scaled(total) + (addend if beta == 1.0 else addend * beta)
+
+    return multiply(ctx, a, b, c, finish=added)
+
+
+@op("Gemm", since=1, types={"T": FLOATS})
+def gemm_1(
+    ctx: Lowering,
+    a: T,
+    b: T,
+    c: T,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    broadcast: int = 0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Tensor:
+    """``broadcast`` allows what `gemm` does anyway."""
+    return gemm(ctx, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)

@@ -1,0 +1,276 @@
+"""Operators that draw random numbers. What ``seed`` means is said at `kernels.random.RandomRun`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ort_cuda_plugin.kernels.codegen import constant_number
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.random import Bits, RandomRun, normal, uniform
+from ort_cuda_plugin.kernels.scan import scan
+from ort_cuda_plugin.model.ir import FLOATS_8, DType, InvalidModel
+from ort_cuda_plugin.ops.outputs import is_used
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, ARITHMETIC, BOOL, FLOATS, INDICES, NO_BFLOAT16, T1, T2, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise, full
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.row_program import MAX, SUM, Reduction, Row, Values
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, lt, product
+from ort_cuda_plugin.program.views import reshape
+
+Distribution = Callable[[Bits, DType], Scalar]
+"""A draw in the given element type."""
+
+_DIGITS = {DType.FLOAT16: (11, -24), DType.BFLOAT16: (8, -133), DType.FLOAT32: (24, -149)}
+"""Binary digits of a type's numbers, and the exponent of the smallest positive one."""
+
+
+def _draw(ctx: Lowering, shape: Sequence[Dim], dtype: DType, seed: float | None, distribution: Distribution) -> Tensor:
+    """A tensor of independent draws."""
+    if dtype not in FLOATS:
+        raise InvalidModel(f"random numbers of element type {dtype.name}")
+    if any(isinstance(dim, int) and dim < 0 for dim in shape):
+        raise InvalidModel(f"random numbers of shape {tuple(shape)}")
+    random = RandomRun(ctx, seed)
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return distribution(random.bits(maps, c[0]), dtype)
+
+    return reshape(ctx, gather_map(ctx, (product(shape),), dtype, element), shape)
+
+
+def _normal(mean: float, scale: float) -> Distribution:
+    return lambda bits, dtype: s.cast(normal(bits, s.accumulation_type(dtype)) * scale + mean, dtype)
+
+
+def _uniform(low: float, high: float) -> Distribution:
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        raise InvalidModel(f"random numbers from {low} to {high}")
+
+    def between(bits: Bits, dtype: DType) -> Scalar:
+        u = uniform(bits, s.accumulation_type(dtype))
+        value = s.cast((1.0 - u) * low + u * high, dtype)
+        # A number just below the upper limit may have been rounded to it.
+        return s.maximum(s.minimum(value, _largest_below(high, dtype)), low)
+
+    return between
+
+
+def _largest_below(x: float, dtype: DType) -> float:
+    """The largest number of a floating-point type that is less than x."""
+    if dtype is DType.FLOAT64:
+        return math.nextafter(x, -math.inf)
+    digits, least = _DIGITS[dtype]
+    fraction, exponent = math.frexp(x)
+    spacing = 2.0 ** (max(exponent - digits - (fraction == 0.5), least) if x else least)
+    return (math.ceil(x / spacing) - 1) * spacing
+
+
+@op("RandomNormal", since=1)
+def random_normal(
+    ctx: Lowering,
+    *,
+    shape: tuple[int, ...],
+    dtype: int = 1,
+    mean: float = 0.0,
+    scale: float = 1.0,
+    seed: float | None = None,
+) -> Tensor:
+    return _draw(ctx, shape, DType.of_attribute(dtype), seed, _normal(mean, scale))
+
+
+@op("RandomNormalLike", since=1, types={"T1": ALL_TENSORS})
+def random_normal_like(
+    ctx: Lowering,
+    x: T1,
+    *,
+    dtype: int | None = None,
+    mean: float = 0.0,
+    scale: float = 1.0,
+    seed: float | None = None,
+) -> Tensor:
+    return _draw(ctx, x.shape, x.dtype if dtype is None else DType.of_attribute(dtype), seed, _normal(mean, scale))
+
+
+@op("RandomUniform", since=1)
+def random_uniform(
+    ctx: Lowering,
+    *,
+    shape: tuple[int, ...],
+    dtype: int = 1,
+    low: float = 0.0,
+    high: float = 1.0,
+    seed: float | None = None,
+) -> Tensor:
+    return _draw(ctx, shape, DType.of_attribute(dtype), seed, _uniform(low, high))
+
+
+@op("RandomUniformLike", since=1, types={"T1": ALL_TENSORS})
+def random_uniform_like(
+    ctx: Lowering,
+    x: T1,
+    *,
+    dtype: int | None = None,
+    low: float = 0.0,
+    high: float = 1.0,
+    seed: float | None = None,
+) -> Tensor:
+    return _draw(ctx, x.shape, x.dtype if dtype is None else DType.of_attribute(dtype), seed, _uniform(low, high))
+
+
+@op("Bernoulli", since=15, types={"T1": FLOATS})
+def bernoulli(ctx: Lowering, x: T1, *, dtype: int | None = None, seed: float | None = None) -> Tensor:
+    """Probabilities of float32 and half types count in steps of 2**-24."""
+    result = x.dtype if dtype is None else DType.of_attribute(dtype)
+    if result not in ARITHMETIC | BOOL:
+        raise InvalidModel(f"Bernoulli of element type {result.name}")
+    probabilities = reshape(ctx, x, (x.size,))
+    random = RandomRun(ctx, seed)
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        real = s.accumulation_type(x.dtype)
+        return s.cast(uniform(random.bits(maps, c[0]), real) < s.cast(maps.source(probabilities).at(c), real), result)
+
+    return reshape(ctx, gather_map(ctx, (x.size,), result, element), x.shape)
+
+
+def _upper_bound(maps: IndexMap, sorted_rows: Tensor, row: Scalar, limit: Scalar) -> Scalar:
+    """How many elements of a row, which ascends, are not greater than ``limit`` (int64)."""
+    source = maps.source(sorted_rows)
+    count = source.dim(1)
+
+    def halve(bounds: Values, _: Values) -> Values:
+        low, high = bounds
+        middle = (low + high) >> 1
+        goes_right = source.at([row, middle], low < high, math.inf) <= limit
+        return s.where(goes_right, middle + 1, low), s.where(goes_right, high, s.minimum(middle, high))
+
+    def combine(a: Values, b: Values) -> Values:
+        raise TypeError("a search has no parts")
+
+    search = Reduction(lambda dtypes: (s.constant(0, DType.INT64), count), halve, combine)
+    steps = s.cast(s.floor(s.unary_float("log2", s.cast(count, DType.FLOAT64))), DType.INT64) + 1
+    return maps.fold(search, steps, lambda i: (i,))[0]
+
+
+@op("Multinomial", since=7, types={"T1": FLOATS})
+def multinomial(ctx: Lowering, x: T1, *, dtype: int = 6, sample_size: int = 1, seed: float | None = None) -> Tensor:
+    """``x`` [batch, classes] are logarithms of probabilities, up to a summand; the result is [batch, sample_size].
+
+    As in ONNX Runtime a class whose logarithm is infinite or NaN is never drawn.
+    """
+    result = DType.of_attribute(dtype)
+    if result not in INDICES:
+        raise InvalidModel(f"Multinomial of element type {result.name}")
+    if x.rank != 2 or sample_size < 1:
+        raise InvalidModel(f"Multinomial of rank {x.rank} with a sample_size of {sample_size}")
+    random = RandomRun(ctx, seed)
+
+    def draw(maps: IndexMap, row: Scalar, number: Scalar) -> Scalar:
+        return uniform(random.bits(maps, row * sample_size + number), DType.FLOAT64)
+
+    return drawn_classes(ctx, x, sample_size, result, draw)
+
+
+def drawn_classes(
+    ctx: Lowering, x: Tensor, count: int, dtype: DType, draw: Callable[[IndexMap, Scalar, Scalar], Scalar]
+) -> Tensor:
+    """[batch, count] classes for logarithms of weights ``x`` [batch, classes].
+
+    ``draw(maps, row, number)`` gives a random number of float64, at least 0 and less than 1.
+    """
+    batch, classes = x.shape
+    ctx.require(lt(0, classes), "a choice out of no classes")
+
+    def weights(row: Row, value: Scalar) -> tuple[list[Scalar], list[Scalar]]:
+        logarithm = s.cast(value, DType.FLOAT64)
+        is_finite = s.absolute(logarithm) < math.inf
+        largest = row.reduce(MAX, s.where(is_finite, logarithm, -math.inf))
+        return [s.where(is_finite, s.exp(logarithm - largest), 0.0)], []
+
+    (weight,) = row_map(ctx, weights, [1], x)
+    sums = scan(ctx, SUM, weight, 1, exclusive=False, reverse=False)
+
+    def sample(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        row = c[0]
+        total = maps.source(sums).at([row, maps.dim(classes) - 1])
+        found = _upper_bound(maps, sums, row, draw(maps, row, c[1]) * total)
+        # In a row without any class that can be drawn.
+        return s.cast(s.minimum(found, maps.dim(classes) - 1), dtype)
+
+    return gather_map(ctx, (batch, count), dtype, sample)
+
+
+@op("Dropout", since=1, until=6, types={"T": NO_BFLOAT16})
+def dropout_1(
+    ctx: Lowering,
+    data: Tensor,
+    *,
+    is_test: int = 0,
+    ratio: float = 0.5,
+) -> tuple[Tensor, ...]:
+    if is_test:
+        return _kept(ctx, data, data.dtype, 1)
+    return _dropped(ctx, data, ctx.constant(np.array(ratio, np.float32)), None, None, data.dtype)
+
+
+@op("Dropout", since=7, types={"T": FLOATS})
+def dropout_7(ctx: Lowering, data: Tensor, *, ratio: float = 0.5) -> tuple[Tensor, ...]:
+    # The mask of inference is undefined before opset 12; ONNX Runtime fills it with zeros.
+    return _kept(ctx, data, data.dtype, 0)
+
+
+@op("Dropout", since=10, types={"T": FLOATS})
+def dropout_10(ctx: Lowering, data: Tensor, *, ratio: float = 0.5) -> tuple[Tensor, ...]:
+    return _kept(ctx, data, DType.BOOL, False)
+
+
+@op("Dropout", since=12, types={"T": FLOATS | FLOATS_8, "T1": FLOATS | FLOATS_8, "T2": BOOL})
+def dropout_12(
+    ctx: Lowering, data: T, ratio: T1 | None = None, training_mode: T2 | None = None, *, seed: int | None = None
+) -> tuple[Tensor, ...]:
+    """A ratio of 1 drops everything. One that only a Run knows is not checked: below 0 it drops nothing."""
+    if training_mode is None or constant_number(training_mode) is False:
+        return _kept(ctx, data, DType.BOOL, True)
+    if ratio is None:
+        ratio = ctx.constant(np.array(0.5, np.float32))
+    known = constant_number(ratio)
+    if known is not None and not 0 <= known <= 1:
+        raise InvalidModel(f"Dropout with a ratio of {known}")
+    return _dropped(ctx, data, ratio, training_mode, seed, DType.BOOL)
+
+
+def _kept(ctx: Lowering, data: Tensor, mask_dtype: DType, mask: float) -> tuple[Tensor, ...]:
+    """Inference keeps every element; the mask has one value."""
+    return (data, full(ctx, data.shape, mask, mask_dtype)) if is_used(ctx, 1) else (data,)
+
+
+def _dropped(
+    ctx: Lowering, data: Tensor, ratio: Tensor, training_mode: Tensor | None, seed: int | None, mask_dtype: DType
+) -> tuple[Tensor, ...]:
+    """The device looks whether it is training, and how many elements to drop."""
+    if ratio.size != 1 or (training_mode is not None and training_mode.size != 1):
+        raise InvalidModel("ratio and training_mode of Dropout are scalars")
+    random = RandomRun(ctx, seed)
+    real, chance = s.accumulation_type(data.dtype), s.accumulation_type(ratio.dtype)
+
+    def keeps(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        kept = uniform(random.bits(maps, c[0]), chance) >= s.cast(maps.number(ratio), chance)
+        return kept if training_mode is None else kept | ~maps.number(training_mode)
+
+    mask = reshape(ctx, gather_map(ctx, (data.size,), DType.BOOL, keeps), data.shape)
+
+    def scaled(x: Scalar, keep: Scalar, ratio: Scalar, *training: Scalar) -> Scalar:
+        factor = 1.0 / (1.0 - s.cast(ratio, real))
+        for flag in training:
+            factor = s.where(flag, factor, 1.0)
+        return s.cast(s.where(keep, s.cast(x, real) * factor, 0.0), data.dtype)
+
+    scalars = [ratio] if training_mode is None else [ratio, training_mode]
+    output = elementwise(ctx, scaled, data, mask, *(reshape(ctx, x, ()) for x in scalars))
+    return (output, elementwise(ctx, lambda keep: s.cast(keep, mask_dtype), mask)) if is_used(ctx, 1) else (output,)

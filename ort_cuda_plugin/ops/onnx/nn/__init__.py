@@ -1,0 +1,1 @@
+"""Layers of networks of ai.onnx: convolutions, pooling, normalizations, recurrences, quantization, losses."""

@@ -1,0 +1,69 @@
+"""Causal convolution of sequences that come in pieces."""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.model.ir import InvalidModel
+from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
+from ort_cuda_plugin.ops.registry import FLOATS, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise, full
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.row_program import SUM
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq, lt
+from ort_cuda_plugin.program.views import part, squeeze
+
+
+@op("CausalConvWithState", since=27, types={"T": FLOATS})
+def causal_conv_with_state(
+    ctx: Lowering, x: T, weight: T, bias: T | None = None, past_state: T | None = None, *, activation: str = "none"
+) -> tuple[Tensor, ...]:
+    """(output, present state, which is the end of what was convolved)."""
+    output, padded = causal_convolution(ctx, x, weight, bias, past_state, activation, 1)
+    length = x.shape[2]
+    return output, part(ctx, padded, 2, length, padded.shape[2] - length)
+
+
+def check_convolution(name: str, activation: str, dilation: int) -> None:
+    """Raises InvalidModel for an activation or a distance between taps that no causal convolution has."""
+    if activation not in ("none", "silu", "swish"):
+        raise InvalidModel(f"{name} with the activation {activation!r}")
+    if dilation < 1:
+        raise InvalidModel(f"{name} with dilation = {dilation}")
+
+
+def causal_convolution(
+    ctx: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, past: Tensor | None, activation: str, dilation: int
+) -> tuple[Tensor, Tensor]:
+    """(x [batch, channels, length] convolved, x behind its past), each channel with its own filter.
+
+    The filters are windows times ``weight`` [channels, 1, k], summed. The past has (k - 1) * ``dilation`` elements for
+    each channel, zeros without one.
+    """
+    name = "CausalConvWithState"
+    check_convolution(name, activation, dilation)
+    if x.rank != 3 or weight.rank != 3:
+        raise InvalidModel(f"{name} of ranks {x.rank} and {weight.rank}")
+    batch, channels, length = x.shape
+    width = weight.shape[2]
+    ctx.require(lt(0, width), f"{name}: a filter has no elements")
+    ctx.require(eq(weight.shape[0], channels), f"{name}: the filters are not one per channel")
+    ctx.require(eq(weight.shape[1], 1), f"{name}: a filter is of one channel")
+    if bias is not None:
+        ctx.require_shape(bias, (channels,), f"bias of {name}")
+    reach = (width - 1) * dilation
+    if past is None:
+        past = full(ctx, (batch, channels, reach), 0.0, x.dtype)
+    ctx.require_shape(past, (batch, channels, reach), f"past of {name}")
+    padded = concat(ctx, past, x, axis=2)
+    outer, inner, step = padded.strides
+    windows = ctx.view(padded, (batch, channels, length, width), (outer, inner, step, step * dilation), padded.offset)
+    total = row_map(ctx, lambda row, x, w: ([], [row.reduce(SUM, s.widen(x) * s.widen(w))]), [3], windows, weight)[0]
+
+    def finish(total: Scalar, *bias: Scalar) -> Scalar:
+        value = total + s.cast(bias[0], total.dtype) if bias else total
+        return s.cast(value if activation == "none" else value * s.sigmoid(value), x.dtype)
+
+    biases = [] if bias is None else [ctx.view(bias, (*bias.shape, 1), (*bias.strides, 0), bias.offset)]
+    return elementwise(ctx, finish, squeeze(ctx, total, [3]), *biases), padded

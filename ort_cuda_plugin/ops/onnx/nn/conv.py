@@ -1,0 +1,205 @@
+"""Convolutions: Conv and ConvTranspose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ort_cuda_plugin.ops.onnx.nn.windows import Ints, per_axis, windows
+from ort_cuda_plugin.ops.registry import FLOATS, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import InvalidModel, Lowering, Tensor, Unsupported
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.steps import Convolve, Input
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv, eq, lt, product, sym_max
+from ort_cuda_plugin.program.views import permute, reshape
+from ort_cuda_plugin.program.windows import Windows
+
+
+def _static_kernel(w: Tensor, kernel_shape: Ints | None) -> tuple[int, ...]:
+    kernel = tuple(dim for dim in w.shape[2:] if isinstance(dim, int))
+    if len(kernel) != w.rank - 2 or not all(isinstance(dim, int) for dim in w.shape):
+        raise Unsupported("shape", "the shape of the weights is not known before the Run")
+    if kernel_shape is not None and tuple(kernel_shape) != kernel:
+        raise InvalidModel(f"kernel_shape {list(kernel_shape)} contradicts weights of {list(kernel)}")
+    return kernel
+
+
+def check_ranks(x: Tensor, w: Tensor) -> None:
+    if x.rank != w.rank or x.rank < 3:
+        raise InvalidModel(f"input of rank {x.rank}, weights of rank {w.rank}; both need batch, channels, space")
+
+
+def _check_groups(group: int, channels: Dim, rows: Dim) -> None:
+    if group < 1 or (isinstance(rows, int) and rows % group) or (isinstance(channels, int) and channels % group):
+        raise InvalidModel(f"{group} groups do not divide {channels!r} input and {rows!r} output channels")
+
+
+@op("Conv", since=1, types={"T": FLOATS})
+def conv(
+    ctx: Lowering,
+    x: T,
+    w: T,
+    b: T | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
+    check_ranks(x, w)
+    kernel = _static_kernel(w, kernel_shape)
+    _check_groups(group, x.shape[1], w.shape[0])
+    ctx.require(eq(x.shape[1], w.shape[1] * group), "the weights are for another number of input channels")
+    if b is not None:
+        ctx.require(eq(b.size, w.shape[0]), "the bias has another size than the output channels")
+    window = windows(x.shape[2:], kernel, strides, dilations, pads, auto_pad)
+    spatial = window.count(ctx)
+    return _convolve(ctx, x, w, b, (x.shape[0], w.shape[0], *spatial), window, group)
+
+
+def _convolve(
+    ctx: Lowering,
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    shape: tuple[Dim, ...],
+    window: Windows,
+    groups: int,
+    transposed: bool = False,
+) -> Tensor:
+    """Records a convolution with a bias b for each channel; gives its result of ``shape``. See `Convolve`.
+
+    Without last axes that have a single place: neighbours in memory, which kernels have vectors of, are then along the
+    last axis of the convolution, as in a network for sound that is written with images one element wide.
+    """
+    last = len(window.size)
+    while last > 1 and window.is_single(last - 1) and window.size[last - 2] != 1:
+        last -= 1
+    if last < len(window.size):
+        x, w = reshape(ctx, x, x.shape[: 2 + last]), reshape(ctx, w, w.shape[: 2 + last])
+        found = _convolve(ctx, x, w, b, shape[: 2 + last], window.of_axes(range(last)), groups, transposed)
+        return reshape(ctx, found, shape)
+    total = Scalar(s.accumulation_type(x.dtype) if x.dtype.is_float else x.dtype, "leaf")
+    inputs: list[Input] = []
+    value = total
+    if b is not None:
+        b = ctx.materialize(ctx.contiguous(b))
+        leaf = Scalar(b.dtype, "leaf")
+        inputs = [(leaf, ctx.view(b, (b.size, *[1] * (len(shape) - 2)), offset=b.offset))]
+        value = total + s.cast(leaf, total.dtype)
+    out = ctx.empty(shape, x.dtype)
+    core = s.cast(value, x.dtype)
+    operands = ctx.materialize(ctx.contiguous(x)), ctx.materialize(w)
+
+    step = Convolve(
+        ctx.nodes,
+        shape,
+        tuple(inputs),
+        ((core, out),),
+        operands=operands,
+        total=total,
+        windows=window,
+        groups=groups,
+        transposed=transposed,
+    )
+    ctx.record(step)
+    return out
+
+
+@op("ConvTranspose", since=1, types={"T": FLOATS})
+def conv_transpose(
+    ctx: Lowering,
+    x: T,
+    w: T,
+    b: T | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    output_padding: Ints | None = None,
+    output_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
+    return transposed_convolution(
+        ctx, x, w, b, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape,
+        output_padding=output_padding, output_shape=output_shape, pads=pads, strides=strides,
+    )  # fmt: skip
+
+
+def transposed_convolution(
+    ctx: Lowering, x: Tensor, w: Tensor, b: Tensor | None, *, auto_pad: str, dilations: Ints | None, group: int,
+    kernel_shape: Ints | None, output_padding: Ints | None, output_shape: Ints | None, pads: Sequence[Dim] | None,
+    strides: Ints | None,
+) -> Tensor:  # fmt: skip
+    """ConvTranspose with these attributes; ``pads`` may be sizes that only a Run knows, which are not negative."""
+    check_ranks(x, w)
+    kernel = _static_kernel(w, kernel_shape)
+    rows = w.shape[1] * group
+    _check_groups(group, w.shape[0], rows)
+    ctx.require(eq(x.shape[1], w.shape[0]), "the weights are for another number of input channels")
+    if b is not None:
+        ctx.require(eq(b.size, rows), "the bias has another size than the output channels")
+    rank = x.rank - 2
+    explicit = pads if auto_pad == "NOTSET" and output_shape is None else None
+    static = None if explicit is None else [pad for pad in explicit if isinstance(pad, int)]
+    if explicit is None or static is None or len(static) == len(explicit):
+        plain = windows(x.shape[2:], kernel, strides, dilations, static, "NOTSET")
+    else:
+        if len(explicit) != 2 * rank:
+            raise InvalidModel(f"{len(explicit)} pads for {rank} spatial dimensions")
+        plain = windows(x.shape[2:], kernel, strides, dilations, None, "NOTSET")
+        plain = replace(plain, begin=tuple(explicit[:rank]), end=tuple(explicit[rank:]))
+    extra = per_axis("output_padding", output_padding, 0, rank, 0)
+    full = [
+        (n - 1) * step + more + reach
+        for n, step, more, reach in zip(plain.size, plain.strides, extra, plain.extent, strict=True)
+    ]
+    begin = plain.begin
+    if output_shape is not None and len(output_shape) not in (rank, x.rank):
+        raise InvalidModel(f"output_shape {list(output_shape)} for {rank} spatial dimensions")
+    if output_shape is not None or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        wanted = [n * step for n, step in zip(plain.size, plain.strides, strict=True)]
+        spatial: list[Dim] = list(wanted if output_shape is None else output_shape[-rank:])
+        totals = [sym_max(reach - size, 0) for reach, size in zip(full, spatial, strict=True)]
+        begin = tuple(total // 2 if auto_pad == "SAME_UPPER" else ceildiv(total, 2) for total in totals)
+    elif auto_pad in ("NOTSET", "VALID"):
+        spatial = [reach - left - right for reach, left, right in zip(full, plain.begin, plain.end, strict=True)]
+    else:
+        raise InvalidModel(f"auto_pad is {auto_pad!r}")
+    for size in spatial:
+        ctx.require(lt(0, size), "the result has no elements along a spatial dimension")
+    window = Windows(plain.size, plain.kernel, plain.strides, plain.dilations, begin, plain.end)
+    apart = window.strides == kernel and all(gap == 1 for gap in window.dilations)
+    whole = all(pad == 0 for pad in begin) and all(
+        size == n * step for size, n, step in zip(spatial, window.size, window.strides, strict=True)
+    )
+    if apart and whole and group == 1 and (not ctx.device.emulated or "cudnn" in ctx.device.libraries):
+        return _spread(ctx, x, w, b, window)
+    return _convolve(ctx, x, w, b, (x.shape[0], rows, *spatial), window, group, transposed=True)
+
+
+def _spread(ctx: Lowering, x: Tensor, w: Tensor, b: Tensor | None, window: Windows) -> Tensor:
+    """A transposed convolution whose windows do not overlap: one of single places, whose channels are spread out.
+
+    That runs on tensor cores, where a kernel that gathers what reaches each element does not.
+    """
+    rank, rows, kernel = x.rank - 2, w.shape[1], window.strides
+    taps = product(kernel)
+    ones = [1] * rank
+    turned = ctx.contiguous(permute(ctx, w, (*range(2, w.rank), 1, 0)))
+    weights = reshape(ctx, turned, [taps * rows, w.shape[0], *ones])
+    bias = None
+    if b is not None:
+        b = ctx.contiguous(b)
+        bias = reshape(ctx, ctx.view(b, [taps, rows], [0, 1], b.offset), [taps * rows])
+    points = Windows(window.size, tuple(ones), tuple(ones), tuple(ones), (0,) * rank, (0,) * rank)
+    found = _convolve(ctx, x, weights, bias, (x.shape[0], taps * rows, *window.size), points, 1)
+    parted = reshape(ctx, found, [x.shape[0], *kernel, rows, *window.size])
+    places = [axis for i in range(rank) for axis in (2 + rank + i, 1 + i)]
+    spatial = [n * step for n, step in zip(window.size, kernel, strict=True)]
+    return reshape(ctx, permute(ctx, parted, (0, 1 + rank, *places)), [x.shape[0], rows, *spatial])

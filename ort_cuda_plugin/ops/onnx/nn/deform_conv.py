@@ -1,0 +1,117 @@
+"""DeformConv: a convolution whose windows read each position from its own place."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, unravel
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.onnx.image.resize import clamped_integer
+from ort_cuda_plugin.ops.onnx.nn.windows import windows
+from ort_cuda_plugin.ops.registry import FLOATS, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.multiply import multiply
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, product
+from ort_cuda_plugin.program.views import reshape, unsqueeze
+from ort_cuda_plugin.program.windows import Windows
+
+
+def _patches(
+    ctx: Lowering, x: Tensor, offset: Tensor, mask: Tensor | None, window: Windows, spatial: Sequence[Dim]
+) -> Tensor:
+    """The sampled elements of each window, [N, C, taps, positions].
+
+    x is [N, C, in...], ``offset`` [N, offset groups, taps, axes, positions], ``mask`` the same without axes. Places
+    between elements are interpolated linearly; elements outside of x count as 0.
+    """
+    rank = x.rank - 2
+    real = s.accumulation_type(x.dtype)
+    taps, positions = offset.shape[2], offset.shape[4]
+    depth = floordiv(x.shape[1], offset.shape[1])
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source, offsets = maps.source(x), maps.source(offset)
+        batch, channel, tap, position = c
+        group = s.trunc_divide(channel, maps.dim(depth))
+        kernel, out = unravel(tap, maps.dims(window.kernel)), unravel(position, maps.dims(spatial))
+        steps, gaps, begin = (maps.dims(values) for values in (window.strides, window.dilations, window.begin))
+        firsts, fractions = [], []
+        for axis in range(rank):
+            regular = out[axis] * steps[axis] + kernel[axis] * gaps[axis] - begin[axis]
+            shift = offsets.at([batch, group, tap, s.constant(axis, DType.INT64), position])
+            place = s.cast(regular, real) + s.cast(shift, real)
+            low = s.floor(place)
+            firsts.append(clamped_integer(low, -2, source.dim(2 + axis)))
+            fractions.append(place - low)
+        total = s.constant(0, real)
+        for corner in itertools.product((0, 1), repeat=rank):
+            weight = s.constant(1, real)
+            inside = s.constant(True, DType.BOOL)
+            at = []
+            for axis, upper in enumerate(corner):
+                index = firsts[axis] + upper
+                inside = inside & (index >= 0) & (index < source.dim(2 + axis))
+                weight = weight * (fractions[axis] if upper else 1.0 - fractions[axis])
+                at.append(index)
+            value = s.cast(source.at([batch, channel, *at], inside), real)
+            total = total + s.where(inside, weight * value, 0.0)
+        if mask is not None:
+            total = total * s.cast(maps.source(mask).at([batch, group, tap, position]), real)
+        return s.cast(total, x.dtype)
+
+    return gather_map(ctx, [*x.shape[:2], taps, positions], x.dtype, element)
+
+
+@op("DeformConv", since=19, types={"T": FLOATS})
+def deform_conv(
+    ctx: Lowering,
+    x: T,
+    w: T,
+    offset: T,
+    b: T | None = None,
+    mask: T | None = None,
+    *,
+    dilations: tuple[int, ...] | None = None,
+    group: int = 1,
+    kernel_shape: tuple[int, ...] | None = None,
+    offset_group: int = 1,
+    pads: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] | None = None,
+) -> Tensor:
+    """The windows' elements are gathered, then multiplied by the weights as matrices."""
+    if x.rank < 3 or w.rank != x.rank or offset.rank != x.rank or (mask is not None and mask.rank != x.rank):
+        raise InvalidModel(f"DeformConv of rank {x.rank} with weights of rank {w.rank}, offsets of rank {offset.rank}")
+    if group < 1 or offset_group < 1:
+        raise InvalidModel(f"DeformConv in {group} groups and {offset_group} offset groups")
+    rank, (samples, channels) = x.rank - 2, x.shape[:2]
+    kernel, rows, depth = w.shape[2:], floordiv(w.shape[0], group), w.shape[1]
+    if kernel_shape is not None:
+        if len(kernel_shape) != rank:
+            raise InvalidModel(f"kernel_shape {list(kernel_shape)} of DeformConv in {rank} dimensions")
+        for dim, wanted in zip(kernel, kernel_shape, strict=True):
+            ctx.require(eq(dim, wanted), "kernel_shape of DeformConv contradicts its weights")
+    window = windows(x.shape[2:], kernel, strides, dilations, pads, "NOTSET")
+    spatial = window.count(ctx)
+    positions, taps = product(spatial), product(kernel)
+    ctx.require(eq(depth * group, channels), "the weights are for another number of input channels")
+    ctx.require(eq(rows * group, w.shape[0]), "the groups do not divide the output channels")
+    ctx.require(
+        eq(floordiv(channels, offset_group) * offset_group, channels), "the offset groups do not divide the channels"
+    )
+    ctx.require_shape(offset, (samples, offset_group * taps * rank, *spatial), "offset of DeformConv")
+    offset = reshape(ctx, offset, [samples, offset_group, taps, rank, positions])
+    if mask is not None:
+        ctx.require_shape(mask, (samples, offset_group * taps, *spatial), "mask of DeformConv")
+        mask = reshape(ctx, mask, [samples, offset_group, taps, positions])
+    patches = _patches(ctx, x, offset, mask, window, spatial)
+    patches = reshape(ctx, patches, [samples, group, depth * taps, positions])
+    weights = reshape(ctx, w, [group, rows, depth * taps])
+    result = reshape(ctx, multiply(ctx, weights, patches), [samples, w.shape[0], *spatial])
+    if b is None:
+        return result
+    ctx.require_shape(b, (w.shape[0],), "bias of DeformConv")
+    return elementwise(ctx, lambda y, bias: y + bias, result, unsqueeze(ctx, b, range(1, 1 + rank)))

@@ -1,0 +1,106 @@
+"""Losses of classification: negative log likelihood, and cross entropy of scores."""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.onnx.nn.normalization import log_softmax_row
+from ort_cuda_plugin.ops.registry import FLOATS, INDICES, T, Tind, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.row_program import SUM
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq
+
+
+def _class_losses(
+    ctx: Lowering, x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int | None, *, weights: bool
+) -> Tensor:
+    """-x[n, target, ...] times the weight of the target's class, or with ``weights`` that weight itself.
+
+    Both are 0 for targets that are ignored or no class. Half types give float32.
+    """
+    dtype = s.widen(Scalar(x.dtype, "leaf")).dtype
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        scores = maps.source(x)
+        label = s.cast(maps.source(target).at(c), DType.INT64)
+        counts = (label >= 0) & (label < scores.dim(1))
+        if ignore_index is not None:
+            counts = counts & s.not_equal(label, ignore_index)
+        factor = s.where(counts, s.constant(1.0, dtype), 0.0)
+        if weight is not None:
+            factor = s.cast(maps.source(weight).at([label], counts), dtype)
+        if weights:
+            return factor
+        return -s.cast(scores.at([c[0], label, *c[1:]], counts), dtype) * factor
+
+    return gather_map(ctx, target.shape, dtype, element)
+
+
+def class_loss(
+    ctx: Lowering, x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int | None, reduction: str
+) -> Tensor:
+    """The negative log likelihood of classes ``target`` [N, ...] for log probabilities x [N, C, ...].
+
+    ``weight`` [C] or None is 1 per class. ``reduction`` "mean" divides by the sum of the targets' weights.
+    """
+    if x.rank < 2 or target.rank != x.rank - 1:
+        raise InvalidModel(f"a loss for scores of rank {x.rank} and targets of rank {target.rank}")
+    for scored, labelled in zip((x.shape[0], *x.shape[2:]), target.shape, strict=True):
+        ctx.require(eq(scored, labelled), "the targets of a loss differ in shape from its scores")
+    if reduction not in ("none", "sum", "mean"):
+        raise InvalidModel(f"a loss with reduction {reduction!r}")
+    if weight is not None:
+        if weight.rank != 1:
+            raise InvalidModel(f"the weight of a loss has rank {weight.rank}, not 1")
+        ctx.require(eq(weight.size, x.shape[1]), "the weights of a loss are not one per class")
+    losses = _class_losses(ctx, x, target, weight, ignore_index, weights=False)
+    axes = range(target.rank)
+    if reduction == "none":
+        return losses if losses.dtype is x.dtype else elementwise(ctx, lambda loss: s.cast(loss, x.dtype), losses)
+    if reduction == "sum":
+        total = row_map(ctx, lambda row, loss: ([], [s.cast(row.reduce(SUM, loss), x.dtype)]), axes, losses)[0]
+    elif weight is None and ignore_index is None:
+        total = row_map(ctx, lambda row, loss: ([], [s.cast(row.mean(loss), x.dtype)]), axes, losses)[0]
+    else:
+        weights = _class_losses(ctx, x, target, weight, ignore_index, weights=True)
+        total = row_map(
+            ctx,
+            lambda row, loss, factor: ([], [s.cast(row.reduce(SUM, loss) / row.reduce(SUM, factor), x.dtype)]),
+            axes,
+            losses,
+            weights,
+        )[0]
+    return ctx.view(total, ())
+
+
+@op("NegativeLogLikelihoodLoss", since=12, types={"T": FLOATS, "Tind": INDICES})
+def negative_log_likelihood_loss(
+    ctx: Lowering,
+    x: T,
+    target: Tind,
+    weight: T | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    return class_loss(ctx, x, target, weight, ignore_index, reduction)
+
+
+@op("SoftmaxCrossEntropyLoss", since=12, types={"T": FLOATS, "Tind": INDICES})
+def softmax_cross_entropy_loss(
+    ctx: Lowering,
+    scores: T,
+    labels: Tind,
+    weights: T | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> tuple[Tensor, ...]:
+    if scores.rank < 2:
+        raise InvalidModel(f"SoftmaxCrossEntropyLoss of scores of rank {scores.rank}")
+    log_prob = row_map(ctx, log_softmax_row, [1], scores)[0]
+    return class_loss(ctx, log_prob, labels, weights, ignore_index, reduction), log_prob

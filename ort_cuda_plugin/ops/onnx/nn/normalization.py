@@ -1,0 +1,284 @@
+"""Softmax and normalizations: row programs, and the affine maps of inference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from ort_cuda_plugin.kernels.pool import local_response_normalization
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.axes import normalize_axes, normalize_axis
+from ort_cuda_plugin.ops.registry import FLOATS, T, V, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.row_program import MAX, SUM, Row, arg_max
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv
+from ort_cuda_plugin.program.views import reshape
+
+Outputs = tuple[Sequence[Scalar], Sequence[Scalar]]
+
+
+def softmax_row(row: Row, x: Scalar) -> Outputs:
+    e = s.exp(s.widen(x) - row.reduce(MAX, s.widen(x)))
+    return [s.cast(e / row.reduce(SUM, e), x.dtype)], []
+
+
+def stepwise_softmax_row(row: Row, x: Scalar) -> Outputs:
+    """The body by which ONNX defines Softmax since version 13: of float16, the exponentials and their sum are float16.
+
+    The sum is made in float32, and stays there where float16 would not hold it. Of bfloat16 nothing but the result is
+    rounded: each step would cost 0.4 % of it.
+    """
+    if x.dtype is not DType.FLOAT16:
+        return softmax_row(row, x)
+    e = s.widen(s.cast(s.exp(s.widen(x) - row.reduce(MAX, s.widen(x))), x.dtype))
+    total = row.reduce(SUM, e)
+    rounded = s.widen(s.cast(total, x.dtype))
+    return [s.cast(e / s.where(s.equal(rounded, math.inf), total, rounded), x.dtype)], []
+
+
+def log_softmax_row(row: Row, x: Scalar) -> Outputs:
+    shifted = s.widen(x) - row.reduce(MAX, s.widen(x))
+    return [s.cast(shifted - s.log(row.reduce(SUM, s.exp(shifted))), x.dtype)], []
+
+
+RowFunction = Callable[[Row, Scalar], Outputs]
+
+
+def _softmax(name: str, row: RowFunction, row_13: RowFunction | None = None) -> None:
+    """Before version 13 all dimensions from ``axis`` on are one row; from then on only that axis is."""
+
+    @op(name, since=1, types={"T": FLOATS})
+    def coerced(ctx: Lowering, x: Tensor, *, axis: int = 1) -> Tensor:
+        # The axis may be the rank: then each row is one element.
+        first = x.rank if axis == x.rank else normalize_axis(axis, x.rank)
+        return row_map(ctx, row, range(first, x.rank), x)[0]
+
+    @op(name, since=13, types={"T": FLOATS})
+    def along_axis(ctx: Lowering, x: Tensor, *, axis: int = -1) -> Tensor:
+        return row_map(ctx, row_13 or row, [normalize_axis(axis, x.rank)], x)[0]
+
+
+def hardmax_row(row: Row, x: Scalar) -> Outputs:
+    largest = row.reduce_all(arg_max(last=False), x, row.index)[1]
+    return [s.where(s.equal(row.index, largest), s.constant(1.0, x.dtype), 0.0)], []
+
+
+_softmax("Softmax", softmax_row, stepwise_softmax_row)
+_softmax("LogSoftmax", log_softmax_row)
+_softmax("Hardmax", hardmax_row)
+
+
+@op("LpNormalization", since=1, types={"T": FLOATS})
+def lp_normalization(ctx: Lowering, x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
+    """A row of zeros stays one."""
+    if p not in (1, 2):
+        raise InvalidModel(f"LpNormalization with p = {p}, which is neither 1 nor 2")
+
+    def program(row: Row, x: Scalar) -> Outputs:
+        value = s.widen(x)
+        norm = row.reduce(SUM, s.absolute(value)) if p == 1 else s.sqrt(row.reduce(SUM, value * value))
+        return [s.cast(s.where(s.equal(norm, 0.0), 0.0, value / norm), x.dtype)], []
+
+    return row_map(ctx, program, [normalize_axis(axis, x.rank)], x)[0]
+
+
+def stash(x: Scalar, stash_type: int) -> Scalar:
+    """x in the type that a normalization computes in: ``stash_type``, but not narrower than float32."""
+    dtype = DType(stash_type)
+    return s.cast(x, dtype) if dtype is DType.FLOAT64 else s.widen(x)
+
+
+def _check_stash(stash_type: int) -> None:
+    if stash_type not in (DType.FLOAT32.onnx, DType.FLOAT64.onnx, DType.FLOAT16.onnx, DType.BFLOAT16.onnx):
+        raise InvalidModel(f"stash_type {stash_type} is not a floating-point type")
+
+
+def layer_norm(
+    ctx: Lowering,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    axes: Iterable[int],
+    epsilon: float,
+    stash_type: int,
+    *,
+    center: bool = True,
+) -> tuple[Tensor, ...]:
+    """(normalized, mean, reciprocal standard deviation) along ``axes``; without ``center`` the mean is taken as 0.
+
+    The variance is that of a second pass over differences from the mean, which does not cancel.
+    """
+    _check_stash(stash_type)
+
+    def program(row: Row, x: Scalar, *affine: Scalar) -> Outputs:
+        value = stash(x, stash_type)
+        mean = row.mean(value) if center else s.constant(0.0, value.dtype)
+        difference = value - mean if center else value
+        reciprocal = 1.0 / s.sqrt(row.mean(difference * difference) + epsilon)
+        # The product is rounded to x's type before scale and bias apply, as the operators' definitions have it.
+        result = s.cast(difference * reciprocal, x.dtype)
+        result = s.cast(result, affine[0].dtype) * affine[0]
+        if len(affine) > 1:
+            result = result + affine[1]
+        return [s.cast(result, x.dtype)], [mean, reciprocal]
+
+    affine = [scale] if bias is None else [scale, bias]
+    return row_map(ctx, program, axes, x, *affine)
+
+
+@op("LayerNormalization", since=17, types={"T": FLOATS, "U": FLOATS})
+def layer_normalization(
+    ctx: Lowering,
+    x: T,
+    scale: T,
+    bias: T | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> tuple[Tensor, ...]:
+    return layer_norm(ctx, x, scale, bias, range(normalize_axis(axis, x.rank), x.rank), epsilon, stash_type)
+
+
+@op("LayerNormalization", since=1, until=16, types={"T": FLOATS, "V": FLOATS})
+def contributed_layer_normalization(
+    ctx: Lowering,
+    x: T,
+    scale: V,
+    bias: V | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> tuple[Tensor, ...]:
+    """What ORT's fusion makes in models of older opsets."""
+    return layer_norm(ctx, x, scale, bias, range(normalize_axis(axis, x.rank), x.rank), epsilon, stash_type)
+
+
+@op("SimplifiedLayerNormalization", since=1, types={"T": FLOATS, "V": FLOATS})
+def simplified_layer_normalization(
+    ctx: Lowering, x: T, scale: V, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> tuple[Tensor, ...]:
+    axes = range(normalize_axis(axis, x.rank), x.rank)
+    normalized, _, reciprocal = layer_norm(ctx, x, scale, None, axes, epsilon, stash_type, center=False)
+    return normalized, reciprocal
+
+
+@op("RMSNormalization", since=23, types={"T": FLOATS, "V": FLOATS})
+def rms_normalization(
+    ctx: Lowering, x: T, scale: V, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> Tensor:
+    axes = range(normalize_axis(axis, x.rank), x.rank)
+    return layer_norm(ctx, x, scale, None, axes, epsilon, stash_type, center=False)[0]
+
+
+def per_channel(ctx: Lowering, x: Tensor, rank: int) -> Tensor:
+    """A vector with one element per channel as a tensor that broadcasts to (N, C, ...) of ``rank``."""
+    if x.rank != 1:
+        raise InvalidModel(f"a value per channel has rank {x.rank}, not 1")
+    trailing = rank - 2
+    return ctx.view(x, (*x.shape, *([1] * trailing)), (*x.strides, *([0] * trailing)), x.offset)
+
+
+@op("InstanceNormalization", since=1, types={"T": FLOATS})
+def instance_normalization(ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    if x.rank < 3:
+        raise InvalidModel(f"InstanceNormalization of a tensor of rank {x.rank}")
+    affine = [per_channel(ctx, value, x.rank) for value in (scale, bias)]
+
+    def program(row: Row, x: Scalar, scale: Scalar, bias: Scalar) -> Outputs:
+        difference = s.widen(x) - row.mean(x)
+        normalized = difference / s.sqrt(row.mean(difference * difference) + epsilon)
+        return [s.cast(normalized * s.widen(scale) + s.widen(bias), x.dtype)], []
+
+    return row_map(ctx, program, range(2, x.rank), x, *affine)[0]
+
+
+def standardized(ctx: Lowering, x: Tensor, axes: Iterable[int], *, scale: bool = True) -> Tensor:
+    """x less its mean along ``axes``, divided by its standard deviation with ``scale``."""
+
+    def program(row: Row, x: Scalar) -> Outputs:
+        difference = s.widen(x) - row.mean(x)
+        if not scale:
+            return [s.cast(difference, x.dtype)], []
+        deviation = s.sqrt(row.mean(difference * difference))
+        return [s.cast(difference / (deviation + 1e-9), x.dtype)], []
+
+    return row_map(ctx, program, axes, x)[0]
+
+
+@op("MeanVarianceNormalization", since=9, types={"T": FLOATS})
+def mean_variance_normalization(ctx: Lowering, x: Tensor, *, axes: tuple[int, ...] = (0, 2, 3)) -> Tensor:
+    return standardized(ctx, x, normalize_axes(axes, x.rank))
+
+
+def _group_norm(
+    ctx: Lowering, x: Tensor, affine: Sequence[Tensor], groups: int, epsilon: float, stash_type: int
+) -> Tensor:
+    """x [N, C, ...] normalized per sample and group of channels; affine: scale and bias, [groups, 1 or C / groups]."""
+    _check_stash(stash_type)
+    depth = floordiv(x.shape[1], groups)
+    ctx.require(eq(depth * groups, x.shape[1]), "GroupNormalization: the channels are not a multiple of the groups")
+    trailing = [1] * (x.rank - 2)
+    placed = [ctx.view(y, (*y.shape, *trailing), (*y.strides, *([0] * len(trailing))), y.offset) for y in affine]
+
+    def program(row: Row, x: Scalar, scale: Scalar, bias: Scalar) -> Outputs:
+        value = stash(x, stash_type)
+        difference = value - row.mean(value)
+        normalized = difference / s.sqrt(row.mean(difference * difference) + epsilon)
+        return [s.cast(normalized * s.cast(scale, value.dtype) + s.cast(bias, value.dtype), x.dtype)], []
+
+    grouped = reshape(ctx, x, [x.shape[0], groups, depth, *x.shape[2:]])
+    result = row_map(ctx, program, range(2, grouped.rank), grouped, *placed)[0]
+    return ctx.view(result, x.shape)
+
+
+def _check_groups(x: Tensor, groups: int) -> None:
+    if x.rank < 2 or groups <= 0:
+        raise InvalidModel(f"GroupNormalization of rank {x.rank} in {groups} groups")
+
+
+@op("GroupNormalization", since=18, until=20, types={"T": FLOATS})
+def group_normalization_18(
+    ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5
+) -> Tensor:
+    """Scale and bias are per group."""
+    _check_groups(x, num_groups)
+    for y in (scale, bias):
+        ctx.require(eq(y.size, num_groups), "GroupNormalization: scale and bias have one element per group")
+    affine = [reshape(ctx, y, [num_groups, 1]) for y in (scale, bias)]
+    return _group_norm(ctx, x, affine, num_groups, epsilon, DType.FLOAT32.onnx)
+
+
+@op("GroupNormalization", since=21, types={"T": FLOATS})
+def group_normalization_21(
+    ctx: Lowering,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    num_groups: int,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> Tensor:
+    """Scale and bias are per channel."""
+    _check_groups(x, num_groups)
+    for y in (scale, bias):
+        ctx.require(eq(y.size, x.shape[1]), "GroupNormalization: scale and bias have one element per channel")
+    depth: Dim = floordiv(x.shape[1], num_groups)
+    affine = [reshape(ctx, y, [num_groups, depth]) for y in (scale, bias)]
+    return _group_norm(ctx, x, affine, num_groups, epsilon, stash_type)
+
+
+@op("LRN", since=1, types={"T": FLOATS})
+def lrn(
+    ctx: Lowering, x: T, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
+) -> Tensor:  # fmt: skip
+    if x.rank < 2:
+        raise InvalidModel(f"LRN of a tensor of rank {x.rank}")
+    if size < 1:
+        raise InvalidModel(f"LRN over {size} channels")
+    return local_response_normalization(ctx, x, size=size, alpha=alpha, beta=beta, bias=bias)

@@ -1,0 +1,239 @@
+"""Pooling over sliding windows, and its inverses MaxUnpool and Col2Im."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map, unravel
+from ort_cuda_plugin.kernels.pool import launch_pool
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.onnx.nn.windows import Ints, per_axis, windows
+from ort_cuda_plugin.ops.outputs import is_used
+from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, T1, HostTensor, Int64, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import full
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import reduce
+from ort_cuda_plugin.program.row_program import MAX, SUM, Row
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, lt, product
+from ort_cuda_plugin.program.windows import Windows
+
+
+@op("MaxPool", since=1, types={"T": FLOATS | {DType.INT8, DType.UINT8}})
+def max_pool(
+    ctx: Lowering,
+    x: T,
+    *,
+    kernel_shape: Ints,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    storage_order: int = 0,
+    strides: Ints | None = None,
+) -> tuple[Tensor, ...]:
+    window = windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
+    spatial = window.count(ctx, bool(ceil_mode), may_exceed=True)
+    return launch_pool(ctx, x, window, spatial, "max", indices=is_used(ctx, 1), column_major=bool(storage_order))
+
+
+@op("AveragePool", since=1, types={"T": FLOATS})
+def average_pool(
+    ctx: Lowering,
+    x: T,
+    *,
+    kernel_shape: Ints,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> tuple[Tensor, ...]:
+    window = windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
+    spatial = window.count(ctx, bool(ceil_mode), may_exceed=True)
+    if window.kernel == window.size and not any((*window.begin, *window.end)) and x.rank > 2:
+        return (global_average_pool(ctx, x),)
+    return launch_pool(ctx, x, window, spatial, "average", include_pad=bool(count_include_pad))
+
+
+def _global_pool(ctx: Lowering, x: Tensor, fn: Callable[[Row, Scalar], Scalar]) -> Tensor:
+    if x.rank < 3:
+        raise InvalidModel(f"global pooling of a tensor of rank {x.rank}")
+    return reduce(ctx, fn, x, range(2, x.rank))
+
+
+@op("GlobalAveragePool", since=1, types={"T": FLOATS})
+def global_average_pool(ctx: Lowering, x: T) -> Tensor:
+    return _global_pool(ctx, x, lambda row, value: s.cast(row.mean(value), value.dtype))
+
+
+@op("GlobalMaxPool", since=1, types={"T": FLOATS})
+def global_max_pool(ctx: Lowering, x: T) -> Tensor:
+    return _global_pool(ctx, x, lambda row, value: row.reduce(MAX, value))
+
+
+def _norm_pool(ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim], p: float) -> Tensor:
+    """The p-norm of every window; positions outside of x count as 0."""
+    if p < 1:
+        raise InvalidModel(f"the norm of order {p}")
+    real = s.accumulation_type(x.dtype)
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(x)
+
+        kernel, steps, gaps, begin = (
+            maps.dims(values) for values in (window.kernel, window.strides, window.dilations, window.begin)
+        )
+
+        def power(k: Scalar) -> list[Scalar]:
+            places: list[Scalar] = []
+            inside = s.constant(True, DType.BOOL)
+            for axis, within in enumerate(unravel(k, kernel)):
+                place = c[2 + axis] * steps[axis] - begin[axis] + within * gaps[axis]
+                inside = inside & (place >= 0) & (place < source.dim(2 + axis))
+                places.append(place)
+            value = s.absolute(s.cast(source.at([*c[:2], *places], inside), real))
+            return [s.power(value, float(p))]
+
+        (total,) = maps.fold(SUM, maps.dim(product(window.kernel)), power)
+        return s.cast(s.power(total, 1.0 / p), x.dtype)
+
+    return gather_map(ctx, [*x.shape[:2], *spatial], x.dtype, element)
+
+
+@op("LpPool", since=2, types={"T": FLOATS})
+def lp_pool(
+    ctx: Lowering,
+    x: T,
+    *,
+    kernel_shape: tuple[int, ...],
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: tuple[int, ...] | None = None,
+    p: int = 2,
+    pads: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] | None = None,
+) -> Tensor:
+    window = windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
+    return _norm_pool(ctx, x, window, window.count(ctx, bool(ceil_mode), may_exceed=True), p)
+
+
+@op("LpPool", since=1, types={"T": FLOATS})
+def lp_pool_1(
+    ctx: Lowering,
+    x: T,
+    *,
+    kernel_shape: tuple[int, ...],
+    auto_pad: str = "NOTSET",
+    p: float = 2.0,
+    pads: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] | None = None,
+) -> Tensor:
+    window = windows(x.shape[2:], kernel_shape, strides, None, pads, auto_pad)
+    return _norm_pool(ctx, x, window, window.count(ctx, may_exceed=True), p)
+
+
+@op("GlobalLpPool", since=1, types={"T": FLOATS})
+def global_lp_pool(ctx: Lowering, x: T, *, p: float = 2.0) -> Tensor:
+    window = windows(x.shape[2:], x.shape[2:], None, None, None, "NOTSET")
+    return _norm_pool(ctx, x, window, [1] * (x.rank - 2), p)
+
+
+@op("MaxUnpool", since=9, types={"T1": FLOATS})
+def max_unpool(
+    ctx: Lowering,
+    x: T1,
+    indices: Int64,
+    output_shape: HostTensor | None = None,
+    *,
+    kernel_shape: tuple[int, ...],
+    pads: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] | None = None,
+) -> Tensor:
+    """Indices count in the shape that the attributes give; ``output_shape`` adds zeros after it, or cuts it off.
+
+    Indices outside of it are ignored.
+    """
+    rank = x.rank - 2
+    if rank < 1 or indices.rank != x.rank:
+        raise InvalidModel(f"MaxUnpool of rank {x.rank} with indices of rank {indices.rank}")
+    for dim, wanted in zip(indices.shape, x.shape, strict=True):
+        ctx.require(eq(dim, wanted), "MaxUnpool: one index per element")
+    steps, both = per_axis("strides", strides, 1, rank), per_axis("pads", pads, 0, 2 * rank, 0)
+    kernel = per_axis("kernel_shape", kernel_shape, 1, rank)
+    inferred = [*x.shape[:2]]
+    for axis in range(rank):
+        inferred.append((x.shape[2 + axis] - 1) * steps[axis] - both[axis] - both[rank + axis] + kernel[axis])
+    shape: Sequence[Dim] = inferred
+    if output_shape is not None:
+        shape = ctx.host_values(output_shape, "output_shape of MaxUnpool")
+        if len(shape) != x.rank:
+            raise InvalidModel(f"output_shape of MaxUnpool has {len(shape)} entries for rank {x.rank}")
+    for dim in (*inferred, *shape):
+        ctx.require(le(0, dim), "MaxUnpool to a negative size")
+    result = full(ctx, shape, 0, x.dtype)
+
+    def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
+        index = maps.source(indices).at(c)
+        inside = (index >= 0) & (index < maps.dim(product(inferred)))
+        place = unravel(index, maps.dims(inferred))
+        for at, limit in zip(place, shape, strict=True):
+            inside = inside & (at < maps.dim(limit))
+        return place, maps.source(x).at(c), inside
+
+    scatter_map(ctx, x.shape, result, move)
+    return result
+
+
+@op("Col2Im", since=18, types={"T": ARITHMETIC | BOOL})
+def col2im(
+    ctx: Lowering,
+    x: T,
+    image_shape: HostTensor,
+    block_shape: HostTensor,
+    *,
+    dilations: tuple[int, ...] | None = None,
+    pads: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] | None = None,
+) -> Tensor:
+    """Every element of the image sums those of the blocks that lie over it."""
+    if x.rank != 3:
+        raise InvalidModel(f"Col2Im of rank {x.rank}, not 3")
+    image, block = (
+        ctx.host_values(shape, f"{what} of Col2Im")
+        for shape, what in ((image_shape, "image_shape"), (block_shape, "block_shape"))
+    )
+    if not image or len(image) != len(block):
+        raise InvalidModel(f"Col2Im of an image in {len(image)} dimensions from blocks in {len(block)}")
+    rank = len(image)
+    steps, gaps = per_axis("strides", strides, 1, rank), per_axis("dilations", dilations, 1, rank)
+    both = per_axis("pads", pads, 0, 2 * rank, 0)
+    window = Windows(tuple(image), tuple(block), steps, gaps, both[:rank], both[rank:])
+    for dim in (*image, *block):
+        ctx.require(lt(0, dim), "Col2Im with an empty image or block")
+    count, size = window.count(ctx), product(block)
+    channels = floordiv(x.shape[1], size)
+    ctx.require(eq(channels * size, x.shape[1]), "Col2Im: the rows are not a multiple of the size of a block")
+    ctx.require(eq(product(count), x.shape[2]), "Col2Im: another number of columns than blocks")
+    reduction = MAX if x.dtype is DType.BOOL else SUM
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source, taps, counts = maps.source(x), maps.dims(block), maps.dims(count)
+        step, gap, begin = (maps.dims(values) for values in (steps, gaps, window.begin))
+        total_taps = maps.dim(size)
+
+        def covering(k: Scalar) -> list[Scalar]:
+            column, inside = s.constant(0, DType.INT64), s.constant(True, DType.BOOL)
+            for axis, tap in enumerate(unravel(k, taps)):
+                start = c[2 + axis] + begin[axis] - tap * gap[axis]
+                number = s.trunc_divide(start, step[axis])
+                on_step = (start >= 0) & s.equal(number * step[axis], start)
+                inside = inside & on_step & (number < counts[axis])
+                column = column * counts[axis] + number
+            return [s.widen(source.at([c[0], c[1] * total_taps + k, column], inside))]
+
+        return s.cast(maps.fold(reduction, total_taps, covering)[0], x.dtype)
+
+    return gather_map(ctx, [x.shape[0], channels, *image], x.dtype, element)

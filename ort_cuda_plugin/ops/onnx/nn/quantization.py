@@ -1,0 +1,362 @@
+"""Quantized numbers: conversion from and to floats, and products and convolutions of them.
+
+A quantized x stands for (x - zero_point) * scale. Products are those of int32, after the zero points are taken off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from ort_cuda_plugin.kernels.index import gather_map
+from ort_cuda_plugin.model.ir import FLOATS_8, DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.onnx.math.matmul import matmul
+from ort_cuda_plugin.ops.onnx.nn.conv import conv
+from ort_cuda_plugin.ops.onnx.nn.windows import Ints
+from ort_cuda_plugin.ops.registry import BYTES, FLOAT32, INT32, PACKED, T1, T2, T3, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.row_program import MAX, MIN, Row
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import ceildiv, eq
+
+TS: TypeAlias = Tensor
+T4: TypeAlias = Tensor
+
+QUANTIZED = BYTES | {DType.INT16, DType.UINT16} | FLOATS_8 | PACKED
+SCALES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
+POWERS_OF_TWO = frozenset({DType.FLOAT8E8M0})
+
+
+def _limits(dtype: DType) -> tuple[int, int]:
+    bits = dtype.bits
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if dtype.short[0] == "i" else (0, (1 << bits) - 1)
+
+
+def saturate(x: Scalar, dtype: DType) -> Scalar:
+    """The float32 integer x as the nearest element of ``dtype`` (2 to 16 bits); the smallest for NaN."""
+    low, high = _limits(dtype)
+    not_low = s.where(x > low, x, low)
+    # A conversion to int32 is faster than one that may be of any number.
+    return s.cast(s.cast(s.where(not_low < high, not_low, high), DType.INT32), dtype)
+
+
+def _float32(x: Scalar) -> Scalar:
+    return s.cast(x, DType.FLOAT32)
+
+
+def _quantized(x: Scalar, zero: Scalar | None, dtype: DType, saturates: bool = True) -> Scalar:
+    """x, which is divided by its scale already, rounded half to even and moved by the zero point.
+
+    ``saturates`` concerns 8-bit floats; they are moved before they are rounded.
+    """
+    if dtype.is_float:
+        return s.cast(x if zero is None else x + _float32(zero), dtype, saturate=saturates)
+    rounded = s.round_half_even(x)
+    return saturate(rounded if zero is None else rounded + _float32(zero), dtype)
+
+
+def _by_groups(
+    ctx: Lowering,
+    fn: Callable[..., Scalar],
+    dtype: DType,
+    x: Tensor,
+    parameters: Sequence[Tensor],
+    axis: int,
+    block_size: int,
+) -> Tensor:
+    """``fn(element of x, *its parameters)``, a tensor of ``dtype``.
+
+    Each parameter is one for all of x, one per index of ``axis``, or with ``block_size`` one per block along ``axis``.
+    """
+    if block_size == 0:
+        placed = []
+        for parameter in parameters:
+            if parameter.rank > 1:
+                raise InvalidModel(f"scale and zero point of rank {parameter.rank} without a block size")
+            if parameter.size == 1:
+                placed.append(ctx.view(parameter, (), (), parameter.offset))
+            else:
+                after = x.rank - 1 - normalize_axis(axis, x.rank)
+                shape, strides = (*parameter.shape, *[1] * after), (*parameter.strides, *[0] * after)
+                placed.append(ctx.view(parameter, shape, strides, parameter.offset))
+        return elementwise(ctx, fn, x, *placed)
+    along = normalize_axis(axis, x.rank)
+    if block_size < 0:
+        raise InvalidModel(f"a block size of {block_size}")
+    for parameter in parameters:
+        if parameter.rank != x.rank:
+            raise InvalidModel(f"scale or zero point of rank {parameter.rank} for blocks of rank {x.rank}")
+        for i, (dim, size) in enumerate(zip(parameter.shape, x.shape, strict=True)):
+            wanted = ceildiv(size, block_size) if i == along else size
+            ctx.require(eq(dim, wanted), f"scale or zero point do not fit blocks of {block_size} along axis {along}")
+    return gather_map(
+        ctx,
+        x.shape,
+        dtype,
+        lambda maps, at: fn(
+            maps.source(x).at(at),
+            *(
+                maps.source(p).at([s.trunc_divide(c, block_size) if i == along else c for i, c in enumerate(at)])
+                for p in parameters
+            ),
+        ),
+    )
+
+
+def _element_type(number: int, served: frozenset[DType]) -> DType:
+    dtype = next((d for d in served if d.onnx == number), None)
+    if dtype is None:
+        raise Unsupported("dtype", f"quantization to element type {number}")
+    return dtype
+
+
+def _quantize(
+    ctx: Lowering,
+    x: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    axis: int,
+    block_size: int,
+    output_dtype: int,
+    precision: int,
+    saturate: int,
+) -> Tensor:
+    dtype = zero.dtype if zero is not None else _element_type(output_dtype or DType.UINT8.onnx, QUANTIZED)
+    if output_dtype and output_dtype != dtype.onnx:
+        raise InvalidModel(f"output_dtype {output_dtype} with a zero point of {dtype.name}")
+    divided = _element_type(precision, SCALES) if precision else DType.FLOAT32
+
+    def fn(value: Scalar, factor: Scalar, offset: Scalar | None = None) -> Scalar:
+        quotient = s.cast(_float32(value) / _float32(factor), divided)
+        return _quantized(_float32(quotient), offset, dtype, saturate != 0)
+
+    return _by_groups(ctx, fn, dtype, x, [scale] if zero is None else [scale, zero], axis, block_size)
+
+
+@op("QuantizeLinear", since=10, types={"T1": SCALES | INT32, "T2": QUANTIZED})
+def quantize_linear_10(
+    ctx: Lowering,
+    x: T1,
+    y_scale: T1,
+    y_zero_point: T2 | None = None,
+    *,
+    axis: int = 1,
+    saturate: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+) -> Tensor:
+    """ONNX says nothing of the precision of the division: float32, as in the CPU provider."""
+    return _quantize(ctx, x, y_scale, y_zero_point, axis, block_size, output_dtype, 0, saturate)
+
+
+@op(
+    "QuantizeLinear",
+    since=23,
+    types={"T1": SCALES | INT32, "T2": SCALES | INT32 | POWERS_OF_TWO, "T3": QUANTIZED},
+)
+def quantize_linear(
+    ctx: Lowering,
+    x: T1,
+    y_scale: T2,
+    y_zero_point: T3 | None = None,
+    *,
+    axis: int = 1,
+    saturate: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+    precision: int = 0,
+) -> Tensor:
+    """Without ``precision`` the division has that of the scale, as ONNX says."""
+    if not precision and y_scale.dtype in SCALES:
+        precision = y_scale.dtype.onnx
+    return _quantize(ctx, x, y_scale, y_zero_point, axis, block_size, output_dtype, precision, saturate)
+
+
+@op("DequantizeLinear", since=10, types={"T": QUANTIZED | INT32})
+def dequantize_linear_10(ctx: Lowering, x: T, x_scale: T2, x_zero_point: T | None = None, *, axis: int = 1) -> Tensor:
+    return dequantize_linear(ctx, x, x_scale, x_zero_point, axis=axis)
+
+
+@op("DequantizeLinear", since=19, types={"T1": QUANTIZED | INT32, "T2": SCALES | POWERS_OF_TWO})
+def dequantize_linear(
+    ctx: Lowering,
+    x: T1,
+    x_scale: T2,
+    x_zero_point: T1 | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+) -> Tensor:
+    dtype = _element_type(output_dtype or x_scale.dtype.onnx, SCALES)
+
+    def fn(value: Scalar, factor: Scalar, offset: Scalar | None = None) -> Scalar:
+        exact = DType.FLOAT32 if value.dtype.is_float else DType.INT32
+        distance = s.cast(value, exact) if offset is None else s.cast(value, exact) - s.cast(offset, exact)
+        return s.cast(_float32(distance) * _float32(factor), dtype)
+
+    parameters = [x_scale] if x_zero_point is None else [x_scale, x_zero_point]
+    return _by_groups(ctx, fn, dtype, x, parameters, axis, block_size)
+
+
+@op("DynamicQuantizeLinear", since=11, types={"T1": FLOAT32})
+def dynamic_quantize_linear(ctx: Lowering, x: T1) -> tuple[Tensor, Tensor, Tensor]:
+    """As ONNX Runtime's, the scale is 1 where every element is 0."""
+
+    def fit(row: Row, value: Scalar) -> tuple[list[Scalar], list[Scalar]]:
+        low, high = s.minimum(row.reduce(MIN, value), 0.0), s.maximum(row.reduce(MAX, value), 0.0)
+        scale = s.where(s.equal(low, high), 1.0, (high - low) / 255.0)
+        return [], [scale, saturate(s.round_half_even(-low / scale), DType.UINT8)]
+
+    scale, zero = (ctx.view(y, (), (), y.offset) for y in row_map(ctx, fit, range(x.rank), x))
+    y = elementwise(ctx, lambda value, factor, offset: _quantized(value / factor, offset, DType.UINT8), x, scale, zero)
+    return y, scale, zero
+
+
+def _per_row(ctx: Lowering, x: Tensor) -> Tensor:
+    """A parameter of the rows of a matrix, such that it broadcasts to the matrix."""
+    return ctx.view(x, (*x.shape, 1), (*x.strides, 0), x.offset) if x.rank == 1 and x.size != 1 else x
+
+
+def shifted(ctx: Lowering, x: Tensor, zero: Tensor | None, dtype: DType = DType.INT32) -> Tensor:
+    """x - zero as ``dtype``; x keeps its shape."""
+    if zero is None:
+        return elementwise(ctx, lambda value: s.cast(value, dtype), x)
+    if zero.size == 1:
+        zero = ctx.view(zero, (), (), zero.offset)
+    if zero.rank > x.rank:
+        raise InvalidModel(f"a zero point of rank {zero.rank} for a tensor of rank {x.rank}")
+    return elementwise(ctx, lambda value, offset: s.cast(value, dtype) - s.cast(offset, dtype), x, zero)
+
+
+@op("MatMulInteger", since=10, types={"T1": BYTES, "T2": BYTES})
+def matmul_integer(
+    ctx: Lowering, a: T1, b: T2, a_zero_point: T1 | None = None, b_zero_point: T2 | None = None
+) -> Tensor:
+    return _product(ctx, a, b, a_zero_point, b_zero_point, DType.INT32)
+
+
+def _product(ctx: Lowering, a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None, dtype: DType) -> Tensor:
+    """(a - a_zero) @ (b - b_zero), computed in ``dtype``; zero points are scalars, or one per row and column."""
+    rows = None if a_zero is None else _per_row(ctx, a_zero)
+    return matmul(ctx, shifted(ctx, a, rows, dtype), shifted(ctx, b, b_zero, dtype))
+
+
+def _requantize(
+    ctx: Lowering,
+    x: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    y_scale: Tensor,
+    zero: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """The product x of quantized tensors, plus ``bias``, quantized; all parameters broadcast to x."""
+
+    def fn(value: Scalar, a: Scalar, b: Scalar, y: Scalar, offset: Scalar, *added: Scalar) -> Scalar:
+        total = value + added[0] if added else value
+        return _quantized(_float32(total) * (_float32(a) * _float32(b) / _float32(y)), offset, zero.dtype)
+
+    return elementwise(ctx, fn, x, a_scale, b_scale, y_scale, zero, *([] if bias is None else [bias]))
+
+
+def _scalar(ctx: Lowering, x: Tensor) -> Tensor:
+    return ctx.view(x, (), (), x.offset) if x.size == 1 else x
+
+
+@op("QLinearMatMul", since=10, types=dict.fromkeys(("T1", "T2", "T3"), BYTES | FLOATS_8) | {"TS": SCALES})
+def qlinear_matmul(
+    ctx: Lowering,
+    a: T1,
+    a_scale: TS,
+    a_zero_point: T1,
+    b: T2,
+    b_scale: TS,
+    b_zero_point: T2,
+    y_scale: TS,
+    y_zero_point: T3,
+) -> Tensor:
+    exact = DType.FLOAT32 if a.dtype.is_float or b.dtype.is_float else DType.INT32
+    total = _product(ctx, a, b, a_zero_point, b_zero_point, exact)
+    rows = [_scalar(ctx, _per_row(ctx, x)) for x in (a_scale, y_scale, y_zero_point)]
+    return _requantize(ctx, total, rows[0], _scalar(ctx, b_scale), rows[1], rows[2])
+
+
+def _per_channel(ctx: Lowering, x: Tensor, after: int) -> Tensor:
+    """A parameter of one element, or one per channel, which ``after`` dimensions follow."""
+    if x.size == 1:
+        return _scalar(ctx, x)
+    if x.rank != 1:
+        raise InvalidModel(f"a parameter per channel of rank {x.rank}")
+    return ctx.view(x, (*x.shape, *[1] * after), (*x.strides, *[0] * after), x.offset)
+
+
+@op("ConvInteger", since=10, types={"T1": BYTES, "T2": BYTES})
+def conv_integer(
+    ctx: Lowering,
+    x: T1,
+    w: T2,
+    x_zero_point: T1 | None = None,
+    w_zero_point: T2 | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
+    weights_zero = None if w_zero_point is None else _per_channel(ctx, w_zero_point, w.rank - 1)
+    return conv(
+        ctx,
+        shifted(ctx, x, x_zero_point),
+        shifted(ctx, w, weights_zero),
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+
+
+@op("QLinearConv", since=10, types={"T1": BYTES, "T2": BYTES, "T3": BYTES, "T4": INT32})
+def qlinear_conv(
+    ctx: Lowering,
+    x: T1,
+    x_scale: Tensor,
+    x_zero_point: T1,
+    w: T2,
+    w_scale: Tensor,
+    w_zero_point: T2,
+    y_scale: Tensor,
+    y_zero_point: T3,
+    b: T4 | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
+    total = conv_integer(
+        ctx,
+        x,
+        w,
+        x_zero_point,
+        w_zero_point,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    parameters = [_per_channel(ctx, p, total.rank - 2) for p in (x_scale, w_scale, y_scale, y_zero_point)]
+    bias = None if b is None else _per_channel(ctx, b, total.rank - 2)
+    return _requantize(ctx, total, parameters[0], parameters[1], parameters[2], parameters[3], bias)

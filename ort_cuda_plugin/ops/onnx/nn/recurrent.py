@@ -1,0 +1,303 @@
+"""RNN, GRU and LSTM: gates as scalar expressions, one launch per direction for all steps.
+
+``output_sequence`` of versions before 7 says that the first output is used; the node's outputs say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ort_cuda_plugin.kernels.cells import Cell, Direction, Gates, Sequences
+from ort_cuda_plugin.kernels.recurrent import run_cells
+from ort_cuda_plugin.model.ir import InvalidModel, Unsupported
+from ort_cuda_plugin.ops.onnx.math.activation import softplus
+from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
+from ort_cuda_plugin.ops.registry import FLOATS, INT32, T1, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.multiply import multiply
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, hint
+from ort_cuda_plugin.program.views import permute
+
+Activation = Callable[[Scalar], Scalar]
+
+_TYPES = {"T": FLOATS, "T1": INT32}
+
+_plain: dict[str, Activation] = {
+    "relu": lambda x: s.maximum(x, 0.0),
+    "tanh": s.tanh,
+    "sigmoid": s.sigmoid,
+    "softsign": lambda x: x / (1.0 + s.absolute(x)),
+    "softplus": softplus,
+}
+
+_of_alpha: dict[str, tuple[float, Callable[[float], Activation]]] = {
+    "leakyrelu": (0.01, lambda alpha: lambda x: s.where(x < 0, alpha * x, x)),
+    "thresholdedrelu": (1.0, lambda alpha: lambda x: s.where(x > alpha, x, 0.0)),
+    "elu": (1.0, lambda alpha: lambda x: s.where(x < 0, alpha * s.expm1(x), x)),
+}
+"""Functions of one parameter, with its default."""
+
+_of_alpha_beta: dict[str, tuple[float, float, Callable[[float, float], Activation]]] = {
+    "affine": (1.0, 0.0, lambda alpha, beta: lambda x: alpha * x + beta),
+    "scaledtanh": (1.0, 1.0, lambda alpha, beta: lambda x: alpha * s.tanh(beta * x)),
+    "hardsigmoid": (0.2, 0.5, lambda alpha, beta: lambda x: s.maximum(0.0, s.minimum(1.0, alpha * x + beta))),
+}
+"""Functions of two parameters, with their defaults."""
+
+
+def _activations(
+    names: Sequence[str],
+    alphas: Sequence[float] | None,
+    betas: Sequence[float] | None,
+    clips: Sequence[float | None],
+) -> list[Activation]:
+    """The functions by name; each takes its parameters from the front of what is left of ``alphas`` and ``betas``."""
+    alpha, beta = iter(alphas or ()), iter(betas or ())
+
+    def of(name: str) -> Activation:
+        key = name.lower()
+        if key in _of_alpha:
+            default, make = _of_alpha[key]
+            return make(next(alpha, default))
+        if key in _of_alpha_beta:
+            first, second, make_both = _of_alpha_beta[key]
+            return make_both(next(alpha, first), next(beta, second))
+        if key not in _plain:
+            raise Unsupported("attribute", f"the activation {name!r}")
+        return _plain[key]
+
+    def clipped(function: Activation, clip: float | None) -> Activation:
+        if clip is None:
+            return function
+        return lambda x: function(s.minimum(s.maximum(x, -clip), clip))
+
+    return [clipped(of(name), clip) for name, clip in zip(names, clips, strict=True)]
+
+
+def _are_alike(names: Sequence[str] | None, alphas: Sequence[float] | None, betas: Sequence[float] | None) -> bool:
+    """Whether two directions have the same functions."""
+    half = len(names or ()) // 2
+    return not alphas and not betas and (names is None or names[:half] == names[half:])
+
+
+def _per_direction(
+    direction: str, defaults: Sequence[str], activations: Sequence[str] | None,
+    alphas: Sequence[float] | None, betas: Sequence[float] | None, clip: float | None,
+) -> Iterator[tuple[list[Activation], bool]]:  # fmt: skip
+    """For each direction its functions, and whether it runs backward."""
+    # The schema of GRU-1 misspells its default.
+    backward = {"forward": [False], "foward": [False], "reverse": [True], "bidirectional": [False, True]}.get(direction)
+    if backward is None:
+        raise InvalidModel(f"the direction {direction!r}")
+    names = activations or [*defaults] * len(backward)
+    if len(names) < len(defaults) * len(backward):  # the schema's default of RNN has one too many for one direction
+        raise InvalidModel(f"{len(names)} activations for {len(backward)} directions of {len(defaults)}")
+    # ONNX Runtime bounds what goes into the gates, and not the cell, which goes into the third function of LSTM.
+    clips = [clip if number % len(defaults) < 2 else None for number in range(len(names))]
+    functions = _activations(names, alphas, betas, clips)
+    for number, reverse in enumerate(backward):
+        yield functions[number * len(defaults) : (number + 1) * len(defaults)], reverse
+
+
+def _run(
+    ctx: Lowering, cells: Sequence[tuple[Cell, bool, Sequence[tuple[Scalar, Tensor]]]],
+    x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, lengths: Tensor | None,
+    initial_h: Tensor | None, initial_c: Tensor | None, layout: int, alike: bool, peepholes: Tensor | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """(Y, last hidden[, last cell]) of one cell per direction; ``alike`` says that these differ in parameters only."""
+    if x.rank != 3 or w.rank != 3 or r.rank != 3:
+        raise InvalidModel("a recurrent operator takes X, W and R of rank 3")
+    if layout not in (0, 1):
+        raise InvalidModel(f"layout {layout}")
+    count, size = len(cells), r.shape[2]
+    if layout:
+        x = permute(ctx, x, (1, 0, 2))
+    steps, batch, depth = x.shape
+    rows = cells[0][0].gates * size
+    state_shape = (batch, count, size) if layout else (count, batch, size)
+    expected: list[tuple[str, Tensor | None, tuple[Dim, ...]]] = [
+        ("W", w, (count, rows, depth)),
+        ("R", r, (count, rows, size)),
+        ("B", b, (count, 2 * rows)),
+        ("sequence_lens", lengths, (batch,)),
+        ("initial_h", initial_h, state_shape),
+        ("initial_c", initial_c, state_shape),
+        ("P", peepholes, (count, 3 * size)),
+    ]
+    for name, tensor, shape in expected:
+        if tensor is not None:
+            ctx.require_shape(tensor, shape, f"{name} of a recurrent operator")
+
+    def state() -> Tensor:
+        return ctx.empty(state_shape, x.dtype)
+
+    direction_axis = 1 if layout else 0
+    y = ctx.empty((batch, steps, count, size) if layout else (steps, count, batch, size), x.dtype)
+    last_h = state()
+    last_c = state() if cells[0][0].has_state else None
+    directions = []
+    for number, (cell, backward, parameters) in enumerate(cells):
+
+        def own(tensor: Tensor | None, axis: int = 0, number: int = number) -> Tensor | None:
+            return None if tensor is None else select_index(ctx, tensor, axis, number)
+
+        outputs = select_index(ctx, y, 2 if layout else 1, number)
+        if layout:
+            outputs = permute(ctx, outputs, (1, 0, 2))
+        weights = permute(ctx, select_index(ctx, w, 0, number), (1, 0))
+        bias = own(b)
+        given = Sequences(
+            inputs=_products(ctx, x, weights),
+            weights=permute(ctx, select_index(ctx, r, 0, number), (1, 0)),
+            biases=None if bias is None else ctx.view(bias, (rows,), bias.strides, bias.offset),
+            recurrent_biases=None
+            if bias is None
+            else ctx.view(bias, (rows,), bias.strides, bias.offset + rows * bias.strides[0]),
+            lengths=lengths,
+            hidden=own(initial_h, direction_axis),
+            state=own(initial_c, direction_axis),
+        )
+        final_c = own(last_c, direction_axis)
+        final_h = select_index(ctx, last_h, direction_axis, number)
+        directions.append(Direction(cell, given, parameters, outputs, final_h, final_c, backward))
+    run_cells(ctx, directions, alike=alike)
+    return (y, last_h) if last_c is None else (y, last_h, last_c)
+
+
+def _products(ctx: Lowering, x: Tensor, weights: Tensor) -> Tensor:
+    """x [steps, batch, depth] times the weights.
+
+    Where sequences lie one after the other, as behind a Transpose, the product's rows do too: the rows of a step are
+    few, and those of all steps are one product in this order alone. The kernel of the cell reads any order.
+    """
+    x = ctx.materialize(x)
+    if hint(x.strides[0]) >= hint(x.strides[1]):
+        return multiply(ctx, x, weights)
+    return permute(ctx, multiply(ctx, permute(ctx, x, (1, 0, 2)), weights), (1, 0, 2))
+
+
+@op("RNN", since=1, types=_TYPES)
+def rnn(
+    ctx: Lowering,
+    x: T,
+    w: T,
+    r: T,
+    b: T | None = None,
+    sequence_lens: T1 | None = None,
+    initial_h: T | None = None,
+    *,
+    activation_alpha: tuple[float, ...] | None = None,
+    activation_beta: tuple[float, ...] | None = None,
+    activations: tuple[str, ...] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
+    output_sequence: int = 0,
+) -> tuple[Tensor, ...]:
+    def cell(f: Activation) -> Cell:
+        return Cell(1, lambda inputs, sums, hidden, state: (f(inputs[0] + sums[0]), None))
+
+    alike = _are_alike(activations, activation_alpha, activation_beta)
+    directions = _per_direction(direction, ["Tanh"], activations, activation_alpha, activation_beta, clip)
+    cells = [(cell(*functions), backward, ()) for functions, backward in directions]
+    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, None, layout, alike)
+
+
+def _gru_cell(f: Activation, g: Activation, linear_before_reset: int) -> Cell:
+    """Gates in the order update, reset, hidden."""
+
+    def reset(inputs: Gates, sums: Gates) -> Scalar:
+        return f(inputs[1] + sums[1])
+
+    def update(inputs: Gates, sums: Gates, hidden: Scalar, state: Scalar | None) -> tuple[Scalar, None]:
+        z = f(inputs[0] + sums[0])
+        product = reset(inputs, sums) * sums[2] if linear_before_reset else sums[2]
+        candidate = g(inputs[2] + product)
+        return (1.0 - z) * candidate + z * hidden, None
+
+    return Cell(3, update, reset=None if linear_before_reset else reset)
+
+
+@op("GRU", since=1, types=_TYPES)
+def gru(
+    ctx: Lowering,
+    x: T,
+    w: T,
+    r: T,
+    b: T | None = None,
+    sequence_lens: T1 | None = None,
+    initial_h: T | None = None,
+    *,
+    activation_alpha: tuple[float, ...] | None = None,
+    activation_beta: tuple[float, ...] | None = None,
+    activations: tuple[str, ...] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
+    output_sequence: int = 0,
+    linear_before_reset: int = 0,
+) -> tuple[Tensor, ...]:
+    alike = _are_alike(activations, activation_alpha, activation_beta)
+    directions = _per_direction(direction, ["Sigmoid", "Tanh"], activations, activation_alpha, activation_beta, clip)
+    cells = [(_gru_cell(f, g, linear_before_reset), backward, ()) for (f, g), backward in directions]
+    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, None, layout, alike)
+
+
+def _lstm_cell(f: Activation, g: Activation, h: Activation, peepholes: Sequence[Scalar], input_forget: int) -> Cell:
+    """Gates in the order input, output, forget, cell; ``peepholes`` are those of the first three, or none."""
+
+    def update(inputs: Gates, sums: Gates, hidden: Scalar, state: Scalar | None) -> tuple[Scalar, Scalar]:
+        assert state is not None
+
+        def peeped(gate: int, seen: Scalar) -> Scalar:
+            value = inputs[gate] + sums[gate]
+            return value + peepholes[gate] * seen if peepholes else value
+
+        i = f(peeped(0, state))
+        forget = 1.0 - i if input_forget else f(peeped(2, state))
+        after = forget * state + i * g(inputs[3] + sums[3])
+        return f(peeped(1, after)) * h(after), after
+
+    return Cell(4, update, has_state=True)
+
+
+@op("LSTM", since=1, types=_TYPES)
+def lstm(
+    ctx: Lowering,
+    x: T,
+    w: T,
+    r: T,
+    b: T | None = None,
+    sequence_lens: T1 | None = None,
+    initial_h: T | None = None,
+    initial_c: T | None = None,
+    p: T | None = None,
+    *,
+    activation_alpha: tuple[float, ...] | None = None,
+    activation_beta: tuple[float, ...] | None = None,
+    activations: tuple[str, ...] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+    layout: int = 0,
+    output_sequence: int = 0,
+) -> tuple[Tensor, ...]:
+    defaults = ["Sigmoid", "Tanh", "Tanh"]
+    compute = s.accumulation_type(x.dtype)
+    cells = []
+    alike = _are_alike(activations, activation_alpha, activation_beta)
+    directions = _per_direction(direction, defaults, activations, activation_alpha, activation_beta, clip)
+    for number, ((f, g, h), backward) in enumerate(directions):
+        parameters: list[tuple[Scalar, Tensor]] = []
+        if p is not None:
+            row, size = select_index(ctx, p, 0, number), r.shape[2]
+            for gate in range(3):
+                part = ctx.view(row, (size,), row.strides, row.offset + gate * size * row.strides[0])
+                parameters.append((Scalar(compute, "leaf"), part))
+        cells.append((_lstm_cell(f, g, h, [leaf for leaf, _ in parameters], input_forget), backward, parameters))
+    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, initial_c, layout, alike, p)

@@ -1,0 +1,57 @@
+"""The attributes that convolutions and pooling share: kernel, strides, dilations and padding of sliding windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ort_cuda_plugin.program.lowering import InvalidModel, Unsupported
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv, sym_max
+from ort_cuda_plugin.program.windows import Windows
+
+Ints = Sequence[int]
+MAX_SPATIAL = 3
+
+
+def per_axis(name: str, values: Ints | None, default: int, rank: int, minimum: int = 1) -> tuple[int, ...]:
+    """An attribute of ``rank`` integers, all ``default`` where it is left out. Raises InvalidModel for a wrong one."""
+    values = (default,) * rank if values is None else tuple(values)
+    if len(values) != rank:
+        raise InvalidModel(f"{name} has {len(values)} entries for {rank} dimensions")
+    if any(value < minimum for value in values):
+        raise InvalidModel(f"{name} = {list(values)} has an entry below {minimum}")
+    return values
+
+
+def windows(
+    size: Sequence[Dim], kernel: Sequence[Dim], strides: Ints | None, dilations: Ints | None, pads: Ints | None,
+    auto_pad: str,
+) -> Windows:  # fmt: skip
+    """Resolves the attributes that convolutions and pooling share.
+
+    Raises Unsupported for a rank or padding that the kernels do not have, InvalidModel for contradictions.
+    """
+    rank = len(size)
+    if len(kernel) != rank:
+        raise InvalidModel(f"the kernel has {len(kernel)} dimensions, the input has {rank}")
+    if not 1 <= rank <= MAX_SPATIAL:
+        raise Unsupported("shape", f"{rank} spatial dimensions; 1 to {MAX_SPATIAL} are implemented")
+    steps = per_axis("strides", strides, 1, rank)
+    gaps = per_axis("dilations", dilations, 1, rank)
+    extent = [(k - 1) * gap + 1 for k, gap in zip(kernel, gaps, strict=True)]
+    begin: tuple[Dim, ...] = (0,) * rank
+    end = begin
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        totals = [
+            sym_max((ceildiv(n, step) - 1) * step + reach - n, 0)
+            for n, step, reach in zip(size, steps, extent, strict=True)
+        ]
+        smaller, larger = tuple(total // 2 for total in totals), tuple(ceildiv(total, 2) for total in totals)
+        begin, end = (smaller, larger) if auto_pad == "SAME_UPPER" else (larger, smaller)
+    elif auto_pad == "NOTSET":
+        if pads is not None and any(pad < 0 for pad in pads):
+            raise Unsupported("attribute", f"negative pads {list(pads)}")
+        both = per_axis("pads", pads, 0, 2 * rank, 0)
+        begin, end = both[:rank], both[rank:]
+    elif auto_pad != "VALID":
+        raise InvalidModel(f"auto_pad is {auto_pad!r}")
+    return Windows(tuple(size), tuple(kernel), steps, gaps, begin, end)

@@ -1,0 +1,75 @@
+"""Operators that ONNX has removed and ONNX Runtime still loads in models of old opsets."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ort_cuda_plugin.model.ir import InvalidModel
+from ort_cuda_plugin.ops.onnx.math.activation import softplus
+from ort_cuda_plugin.ops.onnx.nn.normalization import standardized
+from ort_cuda_plugin.ops.onnx.tensor.slicing import slice_10, slice_axis
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INDICES, HostTensor, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.symbolic import eq, le
+from ort_cuda_plugin.program.views import unsqueeze
+
+
+@op("Affine", since=1, until=9, types={"T": FLOATS})
+def affine(ctx: Lowering, x: Tensor, *, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
+    return elementwise(ctx, lambda a: alpha * a + beta, x)
+
+
+@op("Scale", since=1, until=9, types={"T": FLOATS})
+def scale(ctx: Lowering, x: Tensor, *, scale: float = 1.0) -> Tensor:
+    return elementwise(ctx, lambda a: scale * a, x)
+
+
+@op("ScaledTanh", since=1, until=9, types={"T": FLOATS})
+def scaled_tanh(ctx: Lowering, x: Tensor, *, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+    return elementwise(ctx, lambda a: alpha * s.tanh(beta * a), x)
+
+
+@op("ParametricSoftplus", since=1, until=9, types={"T": FLOATS})
+def parametric_softplus(ctx: Lowering, x: Tensor, *, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+    return elementwise(ctx, lambda a: alpha * softplus(beta * a), x)
+
+
+@op("ImageScaler", since=1, until=9, types={"T": FLOATS})
+def image_scaler(ctx: Lowering, x: Tensor, *, bias: tuple[float, ...], scale: float = 1.0) -> Tensor:
+    if x.rank != 4:
+        raise InvalidModel(f"ImageScaler of rank {x.rank}, not 4")
+    ctx.require(eq(x.shape[1], len(bias)), "ImageScaler: one bias per channel")
+    offsets = unsqueeze(ctx, ctx.constant(np.array(bias, np.float32)), (1, 2))
+    return elementwise(ctx, lambda a, b: s.cast(s.cast(a, b.dtype) * scale + b, a.dtype), x, offsets)
+
+
+@op("Crop", since=1, until=9, types={"T": FLOATS})
+def crop(ctx: Lowering, x: Tensor, *, border: tuple[int, ...], scale: tuple[int, ...] = ()) -> Tensor:
+    """``border``: left, top, right, bottom; ``scale``: height and width of the result, instead of right and bottom."""
+    if x.rank != 4 or len(border) != 4 or len(scale) not in (0, 2) or min((*border, *scale)) < 0:
+        raise InvalidModel(f"Crop of rank {x.rank} with border {border} and scale {scale}")
+    left, top, right, bottom = border
+    for axis, first, removed in ((2, top, bottom), (3, left, right)):
+        last = first + scale[axis - 2] if scale else x.shape[axis] - removed
+        ctx.require(le(first, last), "Crop removes more elements than there are")
+        ctx.require(le(last, x.shape[axis]), "Crop to more elements than there are")
+        x = slice_axis(ctx, x, axis, first, last)
+    return x
+
+
+@op("DynamicSlice", since=1, until=9, types={"T": ALL_TENSORS, "Tind": INDICES})
+def dynamic_slice(
+    ctx: Lowering, data: T, starts: HostTensor, ends: HostTensor, axes: HostTensor | None = None
+) -> Tensor:
+    return slice_10(ctx, data, starts, ends, axes)
+
+
+@op("MeanVarianceNormalization", since=1, until=8, types={"T": FLOATS})
+def mean_variance_normalization_1(
+    ctx: Lowering, x: Tensor, *, across_channels: int = 0, normalize_variance: int = 1
+) -> Tensor:
+    if x.rank != 4:
+        raise InvalidModel(f"MeanVarianceNormalization of rank {x.rank}, not 4")
+    return standardized(ctx, x, (0, 1, 2, 3) if across_channels else (0, 2, 3), scale=bool(normalize_variance))

@@ -1,0 +1,1 @@
+"""Operators of ai.onnx that move elements: views, slices, gathers, scatters, selections, sequences."""

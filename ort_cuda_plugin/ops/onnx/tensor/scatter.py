@@ -1,0 +1,162 @@
+"""Operators that write updates to places that indices name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from ort_cuda_plugin.kernels.codegen import Combination
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.onnx.tensor.indexing import check_within, index_tuple, wrapped
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, INDICES, Int64, T, Tind, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise, elementwise_into
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import Reduction
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, product
+
+Place: TypeAlias = Callable[[IndexMap, list[Scalar]], tuple[list[Scalar], Scalar]]
+"""The coordinates in the result where an update goes, and whether they are inside of it."""
+
+REDUCTIONS = {
+    "none": None,
+    "add": Combination(lambda a, b: a + b, "add"),
+    "mul": Combination(lambda a, b: a * b),
+    "min": Combination(s.minimum, "min"),
+    "max": Combination(s.maximum, "max"),
+}
+
+
+def _accumulator(dtype: DType) -> DType:
+    """The type that updates are combined in: that of arithmetic, and wide enough for an atomic instruction."""
+    if dtype.is_float:
+        return dtype if dtype.itemsize >= 4 else DType.FLOAT32
+    return dtype if dtype.itemsize >= 4 else DType.INT32
+
+
+def _scatter(ctx: Lowering, data: Tensor, updates: Tensor, place: Place, reduction: str) -> Tensor:
+    """A copy of ``data`` with ``updates`` at their places, or combined with what is there."""
+    if reduction not in REDUCTIONS:
+        raise InvalidModel(f"the reduction {reduction!r}")
+    how = REDUCTIONS[reduction]
+    if data.dtype is DType.BOOL and how is not None:
+        # The sum of truth values is that one is true, their product that all are.
+        how = REDUCTIONS[{"add": "max", "mul": "min"}.get(reduction, reduction)]
+    dtype = data.dtype if how is None else _accumulator(data.dtype)
+    result = ctx.empty(data.shape, dtype)
+    elementwise_into(ctx, lambda x: s.cast(x, dtype), result, data)
+
+    def move(maps: IndexMap, c: list[Scalar]) -> tuple[Sequence[Scalar], Scalar, Scalar]:
+        coordinates, inside = place(maps, c)
+        return coordinates, s.cast(maps.source(updates).at(c), dtype), inside
+
+    scatter_map(ctx, updates.shape, result, move, how)
+    return result if dtype is data.dtype else elementwise(ctx, lambda x: s.cast(x, data.dtype), result)
+
+
+def _in_order(ctx: Lowering, data: Tensor, reduction: str) -> Combination | None:
+    """The combination, where its result depends on an order that has to be the same in every Run."""
+    if not (ctx.options.deterministic and data.dtype.is_float):
+        return None
+    return REDUCTIONS.get(reduction)
+
+
+def _gather_updates(
+    ctx: Lowering,
+    data: Tensor,
+    how: Combination,
+    count: Dim,
+    update: Callable[[IndexMap, list[Scalar], Scalar], tuple[Scalar, Scalar]],
+) -> Tensor:
+    """Every element takes in its updates in order: ``update(maps, c, j)`` is number j of ``count`` and whether it is
+    one of element c. Takes time for every pair of an element and an update, and gives the same bits in every Run."""
+    dtype = _accumulator(data.dtype)
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        start = s.cast(maps.source(data).at(c), dtype)
+
+        def numbered(j: Scalar) -> tuple[Scalar, Scalar]:
+            value, is_own = update(maps, c, j)
+            return s.cast(value, dtype), is_own
+
+        reduction = Reduction(
+            initial=lambda dtypes: (start,),
+            step=lambda totals, update: (s.where(update[1], how.step(totals[0], update[0]), totals[0]),),
+            combine=lambda a, b: (how.step(a[0], b[0]),),
+        )
+        return s.cast(maps.fold(reduction, maps.dim(count), numbered)[0], data.dtype)
+
+    return gather_map(ctx, data.shape, data.dtype, element)
+
+
+@op("Scatter", since=9, types={"T": ALL_TENSORS, "Tind": INDICES})
+@op("ScatterElements", since=11, types={"T": ALL_TENSORS, "Tind": INDICES})
+def scatter_elements(
+    ctx: Lowering, data: T, indices: Tind, updates: T, *, axis: int = 0, reduction: str = "none"
+) -> Tensor:
+    """Indices outside their dimension are ignored; of several updates of one element, any one stays."""
+    axis = normalize_axis(axis, data.rank)
+    check_within(ctx, "ScatterElements", data, indices, axis)
+    ctx.require_shape(updates, indices.shape, "updates of ScatterElements")
+    dim = data.shape[axis]
+
+    def place(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar]:
+        index, inside = wrapped(maps.source(indices).at(c), maps.dim(dim))
+        return [*c[:axis], index, *c[axis + 1 :]], inside
+
+    ordered = _in_order(ctx, data, reduction)
+    if ordered is None:
+        return _scatter(ctx, data, updates, place, reduction)
+
+    def update(maps: IndexMap, c: list[Scalar], j: Scalar) -> tuple[Scalar, Scalar]:
+        at = [*c[:axis], j, *c[axis + 1 :]]
+        inside = s.constant(True, DType.BOOL)
+        for other in range(data.rank):
+            if other != axis:
+                inside = inside & (c[other] < maps.dim(indices.shape[other]))
+        index, _ = wrapped(maps.source(indices).at(at, inside, -1), maps.dim(dim))
+        is_own = inside & s.equal(index, c[axis])
+        return maps.source(updates).at(at, is_own), is_own
+
+    return _gather_updates(ctx, data, ordered, indices.shape[axis], update)
+
+
+def _length_by_ranks(ctx: Lowering, data: Tensor, indices: Tensor, updates: Tensor) -> int:
+    """The length of the index tuples, which the ranks tell even where the dimension is not known."""
+    length = data.rank + indices.rank - 1 - updates.rank
+    if not 0 < length <= data.rank or indices.rank == 0:
+        ranks = f"{data.rank}, {indices.rank} and {updates.rank}"
+        raise InvalidModel(f"ScatterND of data, indices and updates of ranks {ranks}")
+    ctx.require(eq(indices.shape[-1], length), f"the index tuples of ScatterND do not have the length {length}")
+    return length
+
+
+@op("ScatterND", since=11, types={"T": ALL_TENSORS})
+def scatter_nd(ctx: Lowering, data: T, indices: Int64, updates: T, *, reduction: str = "none") -> Tensor:
+    """As `scatter_elements` for slices that index tuples name."""
+    length = _length_by_ranks(ctx, data, indices, updates)
+    lead = indices.rank - 1
+    ctx.require_shape(updates, (*indices.shape[:-1], *data.shape[length:]), "updates of ScatterND")
+
+    def place(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar]:
+        index, inside = index_tuple(maps.source(indices), maps.source(data), c[:lead], 0, length)
+        return [*index, *c[lead:]], inside
+
+    ordered = _in_order(ctx, data, reduction)
+    if ordered is None:
+        return _scatter(ctx, data, updates, place, reduction)
+
+    def update(maps: IndexMap, c: list[Scalar], j: Scalar) -> tuple[Scalar, Scalar]:
+        at: list[Scalar] = []
+        for dim in reversed(indices.shape[:-1]):
+            at.insert(0, s.trunc_modulo(j, maps.dim(dim)))
+            j = s.trunc_divide(j, maps.dim(dim))
+        index, is_own = index_tuple(maps.source(indices), maps.source(data), at, 0, length)
+        for found, own in zip(index, c, strict=False):
+            is_own = is_own & s.equal(found, own)
+        return maps.source(updates).at([*at, *c[length:]], is_own), is_own
+
+    return _gather_updates(ctx, data, ordered, product(indices.shape[:-1]), update)

@@ -1,0 +1,135 @@
+"""TfIdfVectorizer of integers: how often each n-gram of a pool occurs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ort_cuda_plugin.kernels.index import IndexMap, Source, scatter_map
+from ort_cuda_plugin.model.ir import Array, DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.onnx.tensor.scatter import REDUCTIONS
+from ort_cuda_plugin.ops.registry import INDICES, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import Reduction, Values
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.views import reshape
+
+MAX_GRAM_LENGTH = 16
+"""Elements of an n-gram that a kernel compares one after another."""
+
+
+def _pool(pool: Sequence[int], starts: Sequence[int], columns: Sequence[int]) -> dict[int, dict[tuple[int, ...], int]]:
+    """By length: n-grams and their columns of the result. ``starts`` says where in ``pool`` those of each length are.
+
+    Raises InvalidModel where the three do not fit to each other.
+    """
+    ends = [*starts[1:], len(pool)]
+    if not starts or any(not 0 <= start <= end <= len(pool) for start, end in zip(starts, ends, strict=True)):
+        raise InvalidModel(f"ngram_counts {list(starts)} are no places in a pool of {len(pool)}, in order")
+    remaining = iter(columns)
+    result: dict[int, dict[tuple[int, ...], int]] = {}
+    for length, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
+        grams = [tuple(pool[at : at + length]) for at in range(start, end - length + 1, length)]
+        if len(grams) * length != end - start:
+            raise InvalidModel(f"{end - start} elements of the pool are no n-grams of length {length}")
+        taken = [next(remaining, None) for _ in grams]
+        if any(column is None for column in taken):
+            raise InvalidModel("ngram_indexes has fewer entries than the pool has n-grams")
+        # Of equal n-grams the last one counts.
+        result[length] = {gram: column for gram, column in zip(grams, taken, strict=True) if column is not None}
+    return result
+
+
+def _before(table: Source, row: Scalar, gram: Sequence[Scalar]) -> tuple[Scalar, Scalar]:
+    """Whether a row of ``table`` comes before ``gram`` in lexicographic order, and whether it is equal."""
+    less, equal = s.constant(False, DType.BOOL), s.constant(True, DType.BOOL)
+    for j, value in enumerate(gram):
+        element = table.at([row, s.constant(j, DType.INT64)])
+        less = less | (equal & (element < value))
+        equal = equal & s.equal(element, value)
+    return less, equal
+
+
+def _count(ctx: Lowering, counts: Tensor, x: Tensor, grams: dict[tuple[int, ...], int], skips: int) -> None:
+    """Adds to int32 ``counts`` [rows, columns] the occurrences in x [rows, n] with up to ``skips`` places between.
+
+    Every place looks its n-gram up in the sorted pool.
+    """
+    ordered = sorted(grams)
+    length, last = len(ordered[0]), len(ordered) - 1
+    pool = ctx.constant(np.array(ordered, np.int64))
+    columns = ctx.constant(np.array([grams[gram] for gram in ordered], np.int64))
+
+    def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
+        row, skip, start = c
+        source, table = maps.source(x), maps.source(pool)
+        step = skip + 1
+        fits = start + step * (length - 1) < source.dim(1)
+        gram = [s.cast(source.at([row, start + step * j], fits), DType.INT64) for j in range(length)]
+        end = maps.dim(last)
+
+        def halve(totals: Values, _: Values) -> Values:
+            low, high = totals
+            middle = (low + high) >> 1
+            less, _equal = _before(table, middle, gram)
+            return s.where(less, s.minimum(middle + 1, end), low), s.where(less, high, middle)
+
+        search = Reduction(lambda dtypes: (s.constant(0, DType.INT64), end), halve, lambda a, b: a)
+        found, _ = maps.fold(search, maps.dim(len(ordered).bit_length()), lambda i: (i,))
+        _, equal = _before(table, found, gram)
+        inside = fits & equal
+        return [row, maps.source(columns).at([found], inside)], s.constant(1, DType.INT32), inside
+
+    scatter_map(ctx, [x.shape[0], skips + 1, x.shape[1]], counts, move, REDUCTIONS["add"])
+
+
+@op("TfIdfVectorizer", since=9, types={"T": INDICES})
+def tf_idf_vectorizer(
+    ctx: Lowering,
+    x: Tensor,
+    *,
+    max_gram_length: int,
+    max_skip_count: int,
+    min_gram_length: int,
+    mode: str,
+    ngram_counts: tuple[int, ...],
+    ngram_indexes: tuple[int, ...],
+    pool_int64s: tuple[int, ...] | None = None,
+    pool_strings: tuple[str, ...] | None = None,
+    weights: tuple[float, ...] | None = None,
+) -> Tensor:
+    if pool_strings is not None or pool_int64s is None:
+        raise Unsupported("dtype", "TfIdfVectorizer of strings")
+    if x.rank > 2 or mode not in ("TF", "IDF", "TFIDF"):
+        raise InvalidModel(f"TfIdfVectorizer of rank {x.rank} in mode {mode!r}")
+    if not 1 <= min_gram_length <= max_gram_length or max_skip_count < 0:
+        raise InvalidModel(f"n-grams of length {min_gram_length} to {max_gram_length}, skipping {max_skip_count}")
+    if not ngram_indexes or min(ngram_indexes) < 0:
+        raise InvalidModel(f"ngram_indexes {list(ngram_indexes)}")
+    columns = max(ngram_indexes) + 1
+    if weights and len(weights) < columns:
+        raise InvalidModel(f"{len(weights)} weights for {columns} columns")
+    rows = x if x.rank == 2 else reshape(ctx, x, [1, x.size])
+    counts = ctx.empty([rows.shape[0], columns], DType.INT32)
+    ctx.memset(counts, 0)
+    for length, grams in _pool(pool_int64s, ngram_counts, ngram_indexes).items():
+        if grams and min_gram_length <= length <= max_gram_length:
+            if length > MAX_GRAM_LENGTH:
+                raise Unsupported("attribute", f"TfIdfVectorizer with n-grams of length {length}")
+            _count(ctx, counts, rows, grams, max_skip_count if length > 1 else 0)
+    result = _weighted(ctx, counts, mode, None if not weights else np.array(weights[:columns], np.float32))
+    return result if x.rank == 2 else ctx.view(result, (columns,))
+
+
+def _weighted(ctx: Lowering, counts: Tensor, mode: str, weights: Array | None) -> Tensor:
+    def weigh(count: Scalar, weight: Scalar) -> Scalar:
+        if mode == "IDF":
+            return s.where(count > 0, weight, s.constant(0, DType.FLOAT32))
+        return s.cast(count, DType.FLOAT32) * weight
+
+    if weights is None or mode == "TF":
+        return elementwise(ctx, lambda count: weigh(count, s.constant(1, DType.FLOAT32)), counts)
+    return elementwise(ctx, weigh, counts, ctx.constant(weights))

@@ -1,0 +1,26 @@
+"""The folders of ops/: small enough to look through, and each module is in the table by being there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import ort_cuda_plugin
+from ort_cuda_plugin.ops import registry
+
+PACKAGE = Path(ort_cuda_plugin.__file__).parent
+FOLDERS = [folder for folder in (PACKAGE / "ops").rglob("*") if folder.is_dir() and folder.name != "__pycache__"]
+
+
+def test_a_folder_has_at_most_a_dozen_sources() -> None:
+    sizes = {str(folder.relative_to(PACKAGE)): len(list(folder.glob("[!_]*.py"))) for folder in FOLDERS}
+    assert {folder: size for folder, size in sizes.items() if size > 12} == {}
+
+
+def test_every_module_is_imported_with_the_table() -> None:
+    registry.operators()
+    names = {
+        ".".join(("ort_cuda_plugin", *path.relative_to(PACKAGE).with_suffix("").parts))
+        for path in (PACKAGE / "ops").rglob("[!_]*.py")
+    }
+    assert names - sys.modules.keys() - {"ort_cuda_plugin.ops.kernel_definitions"} == set()
