@@ -13,8 +13,8 @@ from ..ops.kernel_definitions import HOST_RESULTS
 from ..ops.registry import channels_last_operators
 from ..program.containers import Operand
 from ..program.lowering import NUM_TRIALS, Buffer, DeviceProperties, LoweringOptions
-from ..program.passes.termination import Measure
 from ..program.symbolic import Dim
+from ..program.termination import Measure
 from . import islands
 from .budget import MemoryBudget
 from .control_flow import CompiledBodies, CompiledBody

@@ -13,6 +13,7 @@ import numpy as np
 from ..compiler.kernel import KernelSpec
 from ..kernels.tactics import Tuner
 from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, NodeError, UnknownRank, Unsupported, Value
+from ..passes.table import Watch
 from ..plan.format import Plan, PlanInput
 from ..plan.planner import make_plan
 from ..plan.precompute import precompute
@@ -20,7 +21,6 @@ from ..plan.tables import KnownEntries, Precomputation, Precomputed, Tables, Wei
 from ..program.callbacks import Callback
 from ..program.libraries import LibraryProblem
 from ..program.lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
-from ..program.passes.run import Watch
 from ..program.plan_record import plan_record
 from ..program.program_text import ProgramText
 from ..program.symbolic import Dim

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kernels.chained import chain_convolutions
-from ..kernels.choose import choose
-from ..kernels.cut_products import cut_products
 from ..kernels.emit import emit
-from ..kernels.halves import store_halves
-from ..kernels.merged_products import merge_integer_products
-from ..kernels.narrow import narrow, narrow_inputs
 from ..kernels.packed import pack
 from ..kernels.tactics import Tuner, is_of_integers
 from ..model.ir import Node
+from ..passes.constant_folding import fixed_buffers, is_fixed, split_constants
+from ..passes.fold_dequantize import fold_dequantize, fold_dequantize_into_inputs
+from ..passes.horizontal_integer_gemm import merge_integer_gemms
+from ..passes.kernel_selection import choose
+from ..passes.split_k_fusion import fuse_split_k
+from ..passes.squeeze_excite_fusion import fuse_squeeze_excite
+from ..passes.table import Watch, run_passes
+from ..passes.tf32_as_scaled_f16 import store_tf32_as_scaled_f16
 from ..program.lowering import Lowering
-from ..program.passes.fixed import fixed_buffers, is_fixed, split
-from ..program.passes.run import Watch, run_passes
 from ..program.tensor import BufferKind, Tensor
 from ..program.trace import Recordable, Step
 from ..program.traffic import ProgramTraffic, traffic
@@ -72,31 +72,31 @@ def make_launches(
         watch = _both(watch, verify)
     steps = run_passes(ctx.trace.steps, ctx.options.fusion, watch, attention=ctx.options.attention)
     if ctx.options.fusion:
-        steps = chain_convolutions(ctx, steps)
+        steps = fuse_squeeze_excite(ctx, steps)
         if watch:
             watch("chain", steps)
-    least = narrow(steps) if ctx.options.fusion else steps
+    least = fold_dequantize(steps) if ctx.options.fusion else steps
     known = fixed_buffers(least) if ctx.options.fusion else {}
     compulsory = traffic(step for step in least if not is_fixed(step, known))
     is_chosen = bool(ctx.device.libraries) or not ctx.device.emulated or tuner is not None
     if is_chosen:
         if ctx.options.fusion:
             # What tensor cores multiply as it is stored does not become float32 for a library.
-            steps = narrow_inputs(narrow(steps, lambda step: is_of_integers(ctx, step)))
-            steps = merge_integer_products(ctx, steps)
+            steps = fold_dequantize_into_inputs(fold_dequantize(steps, lambda step: is_of_integers(ctx, step)))
+            steps = merge_integer_gemms(ctx, steps)
             if watch:
                 watch("integers", steps)
-            steps = store_halves(ctx, steps)
+            steps = store_tf32_as_scaled_f16(ctx, steps)
             if watch:
                 watch("halves", steps)
-            steps = cut_products(ctx, steps)
+            steps = fuse_split_k(ctx, steps)
             if watch:
                 watch("cut", steps)
         steps = choose(ctx, steps, tuner, verify)
         if watch:
             watch("choose", steps)
     if ctx.options.fusion:
-        steps = narrow(steps) if is_chosen else least
+        steps = fold_dequantize(steps) if is_chosen else least
         if watch:
             watch("narrow", steps)
     launches = emit(ctx, steps)
@@ -104,7 +104,7 @@ def make_launches(
         watch("emitted", launches)
     if not ctx.options.fusion:
         return [], launches, ProgramTraffic(compulsory, traffic(launches))
-    fixed, rest = split(launches)
+    fixed, rest = split_constants(launches)
     if verify is not None:
         verify("split", [*(launch for group in fixed for launch in group), *rest])
     if show and fixed:

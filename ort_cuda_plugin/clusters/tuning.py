@@ -17,16 +17,16 @@ from pathlib import Path
 
 from ..compiler.timing_cache import TimedProblem, TimingCache
 from ..compiler.toolchain import installed_tools, joined_digest, sources_digest, toolchain_digest
-from ..kernels.choose import choose
 from ..kernels.emit import emit
 from ..kernels.tactics import LIBRARY
 from ..model.ir import InvalidModel, Unsupported
+from ..passes.constant_folding import split_constants
+from ..passes.kernel_selection import choose
 from ..plan.planner import make_plan
 from ..plan.precompute import precompute
 from ..plan.tables import KnownEntries, Tables
 from ..program.concrete import Concrete
 from ..program.lowering import Lowering
-from ..program.passes.fixed import split
 from ..program.scalar import Scalar, reachable
 from ..program.steps import Attend, Convolve, Rows, Sums, Tactic
 from ..program.symbolic import Dim, hint, is_read_back, le, lt
@@ -151,7 +151,7 @@ def _operator_program(ctx: Lowering, inputs: Sequence[Tensor | None], name: str,
 
 def _alone(own: Lowering, launches: Sequence[Recordable]) -> Variant:
     """A program of the launches, without inputs."""
-    fixed, rest = split(launches) if own.options.fusion else ([], list[Recordable](launches))
+    fixed, rest = split_constants(launches) if own.options.fusion else ([], list[Recordable](launches))
     tables = Tables(KnownEntries())
     precompute(fixed, rest, tables)
     plan = make_plan(own.trace, rest, (), (), (), tables, 0)
@@ -211,9 +211,12 @@ def _operations(step: Sums) -> list[tuple[str, int]]:
 
 @cache
 def kernels_digest() -> str:
-    """What makes our kernels: times of others say nothing about them."""
-    kernels = sorted(path.name for path in (Path(__file__).parent.parent / "kernels").glob("*.py"))
-    own = sources_digest(tuple(f"kernels/{name}" for name in kernels))
+    """The sources that decide what the kernels of a step are: times of other kernels say nothing about them."""
+    root = Path(__file__).parent.parent
+    sources = [
+        path.relative_to(root).as_posix() for room in ("kernels", "passes") for path in root.glob(f"{room}/*.py")
+    ]
+    own = sources_digest(tuple(sorted(sources)))
     return joined_digest(toolchain_digest(installed_tools(False), False), own)
 
 

@@ -14,12 +14,12 @@ import onnx
 from ort_cuda_plugin.clusters.node_lowering import InputSymbols, NodeLowering, symbolic_input
 from ort_cuda_plugin.conformance.cases import load_cases
 from ort_cuda_plugin.ep.libraries import LIBRARIES
-from ort_cuda_plugin.kernels.choose import choose
 from ort_cuda_plugin.kernels.emit import emit
 from ort_cuda_plugin.model.ir import DType, Graph, InvalidModel, Unsupported
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.ops import registry
 from ort_cuda_plugin.ops.registry import Operator
+from ort_cuda_plugin.passes.kernel_selection import choose
 from ort_cuda_plugin.program.libraries import ATTENTION, CONV, MATMUL
 from ort_cuda_plugin.program.lowering import Buffer, DeviceProperties, LoweringOptions
 from ort_cuda_plugin.program.symbolic import Dim

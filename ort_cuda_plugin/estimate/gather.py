@@ -15,9 +15,9 @@ from ..clusters.cluster import CompiledCluster
 from ..model.ir import Graph, Node, Value
 from ..model.onnx_graph import read_model
 from ..models import is_wheel_model, with_noise_weights
+from ..passes.table import Watch
 from ..program.libraries import ATTENTION, CONV, MATMUL
 from ..program.lowering import DeviceProperties, LoweringOptions
-from ..program.passes.run import Watch
 from ..program.steps import Contract, Convolve
 from ..program.symbolic import hint
 from ..program.tensor import Buffer, BufferKind, Tensor

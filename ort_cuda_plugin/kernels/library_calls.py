@@ -17,7 +17,7 @@ from ..program.steps import Contract, Convolve, Map, Output, Substitution, Sums,
 from ..program.symbolic import Dim, le, logical_or, lt, product
 from ..program.tensor import contiguous_strides
 from .contract import Folded, folded
-from .image_order import (
+from .image_layout import (
     channels_last_strides,
     channels_last_weights,
     empty_channels_last,

@@ -20,7 +20,7 @@ from .compact_weights import compact_lines, has_compact_lines
 from .contract import ProductTactic, matrix_tactics
 from .conv_phases import phases
 from .epilogue import VECTOR, Axes, Epilogue, make_epilogue
-from .image_order import channels_last_weights, matrix_convolution_kind, permuted, place_stride, places_first
+from .image_layout import channels_last_weights, matrix_convolution_kind, permuted, place_stride, places_first
 from .integer_products import integer_form, integer_step
 from .layout import extent, index_type
 from .library_calls import cudnn_form

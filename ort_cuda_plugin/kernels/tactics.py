@@ -14,7 +14,7 @@ from .attend import attention_tactics
 from .attend_matrices import fits_matrices, is_small_attention
 from .contract import integer_product_kind, is_one_row, is_small, product_tactics
 from .convolve import convolution_tactics
-from .image_order import matrix_convolution_kind
+from .image_layout import matrix_convolution_kind
 from .library_attention import attention_form
 from .matrix_conv import is_small_convolution, matrix_convolution_tactics
 from .tile_shapes import INTEGERS

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..model.ir import Constant, DType, Node
-from ..program.passes.fixed import known_bytes
-from ..program.tensor import Buffer, BufferKind, Tensor
+from ..program.tensor import Buffer, BufferKind, Tensor, known_bytes
 from ..program.trace import Recordable, Trace
 from .planner import make_plan
 from .tables import KnownEntries, Precomputation, Precomputed, Tables, weight_key

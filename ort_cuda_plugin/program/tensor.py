@@ -214,3 +214,9 @@ def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
         strides.append(stride)
         stride = stride * dim
     return tuple(reversed(strides))
+
+
+def known_bytes(buffer: Buffer) -> int:
+    """The size of a weight or of a fixed intermediate."""
+    assert isinstance(buffer.nbytes, int)
+    return buffer.nbytes

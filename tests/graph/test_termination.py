@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from contributed import noise
 from kernel_harness import Array, run_model
-from ort_cuda_plugin.program.passes.termination import Measure, NoProgressError
+from ort_cuda_plugin.program.termination import Measure, NoProgressError
 
 EPILOGUES = {
     "none": (),

@@ -13,8 +13,8 @@ from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.estimate.gather import LIBRARIES, work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep
-from ort_cuda_plugin.kernels import cut_products
 from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.passes import split_k_fusion
 from ort_cuda_plugin.program.lowering import DeviceProperties
 
 GPU = DeviceProperties.gpu((9, 0))
@@ -51,7 +51,7 @@ def test_the_step_after_a_product_adds_up_its_parts(
     monkeypatch: pytest.MonkeyPatch, outputs: str, rows: int | str, transposed: bool
 ) -> None:
     """And stores the sums, where more steps read these. Weights may lie along k, as those of a Gemm do."""
-    monkeypatch.setattr(cut_products, "parts_along_k", lambda ctx, step: 3)
+    monkeypatch.setattr(split_k_fusion, "parts_along_k", lambda ctx, step: 3)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     model = network(LAYER, outputs, (rows, 48, 192))
     x, z = noise(40, 192, seed=1).astype(np.float16), noise(40, 48, seed=2).astype(np.float16)
@@ -77,7 +77,7 @@ def test_the_step_after_a_product_adds_up_its_parts(
     ],
 )
 def test_products_stay_whole_whose_reader_is_no_other_step(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
-    monkeypatch.setattr(cut_products, "parts_along_k", lambda ctx, step: 3)
+    monkeypatch.setattr(split_k_fusion, "parts_along_k", lambda ctx, step: 3)
     model = network(body, "y", (40, 48, 192))
     if "v)" in body:
         model.graph.initializer.append(numpy_helper.from_array(np.ones((48, 48), np.float16), "v"))

@@ -112,7 +112,7 @@ def as_float64(model: ModelProto, x: Array) -> Array:
 
 def in_tf32(monkeypatch: pytest.MonkeyPatch, model: ModelProto, x: Array) -> Array:
     """The result where each product rounds its own operands."""
-    monkeypatch.setattr("ort_cuda_plugin.clusters.launches.store_halves", lambda ctx, steps: steps)
+    monkeypatch.setattr("ort_cuda_plugin.clusters.launches.store_tf32_as_scaled_f16", lambda ctx, steps: steps)
     (result,) = run(monkeypatch, model, x)
     monkeypatch.undo()
     return result

@@ -12,7 +12,7 @@ from kernel_harness import run_model
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep, LibraryStep
-from ort_cuda_plugin.kernels import image_parts
+from ort_cuda_plugin.passes import l2_batch_tiling
 from ort_cuda_plugin.program.lowering import DeviceProperties
 
 TEXT = """<ir_version: 10, opset_import: ["" : 20]> images (float16[N, 16, S, S] x) => (float16[N, 16, S, S] y) {
@@ -32,7 +32,7 @@ def network(images: int | str, side: int) -> ModelProto:
 @pytest.mark.parametrize("images", ["N", 5])
 def test_each_part_has_its_images(images: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenDevice, "properties", lambda self: DeviceProperties(emulated=False))
-    monkeypatch.setattr(image_parts, "L2_BYTES", {(9, 0): 300_000})
+    monkeypatch.setattr(l2_batch_tiling, "L2_BYTES", {(9, 0): 300_000})
     x = noise(5, 16, 20, 20, seed=9).astype(np.float16)
     (actual,) = run_model(network(images, 20), [x], images == "N")
     session = ort.InferenceSession(network(5, 20).SerializeToString(), providers=["CPUExecutionProvider"])

@@ -6,205 +6,51 @@ reads in the order of the model, such as an output of the cluster, is copied the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
-from ..model.ir import DType
-from ..program.elementwise import rearranged
+from ..kernels.image_layout import (
+    channels_first,
+    empty_channels_last,
+    is_channels_last,
+    is_depthwise_beside,
+    matrix_convolution_kind,
+    padded_channels,
+    place_stride,
+    suits_cudnn,
+    to_memory,
+    wants_channels_last,
+)
+from ..kernels.index import gather_map
+from ..kernels.library_form import convolution_form
+from ..kernels.tile_shapes import piece_of
 from ..program.lowering import Lowering, Tensor
-from ..program.passes.paths import exact_quotient
-from ..program.passes.place import Copy, with_view
-from ..program.passes.uses import Uses
 from ..program.scalar import Scalar
-from ..program.shapes import broadcast_strides
 from ..program.steps import Attend, Contract, Convolve, Map, dense
 from ..program.symbolic import Dim, divides
-from ..program.tensor import Buffer, BufferKind, contiguous_strides
+from ..program.tensor import Buffer, BufferKind
 from ..program.trace import Launch, Step
-from ..program.views import permute
-from .conv_phases import has_few_phases
-from .depthwise import is_depthwise
-from .index import gather_map
-from .integer_products import MAX_DEPTH, integer_form
-from .library_form import convolution_form
-from .matrix_product import kind_of, multiplies_integers
-from .tile_shapes import piece_of
+from .affine_view import exact_quotient
+from .concat_elimination import Copy, with_view
+from .uses import Uses
 
-__all__ = [
-    "channels_last_strides",
-    "channels_last_weights",
-    "empty_channels_last",
-    "in_memory_order",
-    "is_channels_last",
-    "matrix_convolution_kind",
-    "order_images",
-    "permuted",
-    "place_stride",
-    "places_first",
-    "to_memory",
-    "wants_channels_last",
-    "with_channels_last_result",
-]
-
-CHANNELS_APART = 4
-"""A float32 image has a multiple of so many channels where it is copied: with 3 there are no tensor cores."""
+__all__ = ["propagate_channels_last"]
 
 
-def to_memory(rank: int) -> tuple[int, ...]:
-    """The dimensions [images, channels, space...] in the order in which they lie in memory, channels last."""
-    return (0, *range(2, rank), 1)
-
-
-def places_first(step: Convolve) -> tuple[int, ...]:
-    """The dimensions of the result with those of channels last."""
-    return (0, *step.space, *step.channels)
-
-
-def channels_last_strides(shape: Sequence[Dim], step: Dim | None = None) -> tuple[Dim, ...]:
-    """The strides of [images, channels, space...] with channels last; ``step`` elements are from place to place."""
-    step = shape[1] if step is None else step
-    places = contiguous_strides((shape[0], *shape[2:], 1))
-    return (places[0] * step, 1, *(stride * step for stride in places[1:-1]))
-
-
-def place_stride(x: Tensor) -> Dim | None:
-    """The elements from place to place of an image with channels last, whose places follow each other; else None."""
-    spaces = [axis for axis in (*range(x.rank - 1, 1, -1), 0) if x.shape[axis] != 1]
-    step = x.strides[spaces[0]] if spaces else x.shape[1]
-    wanted = channels_last_strides(x.shape, step)
-    fits = all(dim == 1 or have == want for dim, have, want in zip(x.shape, x.strides, wanted, strict=True))
-    return step if fits else None
-
-
-def is_channels_last(x: Tensor) -> bool:
-    """Whether x is dense with its channels last."""
-    return x.rank > 2 and place_stride(x) == x.shape[1]
-
-
-def in_memory_order(step: Map) -> Map:
-    """A map that writes an image with channels last, over the dimensions in their order in memory."""
-    if type(step) is not Map or not step.outputs:
-        return step
-    result, rank = step.outputs[0][1], len(step.shape)
-    if rank < 3 or result.is_contiguous or place_stride(result) is None:
-        return step
-    return permuted(step, to_memory(rank))
-
-
-AnyMap = TypeVar("AnyMap", bound=Map)
-
-
-def permuted(step: AnyMap, axes: Sequence[int]) -> AnyMap:
-    """The step over the same elements, its dimensions in another order; what it sums stays as it is."""
-    rank = len(step.shape)
-
-    def moved(x: Tensor) -> Tensor:
-        if x.size == 1:
-            return x
-        dims = (*[1] * (rank - x.rank), *x.shape)
-        strides = broadcast_strides(x, step.shape)
-        shape = [dims[axis] for axis in axes]
-        return Tensor(x.dtype, shape, x.buffer, strides=[strides[axis] for axis in axes], offset=x.offset)
-
-    return replace(
-        step,
-        shape=tuple(step.shape[axis] for axis in axes),
-        inputs=tuple((leaf, moved(x)) for leaf, x in step.inputs),
-        outputs=tuple((value, moved(y)) for value, y in step.outputs),
-    )
-
-
-def empty_channels_last(ctx: Lowering, shape: Sequence[Dim], dtype: DType) -> Tensor:
-    """A new image of [images, channels, space...] with its channels last."""
-    return _channels_first(ctx, ctx.empty([shape[axis] for axis in to_memory(len(shape))], dtype))
-
-
-def _channels_first(ctx: Lowering, memory: Tensor) -> Tensor:
-    """A view as [images, channels, space...] of [images, space..., channels]."""
-    return permute(ctx, memory, (0, memory.rank - 1, *range(1, memory.rank - 1)))
-
-
-def with_channels_last_result(ctx: Lowering, step: Convolve) -> Convolve:
-    """The step itself where its one result has channels last; else with another result that has them."""
-    value, out = step.outputs[0]
-    if place_stride(out) is not None:
-        return step
-    return replace(step, outputs=((value, empty_channels_last(ctx, out.shape, out.dtype)),))
-
-
-def channels_last_weights(ctx: Lowering, w: Tensor, channels: Dim, groups: int) -> Tensor:
-    """Weights with their channels last, of which an image that got channels of zeros has more."""
-    axes = to_memory(w.rank)
-    if isinstance(channels, int) and channels != w.shape[1] * groups:
-        shape = [w.shape[0], *w.shape[2:], channels // groups]
-        return gather_map(
-            ctx,
-            shape,
-            w.dtype,
-            lambda maps, c: maps.source(w).at([c[0], c[-1], *c[1:-1]], c[-1] < maps.dim(w.shape[1])),
-        )
-    return rearranged(ctx, permute(ctx, w, axes))
-
-
-def order_images(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+def propagate_channels_last(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """The steps with channels last wherever a convolution of cuDNN's gains by it. Guards join the trace's."""
     wanting = {number for number, step in enumerate(steps) if isinstance(step, Convolve) and _gains(ctx, step)}
-    return _Order(ctx, steps, wanting).run() if wanting else list(steps)
-
-
-def wants_channels_last(ctx: Lowering, step: Convolve) -> bool:
-    """Whether cuDNN, or a kernel of ours, has tensor cores for a convolution only with channels last."""
-    return _suits_cudnn(ctx, step) or bool(matrix_convolution_kind(ctx, step)) or _is_depthwise_beside(ctx, step)
-
-
-def matrix_convolution_kind(ctx: Lowering, step: Convolve) -> str:
-    """What tensor cores multiply in our kernel for images with channels last, "" where it does not take the step."""
-    x = step.operands[0]
-    channels, kind = _padding(ctx, step) or x.shape[1], _kind(ctx, x.dtype)
-    if step.is_converted:
-        form = integer_form(step) if multiplies_integers(ctx.device) else None
-        kind = form.kind if form is not None and _depth(step) <= MAX_DEPTH else ""
-    if not kind or (step.transposed and not has_few_phases(step)):
-        return ""
-    return kind if isinstance(channels, int) and channels % (step.groups * piece_of(kind)) == 0 else ""
-
-
-def _depth(step: Convolve) -> int:
-    """Products of a sum."""
-    return math.prod(step.operands[1].static_shape[1:])
-
-
-def _kind(ctx: Lowering, dtype: DType) -> str:
-    """What tensor cores multiply in our kernels of convolutions, "" for nothing."""
-    return kind_of(ctx.device, ctx.options, dtype.short)
-
-
-def _is_depthwise_beside(ctx: Lowering, step: Convolve) -> bool:
-    """Whether the step is a convolution of each channel by itself, of a type that our kernels convolve as matrices."""
-    return bool(_kind(ctx, step.operands[0].dtype)) and is_depthwise(ctx, step)
-
-
-def _suits_cudnn(ctx: Lowering, step: Convolve) -> bool:
-    dtype, w = step.operands[0].dtype, step.windows.planar
-    return (
-        "cudnn" in ctx.device.libraries
-        and (dtype in (DType.FLOAT16, DType.BFLOAT16) or (dtype is DType.FLOAT32 and ctx.options.use_tf32))
-        and not step.transposed
-        and step.channel_axes == 1
-        and w.begin == w.end
-    )
+    return _Propagation(ctx, steps, wanting).run() if wanting else list(steps)
 
 
 def _gains(ctx: Lowering, step: Convolve) -> bool:
     if 0 in step.shape or not wants_channels_last(ctx, step):
         return False
-    is_ours = matrix_convolution_kind(ctx, step) or _is_depthwise_beside(ctx, step)
+    is_ours = matrix_convolution_kind(ctx, step) or is_depthwise_beside(ctx, step)
     return bool(is_ours) or convolution_form(ctx, step) is not None
 
 
-class _Order:
+class _Propagation:
     """``wanting`` are the positions of the convolutions."""
 
     def __init__(self, ctx: Lowering, steps: Sequence[Step], wanting: set[int]) -> None:
@@ -327,7 +173,7 @@ class _Order:
 
     def _ordered(self, number: int, step: Convolve, x: Tensor) -> tuple[list[Step], Tensor]:
         """x with its channels last, and what makes that."""
-        padded = _padding(self.ctx, step)
+        padded = padded_channels(self.ctx, step)
         if not padded and (is_channels_last(x) or _is_read_in_pieces(self.ctx, step, x)):
             return [], x
         key = x.buffer, x.offset, x.strides, x.shape
@@ -344,7 +190,7 @@ class _Order:
                     x.dtype,
                     lambda maps, c: maps.source(x).at([c[0], c[-1], *c[1:-1]], c[-1] < channels),
                 )
-                result = _channels_first(self.ctx, memory)
+                result = channels_first(self.ctx, memory)
             else:
                 result = empty_channels_last(self.ctx, x.shape, x.dtype)
                 made.append(self._copied(x, result))
@@ -362,25 +208,10 @@ class _Order:
 def _is_read_in_pieces(ctx: Lowering, step: Convolve, x: Tensor) -> bool:
     """Whether our kernel takes x, some channels of an image, as it lies: all pieces begin at multiples of 16 bytes."""
     kind = matrix_convolution_kind(ctx, step)
-    if _suits_cudnn(ctx, step) or not kind:
+    if suits_cudnn(ctx, step) or not kind:
         return False
     stride, piece = place_stride(x), piece_of(kind)
     return stride is not None and divides(piece, stride) and divides(piece, x.offset)
-
-
-def _padding(ctx: Lowering, step: Convolve) -> int:
-    """How many channels x gets, some of zeros; 0 where it stays. Zeros are read as others are, so few may be added.
-
-    So many make a piece of 16 bytes in our kernel. cuDNN takes a float32 image with fewer.
-    """
-    x, w = step.operands
-    channels = x.shape[1]
-    if step.groups != 1 or step.transposed or not isinstance(channels, int) or w.shape[1] != channels:
-        return 0
-    if _suits_cudnn(ctx, step):
-        return CHANNELS_APART if x.dtype is DType.FLOAT32 and 1 < channels < CHANNELS_APART else 0
-    kind = _kind(ctx, x.dtype)
-    return piece_of(kind) if kind and channels < piece_of(kind) else 0
 
 
 def _whole_image(x: Tensor) -> Tensor | None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..scalar import Scalar
-from ..shapes import broadcast_strides
-from ..steps import Input, Map, Substitution, dense, joined_nodes, stored
-from ..symbolic import Dim
-from ..tensor import BufferKind, Tensor, contiguous_strides
-from ..trace import ReadBack, Step
-from .paths import exact_quotient
+from ..program.scalar import Scalar
+from ..program.shapes import broadcast_strides
+from ..program.steps import Input, Map, Substitution, dense, joined_nodes, stored
+from ..program.symbolic import Dim
+from ..program.tensor import BufferKind, Tensor, contiguous_strides
+from ..program.trace import ReadBack, Step
+from .affine_view import exact_quotient
 from .uses import Uses
 
 
-def spread(steps: Sequence[Step]) -> list[Step]:
+def sink_through_concat(steps: Sequence[Step]) -> list[Step]:
     """The steps without maps that read only what others have put together along one axis.
 
     Each of those others does the map on its part. That takes no launch more where all parts but one have a producer

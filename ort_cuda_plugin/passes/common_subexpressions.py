@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..steps import Map, dense, used_inputs
-from ..tensor import BufferKind, Tensor
-from ..trace import Step
-from .alike import are_equal
-from .place import Copy, with_view
-from .termination import Measure
+from ..program.steps import Map, dense, used_inputs
+from ..program.tensor import BufferKind, Tensor
+from ..program.termination import Measure
+from ..program.trace import Step
+from .concat_elimination import Copy, with_view
+from .expression_equality import are_equal
 from .uses import Uses
 
 
-def twins(steps: Sequence[Step]) -> list[Step]:
+def eliminate_common_subexpressions(steps: Sequence[Step]) -> list[Step]:
     """The steps without intermediates that are equal to another result of the same step, which is read instead."""
     result = list(steps)
     uses = Uses(enumerate(steps))
     for position, step in enumerate(steps):
-        measure = Measure("twins")
+        measure = Measure("common_subexpressions")
         while isinstance(step, Map):
             measure.fall(len(step.outputs), step.node)
             if not _drop_one(result, uses, position, step):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..symbolic import Dim, floordiv, le
-from ..tensor import contiguous_strides
+from ..program.symbolic import Dim, floordiv, le
+from ..program.tensor import contiguous_strides
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..model.ir import DType
 from ..program import scalar as s
 from ..program.lowering import Lowering
-from ..program.passes.uses import Uses
 from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides
-from ..program.steps import Convolve, dense, joined_nodes, stored
+from ..program.steps import Convolve, joined_nodes, stored
 from ..program.symbolic import hint
-from ..program.tensor import Buffer, BufferKind
-from ..program.trace import Launch, ReadBack, Step
+from ..program.trace import Launch, Step
 from .codegen import KernelBuilder, kernel_name, load_text, offset_text
 from .vector_map import VECTOR_BYTES
 
-__all__ = ["chain_convolutions"]
+__all__ = ["ChainForm", "choose_form", "launch_chain"]
 
 THREADS, WARP = 512, 32
 MOST_BYTES = 1 << 18
@@ -44,65 +41,6 @@ BLOCKS = 2
 SUMS = 4
 """A thread adds up side by side: the additions of one sum wait for each other."""
 NOTE = "two convolutions of single places: one kernel"
-_types = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
-
-
-def chain_convolutions(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """The steps with launches in place of pairs of such convolutions, where the first one's result is the second's."""
-    if ctx.device.emulated:
-        return list(steps)
-    found: list[Step | None] = list(steps)
-    uses = Uses(enumerate(steps))
-    for number, step in enumerate(steps):
-        second = _simple(step)
-        start = None if second is None else _only_writer(uses, second.operands[0].buffer, number)
-        first = None if start is None else _simple(found[start])
-        if second is None or start is None or first is None or not _feeds(first, second):
-            continue
-        form = _choose_form(ctx, first, second)
-        if form is not None and not _is_changed(uses, steps, start, number):
-            found[start], found[number] = None, _launched(ctx, form, first, second)
-    return [step for step in found if step is not None]
-
-
-def _simple(step: Step | None) -> Convolve | None:
-    """The step if it multiplies the channels of one place by weights, and stores one result in their type."""
-    if not isinstance(step, Convolve) or step.transposed or step.is_converted or step.tactic.name:
-        return None
-    x, w = step.operands
-    is_simple = (
-        step.groups == step.channel_axes == 1
-        and step.windows.pointwise
-        and all(size == 1 for size in step.windows.size)
-        and x.dtype in _types
-        and x.is_contiguous
-        and w.is_contiguous
-        and len(step.outputs) == 1
-        and step.outputs[0][1].dtype is x.dtype
-    )
-    return step if is_simple else None
-
-
-def _only_writer(uses: Uses[int], buffer: Buffer, reader: int) -> int | None:
-    """The step that writes an intermediate which the step ``reader`` alone reads."""
-    if buffer.kind is not BufferKind.SCRATCH or list(uses.readers(buffer)) != [reader]:
-        return None
-    writers = uses.writers(buffer)
-    return writers[0] if len(writers) == 1 else None
-
-
-def _feeds(first: Convolve, second: Convolve) -> bool:
-    """Whether what the first one stores is what the second one multiplies, and nothing else of the second one."""
-    x, y = second.operands[0], first.outputs[0][1]
-    others = (second.operands[1], *(z for _, z in second.inputs))
-    return dense(y) and dense(x) and x.shape == y.shape and all(z.buffer is not y.buffer for z in others)
-
-
-def _is_changed(uses: Uses[int], steps: Sequence[Step], start: int, end: int) -> bool:
-    """Whether what the step at ``start`` reads may change before ``end``, or the host reads something by then."""
-    if any(isinstance(step, ReadBack) for step in steps[start:end]):
-        return True
-    return any(start < writer < end for buffer in steps[start].reads for writer in uses.writers(buffer))
 
 
 @dataclass(frozen=True)
@@ -150,7 +88,7 @@ def _product(rows: int, columns: int, itemsize: int) -> _Product:
 
 
 @dataclass(frozen=True)
-class _Form:
+class ChainForm:
     """``parts`` blocks have an image; each makes all of the first product, and some rows of the second one."""
 
     parts: int
@@ -158,7 +96,7 @@ class _Form:
     second: _Product
 
 
-def _choose_form(ctx: Lowering, first: Convolve, second: Convolve) -> _Form | None:
+def choose_form(ctx: Lowering, first: Convolve, second: Convolve) -> ChainForm | None:
     """None where a library is faster."""
     multiprocessors, itemsize = ctx.device.multiprocessors, first.operands[0].dtype.itemsize
     hidden, channels = first.operands[1].static_shape[:2]
@@ -169,11 +107,11 @@ def _choose_form(ctx: Lowering, first: Convolve, second: Convolve) -> _Form | No
     if max(hidden * channels, rows * hidden) * itemsize > MOST_BYTES:
         return None
     parts = max(min(multiprocessors // (BLOCKS * images), -(-rows // LEAST_ROWS)), 1)
-    form = _Form(parts, _product(hidden, channels, itemsize), _product(-(-rows // parts), hidden, itemsize))
+    form = ChainForm(parts, _product(hidden, channels, itemsize), _product(-(-rows // parts), hidden, itemsize))
     return form if max(form.first.count, form.second.count * form.second.rounds) <= MOST_VECTORS else None
 
 
-def _launched(ctx: Lowering, form: _Form, first: Convolve, second: Convolve) -> Step:
+def launch_chain(ctx: Lowering, form: ChainForm, first: Convolve, second: Convolve) -> Step:
     with ctx.recording(joined_nodes(first, second)) as steps:
         _Chain(ctx, form, first, second).launch()
     (launch,) = steps
@@ -204,7 +142,7 @@ class _Half:
 class _Chain:
     """Emits the kernel of two such convolutions."""
 
-    def __init__(self, ctx: Lowering, form: _Form, first: Convolve, second: Convolve) -> None:
+    def __init__(self, ctx: Lowering, form: ChainForm, first: Convolve, second: Convolve) -> None:
         self.ctx, self.form, self.first, self.second = ctx, form, first, second
         self.builder = KernelBuilder()
         self.emit = self.builder.emit

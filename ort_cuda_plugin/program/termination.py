@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from ...model.ir import Node
+from ..model.ir import Node
 
 Number = TypeVar("Number", int, tuple[int, ...])
 

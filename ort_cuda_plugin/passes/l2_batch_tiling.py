@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ..kernels.depthwise import is_depthwise
+from ..kernels.image_layout import empty_channels_last, is_channels_last, wants_channels_last
 from ..program.elementwise import rearranged
 from ..program.lowering import Lowering, Tensor
-from ..program.passes.uses import Uses
 from ..program.steps import Convolve
 from ..program.symbolic import Dim, hint, le
 from ..program.tensor import BufferKind
 from ..program.trace import Step
 from ..program.views import part, permute
-from .depthwise import is_depthwise
-from .image_order import empty_channels_last, is_channels_last, wants_channels_last
+from .uses import Uses
 
 L2_BYTES = {(8, 0): 40 << 20, (8, 9): 48 << 20, (9, 0): 50 << 20, (10, 0): 126 << 20, (12, 0): 64 << 20}
 """Of the smaller cards for servers, by compute capability. Others have too little for some images of a batch."""
@@ -29,7 +29,7 @@ MOST_PARTS = 4
 """More launches take as long as the memory."""
 
 
-def images_in_parts(ctx: Lowering, steps: Sequence[Step]) -> Iterator[Step]:
+def tile_batches_for_l2(ctx: Lowering, steps: Sequence[Step]) -> Iterator[Step]:
     """The steps, with pairs of convolutions that are done for some images after the others."""
     size = 0 if ctx.device.emulated else L2_BYTES.get(ctx.device.compute_capability, 0)
     uses = Uses(enumerate(steps)) if size else None

@@ -11,7 +11,11 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from ..program.passes.alike import (
+from ..program.steps import Sums, joined_nodes
+from ..program.termination import Measure
+from ..program.trace import ReadBack, Step
+from .concat_elimination import are_apart, written_views
+from .expression_equality import (
     converted_by,
     joined_constant,
     joined_conversion,
@@ -19,11 +23,7 @@ from ..program.passes.alike import (
     result_of,
     same_leaves,
 )
-from ..program.passes.place import are_apart, written_views
-from ..program.passes.termination import Measure
-from ..program.passes.uses import Uses
-from ..program.steps import Sums, joined_nodes
-from ..program.trace import ReadBack, Step
+from .uses import Uses
 
 AnySums = TypeVar("AnySums", bound=Sums)
 
@@ -97,7 +97,7 @@ def has_one_result(step: Sums) -> bool:
     return all(value is result and y.dtype is first.dtype and y.shape == step.shape for value, y in step.outputs)
 
 
-def merge_sums(steps: Iterable[Step], merging: Merging[AnySums]) -> list[Step]:
+def merge_contractions(steps: Iterable[Step], merging: Merging[AnySums]) -> list[Step]:
     """The steps with one in place of those that ``merging`` makes one of."""
     return _Merger(list(steps), merging).run()
 
@@ -119,7 +119,7 @@ class _Merger(Generic[AnySums]):
                 self.candidates[position] = candidate
                 groups.setdefault(self.merging.key(candidate), []).append(position)
         for positions in groups.values():
-            left, measure = positions, Measure("merge_sums")
+            left, measure = positions, Measure("horizontal_contraction")
             while len(left) > 1:
                 measure.fall(len(left), self.candidates[left[0]].node)
                 left = self._merge_first(left)

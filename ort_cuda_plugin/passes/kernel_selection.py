@@ -6,29 +6,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from ..program.elementwise import copy_into
-from ..program.lowering import Lowering
-from ..program.passes.run import Watch
-from ..program.steps import Attend, Contract, Convolve, Map, Sums, Tactic
-from ..program.trace import LibraryCall, Step
-from ..program.views import part
-from .channel_axes import join_channels, unit_axis_last
-from .dense_batches import call_with_dense_batches
-from .depthwise import is_depthwise, launch_depthwise
-from .image_order import (
-    in_memory_order,
+from ..kernels.dense_batches import call_with_dense_batches
+from ..kernels.depthwise import is_depthwise, launch_depthwise
+from ..kernels.image_layout import (
     is_channels_last,
-    order_images,
     wants_channels_last,
     with_channels_last_result,
 )
-from .image_parts import images_in_parts
-from .library_attention import call_cudnn_attention
-from .library_calls import call_cublaslt, call_cudnn
-from .matrix_conv import launch_matrix_convolution, matrix_convolution_tactics
-from .merged_convolutions import merge_convolutions
-from .pointwise import as_product
-from .tactics import LIBRARY, PARTS, Tuner, by_rules, explain, is_parted, parts_of, ruled, tactics
+from ..kernels.library_attention import call_cudnn_attention
+from ..kernels.library_calls import call_cublaslt, call_cudnn
+from ..kernels.matrix_conv import launch_matrix_convolution, matrix_convolution_tactics
+from ..kernels.tactics import LIBRARY, PARTS, Tuner, by_rules, explain, is_parted, parts_of, ruled, tactics
+from ..program.elementwise import copy_into
+from ..program.lowering import Lowering
+from ..program.steps import Attend, Contract, Convolve, Map, Sums, Tactic
+from ..program.trace import LibraryCall, Step
+from ..program.views import part
+from .channel_axes import join_channels
+from .horizontal_conv import merge_convolutions
+from .l2_batch_tiling import tile_batches_for_l2
+from .layout_propagation import propagate_channels_last
+from .loop_interchange import in_memory_order, unit_axis_last
+from .pointwise_as_gemm import pointwise_as_gemm
+from .table import Watch
 
 AnyStep = TypeVar("AnyStep", bound=Step)
 
@@ -49,11 +49,11 @@ def choose(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None = None, wat
 
     chosen: list[Step] = []
     joined = seen("attention and channels", (one for step in _parted(ctx, steps, tuner) for one in _joined(ctx, step)))
-    ordered = seen("order of images", order_images(ctx, joined))
-    parted = seen("images in parts", images_in_parts(ctx, ordered))
+    ordered = seen("order of images", propagate_channels_last(ctx, joined))
+    parted = seen("images in parts", tile_batches_for_l2(ctx, ordered))
     for step in seen("merged convolutions", merge_convolutions(ctx, parted)):
         with ctx.recording(step.nodes) as made:
-            tuned = _tuned(ctx, as_product(ctx, step), tuner)
+            tuned = _tuned(ctx, pointwise_as_gemm(ctx, step), tuner)
             is_called = _is_called(ctx, tuned)
         if not is_called:
             with ctx.recording(step.nodes) as made:

@@ -8,10 +8,10 @@ from ..program.lowering import Lowering
 from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides
 from ..program.steps import Convolve, Input, Map
-from ..program.symbolic import hint, product
-from ..program.tensor import Tensor, contiguous_strides
+from ..program.symbolic import product
+from ..program.tensor import contiguous_strides
 
-__all__ = ["join_channels", "unit_axis_last"]
+__all__ = ["join_channels"]
 
 
 def join_channels(ctx: Lowering, step: Convolve) -> list[Map]:
@@ -37,27 +37,3 @@ def join_channels(ctx: Lowering, step: Convolve) -> list[Map]:
     leaf = Scalar(out.dtype, "leaf")
     whole = replace(step, shape=image.shape, inputs=tuple(inputs), outputs=((value, image),), channel_axes=1)
     return [whole, Map(step.nodes, step.shape, ((leaf, ctx.view(image, step.shape)),), ((leaf, out),))]
-
-
-def unit_axis_last(step: Map) -> Map:
-    """A map whose tensors all have neighbours along an axis that is not the last, with its axes as memory has them."""
-    if type(step) is not Map or not step.outputs or len(step.shape) < 3:
-        return step
-    placed = [broadcast_strides(x, step.shape) for _, x in (*step.outputs, *step.inputs)]
-    units = [axis for axis, dim in enumerate(step.shape) if dim != 1 and all(each[axis] == 1 for each in placed)]
-    if not units or units[-1] == len(step.shape) - 1:
-        return step
-    order = sorted(range(len(step.shape)), key=lambda axis: hint(placed[0][axis]), reverse=True)
-    order = [*(axis for axis in order if axis != units[-1]), units[-1]]
-
-    def moved(x: Tensor) -> Tensor:
-        strides = broadcast_strides(x, step.shape)
-        shape = [step.shape[axis] for axis in order]
-        return Tensor(x.dtype, shape, x.buffer, strides=[strides[axis] for axis in order], offset=x.offset)
-
-    return replace(
-        step,
-        shape=tuple(step.shape[axis] for axis in order),
-        inputs=tuple((leaf, moved(x)) for leaf, x in step.inputs),
-        outputs=tuple((value, moved(y)) for value, y in step.outputs),
-    )

@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..scalar import Scalar, reachable
-from ..shapes import broadcast_strides, collapse
-from ..steps import (
+from ..program.scalar import Scalar, reachable
+from ..program.shapes import broadcast_strides, collapse
+from ..program.steps import (
     Contract,
     Convolve,
     Input,
@@ -27,12 +27,12 @@ from ..steps import (
     stored,
     used_inputs,
 )
-from ..symbolic import Dim, hint, product
-from ..tensor import BufferKind, Tensor, contiguous_strides
-from ..trace import ReadBack, Step
-from .fixed import fixed_buffers, is_fixed
-from .paths import Path, covers, find_path
-from .termination import Measure
+from ..program.symbolic import Dim, hint, product
+from ..program.tensor import BufferKind, Tensor, contiguous_strides
+from ..program.termination import Measure
+from ..program.trace import ReadBack, Step
+from .affine_view import Path, covers, find_path
+from .constant_folding import fixed_buffers, is_fixed
 from .uses import Uses
 
 MAX_TENSORS = 24
@@ -48,7 +48,7 @@ FEW_ROWS, MANY_COLUMNS = 128, 8192
 """So few rows of so many columns keep few threads busy: work on each element stays in a separate map."""
 
 
-def fuse(steps: Sequence[Step]) -> list[Step]:
+def fuse_vertically(steps: Sequence[Step]) -> list[Step]:
     """The steps of a trace with producers joined to their consumers. Order and dependencies are kept."""
     return _Fusion(steps).run()
 

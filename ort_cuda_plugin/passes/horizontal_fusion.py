@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..steps import Map, joined_nodes
-from ..symbolic import Dim, hint
-from ..tensor import BufferKind
-from ..trace import ReadBack, Step
-from .fixed import fixed_buffers, is_fixed
-from .fuse import is_small, unified
-from .place import are_apart
+from ..program.steps import Map, joined_nodes
+from ..program.symbolic import Dim, hint
+from ..program.tensor import BufferKind
+from ..program.trace import ReadBack, Step
+from .concat_elimination import are_apart
+from .constant_folding import fixed_buffers, is_fixed
+from .vertical_fusion import is_small, unified
 
 MAX_BYTES = 1 << 20
 """Intermediates of a map that moves; it makes them earlier, so that they are alive for longer."""
 
 
-def bundle(steps: Sequence[Step]) -> list[Step]:
+def fuse_horizontally(steps: Sequence[Step]) -> list[Step]:
     """The steps with maps of one shape at the place of the first of them, where nothing between depends on either."""
     result: list[Step] = []
     fixed = fixed_buffers(steps)

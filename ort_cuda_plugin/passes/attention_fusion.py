@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...model.ir import NARROW_FLOATS, DType
-from ..row_program import grouped_stages
-from ..scalar import Scalar
-from ..shapes import broadcast_strides
-from ..steps import Attend, Contract, Input, Map, Rows, Substitution, dense, joined_nodes, stored, used_inputs
-from ..tensor import BufferKind, Tensor, contiguous_strides
-from ..trace import ReadBack, Step
-from .fuse import MAX_PARAMETERS, reads_all, rebased
+from ..model.ir import NARROW_FLOATS, DType
+from ..program.row_program import grouped_stages
+from ..program.scalar import Scalar
+from ..program.shapes import broadcast_strides
+from ..program.steps import Attend, Contract, Input, Map, Rows, Substitution, dense, joined_nodes, stored, used_inputs
+from ..program.tensor import BufferKind, Tensor, contiguous_strides
+from ..program.trace import ReadBack, Step
 from .uses import Uses
+from .vertical_fusion import MAX_PARAMETERS, reads_all, rebased
 
 TYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 
 
-def attend(steps: Sequence[Step]) -> list[Step]:
+def fuse_attention(steps: Sequence[Step]) -> list[Step]:
     """The steps with one in place of two products and the row program between them, which stores no scores."""
     return _Attention(steps).run()
 

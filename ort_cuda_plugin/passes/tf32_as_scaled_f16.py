@@ -1,4 +1,4 @@
-"""Tensors between TF32 products in 16 bits, where `Limits` knows how large their numbers can be.
+"""Tensors between TF32 products in 16 bits, where `RangeAnalysis` knows how large their numbers can be.
 
 TF32 has as many bits of a number's fraction as float16. So a normalisation, a product or attention stores float16
 numbers, which are to be multiplied by a power of two for each column, or one for all of them. Tensor cores multiply
@@ -12,29 +12,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ..kernels.attend_matrices import fits_matrices
+from ..kernels.compact_weights import half_lines, has_compact_lines, power_of
+from ..kernels.contract import is_faster_in_halves
+from ..kernels.stream import has_tf32
 from ..model.ir import DType
 from ..program import scalar as s
 from ..program.lowering import Lowering, Tensor
-from ..program.passes.run import live
-from ..program.passes.uses import Uses
 from ..program.scalar import Scalar
 from ..program.steps import Attend, Contract, Map, Substitution
 from ..program.tensor import Buffer, BufferKind
 from ..program.trace import Step
 from ..program.views import permute
-from .attend_matrices import fits_matrices
-from .compact_weights import half_lines, has_compact_lines, power_of
-from .contract import is_faster_in_halves
-from .limits import Limits
-from .stream import has_tf32
+from .dead_code_elimination import eliminate_dead_code
+from .range_analysis import RangeAnalysis
+from .uses import Uses
 
-__all__ = ["store_halves"]
+__all__ = ["store_tf32_as_scaled_f16"]
 
 LARGEST = 2.0**14
 """What the limit of a column is at least, in float16."""
 
 
-def store_halves(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+def store_tf32_as_scaled_f16(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """The steps with tensors in 16 bits for the products that take less time with these. Guards join the trace's."""
     if not ctx.options.fusion or not has_tf32(ctx) or ctx.device.emulated:
         return list(steps)
@@ -59,7 +59,7 @@ class _Halves:
     def __init__(self, ctx: Lowering, steps: Sequence[Step]) -> None:
         self.ctx, self.steps = ctx, steps
         self.uses = Uses(enumerate(steps))
-        self.limits = Limits(ctx)
+        self.limits = RangeAnalysis(ctx)
         self.readers: dict[Buffer, list[int]] = {}
         """The steps that read a tensor in 16 bits."""
         self.writers: dict[Buffer, int] = {}
@@ -141,7 +141,7 @@ class _Halves:
                     for buffer in written & self.readers.keys():
                         step = self._with_stored(step, buffer)
             result += [*made, step]
-        return live([*self.limits.steps, *result])
+        return eliminate_dead_code([*self.limits.steps, *result])
 
     def _of(self, buffer: Buffer) -> _Stored:
         """The tensor in 16 bits, whose limits the device computes once."""

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...model.ir import DType
-from ..shapes import broadcast_strides
-from ..steps import Attend, Contract, Input, Map, Output, dense, joined_nodes
-from ..symbolic import Dim
-from ..tensor import BufferKind, Tensor
-from ..trace import Step
+from ..model.ir import DType
+from ..program.shapes import broadcast_strides
+from ..program.steps import Attend, Contract, Input, Map, Output, dense, joined_nodes
+from ..program.symbolic import Dim
+from ..program.tensor import BufferKind, Tensor
+from ..program.trace import Step
 from .uses import Uses
 
 
-def group_heads(steps: Sequence[Step]) -> list[Step]:
+def eliminate_gqa_broadcasts(steps: Sequence[Step]) -> list[Step]:
     """The steps without copies that repeat what attention reads."""
     found: list[Step | None] = list(steps)
     uses: Uses[int] = Uses(enumerate(steps))

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..kernels.contract import cut_along_k, parts_along_k
 from ..program.lowering import Lowering
-from ..program.passes.fuse import join_map
-from ..program.passes.uses import Uses
 from ..program.steps import Contract, Map, Sums
 from ..program.tensor import BufferKind
 from ..program.trace import ReadBack, Step
-from .contract import cut_along_k, parts_along_k
+from .uses import Uses
+from .vertical_fusion import join_map
 
-__all__ = ["cut_products"]
+__all__ = ["fuse_split_k"]
 
 
-def cut_products(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+def fuse_split_k(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """The steps with products in parts, where these take less time. Guards join the trace's."""
     result: list[Sequence[Step]] = [(step,) for step in steps]
     uses = Uses(enumerate(steps))

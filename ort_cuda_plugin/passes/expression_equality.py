@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...model.recipes import Recipe
-from ..scalar import Scalar, reachable
-from ..shapes import broadcast_strides
-from ..steps import Conversion, Input, Sums
-from ..symbolic import Dim
-from ..tensor import Buffer, BufferKind, Tensor
+from ..model.recipes import Recipe
+from ..program.scalar import Scalar, reachable
+from ..program.shapes import broadcast_strides
+from ..program.steps import Conversion, Input, Sums
+from ..program.symbolic import Dim
+from ..program.tensor import Buffer, BufferKind, Tensor
 
 NEUTRAL = {"add": -0.0, "mul": 1.0}
 """What leaves each number as it is, zeros with their signs included."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from ..steps import Map
-from ..symbolic import Dim
-from ..tensor import Buffer, BufferKind, Tensor
-from ..trace import Copy, Int32, Int64, Launch, Memset, ReadBack, Recordable, Step
-from .termination import Measure
+from ..program.steps import Map
+from ..program.symbolic import Dim
+from ..program.tensor import Buffer, BufferKind, Tensor, known_bytes
+from ..program.termination import Measure
+from ..program.trace import Copy, Int32, Int64, Launch, Memset, ReadBack, Recordable, Step
 
 MAX_GROWTH = 8
 """A result of at most so many times the bytes of its weights is kept in place of them: 4 bits become a float32."""
@@ -52,7 +52,7 @@ def is_fixed(step: Step, fixed: Fixed) -> bool:
     return bool(step.writes) and all(buffer in fixed for buffer in step.writes)
 
 
-def split(launches: Sequence[Recordable]) -> tuple[list[list[Recordable]], list[Recordable]]:
+def split_constants(launches: Sequence[Recordable]) -> tuple[list[list[Recordable]], list[Recordable]]:
     """The launches that do the same in every Run, in groups that share no intermediate, and all others."""
     fixed = fixed_buffers(launches)
     parents = {buffer: buffer for buffer in fixed}
@@ -90,12 +90,6 @@ def _bytes_beneath(reads: Iterable[Buffer], found: Fixed) -> int | None:
 
 def _is_large(buffer: Buffer, beneath: int) -> bool:
     return known_bytes(buffer) > max(MAX_GROWTH * beneath, SMALL_BYTES)
-
-
-def known_bytes(buffer: Buffer) -> int:
-    """The size of a weight or of a fixed intermediate."""
-    assert isinstance(buffer.nbytes, int)
-    return buffer.nbytes
 
 
 def _read_back(step: Step) -> tuple[Buffer, ...]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..shapes import collapse
-from ..steps import Contract, Map, Sums, dense
-from ..symbolic import Dim, le
-from ..tensor import Buffer, BufferKind, Tensor
-from ..trace import Arg, Launch, ReadBack, Remake, Step
-from .paths import exact_quotient, find_path
-from .termination import Measure
+from ..program.shapes import collapse
+from ..program.steps import Contract, Map, Sums, dense
+from ..program.symbolic import Dim, le
+from ..program.tensor import Buffer, BufferKind, Tensor
+from ..program.termination import Measure
+from ..program.trace import Arg, Launch, ReadBack, Remake, Step
+from .affine_view import exact_quotient, find_path
 from .uses import Uses
 
 
-def place(steps: Sequence[Step]) -> list[Step]:
+def eliminate_concats(steps: Sequence[Step]) -> list[Step]:
     """The steps without copies of whole intermediates into other tensors, as Concat makes them.
 
     What is copied becomes a view of where it is copied to, for all steps that use it. The last copies come first, so
@@ -40,7 +40,7 @@ class _Placement:
 
     def run(self) -> list[Step]:
         for position in reversed(range(len(self.steps))):
-            step, measure = self.steps[position], Measure("place")
+            step, measure = self.steps[position], Measure("concat_elimination")
             while isinstance(step, Map):
                 measure.fall(len(step.outputs), step.node)  # a copy that is placed is an output less
                 if not self._place_one(position, step):

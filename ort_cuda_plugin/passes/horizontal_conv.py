@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
-from ..program.lowering import Lowering
-from ..program.steps import Convolve, Tactic
-from ..program.trace import Step
-from .contract import ProductTactic
-from .image_order import matrix_convolution_kind, place_stride
-from .matrix_conv import (
+from ..kernels.contract import ProductTactic
+from ..kernels.image_layout import matrix_convolution_kind, place_stride
+from ..kernels.matrix_conv import (
     holds_for_convolution,
     launch_matrix_convolution,
     matrix_convolution_tactics,
     team_of_convolution,
 )
-from .merged_sums import Merging, has_one_result, merge_sums
-from .tactics import explain, is_of_integers
-from .tile_shapes import Team
+from ..kernels.tactics import explain, is_of_integers
+from ..kernels.tile_shapes import Team
+from ..program.lowering import Lowering
+from ..program.steps import Convolve, Tactic
+from ..program.trace import Step
+from .horizontal_contraction import Merging, has_one_result, merge_contractions
 
 __all__ = ["merge_convolutions"]
 
@@ -34,7 +34,7 @@ def merge_convolutions(ctx: Lowering, steps: Iterable[Step]) -> list[Step]:
     They are what tensor cores multiply, and all of them are small together, or no library does them. Guards join the
     trace's.
     """
-    return merge_sums(steps, _Convolutions(ctx))
+    return merge_contractions(steps, _Convolutions(ctx))
 
 
 class _Convolutions(Merging[Convolve]):

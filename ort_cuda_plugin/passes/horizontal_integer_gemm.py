@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
+from ..kernels.contract import product_tactics
+from ..kernels.tactics import is_of_integers
 from ..program.lowering import Lowering
 from ..program.steps import Contract, Tactic
 from ..program.trace import Step
-from .contract import product_tactics
-from .merged_sums import Merging, has_one_result, merge_sums
-from .tactics import is_of_integers
+from .horizontal_contraction import Merging, has_one_result, merge_contractions
 
-__all__ = ["merge_integer_products"]
+__all__ = ["merge_integer_gemms"]
 
 
-def merge_integer_products(ctx: Lowering, steps: Iterable[Step]) -> list[Step]:
+def merge_integer_gemms(ctx: Lowering, steps: Iterable[Step]) -> list[Step]:
     """The steps with one product in place of those that multiply the same codes with different known weights.
 
     Tensor cores multiply them, in tiles of all k. Guards join the trace's.
     """
-    return merge_sums(steps, _Products(ctx))
+    return merge_contractions(steps, _Products(ctx))
 
 
 class _Products(Merging[Contract]):

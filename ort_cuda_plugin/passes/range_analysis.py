@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ..kernels.codegen import constant_number
 from ..model.ir import DType, Node
 from ..program import scalar as s
 from ..program.lowering import Lowering, Tensor
@@ -22,9 +23,8 @@ from ..program.steps import Contract, Map, Rows, Substitution, Sums, used_inputs
 from ..program.symbolic import product
 from ..program.tensor import Buffer
 from ..program.trace import Step
-from .codegen import constant_number
 
-__all__ = ["Limits"]
+__all__ = ["RangeAnalysis"]
 
 _of_unit = frozenset({"erf", "half_erf", "tanh", "sigmoid"})
 """Operations whose results are no larger than 1."""
@@ -40,7 +40,7 @@ class _Limited:
     make: Callable[[], Tensor]
 
 
-class Limits:
+class RangeAnalysis:
     """The limits of float32 tensors that steps write, of which `note` is told in order."""
 
     def __init__(self, ctx: Lowering) -> None:

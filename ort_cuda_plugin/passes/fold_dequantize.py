@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ..kernels.contract import contiguous_axis
+from ..kernels.convolve import in_strips
 from ..model.ir import DType
-from ..program.passes.paths import find_path
-from ..program.passes.run import live
-from ..program.passes.uses import Uses
 from ..program.scalar import Scalar, reachable
 from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Contract, Conversion, Convolve, Map, Substitution, Sums, dense, stored, used_inputs
 from ..program.symbolic import Dim
 from ..program.tensor import Buffer, BufferKind, Tensor
 from ..program.trace import Step
-from .contract import contiguous_axis
-from .convolve import in_strips
+from .affine_view import find_path
+from .dead_code_elimination import eliminate_dead_code
+from .uses import Uses
 
 MAX_OPERATIONS = 16
 """Of a conversion: kernels load an element of an operand once for each tile of the result that it is in."""
 _NARROW_FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
 
-def narrow(steps: Sequence[Step], wanted: Callable[[Sums], bool] | None = None) -> list[Step]:
+def fold_dequantize(steps: Sequence[Step], wanted: Callable[[Sums], bool] | None = None) -> list[Step]:
     """The steps with operands that are converted as they are loaded, without the steps that stored them wide.
 
     With ``wanted`` only the steps have them for which it holds then, whichever kernel they would have without.
@@ -47,7 +47,7 @@ def narrow(steps: Sequence[Step], wanted: Callable[[Sums], bool] | None = None) 
             for place, (old, new) in enumerate(zip(before, result, strict=True)):
                 if old is not new:
                     _change(result, uses, place, old)
-    return live(result)
+    return eliminate_dead_code(result)
 
 
 def _operands(step: Step, strips: bool) -> Sequence[int]:
@@ -103,7 +103,7 @@ def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: i
     _change(steps, uses, position, changed)
 
 
-def narrow_inputs(steps: Sequence[Step]) -> list[Step]:
+def fold_dequantize_into_inputs(steps: Sequence[Step]) -> list[Step]:
     """The steps that read what is stored narrow for a product, in place of the wide value that is made of it."""
     result = list(steps)
     uses = Uses(enumerate(steps))
@@ -114,7 +114,7 @@ def narrow_inputs(steps: Sequence[Step]) -> list[Step]:
                 changed = _with_narrow_input(result, uses, result[position], leaf, x)
                 if changed is not None:
                     _change(result, uses, position, changed)
-    return live(result)
+    return eliminate_dead_code(result)
 
 
 def _with_narrow_input(steps: list[Step], uses: Uses[int], step: Step, leaf: Scalar, x: Tensor) -> Map | None:

@@ -6,18 +6,18 @@ places. cuBLASLt writes lines of a result that are apart, and reads such lines.
 
 from __future__ import annotations
 
+from ..kernels.contract import is_small
+from ..kernels.image_layout import permuted, place_stride, places_first, to_memory
+from ..kernels.library_form import product_form
 from ..program.lowering import Lowering
 from ..program.steps import Contract, Convolve
 from ..program.trace import Step
 from ..program.views import permute
-from .contract import is_small
-from .image_order import permuted, place_stride, places_first, to_memory
-from .library_form import product_form
 
-__all__ = ["as_product"]
+__all__ = ["pointwise_as_gemm"]
 
 
-def as_product(ctx: Lowering, step: Step) -> Step:
+def pointwise_as_gemm(ctx: Lowering, step: Step) -> Step:
     """The step, as a product if it is a convolution whose result cuDNN would copy, and cuBLASLt would not.
 
     Its rows are the places of all images, whose channels come last. All of the epilogue has to be cuBLASLt's. Small

@@ -6,21 +6,21 @@ import operator
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
-from ..scalar import reachable
-from ..steps import Contract, dense, joined_nodes
-from ..symbolic import Dim
-from ..tensor import Buffer, BufferKind, Tensor, contiguous_strides
-from ..trace import Step
-from .alike import Expression, completed, joined_constant, joined_inputs, result_of, same_leaves
-from .place import Copy, with_view
-from .termination import Measure
+from ..program.scalar import reachable
+from ..program.steps import Contract, dense, joined_nodes
+from ..program.symbolic import Dim
+from ..program.tensor import Buffer, BufferKind, Tensor, contiguous_strides
+from ..program.termination import Measure
+from ..program.trace import Step
+from .concat_elimination import Copy, with_view
+from .expression_equality import Expression, completed, joined_constant, joined_inputs, result_of, same_leaves
 from .uses import Uses
 
 COLUMNS = -1
 """The axis along which the results of products lie side by side."""
 
 
-def merge(steps: Sequence[Step]) -> list[Step]:
+def merge_gemms(steps: Sequence[Step]) -> list[Step]:
     """The steps with one product in place of those that differ in their weights only; their results become views."""
     result: list[Step] = list(steps)
     groups: dict[Hashable, list[int]] = {}
@@ -30,7 +30,7 @@ def merge(steps: Sequence[Step]) -> list[Step]:
     uses = Uses(enumerate(result))
     gone: set[int] = set()
     for positions in groups.values():
-        measure = Measure("merge")
+        measure = Measure("horizontal_gemm")
         while len(positions) > 1:
             measure.fall(len(positions), result[positions[0]].node)
             # What others lack of the longest expression may be additions and factors that change nothing.

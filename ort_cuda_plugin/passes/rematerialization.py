@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..scalar import Scalar
-from ..steps import Attend, Map, Output, Substitution, stored, used_inputs
-from ..tensor import BufferKind, Tensor
-from ..trace import Step
+from ..program.scalar import Scalar
+from ..program.steps import Attend, Map, Output, Substitution, stored, used_inputs
+from ..program.tensor import BufferKind, Tensor
+from ..program.trace import Step
 from .uses import Uses
 
 MAX_OPERATIONS = 8
 """That take less than to store a value and to read it."""
 
 
-def recompute(steps: Sequence[Step]) -> list[Step]:
+def rematerialize(steps: Sequence[Step]) -> list[Step]:
     """The steps without reads of intermediates that the same step can make of others that it reads."""
     result = list(steps)
     uses = Uses(enumerate(steps))
