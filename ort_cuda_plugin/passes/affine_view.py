@@ -32,10 +32,12 @@ class Path:
     def strides_beneath(self, shape: Sequence[Dim], strides: Sequence[Dim]) -> tuple[Dim, ...] | None:
         """Strides over the dimensions beneath of what has ``strides`` over a view of ``shape`` that `covers` them.
 
-        None where the axes of a dimension do not lie at one stride.
+        None where the axes of a dimension do not lie at one stride, or the view runs backwards.
         """
         result: list[Dim] = []
         for axes in self.digits:
+            if any(le(self.factors[axis], 0) == 1 for axis in axes):
+                return None
             if any(strides[outer] != strides[inner] * shape[inner] for inner, outer in pairwise(axes)):
                 return None
             result.append(strides[axes[0]] if axes else 0)

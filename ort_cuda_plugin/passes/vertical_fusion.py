@@ -211,9 +211,7 @@ def _join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | Non
         view = views.covering()
         if view is None:
             return None
-        outputs.append(
-            (views.at(expression, view), Tensor(y.dtype, consumer.shape, y.buffer, strides=view.output_strides()))
-        )
+        outputs.append((views.at(expression, view), view.of_result(y, consumer.shape)))
     if views.repeats and len(reachable(x for x, _ in producer.outputs)) > MAX_REPEATED_OPERATIONS:
         return None
     if isinstance(consumer, Rows) and _is_narrow(consumer) and len(reachable(x for x, _ in producer.outputs)) > 8:
@@ -299,9 +297,10 @@ class _View:
     form: _Form
     path: Path
 
-    def output_strides(self) -> tuple[Dim, ...]:
-        """The strides of the producer's dense results over the axes of the view."""
-        return self.path.strides(contiguous_strides(self.form.dims))
+    def of_result(self, y: Tensor, shape: tuple[Dim, ...]) -> Tensor:
+        """A dense result of the producer over the axes of the view, which may run backwards."""
+        dense = contiguous_strides(self.form.dims)
+        return Tensor(y.dtype, shape, y.buffer, strides=self.path.strides(dense), offset=self.path.offset(dense))
 
 
 def _is_narrow(step: Rows) -> bool:

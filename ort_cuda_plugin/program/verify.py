@@ -114,7 +114,7 @@ def _violations(step: Step) -> Iterator[str]:
         elif x.buffer not in used:
             yield f"1: {_text(x)} is neither among the step's reads nor among its writes"
         elif x not in packed and not isinstance(step, Launch) and not _is_inside(x):
-            yield f"5: {_text(x)} reaches over the end of its buffer"
+            yield f"5: {_text(x)} reaches over an end of its buffer"
     if isinstance(step, Map):
         yield from _shapes(step)
         yield from _leaves(step)
@@ -129,10 +129,17 @@ def _is_inside(x: Tensor) -> bool:
     """Whether x may be in its buffer."""
     if x.dtype.is_packed or 0 in x.shape:
         return True
-    end = x.offset + 1
+    first, end = x.offset, x.offset + 1
     for dim, stride in zip(x.shape, x.strides, strict=True):
-        end = end + (dim - 1) * stride
-    return truth(le(end * x.dtype.itemsize, x.buffer.nbytes)) is not False
+        is_forward = truth(le(0, stride))
+        if is_forward is None:
+            return True
+        if is_forward:
+            end = end + (dim - 1) * stride
+        else:
+            first = first + (dim - 1) * stride
+    ends_behind = truth(le(end * x.dtype.itemsize, x.buffer.nbytes)) is False
+    return not ends_behind and truth(le(0, first)) is not False
 
 
 def _shapes(step: Map) -> Iterator[str]:

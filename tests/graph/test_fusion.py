@@ -326,6 +326,20 @@ def test_what_is_made_of_what_a_step_reads_is_not_stored(squares: str) -> None:
     compare(model, [weights(9, 8), weights(8, 6, seed=1), weights(6, seed=2)])
 
 
+@pytest.mark.parametrize("producer", ["p = Exp(x)", "p = Softmax(x)", "p = MatMul(x, a)", "t = Exp(x) p = Transpose(t)"])
+@pytest.mark.parametrize("axes", ["[0]", "[1]", "[0, 1]"])
+def test_a_result_that_one_reader_reads_backwards_is_stored_forwards_for_the_others(producer: str, axes: str) -> None:
+    ones = "[" + ", ".join("-1" for _ in axes.split(",")) + "]"
+    ends = ones.replace("-1", "-100")
+    model = program(
+        f"""(float[8, 8] x, float[8, 8] a) => (float[16, 8] y, float[8, 8] z)
+        {{ first = Constant<value_ints = {ones}>() end = Constant<value_ints = {ends}>()
+          axes = Constant<value_ints = {axes}>() step = Constant<value_ints = {ones}>() {producer}
+          back = Slice(p, first, end, axes, step) z = Neg(back) y = Concat<axis = 0>(back, p) }}"""
+    )
+    compare(model, [weights(8, 8), weights(8, 8, seed=1)])
+
+
 def test_a_reduction_stays_where_the_copy_beside_it_is_left_out() -> None:
     """One step copies for a Concat of one part and reduces; the part is written in the place of its copy."""
     model = parser.parse_model(

@@ -57,6 +57,10 @@ BROKEN: dict[str, tuple[list[Step], str]] = {
         [Copy((), Y, X, (), (Y.buffer,))],
         r"step 0: copy: invariant 1: tensor f32\[4, 4\] of INPUT 2 is neither",
     ),
+    "a view that runs backwards from the first element": (
+        [copied(X, Tensor(Y.dtype, (4, 4), Y.buffer, strides=(4, -1)))],
+        r"step 0: map: invariant 5: tensor f32\[4, 4\] of OUTPUT 0 reaches over an end",
+    ),
     "a host value of two elements": (
         [copied(tensor(2, kind=BufferKind.HOST), tensor(2, kind=BufferKind.OUTPUT))],
         r"step 0: map: invariant 2: tensor f32\[2\] of HOST",
