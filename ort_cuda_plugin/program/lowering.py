@@ -315,9 +315,14 @@ class Lowering:
         buffer = x.buffer
         if buffer.kind is not BufferKind.INPUT and buffer.deferred_host is None:
             return self.read_back(x, what)
-        elements = self._readable(floordiv(buffer.nbytes, x.dtype.itemsize), what)
-        positions = self._of_known_shape(x, what).positions()
+        x = self._of_known_shape(x, what)
+        self._readable(x.size, what)
+        positions = x.positions()
         assert positions is not None
+        elements = floordiv(buffer.nbytes, x.dtype.itemsize)
+        if self._speculative and not isinstance(elements, int):
+            elements = max(positions, default=-1) + 1  # of an input of unknown size, these have to be there
+        elements = self._readable(elements, what)
         if buffer.deferred_host is not None:
             contents = self._deferred_contents(buffer)
         else:

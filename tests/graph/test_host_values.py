@@ -90,3 +90,16 @@ def test_a_size_of_an_input_of_unknown_rank_is_read_at_the_rank_that_it_comes_wi
     session = ort_cuda_plugin.session(model, emulate=True)
     for x in (np.array([3]), np.array(5), np.array([[4]]), np.array([0])):
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.arange(x.item()))
+
+
+def test_shape_arithmetic_on_an_input_of_unknown_rank_is_read_back() -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[b] x, int64[] s) => (float[k] y)'
+        " <int64[1] zero = {0}> { n = Squeeze(s, zero) m = Add(n, n) e = Unsqueeze(m, zero) y = Slice(x, zero, e) }"
+    ).SerializeToString()
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort_cuda_plugin.session(model, emulate=True, sess_options=options)
+    x = np.arange(9, dtype=np.float32)
+    for n in (1, 3, 0):
+        np.testing.assert_array_equal(session.run(None, {"x": x, "s": np.array([n])})[0], x[: 2 * n])
