@@ -326,7 +326,9 @@ def test_what_is_made_of_what_a_step_reads_is_not_stored(squares: str) -> None:
     compare(model, [weights(9, 8), weights(8, 6, seed=1), weights(6, seed=2)])
 
 
-@pytest.mark.parametrize("producer", ["p = Exp(x)", "p = Softmax(x)", "p = MatMul(x, a)", "t = Exp(x) p = Transpose(t)"])
+@pytest.mark.parametrize(
+    "producer", ["p = Exp(x)", "p = Softmax(x)", "p = MatMul(x, a)", "t = Exp(x) p = Transpose(t)"]
+)
 @pytest.mark.parametrize("axes", ["[0]", "[1]", "[0, 1]"])
 def test_a_result_that_one_reader_reads_backwards_is_stored_forwards_for_the_others(producer: str, axes: str) -> None:
     ones = "[" + ", ".join("-1" for _ in axes.split(",")) + "]"
