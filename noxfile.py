@@ -15,7 +15,13 @@ import nox
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["lint", "types", "test"]
 
-REPORTS = ("operators", "conformance")
+DOCUMENTS = {
+    "operators": ("operators", "docs/operators.md"),
+    "conformance": ("conformance", "docs/conformance.md"),
+    "options": ("options", "docs/options.md"),
+    "environment": ("options", "docs/environment.md"),
+}
+"""Documents that a command writes, wholly or their tables: by name the command and the file."""
 
 
 def python(session: nox.Session, *arguments: str) -> None:
@@ -93,9 +99,10 @@ def real(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Writes the generated reports again; an argument names one of them."""
-    for report in session.posargs or REPORTS:
-        python(session, "-m", "ort_cuda_plugin", report, "--write", f"docs/{report}.md")
+    """Writes the generated documents again; an argument names one of them."""
+    for name in session.posargs or DOCUMENTS:
+        command, file = DOCUMENTS[name]
+        python(session, "-m", "ort_cuda_plugin", command, "--write", file)
 
 
 @nox.session

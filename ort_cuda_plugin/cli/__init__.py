@@ -39,6 +39,7 @@ COMMANDS = {
     "kernels": "kernels",
     "conformance": "conformance",
     "operators": "operators",
+    "options": "options",
     "parity": "parity",
 }
 """The command's name and that of its module."""

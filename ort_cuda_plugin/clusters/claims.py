@@ -123,7 +123,7 @@ def claim(
     *,
     passes_implicit_inputs: bool = True,
     has_kernel: Callable[[Node], bool] = lambda node: True,
-    poor_islands: bool = False,
+    claim_unprofitable_nodes: bool = False,
     single_nodes: bool = False,
     budget: MemoryBudget | None = None,
     compiled: Mapping[str, CompiledBody] | None = None,
@@ -131,10 +131,10 @@ def claim(
     """What to run of ``graph``. ``ranks`` gets what the analysis of the whole graph infers.
 
     ``passes_implicit_inputs`` tells whether ORT gives a fused node what only bodies in it read; ``has_kernel`` whether
-    the kernel registry has a kernel for a control-flow node. With ``poor_islands`` nodes are claimed also where the
-    copies cost more than they gain. With ``single_nodes`` each node is a cluster of its own, and shape arithmetic is
-    left to the CPU. ``compiled`` has the clusters that bodies got, by the names of their nodes. Where ``budget`` has no
-    room for a node, that and all later ones are declined.
+    the kernel registry has a kernel for a control-flow node. With ``claim_unprofitable_nodes`` nodes are
+    claimed also where their copies cost more than they gain. With ``single_nodes`` each node is a cluster of its own,
+    and shape arithmetic is left to the CPU. ``compiled`` has the clusters that bodies got, by the names of their nodes.
+    Where ``budget`` has no room for a node, that and all later ones are declined.
 
     What an operator knows about its inputs in the whole graph (say the contents of a shape) it may not know in its
     cluster, when a declined node or another cluster lies between. So each cluster is analysed again alone, and nodes
@@ -180,10 +180,10 @@ def claim(
                 for node, verdict in zip(cluster, alone.verdicts(cluster), strict=True):
                     if not verdict.supported or node in singles:
                         changed[node] = verdict
-        if not changed and not poor_islands:
+        if not changed and not claim_unprofitable_nodes:
             reason = "it is not worth copying to the device and back: all that it reads and gives is in host memory"
             runs_here = graph.parent is None or not _why_no_kernel(graph.parent, has_kernel)
-            for island in islands.poor_islands(graph, runs_here, clusters, ours):
+            for island in islands.unprofitable_islands(graph, runs_here, clusters, ours):
                 changed.update((node, decline(node, "cost", reason)) for node in island)
         if not changed:
             chosen = [node for node in graph.nodes if node in singles and node in ours and not is_search(node)]
@@ -430,7 +430,7 @@ class _Analysis:
 
     def _may_become_channels_last(self, node: Node) -> bool:
         options = self.lowering.ctx.options
-        return options.channels_last and not node.domain and node.op_type in channels_last_operators()
+        return options.prefer_nhwc and not node.domain and node.op_type in channels_last_operators()
 
 
 def _supported(node: Node, by: CustomOperator | None = None, note: str = "") -> NodeVerdict:

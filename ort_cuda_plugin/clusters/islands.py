@@ -15,7 +15,7 @@ _HEAVY: Final = re.compile("MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|Einsum")
 """Operators that are worth any copy."""
 
 
-def poor_islands(
+def unprofitable_islands(
     graph: Graph, runs_here: bool, clusters: Sequence[Sequence[Node]], ours: Collection[Node]
 ) -> list[list[Node]]:
     """The connected parts of ``clusters`` that do less than their copies cost.

@@ -70,7 +70,7 @@ def make_launches(
     verify, show = Verifier(ctx.stand_ins) if is_wanted() else None, watch
     if verify is not None:
         watch = _both(watch, verify)
-    steps = run_passes(ctx.trace.steps, ctx.options.fusion, watch, attention=ctx.options.attention)
+    steps = run_passes(ctx.trace.steps, ctx.options.fusion, watch, attention=ctx.options.fuses_attention)
     if ctx.options.fusion:
         steps = fuse_squeeze_excite(ctx, steps)
         if watch:

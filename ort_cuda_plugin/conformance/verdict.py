@@ -142,7 +142,7 @@ def _session(model: bytes, mode: Mode, attempt: Attempt, on_plugin: bool) -> Any
 
     try:
         # What is cheaper on the host is judged as well.
-        provider_options = {"claim_poor_islands": "1", "single_nodes": str(int(mode.single_nodes))}
+        provider_options = {"claim_unprofitable_nodes": "1", "single_nodes": str(int(mode.single_nodes))}
         session, _ = create_session(model, mode.emulate, provider_options, options)
     except Exception:
         declined = [verdict for verdict in last_verdicts() if not verdict.supported]

@@ -14,6 +14,7 @@ from ..model.ir import Constant, DType, Graph, Node
 from ..plan.decoder import decode, element_types
 from ..plan.format import version as plan_version
 from ..plan.tables import KnownEntries, Precomputation, Precomputed, Tables, Weight, weight_key
+from ..program.device import AttentionKernel
 from ..program.libraries import LibraryProblem, ProblemFlags
 from ..program.lowering import DeviceProperties, LoweringOptions
 from .constants import StoredConstants
@@ -171,8 +172,7 @@ class _Partition:
         self.name: str = row["name"]
         self.inputs: list[str] = [port["name"] for port in row["inputs"]]
         self.outputs: list[str] = [port["name"] for port in row["outputs"]]
-        known = {field.name for field in fields(LoweringOptions)}
-        self.options = LoweringOptions(**{name: value for name, value in row["options"].items() if name in known})
+        self.options = _stored_options(row["options"])
         self.why_not = ""
 
     def usable_target(self) -> Json | None:
@@ -374,6 +374,30 @@ class StoredCluster:
         if "node" in row:
             self._states[_index(row["node"])] = constant
         return constant
+
+
+_FORMER_OPTIONS = {
+    "channels_last": "prefer_nhwc",
+    "conv_epilogue": "fuse_conv_bias",
+    "conv_search": "cudnn_conv_algo_search",
+    "large_workspace": "cudnn_conv_use_max_workspace",
+    "line_first": "cudnn_conv1d_pad_to_nc1d",
+    "measuring_ms": "tunable_op_max_tuning_duration_ms",
+}
+"""Options that have another name in contexts of earlier plugins, with the present name."""
+
+
+def _stored_options(row: Mapping[str, Json]) -> LoweringOptions:
+    """The options of a partition; those that this version does not know are left out."""
+    known = {field.name for field in fields(LoweringOptions)}
+    given = {_FORMER_OPTIONS.get(name, name): value for name, value in row.items()}
+    if "measure_products" in row:
+        given["tunable_op_enable"] = given["tunable_op_tuning_enable"] = row["measure_products"]
+    if not row.get("attention", True):
+        given["sdpa_kernel"] = int(AttentionKernel.MATH)
+    elif not row.get("library_attention", True):
+        given["sdpa_kernel"] = int(AttentionKernel.FLASH)
+    return LoweringOptions(**{name: value for name, value in given.items() if name in known})
 
 
 def _problem(row: Mapping[str, Json]) -> LibraryProblem:

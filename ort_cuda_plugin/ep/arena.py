@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,54 @@ from ..abi.core import check, core, ffi, lib, new_error
 from .devices import DeviceInfo
 
 PREFIX = "arena."
+
+
+@dataclass(frozen=True)
+class ArenaRow:
+    """What documents say of a key: C has its limits, and the values that it takes."""
+
+    key: str
+    default: str
+    text: str
+
+
+ROWS = (
+    ArenaRow(
+        "arena.extend_strategy",
+        "0",
+        "growth of the arena. 0 doubles the size of each new region, 1 allocates what a request needs",
+    ),
+    ArenaRow("arena.initial_chunk_size_bytes", "1048576", "bytes of the first region"),
+    ArenaRow(
+        "arena.max_dead_bytes_per_chunk",
+        "134217728",
+        "a chunk may be larger than its request by fewer bytes than this, and by an eighth of the request at most. The "
+        "arena splits off the rest",
+    ),
+    ArenaRow("arena.initial_growth_chunk_size_bytes", "2097152", "bytes of the first region after a shrink"),
+    ArenaRow(
+        "arena.max_power_of_two_extend_bytes",
+        "1073741824",
+        "bytes at which doubling ends. A region is never larger than a 16th of the device, unless a single request is; "
+        "such a request gets a region of its size",
+    ),
+    ArenaRow("arena.max_mem", "0", "bytes that the arena may hold, including weights. 0: no limit"),
+    ArenaRow("arena.use_cuda_mempool", "0", "1: CUDA's stream-ordered pool serves device memory instead of the arena"),
+    ArenaRow(
+        "arena.cuda_mempool_release_threshold",
+        "0",
+        "bytes that the pool keeps at a synchronisation. Needs `arena.use_cuda_mempool=1`",
+    ),
+    ArenaRow(
+        "arena.cuda_mempool_bytes_to_keep_on_shrink",
+        "0",
+        "bytes that the pool keeps when it is trimmed, by ONNX Runtime's run option or by `trim`. Needs "
+        "`arena.use_cuda_mempool=1`",
+    ),
+    ArenaRow("gpu_mem_limit", "0", "CUDAExecutionProvider's name for `arena.max_mem` of device memory"),
+    ArenaRow("arena_extend_strategy", "0", "CUDAExecutionProvider's name for `arena.extend_strategy` of device memory"),
+)
+"""The options of an arena, in the order of C's table, and their names in the CUDA execution provider."""
 
 #: Keys of the CUDA execution provider for its arena of device memory.
 CUDA_PROVIDER_KEYS = {"gpu_mem_limit": "arena.max_mem", "arena_extend_strategy": "arena.extend_strategy"}
@@ -27,6 +76,11 @@ def check_options(values: Mapping[str, str]) -> str:
     error, (keys, texts) = new_error(), _strings(values)
     core().arena_check(keys, texts, len(keys), error)
     return ffi.string(error.text).decode(errors="replace") if error.code else ""
+
+
+def takes(key: str) -> str:
+    """The values that a key takes, as C says it."""
+    return check_options({CUDA_PROVIDER_KEYS.get(key, key): "?"}).partition(": it takes ")[2]
 
 
 def read_limit(text: str) -> int:

@@ -12,10 +12,11 @@ from typing import Any
 
 from . import arena
 from .identity import EP_NAME, Identity
-from .options import ALIAS_PREFIX, MEANINGFUL, OptionError, Options, parse_value
+from .option_table import ROWS, Options
+from .options import ALIAS_PREFIX, OptionError, parse_value
 
-#: Keys of options, and of ``Options``, that may change.
-_OF_SESSION = ("automatic_cuda_graphs", "cuda_graph_cache_size", "log_level")
+#: Options of the session that may change.
+_OF_SESSION = tuple(key for key, row in ROWS.items() if row.changes)
 #: Keys that change the limit of device memory, of this process and not of the session alone.
 _LIMITS = ("arena.max_mem", "gpu_mem_limit")
 #: What ONNX Runtime defines for every execution provider: nothing here depends on it.
@@ -51,12 +52,12 @@ def parse_changes(values: Mapping[str, str], options: Options, identity: Identit
         if key in _LIMITS:
             changes = replace(changes, memory_limit=parse_value(key, text, arena.read_limit))
         elif key in _OF_SESSION:
-            changed: dict[str, Any] = {key: parse_value(key, text, MEANINGFUL[key])}
+            changed: dict[str, Any] = {key: parse_value(key, text, ROWS[key].reader)}
             changes = replace(changes, options=replace(changes.options, **changed))
         elif key == _WORKLOAD_TYPE:
             parse_value(key, text, _workload)
             changes = replace(changes, ignored=(*changes.ignored, key))
-        elif key in MEANINGFUL:
+        elif key in ROWS:
             raise OptionError(f"{EP_NAME} option {key!r} holds from the creation of a session; can change: {_known()}")
         else:
             raise OptionError(f"{EP_NAME} has no option {key!r} that can change; known: {_known()}")

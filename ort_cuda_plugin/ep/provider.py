@@ -25,7 +25,7 @@ from ..custom import registry as custom
 from ..model.ir import DType, Graph, Node, Value
 from ..model.ort_graph import read_graph
 from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators
-from ..program.lowering import DeviceProperties, LoweringOptions
+from ..program.lowering import DeviceProperties
 from . import arena, current_session
 from .context_nodes import ContextIdentity, ContextNode, is_context, model_path, only_node
 from .context_session import ContextSession, give, request_of
@@ -43,7 +43,7 @@ from .node_kernel import context_identity, context_kernel, kernel_impl, read_ker
 from .open_device import use_device
 from .optimized_model import writes_optimized_model
 from .option_values import LOG_LEVELS
-from .options import AttentionKernel, OptionError, Options, collect, parse
+from .options import OptionError, Options, collect, parse
 from .partitioning import goes_by_statistics, read_budget
 from .program_files import ProgramFiles
 from .repeated_node import RepeatedNode
@@ -212,23 +212,6 @@ class Provider:
         if changes.ignored:
             self._log("INFO", f"dynamic options without effect here: {', '.join(changes.ignored)}")
 
-    def _lowering_options(self) -> LoweringOptions:
-        options = self.options
-        return LoweringOptions(
-            use_tf32=options.use_tf32,
-            deterministic=options.deterministic,
-            fusion=options.fusion,
-            channels_last=options.prefer_nhwc,
-            attention=options.sdpa_kernel != AttentionKernel.MATH,
-            library_attention=options.sdpa_kernel == 0 or bool(options.sdpa_kernel & AttentionKernel.CUDNN),
-            conv_search=options.cudnn_conv_algo_search,
-            large_workspace=options.cudnn_conv_use_max_workspace,
-            line_first=options.cudnn_conv1d_pad_to_nc1d,
-            conv_epilogue=options.fuse_conv_bias,
-            measure_products=options.tunable_op_enable and options.tunable_op_tuning_enable,
-            measuring_ms=max(0, options.tunable_op_max_tuning_duration_ms),
-        )
-
     def _properties(self) -> DeviceProperties:
         properties = self.device.properties()
         return (
@@ -263,14 +246,14 @@ class Provider:
         claims = self._contexts.claims_without_analysis(graph) or claim(
             graph,
             self._properties(),
-            self._lowering_options(),
+            self.options.lowering,
             self._ranks,
             self._identity.ep_name,
             passes_implicit_inputs=host.api_version() >= IMPLICIT_INPUTS_SINCE,
             single_nodes=self._single_nodes,
             budget=self._budget,
             has_kernel=has_kernel,
-            poor_islands=self.options.claim_poor_islands,
+            claim_unprofitable_nodes=self.options.claim_unprofitable_nodes,
             compiled=self._compiled,
         )
         claims = self._contexts.without_bodies(graph, claims)
@@ -359,7 +342,7 @@ class Provider:
         graphs = [self._read_graph(ort_graph) for ort_graph in ort_graphs]
         names = [_text("Node_GetName", node) for node in fused_nodes]
         self._record.fused(dict(zip(names, graphs, strict=True)))
-        properties, options = self._properties(), self._lowering_options()
+        properties, options = self._properties(), self.options.lowering
         found = {
             index: ContextNode.of(graph.nodes[0], only_node(ort_graph), ort_graph)
             for index, (graph, ort_graph) in enumerate(zip(graphs, ort_graphs, strict=True))
@@ -435,7 +418,7 @@ class Provider:
         return CompiledCluster(
             graph,
             self._properties(),
-            self._lowering_options(),
+            self.options.lowering,
             inputs,
             outputs,
             self._ranks,
@@ -486,7 +469,7 @@ class Provider:
         """
         if self._loaded_contexts is None:
             nodes = [*self._single_contexts.values()]
-            properties, options = self._properties(), self._lowering_options()
+            properties, options = self._properties(), self.options.lowering
             loaded = self._contexts.load(nodes, self.device, properties, self.options, options)
             self._loaded_contexts = [*zip(nodes, loaded, strict=True)]
         found = [pair for pair in self._loaded_contexts if pair[0].identity == identity]
@@ -521,7 +504,7 @@ class Provider:
         with self._transposition_lock:
             known = self._transpositions.get((permutation, dtype))
             if known is None:
-                cluster = transposition(permutation, dtype, self.device.properties(), self._lowering_options())
+                cluster = transposition(permutation, dtype, self.device.properties(), self.options.lowering)
                 known = FusedNode("Transpose for Scan", cluster, self.device)
                 self.fused_nodes.append(known)
                 known.prepare()

@@ -84,7 +84,7 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
     """What cuDNN has to compute for the step; None where it cannot, or need not for so few scores."""
     q, k, v = step.operands
     *batch, rows, keys = step.score_shape
-    if not ctx.options.library_attention:
+    if not ctx.options.allows_cudnn_attention:
         return None
     if "cudnn" not in ctx.device.libraries or q.dtype not in (DType.FLOAT16, DType.BFLOAT16) or len(batch) > 2:
         return None

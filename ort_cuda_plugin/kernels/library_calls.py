@@ -73,8 +73,8 @@ def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
         return [m, n, k, *leading, row, call.batch[0], call.a_batch[0], call.b_batch[0], matrix]
 
     limit = 0
-    if ctx.options.measure_products:
-        flags, limit = flags | ProblemFlags.MEASURED, ctx.options.measuring_ms
+    if ctx.options.measures_cublaslt:
+        flags, limit = flags | ProblemFlags.MEASURED, max(0, ctx.options.tunable_op_max_tuning_duration_ms)
     problem = LibraryProblem(MATMUL, dtype.onnx, flags, alpha=form.alpha, beta=form.beta, measuring_ms=limit)
     _record(ctx, step, problem, form, "cuBLASLt: product", (call.a, call.b), sizes, WORKSPACE_BYTES)
     return True
@@ -103,7 +103,7 @@ def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
         # Its engines want the same padding at both ends.
         return False
     axes = list(zip(w.size, w.kernel, step.places, w.strides, w.dilations, w.begin, w.end, strict=True))
-    if len(step.windows.size) == 1 and not ctx.options.line_first:
+    if len(step.windows.size) == 1 and not ctx.options.cudnn_conv1d_pad_to_nc1d:
         axes.reverse()
     spatial: list[Dim] = [number for axis in axes for number in axis]
     last = wants_channels_last(ctx, step) and is_channels_last(x)
@@ -131,9 +131,9 @@ def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
 
     search = {"DEFAULT": ProblemFlags.BRIEF, "EXHAUSTIVE": ProblemFlags.MEASURED}
     flags = _flags(ctx.options, form) | (ProblemFlags.CHANNELS_LAST if last else ProblemFlags(0))
-    flags |= search.get(ctx.options.conv_search, ProblemFlags(0))
+    flags |= search.get(ctx.options.cudnn_conv_algo_search, ProblemFlags(0))
     problem = LibraryProblem(CONV, dtype.onnx, flags, len(w.size), form.alpha, form.beta)
-    workspace = LARGE_WORKSPACE_BYTES if ctx.options.large_workspace else WORKSPACE_BYTES
+    workspace = LARGE_WORKSPACE_BYTES if ctx.options.cudnn_conv_use_max_workspace else WORKSPACE_BYTES
     what = "cuDNN: convolution, channels last" if last else "cuDNN: convolution"
     _record(ctx, step, problem, form, what, (x, weights), sizes, workspace, new)
     return True
@@ -150,7 +150,9 @@ def _is_compiled_for(ctx: Lowering, step: Convolve) -> bool:
     """Whether an engine with tensor cores is worth the seconds for which cuDNN compiles it."""
     channels, rows = step.operands[0].shape[1], step.operands[1].shape[0]
     known = isinstance(channels, int) and isinstance(rows, int) and min(channels, rows) >= MIN_TENSOR_CHANNELS
-    return known and step.groups == 1 and len(step.windows.size) == 2 and ctx.options.conv_search != "DEFAULT"
+    return (
+        known and step.groups == 1 and len(step.windows.size) == 2 and ctx.options.cudnn_conv_algo_search != "DEFAULT"
+    )
 
 
 def _flags(options: LoweringOptions, form: LibraryForm) -> ProblemFlags:

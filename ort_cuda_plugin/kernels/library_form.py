@@ -97,7 +97,7 @@ def convolution_form(
 
     If it ``compiles`` it has more.
     """
-    finishes = step.operands[0].dtype is not DType.FLOAT64 and ctx.options.conv_epilogue
+    finishes = step.operands[0].dtype is not DType.FLOAT64 and ctx.options.fuse_conv_bias
     activations = frozenset({RELU, *({SILU, RELU6} if compiles else ())} if finishes else ())
     offer = Offer("cuDNN", step.channels, finishes, activations=activations, residual_strides=residual_strides)
     return find_form(ctx, step, offer)

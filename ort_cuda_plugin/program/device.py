@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 
@@ -35,20 +36,52 @@ class DeviceProperties:
 _MULTIPROCESSORS = {(8, 0): 108, (8, 6): 82, (8, 7): 16, (8, 9): 128, (9, 0): 132, (10, 0): 148, (12, 0): 170}
 
 
+class AttentionKernel(enum.IntFlag):
+    """ONNX Runtime's bits of the option ``sdpa_kernel``."""
+
+    FLASH = 1
+    EFFICIENT = 2
+    TRT_FUSED = 4
+    CUDNN = 8
+    MATH = 16
+    TRT_FLASH = 32
+    TRT_CROSS = 64
+    TRT_CAUSAL = 128
+    LEAN = 256
+
+
 @dataclass(frozen=True)
 class LoweringOptions:
-    """Options of a session that change what is computed or how."""
+    """The options of a session that lowering reads, each under its own key (docs/options.md).
+
+    ``wide_indices`` is not an option of a session: tests ask for 64-bit index arithmetic below 2**31 elements by it.
+    """
 
     use_tf32: bool = True
     deterministic: bool = False
-    wide_indices: bool = False  # 64-bit index arithmetic even below 2**31 elements
     fusion: bool = True
-    channels_last: bool = False  # ORT gives operators their channels-last form
-    attention: bool = True  # attention is one kernel where that is possible
-    library_attention: bool = True  # that may be cuDNN's
-    conv_search: str = "HEURISTIC"  # how cuDNN's engine is found
-    large_workspace: bool = False  # cuDNN may use much scratch memory
-    line_first: bool = True  # a convolution of one dimension is one line of a plane, not one column
-    conv_epilogue: bool = True  # cuDNN adds a bias and what follows
-    measure_products: bool = False  # cuBLASLt's algorithms are measured
-    measuring_ms: int = 0  # how long that may take for one product; 0: any time
+    prefer_nhwc: bool = False
+    sdpa_kernel: int = 0
+    cudnn_conv_algo_search: str = "HEURISTIC"
+    cudnn_conv_use_max_workspace: bool = False
+    cudnn_conv1d_pad_to_nc1d: bool = True
+    fuse_conv_bias: bool = True
+    tunable_op_enable: bool = False
+    tunable_op_tuning_enable: bool = False
+    tunable_op_max_tuning_duration_ms: int = 0
+    wide_indices: bool = False
+
+    @property
+    def fuses_attention(self) -> bool:
+        """Whether attention may be one kernel, rather than two products and a softmax."""
+        return self.sdpa_kernel != AttentionKernel.MATH
+
+    @property
+    def allows_cudnn_attention(self) -> bool:
+        """Whether cuDNN may compute attention."""
+        return self.sdpa_kernel == 0 or bool(self.sdpa_kernel & AttentionKernel.CUDNN)
+
+    @property
+    def measures_cublaslt(self) -> bool:
+        """Whether the algorithms that cuBLASLt offers for a product are measured."""
+        return self.tunable_op_enable and self.tunable_op_tuning_enable

@@ -120,7 +120,7 @@ def _record(
     results: Sequence[Tensor],
 ) -> None:
     placed = [aligned(ctx, x, results[0].shape) for x in tensors]
-    if ctx.options.channels_last and all(map(is_channels_first, results)):
+    if ctx.options.prefer_nhwc and all(map(is_channels_first, results)):
         # The same map over the dimensions as they lie in memory is one that other steps can join.
         placed = [in_memory_order(ctx, x, results[0].rank) for x in placed]
         results = [in_memory_order(ctx, x, x.rank) for x in results]

@@ -41,7 +41,7 @@ def in_memory_order(ctx: Lowering, x: Tensor, rank: int) -> Tensor:
 def empty_in_order(ctx: Lowering, shape: Sequence[Dim], dtype: DType, like: Iterable[Tensor]) -> Tensor:
     """A new tensor in the order of memory that one of ``like`` has, which are as large in the other dimensions."""
     rank = len(shape)
-    if not ctx.options.channels_last or not any(x.rank == rank and is_channels_first(x) for x in like):
+    if not ctx.options.prefer_nhwc or not any(x.rank == rank and is_channels_first(x) for x in like):
         return ctx.empty(shape, dtype)
     result = ctx.empty([shape[axis] for axis in _to_channels_first(rank)], dtype)
     return permute(ctx, result, (0, *range(2, rank), 1))

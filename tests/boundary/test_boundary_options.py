@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 
 from isolated import ROOT, add_model, python
+from ort_cuda_plugin.cli import main
+from ort_cuda_plugin.cli.exit_codes import ExitCode
+from ort_cuda_plugin.cli.options import filled
 from ort_cuda_plugin.ep import arena
+from ort_cuda_plugin.ep.dynamic_options import KEYS
 from ort_cuda_plugin.ep.identity import Identity
-from ort_cuda_plugin.ep.options import ALIASES, MEANINGFUL, WITHOUT_EFFECT, OptionError, Options, collect, parse
+from ort_cuda_plugin.ep.option_documents import option_tables
+from ort_cuda_plugin.ep.option_table import DEFAULTS, OTHER_NAMES, ROWS, WITHOUT_EFFECT, Decides
+from ort_cuda_plugin.ep.options import OptionError, Options, collect, known_keys, parse
+from ort_cuda_plugin.program.lowering import LoweringOptions
 
 SESSION = "ep.cudapluginexecutionprovider."
 ENVIRONMENT = "ep_factory.CudaPluginExecutionProvider."
@@ -55,7 +64,7 @@ def test_the_kind_of_graphs_follows_from_the_options() -> None:
 def test_kernels_of_attention_that_the_plugin_lacks_are_named(bits: int, why: str) -> None:
     options, ignored = parse({"sdpa_kernel": str(bits)})
     assert options.sdpa_kernel == bits
-    wanted = {"sdpa_kernel": f"the plugin has no kernel of attention for {why}; it takes its own"}
+    wanted = {"sdpa_kernel": f"the plugin has no attention kernel for {why}; it chooses its own"}
     assert ignored == (wanted if why else {})
 
 
@@ -151,17 +160,97 @@ def test_an_unknown_key_is_told_all_that_are_known() -> None:
     with pytest.raises(OptionError) as error:
         parse({"gpu_memory_limit": "1"})
     assert "did you mean 'gpu_mem_limit'?" in str(error.value)
-    for key in (*MEANINGFUL, *WITHOUT_EFFECT, *ALIASES, *arena.CUDA_PROVIDER_KEYS, "arena.max_mem"):
+    for key in (*ROWS, *WITHOUT_EFFECT, *OTHER_NAMES, *arena.CUDA_PROVIDER_KEYS, "arena.max_mem"):
         assert key in str(error.value)
 
 
-def test_every_key_has_a_row_in_the_documentation() -> None:
-    rows = [line.split("|")[1] for line in (ROOT / "docs" / "options.md").read_text().splitlines() if "| `" in line]
-    documented = [key for row in rows for key in re.findall(r"`([^`]+)`", row)]
-    with pytest.raises(OptionError) as error:
-        parse({"arena.no_such_key": "1"})
-    of_arenas = set(re.findall(r"arena\.\w+", str(error.value))) - {"arena.no_such_key"}
-    assert sorted(documented) == sorted({*MEANINGFUL, *WITHOUT_EFFECT, *ALIASES, *of_arenas, *arena.CUDA_PROVIDER_KEYS})
+OPTIONS = (ROOT / "docs" / "options.md").read_text()
+
+
+def test_every_key_is_in_the_documentation() -> None:
+    rows = [line.split("|")[1] for table in option_tables().values() for line in table.splitlines()[2:]]
+    documented = {key for row in rows for key in re.findall(r"`([^`]+)`", row)}
+    assert set(known_keys()) - documented == {"claim_poor_islands"}  # its row names it as a former key
+    assert documented <= set(known_keys())
+
+
+@pytest.mark.parametrize("name", ["options", "environment"])
+def test_the_tables_of_documents_are_those_of_the_code(name: str) -> None:
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    assert filled(text) == text, f"docs/{name}.md is stale: ort-cuda-plugin options --write docs/{name}.md"
+    assert text.count("<!-- table: ") == {"options": 3, "environment": 2}[name]
+
+
+def test_the_text_around_the_tables_names_the_options_that_it_is_about() -> None:
+    without_prefix = OPTIONS.split("(for ")[1].split("also the key alone")[0]
+    assert set(re.findall(r"`(\w+)`", without_prefix)) == {key for key, row in ROWS.items() if row.bare}
+    that_change = OPTIONS.split("## Options that change while a session lives")[1].split("##")[0]
+    assert [key for key in KEYS if f"`{key}`" not in that_change] == []
+
+
+def test_the_command_prints_and_writes_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["options"]) == 0
+    printed = capsys.readouterr().out
+    assert "| `use_tf32` |" in printed
+    assert "| `ORT_CUDA_PLUGIN_EMULATE_SEED` |" in printed
+    document = tmp_path / "page.md"
+    document.write_text("a\n<!-- table: arena options -->\nstale\n<!-- end of table -->\nb\n")
+    assert main(["options", "--write", str(document)]) == 0
+    written = document.read_text()
+    assert "stale" not in written
+    assert "| `arena.max_mem` |" in written
+    assert written.startswith("a\n")
+    assert written.endswith("\nb\n")
+    document.write_text("<!-- table: nothing -->\n<!-- end of table -->")
+    assert main(["options", "--write", str(document)]) == ExitCode.USAGE
+    assert "no table 'nothing': use one of options, " in capsys.readouterr().err
+
+
+def test_lowering_has_the_options_that_decide_plans_with_their_defaults() -> None:
+    fields = {field.name for field in dataclasses.fields(LoweringOptions)} - {"wide_indices"}
+    assert fields == {key for key, row in ROWS.items() if row.decides is Decides.PLANS}
+    assert Options().lowering == LoweringOptions()
+
+
+def test_the_default_of_an_arena_option_is_that_of_c() -> None:
+    text = (ROOT / "csrc_shim" / "device" / "arena_options.c").read_text()
+    constants = {"OCP_EXTEND_NEXT_POWER_OF_TWO": 0, "INT64_MAX": 0}  # as a limit 0 says that there is none
+    of_c = {
+        f"arena.{name}": str(eval(initial, constants))
+        for name, initial in re.findall(r"KEY\((\w+), [^,]+, [^,]+, ([^,]+),", text)[1:]
+    }
+    ours = {row.key: row.default for row in arena.ROWS if row.key not in arena.CUDA_PROVIDER_KEYS}
+    assert list(ours.items()) == list(of_c.items())
+    assert set(ours) == set(arena.keys())
+
+
+def test_a_former_key_means_the_option_and_must_not_contradict_it() -> None:
+    assert parse({"claim_poor_islands": "1"}) == (Options(claim_unprofitable_nodes=True), {})
+    both = {"claim_unprofitable_nodes": "1", "claim_poor_islands": "true"}
+    assert parse(both) == (Options(claim_unprofitable_nodes=True), {})
+    with pytest.raises(
+        OptionError, match="claim_unprofitable_nodes='1': its former name has another value: claim_poor"
+    ):
+        parse(both | {"claim_poor_islands": "0"})
+    with pytest.raises(OptionError, match="claim_poor_islands='maybe': use 1 or 0"):
+        parse(both | {"claim_poor_islands": "maybe"})
+
+
+@pytest.mark.parametrize(
+    ("weak", "strong"),
+    [("claim_poor_islands", "claim_unprofitable_nodes"), ("prefer_nhwc", "prefer_nhwc_layout")],
+)
+def test_the_session_overrides_the_environment_under_each_name_of_an_option(weak: str, strong: str) -> None:
+    for below, above in ((weak, strong), (strong, weak)):
+        found = collect({SESSION + above: "0"}, {ENVIRONMENT + below: "1"}, Identity.OWN)
+        assert found == {above: "0"}
+        assert parse(found) == (Options(), {})
+
+
+def test_a_default_is_a_value_of_its_option() -> None:
+    for key, default in DEFAULTS.items():
+        if default not in (None, (), ""):
+            assert ROWS[key].reader(str(default)) == default
 
 
 SELECT = """

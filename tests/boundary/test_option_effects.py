@@ -1,21 +1,327 @@
-"""What options of sessions change in the plans that a session makes."""
+"""Each option of a session changes something that can be observed, and some of them exactly what they say."""
 
 from __future__ import annotations
 
+import gc
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 import ort_cuda_plugin
+from contexts import BINARY, container_of, settings
+from device_models import add_and_double
+from isolated import add_model, python
+from ort_cuda_plugin.abi.core import ffi
+from ort_cuda_plugin.ep import arena, measuring
 from ort_cuda_plugin.ep.open_device import OpenDevice
-from ort_cuda_plugin.ep.provider import last_provider
+from ort_cuda_plugin.ep.option_table import OTHER_NAMES, ROWS
+from ort_cuda_plugin.ep.options import parse
+from ort_cuda_plugin.ep.provider import Provider, last_provider
 from ort_cuda_plugin.kernels.library_attention import attention_form
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.plan.format import encode
 from ort_cuda_plugin.program.lowering import DeviceProperties
+
+Options = Mapping[str, str]
+Observer = Callable[[Options, Path], object]
+"""What a session with these options does, in a form that can be compared; the folder is empty."""
+
+GPU = DeviceProperties.gpu((9, 0))
+LIBRARIES = frozenset({"cublaslt", "cudnn"})
+WITH_LIBRARIES = DeviceProperties(emulated=False, libraries=LIBRARIES)
+"""A GPU without kernels for TF32, so that float32 products and convolutions are the libraries'."""
+
+PRODUCT = "(float[2048, 2048] x, float[2048, 2048] w) => (float[2048, 2048] y) { p = MatMul(x, w) y = Relu(p) }"
+CONV = """(float[8, 64, 58, 58] x, float[64, 64, 3, 3] w, float[64] b) => (float[8, 64, 56, 56] y)
+    { c = Conv(x, w, b) s = Sigmoid(c) y = Mul(c, s) }"""
+CONV_OF_LINES = "(float[8, 256, 1026] x, float[256, 256, 3] w) => (float[8, 256, 1024] y) { y = Conv(x, w) }"
+SCATTER = """(float[8, 4] x, int64[6, 4] i, float[6, 4] u) => (float[8, 4] y)
+    { y = ScatterElements<axis = 0, reduction = "add">(x, i, u) }"""
+ATTENTION = """(float16[2, 4, 64, 64] q, float16[2, 4, 64, 64] k, float16[2, 4, 64, 64] v) => (float16[2, 4, 64, 64] y)
+    { t = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, t) p = Softmax<axis = -1>(s) y = MatMul(p, v) }"""
+HOST_ONLY = """(float[n, 4] x, int64 most, bool c) => (float[n, 4] y)
+    { y = Loop(most, c, x) <body = step (int64 i, bool on, float[k, 4] state) => (bool still, float[k, 4] next)
+      { few = Constant<value_int = 3>()  less = Less(i, few)  still = And(on, less)  next = Add(state, x) }> }"""
+
+
+def loaded(text: str) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(
+        parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> observed {text}')
+    )
+
+
+@contextmanager
+def provider_of(options: Options, model: bytes = b"") -> Iterator[tuple[Provider, ort.InferenceSession]]:
+    """A session on the emulated device, and its provider."""
+    session = ort_cuda_plugin.session(model or add_model(), emulate=True, provider_options=options)
+    provider = last_provider()
+    assert provider is not None
+    yield provider, session
+
+
+def planned(text: str, device: DeviceProperties = WITH_LIBRARIES) -> Observer:
+    """The plan, the kernels and the library problems that a session on that device would make of a model."""
+
+    def observe(options: Options, folder: Path) -> object:
+        with provider_of(options) as (provider, _), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(OpenDevice, "properties", lambda self: device)
+            variant = provider._cluster(read_model(loaded(text)), fed=()).prepare()
+            assert variant.plan is not None
+            return encode(variant.plan), [(spec.name, spec.source) for spec in variant.kernels], variant.problems
+
+    return observe
+
+
+def measured(options: Options, folder: Path) -> object:
+    """How many programs are measured for a product."""
+    programs: list[Any] = []
+
+    def measure(device: OpenDevice, given: Any) -> list[float]:
+        programs.extend(given)
+        return [1.0 + index for index in range(len(given))]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "measure", measure)
+        patch.setattr("ort_cuda_plugin.compiler.timing_cache.cache_folder", lambda: folder)
+        planned(PRODUCT, GPU)(options, folder)
+    return len(programs)
+
+
+def claimed(text: str) -> Observer:
+    """The nodes that run on the plugin, by ONNX Runtime's domains, and the clusters that they are in."""
+
+    def observe(options: Options, folder: Path) -> object:
+        with provider_of(options, loaded(text).SerializeToString()) as (provider, _):
+            nodes = [(verdict.domain, verdict.op_type, verdict.supported) for verdict in provider.verdicts]
+            return nodes, [fused.name for fused in provider.fused_nodes]
+
+    return observe
+
+
+def graphs(options: Options, folder: Path) -> object:
+    """What the counters of graphs count in Runs of three sizes, each four times."""
+    gc.collect()
+    before = ort_cuda_plugin.counters()
+    memory = ort_cuda_plugin.register(emulate=True)[-1].memory_info(ort.OrtDeviceMemoryType.DEFAULT)
+    vendor = memory.device_vendor_id
+    with provider_of(options, add_and_double()) as (_, session):
+        for size in (2, 3, 4):
+            binding = session.io_binding()
+            for name in "abc":
+                value = ort.OrtValue.ortvalue_from_numpy(np.ones(size, np.float32), "gpu", 0, vendor)
+                bind = binding.bind_ortvalue_output if name == "c" else binding.bind_ortvalue_input
+                bind(name, value)
+            run_options = ort.RunOptions()
+            run_options.add_run_config_entry("gpu_graph_id", str(size))
+            for _ in range(4):
+                session.run_with_iobinding(binding, run_options)
+        after = ort_cuda_plugin.counters()
+        return {name: after[name] - before[name] for name in before if name.startswith("graph")}
+
+
+def streams(options: Options, folder: Path) -> object:
+    """The stream that the session gives all its Runs, or why it is not created."""
+    try:
+        with provider_of(options) as (provider, _):
+            return provider.stream == ffi.NULL
+    except Exception as error:
+        return str(error)
+
+
+def logged(options: Options, folder: Path) -> object:
+    """The levels of the lines that the provider writes; one is of an option without effect."""
+    lines: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ort_cuda_plugin.abi.host.log", lambda level, message, *_: lines.append(level))
+        with provider_of({**options, "fpa_intb_gemm": "1"}):
+            return lines
+
+
+def created(options: Options, folder: Path) -> object:
+    """The error of a session, or none."""
+    try:
+        with provider_of(options):
+            return "created"
+    except Exception as error:
+        return str(error)
+
+
+def files(options: Options, folder: Path) -> object:
+    """The files of programs."""
+    inside = {key: str(folder) if key == "program_folder" else value for key, value in options.items()}
+    with provider_of(inside):
+        return sorted(path.suffix for path in folder.iterdir())
+
+
+WEIGHTS = {"w": np.arange(32, dtype=np.float32).reshape(8, 4)}
+
+
+def weighted(scale: float = 1) -> bytes:
+    model = loaded(
+        "(float[n, 8] x, float[p, q] b, float[8, 4] w) => (float[n, 4] y) { m = MatMul(x, w) y = Add(m, b) }"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(WEIGHTS["w"] * np.float32(scale), "w"))
+    del model.graph.input[2]
+    return bytes(model.SerializeToString())
+
+
+def compile_into(folder: Path, options: Options) -> Path:
+    """A model m.onnx and what it is compiled to, m_ctx.onnx."""
+    (folder / "m.onnx").write_bytes(weighted())
+    path = folder / "m_ctx.onnx"
+    entries = {"ep.context_enable": "1", "ep.context_file_path": str(path), "ep.context_embed_mode": "0"}
+    ort.InferenceSession(str(folder / "m.onnx"), settings(entries, options))
+    return path
+
+
+def compiled(options: Options, folder: Path) -> object:
+    """The targets of a compiled model with the number of plans for each, and whether weights are in it."""
+    compile_into(folder, options)
+    index = container_of(folder / BINARY.format("m")).index
+    targets = [(target["arch"], len(target["plans"])) for target in index["partitions"][0]["targets"]]
+    return targets, [sorted(row) for row in index["constants"]]
+
+
+def reloaded(options: Options, folder: Path) -> object:
+    """Whether a session of a compiled model compiles, or its error, where the source model has other weights."""
+    path = compile_into(folder, {"context_weightless": "1"})
+    (folder / "m.onnx").write_bytes(weighted(scale=2))
+    before = ort_cuda_plugin.counters()["plan_variants_built"]
+    try:
+        session = ort.InferenceSession(str(path), settings({}, {"context_refit": "1", **options}), enable_fallback=0)
+        session.run(None, {"x": np.ones((1, 8), np.float32), "b": np.ones((1, 1), np.float32)})
+    except Exception as error:
+        return str(error)
+    return ort_cuda_plugin.counters()["plan_variants_built"] - before
+
+
+@dataclass(frozen=True)
+class Effect:
+    """How to see that an option decides something.
+
+    ``observe`` sees different things with ``given`` alone and with ``value`` for the option as well.
+    """
+
+    value: str
+    observe: Observer
+    given: Options = field(default_factory=dict)
+
+
+ALLOWED = {"context_allow_host_code": "1"}
+EFFECTS = {
+    "automatic_cuda_graphs": Effect("0", graphs),
+    "autotune": Effect("1", measured),
+    "claim_unprofitable_nodes": Effect("1", claimed(HOST_ONLY)),
+    "context_allow_host_code": Effect("1", reloaded),
+    "context_architectures": Effect("sm_90,emulated", compiled),
+    "context_refit": Effect("0", reloaded, ALLOWED),
+    "context_shapes": Effect("x=3x8,b=1x4", compiled),
+    "context_weightless": Effect("1", compiled),
+    "cuda_graph_cache_size": Effect("1", graphs),
+    "cudnn_conv1d_pad_to_nc1d": Effect("0", planned(CONV_OF_LINES)),
+    "cudnn_conv_algo_search": Effect("EXHAUSTIVE", planned(CONV)),
+    "cudnn_conv_use_max_workspace": Effect("1", planned(CONV)),
+    "deterministic": Effect("1", planned(SCATTER, GPU)),
+    "device_id": Effect("7", created),
+    "enable_cuda_graph": Effect("1", graphs),
+    "enable_cudnn": Effect("0", planned(CONV)),
+    "fuse_conv_bias": Effect("0", planned(CONV)),
+    "fusion": Effect("0", planned(PRODUCT, GPU)),
+    "has_user_compute_stream": Effect("1", streams),
+    "log_level": Effect("ERROR", logged),
+    "min_num_runs_before_cuda_graph_capture": Effect("3", graphs),
+    "prefer_nhwc": Effect("1", claimed(CONV)),
+    "program_folder": Effect("a folder", files),
+    "sdpa_kernel": Effect("16", planned(ATTENTION, GPU)),
+    "single_nodes": Effect("1", claimed(PRODUCT)),
+    "tunable_op_enable": Effect("1", planned(PRODUCT), {"tunable_op_tuning_enable": "1"}),
+    "tunable_op_max_tuning_duration_ms": Effect(
+        "5", planned(PRODUCT), {"tunable_op_enable": "1", "tunable_op_tuning_enable": "1"}
+    ),
+    "tunable_op_tuning_enable": Effect("1", planned(PRODUCT), {"tunable_op_enable": "1"}),
+    "use_ep_level_unified_stream": Effect("1", streams),
+    "use_tf32": Effect("0", planned(PRODUCT, GPU)),
+    "user_compute_stream": Effect("0", streams),
+}
+
+
+def test_the_effect_of_each_option_is_known() -> None:
+    assert EFFECTS.keys() == ROWS.keys(), "an option without an observation of what it decides"
+
+
+@pytest.mark.parametrize("key", sorted(EFFECTS))
+def test_an_option_decides_something(key: str, tmp_path: Path) -> None:
+    effect = EFFECTS[key]
+    seen = []
+    for number, options in enumerate((effect.given, effect.given, {**effect.given, key: effect.value})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        seen.append(json_like(effect.observe(options, folder), folder))
+    assert seen[0] == seen[1], "the observation differs by itself"
+    assert seen[1] != seen[2], f"{key}={effect.value} decides nothing"
+
+
+def json_like(seen: object, folder: Path) -> str:
+    return repr(seen).replace(str(folder), "")
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_NAMES))
+def test_another_name_of_an_option_means_the_same(name: str) -> None:
+    value = EFFECTS[OTHER_NAMES[name]].value
+    assert parse({name: value}) == parse({OTHER_NAMES[name]: value}) != parse({})
+
+
+POOL = {"arena.use_cuda_mempool": "1"}
+ARENAS: dict[str, tuple[str, Options]] = {
+    "arena.extend_strategy": ("1", {}),
+    "arena.initial_chunk_size_bytes": ("65536", {}),
+    "arena.max_dead_bytes_per_chunk": ("16384", {}),
+    "arena.initial_growth_chunk_size_bytes": ("4M", {}),
+    "arena.max_power_of_two_extend_bytes": ("1M", {}),
+    "arena.max_mem": ("64M", {}),
+    "arena.use_cuda_mempool": ("1", {}),
+    "arena.cuda_mempool_release_threshold": ("1M", POOL),
+    "arena.cuda_mempool_bytes_to_keep_on_shrink": ("1M", POOL | {"arena.cuda_mempool_release_threshold": "16M"}),
+    "gpu_mem_limit": ("64M", {}),
+    "arena_extend_strategy": ("kSameAsRequested", {}),
+}
+"""A value of each option of an arena, and the options that it needs."""
+
+RUN_AND_TRIM = """
+import gc, json, sys, numpy as np, ort_cuda_plugin as plugin
+model, cases = bytes.fromhex(sys.argv[1]), json.loads(sys.argv[2])
+x = np.ones((240, 1024), np.float32)  # 960 KiB of a region of 1 MiB
+for options in cases:
+    plugin.register(emulate=True)
+    session, seen = plugin.session(model, emulate=True, provider_options=options), []
+    for work in (lambda: session.run(None, {"a": x, "b": x}), plugin.trim) * 2:
+        work()
+        seen.append(plugin.memory_stats()["device"])
+    print(json.dumps(seen))
+    del session, work
+    gc.collect()
+    plugin.unregister()
+"""
+
+
+def test_each_option_of_an_arena_decides_something() -> None:
+    assert ARENAS.keys() == {row.key for row in arena.ROWS}, "an option without an observation of what it decides"
+    cases = [case for key, (value, given) in ARENAS.items() for case in (given, {**given, key: value})]
+    done = python(RUN_AND_TRIM, add_model(dims=["n", "m"]).hex(), json.dumps(cases), env={"CUDA_VISIBLE_DEVICES": ""})
+    seen = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(seen) == len(cases)
+    idle = [key for key, without, given in zip(ARENAS, seen[::2], seen[1::2], strict=True) if without == given]
+    assert idle == []
 
 
 def attention_model() -> bytes:
@@ -50,10 +356,10 @@ def test_attention_is_cudnns_only_where_its_bit_is_set(kernels: str, may: bool) 
     session = ort_cuda_plugin.session(attention_model(), emulate=True, provider_options={"sdpa_kernel": kernels})
     provider = last_provider()
     assert provider is not None
-    assert provider._lowering_options().library_attention == may
+    assert provider.options.lowering.allows_cudnn_attention == may
     step: Any = SimpleNamespace(operands=(None, None, None), score_shape=(1, 64, 64))
     ctx: Any = SimpleNamespace(
-        options=provider._lowering_options(), device=DeviceProperties(libraries=frozenset({"cudnn"}))
+        options=provider.options.lowering, device=DeviceProperties(libraries=frozenset({"cudnn"}))
     )
     if not may:
         assert attention_form(ctx, step) is None

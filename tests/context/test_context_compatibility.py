@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import onnx
@@ -17,7 +18,7 @@ from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.context.compatibility import Fit, compatibility_info, fit
 from ort_cuda_plugin.context.container import Container
-from ort_cuda_plugin.context.reader import Context, Session, StoredCluster
+from ort_cuda_plugin.context.reader import Context, Session, StoredCluster, _stored_options
 from ort_cuda_plugin.ep.context_session import ALLOW_VARIABLE
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.plan.format import version as plan_version
@@ -111,3 +112,36 @@ def test_plans_of_another_version_are_compiled_again(
     assert f"its plans have version {version}, this plugin runs version {plan_version}" in capfd.readouterr().err
     assert main(["inspect", str(path)]) == ExitCode.OK
     assert f"plans of version {version}, which this plugin does not read" in capfd.readouterr().out
+
+
+def test_options_of_earlier_contexts_keep_their_meaning() -> None:
+    former = {
+        "use_tf32": False,
+        "channels_last": True,
+        "conv_epilogue": False,
+        "conv_search": "DEFAULT",
+        "large_workspace": True,
+        "line_first": False,
+        "measure_products": True,
+        "measuring_ms": 5,
+        "attention": True,
+        "library_attention": False,
+        "what_a_later_version_has": 1,
+    }
+    options = _stored_options(former)
+    assert options == LoweringOptions(
+        use_tf32=False,
+        prefer_nhwc=True,
+        fuse_conv_bias=False,
+        cudnn_conv_algo_search="DEFAULT",
+        cudnn_conv_use_max_workspace=True,
+        cudnn_conv1d_pad_to_nc1d=False,
+        tunable_op_enable=True,
+        tunable_op_tuning_enable=True,
+        tunable_op_max_tuning_duration_ms=5,
+        sdpa_kernel=1,
+    )
+    assert not options.allows_cudnn_attention
+    assert not _stored_options({**former, "attention": False}).fuses_attention
+    assert _stored_options(asdict(options)) == options
+    assert _stored_options({}) == LoweringOptions()

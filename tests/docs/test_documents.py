@@ -16,7 +16,7 @@ from document_blocks import RUN, blocks
 from ort_cuda_plugin import cli
 from ort_cuda_plugin.compiler.cache_folder import CACHE_DIR_VARIABLE, cache_folder
 from ort_cuda_plugin.ep import arena
-from ort_cuda_plugin.ep.options import ALIASES, WITHOUT_EFFECT
+from ort_cuda_plugin.ep.option_table import ROWS, WITHOUT_EFFECT
 
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = ROOT / "tests" / "harness"
@@ -94,5 +94,6 @@ def test_the_site_builds_without_a_dead_link(tmp_path: Path) -> None:
 
 def test_the_migration_names_every_key_of_the_cuda_provider() -> None:
     text = (ROOT / "docs" / "migration.md").read_text()
-    keys = [*WITHOUT_EFFECT, *ALIASES, *arena.CUDA_PROVIDER_KEYS]
+    aliases = [alias for row in ROWS.values() for alias in row.aliases]
+    keys = [*WITHOUT_EFFECT, *aliases, *arena.CUDA_PROVIDER_KEYS]
     assert not [key for key in keys if f"`{key}`" not in text]

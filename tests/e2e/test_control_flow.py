@@ -120,7 +120,7 @@ def test_a_condition_that_needs_no_device_is_left_to_the_host() -> None:
     grown = pair.check(**feed)
     assert (grown["runs"], grown["copies_h2d"], grown["copies_d2h"]) == (3, 1, 1)
     # Told to run whatever it can, the plugin copies the number and the condition in each iteration.
-    everything = Pair(parse(text.replace("one = Constant", few + " = Constant")), claim_poor_islands=1)
+    everything = Pair(parse(text.replace("one = Constant", few + " = Constant")), claim_unprofitable_nodes=1)
     assert everything.elsewhere() == []
     everything.check(**feed)
 

@@ -12,11 +12,11 @@ from ort_cuda_plugin.program.lowering import DeviceProperties
 DEVICE = DeviceProperties()
 
 
-def claimed(nodes: str, poor_islands: bool = False) -> list[str]:
+def claimed(nodes: str, unprofitable: bool = False) -> list[str]:
     """The operators that are claimed, where StringNormalizer and its like run elsewhere; x and y come from outside."""
     text = f"""<ir_version: 9, opset_import: ["" : 18]> m (float[n] x, float[n] y, string[n] s) => (string[n] z)
         {{ {nodes} z = Cast<to = 8>(last) }}"""
-    claims = claim(read_model(parser.parse_model(text)), DEVICE, poor_islands=poor_islands)
+    claims = claim(read_model(parser.parse_model(text)), DEVICE, claim_unprofitable_nodes=unprofitable)
     return [node.op_type for cluster in claims.clusters for node in cluster]
 
 
@@ -38,7 +38,7 @@ FROM_HOST = "a = Cast<to = 1>(s)"
 )
 def test_a_part_pays_that_does_more_than_its_copies(nodes: str, expected: list[str]) -> None:
     assert claimed(f"{FROM_HOST} {nodes}") == expected
-    assert claimed(f"{FROM_HOST} {nodes}", poor_islands=True) != []
+    assert claimed(f"{FROM_HOST} {nodes}", unprofitable=True) != []
 
 
 def test_a_part_that_gives_a_result_of_the_model_stays() -> None:

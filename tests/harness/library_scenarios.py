@@ -67,6 +67,10 @@ def number(fake: ctypes.CDLL, name: str) -> int:
     return ctypes.c_int64.in_dll(fake, name).value
 
 
+TUNED: dict[str, Any] = {"tunable_op_enable": True, "tunable_op_tuning_enable": True}
+"""Options that have the algorithms of cuBLASLt measured."""
+
+
 def set_options(**options: Any) -> None:
     vars(cluster)["LoweringOptions"] = lambda: LoweringOptions(**options)
 
@@ -161,9 +165,9 @@ def measured_products(path: str) -> dict[str, Any]:
     put(fake, "fake_fastest", 2)
     results = {}
     cases: dict[str, dict[str, Any]] = {
-        "measured": {"measure_products": True},
-        "limited": {"measure_products": True, "measuring_ms": 1},
-        "deterministic": {"measure_products": True, "deterministic": True},
+        "measured": TUNED,
+        "limited": TUNED | {"tunable_op_max_tuning_duration_ms": 1},
+        "deterministic": TUNED | {"deterministic": True},
         "not": {},
     }
     for name, options in cases.items():
@@ -204,11 +208,11 @@ def searches(path: str) -> dict[str, Any]:
     results = {}
     cases: dict[str, dict[str, Any]] = {
         "heuristic": {},
-        "default": {"conv_search": "DEFAULT"},
-        "exhaustive": {"conv_search": "EXHAUSTIVE"},
-        "deterministic": {"conv_search": "EXHAUSTIVE", "deterministic": True},
-        "column": {"line_first": False},
-        "bare": {"conv_epilogue": False},
+        "default": {"cudnn_conv_algo_search": "DEFAULT"},
+        "exhaustive": {"cudnn_conv_algo_search": "EXHAUSTIVE"},
+        "deterministic": {"cudnn_conv_algo_search": "EXHAUSTIVE", "deterministic": True},
+        "column": {"cudnn_conv1d_pad_to_nc1d": False},
+        "bare": {"fuse_conv_bias": False},
     }
     for name, options in cases.items():
         set_options(**options)

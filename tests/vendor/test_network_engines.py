@@ -83,7 +83,7 @@ def test_convolutions_have_tensor_cores_where_they_are_due(
 def test_activations_of_wide_convolutions_are_part_of_the_call(name: str, activation: str, calls: int) -> None:
     convolutions = calls_of(lowered(network(name, 16, FLOAT16)), CONV)
     assert len({tuple(call.nodes) for call in convolutions if f", {activation}" in call.note}) == calls
-    brief = calls_of(lowered(network(name, 16, FLOAT16), LoweringOptions(conv_search="DEFAULT")), CONV)
+    brief = calls_of(lowered(network(name, 16, FLOAT16), LoweringOptions(cudnn_conv_algo_search="DEFAULT")), CONV)
     assert not any(f", {activation}" in call.note for call in brief)
 
 

@@ -170,7 +170,7 @@ MANY_SCORES = 1 << 26
 def is_for_one_walk(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a GPU does better so: its tensor cores can do it, there are too many scores, or few rows of many keys."""
     (batch, heads, rows, _), keys = q.shape, k.shape[2]
-    if ctx.device.emulated or not ctx.options.attention or not isinstance(heads, int):
+    if ctx.device.emulated or not ctx.options.fuses_attention or not isinstance(heads, int):
         return False
     if {q.dtype, k.dtype, v.dtype} - {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16}:
         return False
