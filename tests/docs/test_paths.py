@@ -1,0 +1,65 @@
+"""Every file and module that a document names exists, and chapters of the architecture stay short."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), ROOT / "bench" / "README.md"])
+CHAPTERS = sorted((ROOT / "docs" / "architecture").glob("*.md"))
+MOST_WORDS = 1200
+PLACES = ("", "ort_cuda_plugin", "csrc_shim", "bench", "docs", "tests/harness")
+"""Folders in which a path of a document may begin."""
+_path = re.compile(r"(?:[\w.-]+/)+(?:[\w-]+\.(?:py|pyi|c|h|md|json|yml|toml))?")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+
+
+def named_paths(text: str) -> set[str]:
+    """The paths in back quotes: files with a folder, and folders with a slash at the end; not those in code."""
+    text = without_code(text)
+    return {found for found in re.findall(r"`([^`\n]+)`", text) if _path.fullmatch(found)}
+
+
+def exists(path: str) -> bool:
+    return any((ROOT / place / path).exists() for place in PLACES)
+
+
+FROM_ELSEWHERE = {
+    "docs/context_format.md": {"snapshots/", "blobs/"},  # of the cache of the Hugging Face hub
+    "bench/README.md": {"docs/gpu/report.md"},  # which a command writes
+}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_each_path_that_a_document_names_exists(document: Path) -> None:
+    missing = {path for path in named_paths(document.read_text()) if not exists(path)}
+    assert missing <= FROM_ELSEWHERE.get(name(document), set())
+
+
+def test_a_path_that_does_not_exist_is_found() -> None:
+    paths = named_paths("`kernels/nothing.py` and `csrc_shim/run/executor.c`, `a/b`\n```\n`kernels/other.py`\n```")
+    assert [path for path in sorted(paths) if not exists(path)] == ["kernels/nothing.py"]
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=name)
+def test_a_chapter_is_short_and_has_an_example_and_its_files(chapter: Path) -> None:
+    text = chapter.read_text()
+    assert len(without_code(text).split()) <= MOST_WORDS
+    assert "\n## Worked example\n" in text
+    assert "\n## Files\n" in text
+    assert "\n|" in text or "\n```" in text
+
+
+def test_each_chapter_is_in_the_site() -> None:
+    site = (ROOT / ".mkdocs.yml").read_text()
+    assert [name(chapter) for chapter in CHAPTERS if f"architecture/{chapter.name}" not in site] == []
