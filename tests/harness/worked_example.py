@@ -87,7 +87,9 @@ def plan() -> Plan:
 def graph_lines() -> Iterator[str]:
     for node in compiled().graph.nodes:
         inputs, outputs = (
-            ", ".join(f"{x.name}: {x.dtype.short}{_dims(x.shape)}" for x in values if x is not None)
+            ", ".join(
+                f"{x.name}: {x.dtype.short}{_dims(x.shape)}" for x in values if x is not None and x.dtype is not None
+            )
             for values in (node.inputs, node.outputs)
         )
         yield f"{node.op_type}-{node.since_version}({inputs}) -> {outputs}"
