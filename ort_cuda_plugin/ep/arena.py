@@ -1,4 +1,6 @@
-"""Options of the arenas: ``csrc_shim/device/arena_options.c`` knows their keys and checks their values."""
+"""Arena options. ``csrc_shim/device/arena_options.c`` has the keys and checks the values; documents are written from
+`ROWS`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ PREFIX = "arena."
 
 @dataclass(frozen=True)
 class ArenaRow:
-    """What documents say of a key: C has its limits, and the values that it takes."""
+    """A row of the documents. C has the limits of the key, and the values that it takes."""
 
     key: str
     default: str
@@ -72,19 +74,19 @@ def keys() -> tuple[str, ...]:
 
 
 def check_options(values: Mapping[str, str]) -> str:
-    """What is wrong with options of an arena; "" when nothing is."""
+    """Return what is wrong with options of an arena; "" for nothing."""
     error, (keys, texts) = new_error(), _strings(values)
     core().arena_check(keys, texts, len(keys), error)
     return ffi.string(error.text).decode(errors="replace") if error.code else ""
 
 
 def takes(key: str) -> str:
-    """The values that a key takes, as C says it."""
+    """Return the values that a key takes, as C's error says them."""
     return check_options({CUDA_PROVIDER_KEYS.get(key, key): "?"}).partition(": it takes ")[2]
 
 
 def read_limit(text: str) -> int:
-    """The bytes that ``text`` means as a limit, as 2147483648 or 2G; 2**63 - 1: no limit.
+    """Parse a limit such as 2147483648 or 2G into bytes; 2**63 - 1 means no limit.
 
     Raises:
         ValueError: it means none; the message says what to use.
@@ -96,7 +98,7 @@ def read_limit(text: str) -> int:
 
 
 def configure(info: DeviceInfo, memory: int, values: Mapping[str, str]) -> str:
-    """Gives the arena of a device's memory these options; a warning where it lives with others, or "".
+    """Apply these options to the arena of a device's memory. Return a warning if the arena exists with others, else "".
 
     Raises:
         PluginError: a key is unknown, or its value is not one that it takes.
@@ -108,7 +110,7 @@ def configure(info: DeviceInfo, memory: int, values: Mapping[str, str]) -> str:
 
 
 def set_limit(info: DeviceInfo, memory: int, nbytes: int) -> None:
-    """The most bytes that the arena may hold from now on; 0: no limit.
+    """Set the most bytes that the arena may hold from now on; 0: no limit.
 
     Raises:
         PluginError: there is no such device.
@@ -119,5 +121,5 @@ def set_limit(info: DeviceInfo, memory: int, nbytes: int) -> None:
 
 
 def _strings(values: Mapping[str, str]) -> tuple[list[Any], list[Any]]:
-    """Keys and values as C strings, which live as long as the lists; cffi makes arrays of the lists."""
+    """Return keys and values as C strings, which live as long as the lists. cffi makes arrays of the lists."""
     return [ffi.new("char[]", key.encode()) for key in values], [ffi.new("char[]", v.encode()) for v in values.values()]

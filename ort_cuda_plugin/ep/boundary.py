@@ -1,6 +1,6 @@
-"""The callbacks that C makes into Python, and how they get there.
+"""Callbacks from C into Python.
 
-``attach`` installs the table ``ocp_python``. `register` calls it; where an application has registered the library
+``attach`` installs the table ``ocp_python``. `register` calls ``attach``; if an application registered the library
 without this package, the library's first call into Python does.
 """
 

@@ -1,4 +1,4 @@
-"""The stream of a Run as a callback of its plan sees it."""
+"""The stream of a Run, as a callback of its plan sees it: launches, copies and reads in the Run's order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _FORMATS = {"i32": "i", "i64": "q", "f32": "f", "f64": "d"}
 
 
 class CallKernels:
-    """The kernels that callbacks of a fused node launch: compiled and loaded when one first asks, and then held."""
+    """Kernels that callbacks of a fused node launch. Each is compiled and loaded when it is first asked for, and then
+    held.
+    """
 
     def __init__(self, device: OpenDevice) -> None:
         self._device = device
@@ -35,13 +37,13 @@ class CallKernels:
             return self._held[spec]
 
     def release(self) -> None:
-        """Gives them up. No work of them may be pending."""
+        """Release the kernels. None of them may be running."""
         self._device.release_kernels(list(self._held.values()))
         self._held.clear()
 
 
 class RunStream:
-    """`CallStream` of a Run; good for one call. The device is entered."""
+    """The `CallStream` of one call in a Run. The device's context is current."""
 
     def __init__(self, device: OpenDevice, stream: Any, kernels: CallKernels) -> None:
         self._device = device
@@ -113,7 +115,7 @@ class RunStream:
         source = ffi.from_buffer(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
         result = self._device.driver.MemcpyHtoDAsync(array.address, source, array.nbytes, self._handle)
         self._check(result, "cuMemcpyHtoDAsync", "writing a tensor")
-        self.synchronize()  # the source goes now
+        self.synchronize()  # copied at once: the caller may change the array afterwards
 
     def synchronize(self) -> None:
         """Raises PluginError where work failed."""

@@ -1,4 +1,4 @@
-"""What an ``ocp_cluster`` refers to by number, added to it."""
+"""Registers the kernels, weights and plans that an ``ocp_cluster`` refers to by index."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_kernels(cluster: Any, kernels: Sequence[LoadedKernel]) -> None:
 
 
 def add_plan(cluster: Any, plan: Plan | bytes) -> None:
-    """Adds a plan, or what `encode` made of it, after all that it refers to."""
+    """Add a plan, or its encoded form, after everything that it refers to."""
     blob = encode(plan) if isinstance(plan, Plan) else plan
     error = new_error()
     core().cluster_add_plan(cluster, ffi.from_buffer(blob), len(blob), error)
@@ -36,9 +36,10 @@ def add_plan(cluster: Any, plan: Plan | bytes) -> None:
 
 
 class NewWeights:
-    """Weights (``ocp_weight *``) that belong to no cluster yet. As a context it releases those that never will.
+    """Weights (``ocp_weight *``) that no cluster owns yet.
 
-    With ``are_stored`` their contents can be loaded again: what recipes make for the device leaves host memory at once.
+    As a context manager it releases those that no cluster took. With ``are_stored`` the contents can be loaded again,
+    so that weights in a device layout leave host memory at once.
     """
 
     def __init__(self, device: OpenDevice, are_stored: bool = False) -> None:
@@ -54,7 +55,9 @@ class NewWeights:
             core().weight_release(pointer)
 
     def acquire_all(self, weights: Sequence[Weight]) -> list[Any]:
-        """The weights of constants, and those without contents for what is computed."""
+        """Return weights with the contents of constants, and weights without contents for what a precomputation will
+        fill.
+        """
 
         def acquire(weight: Weight) -> Any:
             return self.acquire(weight) if isinstance(weight, Constant) else self.empty(weight.nbytes)
@@ -62,7 +65,7 @@ class NewWeights:
         return in_threads(acquire, weights, sum(weight.nbytes for weight in weights))
 
     def acquire(self, constant: Constant) -> Any:
-        """The weight of a constant, or what a state holds at first."""
+        """Return the weight of a constant, or the initial value of a state."""
         array = np.ascontiguousarray(constant.array)
         data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
         acquire = core().weight_create_state if constant.is_state else core().weight_acquire
@@ -72,7 +75,7 @@ class NewWeights:
         return made
 
     def empty(self, nbytes: int) -> Any:
-        """A weight that has no contents yet, and no other owner."""
+        """Return a weight without contents, which nobody else shares."""
         return self._made(core().weight_create_state, ffi.NULL, nbytes, "a value computed from constants")
 
     def _made(self, function: Any, data: Any, nbytes: int, subject: str) -> Any:
@@ -84,7 +87,7 @@ class NewWeights:
         return slot[0]
 
     def give(self, cluster: Any, order: Sequence[Any]) -> None:
-        """Adds the weights, in this order, to a cluster, which owns them from now on."""
+        """Give the weights, in this order, to a cluster, which owns them from now on."""
         error = new_error()
         core().cluster_add_weights(cluster, ffi.new("ocp_weight *[]", order), len(order), error)
         check(error)
@@ -94,7 +97,7 @@ class NewWeights:
 def precompute(
     name: str, device: OpenDevice, program: Precomputation, kernels: Sequence[LoadedKernel], results: Sequence[Any]
 ) -> None:
-    """Runs a program once, which fills the weights ``results``, and waits for it. ``kernels`` are the program's.
+    """Run a precomputation once, which fills the weights ``results``, and wait for it. ``kernels`` are its kernels.
 
     Raises:
         PluginError: memory did not suffice, or a kernel failed.

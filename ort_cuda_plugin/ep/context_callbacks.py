@@ -1,4 +1,4 @@
-"""The application's own functions that read and write the files of compiled models, where it has set them."""
+"""Functions of the application that read and write the files of compiled models, if it has set them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..context.errors import ContextError
 from ..context.files import Buffer
 
 STABLE_SINCE, EXPERIMENTAL_SINCE = 31, 28
-"""Versions of ORT in which these functions are slots of tables, and in which they are found by name."""
+"""Versions of ORT (1.N) in which these functions are in its tables, and in which they are found by name."""
 _READ = "OrtStatus *(*)(void *, const char *, OrtAllocator *, void **, size_t *)"
 _WRITE = "OrtStatus *(*)(void *, const char *, const void *, size_t)"
 _GET_CONFIG = "OrtStatus *(*)(const OrtSessionOptions *, OrtEpContextConfig **)"
@@ -19,7 +19,7 @@ _GET = "OrtStatus *(*)(const OrtEpContextConfig *, void **, void **)"
 
 
 class ContextCallbacks:
-    """Those of ``const OrtSessionOptions *``, which live as long as the session."""
+    """The functions that are set in ``const OrtSessionOptions *``. They live as long as the session."""
 
     def __init__(self, session_options: Any) -> None:
         self._read: tuple[Any, Any] | None = None
@@ -48,7 +48,7 @@ class ContextCallbacks:
 
     @property
     def reads(self) -> bool:
-        """Whether the application reads the files: then nobody else does."""
+        """Whether the application reads the files. Then nobody else does."""
         return self._read is not None
 
     @property
@@ -57,7 +57,7 @@ class ContextCallbacks:
         return self._write is not None
 
     def read(self, name: str) -> Buffer:
-        """The contents of the file that a node names; they live as long as the result.
+        """Return the contents of the file that a node names. They live as long as the result.
 
         Raises:
             ContextError: the application's function does not give them.
@@ -74,10 +74,10 @@ class ContextCallbacks:
             owned = ffi.NULL if data[0] == ffi.NULL else ffi.gc(data[0], _freeing(allocator[0]))
         if owned == ffi.NULL:
             return b""
-        return memoryview(ffi.buffer(owned, size[0]))  # it holds what it is a view of
+        return memoryview(ffi.buffer(owned, size[0]))  # keeps the memory that the view points into
 
     def write(self, name: str, data: Buffer) -> None:
-        """Gives the contents of a file to the application.
+        """Pass the contents of a file to the application.
 
         Raises:
             ContextError: its function fails.
@@ -92,20 +92,20 @@ class ContextCallbacks:
     def _find(self, session_options: Any, get: Any, release: Any, get_read: Any, get_write: Any) -> None:
         slot = ffi.new("OrtEpContextConfig **")
         host.check_status(get(session_options, slot))
-        self._config = ffi.gc(slot[0], release)  # it keeps what the functions need
+        self._config = ffi.gc(slot[0], release)  # keeps the objects that the callbacks need
         self._read = _pair(get_read, slot[0], _READ)
         self._write = _pair(get_write, slot[0], _WRITE)
 
 
 def _pair(get: Any, config: Any, kind: str) -> tuple[Any, Any] | None:
-    """A function of the application, and the state that it gets; None where it set none."""
+    """Return a function of the application and its state; None if it set none."""
     function, state = ffi.new("void **"), ffi.new("void **")
     host.check_status(get(config, function, state))
     return None if function[0] == ffi.NULL else (ffi.cast(kind, function[0]), state[0])
 
 
 def _experimental(name: str, kind: str) -> Any:
-    """A function of OrtEpApi that is no slot yet; NULL where this version has none."""
+    """Return a function of OrtEpApi that is not in its table yet; NULL if this version has none."""
     return ffi.cast(kind, host.api().GetExperimentalFunction(f"OrtEpApi_{name}_SinceV28".encode()))
 
 

@@ -1,4 +1,4 @@
-"""EPContext nodes: what a session that writes a compiled model makes of its clusters, and what it reads of them."""
+"""EPContext nodes: writes them for the clusters of a session, and reads the contexts that they name."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from .model_paths import CONTEXT_PATH, EXTERNAL_FOLDER, created_session_path, is
 OP_TYPE, DOMAIN = "EPContext", "com.microsoft"
 SOURCE = EP_NAME
 MAX_EMBEDDED_BYTES = 2**31 - 2**20
-"""A model file cannot be longer than 2 GiB."""
+"""Bytes of a context that fit in a model file, which cannot be longer than 2 GiB."""
 
 
 @dataclass(frozen=True)
 class ContextOutput:
     """How a session writes a compiled model: the session entries ``ep.context_*``.
 
-    With ``shares`` it is one of a group that writes one file, of which the one that ``is_last`` ends.
-    ``initializers_name`` is the file for initializers of other providers' nodes, "" where the model holds them.
+    With ``shares`` several sessions write one file, and the session with ``is_last`` completes it.
+    ``initializers_name`` is the file for initializers of other providers' nodes, "" if the model holds them.
     """
 
     file_path: str
@@ -46,7 +46,7 @@ class ContextOutput:
 
     @staticmethod
     def of(entries: Mapping[str, str]) -> ContextOutput | None:
-        """None where the session writes none."""
+        """Return None if the session writes no compiled model."""
         if entries.get("ep.context_enable", "0") != "1":
             return None
         return ContextOutput(
@@ -59,14 +59,15 @@ class ContextOutput:
         )
 
     def compiled_path(self, model_path: str) -> Path | None:
-        """The file that ONNX Runtime writes the compiled model to, None where nobody names one."""
+        """Return the file to which ONNX Runtime writes the compiled model; None if no entry names it."""
         if self.file_path or not model_path:
             return Path(self.file_path) if self.file_path else None
         path = Path(model_path)
         return path.with_name(f"{path.stem}_ctx.onnx")
 
     def binary_path(self, model_path: str, is_named: bool = False) -> Path:
-        """The file beside the compiled model that holds the context: [model]_[ep].bin.
+        """Return the context file, which lies beside the compiled model: [model]_[ep].bin. With ``is_named`` only its
+        name counts.
 
         With ``is_named`` only its name counts. Raises:
             ContextError: nobody says where the compiled model will be.
@@ -83,7 +84,7 @@ class ContextOutput:
 
 
 def is_context(node: Node) -> bool:
-    """Whether a node stands for what this plugin compiled."""
+    """Whether a node holds a context that this plugin compiled."""
     return (node.op_type, node.domain, node.attributes.get("source")) == (OP_TYPE, DOMAIN, SOURCE)
 
 
@@ -94,7 +95,7 @@ def context_node(
     context: bytes,
     attributes: Mapping[str, int | str],
 ) -> Any:
-    """A new ``OrtNode *`` for ONNX Runtime to own, which finds its place by the name of the fused node.
+    """Make an ``OrtNode *`` that ONNX Runtime will own. ONNX Runtime matches it to the fused node by name.
 
     ``context`` is the contents, or the path of the file that has them; ``attributes`` are all others.
 
@@ -140,16 +141,16 @@ def context_node(
             )
         )
     finally:
-        for attribute in made:  # those that the node took are null
+        for attribute in made:  # ONNX Runtime sets the pointers of attributes that the node took over to NULL
             if attribute != ffi.NULL:
                 api.ReleaseOpAttr(attribute)
     return node[0]
 
 
 class ContextReader:
-    """Finds the contexts that nodes name, and their ``sources``; ``callbacks`` may read their files.
+    """Reads the contexts that nodes name, and finds their source models.
 
-    ``entries`` are the session's entries.
+    ``callbacks`` may read the files instead. ``entries`` are the session's entries.
     """
 
     def __init__(self, entries: Mapping[str, str], sources: SourceFinder, callbacks: ContextCallbacks) -> None:
@@ -158,12 +159,13 @@ class ContextReader:
         self._callbacks = callbacks
         self._files: dict[Hashable, Context] = {}
         self._embedded: list[Context] = []
-        # What a function of the application gives depends on that function's state, of which nobody knows the life.
+        # A function of the application depends on a state of unknown lifetime, so its contexts are not shared between
+        # sessions.
         self._shares = entries.get("ep.share_ep_contexts", "0") == "1" and not callbacks.reads
         self._is_last = entries.get("ep.stop_share_ep_contexts", "0") == "1"
 
     def read(self, nodes: Sequence[ContextNode]) -> list[tuple[Context, str]]:
-        """For each node its context and its partition there.
+        """Return for each node its context and the name of its partition there.
 
         Raises:
             ContextError: a context cannot be read, or is none.
@@ -177,7 +179,7 @@ class ContextReader:
         return found
 
     def _take(self, found: Sequence[tuple[Context, str]]) -> None:
-        """Tells the workspace which partitions the session has."""
+        """Tell the workspace which partitions the session has."""
         for key, file in self._files.items():
             for context, name in found:
                 if context is file:
@@ -186,35 +188,37 @@ class ContextReader:
             workspace.end(self._files)
 
     def _find_source(self, node: Node, model_path: str, context: Context, name: str) -> None:
-        """Gives the context the model that has the weights of a partition, where it has none itself."""
+        """Give the context the source model with the weights of a partition, if the context does not store them."""
         wanted = context.source_of(name)
         if wanted is None or wanted[0] in context.constants.sources:
             return
         file = node.attributes.get("onnx_model_filename", "") or wanted[1]
         if not isinstance(file, str):
-            raise ContextError(f"node {node.label}: onnx_model_filename is no text")
+            raise ContextError(f"node {node.label}: onnx_model_filename is not a string. Compile the model again")
         folder = self._folder_with(file, model_path)
         context.constants.sources[wanted[0]] = self._sources.find(folder, file)
 
     def _own_context(self, each: ContextNode) -> Context | None:
-        """What a node with main_context=1 holds or names."""
+        """Return the context that a node with main_context=1 holds or names."""
         node = each.node
         if node.attributes.get("main_context", 1) != 1:
             return None
         if each.payload is None:
-            raise ContextError(f"node {node.label} has no ep_cache_context")
+            raise ContextError(f"node {node.label} has no ep_cache_context. Compile the model again")
         if node.attributes.get("embed_mode", 1) == 1:
             self._embedded.append(Context(Container(each.payload, f"the context in node {node.name!r}")))
             return self._embedded[-1]
         try:
             return self._file(bytes(each.payload).decode(), each.model_path)
         except UnicodeDecodeError as error:
-            raise ContextError(f"node {node.label}: ep_cache_context is no file name") from error
+            raise ContextError(
+                f"node {node.label}: ep_cache_context is not a file name. Compile the model again"
+            ) from error
 
     def _partition(self, node: Node, context: Context | None) -> tuple[Context, str]:
         name = node.attributes.get("partition_name", "")
         if not isinstance(name, str) or not name:
-            raise ContextError(f"node {node.label} has no partition_name")
+            raise ContextError(f"node {node.label} has no partition_name. Compile the model again")
         if context is not None:
             return context, name
         for other in (*self._embedded, *self._files.values()):
@@ -223,7 +227,9 @@ class ContextReader:
         raise ContextError(f"node {node.label}: no node with main_context=1 holds partition {name!r}")
 
     def _folders(self, model_path: str) -> Iterator[ModelFolder]:
-        """Where the files of the model may be, the likeliest first: beside the model, beside what an entry names."""
+        """Return the folders that may hold files of the model, the most likely one first: the model's, then those of
+        entries.
+        """
         named = self._entries.get(CONTEXT_PATH, "")
         last = ""
         if is_virtual(model_path, self._entries):
@@ -233,7 +239,7 @@ class ContextReader:
                 yield ModelFolder.of(path)
 
     def _folder_with(self, name: str, model_path: str) -> ModelFolder | None:
-        """The first folder that has the file, or the first one; None where no folder is known."""
+        """Return the first folder that has the file, or else the first one; None if there are no folders."""
         folders = [*self._folders(model_path)]
         return next((folder for folder in folders if folder.has(name)), folders[0] if folders else None)
 
@@ -255,7 +261,7 @@ class ContextReader:
         return self._files[key]
 
     def _container(self, key: Hashable, folder: ModelFolder | None, name: str, model_path: str) -> Container:
-        """A file as it is now, or the one that another session has read where there is none any more."""
+        """Return the container in a file, or the one that another session has read if the file is gone."""
         known = workspace.find(key) if self._shares else None
         subject = f"context file {name!r}"
         if folder is None or self._callbacks.reads:
@@ -285,7 +291,7 @@ def model_path(ort_graph: Any) -> str:
 
 
 def only_node(ort_graph: Any) -> Any:
-    """The ``const OrtNode *`` of a graph of one node."""
+    """Return the ``const OrtNode *`` of a graph with one node."""
     nodes = ffi.new("const OrtNode *[1]")
     host.check_status(host.api().Graph_GetNodes(ort_graph, nodes, 1))
     return nodes[0]
@@ -293,7 +299,7 @@ def only_node(ort_graph: Any) -> Any:
 
 @dataclass(frozen=True)
 class ContextIdentity:
-    """What tells one context node from another: names, and the context file, "" where the node holds the context."""
+    """Identifies a context node by names and by its context file ("" if the node holds the context)."""
 
     name: str
     partition: str
@@ -302,9 +308,9 @@ class ContextIdentity:
 
 @dataclass(frozen=True)
 class ContextNode:
-    """A node that stands for a partition of a context, as it is in the graph of the model at ``model_path``.
+    """A node that stands for a partition of a context, in the graph of the model at ``model_path``.
 
-    ``payload`` is its attribute ep_cache_context, None where it has none.
+    ``payload`` is its attribute ep_cache_context, None if it has none.
     """
 
     node: Node
@@ -329,7 +335,7 @@ def _payload(ort_node: Any) -> Buffer | None:
     host.check_status(api.Node_GetAttributeByName(ort_node, b"ep_cache_context", attribute))
     if attribute[0] == ffi.NULL:
         return None
-    # Without room the call fails and says how much it needs. That status is not an error.
+    # The first call fails on purpose: it says how many bytes are needed. Its status is not an error.
     status = api.ReadOpAttr(attribute[0], lib.ORT_OP_ATTR_STRING, ffi.NULL, 0, size)
     if status != ffi.NULL:
         api.ReleaseStatus(status)

@@ -1,4 +1,4 @@
-"""Compiled models of one session: what it writes, and what it loads."""
+"""Compiled models of one session: those that it writes, and those that it loads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ALLOW_VARIABLE = "ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE"
 
 
 def allows_host_code(options: Options | None = None) -> bool:
-    """Whether code for this computer's CPU may come from a context: in a session, or in the process."""
+    """Whether a context may provide machine code for this computer's CPU: in this session, or in the process."""
     return (options is not None and options.context_allow_host_code) or os.environ.get(ALLOW_VARIABLE) == "1"
 
 
@@ -50,14 +50,15 @@ class ContextSession:
         self._reader = ContextReader(entries, self._sources, self._callbacks)
         self._asks_weightless = any(entries.get(key, "0") != "0" for key in WEIGHTLESS_ENTRIES)
         self._binary: _Binary | None = None
-        self.compatibility: Any = ffi.new("char[]", b"")  # of what was written; ORT keeps the pointer
-        # What ORT waits for nodes of: the context or the name of its file, and the nodes' attributes.
+        self.compatibility: Any = ffi.new("char[]", b"")  # of the context that was written; ORT keeps the pointer
+        # Contexts (or names of context files) for which ORT will ask for nodes, with the attributes of these nodes.
         self._written: list[tuple[ContextCluster, bytes, Mapping[str, int | str]]] = []
 
     def without_bodies(self, graph: Graph, claims: Claims) -> Claims:
-        """The claims, but none in the body of a node: ONNX Runtime has no place for a context there.
+        """Return the claims without those that a context cannot hold.
 
-        Nor are there searches: they are no clusters but several.
+        ONNX Runtime has no place for the context of a control-flow body. A search is several clusters, and a context
+        holds single ones.
         """
         if self.output is not None and any(is_search(node) for (node, *_) in claims.clusters):
             reason = "a compiled model does not hold searches"
@@ -72,13 +73,15 @@ class ContextSession:
         return Claims([], [], [decline(node, "control-flow", reason) for node in graph.nodes])
 
     def claims_without_analysis(self, graph: Graph) -> Claims | None:
-        """The claims where all nodes are compiled, for `claim` to mend; None where nodes have to be looked at."""
+        """Return claims that decline everything if all nodes hold contexts (`claim` then takes them); None if nodes
+        need analysis.
+        """
         if not graph.nodes or not all(map(is_context, graph.nodes)):
             return None
         return Claims([], [], [decline(node, "op", "it is compiled") for node in graph.nodes])
 
     def claim(self, graph: Graph, verdicts: Sequence[NodeVerdict]) -> tuple[list[Node], list[NodeVerdict]]:
-        """The nodes that stand for clusters of ours, and the verdicts with theirs."""
+        """Return the nodes that hold contexts of this plugin, and all verdicts with these nodes supported."""
         found = [node for node in graph.nodes if is_context(node)]
         mended = []
         for node, verdict in zip(graph.nodes, verdicts, strict=True):
@@ -97,13 +100,13 @@ class ContextSession:
         asked: Options,
         options: LoweringOptions,
     ) -> list[Loaded]:
-        """The clusters that context nodes stand for.
+        """Load the clusters of context nodes.
 
         Raises:
             ContextError: a context cannot be read, or does not fit its node.
         """
         if self.output is not None and nodes:
-            raise ContextError("the model is compiled already: compile the model that it was made of")
+            raise ContextError("the model is compiled already. Compile its source model")
         session = Session(
             device.target,
             properties,
@@ -120,7 +123,7 @@ class ContextSession:
         return clusters
 
     def write(self, clusters: Sequence[ContextCluster], request: ContextRequest, model: str) -> None:
-        """Compiles clusters of the model that its graph calls ``model``, and writes them where they go into a file.
+        """Compile clusters, and write them unless nodes embed them. ``model`` is the path that the graph says.
 
         Raises:
             ContextError: it cannot be written.
@@ -145,7 +148,9 @@ class ContextSession:
         names: list[str] = []
         if output.embed:
             if output.shares:
-                raise ContextError("ep.share_ep_contexts shares a file, so ep.context_embed_mode must be 0")
+                raise ContextError(
+                    "ep.context_embed_mode=1: ep.share_ep_contexts=1 writes one file for all models. Set it to 0"
+                )
             for cluster in clusters:
                 writer = ContextWriter(kernel_library().get_many)
                 names.append(writer.add(cluster, request))
@@ -162,7 +167,7 @@ class ContextSession:
     def _protect_sources(
         self, output: ContextOutput, model: str, source: str, request: ContextRequest, binary: _Binary
     ) -> None:
-        """Checks that what is about to be written replaces no file of the models that are compiled.
+        """Check that no file of the models that are compiled is overwritten.
 
         ONNX Runtime may write a compiled model that has its weights over the model that it was made of.
 
@@ -189,7 +194,7 @@ class ContextSession:
         return (self.output.prefix if self.output is not None else "") + fused
 
     def nodes(self) -> list[Any]:
-        """The ``OrtNode *`` for each cluster that was written, for ONNX Runtime to own.
+        """Return an ``OrtNode *`` for each cluster that was written, for ONNX Runtime to own.
 
         Raises:
             ContextError: a context is too large for a model.
@@ -210,7 +215,7 @@ class ContextSession:
 
 
 class _Binary:
-    """The file of a session, or of a group of sessions: the first of them names it.
+    """A context file of one session, or of a group of sessions. The first session of the group names it.
 
     Attributes:
         path: the file, None before anything is written.
@@ -231,10 +236,10 @@ class _Binary:
         is_last: bool,
         callbacks: ContextCallbacks,
     ) -> tuple[str, list[str]]:
-        """Adds clusters and writes all so far: ONNX Runtime frees their constants soon.
+        """Add clusters, and write all so far, because ONNX Runtime is about to free their constants.
 
-        A function of the application gets the file where there is one. The results are the names of the file and of the
-        partitions.
+        If the application has a function that writes files, it gets the contents. Return the names of the file and of
+        the partitions.
         """
         with self._lock:
             try:
@@ -250,7 +255,7 @@ class _Binary:
                 else:
                     self._writer.write(self.path)
             except BaseException:
-                _end_group(self)  # it may have constants that are about to be freed
+                _end_group(self)  # the file may hold constants that are about to be freed
                 raise
             if is_last:
                 _end_group(self)
@@ -278,11 +283,11 @@ def _end_group(binary: _Binary) -> None:
 def request_of(
     device: OpenDevice, properties: DeviceProperties, asked: Options, options: LoweringOptions
 ) -> ContextRequest:
-    """What the options of a session say of the context that it writes."""
+    """Return the request for a context that the options of a session make."""
     targets = [ContextTarget(device.target, properties)]
     if asked.context_architectures:
         for_gpus = any(not target.is_emulated for target in asked.context_architectures)
-        libraries = load_libraries() if for_gpus else frozenset()  # which warns of those that are missing
+        libraries = load_libraries() if for_gpus else frozenset()  # logs a warning for libraries that are missing
         libraries -= frozenset() if asked.enable_cudnn else {"cudnn"}
         targets = [
             ContextTarget(

@@ -1,4 +1,4 @@
-"""The models that compiled models without weights are made of: where a session finds them."""
+"""Finds the source models of compiled models that store no weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .model_paths import EXTERNAL_FOLDER
 BUFFER_SINCE = 29
 """The version of ORT from which an application can give the source model as bytes."""
 WEIGHTLESS_ENTRIES = ("ep.enable_weightless", "ep.enable_weightless_ep_context_nodes", "ep.enable_weightless_mode")
-"""Session entries of ONNX Runtime's versions that ask for a compiled model without weights; "0" is no."""
+"""Session entries by which versions of ONNX Runtime ask for a compiled model without weights; "0" means no."""
 
 
 class SourceFinder:
@@ -27,16 +27,16 @@ class SourceFinder:
     def __init__(self, entries: Mapping[str, str], session_options: Any) -> None:
         self._path = entries.get("ep.context_source_model_path", "")
         self._folder = entries.get(EXTERNAL_FOLDER, "")
-        self._buffer = _buffer(session_options)  # it lives as long as the session
+        self._buffer = _buffer(session_options)  # the buffer lives as long as the session
         self._found: dict[tuple[str, str], SourceModel] = {}
 
     @property
     def paths(self) -> list[str]:
-        """The source model that the application names, where it does."""
+        """The source model that the application names, if it does."""
         return [self._path] if self._path else []
 
     def find(self, folder: ModelFolder | None, file: str) -> Source:
-        """The source model that the application gives, else ``file`` in ``folder``.
+        """Find the source model: the one that the application gives, else ``file`` in ``folder``.
 
         Raises:
             ContextError: it cannot be read, or nobody knows where it is.
@@ -47,7 +47,8 @@ class SourceFinder:
         return Source(file, self._found[key])
 
     def of_model(self, path: str, output_folder: Path | None) -> Source:
-        """The source of a model at ``path`` that is compiled, as a compiled model in ``output_folder`` finds it.
+        """Return the source that a compiled model in ``output_folder`` will look for. ``path`` is the model that is
+        compiled.
 
         Raises:
             ContextError: as `find`.
@@ -72,12 +73,12 @@ class SourceFinder:
         return Source(file, SourceModel(data, subject, self._external_folder(Path(path))))
 
     def external_files(self, path: str) -> list[Path]:
-        """The files with external data of the model at ``path`` that is compiled, as far as they are known."""
+        """Return the files with external data of the model at ``path``, as far as they are known."""
         if not path:
             return []
         try:
             return self.of_model(path, None).model.external_files()
-        except ContextError:  # it is in another format than ONNX, which has no external data
+        except ContextError:  # the model is in another format than ONNX, which has no external data
             return []
 
     def _open(self, folder: ModelFolder | None, file: str) -> SourceModel:
@@ -88,7 +89,7 @@ class SourceFinder:
         subject = f"source model {file!r}"
         if folder is None or not file:
             raise ContextError(
-                f"the compiled model has no weights, and nobody says where its {subject} is: set "
+                f"the compiled model has no weights, and the place of its {subject} is not known: set "
                 "ep.context_source_model_path"
             )
         try:
@@ -101,7 +102,7 @@ class SourceFinder:
         return SourceModel(data, subject, self._external_folder(folder.path / file))
 
     def _external_folder(self, model: Path | None) -> ModelFolder | None:
-        """Where the external data of the source at ``model`` are; None: in memory."""
+        """Return the folder of the external data of the source at ``model``; None if the model is in memory."""
         beside = None if model is None else ModelFolder.of(model)
         if self._folder:
             return ModelFolder(Path(self._folder), Path(self._folder) if beside is None else beside.home)
@@ -109,7 +110,7 @@ class SourceFinder:
 
 
 def _buffer(session_options: Any) -> memoryview | None:
-    """The source model that the application has in memory."""
+    """Return the source model that the application has in memory."""
     if host.api_version() < BUFFER_SINCE:
         return None
     data, size = ffi.new("const void **"), ffi.new("size_t *")

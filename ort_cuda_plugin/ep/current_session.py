@@ -15,7 +15,7 @@ from typing import Any
 
 
 class _State(threading.local):
-    """Of a thread: the provider that was created last and not within a callback that has ended, and its verdicts.
+    """Per thread: the latest provider that no ended callback created, and the record of its verdicts.
 
     The provider belongs to ONNX Runtime, which closes it with the session; the record outlives it.
     """
@@ -33,7 +33,7 @@ def begin(provider: Any, record: Any) -> None:
 
 
 def forget() -> None:
-    """What follows is about a session that is created now."""
+    """Forget the session: what follows concerns one that is created now."""
     _state.provider = _state.record = None
 
 
@@ -49,7 +49,7 @@ def record() -> Any:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Sessions that are created in the block are apart from the thread's current one."""
+    """Separate sessions that are created in the block from the thread's current one."""
     before = _state.provider, _state.record
     try:
         yield

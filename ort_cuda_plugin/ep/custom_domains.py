@@ -1,4 +1,4 @@
-"""What ONNX Runtime is told of applications' operators: a domain with an OrtCustomOp for each.
+"""Declares custom operators to ONNX Runtime: an OrtCustomOpDomain for each domain, with an OrtCustomOp for each schema.
 
 ONNX Runtime asks when an application adds the plugin to a session's options, so each session knows what was registered
 by then. A name has one schema in a domain, which covers all versions that are registered; which version serves a node
@@ -27,7 +27,7 @@ from .handles import HandleTable
 from .identity import EP_NAME
 
 MAX_COMBINATIONS: Final = 128
-"""An operator whose types go together in more ways has a schema that takes any types; its claim checks them."""
+"""Combinations of element types above which a schema takes any types; the claim then checks them."""
 
 _ANY: Final = 0  # ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED
 
@@ -55,7 +55,7 @@ class Schema:
 
 
 def schema_of(operators: Sequence[CustomOperator], types: frozenset[DType]) -> Schema:
-    """The schema of operators of one name; ``types`` are those that this ONNX Runtime has."""
+    """Return the schema of operators of one name. ``types`` are the element types that this ONNX Runtime has."""
     inputs = _common([operator.inputs for operator in operators])
     outputs = _common([operator.outputs for operator in operators])
     found = dict.fromkeys(itertools.chain.from_iterable(_typed(each, inputs, outputs, types) for each in operators))
@@ -72,7 +72,7 @@ def schema_of(operators: Sequence[CustomOperator], types: frozenset[DType]) -> S
 
 
 def _common(rows: Sequence[Sequence[Port]]) -> list[SchemaPort]:
-    """What a node may have in any of the versions: it is optional where some version lacks it or leaves it out."""
+    """Merge the ports of several versions. A port is optional if some version lacks it or lets it be left out."""
     ports: list[SchemaPort] = []
     for index in range(max(map(len, rows))):
         there = [row[index] for row in rows if index < len(row)]
@@ -90,7 +90,7 @@ def _common(rows: Sequence[Sequence[Port]]) -> list[SchemaPort]:
 def _typed(
     operator: CustomOperator, inputs: list[SchemaPort], outputs: list[SchemaPort], types: frozenset[DType]
 ) -> Iterator[tuple[DType | None, ...]]:
-    """The combinations of types of one operator, for all ports of the schema."""
+    """Return the combinations of element types of one operator, for all ports of the schema."""
     ports = [*operator.inputs[: len(inputs)], *operator.outputs[: len(outputs)]]
     groups: dict[str, frozenset[DType]] = {}
     for number, port in enumerate(ports):
@@ -113,7 +113,7 @@ SCHEMAS: HandleTable[Schema] = HandleTable("operator of an application")
 
 
 class _Domains:
-    """The OrtCustomOpDomains of the latest snapshot. None is ever released: sessions refer to them."""
+    """The OrtCustomOpDomains of the latest snapshot. They are never released, because sessions refer to them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -124,7 +124,7 @@ class _Domains:
         self._arrays: list[Any] = []
 
     def current(self) -> tuple[Any, int]:
-        """``OrtCustomOpDomain *const *`` and how many there are."""
+        """Return ``OrtCustomOpDomain *const *`` and their number."""
         snapshot = registry.current()
         with self._lock:
             if snapshot.generation != self._generation:
@@ -161,7 +161,7 @@ _domains = _Domains()
 
 
 def custom_op_domains() -> tuple[Any, int]:
-    """``OrtCustomOpDomain *const *`` for what is registered by now, and how many there are."""
+    """Return ``OrtCustomOpDomain *const *`` for what is registered by now, and their number."""
     registry.discover()
     return _domains.current()
 
@@ -197,7 +197,7 @@ def _create(name: str, since: int, handle: int, inputs: Sequence[SchemaPort], ou
 
 
 def infer(schema: Schema, context: Any) -> None:
-    """Tells ONNX Runtime what is known of a node's outputs; ``context`` is ``const OrtShapeInferContext *``.
+    """Infer the output shapes of a node for ONNX Runtime; ``context`` is ``const OrtShapeInferContext *``.
 
     Where versions of the operator disagree, or the function declines the node, ONNX Runtime learns nothing: the claim
     says why.
@@ -235,7 +235,7 @@ def _inputs(ort: OrtCalls, context: Any) -> list[Value | None]:
         dims, names = ffi.new("int64_t[]", rank), ffi.new("const char *[]", rank)
         ort.call("GetDimensions", info, dims, rank)
         ort.call("GetSymbolicDimensions", info, names, rank)
-        # A value whose rank nobody knows comes as a scalar, and so does a scalar.
+        # ONNX Runtime passes a value of unknown rank as a scalar.
         shape = tuple(int(dim) if dim >= 0 else text(name) or None for dim, name in zip(dims, names, strict=True))
         values.append(Value(f"input {index}", dtype, shape or None))
     return values
@@ -271,7 +271,7 @@ def _tell(ort: OrtCalls, context: Any, index: int, dtype: DType, shape: NamedSha
 
 
 def why_nobody_runs(schema: Schema, info: Any, verdicts: Sequence[NodeVerdict]) -> str:
-    """For the node of ``info`` (``const OrtKernelInfo *``), which the plugin declined."""
+    """Explain why the plugin declined the node of ``info`` (``const OrtKernelInfo *``), which no provider runs."""
     ort = OrtCalls(host.api())
     size = ffi.new("size_t *")
     status = host.api().KernelInfo_GetNodeName(info, ffi.NULL, size)

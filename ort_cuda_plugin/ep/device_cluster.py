@@ -1,4 +1,4 @@
-"""An ``ocp_cluster`` and what it refers to, added as variants are built."""
+"""Owner of an ``ocp_cluster`` and of the kernels, weights and problems that were added to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .open_device import LoadedKernel, OpenDevice
 
 
 class Notes(Protocol):
-    """Who gets to know what of a variant was added, also where what comes next fails."""
+    """Is told what of a variant has been added, also if a later step of the addition fails."""
 
     def kernels_added(self, variant: Variant) -> None: ...
 
@@ -57,7 +57,7 @@ class DeviceCluster:
         self._kernels.clear()
 
     def add(self, variant: Variant, notes: Notes) -> None:
-        """Adds what a variant needs, and last its plans.
+        """Add what a variant needs, and then its plans.
 
         Raises:
             PluginError: no device memory for the weights, or a plan is not valid.
@@ -109,7 +109,7 @@ class DeviceCluster:
     def _add_weights(
         self, weights: Sequence[Weight], programs: Sequence[Precomputation], kernels: Sequence[LoadedKernel]
     ) -> None:
-        """Adds weights; ``kernels`` are those of the programs, one after the other."""
+        """Add weights. ``kernels`` are those of the precomputations, one after the other."""
         with NewWeights(self._device, are_stored=self._are_stored) as new:
             pointers = new.acquire_all(weights)
             first = 0

@@ -1,4 +1,4 @@
-"""The devices that the plugin can offer: CUDA GPUs from the driver, and emulated devices where they were asked for."""
+"""Devices that the plugin offers: CUDA GPUs, and emulated devices if someone asks for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EMULATE_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE"
 #: "sm_90", or "sm_90:114" with a number of multiprocessors: the emulated devices run what is lowered for that GPU.
 LOWERING_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_LOWERING"
 
-#: More devices of a kind than this do not work (``OCP_MAX_DEVICES``).
+#: Number of devices of a kind above which C's tables overflow (``OCP_MAX_DEVICES``).
 _MOST_DEVICES = 64
 
 
@@ -39,7 +39,7 @@ METADATA_KEYS = frozenset(
         "pci_bus_id",
     ]
 )
-"""What `DeviceInfo.from_metadata` reads."""
+"""Metadata keys that `DeviceInfo.from_metadata` reads."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ class DeviceInfo:
     max_shared_bytes: int
 
     def metadata(self) -> dict[str, str]:
-        """What ``OrtEpDevice.ep_metadata`` holds; keys with ``cuda_`` are those of ONNX Runtime's own plugin."""
+        """Return the contents of ``OrtEpDevice.ep_metadata``. Keys with ``cuda_`` are those of ONNX Runtime's own
+        plugin.
+        """
         major, minor = self.driver_version.split(".")
         info = ffi.new("ocp_device_info *")
         info.emulated, info.ordinal, info.memory_bytes = self.emulated, self.ordinal, self.memory_bytes
@@ -79,7 +81,7 @@ class DeviceInfo:
 
     @staticmethod
     def from_metadata(metadata: dict[str, str]) -> DeviceInfo:
-        """The device that ``ep_metadata`` describes."""
+        """Return the device that ``ep_metadata`` describes."""
         major, _, minor = metadata["compute_capability"].partition(".")
         return DeviceInfo(
             ordinal=int(metadata["cuda_device_id"]),
@@ -95,7 +97,7 @@ class DeviceInfo:
 
     @staticmethod
     def from_c(info: Any) -> DeviceInfo:
-        """The device that a ``const ocp_device_info *`` describes."""
+        """Return the device that a ``const ocp_device_info *`` describes."""
         return DeviceInfo.from_metadata(_metadata(info))
 
 
@@ -119,7 +121,8 @@ def emulation_requested() -> bool:
 
 
 def emulated_properties() -> DeviceProperties:
-    """What lowering takes the emulated devices for: what they are, or the GPU that the environment names.
+    """Return the properties for which emulated devices get kernels: their own, or those of the GPU that the environment
+    names.
 
     Raises:
         ValueError: the variable names no GPU.
@@ -132,19 +135,19 @@ def emulated_properties() -> DeviceProperties:
 
 
 def gpu_properties(text: str) -> DeviceProperties:
-    """The GPU, without NVIDIA's libraries, that ``text`` names as "sm_90" or "sm_90:132".
+    """Return the properties of the GPU that ``text`` names, such as "sm_90" or "sm_90:132", without NVIDIA's libraries.
 
     Raises:
         ValueError: it names none.
     """
     match = re.fullmatch(r"sm_(\d{1,2})(\d)(?::([1-9]\d{0,3}))?", text)
     if match is None:
-        raise ValueError(f"{text!r} is no GPU: use sm_90, or sm_90:132 with a number of multiprocessors")
+        raise ValueError(f"expected a GPU such as sm_90, or sm_90:132 with a number of multiprocessors, got {text!r}")
     return DeviceProperties.gpu((int(match[1]), int(match[2])), int(match[3] or 0))
 
 
 def cuda_devices() -> tuple[list[DeviceInfo], str]:
-    """The GPUs, and why there are none ("" where there are)."""
+    """Return the GPUs, and the reason if there are none."""
     try:
         devices = _list(emulated=False)
     except PluginError as error:
@@ -169,7 +172,7 @@ def _list(*, emulated: bool) -> list[DeviceInfo]:
 
 
 def open_device(info: DeviceInfo) -> Any:
-    """``ocp_device *`` of a device.
+    """Open a device and return its ``ocp_device *``.
 
     Raises:
         PluginError: the device does not exist or cannot be opened.

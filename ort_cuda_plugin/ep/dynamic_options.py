@@ -1,4 +1,4 @@
-"""Options that can change while a session lives: ``OrtEp::SetDynamicOptions``.
+"""Options that can change while a session lives (``OrtEp::SetDynamicOptions``).
 
 ``session.set_ep_dynamic_options({...})`` in Python, ``SetEpDynamicOptions`` in C. Keys may have the prefixes of session
 entries. All options of a call are checked before the first one changes anything.
@@ -19,7 +19,7 @@ from .options import ALIAS_PREFIX, OptionError, parse_value
 _OF_SESSION = tuple(key for key, row in ROWS.items() if row.changes)
 #: Keys that change the limit of device memory, of this process and not of the session alone.
 _LIMITS = ("arena.max_mem", "gpu_mem_limit")
-#: What ONNX Runtime defines for every execution provider: nothing here depends on it.
+#: A key that ONNX Runtime defines for every execution provider; the plugin ignores it.
 _WORKLOAD_TYPE = "ep.dynamic.workload_type"
 
 KEYS = (*_LIMITS, *_OF_SESSION, _WORKLOAD_TYPE)
@@ -41,7 +41,7 @@ class Changes:
 
 
 def parse_changes(values: Mapping[str, str], options: Options, identity: Identity) -> Changes:
-    """What ``values`` change of ``options``.
+    """Parse the options that a call changes.
 
     Raises:
         OptionError: a key cannot change, or a value is not one that it takes.

@@ -24,7 +24,7 @@ _FEW_REGISTRATIONS = 16
 
 @dataclass(frozen=True)
 class Registration:
-    """A registration of the library that has not ended.
+    """A registration of the library that is in effect.
 
     Attributes:
         name: what it was registered under.
@@ -38,7 +38,7 @@ class Registration:
 
 
 def registrations() -> list[Registration]:
-    """Those of this process, the oldest first."""
+    """Return the registrations of this process, the oldest first."""
     room = _FEW_REGISTRATIONS
     while True:
         found = ffi.new("ocp_registration[]", room)
@@ -55,7 +55,7 @@ def _registration(found: Any) -> Registration:
 
 @contextmanager
 def requesting(emulate: bool | None, identity: Identity) -> Iterator[None]:
-    """A registration in the block, on this thread, asks for that; None: the environment says whether to emulate."""
+    """Ask for emulated devices or not, for registrations of this thread in the block. None: the environment decides."""
     core().request_registration(-1 if emulate is None else emulate, identity)
     try:
         yield
@@ -64,7 +64,7 @@ def requesting(emulate: bool | None, identity: Identity) -> Iterator[None]:
 
 
 def memory_info(info: DeviceInfo, kind: int = DEVICE_MEMORY) -> Any:
-    """``const OrtMemoryInfo *`` of one kind of a device's memory; lives as long as the process."""
+    """Return the ``const OrtMemoryInfo *`` of one kind of a device's memory. It lives as long as the process."""
     out, error = ffi.new("const OrtMemoryInfo **"), new_error()
     core().memory_info(info.emulated, info.ordinal, kind, out, error)
     check(error)

@@ -1,4 +1,4 @@
-"""A compiled cluster as the C executor sees it: plans, kernels and weights added as variants are built."""
+"""A fused node on the device: builds plan variants on request of the C executor, and adds them to its cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .plan_history import ALL_SIZES_KNOWN, FIRST, PlanHistory
 
 
 class CallError(Exception):
-    """What an application registered failed in a Run. ONNX Runtime's log has the traceback as an error."""
+    """A callback of the application failed in a Run. ONNX Runtime's log has the traceback as an error."""
 
     ort_code = 1  # ORT_FAIL
     log_level = "ERROR"
@@ -60,7 +60,7 @@ class FusedNode:
         self.pointer = self._on_device.pointer
 
     def use_graphs(self, warm_runs: int, most: int) -> None:
-        """Has a plan replayed as a CUDA graph after ``warm_runs`` runs with the same sizes; at most so many are kept.
+        """Replay plans as CUDA graphs after ``warm_runs`` Runs with the same sizes. Keep ``most`` graphs at most.
 
         Runs may be at work on other threads. Without this, or with 0, no graphs are made.
         """
@@ -69,7 +69,7 @@ class FusedNode:
             core().cluster_release_graphs(self.pointer)
 
     def prepare(self, later: bool = False) -> None:
-        """Reads what dies with ORT's graph, and builds the plan at once where the model fixes all shapes.
+        """Copy what ONNX Runtime is about to free, and build the plan now if the model fixes all shapes.
 
         With ``later`` it only keeps what dies: kernels are compiled in the first Run, if there is one.
 
@@ -92,7 +92,7 @@ class FusedNode:
                 self._cluster.keep_constants()
 
     def refuse_capture(self, fed: Collection[str]) -> None:
-        """Refuses captures of Runs in which the host reads inputs whose names are in ``fed``; after `prepare`."""
+        """Refuse to capture Runs in which the host reads inputs whose names are in ``fed``. Call it after `prepare`."""
         names = dict(enumerate(self._cluster.input_names))
         inputs = [index for index in self._cluster.host_inputs if names.get(index) in fed]
         error = new_error()
@@ -100,7 +100,7 @@ class FusedNode:
         check(error)
 
     def build(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> None:
-        """Adds the plan for inputs of these shapes, with the contents of each host input.
+        """Build the plan for inputs of these shapes and add it. ``host_values`` are the contents of each host input.
 
         Raises: as `prepare`.
         """
@@ -127,7 +127,7 @@ class FusedNode:
 
     @contextlib.contextmanager
     def _compiling(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Iterator[None]:
-        """Errors of a cluster out of a compiled model say what is missing or wrong there."""
+        """Make errors about a cluster of a compiled model say what the model lacks."""
         try:
             yield
         except ImportError as error:
@@ -149,7 +149,8 @@ class FusedNode:
             raise
 
     def plan_memory(self) -> tuple[int, int]:
-        """Bytes of the intermediate tensors of the last Run: as planned, and of those alive at once at the worst time.
+        """Return bytes of intermediate tensors of the last Run: those of the planned slab, and the peak that was alive
+        at once.
 
         Raises:
             RuntimeError: there was no Run yet, or one is running.
@@ -161,7 +162,7 @@ class FusedNode:
 
     @property
     def traffic(self) -> ProgramTraffic | None:
-        """Of the plan that was compiled last, at the sizes that it was built for."""
+        """Return the memory traffic of the plan that was compiled last, at the sizes for which it was built."""
         return self._cluster.traffic if isinstance(self._cluster, CompiledCluster) else None
 
     def close(self) -> None:
@@ -177,14 +178,14 @@ class FusedNode:
             count("PLAN_VARIANTS_BUILT")
 
     def _read_weight(self, number: int) -> bytes:
-        """The bytes of a weight, copied back from the device."""
+        """Copy the bytes of a weight back from the device."""
         weight, nbytes = self._on_device.weights[number]
         data = bytearray(nbytes)
         self._device.read(core().weight_address(weight), data)
         return bytes(data)
 
     def call_back(self, number: int, addresses: Sequence[int], numbers: Sequence[int], stream: Any) -> None:
-        """What a record of a plan calls in each Run, from any thread; ``stream`` (``ocp_stream *``) is the Run's.
+        """Run the callback that a record of a plan names, on any thread. ``stream`` (``ocp_stream *``) is the Run's.
 
         Raises:
             CallError: the application's code failed.
@@ -195,7 +196,7 @@ class FusedNode:
         arrays = callback.arrays(addresses, numbers, run.handle)
         try:
             function(arrays, numbers[callback.num_dims :], run)
-        except PluginError:  # the device's
+        except PluginError:  # the device is lost, which is not the callback's fault
             raise
         except Exception as error:
             raise CallError(f"{callback.name} failed with {type(error).__name__}: {error}") from error

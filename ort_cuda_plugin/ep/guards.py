@@ -1,7 +1,7 @@
-"""Nothing that Python raises may cross into ONNX Runtime: one guard for each kind of return value.
+"""Guards that turn exceptions into errors of C, because no Python exception may cross into ONNX Runtime.
 
-A guard installs a function as an ``extern "Python"`` of the bridge. The message that ORT gets says what was wrong. If
-the error is a bug of the plugin, its traceback goes to ORT's log.
+There is one guard for each kind of return value. It installs a function as an ``extern "Python"`` of the bridge. ORT
+gets a message that says what was wrong. If the error is a bug of the plugin, ORT's log gets the traceback.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from . import current_session
 
 Callback = Callable[..., None]
 
-#: OrtErrorCode of exceptions that say how they want to be reported.
+#: OrtErrorCode by exception, for exceptions that have no ``ort_code`` of their own.
 _CODES: dict[type[BaseException], int] = {
     ValueError: lib.ORT_INVALID_ARGUMENT,
     NotImplementedError: lib.ORT_NOT_IMPLEMENTED,
@@ -54,7 +54,7 @@ def _report(name: str, error: BaseException) -> tuple[int, str]:
 
 
 def _pass_on(error: BaseException) -> None:
-    """For an error that ends where it is reported: the application gets its Ctrl-C when the callback has returned.
+    """Deliver Ctrl-C to the application once the callback has returned, because its exception ends here.
 
     If the application has its own signal handler, that handler has already seen the signal.
     """
@@ -77,7 +77,7 @@ def _install(name: str, call: Callable[..., Any], failed: Callable[[BaseExceptio
 
 
 def status_guard(function: Callback, *, forgiven: bool = False, begins_session: bool = False) -> Callback:
-    """For callbacks that return ``OrtStatus *``: an exception becomes a status.
+    """Guard callbacks that return ``OrtStatus *``: an exception becomes a status.
 
     With ``forgiven`` for those after whose failure a session can be made without the provider. With ``begins_session``
     for the one that creates the provider of a session; sessions that begin during other callbacks end before these.
@@ -102,13 +102,13 @@ def status_guard(function: Callback, *, forgiven: bool = False, begins_session: 
 
 
 def error_guard(function: Callback) -> Callback:
-    """For callbacks that return an error code and take an ``ocp_error *`` last."""
+    """Guard callbacks that return an error code and take an ``ocp_error *`` last."""
 
     def failed(error: BaseException, arguments: Any) -> int:
         code, message = _report(function.__name__, error)
         if arguments:
             target = arguments[-1]
-            # Cut at a character, not inside one.
+            # Truncate between characters.
             data = message.encode(errors="replace")[: ffi.sizeof(target.text) - 1].decode(errors="ignore").encode()
             target.code = code
             target.text = data + b"\0"
@@ -128,7 +128,7 @@ def error_guard(function: Callback) -> Callback:
 
 
 def void_guard(function: Callback) -> Callback:
-    """For callbacks that return nothing and must be done: an exception is logged."""
+    """Guard callbacks that return nothing: an exception is logged."""
 
     def failed(error: BaseException, arguments: Any) -> None:
         host.log("ERROR", _report(function.__name__, error)[1], where=function.__name__)
@@ -149,7 +149,7 @@ def void_guard(function: Callback) -> Callback:
             try:
                 function(*arguments)
             except (LookupError, KeyboardInterrupt):
-                pass  # it had begun, or an author's code raises this each time
+                pass  # ONNX Runtime had begun to call it, or a plugin's code raises each time
             except BaseException as again:
                 failed(again, arguments)
         failed(error, arguments)

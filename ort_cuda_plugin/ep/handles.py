@@ -1,4 +1,4 @@
-"""Python objects that C refers to by number: a pointer to a Python object never leaves Python."""
+"""Handles: integers by which C refers to Python objects, so that no pointer to an object leaves Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class HandleTable(Generic[T]):
-    """Numbers from 1 for live objects; thread safe because each step is one dict operation."""
+    """Assigns numbers from 1 to live objects. Thread safe, because each step is one operation of a dict."""
 
     def __init__(self, what: str) -> None:
         self._what = what

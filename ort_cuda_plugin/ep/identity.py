@@ -1,8 +1,10 @@
-"""The names under which ONNX Runtime may know the execution provider.
+"""Names under which ONNX Runtime may know the execution provider.
 
-Beside its own name there is the built-in CUDA execution provider's, for hosts that lack that one: what an application
-writes for it then runs here unchanged. A registration of the library has one name. It is the one that `register` was
-asked for, else the name of the registration if that is a provider's, else ``ORT_CUDA_PLUGIN_AS``, else our own.
+The plugin may also take the name of the built-in CUDA execution provider, in hosts that lack that one. Applications
+that ask for that provider then run here unchanged.
+
+A registration of the library has one name: the one that `register` got, else the name of the registration if it is a
+provider's, else ``ORT_CUDA_PLUGIN_AS``, else the plugin's own.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from ..abi.core import core, ffi, new_error
 #: The name under which a plain registration offers the devices.
 AS_VARIABLE = "ORT_CUDA_PLUGIN_AS"
 
-#: A registration name that ends so offers the emulated devices and no other (ORT's convention for virtual devices).
+#: Suffix of registration names that offer only the emulated devices (ORT's convention for virtual devices).
 VIRTUAL_SUFFIX = ".virtual"
 
 EP_NAME = "CudaPluginExecutionProvider"
@@ -34,12 +36,12 @@ class Identity(IntEnum):
 
     @property
     def session_prefix(self) -> str:
-        """How ORT begins the session entries of the provider's options."""
+        """Prefix of the session entries for the provider's options."""
         return f"ep.{self.ep_name.lower()}."
 
     @property
     def environment_prefix(self) -> str:
-        """How the environment's entries for the provider begin."""
+        """Prefix of the environment's entries for the provider's options."""
         return f"ep_factory.{self.ep_name}."
 
 
@@ -49,7 +51,7 @@ def is_our_name(ep_name: str) -> bool:
 
 
 def identity_named(ep_name: str, source: str) -> Identity:
-    """The identity of that name; ``source`` says in an error where the name is from.
+    """Return the identity with that name. Errors name ``source`` as the origin of the name.
 
     Raises:
         ValueError: the library has no such name.
@@ -60,7 +62,7 @@ def identity_named(ep_name: str, source: str) -> Identity:
 
 
 def default_identity() -> Identity:
-    """What ``ORT_CUDA_PLUGIN_AS`` says, else our own.
+    """Return the identity that ``ORT_CUDA_PLUGIN_AS`` names, else the plugin's own.
 
     Raises:
         ValueError: the variable holds another name.

@@ -1,4 +1,4 @@
-"""Kernel definitions that an earlier process worked out, so that a first session need not import every operator."""
+"""Cache of kernel definitions on disk, so that a first session need not import every operator."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from .open_device import kernel_library
 
 PACKAGE = Path(__file__).parent.parent
 SOURCES = ("model/ir.py", "model/ort_schema.py", "ep/kept_definitions.py")
-"""Modules on which definitions depend, besides those of ``ops``."""
+"""Modules other than ``ops`` on which definitions depend."""
 
 
 def kept() -> tuple[list[KernelDefinition], list[str]] | None:
-    """The definitions for this ONNX Runtime and this version of the plugin, and what in the operator table is wrong.
+    """Return the stored definitions for this ONNX Runtime and this plugin, with the faults of the operator table; None
+    if none are stored.
 
     None where nobody has kept any.
     """
@@ -37,7 +38,7 @@ def kept() -> tuple[list[KernelDefinition], list[str]] | None:
 
 
 def keep(definitions: Sequence[KernelDefinition], mismatches: Sequence[str]) -> None:
-    """Keeps definitions, and what is wrong, for later processes."""
+    """Store definitions and faults for later processes."""
     lists = list(dict.fromkeys(dtypes for each in definitions for dtypes in each.types.values()))
     numbers = {dtypes: number for number, dtypes in enumerate(lists)}
     rows = [
@@ -55,7 +56,7 @@ def _definition(row: Any, lists: Sequence[tuple[DType, ...]]) -> KernelDefinitio
 
 
 def _name() -> str:
-    """One file for each ONNX Runtime: what another version of the plugin kept there is replaced."""
+    """Return the name of the file: one for each ONNX Runtime, which another version of the plugin overwrites."""
     return f"definitions-{joined_digest(*_host())[:16]}.json"
 
 

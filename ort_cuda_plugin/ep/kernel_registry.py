@@ -17,14 +17,14 @@ from ..ops.registry import is_built_in
 from . import kept_definitions
 
 CONTEXT_KERNEL = KernelDefinition("EPContext", "com.microsoft", 1, UNLIMITED, types={})
-"""Of nodes that stand for what was compiled, with any types: ONNX Runtime runs them by it where it can fuse none."""
+"""Kernel of nodes that hold a context, with any types. ONNX Runtime uses it if it cannot fuse the node."""
 
 
 _snapshots: Final[weakref.WeakValueDictionary[int, Snapshot]] = weakref.WeakValueDictionary()
 
 
 def number_of(operators: Snapshot) -> int:
-    """What C calls applications' operators for which a session needs kernels; 0 where there are none."""
+    """Return the number by which C knows the custom operators for which a session needs kernels; 0 for none."""
     if not operators.operators:
         return 0
     return _snapshots.setdefault(operators.generation, operators).generation
@@ -60,7 +60,7 @@ def _definitions(ep_name: str) -> list[KernelDefinition]:
 
 
 def custom_definitions(operators: Snapshot, ort: OrtCalls) -> list[KernelDefinition]:
-    """The kernels of applications' operators, for any types, which a claim checks.
+    """Return kernels of custom operators, for any types; the claim checks the types.
 
     One of a domain of ONNX Runtime's has kernels for versions that the operator table does not serve.
     """
@@ -80,7 +80,7 @@ def custom_definitions(operators: Snapshot, ort: OrtCalls) -> list[KernelDefinit
 
 
 def definitions_of_host() -> tuple[list[KernelDefinition], list[Mismatch]]:
-    """The kernels for the schemas of the ORT that has loaded the library, and what in the operator table is wrong."""
+    """Return the kernels for the schemas of the loaded ORT, and what in the operator table contradicts these."""
     ort = OrtCalls(host.api(), host.ep_api())
     return kernel_definitions(lambda name, domain: read_schemas(ort, name, domain))
 
@@ -88,7 +88,7 @@ def definitions_of_host() -> tuple[list[KernelDefinition], list[Mismatch]]:
 def _add(
     ort: OrtCalls, registry: Any, ep_name: str, definition: KernelDefinition, arrays: dict[tuple[DType, ...], Any]
 ) -> None:
-    """``arrays`` are ``const OrtDataType *[]`` that definitions have in common."""
+    """Add a definition to the registry. ``arrays`` are ``const OrtDataType *[]`` that definitions share."""
     builder = ort.out("CreateKernelDefBuilder", "OrtKernelDefBuilder *")
     try:
         ort.call("KernelDefBuilder_SetOperatorType", builder, definition.name.encode())
@@ -127,7 +127,7 @@ def _data_types() -> dict[DType, Any]:
 
 
 def _data_type(ort: OrtCalls, dtype: DType) -> Any | None:
-    """``const OrtDataType *``; None where this ORT has no tensors of the type."""
+    """Return the ``const OrtDataType *``; None if this ORT has no tensors of the type."""
     known = _data_types()
     if dtype not in known:
         try:

@@ -1,10 +1,12 @@
-"""Layering rules: session entries by which ONNX Runtime gives nodes to devices before providers are asked.
+"""Layering rules: session entries by which ONNX Runtime assigns nodes to devices before it asks providers.
 
-A rule is ``device(pattern, ...)``; rules are separated by semicolons. A provider sees the nodes that no rule gives to
-another one. ONNX Runtime can fuse nodes of such a part only where no value crosses its border: elsewhere it fails an
-assertion, and the session with it. A provider cannot see the border. So where a rule may give nodes to another
-provider, each of our nodes is claimed by itself, and runs by a kernel of the registry: a node of the operator table, of
-an application's operator, or of a compiled model.
+A rule is ``device(pattern, ...)``; semicolons separate rules. A provider sees the nodes that no rule assigns to another
+provider.
+
+ONNX Runtime can fuse nodes of such a subgraph only if no value crosses its border; otherwise an assertion fails, and
+the session with it. A provider cannot see the border. So if a rule may assign nodes to another provider, the plugin
+claims each of its nodes by itself, and ONNX Runtime runs it by a kernel of the registry: a node of the operator table,
+of a custom operator, or of a compiled model.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from .identity import Identity
 NAMES_SINCE = 28
 KEYS = ("session.layer_assignment_settings", "session.name_based_layer_assignment")
 
-#: "cuda" is the provider of that name, in versions that know it also its plugin, and else nobody.
+#: "cuda" means the provider of that name, in later versions also its plugin, and nothing else.
 _ANY_GPU = ("gpu", "gpu:nvidia", "accelerator", "cuda")
 
 
 def rules_of_others(entries: Mapping[str, str], identity: Identity, device: DeviceInfo, host_version: int) -> str:
-    """The devices of the rules that may give nodes to another provider, as text; "" where there are none.
+    """Return the devices of rules that may assign nodes to another provider, as text; "" for none.
 
     ``host_version`` is the N of ONNX Runtime 1.N, which ignores the entries that it does not know.
     """

@@ -1,4 +1,4 @@
-"""Vendor libraries: where they are found, and which of them a process has."""
+"""Finds and loads vendor libraries: cuBLASLt and cuDNN."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LIBRARIES = (
 
 
 def candidates(library: Library, site_packages: Path) -> Iterator[str]:
-    """Where to look for a library, best first: pip's NVIDIA packages, then wherever the system's loader looks."""
+    """Return the paths to try for a library, best first: pip's NVIDIA packages, then the system's loader."""
     for file in library.files:
         yield from map(str, sorted(site_packages.glob(f"nvidia/*/lib/{file}")))
     yield from library.files
@@ -41,7 +41,9 @@ def candidates(library: Library, site_packages: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class LibraryPlace:
-    """Where a library was found: a path, or a name that the system's loader knows. "" where it was not: ``why``."""
+    """Location of a library: a path, or a name that the system's loader resolves. "" if it was not found; ``why`` says
+    why.
+    """
 
     path: str
     why: str = ""
@@ -49,13 +51,15 @@ class LibraryPlace:
 
 @cache
 def library_places() -> dict[str, LibraryPlace]:
-    """Opens the libraries that are installed, by their names."""
+    """Open the installed libraries. Return their locations by name."""
     return {library.name: _opened(library) for library in LIBRARIES}
 
 
 @cache
 def load_libraries() -> frozenset[str]:
-    """The names of the libraries that work. A warning names the others: without them a GPU runs our own kernels."""
+    """Return the names of the libraries that work, and warn about the others, without which a GPU runs the plugin's own
+    kernels.
+    """
     for name, place in library_places().items():
         if not place.path:
             logger.warning(
@@ -78,5 +82,5 @@ def _opened(library: Library) -> LibraryPlace:
 
 
 def library_versions(names: frozenset[str]) -> dict[str, str]:
-    """The versions of the packages of libraries, "absent" for one that was found elsewhere."""
+    """Return the versions of the libraries' packages, "absent" for a library from elsewhere."""
     return {library.name: version_of(library.package) for library in LIBRARIES if library.name in names}

@@ -1,7 +1,8 @@
-"""Declined nodes that probably nobody runs: ONNX Runtime's own error would not say why.
+"""Warns about declined nodes that no other provider is likely to have a kernel for.
 
-ONNX Runtime asks its CPU provider after us, so the plugin can only expect. Operators of ONNX have CPU kernels or an
-error of ONNX Runtime that names them. Many contrib operators have neither; nor has a node that holds a compiled model.
+ONNX Runtime's error would not name the reason. It asks its CPU provider after the plugin, so the plugin has to guess.
+Operators of ONNX have CPU kernels, or an error of ONNX Runtime that names them. Many contrib operators have neither;
+nor has a node that holds a compiled model.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from ..model.ir import Node
 from .identity import EP_NAME
 
-#: Contrib operators of which ONNX Runtime's CPU provider has kernels.
+#: Contrib operators with kernels in ONNX Runtime's CPU provider.
 _ON_CPU = frozenset({
     "Attention", "AttnLSTM", "BeamSearch", "BiasGelu", "BifurcationDetector", "BranchwiseRMSNorm", "CDist",
     "CausalConvWithState", "ConvTransposeWithDynamicPads", "CropAndResize", "DecoderMaskedMultiHeadAttention",
@@ -27,7 +28,7 @@ _ON_CPU = frozenset({
     "Tokenizer", "TransposeMatMul", "Trilu", "UnfoldTensor", "Unique", "VarlenNGramHashMapping",
     "WhisperBeamSearch", "WordConvEmbedding",
 })  # fmt: skip
-#: Domains whose operators only ONNX Runtime's own providers and plugins have; others come with libraries of kernels.
+#: Domains of ONNX Runtime's own providers and plugins. Operators of other domains come with libraries of kernels.
 _OF_HOST = ("com.microsoft", "com.ms.internal.nhwc")
 
 
@@ -37,19 +38,19 @@ def is_compiled_model(node: Node) -> bool:
 
 
 def why_not_loaded(node: Node) -> str:
-    """The reason for which the plugin declines a compiled model of another source."""
+    """Explain why the plugin declines a compiled model of another execution provider."""
     made_by = str(node.attributes.get("source", "")) or "a provider that it does not name"
     return f"it holds a model that {made_by} compiled, and {EP_NAME} loads its own only: use the original model"
 
 
 def is_probably_lost(node: Node) -> bool:
-    """Whether no provider of this ONNX Runtime is known to run such a node."""
+    """Whether no provider of this ONNX Runtime is known to have a kernel for the node."""
     if is_compiled_model(node):
         return True
     return node.domain in _OF_HOST and not (node.domain == "com.microsoft" and node.op_type in _ON_CPU)
 
 
 def described(node: Node) -> str:
-    """The node's operator, with its version and the types of its inputs."""
+    """Return the node's operator with its version and its input types, as text."""
     types = ("none" if x is None else "unknown" if x.dtype is None else x.dtype.name for x in node.inputs)
     return f"{node.domain or 'ai.onnx'}.{node.op_type}-{node.since_version} of ({', '.join(types)})"

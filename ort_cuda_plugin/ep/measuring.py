@@ -1,4 +1,4 @@
-"""Measures programs on a session's device, for a choice among the ways to compute something."""
+"""Times programs on a session's device, so that the autotuner can choose the fastest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("ort_cuda_plugin")
 
 
 def tuner_of(device: OpenDevice, properties: DeviceProperties) -> MeasuringTuner:
-    """What measures on the device, with the times that the user's cache has."""
+    """Return the autotuner of a device, with the times in the user's cache."""
     info = device.info
     versions = {"driver": info.driver_version, **library_versions(properties.libraries)}
     if info.emulated:
@@ -34,13 +34,15 @@ def tuner_of(device: OpenDevice, properties: DeviceProperties) -> MeasuringTuner
 
 
 def measure(device: OpenDevice, programs: Sequence[Variant]) -> list[float | None]:
-    """The median seconds of a Run of each program; infinity where a kernel does not compile.
+    """Return the median seconds of a Run of each program; infinity if a kernel does not compile.
 
-    None stands for what did not run, as where memory does not suffice: that may be different another time.
+    None stands for a program that failed for now, as for lack of memory, and may run another time.
     """
     specs = dict.fromkeys(spec for program in programs for spec in _kernels(program))
     try:
-        kernel_library().get_many(list(specs), device.target)  # in parallel; what fails here fails below by itself
+        kernel_library().get_many(
+            list(specs), device.target
+        )  # compiles in parallel; a kernel that fails here fails again below, by itself
     except Exception as error:
         logger.info("kernels to be measured: %s", error)
     return [_measure(device, program) for program in programs]
@@ -72,16 +74,16 @@ def _measure(device: OpenDevice, program: Variant) -> float | None:
 
 
 class _Unnoted:
-    """The `Notes` of a cluster that gets one variant."""
+    """`Notes` of a cluster that gets a single variant, after which nothing refers to what was added."""
 
     def kernels_added(self, variant: Variant) -> None:
-        """No other variant follows."""
+        """Do nothing: no other variant follows."""
 
     def problems_added(self, variant: Variant) -> None:
-        """Likewise."""
+        """Do nothing."""
 
     def callbacks_added(self, variant: Variant) -> None:
-        """Likewise."""
+        """Do nothing."""
 
     def weights_added(self, variant: Variant) -> None:
-        """Likewise."""
+        """Do nothing."""

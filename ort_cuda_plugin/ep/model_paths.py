@@ -1,8 +1,8 @@
-"""The path of a session's model, which ONNX Runtime does not always tell.
+"""Finds the path of a session's model, which ONNX Runtime does not always tell.
 
-With the session entry session.model_external_initializers_file_folder_path a graph has the path of a file in that
-folder that does not exist, wherever the model comes from. Python's ``InferenceSession`` knows the path. An application
-in another language gives it as ep.context_file_path.
+If the session entry session.model_external_initializers_file_folder_path is set, the graph has the path of a file in
+that folder, which need not exist. Python's ``InferenceSession`` knows the true path. An application in another language
+gives it as ep.context_file_path.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ VIRTUAL_NAME = "virtual_model.onnx"
 
 
 def is_virtual(path: str, entries: Mapping[str, str]) -> bool:
-    """Whether ``path``, which a graph has, is ONNX Runtime's name for a model that may be elsewhere."""
+    """Whether ``path``, which a graph has, is made up by ONNX Runtime and does not say where the model is."""
     return bool(entries.get(EXTERNAL_FOLDER)) and os.path.basename(path) == VIRTUAL_NAME and not os.path.exists(path)
 
 
 def created_session_path() -> str:
-    """The path of the model whose ``InferenceSession`` this thread creates in Python; "" where there is none."""
+    """Return the path of the model whose ``InferenceSession`` this thread creates in Python; "" for none."""
     frame = sys._getframe()
     while frame := frame.f_back:  # type: ignore[assignment]
         owner = frame.f_locals.get("self")

@@ -1,4 +1,6 @@
-"""The kernel of one node that ONNX Runtime runs by itself: a cluster of one node, called at the node's positions."""
+"""Kernel of a single node that ONNX Runtime runs unfused: a cluster of one node, mapped to the node's inputs and
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _ANNOTATIONS: Final[Mapping[AttributeKind, str]] = {
 
 
 def context_identity(info: Any) -> ContextIdentity | None:
-    """Which context node that of ``info`` (``const OrtKernelInfo *``) is, None where it is another node."""
+    """Identify the context node of ``info`` (``const OrtKernelInfo *``); None for another node."""
     ort = OrtCalls(host.api())
     domain, op_type, _ = read_operator(ort, info)
     if (domain, op_type) != (CONTEXT_KERNEL.domain, CONTEXT_KERNEL.name):
@@ -42,7 +44,7 @@ def context_identity(info: Any) -> ContextIdentity | None:
 
 
 def read_kernel_node(info: Any, device: OpenDevice, operators: Snapshot, opsets: Mapping[str, int]) -> Graph:
-    """The node of ``info`` (``const OrtKernelInfo *``), as `read_node` has it.
+    """Read the node of ``info`` (``const OrtKernelInfo *``), as `read_node` does.
 
     ``operators`` are the session's, ``opsets`` the versions of domains that its model imports.
 
@@ -57,7 +59,7 @@ def read_kernel_node(info: Any, device: OpenDevice, operators: Snapshot, opsets:
     annotations: dict[str, str] = {}
     for row in rows:
         annotations |= _annotations(row)
-    # ORT may have a view's output in the memory of its input, which it would free if the kernel took it over.
+    # ORT may give a view's output the memory of its input, which it would free if the kernel took it over.
     passed_on = (0,) if any(map(is_view, rows)) else ()
     graph = read_node(ort, info, annotations, device.read, passed_on)
     graph.opsets = {domain: opset}
@@ -72,7 +74,7 @@ def _annotations(row: Implementation) -> dict[str, str]:
 
 
 def kernel_impl(graph: Graph, fused: FusedNode, device: OpenDevice, shared: Collection[str]) -> Any:
-    """An ``OrtKernelImpl *`` that runs ``fused``, the compiled ``graph``, for ORT to release.
+    """Make an ``OrtKernelImpl *`` that runs ``fused``, the compiled ``graph``, for ORT to release.
 
     ``shared`` names constants that ORT must keep, because it hands them to bodies.
     """
@@ -89,14 +91,14 @@ def kernel_impl(graph: Graph, fused: FusedNode, device: OpenDevice, shared: Coll
 
 
 def context_kernel(node: Node, fused: FusedNode, device: OpenDevice) -> Any:
-    """An ``OrtKernelImpl *`` that runs ``fused``, which a context node stands for, for ORT to release."""
+    """Make an ``OrtKernelImpl *`` that runs ``fused``, which a context node holds, for ORT to release."""
     return _create(fused, device, range(len(node.inputs)), range(len(node.outputs)), ())
 
 
 def _create(
     fused: FusedNode, device: OpenDevice, inputs: Sequence[int], outputs: Sequence[int], constants: Sequence[int]
 ) -> Any:
-    """Positions are those of the cluster's inputs and outputs, and of the constants that it holds, at the node."""
+    """Make the kernel. Positions are indices of the node's inputs, outputs and constants for those of the cluster."""
     spec = ffi.new("ocp_node_kernel_spec *")
     positions = ffi.new("uint32_t[]", [*inputs, *outputs, *constants])
     spec.cluster = fused.pointer

@@ -1,4 +1,4 @@
-"""A device in use: its C object, what lowering may know of it, and the modules loaded on it."""
+"""An opened device: its C object, its properties for lowering, and the modules loaded on it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..program.lowering import DeviceProperties
 from .devices import DeviceInfo, DriverError, emulated_properties, open_device
 from .libraries import load_libraries
 
-#: Shared memory that a block can have without asking.
+#: Bytes of shared memory that a block can have without an opt-in.
 _DEFAULT_SHARED_BYTES = 48 * 1024
 
 
 def target_of(info: DeviceInfo) -> Target:
-    """What kernels for a device are compiled for; the emulated device's checking mode needs separate kernels."""
+    """Return the compilation target of a device. The emulated device's checking mode needs kernels of its own."""
     if not info.emulated:
         return Target.cuda(*info.compute_capability)
     config = ffi.new("ocp_emu_config *")
@@ -33,7 +33,7 @@ def target_of(info: DeviceInfo) -> Target:
 
 
 class LoadedKernel:
-    """A kernel's module on a device. Shared by the clusters that use it; unloaded with the last of them."""
+    """A kernel's module on a device. The clusters that use it share it; the last one unloads it."""
 
     def __init__(self, module: Any, function: Any, name: str, spec: KernelSpec) -> None:
         self.module = module
@@ -55,18 +55,18 @@ class OpenDevice:
 
     @property
     def target(self) -> Target:
-        """What kernels are compiled for."""
+        """The compilation target."""
         return target_of(self.info)
 
     def properties(self) -> DeviceProperties:
-        """What lowering may depend on."""
+        """The properties on which lowering may depend."""
         if self.info.emulated:
             return emulated_properties()
         return DeviceProperties.gpu(self.info.compute_capability, self.info.multiprocessors, load_libraries())
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """The device's context is current on this thread meanwhile; the caller's is afterwards.
+        """Make the device's context current on this thread for the block, and restore the caller's afterwards.
 
         Raises:
             PluginError: the device is lost, or this is a forked child.
@@ -80,7 +80,7 @@ class OpenDevice:
             core().device_leave(stay)
 
     def acquire_kernels(self, specs: Sequence[KernelSpec]) -> list[LoadedKernel]:
-        """The kernels of ``specs``, compiled, loaded, and held until `release_kernels`.
+        """Compile and load the kernels of ``specs``, and hold them until `release_kernels`.
 
         Raises:
             KernelCompileError: one does not compile.
@@ -104,7 +104,7 @@ class OpenDevice:
         return held
 
     def release_kernels(self, kernels: Sequence[LoadedKernel]) -> None:
-        """Gives up kernels of `acquire_kernels`. No work of them may be pending."""
+        """Release kernels of `acquire_kernels`. None of them may be running."""
         unused = []
         with self._lock:
             for kernel in kernels:
@@ -120,7 +120,7 @@ class OpenDevice:
             core().device_leave(stay)
 
     def synchronize(self) -> None:
-        """Waits for all work on the device.
+        """Wait for all work on the device.
 
         Raises:
             PluginError: the device is lost, or this is a forked child.
@@ -130,7 +130,7 @@ class OpenDevice:
             self._check(self.driver.CtxSynchronize(), "cuCtxSynchronize", self.info.name)
 
     def read(self, address: int, data: bytearray) -> None:
-        """Fills ``data`` from device memory at ``address``, which no pending work writes.
+        """Copy device memory at ``address`` to ``data``. No pending work may write there.
 
         Raises:
             DriverError: the copy failed.
@@ -147,7 +147,9 @@ class OpenDevice:
         kernel = f"kernel {image.entry}"
         data = ffi.from_buffer(image.data)
         result = self.driver.ModuleLoadData(module, data, len(image.data))
-        if result == lib.CUDA_ERROR_OUT_OF_MEMORY and core().device_trim(self.pointer):  # what the arena does not use
+        if result == lib.CUDA_ERROR_OUT_OF_MEMORY and core().device_trim(
+            self.pointer
+        ):  # memory that the arena does not use
             result = self.driver.ModuleLoadData(module, data, len(image.data))
         self._check(result, "cuModuleLoadData", kernel)
         try:
@@ -170,7 +172,7 @@ class OpenDevice:
 
 @cache
 def kernel_library() -> KernelLibrary:
-    """The process's compiled kernels; ONNX Runtime's log says at level INFO which are compiled."""
+    """Return the process's kernel library. ONNX Runtime's log says at level INFO which kernels it compiles."""
     library = KernelLibrary()
     library.log = lambda line: host.log("INFO", line)
     return library
@@ -181,7 +183,7 @@ _open_lock = threading.Lock()
 
 
 def use_device(info: DeviceInfo) -> OpenDevice:
-    """The open device of ``info``, opened on first use.
+    """Return the open device of ``info``, and open it on first use.
 
     Raises:
         PluginError: it does not exist or cannot be opened.
@@ -189,6 +191,6 @@ def use_device(info: DeviceInfo) -> OpenDevice:
     key = (info.emulated, info.ordinal)
     with _open_lock:
         device = _open.get(key)
-        if device is None or device.info != info:  # the emulator may have been configured anew
+        if device is None or device.info != info:  # the emulator may have got another configuration since
             device = _open[key] = OpenDevice(info)
         return device

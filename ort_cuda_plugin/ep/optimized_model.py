@@ -1,7 +1,7 @@
-"""Whether a session writes its optimized model to a file. ONNX Runtime cannot write fused nodes.
+"""Detects whether a session writes its optimized model to a file, because ONNX Runtime cannot write fused nodes.
 
-The C API sets the path and has no function that gets it. So the plugin looks where the path is stored: it marks options
-of its own through the API, and finds the place of the mark. Nothing is read at a place that was not found so.
+The C API sets the path and has no function that gets it. So the plugin finds the field in memory: it sets a marker path
+in options of its own through the API, and searches for it. Nothing is read from an offset that was not found so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..model.ort_calls import OrtCalls
 
 _MARK: Final = b"/a path that nobody would choose, longer than what a string keeps inside itself"
 _SEARCHED_WORDS: Final = 8
-"""The path is among the first members; the whole of the options is far larger than so many words."""
+"""Words to search: the path is among the first members, and the whole structure is far larger."""
 
 
 def writes_optimized_model(session_options: Any) -> bool:
@@ -33,7 +33,7 @@ def _words(session_options: Any) -> list[int]:
 
 @cache
 def _place_of_path() -> int | None:
-    """The word where the string begins, whose address and length follow each other."""
+    """Return the index of the word where the string begins; its address and length follow each other."""
     ort = OrtCalls(host.api())
     plain = ort.out("CreateSessionOptions", "OrtSessionOptions *")
     marked = ort.out("CreateSessionOptions", "OrtSessionOptions *")

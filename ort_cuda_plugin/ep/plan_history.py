@@ -1,4 +1,4 @@
-"""Which plans were built, for which inputs, and why no earlier plan served them."""
+"""Records which plans were built, for which inputs, and why no earlier plan served them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..context.guards import Guards
 from ..plan.format import Plan
 
 _MOST_REMEMBERED = 16
-"""Plans of a cluster whose guards are kept, the latest ones."""
+"""Number of plans of a cluster, the latest, whose guards are kept."""
 _MOST_SHOWN = 3
 _MOST_ELEMENTS = 16
 ALL_SIZES_KNOWN = "the model says all sizes"
@@ -50,7 +50,7 @@ BUILT: deque[PlanVariant] = deque(maxlen=1000)
 
 
 class PlanHistory:
-    """The plans of one cluster; ``names`` are those of its inputs."""
+    """The plans of one cluster. ``names`` are the names of its inputs."""
 
     def __init__(self, cluster: str, names: Sequence[str]) -> None:
         self.count = 0
@@ -59,7 +59,7 @@ class PlanHistory:
         self._guards: deque[tuple[int, Guards]] = deque(maxlen=_MOST_REMEMBERED)
 
     def reason(self, shapes: Sequence[Sequence[int]], contents: Mapping[int, Sequence[int]]) -> str:
-        """Why a plan is built for these inputs."""
+        """Explain why a plan is built for these inputs."""
         if not self.count:
             return FIRST
         latest = list(self._guards)[: -_MOST_SHOWN - 1 : -1]
@@ -75,11 +75,11 @@ class PlanHistory:
         seconds: float,
         reason: str,
     ) -> PlanVariant:
-        """Takes note of a plan; ``shapes`` is None where the model says all sizes."""
+        """Record a plan. ``shapes`` is None if the model fixes all sizes."""
         given = {} if shapes is None else dict(zip(self._names, map(tuple, shapes), strict=True))
         values = {self._names[index]: tuple(each[: _MOST_ELEMENTS + 1]) for index, each in contents.items()}
         variant = PlanVariant(self._cluster, self.count, given, values, seconds, reason)
-        with contextlib.suppress(ValueError):  # of an input with very many elements
+        with contextlib.suppress(ValueError):  # an input may have very many elements
             self._guards.append((self.count, Guards(replace(plan, records=()), self._names)))
         self.count += 1
         BUILT.append(variant)

@@ -1,4 +1,4 @@
-"""The files of the option ``program_folder``: what the plans of a fused node do, as text and as data."""
+"""Writes the files of the option ``program_folder``: programs of the plans of a fused node, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from urllib.parse import quote
 
 _LONGEST = 150
-"""Characters of a file's name, less the ending."""
+"""Characters of a file's name, without the suffix."""
 
 
 class ProgramFiles:
-    """Those of one fused node. Its name may have parts of a model's, so it is not a file's as it stands."""
+    """The files of one fused node. The node's name may contain a path, so it is cleaned."""
 
     def __init__(self, folder: Path, name: str) -> None:
         safe = quote(name, safe=" ()")
@@ -25,11 +25,11 @@ class ProgramFiles:
         self._plans.write_text("", encoding="utf-8")
 
     def append_program(self, text: str) -> None:
-        """Adds a plan's steps after a pass."""
+        """Append a plan's steps after a pass."""
         _append(self._text, text)
 
     def append_plan(self, plan: dict[str, Any]) -> None:
-        """Adds a `plan_record` as a line of JSON, with the fused node's name."""
+        """Append a `plan_record` as a line of JSON, with the fused node's name."""
         _append(self._plans, json.dumps({"cluster": self._name, **plan}))
 
 

@@ -1,4 +1,4 @@
-"""One execution provider instance: what a session asks for, claims and compiles."""
+"""The execution provider of one session: reads its options, claims nodes, and compiles clusters."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ from .repeated_node import RepeatedNode
 from .verdict_record import VerdictRecord
 
 IMPLICIT_INPUTS_SINCE = 28
-"""The version of ORT from which a fused node gets what only bodies in it read."""
+"""First version of ORT (1.N) that passes a fused node the values that only bodies in it read."""
 
 
 def last_provider() -> Provider | None:
-    """The provider of the session that was created last on this thread, if it is alive."""
+    """Return the provider of the session that this thread created last, if it is alive."""
     found: Provider | None = current_session.provider()
     return found
 
 
 def last_verdicts() -> list[NodeVerdict]:
-    """Those of the session that was created last on this thread, also of one that could not be created."""
+    """Return the verdicts of the session that this thread created last, also if the creation failed."""
     record: VerdictRecord | None = current_session.record()
     return [] if record is None else record.verdicts
 
@@ -114,12 +114,12 @@ class Provider:
         self.fused_nodes: list[FusedNode] = []
         self._repeated: list[RepeatedNode] = []
         self._compiled: dict[str, CompiledBody] = {}
-        self._ranks = Ranks()  # ORT forgets what it replaced by a fused node, so they outlive the claims
+        self._ranks = Ranks()  # ranks are kept, because ORT forgets the nodes that a fused node replaces
         self._fed: set[str] = set()  # names of the model's inputs
-        self._fed_values: set[str] = set()  # names of values with contents that the application feeds
+        self._fed_values: set[str] = set()  # names of inputs whose contents the application feeds
         self._read_by_bodies: set[str] = set()  # names of values
-        self._single_contexts: dict[tuple[str, ...], ContextNode] = {}  # by the names of their outputs
-        self._loaded_contexts: list[tuple[ContextNode, Loaded]] | None = None  # of these that have no kernel yet
+        self._single_contexts: dict[tuple[str, ...], ContextNode] = {}  # by the names of the node's outputs
+        self._loaded_contexts: list[tuple[ContextNode, Loaded]] | None = None  # contexts without a kernel so far
         self._transpositions: dict[tuple[tuple[int, ...], DType], FusedNode] = {}
         self._transposition_lock = threading.Lock()
         current_session.begin(self, self._record)
@@ -139,7 +139,7 @@ class Provider:
         return self._record.values
 
     def close(self) -> None:
-        """Releases clusters, weights and kernels; ORT has released the compute infos before.
+        """Release clusters, weights and kernels. ORT has released the compute infos before.
 
         Raises:
             PluginError, DriverError: the device is lost or work failed; everything of the host's is released even so.
@@ -151,11 +151,11 @@ class Provider:
                 stack.callback(repeated.close)
             self.fused_nodes, self._repeated = [], []
             stack.callback(core().stream_release, self.stream)
-            # Runs can still be at work, on a stream of the application's or when it said not to wait for them.
+            # Runs can still be in flight, on a stream of the application or if it asked not to wait for them.
             self.device.synchronize()
 
     def _session_stream(self) -> Any:
-        """``ocp_stream *`` of all Runs, or NULL if each thread gets its own."""
+        """Return the ``ocp_stream *`` of all Runs, or NULL if each thread gets its own."""
         out, error = ffi.new("ocp_stream **"), new_error()
         if self.options.user_compute_stream is not None:
             handle = ffi.cast("CUstream", self.options.user_compute_stream)
@@ -197,7 +197,7 @@ class Provider:
             self._log("WARNING", f"options without effect here: {reasons}")
 
     def set_dynamic_options(self, values: dict[str, str]) -> None:
-        """Changes options of the living session; Runs may be at work on other threads.
+        """Change options of the living session. Runs may be in flight on other threads.
 
         Raises:
             OptionError: a key cannot change or a value is not one of its key's; nothing was changed then.
@@ -223,7 +223,7 @@ class Provider:
     # ---- claims ----
 
     def get_capability(self, ort_graph: Any, info: Any) -> None:
-        """Claims the nodes of ``ort_graph`` (``const OrtGraph *``) that the device can run."""
+        """Claim the nodes of ``ort_graph`` (``const OrtGraph *``) that the device can run."""
         try:
             self._claim(ort_graph, info)
         except BaseException as error:
@@ -283,7 +283,7 @@ class Provider:
         fusion = ffi.new("OrtNodeFusionOptions *")
         fusion.ort_version_supported = host.api_version()
         for cluster in fused:
-            # What compiled a context took an initializer that an application may replace for an input.
+            # A compiled context took an initializer that an application may replace as an input.
             fusion.drop_constant_initializers = not is_context(cluster[0])
             members = ffi.new("const OrtNode *[]", [nodes[node.index] for node in cluster])
             host.check_status(host.ep_api().EpGraphSupportInfo_AddNodesToFuse(info, members, len(members), fusion))
@@ -313,7 +313,7 @@ class Provider:
         declined = [pair for pair in zip(graph.nodes, verdicts, strict=True) if not pair[1].supported]
         for node, verdict in declined:
             if (node.domain, node.provider) == (CHANNELS_LAST_DOMAIN, self._identity.ep_name):
-                # ONNX Runtime gives it to nobody else, and its error does not say why.
+                # ONNX Runtime asks no other provider, and its error does not say why.
                 self._log(
                     "ERROR",
                     f"node {node.label} was made channels-last, but no kernel takes {described(node)}: "
@@ -334,7 +334,7 @@ class Provider:
     # ---- compilation ----
 
     def compile(self, ort_graphs: list[Any], fused_nodes: list[Any], infos: Any, context_nodes: Any) -> None:
-        """Compiles each claimed cluster, or loads what was compiled before.
+        """Compile each claimed cluster, or load what was compiled before.
 
         ``infos`` (``OrtNodeComputeInfo **``) gets one entry for each, and so does ``context_nodes`` (``OrtNode **``)
         where the session writes a compiled model.
@@ -351,7 +351,7 @@ class Provider:
         clusters = self._contexts.load([*found.values()], self.device, properties, self.options, options)
         loaded = dict(zip(found, clusters, strict=True))
         is_for_others = False
-        if self._contexts.output is not None:  # before the device takes the constants over
+        if self._contexts.output is not None:  # before the device takes over the constants
             request = request_of(self.device, properties, self.options, options)
             is_for_others = self.device.target.arch not in request.architectures
             model = model_path(ort_graphs[0]) if ort_graphs else ""
@@ -366,7 +366,7 @@ class Provider:
             give(self._contexts.nodes(), context_nodes)
 
     def _tell(self, loaded: Loaded) -> None:
-        """Logs what is worth knowing of a cluster out of a context."""
+        """Log what a user should know of a cluster out of a context."""
         if loaded.why:
             self._log("WARNING", loaded.why)
         if loaded.refitted:
@@ -374,7 +374,9 @@ class Provider:
 
     @property
     def compatibility_info(self) -> Any:
-        """``const char *``: what a model that the session compiled fits; it lives as long as the provider."""
+        """``const char *``: what the compiled model of the session is compatible with. It lives as long as the
+        provider.
+        """
         return self._contexts.compatibility
 
     def _context_clusters(self, graphs: list[Graph], fused_nodes: list[Any]) -> list[ContextCluster]:
@@ -413,7 +415,7 @@ class Provider:
         fed: Collection[str],
         compiled: CompiledBodies | None = None,
     ) -> CompiledCluster:
-        """The nodes of ``graph`` as the session compiles them; arguments as for `CompiledCluster`."""
+        """Compile the nodes of ``graph`` with the options of the session. Arguments are those of `CompiledCluster`."""
         tuner = tuner_of(self.device, self._properties()) if self._is_tuned else None
         return CompiledCluster(
             graph,
@@ -429,7 +431,7 @@ class Provider:
 
     @property
     def _is_tuned(self) -> bool:
-        """Whether kernels are measured. What is measured differs from time to time, and so may bits."""
+        """Whether kernels are chosen by measured times. Times vary, and with them the bits of results."""
         return self.options.autotune and not self.options.deterministic
 
     def _compile_repeated(self, graph: Graph, inputs: list[str]) -> Any:
@@ -449,7 +451,7 @@ class Provider:
         return info
 
     def create_kernel(self, info: Any) -> Any:
-        """The ``OrtKernelImpl *`` of a node that ORT runs by itself; ``info`` is its ``const OrtKernelInfo *``.
+        """Make the ``OrtKernelImpl *`` of an unfused node. ``info`` is its ``const OrtKernelInfo *``.
 
         Raises:
             NodeError, PluginError: as `FusedNode.prepare`.
@@ -484,7 +486,7 @@ class Provider:
         return context_kernel(node.node, self._fuse(node.node.name, one), self.device)
 
     def _fuse(self, name: str, loaded: Loaded, later: bool = False) -> FusedNode:
-        """The cluster on the device, as far as it can be prepared; ``later`` as for `FusedNode.prepare`."""
+        """Put a cluster on the device, as far as it can be prepared; ``later`` as for `FusedNode.prepare`."""
         cluster = loaded.cluster
         if self.options.program_folder and isinstance(cluster, CompiledCluster):
             files = ProgramFiles(Path(self.options.program_folder), name)
@@ -497,7 +499,8 @@ class Provider:
         return fused
 
     def transposition(self, permutation: tuple[int, ...], dtype: DType) -> FusedNode:
-        """What transposes tensors of that rank for a Scan; the same one when asked again. From any thread.
+        """Return the fused node that transposes tensors of that rank for a Scan; it is made once. Any thread may call
+        it.
 
         Raises: as `FusedNode.prepare`.
         """
@@ -513,13 +516,13 @@ class Provider:
 
 
 def _choose(offered: list[DeviceInfo], device_id: int | None) -> DeviceInfo:
-    """The device that ORT selected, if the option agrees.
+    """Return the device that ORT selected, if the option agrees.
 
     Raises:
         OptionError: it selected none, several, or another one.
     """
     if not offered:
-        raise OptionError(f"ONNX Runtime selected no device for {EP_NAME}")
+        raise OptionError(f"{EP_NAME}: ONNX Runtime selected no device. Pass one to add_provider_for_devices")
     first, *others = dict.fromkeys(offered)
     if others:
         names = ", ".join(f"{info.ordinal} ({info.name})" for info in [first, *others])
@@ -544,7 +547,7 @@ def _entries(function: str, table: Any, *arguments: Any) -> dict[str, str]:
 
 
 def _parent(ort_graph: Any) -> Any:
-    """The ``const OrtNode *`` whose body the graph is."""
+    """Return the ``const OrtNode *`` whose body the graph is."""
     out = ffi.new("const OrtNode **")
     host.check_status(host.api().Graph_GetParentNode(ort_graph, out))
     return out[0]
@@ -575,7 +578,7 @@ def _text(function: str, owner: Any) -> str:
 
 
 def _value_names(node: Any, kind: str) -> list[str]:
-    """The names of a fused node's inputs or outputs, in its order."""
+    """Return the names of a fused node's inputs or outputs, in its order."""
     count = ffi.new("size_t *")
     host.check_status(getattr(host.api(), f"Node_GetNum{kind}")(node, count))
     values = ffi.new("const OrtValueInfo *[]", count[0])

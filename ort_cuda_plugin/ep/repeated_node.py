@@ -1,4 +1,4 @@
-"""A fused node that is a repetition: its three clusters on the device, and what C knows about them."""
+"""A fused node that runs a search: three clusters on the device, of which C repeats the second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from .open_device import OpenDevice
 
 
 class RepeatedNode:
-    """Owns an ``ocp_repeat``. ``fuse`` makes the cluster of a part, which the caller owns.
+    """Owns an ``ocp_repeat``. ``fuse`` makes a cluster, which the caller owns. ``inputs`` names the fused node's
+    inputs.
 
     ``inputs`` names the fused node's, in its order.
 
@@ -45,7 +46,7 @@ class RepeatedNode:
         self._device, self._inputs = device, inputs
 
     def compute_info(self) -> Any:
-        """The ``OrtNodeComputeInfo *`` of the fused node, for ORT to hold until the session ends."""
+        """Return the ``OrtNodeComputeInfo *`` of the fused node, which ORT holds until the session ends."""
         names, _kept = host.texts(self._inputs)
         error = new_error()
         info = core().compute_info_of_repeat(self.pointer, self._device.pointer, names, error)

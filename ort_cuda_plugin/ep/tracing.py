@@ -1,7 +1,7 @@
-"""CUPTI, through NVIDIA's cupti-python: what GPUs did, for profiles.
+"""CUPTI through NVIDIA's cupti-python: traces the GPU's work for profiles.
 
-C pushes a number before it enqueues work (``csrc_shim/driver/tracer.h``), with CUPTI's own function; Python is not
-called. CUPTI's records come in buffers, and are read when a profile ends.
+C pushes a correlation number before it enqueues work (``csrc_shim/driver/tracer.h``), with CUPTI's own function; Python
+is not called. CUPTI delivers its records in buffers, which are read when a profile ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..abi.core import core, ffi, lib
 
 _BUFFER_BYTES = 8 << 20
 _KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMSET", "EXTERNAL_CORRELATION")
-#: A number of cuptiActivityFlushAll: also buffers that are not full.
+#: Flag of cuptiActivityFlushAll that also flushes buffers that are not full.
 _FORCED = 1
 
 
@@ -38,7 +38,7 @@ class Tracing:
         self._records: list[Any] = []
 
     def begin(self) -> None:
-        """Begins to record, for one more user.
+        """Begin to record, for one more user.
 
         Raises:
             NoTracing: CUPTI refuses, as where another profiler uses it.
@@ -49,7 +49,7 @@ class Tracing:
             self._users += 1
 
     def end(self) -> None:
-        """Ends what `begin` began."""
+        """End what `begin` began."""
         with self._lock:
             self._users -= 1
             if self._users == 0:
@@ -58,7 +58,7 @@ class Tracing:
                 self._records.clear()
 
     def collect(self) -> None:
-        """Gives what has been recorded to its owners."""
+        """Pass the recorded activities to their owners."""
         with self._lock:
             self._cupti.activity_flush_all(_FORCED)
             records, self._records = self._records, []
@@ -90,7 +90,7 @@ class Tracing:
             self._cupti.activity_disable(getattr(self._cupti.ActivityKind, kind))
 
     def _completed(self, activities: list[Any]) -> None:
-        self._records.extend(activities)  # on any thread, and also while the lock is held; an append is atomic
+        self._records.extend(activities)  # called on any thread, also while the lock is held; append is atomic
 
     def _deliver(self, records: list[Any]) -> None:
         kinds = self._cupti.ActivityKind
@@ -133,7 +133,7 @@ class Tracing:
 
 
 def clock_offset(cupti: ModuleType) -> int:
-    """What has to be added to CUPTI's nanoseconds to get those of the monotonic clock."""
+    """Return the nanoseconds to add to CUPTI's clock to get the monotonic clock."""
     best: tuple[int, int] | None = None
     for _ in range(5):
         before = time.monotonic_ns()
@@ -146,7 +146,9 @@ def clock_offset(cupti: ModuleType) -> int:
 
 
 def correlation_functions() -> tuple[int, int]:
-    """The addresses of CUPTI's functions that push and pop a number, in the library that cupti-python has loaded."""
+    """Return the addresses of CUPTI's functions that push and pop a correlation number, in the library that
+    cupti-python loaded.
+    """
     mapped = (line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines())
     path = next((path for path in mapped if Path(path).name.startswith("libcupti.so")), None)
     if path is None:
@@ -162,7 +164,7 @@ _tracing_lock = threading.Lock()
 
 
 def tracing() -> Tracing:
-    """The process's CUPTI.
+    """Return the process's CUPTI.
 
     Raises:
         NoTracing: cupti-python is not installed, or does not work.

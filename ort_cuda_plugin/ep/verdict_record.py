@@ -1,4 +1,4 @@
-"""What a session's nodes were told, over all the times that ONNX Runtime asks."""
+"""The verdicts of a session's nodes, over all the times that ONNX Runtime asks for claims."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class VerdictRecord:
         self.verdicts: list[NodeVerdict] = []
         self.values: dict[str, str] = {}
         self._ep_name = ep_name
-        self._to_fuse: list[NodeVerdict] = []  # those of the clusters of the last answer
-        self._fused: list[NodeVerdict] = []  # those of nodes that fused nodes have replaced
-        self._shown: dict[_GraphKey, list[NodeVerdict]] = {}  # of all others, by their graphs
-        self._asked: list[_GraphKey] = []  # graphs since the main graph: the bodies of an If may have equal names
+        self._to_fuse: list[NodeVerdict] = []  # clusters of the latest claims
+        self._fused: list[NodeVerdict] = []  # verdicts of nodes that fused nodes have replaced
+        self._shown: dict[_GraphKey, list[NodeVerdict]] = {}  # verdicts of all other nodes, by graph
+        self._asked: list[_GraphKey] = []  # graphs since the main graph: the bodies of an If may have the same name
         self._last: _GraphKey | None = None
 
     def add(self, graph: Graph, verdicts: Sequence[NodeVerdict], fused: Sequence[Sequence[Node]]) -> None:
-        """Takes the answer for a graph; ``fused`` are the clusters that ORT is asked to fuse."""
+        """Record the verdicts for a graph. ``fused`` are the clusters that ORT is asked to fuse."""
         label = "" if graph.parent is None else graph.parent.label
         given = {
             node: replace(verdict, body_of=label, inputs=_names(node.reads()), outputs=_names(node.outputs))
@@ -43,7 +43,7 @@ class VerdictRecord:
         names = (label, *(value.name for value in graph.outputs))
         key = self._last = (names, sum(asked == names for asked, _ in self._asked))
         self._asked.append(key)
-        if not label:  # bodies that were not asked for again are gone
+        if not label:  # bodies for which ORT did not ask again are gone
             self._shown = {asked: self._shown.get(asked, []) for asked in self._asked}
             self._asked = []
         inlined = {label for cluster in fused for node in cluster for label in _labels_with_bodies(node)}
@@ -52,7 +52,7 @@ class VerdictRecord:
                 replace(verdict, supported=True, kind="", reason="") if verdict.body_of in inlined else verdict
                 for verdict in others
             ]
-        # A node of ours that is declined is a fused one.
+        # A declined node of the plugin's own provider is a fused node.
         self._shown[key] = [
             verdict for node, verdict in given.items() if verdict.supported or node.provider != self._ep_name
         ]
@@ -60,7 +60,7 @@ class VerdictRecord:
         self.verdicts = sorted(self._fused + shown, key=lambda verdict: verdict.body_of != "")
 
     def fused(self, clusters: Mapping[str, Graph]) -> None:
-        """ORT has replaced the clusters of the last answer by fused nodes, which have these names."""
+        """Record that ORT has replaced the latest clusters by fused nodes with these names."""
         cluster_of = {_names(node.outputs): name for name, graph in clusters.items() for node in graph.nodes}
         replaced = {
             id(verdict): replace(verdict, cluster=cluster_of.get(verdict.outputs, "")) for verdict in self._to_fuse
@@ -77,7 +77,7 @@ def _names(values: Iterable[Value | None]) -> tuple[str, ...]:
 
 
 def _type(value: Value) -> str:
-    """As ``FLOAT[2, n]``; "" where nothing is known."""
+    """Return type and shape as ``FLOAT[2, n]``; "" if nothing is known."""
     if value.dtype is None:
         return ""
     shape = "[...]" if value.shape is None else "[" + ", ".join("?" if d is None else str(d) for d in value.shape) + "]"
@@ -85,7 +85,7 @@ def _type(value: Value) -> str:
 
 
 def _labels_with_bodies(node: Node) -> Iterator[str]:
-    """The labels of a node with bodies and of those in its bodies."""
+    """Return the labels of a node with bodies, and of the nodes in them."""
     for body in node.subgraphs.values():
         yield node.label
         for member in body.nodes:
