@@ -1,1 +1,1 @@
-"""Where the model, operators and plans meet: claims, clusters, the lowering of a graph's nodes."""
+"""Claims, clusters, and the lowering of their nodes: the model, the operators and the plans meet here."""

@@ -1,7 +1,7 @@
-"""How much device memory nodes will take, and which of them a budget has room for.
+"""Memory budget of a session: estimates the device memory of nodes, and ends the claims where the budget ends.
 
-The estimate is ONNX Runtime's for the CUDA execution provider: the bytes of a node's constants, each counted once, and
-of its results where their sizes are known, and half as much again for scratch memory.
+The estimate is ONNX Runtime's for the CUDA execution provider. It adds the bytes of a node's constants, each counted
+once, and of its results if their sizes are known, and half as much again for scratch memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..model.ir import Node, Value
 
 
 class MemoryBudget:
-    """A budget of a session: the nodes of its clusters take it up, in the order of the graph.
+    """The memory budget of a session, which the nodes of its clusters use up in the order of the graph.
 
     Attributes:
         nbytes: all of it.
@@ -25,7 +25,7 @@ class MemoryBudget:
         self._counted: set[str] = set()
 
     def first_beyond(self, nodes: Iterable[Node]) -> Node | None:
-        """The first of these nodes for which no room is left; None where they all fit."""
+        """Return the first of these nodes that does not fit in the rest of the budget; None if all fit."""
         counted, total = set(self._counted), self._spent
         for node in nodes:
             total += _nbytes(node, counted)
@@ -34,13 +34,13 @@ class MemoryBudget:
         return None
 
     def spend(self, nodes: Iterable[Node]) -> None:
-        """These nodes run on the device from now on, whatever the graph looks like later."""
+        """Count these nodes as placed on the device, whatever the graph looks like later."""
         for node in nodes:
             self._spent += _nbytes(node, self._counted)
 
 
 def _nbytes(node: Node, counted: set[str]) -> int:
-    """What a node takes; ``counted`` has the constants that other nodes took, and gets its own."""
+    """Return the bytes of a node. ``counted`` has the constants of other nodes, and gets those of this one."""
     total = 0
     for value in node.reads():
         if value.initializer is not None and value.name not in counted:

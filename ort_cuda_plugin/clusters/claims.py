@@ -1,4 +1,4 @@
-"""Which nodes the plugin runs, and why not the others."""
+"""Claims: decides which nodes the plugin runs, with the reason for each node that it declines."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class NodeVerdict:
 
     @property
     def label(self) -> str:
-        """What to call the node: its name, or that of its first output."""
+        """The node's name, or else the name of its first output."""
         return self.name or next(iter(self.outputs), "") or "(unnamed)"
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class NodeVerdict:
 
 @dataclass(frozen=True)
 class Claims:
-    """What the plugin runs of a graph.
+    """The nodes of a graph that the plugin runs.
 
     Attributes:
         clusters: nodes to fuse, in topological order, and after them searches, each by itself.
@@ -99,7 +99,7 @@ def analyze(
 
 
 def is_unrolled(body: Graph, device: DeviceProperties, options: LoweringOptions, passes_implicit_inputs: bool) -> bool:
-    """Whether the node of ``body`` will be lowered with its bodies, so that these must stay as they are.
+    """Whether the node of ``body`` will be lowered together with its bodies, so that their nodes must not be fused.
 
     ORT shows a body before the graph around it. So this goes by the node alone: an If stays what it is unless its
     condition is a constant.
@@ -128,7 +128,7 @@ def claim(
     budget: MemoryBudget | None = None,
     compiled: Mapping[str, CompiledBody] | None = None,
 ) -> Claims:
-    """What to run of ``graph``. ``ranks`` gets what the analysis of the whole graph infers.
+    """Decide what the plugin runs of ``graph``. ``ranks`` gets what the analysis of the whole graph infers.
 
     ``passes_implicit_inputs`` tells whether ORT gives a fused node what only bodies in it read; ``has_kernel`` whether
     the kernel registry has a kernel for a control-flow node. With ``claim_unprofitable_nodes`` nodes are
@@ -163,7 +163,9 @@ def claim(
     while True:
         ours = {node for node in graph.nodes if verdicts[node].supported}
         fused = [node in ours and node not in singles for node in graph.nodes]
-        measure.fall(len(ours) + sum(fused))  # what changes is declined, or leaves the clusters for a kernel of its own
+        measure.fall(
+            len(ours) + sum(fused)
+        )  # each turn declines nodes, or moves them from clusters to kernels of their own
         clusters = partition(graph, fused)
         searches = [[node] for node in graph.nodes if node in ours and node in singles and is_search(node)]
         if single_nodes:
@@ -205,7 +207,7 @@ def _within(budget: MemoryBudget, graph: Graph, verdicts: list[NodeVerdict]) -> 
 
 
 def _not_passed(clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
-    """Nodes with a body that reads what no node of the cluster makes or has as an input."""
+    """Yield nodes with a body that reads a value which the cluster neither produces nor has as an input."""
     for cluster in clusters:
         known = {value for node in cluster for value in (*node.inputs, *node.outputs)}
         for node in cluster:
@@ -216,7 +218,7 @@ def _not_passed(clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
 
 
 def _crossing(graph: Graph, clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
-    """Nodes with a result that is no tensor and that is read outside of their cluster."""
+    """Yield nodes with a result that is not a tensor and that is read outside of their cluster."""
     cluster_of = {node: number for number, cluster in enumerate(clusters) for node in cluster}
     made = {value: node for node in cluster_of for value in node.outputs if value is not None and value.is_container}
     leaving = {value for value in graph.outputs if value in made}
@@ -256,7 +258,7 @@ class _Analysis:
         self._compiled = compiled or {}
         self._inlines = inlines
         self._symbols = InputSymbols()
-        self._waiting: set[Value | None] = set()  # results of nodes that wait for a rank
+        self._waiting: set[Value | None] = set()  # results of nodes that wait for an unknown rank
         self._begin(None)
 
     def _begin(self, trial: int | None, known: Mapping[Value, Operand] | None = None) -> None:
@@ -323,7 +325,7 @@ class _Analysis:
         return found
 
     def without_idle_nodes(self, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
-        """Declines shape arithmetic that only declined nodes use: on the device it would be launches and copies.
+        """Decline shape arithmetic that only declined nodes use: on the device it would cost launches and copies.
 
         Where the plugin runs all nodes nothing is declined: results that no node uses cost nothing.
         """
@@ -374,7 +376,7 @@ class _Analysis:
         except (InvalidModel, ZeroDivisionError, OverflowError) as error:
             return decline(node, "shape", f"the model is not valid here: {error}", _Invalid)
         except Exception as error:
-            # A mistake in one operator's function must not take the claims of all other nodes with it.
+            # A mistake in one operator's function must not lose the claims of all other nodes.
             logger.exception("node %s", node.label)
             return decline(node, "op", f"internal error: {type(error).__name__}: {error}")
         if node.provider and node.provider != self.provider:  # one such node makes ORT drop its whole cluster
@@ -398,7 +400,7 @@ class _Analysis:
         return _supported(node)
 
     def _check_search(self, node: Node) -> None:
-        """Takes note of a search that the plugin can run; else raises as `_lower`. Its results are unknown inputs."""
+        """Register a search that the plugin can run; its results are unknown inputs. Otherwise raise as `_lower`."""
         repetition = as_repetition(node, self._graph.opsets)
         for part in repetition.parts:
             inner = _Analysis(part.graph, self._device, self._options, self._ranks, self.provider)
@@ -455,13 +457,13 @@ def _why_no_kernel(node: Node, has_kernel: Callable[[Node], bool]) -> str:
 
 
 class _Waiting(NodeVerdict):
-    """Nobody knows a rank that the node's function asked for."""
+    """The operator's function asked for a rank that is not known."""
 
 
 class _Invalid(NodeVerdict):
-    """The node is not valid for what its inputs are."""
+    """The node is not valid for its inputs."""
 
 
 def decline(node: Node, kind: str, reason: str, how: type[NodeVerdict] = NodeVerdict) -> NodeVerdict:
-    """The verdict for a node that the plugin does not run."""
+    """Return the verdict for a node that the plugin does not run."""
     return how(node.name, node.op_type, node.domain, node.since_version, False, kind, reason)

@@ -1,4 +1,4 @@
-"""A compiled cluster: what a fused node needs to make plans, after ORT's own graph is gone."""
+"""Compiled cluster: what a fused node needs to build plans after ORT has freed its graph."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .node_lowering import InputSymbols, NodeLowering, UnknownValue, symbolic_in
 from .ranks import LIKELY, Ranks
 
 _SMALL_CONSTANT = 64 * 1024
-"""Constants of at most so many bytes stay in host memory; larger ones are read back from the device when needed."""
+"""Bytes up to which a constant stays in host memory. Larger ones are read back from the device when needed."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Variant:
 
 
 def _agrees(value: Value, shape: Sequence[int] | None) -> bool:
-    """Whether an input has the shape that the model says, as far as both are known."""
+    """Whether an input has the shape that the model declares, as far as both are known."""
     if value.shape is None or shape is None:
         return True
     pairs = zip(value.shape, shape, strict=False)
@@ -69,7 +69,7 @@ def _agrees(value: Value, shape: Sequence[int] | None) -> bool:
 
 
 class ClusterTuner(Tuner, OperatorTuner, Protocol):
-    """Chooses kernels of steps, and among the ways of applications' operators."""
+    """Chooses kernels of steps, and tactics of custom operators, by measured times."""
 
 
 class WeightReader:
@@ -158,7 +158,7 @@ class CompiledCluster:
         return self._variant(None, tables)
 
     def _likely_plan(self, trial: int | None) -> tuple[Plan, Tables, set[int]]:
-        """A plan for sizes that are guessed, and the inputs that it reads."""
+        """Return a plan for guessed sizes, and the inputs that it reads."""
         found: set[int] = set()
         nothing = [None] * len(self.inputs)
         try:
@@ -166,12 +166,12 @@ class CompiledCluster:
         except NodeError as error:
             if not error.invalid_input:
                 raise
-            # Sizes that are guessed for this plan may contradict each other where those of a Run do not.
+            # Guessed sizes may contradict each other where those of a Run do not.
             found.clear()
             return *self._plan(nothing, {}, found, settles=False, trial=trial), found
 
     def _prepare_by_trials(self) -> Variant:
-        """As `prepare` where ranks are not known: what the most likely ranks need that are possible."""
+        """Prepare as `prepare` does where ranks are unknown: for the most likely ranks that are possible."""
         tables: Tables | None = None
         found: set[int] = set()
         for trial in LIKELY:
@@ -183,7 +183,7 @@ class CompiledCluster:
         return self._variant(None, Tables(self._known) if tables is None else tables)
 
     def _host_inputs_of(self, trial: int) -> set[int]:
-        """What the nodes read that can be lowered with the ranks of a trial."""
+        """Return the host inputs of the nodes that can be lowered with the ranks of a trial."""
         symbols, found = InputSymbols(), set[int]()
 
         def read(buffer: Buffer, count: int) -> tuple[Dim, ...]:
@@ -208,7 +208,7 @@ class CompiledCluster:
         return found
 
     def build(self, input_shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Variant:
-        """The variant for inputs of these shapes; ``host_values`` has the elements of each of ``host_inputs``.
+        """Build the variant for inputs of these shapes. ``host_values`` has the elements of each of ``host_inputs``.
 
         Raises NodeError, or InvalidModel where the shapes contradict the model.
         """
@@ -227,19 +227,19 @@ class CompiledCluster:
             raise NodeError(error.node, reason, invalid_input=error.invalid_input) from error
 
     def kernels_added(self, variant: Variant) -> None:
-        """Takes note that ``variant.kernels`` follow those of earlier variants."""
+        """Record that ``variant.kernels`` were added after those of earlier variants."""
         variant.tables.kernels.commit()
 
     def problems_added(self, variant: Variant) -> None:
-        """Takes note that ``variant.problems`` follow those of earlier variants."""
+        """Record that ``variant.problems`` were added after those of earlier variants."""
         variant.tables.problems.commit()
 
     def callbacks_added(self, variant: Variant) -> None:
-        """Takes note that ``variant.callbacks`` follow those of earlier variants."""
+        """Record that ``variant.callbacks`` were added after those of earlier variants."""
         variant.tables.callbacks.commit()
 
     def weights_added(self, variant: Variant) -> None:
-        """Takes note that ``variant.weights`` follow those of earlier variants.
+        """Record that ``variant.weights`` were added after those of earlier variants.
 
         Large constants among them are forgotten; all others that a later plan may need are copied. After the only plan
         of a cluster none is needed; a plan is the only one where ORT has checked that no input has another shape.
@@ -250,13 +250,13 @@ class CompiledCluster:
                 number = self._known.weights[weight_key(constant)]
                 constant.release(partial(self.weight_reader.array, number, constant.dtype, constant.shape))
         for constant in [value.initializer for value in self.graph.used_values if value.initializer]:
-            if variant.plan is None or not all(self._checked) or not self._checked:  # a body may be expanded
+            if variant.plan is None or not all(self._checked) or not self._checked:  # a later plan may expand the body
                 constant.keep()
             else:
                 constant.forget_borrowed()
 
     def keep_constants(self) -> None:
-        """Takes note that ORT frees its constants, although no variant was added."""
+        """Record that ORT frees its constants, although no variant was added."""
         for value in self.graph.used_values:
             if value.initializer is not None:
                 value.initializer.keep()
@@ -286,7 +286,8 @@ class CompiledCluster:
         for index, (value, shape) in enumerate(zip(self.inputs, input_shapes, strict=True)):
             first = symbols.count
             if shape is not None and not (self._checked[index] or _agrees(value, shape)):
-                # What came has the shape that it has. A scalar that is none, and what the host reads, seldom change.
+                # The Run's inputs have their shapes. A scalar that is none, and values that the host reads, seldom
+                # change.
                 value = replace(value, shape=tuple(shape) if self._fed[index] or index in host_values else None)
             tensor = symbolic_input(symbols, value, index, shape, self._ranks.under(trial))
             tensors.append(tensor)
@@ -332,7 +333,7 @@ class CompiledCluster:
         return plan, tables
 
     def _watch(self, live: list[Step]) -> Watch | None:
-        """Who sees the steps; ``live`` gets those before the passes join them, where ``show_plan`` wants them."""
+        """Return the watcher of steps. ``live`` gets the steps before fusion, if ``show_plan`` wants them."""
         watches = [] if self.watch is None else [self.watch]
         if self.show_program is not None:
             show, text = self.show_program, ProgramText([v.name for v in self.inputs], [v.name for v in self.outputs])

@@ -1,7 +1,7 @@
-"""If, Loop and Scan inside a plan: the branch that is taken, and iterations one after the other.
+"""Lowers If, Loop and Scan inside a plan: the branch that is taken, or unrolled iterations.
 
-That is possible where the branch or the number of iterations is known when the plan is built: from constants, shapes,
-or host inputs, on which the plan is then guarded. ONNX Runtime runs all other such nodes, with kernels that take their
+That is possible if the branch or the number of iterations is known when the plan is built: from constants, shapes, or
+host inputs, on which the plan is then guarded. ONNX Runtime runs all other such nodes, with kernels that take their
 bodies as they are.
 """
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from .node_lowering import NodeLowering
 
 MAX_UNROLLED_NODES = 1024
-"""A Loop or Scan is unrolled when its iterations have at most so many nodes in all, those of inner bodies included."""
+"""Number of nodes, in all iterations and inner bodies, up to which a Loop or Scan is unrolled."""
 
 MAX_EXPANDED_BYTES = 2**22
-"""A cluster in a body is expanded again when the constants that it reads have at most so many bytes."""
+"""Bytes of constants up to which a cluster in a body is lowered again with the graph around it."""
 
 Inputs = Sequence[Operand | None]
 
 
 @dataclass(frozen=True)
 class CompiledBody:
-    """A cluster in a body, as it was before ORT made one node of it. ``inputs`` and ``outputs`` are that node's."""
+    """A cluster in a body, as it was before ORT replaced it by a fused node, whose inputs and outputs it has."""
 
     graph: Graph
     inputs: Sequence[Value]
@@ -52,7 +52,7 @@ class CompiledBody:
 
 @dataclass(frozen=True)
 class CompiledBodies:
-    """What the provider has compiled: ORT asks for bodies before it shows the graph around them.
+    """Clusters that the provider has compiled in bodies, by the names of their fused nodes. ORT shows bodies first.
 
     ``by_name`` has the clusters by the names of their nodes.
     """
@@ -61,13 +61,13 @@ class CompiledBodies:
     by_name: Mapping[str, CompiledBody] = field(default_factory=dict)
 
     def find(self, node: Node) -> CompiledBody | None:
-        """The cluster that ``node`` stands for, if it may be expanded."""
+        """Return the cluster that ``node`` stands for, if it may be expanded."""
         body = self.by_name.get(node.name) if node.provider and node.provider == self.provider else None
         return body if body is not None and body.is_small else None
 
 
 def inline(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
-    """The results of a node with bodies, which are lowered in its place.
+    """Lower a node with bodies in its place, and return its results.
 
     Raises Unsupported where it is not known what to lower, and for what a body's nodes raise it.
     """
@@ -83,13 +83,13 @@ def inline(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
 
 
 def unrolled_nodes(body: Graph, compiled: CompiledBodies) -> int:
-    """Nodes that an iteration of ``body`` has at least."""
+    """Return the least number of nodes that an iteration of ``body`` has."""
     clusters = [compiled.find(node) for node in body.all_nodes()]
     return sum(1 if cluster is None else len(cluster.graph.nodes) for cluster in clusters)
 
 
 def expand(lowering: NodeLowering, cluster: CompiledBody, inputs: Inputs) -> list[Operand]:
-    """The results of a cluster that was compiled in a body; its nodes are lowered in the place of its node."""
+    """Lower the nodes of a cluster that was compiled in a body, in the place of its fused node; return its results."""
     for value, operand in zip(cluster.inputs, inputs, strict=True):
         if operand is not None:
             lowering.set(value, operand)
@@ -99,7 +99,7 @@ def expand(lowering: NodeLowering, cluster: CompiledBody, inputs: Inputs) -> lis
 
 
 def _body(lowering: NodeLowering, node: Node, name: str, arguments: Sequence[Operand]) -> list[Operand]:
-    """The results of a body of ``node`` for these arguments."""
+    """Lower a body of ``node`` for these arguments, and return its results."""
     body = node.subgraphs.get(name)
     if body is None:
         raise InvalidModel(f"{node.op_type} needs its body {name!r}")
@@ -148,12 +148,12 @@ def _if(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
         if x.rank != other.rank and ctx.trial is None:
             raise UnknownRank(f"result {number} of If has rank {x.rank} in one branch, {other.rank} in the other")
         possible.append(_either(ctx, x, other) if (ctx.trial or 0) % 2 == 0 else _either(ctx, other, x))
-    ctx.guessed = True  # the results are those of either branch
+    ctx.guessed = True  # results that stand for those of either branch
     return possible
 
 
 def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
-    """Like x, but whatever asks for the contents asks for those of both: a Run may need either."""
+    """Return a value like x whose contents stand for those of both branches, because a Run may need either."""
     if x is other or x.positions() is None:
         return x
 
@@ -168,7 +168,7 @@ def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
 
 
 def _valid_branches(lowering: NodeLowering, node: Node) -> list[list[Operand]]:
-    """The results of each branch; one of them may be for what never comes. Raises InvalidModel where both are."""
+    """Return the results of each branch; None for a branch that no valid Run takes."""
     results: list[list[Operand]] = []
     for name in ("then_branch", "else_branch"):
         try:
@@ -232,7 +232,7 @@ def _scan(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
 
 
 def _scan_8(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
-    """The first version of Scan: each item of a batch, the first dimension of all inputs, is scanned by itself."""
+    """Lower Scan-8, which scans each item of a batch (the first dimension of all inputs) by itself."""
     if not _is_missing(inputs, 0):
         raise Unsupported("control-flow", "Scan-8 with lengths of sequences")
     body, states, sequences = _parts_of_scan(node, inputs[1:])
@@ -260,7 +260,7 @@ def _scan_8(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]
 
 
 def _parts_of_scan(node: Node, inputs: Inputs) -> tuple[Graph, list[Operand], list[Tensor]]:
-    """The body, the initial states, and what is scanned."""
+    """Return the body, the initial states, and the scanned inputs."""
     body, count = node.subgraphs.get("body"), node.attributes.get("num_scan_inputs")
     given = _given(node, inputs)
     if body is None or not isinstance(count, int) or not 0 < count <= len(given):
@@ -274,7 +274,9 @@ def _parts_of_scan(node: Node, inputs: Inputs) -> tuple[Graph, list[Operand], li
 def _steps_of_scan(
     lowering: NodeLowering, node: Node, states: Sequence[Operand], scanned: Sequence[tuple[Tensor, int, int]]
 ) -> tuple[list[Operand], list[list[Operand]]]:
-    """The last states, and what each step gives beside them; ``scanned``: what, along which axis, if backwards."""
+    """Return the last states, and the other results of each step. ``scanned`` has tensor, axis, and whether it runs
+    backwards.
+    """
     ctx = lowering.ctx
     lengths = [x.shape[axis] for x, axis, _ in scanned]
     for other in lengths[1:]:
@@ -294,7 +296,7 @@ def _steps_of_scan(
 
 
 def _stacked(lowering: NodeLowering, parts: Sequence[Tensor], axis: int, declared: Value) -> Tensor:
-    """The parts one after the other along a new dimension ``axis``; ``declared`` says what they are where none is."""
+    """Stack tensors along a new dimension ``axis``. ``declared`` gives type and shape if there are none."""
     ctx = lowering.ctx
     if not parts:
         shape = [dim for dim in declared.shape or [None] if isinstance(dim, int)]

@@ -1,6 +1,6 @@
-"""Which values of a graph have contents that an application feeds, and not only sizes of what it feeds.
+"""Finds the values of a graph whose contents depend on contents that an application feeds, and not on sizes alone.
 
-A CUDA graph of a whole Run repeats what the host has read when it was captured. That is right for sizes, which a replay
+A CUDA graph of a whole Run repeats what the host read when it was captured. That is right for sizes, which a replay
 cannot change, and wrong for contents.
 """
 
@@ -11,7 +11,7 @@ from ..ops.kernel_definitions import HOST_RESULTS
 
 
 def fed_values(graph: Graph) -> set[str]:
-    """The names of these values: inputs of the graph, and what nodes make of them other than their sizes."""
+    """Return the names of these values: inputs of the graph, and everything computed from their elements."""
     found = {value.name for value in graph.inputs if value.initializer is None}
     for node in graph.nodes:
         if node.domain == "" and node.op_type in HOST_RESULTS:

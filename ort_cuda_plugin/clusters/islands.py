@@ -1,4 +1,4 @@
-"""Parts of clusters that are not worth their copies: all that they read is in host memory, and all that they give."""
+"""Finds parts of clusters whose copies cost more than they gain: all their inputs and results are in host memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Final
 from ..model.ir import Graph, Node, Value
 
 CONTROL_FLOW: Final = {"If": 1, "Loop": 2, "Scan": 0}
-"""How many of the first inputs of a control-flow node ORT wants in host memory. It has as many of the inputs of a
-Loop's body there, and wants the first output there as well."""
+"""Number of first inputs of a control-flow node that ORT wants in host memory.
+
+The same inputs of a Loop's body are there, and its first output must be.
+"""
 _HEAVY: Final = re.compile("MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|Einsum")
-"""Operators that are worth any copy."""
+"""Operators that take so long that they are worth any copy."""
 
 
 def unprofitable_islands(
@@ -33,7 +35,7 @@ def unprofitable_islands(
 
 
 def _connected(cluster: Sequence[Node]) -> list[list[Node]]:
-    """Nodes that give each other values, in the order of the cluster."""
+    """Return groups of nodes that are connected by values, in the order of the cluster."""
     producers = {value: node for node in cluster for value in node.outputs if value is not None}
     leaders: dict[Node, Node] = {}
 
@@ -55,7 +57,7 @@ def _connected(cluster: Sequence[Node]) -> list[list[Node]]:
 
 
 class _Borders:
-    """Where the values are that a part of a graph reads and gives."""
+    """Where the inputs and results of a part of a graph are: in host memory or on the device."""
 
     def __init__(self, graph: Graph, runs_here: bool, ours: Collection[Node]) -> None:
         self.graph = graph
@@ -69,7 +71,7 @@ class _Borders:
                 self.readers.setdefault(value, []).append(node)
 
     def copies(self, part: Sequence[Node]) -> int:
-        """How many values cross the border of an island; 0 where it is none."""
+        """Count the values that would be copied for a part; 0 if one of them is on the device anyway."""
         members = set(part)
         given = {value for node in part for value in node.outputs if value is not None}
         read = {value for node in part for value in node.reads() if value not in given and value.initializer is None}
@@ -99,6 +101,6 @@ class _Borders:
 
 
 def _only_for_host(reader: Node, value: Value) -> bool:
-    """Whether a node of ours wants the value in host memory."""
+    """Whether a node of ours wants the value in host memory only."""
     count = CONTROL_FLOW.get(reader.op_type, 0) if reader.has_subgraphs else 0
     return value in reader.inputs[:count] and value not in (*reader.inputs[count:], *reader.implicit_inputs)

@@ -1,4 +1,6 @@
-"""From what a cluster's nodes recorded to what its plan holds: outputs placed, the passes, kernels made."""
+"""Compiles the recorded steps of a cluster into the launches of its plan: places outputs, runs the passes, emits
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ from ..program.traffic import ProgramTraffic, traffic
 from ..program.verify import Verifier, is_wanted
 
 Output = tuple[Tensor, Node | None]
-"""A result of a cluster, and the node that it is of."""
+"""A result of a cluster, and the node that produces it."""
 
 
 def place_outputs(ctx: Lowering, outputs: Sequence[Output]) -> list[Output]:
-    """The outputs in separate buffers: producers write to them directly if they can, the others are copied."""
+    """Place the outputs in separate buffers. Producers write to them directly if they can; the others are copied."""
     placed = []
     for index, (output, node) in enumerate(outputs):
         ctx.node = node
@@ -62,10 +64,11 @@ def _both(first: Watch | None, second: Watch) -> Watch:
 def make_launches(
     ctx: Lowering, watch: Watch | None = None, tuner: Tuner | None = None
 ) -> tuple[list[list[Recordable]], list[Recordable], ProgramTraffic]:
-    """What the plan for the steps in ``ctx.trace`` does: once, in independent groups, and in each Run.
+    """Compile the steps in ``ctx.trace``: return launches that run once, in independent groups, launches of each Run,
+    and traffic.
 
-    ``watch`` sees the steps after each pass, and the launches; ``tuner`` is asked before rules choose a kernel. The
-    traffic is that of a Run.
+    ``watch`` sees the steps after each pass, and the launches. ``tuner`` is asked before heuristics choose a kernel.
+    The traffic is that of a Run.
     """
     verify, show = Verifier(ctx.stand_ins) if is_wanted() else None, watch
     if verify is not None:

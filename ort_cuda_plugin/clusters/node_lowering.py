@@ -1,4 +1,4 @@
-"""Lowers a list of nodes on symbolic inputs: values become tensors, operators' functions run in order."""
+"""Lowers the nodes of a graph in order: makes symbolic tensors for inputs, and runs operators' functions on them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .ranks import RanksOfTrial
 from .repetition import FunctionNode
 
 MAX_DIM = 2**40
-"""No dimension of an input may be larger: plans check it, expressions rely on it to fold clamps to INT64_MAX."""
+"""Largest dimension of an input. Plans check it, so that expressions can fold clamps to INT64_MAX."""
 MAX_RANK = 16
-"""As the executor has it (``OCP_MAX_RANK``), of inputs and outputs of clusters."""
+"""Largest rank of inputs and outputs of clusters, which is the executor's (``OCP_MAX_RANK``)."""
 _TYPICAL_DIM = 16
-"""The hint of a dimension that is not known yet."""
+"""Hint of a dimension that is not known yet."""
 
 
 class InputSymbols:
@@ -42,7 +42,9 @@ class InputSymbols:
         return symbol(self.count - 1, name, hint, lower, upper)
 
     def dimension(self, dim: int | str | None, hint: int | None = None) -> Dim:
-        """``dim`` is what the model says. Dimensions of one name and one hint are one symbol, guarded to be equal."""
+        """Return the symbol of a dimension. ``dim`` is the model's. Equal names with equal hints share a symbol, under
+        a guard.
+        """
         if isinstance(dim, int):
             self.guards.append(eq(self._fresh("", dim, 0, None), dim))
             return dim
@@ -59,11 +61,11 @@ class InputSymbols:
         return bounded
 
     def number(self) -> Dim:
-        """An integer that nothing is known about."""
+        """Return a symbol of an integer about which nothing is known."""
         return self._fresh("", 1, None, None)
 
     def host_values(self, buffer: Buffer, hints: Sequence[int], name: str = "") -> tuple[Dim, ...]:
-        """The elements of the host input ``name``; the same ones when asked again."""
+        """Return symbols for the elements of the host input ``name``; the same ones when asked again."""
         if buffer not in self._host:
             self._host[buffer] = tuple(self._fresh(f"{name}[{i}]", hint, None, None) for i, hint in enumerate(hints))
         return self._host[buffer]
@@ -116,7 +118,7 @@ def symbolic_input(
 
 
 class UnknownValue(KeyError):
-    """Neither an input nor a result of a node that was lowered."""
+    """The value is neither an input nor a result of a node that was lowered."""
 
 
 class NodeLowering:
@@ -156,13 +158,13 @@ class NodeLowering:
         self.tensors: dict[Value, Tensor] = {}
         self.containers: dict[Value, TensorSequence | TensorOptional] = {}
         self.served: dict[Node, CustomOperator] = {}
-        """What of the application's runs a node."""
+        """Custom operators that run nodes."""
         self._guesses = guesses
         self._nodes_unrolled = 0
         self._depth = 0
 
     def tensor(self, value: Value) -> Tensor:
-        """The tensor of an initializer or of a value that is known already."""
+        """Return the tensor of an initializer, or of a value that is known already."""
         tensor = self.tensors.get(value)
         if tensor is None:
             if value.initializer is None:
@@ -171,31 +173,31 @@ class NodeLowering:
         return tensor
 
     def operand(self, value: Value) -> Operand:
-        """As `tensor`, for a value that may be a sequence or an optional value."""
+        """Return the operand of a value, which may also be a sequence or an optional value."""
         return self.containers[value] if value in self.containers else self.tensor(value)
 
     def operands(self) -> dict[Value, Operand]:
-        """All that is known."""
+        """Return all known operands."""
         return {**self.tensors, **self.containers}
 
     def set(self, value: Value, operand: Operand) -> None:
-        """``operand`` is what ``value`` stands for from now on."""
+        """Set the operand that ``value`` stands for."""
         if isinstance(operand, Tensor):
             self.tensors[value] = operand
         else:
             self.containers[value] = operand
 
     def knows(self, value: Value) -> bool:
-        """Whether `operand` has it."""
+        """Whether `operand` has the value."""
         return value in self.tensors or value in self.containers or value.initializer is not None
 
     def add_input(self, value: Value, tensor: Tensor) -> None:
-        """``value`` is an input of the cluster or of the graph, ``tensor`` what `symbolic_input` made for it."""
+        """Add an input of the cluster or graph. ``tensor`` is what `symbolic_input` made for it."""
         self.ctx.node = None
         self.tensors[value] = unpack(self.ctx, tensor) if tensor.dtype.is_packed else tensor
 
     def spend_nodes(self, count: int) -> None:
-        """Counts nodes of iterations. Raises Unsupported where a node of the graph unrolls to too many."""
+        """Count nodes of iterations. Raises Unsupported if a node of the graph unrolls to too many."""
         self._nodes_unrolled += count
         if self._nodes_unrolled > MAX_UNROLLED_NODES:
             raise Unsupported("cost", f"more than {MAX_UNROLLED_NODES} nodes when it is unrolled")
@@ -206,7 +208,7 @@ class NodeLowering:
         Raises what the function does, and UnknownValue for an input.
         """
         inputs = [None if value is None else self.operand(value) for value in node.inputs]
-        if node.unreadable_attributes and node.op_type != "Optional":  # whose type follows from its input
+        if node.unreadable_attributes and node.op_type != "Optional":  # the type of the result follows from the input's
             raise Unsupported("attribute", f"attribute {node.unreadable_attributes[0]!r} has an unsupported type")
         self.ctx.node = node
         self.ctx.guessed = False
@@ -227,7 +229,7 @@ class NodeLowering:
                 continue
             if self.ctx.guessed and self._guesses and (value.shape is None or len(value.shape) == result.rank):
                 result = self._guessed(self._guesses, value, result)
-            # What shape the model says that it has does not matter: nothing here depends on that.
+            # The shape that the model declares does not matter: nothing here depends on it.
             if value.dtype is not None and value.dtype is not result.dtype:
                 declared = f"the model says that {value.name!r} is {value.dtype.name}"
                 raise Unsupported("dtype", f"{declared}, {node.op_type} makes it {result.dtype.name}")

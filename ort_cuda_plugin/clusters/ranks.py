@@ -1,8 +1,8 @@
-"""Ranks that ORT does not infer: what the plugin knows of them, and what it assumes to judge a node.
+"""Ranks that ORT does not infer: those that the plugin infers itself, and those that it assumes to judge a node.
 
-A plan needs the rank of each input, and has it when a Run brings the input. A claim comes before all Runs. Where nobody
-knows a rank, operators' functions run once for each of several trials: a trial assumes a rank for every such value. The
-plugin claims a node that no trial declines, so that a Run with any of these ranks finds a plan.
+A plan needs the rank of each input, and gets it from the Run. A claim comes before all Runs. If a rank is not known,
+operators' functions run once for each of several trials: a trial assumes a rank for every such value. The plugin claims
+a node that no trial declines, so that a Run with any of these ranks finds a plan.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ..model.ir import Node, Value
 from ..program.lowering import NUM_TRIALS
 
 _SAME = range(NUM_TRIALS - 2)
-"""Trials in which all values of unknown rank have one rank; in those after them the ranks differ."""
+"""Trials in which all values of unknown rank have the same rank. In later trials the ranks differ."""
 LIKELY = (2, 3, 4, 1, 0, 5, 6, 7, 8)
-"""All trials, the ones that real models are likely to need first."""
+"""All trials, those first that real models are likely to need."""
 
 
 class Ranks:
@@ -28,11 +28,11 @@ class Ranks:
         self._numbers: dict[str, int] = {}
 
     def under(self, trial: int | None) -> RanksOfTrial:
-        """What holds in a trial; with None, what is known."""
+        """Return the ranks that hold in a trial; with None, those that are known."""
         return RanksOfTrial(self, trial)
 
     def settle(self, values: Iterable[Value | None]) -> None:
-        """What the trials found of results: a rank that all of them found is known."""
+        """Learn from all trials: a rank that all of them found for a result is known."""
         for value in values:
             if value is not None and value.shape is None:
                 found = {trial[value.name] for trial in self._trials if value.name in trial}
@@ -54,7 +54,7 @@ class RanksOfTrial:
         self._ranks = ranks
 
     def rank(self, value: Value) -> int | None:
-        """None where it is not known; a trial assumes one then."""
+        """Return the rank of a value. None if it is not known; a trial then assumes one."""
         if value.shape is not None:
             return len(value.shape)
         ranks, trial, name = self._ranks, self.trial, value.name
@@ -64,12 +64,12 @@ class RanksOfTrial:
         return ranks._trials[trial].setdefault(name, ranks._assumed(name, trial))
 
     def follows(self, result: Value, source: Value) -> bool:
-        """Whether a result has the rank of a source in every trial that has both, and one has."""
+        """Whether the ranks of a result and a source agree in every trial that has both, and one has."""
         both = [trial for trial in self._ranks._trials if result.name in trial and source.name in trial]
         return bool(both) and all(trial[result.name] == trial[source.name] for trial in both)
 
     def learn(self, value: Value, rank: int) -> None:
-        """Takes note of the rank of a result that ORT does not infer."""
+        """Record the rank of a result that ORT does not infer."""
         if value.shape is not None:
             return
         if self.trial is None:
@@ -96,11 +96,11 @@ _FIXED: Final = {
     "TreeEnsembleClassifier": (1, 2),
     "TreeEnsembleRegressor": (2,),
 }
-"""Of ai.onnx.ml: the ranks of their results."""
+"""Ranks of the results of operators of ai.onnx.ml."""
 
 
 def learn_declined(node: Node, ranks: RanksOfTrial) -> None:
-    """Takes note of the ranks of results of a node that others run, as far as they follow from its operator.
+    """Record the ranks of results of a node that others run, as far as they follow from its operator.
 
     ORT infers no shapes for ai.onnx.ml, and no rank of what a Loop carries.
     """
@@ -124,7 +124,8 @@ def learn_declined(node: Node, ranks: RanksOfTrial) -> None:
 
 
 def _results_of_bodies(node: Node, ranks: RanksOfTrial) -> Iterator[tuple[Value, int]]:
-    """Results of an If that have one rank in both branches; states of a Loop whose rank no iteration changes.
+    """Record results of an If that have one rank in both branches, and states of a Loop whose rank no iteration
+    changes.
 
     ORT shows bodies first, so their values are known here by name.
     """

@@ -1,7 +1,8 @@
-"""A node as three clusters: one makes states of the node's inputs, a step is repeated on them, one makes the outputs.
+"""A node as three clusters: the first computes states from the node's inputs, the second updates them repeatedly, the
+third computes the outputs.
 
-``csrc_shim/run/repeat.h`` runs it: states stay on the device. Only the flag comes back that decides on
-another step.
+``csrc_shim/run/repeat.h`` runs them. States stay on the device; only the flag that asks for another step is copied
+back.
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ from ..model.ir import Graph, Node, Value
 from ..program.containers import Operand
 
 Function = Callable[..., Sequence[Operand]]
-"""Takes the lowering context and the node's inputs, as an operator's function does."""
+"""Function of the lowering context and the node's inputs, like an operator's function."""
 
 
 @dataclass(eq=False)
 class FunctionNode(Node):
-    """A part of a node, which no operator table has: ``function`` lowers it."""
+    """A node that no operator table has: ``function`` lowers it."""
 
     function: Function = field(default=lambda ctx, *inputs: inputs)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one of the clusters does. Its inputs are states and inputs of the node; ``results`` numbers its states."""
+    """One of the three clusters. Its inputs are states and inputs of the node; ``results`` numbers the states that it
+    writes.
+    """
 
     graph: Graph
     results: tuple[int, ...]
@@ -50,7 +53,7 @@ class Repetition:
         return self.first, self.step, self.last
 
     def sources(self, part: Part, inputs: Sequence[Value]) -> list[int]:
-        """Where each input of a part comes from: the number of a state, or behind these that of an input."""
+        """Return the source of each input of a part: the number of a state, or behind the states that of an input."""
         known = {value: number for number, value in enumerate((*self.states, *inputs))}
         return [known[value] for value in part.graph.inputs]
 

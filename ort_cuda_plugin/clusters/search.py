@@ -1,7 +1,8 @@
-"""Searches for tokens of com.microsoft: the decoder and what chooses tokens, as a repetition.
+"""Token searches of com.microsoft (GreedySearch, BeamSearch, ...): the decoder and the choice of tokens, as a
+repetition.
 
-ONNX Runtime's own kernels read on the host what the decoder gives, so a decoder on the device has to come with the
-search around it. The C API has no kernel of these operators for plugins as it has one of Loop.
+ONNX Runtime's own kernels read the decoder's results on the host, so the plugin runs a decoder on the device together
+with the search around it. The C API lets plugins have kernels of Loop, but not of these operators.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def is_search(node: Node | None) -> bool:
 
 
 def as_repetition(node: Node, opsets: Mapping[str, int]) -> Repetition:
-    """What is repeated for a node of which `is_search` holds.
+    """Return the repetition of a node for which `is_search` holds.
 
     Raises:
         Unsupported, InvalidModel: it cannot be run.

@@ -1,4 +1,4 @@
-"""What searches for tokens have in common: what they choose, and what a form of decoder needs to ask them."""
+"""Base of the token searches: the choice of tokens, and what the decoder's forms ask of it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ..program.symbolic import Dim, lt
 from .repetition import FunctionNode
 
 MOST_ROOM: Final = 4096
-"""The largest max_length, as in ONNX Runtime."""
+"""Largest max_length, as in ONNX Runtime."""
 
 Given = Mapping[str, Tensor | None]
-"""Tensors by names: inputs of the search, ``logits``, ``sequences``, and the states of the search's own."""
+"""Tensors by names: inputs of the search, ``logits``, ``sequences``, and the search's own states."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What follows from the logits of one call of the decoder.
+    """The result of one choice of tokens.
 
-    ``own`` are the states of the search's own. ``rows`` says of which row each row goes on, where not of itself.
+    ``own`` are the search's own states. ``rows`` names the row that each row continues, if it is not the same one.
     """
 
     goes_on: Tensor
@@ -49,7 +49,7 @@ def attribute_real(node: Node, name: str, default: float) -> float:
 
 
 class Search(ABC):
-    """What is chosen, and how.
+    """A kind of search: which tokens it chooses, and how.
 
     Attributes:
         input_names: the operator's inputs.
@@ -75,10 +75,10 @@ class Search(ABC):
             attribute_real(node, "presence_penalty", 0.0),
         )
 
-    # ---- what a kind of search says ----
+    # ---- what each kind of search defines ----
 
     def beams(self, ctx: Lowering, given: Given) -> Dim:
-        """How many rows there are for each of the prompt."""
+        """The number of sequences for each prompt."""
         return 1
 
     @abstractmethod
@@ -87,28 +87,28 @@ class Search(ABC):
 
     @abstractmethod
     def choose(self, ctx: Lowering, given: Given, length: Dim, *, is_first: bool) -> Choice:
-        """The tokens behind the first ``length`` ones of ``sequences``; own states are not there at first."""
+        """Choose the tokens after the first ``length`` tokens of ``sequences``. At first there are no own states."""
 
     @abstractmethod
     def finish(self, ctx: Lowering, given: Given) -> list[Tensor]:
-        """The outputs of the node."""
+        """Return the outputs of the node."""
 
-    # ---- for forms of decoders ----
+    # ---- what decoders use ----
 
     @property
     def inputs(self) -> list[Value]:
-        """What the node reads in a Run, implicit inputs as well."""
+        """The values that the node reads in a Run, implicit inputs included."""
         return [*dict.fromkeys(value for value in self.node.reads() if value.initializer is None)]
 
     def body(self, name: str) -> Graph:
-        """Raises InvalidModel where the node has none."""
+        """Return a body of the node. Raises InvalidModel if the node lacks it."""
         body = self.node.subgraphs.get(name)
         if body is None:
             raise InvalidModel(f"{self.node.op_type} needs its body {name!r}")
         return body
 
     def room(self, ctx: Lowering, given: Given, length: Dim) -> Dim:
-        """max_length, which must be greater than that of the tokens at first."""
+        """Return max_length, which must be greater than the length of the prompt."""
         room = ctx.host_number(needed(given, "max_length"), "max_length")
         ctx.require(lt(length, room), "max_length is not greater than the length of input_ids")
         ctx.require(lt(room, MOST_ROOM + 1), f"max_length is greater than {MOST_ROOM}")
@@ -120,7 +120,7 @@ class Search(ABC):
         inputs: Mapping[str, Value],
         outputs: Sequence[Value | None],
     ) -> FunctionNode:
-        """A part of the node."""
+        """Return a node with a function of the search."""
         node, names = self.node, list(inputs)
 
         def lowered(ctx: Lowering, *tensors: Tensor) -> Sequence[Tensor]:
@@ -132,13 +132,13 @@ class Search(ABC):
         )  # fmt: skip
 
     def end_node(self, sequences: Value, own: Iterable[Value]) -> FunctionNode:
-        """What makes the node's outputs of ``sequences`` and the own states."""
+        """Return the node that computes the outputs from ``sequences`` and the own states."""
         inputs = {**self.given, "sequences": sequences, **by_name(own)}
         return self.function(self.finish, inputs, self.node.outputs)
 
 
 def rule_inputs(given: Given) -> search.RuleInputs:
-    """Those of a search's inputs that change scores."""
+    """Return the inputs of a search that change scores."""
     return search.RuleInputs(
         given.get("min_length"),
         given.get("repetition_penalty"),
@@ -149,7 +149,7 @@ def rule_inputs(given: Given) -> search.RuleInputs:
 
 
 def needed(given: Given, name: str) -> Tensor:
-    """An input that is there."""
+    """Return an input that must be there."""
     tensor = given[name]
     assert tensor is not None
     return tensor
@@ -160,5 +160,5 @@ def by_name(values: Iterable[Value]) -> dict[str, Value]:
 
 
 def following(values: Iterable[Value]) -> list[Value]:
-    """The same states after a choice."""
+    """Return the same states after a choice."""
     return [Value(f"next {value.name}", value.dtype, value.shape) for value in values]

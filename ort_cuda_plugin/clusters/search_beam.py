@@ -1,4 +1,4 @@
-"""BeamSearch of com.microsoft."""
+"""BeamSearch and WhisperBeamSearch of com.microsoft."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..program.symbolic import Dim, le, logical_and
 from .search_base import Choice, Given, Search, attribute_number, needed, rule_inputs
 
 MOST_BEAMS = 128
-"""As in ONNX Runtime."""
+"""Largest number of beams, as in ONNX Runtime."""
 
 
 class BeamSearch(Search):
-    """Goes on with the likeliest sequences of each prompt."""
+    """Beam search: continues the most likely sequences of each prompt."""
 
     input_names = (
         "input_ids max_length min_length num_beams num_return_sequences length_penalty repetition_penalty vocab_mask "
@@ -84,7 +84,7 @@ class BeamSearch(Search):
 
 
 class WhisperBeamSearch(BeamSearch):
-    """As BeamSearch, for Whisper."""
+    """BeamSearch for Whisper."""
 
     input_names = f"{BeamSearch.input_names} cross_qk_layer_head extra_decoding_ids temperature"
 

@@ -1,6 +1,7 @@
-"""An encoder and a decoder, like those of T5 and Whisper, whose decoder has caches of both.
+"""Encoder-decoder searches, such as those of T5 and Whisper: the decoder has caches of its own attention and of the
+encoder's.
 
-The encoder's body may contain the decoder's first pass. Then it gives logits as well.
+The encoder's body may contain the decoder's first pass. Then it also returns logits.
 """
 
 from __future__ import annotations
@@ -103,15 +104,15 @@ class EncoderDecoder:
         )
 
     def _all_states(self, made: list[Value], kept: list[Value]) -> list[Value]:
-        """All states of those that a choice makes, and of those that stay what they are."""
+        """Return all states: those that a choice updates, and those that stay constant."""
         before = self._first_cache - 1
         first_own = 3 + self._num_self
         return [*made[:3], *kept[:before], *made[3:first_own], *kept[before:], *made[first_own:]]
 
-    # ---- the parts ----
+    # ---- the three clusters ----
 
     def _start(self, ctx: Lowering, given: Given) -> list[Tensor]:
-        """The first tokens, the encoder's mask, and the tokens with room for all."""
+        """Compute the first tokens, the encoder's mask, and the token buffer with room for all."""
         kind = self._search
         encoded, tokens, mask = needed(given, "input_ids"), given.get("decoder_input_ids"), given.get("attention_mask")
         prompts = encoded.shape[0]
@@ -137,7 +138,7 @@ class EncoderDecoder:
         return x if beams == 1 else search.repeated_rows(ctx, x, beams)
 
     def _after_encoder(self, prompt: Value, mask: Value) -> tuple[FunctionNode, list[Value]]:
-        """The choice of the first token, where the encoder gives its logits; all states then."""
+        """Choose the first token, if the encoder returns its logits; return all states."""
         kind = self._search
         hidden, caches = self._encoder.outputs[1], self._encoder.outputs[2:]
         of_encoder = [*[mask] * self._has_mask, *[hidden] * self._has_hidden, *caches]
@@ -160,7 +161,7 @@ class EncoderDecoder:
         return kind.function(states, inputs, results), results
 
     def _begin(self, tokens: Value, mask: Value) -> FunctionNode:
-        """Gives the decoder its first inputs, where the encoder does not call it."""
+        """Compute the decoder's first inputs, if the encoder does not call the decoder."""
         of_encoder = [*[mask] * self._has_mask, *self._encoder.outputs]
         inputs = {**self._search.given, "tokens": tokens, **{str(i): value for i, value in enumerate(of_encoder)}}
 
@@ -174,7 +175,7 @@ class EncoderDecoder:
         return self._search.function(begin, inputs, self._decoder.inputs)
 
     def _after(self, sequences: Value, own: Sequence[Value], *, is_first: bool) -> tuple[FunctionNode, list[Value]]:
-        """The choice that follows the decoder, and the states that it changes."""
+        """Choose tokens after a call of the decoder; return the states that change."""
         kind, presents = self._search, self._decoder.outputs[1:]
         inputs = {
             **kind.given,
@@ -199,7 +200,7 @@ class EncoderDecoder:
         return kind.function(states, inputs, results), results
 
     def _results(self, values: Sequence[Value]) -> list[Value]:
-        """The flag, the tokens, and these values and the own states, after a choice."""
+        """Return the flag, the tokens, these values and the own states after a choice."""
         unknown = (Value(value.name, value.dtype, (None,) * len(value.shape or ())) for value in values)
         return [
             Value("goes on after this", DType.BOOL, ()),

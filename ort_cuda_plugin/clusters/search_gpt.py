@@ -1,4 +1,4 @@
-"""A decoder like GPT-2: it takes tokens with their positions, a mask, and the caches of its layers."""
+"""Searches with a decoder like GPT-2's: inputs are tokens, positions, a mask, and the caches of the layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .repetition import FunctionNode, Repetition, part
 from .search_base import Given, Search, by_name, following, needed
 
 _NUM_FIRST: Final = 3
-"""Inputs of a decoder before its caches."""
+"""Number of inputs of a decoder before its caches."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class GptDecoder:
         )
 
     def _start(self, ctx: Lowering, given: Given) -> list[Tensor]:
-        """The tokens so far, with room for all, the lengths of the prompts, and the decoder's first inputs."""
+        """Compute the token buffer with room for all, the lengths of the prompts, and the decoder's first inputs."""
         ids, mask = needed(given, "input_ids"), given.get("attention_mask")
         if ids.rank != 2:
             raise InvalidModel(f"input_ids of {self._search.node.op_type} have rank {ids.rank}, not 2")
@@ -82,7 +82,9 @@ class GptDecoder:
     def _after(
         self, body: Graph, sequences: Value, lengths: Value | None, own: Sequence[Value]
     ) -> tuple[FunctionNode, list[Value]]:
-        """The node that follows a decoder, and all states then. ``lengths`` are those of prompts, after their pass."""
+        """Choose tokens after a call of the decoder; return all states. ``lengths`` are those of prompts, after the
+        first pass.
+        """
         _, positions, mask = body.inputs[:_NUM_FIRST]
         caches = body.outputs[1:]
         inputs = {
@@ -122,7 +124,7 @@ class GptDecoder:
         return self._search.function(states, inputs, results), results
 
     def _caches_of(self, name: str, body: Graph) -> list[Cache]:
-        """Raises Unsupported and InvalidModel where it is no such decoder."""
+        """Return the decoder's caches. Raises Unsupported or InvalidModel for another form of decoder."""
         inputs, outputs = body.inputs, body.outputs
         first = [value.name for value in inputs[: _NUM_FIRST + 1]]
         wanted = ["input_ids", "position_ids", "attention_mask", "past_0"]

@@ -1,4 +1,4 @@
-"""Shapes of the results of one application's operator, for ONNX Runtime's own inference."""
+"""Shape inference of custom operators, for ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _fresh = itertools.count()
 
 
 def unknown_dim() -> str:
-    """A name for a dimension that nothing is known about; ONNX Runtime takes equal names for equal sizes."""
+    """Return a name for an unknown dimension. ONNX Runtime takes equal names for equal sizes."""
     return f"ocp_unknown_{next(_fresh)}"
 
 
 def infer_results(
     operator: CustomOperator, inputs: Sequence[Value | None], attributes: Mapping[str, AttrValue]
 ) -> list[tuple[DType, NamedShape]]:
-    """Type and shape of each result that the operator gives; a dimension is a number, or a name.
+    """Return type and shape of each result of the operator. A dimension is a number or a name.
 
     A dimension that is computed from others has the text of the expression as its name.
 
@@ -42,7 +42,9 @@ def infer_results(
     symbols = InputSymbols()
 
     def read_host_input(buffer: Buffer, count: int) -> tuple[Dim, ...]:
-        return symbols.host_values(buffer, [1] * count, unknown_dim())  # of other nodes they are others
+        return symbols.host_values(
+            buffer, [1] * count, unknown_dim()
+        )  # nodes must not share names of unknown dimensions
 
     lowering = NodeLowering(
         graph, DeviceProperties(), LoweringOptions(), read_host_input, record=False, guesses=symbols

@@ -1,8 +1,8 @@
-"""Chooses ways to compute steps by measuring them, once for a problem and a device.
+"""Autotuner: chooses kernels of steps by measuring each candidate once per problem and device.
 
-A step is made again at the sizes at hand, with memory of its own, once for each of its tactics. Each of these is a
-small program without inputs, as what depends on weights only is (`plan.precompute`), which the owner of a device runs.
-Times go to the cache on disk, where the next session finds them.
+It compiles a step at the present sizes, with memory of its own, once for each of its tactics. Each candidate is a small
+program without inputs (as in `plan.precompute`), which the owner of a device runs. Times go to the cache on disk, where
+the next session finds them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from .cluster import Variant
 logger = logging.getLogger("ort_cuda_plugin")
 
 Measure = Callable[[Sequence[Variant]], Sequence[float | None]]
-"""Gives for each program the median seconds of a Run; infinity where it can never run, None where it could not now."""
+"""Returns for each program the median seconds of a Run; infinity if it can never run, None if it could not run now."""
 
 
 class MeasuringTuner:
-    """A `Tuner` that measures what the cache of times does not know. ``device`` is what `device_identity` says."""
+    """A `Tuner` that measures problems which the cache of times does not have. ``device`` is a `device_identity`."""
 
     def __init__(self, cache: TimingCache, device: str, measure: Measure) -> None:
         self._cache = cache
@@ -68,7 +68,7 @@ class MeasuringTuner:
     def fastest(
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
     ) -> Tactic:
-        """As `tactic`, for an application's operator: see `OperatorTuner`."""
+        """Return the fastest tactic of a custom operator, as `tactic` does: see `OperatorTuner`."""
         given = [x for x in inputs if x is not None]
         options = asdict(ctx.options)
         parts = [problem, [_layout(x) for x in given], [options[name] for name in sorted(options)], kernels_digest()]
@@ -92,7 +92,9 @@ class MeasuringTuner:
         program: Callable[[str], Variant | None],
         label: str,
     ) -> Tactic:
-        """Measures what the cache has not; ``program`` is what does the work by a tactic, None where it cannot."""
+        """Measure candidates that are not in the cache. ``program`` returns the program of a tactic, None if it cannot
+        run.
+        """
         unknown = [size for size in sizes if not isinstance(size, int)]
         if any(map(is_read_back, unknown)) or (unknown and ctx.is_guess):
             return Tactic()
@@ -128,7 +130,7 @@ class MeasuringTuner:
 
 
 def _program(ctx: Lowering, step: Sums, name: str) -> Variant | None:
-    """What computes the step alone in that way; None where a library declines."""
+    """Return the program that computes only the step, by that tactic; None if a library declines."""
     own = Lowering(ctx.device, ctx.options)
     own.nodes = step.nodes
     alone = Concrete().step(step)
@@ -141,7 +143,7 @@ def _program(ctx: Lowering, step: Sums, name: str) -> Variant | None:
 
 
 def _operator_program(ctx: Lowering, inputs: Sequence[Tensor | None], name: str, make: Make) -> Variant:
-    """What an application's operator does by that tactic."""
+    """Return the program that runs a custom operator by that tactic."""
     own = Lowering(ctx.device, ctx.options)
     own.node, own.opset = ctx.node, ctx.opset
     concrete = Concrete()
@@ -150,7 +152,7 @@ def _operator_program(ctx: Lowering, inputs: Sequence[Tensor | None], name: str,
 
 
 def _alone(own: Lowering, launches: Sequence[Recordable]) -> Variant:
-    """A program of the launches, without inputs."""
+    """Return a program of the launches, without inputs."""
     fixed, rest = split_constants(launches) if own.options.fusion else ([], list[Recordable](launches))
     tables = Tables(KnownEntries())
     precompute(fixed, rest, tables)
@@ -158,7 +160,7 @@ def _alone(own: Lowering, launches: Sequence[Recordable]) -> Variant:
     return Variant(plan, tables.kernels.new, tables.weights.new, tables.problems.new, tables)
 
 
-# ---- what a problem is ----
+# ---- identity of a problem ----
 
 
 def _tensors(step: Sums) -> list[Tensor]:
@@ -166,7 +168,7 @@ def _tensors(step: Sums) -> list[Tensor]:
 
 
 def _sizes(step: Sums) -> list[Dim]:
-    """All that decides how much there is to do."""
+    """Return all numbers that decide how much work there is."""
     sizes: list[Dim] = [*step.shape]
     for x in step.operands:
         sizes += x.shape
@@ -180,7 +182,7 @@ def _types(step: Sums) -> list[str]:
 
 
 def _timing_id(ctx: Lowering, step: Sums) -> str:
-    """What the step is beside its sizes and types: how tensors lie, what follows the sums, options, and our kernels."""
+    """Identify the step apart from sizes and types: layouts, epilogue, options, and the kernels' sources."""
     parts: list[object] = [type(step).__name__, [_layout(x) for x in _tensors(step)], _operations(step)]
     if isinstance(step, Convolve):
         parts += [step.windows.strides, step.windows.dilations, step.groups, step.transposed]
@@ -191,7 +193,7 @@ def _timing_id(ctx: Lowering, step: Sums) -> str:
 
 
 def _layout(x: Tensor) -> str:
-    """Which dimensions of x are broadcast, which have neighbours in memory, and in which order the others lie."""
+    """Describe the layout of x: broadcast dimensions, contiguous dimensions, and the order of the others."""
     strides = [hint(stride) for stride in x.strides]
     order = sorted(range(x.rank), key=lambda axis: -strides[axis])
     kinds = ["b" if stride == 0 else "n" if stride == 1 else "s" for stride in strides]
@@ -199,7 +201,7 @@ def _layout(x: Tensor) -> str:
 
 
 def _operations(step: Sums) -> list[tuple[str, int]]:
-    """What is computed of a sum, and of the operands."""
+    """Describe the computation: the epilogue and the operands' prologues."""
     expressions: list[Scalar] = [value for value, _ in step.outputs]
     expressions += [conversion.value for conversion in step.conversions if conversion is not None]
     if isinstance(step, Attend):
@@ -211,7 +213,7 @@ def _operations(step: Sums) -> list[tuple[str, int]]:
 
 @cache
 def kernels_digest() -> str:
-    """The sources that decide what the kernels of a step are: times of other kernels say nothing about them."""
+    """Hash the sources of kernels: times of other kernels say nothing about these."""
     root = Path(__file__).parent.parent
     sources = [
         path.relative_to(root).as_posix() for room in ("kernels", "passes") for path in root.glob(f"{room}/*.py")
@@ -220,18 +222,18 @@ def kernels_digest() -> str:
     return joined_digest(toolchain_digest(installed_tools(False), False), own)
 
 
-# ---- what comes of it ----
+# ---- results ----
 
 
 def _keep_near(ctx: Lowering, size: Dim) -> None:
-    """Has the plan hold only for sizes above one power of two and up to the next, between which it was measured."""
+    """Guard the plan to sizes above one power of two and up to the next: the range for which it was measured."""
     most = 1 << max(hint(size) - 1, 0).bit_length()
     ctx.guard(le(size, most))
     ctx.guard(lt(most // 2, size))
 
 
 def _account(best: str, times: dict[str, float]) -> str:
-    """The times in words, the fastest first."""
+    """Return the times in words, the fastest first."""
     order = sorted(times, key=lambda name: (times[name], name != best))
     others = [f"{name} {_duration(times[name])}" for name in order if name != best]
     return f"measured {_duration(times[best])}{'; ' if others else ''}{', '.join(others)}"
