@@ -55,15 +55,18 @@ BRIDGE_HEADERS = [
     "base/error.h",
     "base/counters.h",
     "driver/driver.h",
-    "driver/activity.h",
+    "driver/listener.h",
     "driver/tracer.h",
-    "emulator/emulator.h",
+    "driver/activity.h",
+    "emulator/config.h",
     "device/arena_options.h",
     "device/device_list.h",
     "device/stay.h",
+    "vendor/spec.h",
     "vendor/problem.h",
     "plan/slab.h",
     "run/input.h",
+    "run/handles.h",
     "run/cluster.h",
     "run/executor.h",
     "run/plan_memory.h",
@@ -210,8 +213,9 @@ class Builder:
         return hashlib.sha256(repr((self.cc, self.flags, *parts)).encode() + self.headers).hexdigest()[:16]
 
     def _object(self, source: Path, extra: Sequence[str]) -> Path:
-        # With its folder, since files of several folders have one name.
-        name = f"{source.parent.name}.{source.stem}"
+        # With its folders, since files of several folders have one name.
+        below = source.relative_to(SOURCES) if source.is_relative_to(SOURCES) else Path(source.parent.name, source.name)
+        name = ".".join(below.with_suffix("").parts)
         target = self.work / f"{name}-{self._key(source.read_bytes(), extra)}.o"
         if not target.exists():
             for stale in self.work.glob(f"{name}-*.o"):

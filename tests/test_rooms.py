@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
-from collections.abc import Iterator
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = "ort_cuda_plugin"
-SOURCES = ROOT / "csrc_shim"
-
+from source_graph import PACKAGE, ROOT, SOURCES, c_declared, c_defined, c_includes, c_plain, python_arrows
 
 # ---- Python ----
 
@@ -31,50 +25,12 @@ def python_rooms() -> dict[str, int]:
     return rooms
 
 
-@cache
-def python_imports(source: str, module: tuple[str, ...]) -> list[tuple[int, tuple[str, ...]]]:
-    """What a module imports of the package, wherever in it: the line, and the dotted name below the package.
-
-    Strings that are the names of modules count: something imports them.
-    """
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names, line = [alias.name for alias in node.names], node.lineno
-        elif isinstance(node, ast.ImportFrom):
-            above = [PACKAGE, *module][: -node.level] if node.level else []
-            origin = ".".join([*above, *([node.module] if node.module else [])])
-            names, line = [f"{origin}.{alias.name}" for alias in node.names], node.lineno
-        elif isinstance(node, ast.Constant) and re.fullmatch(rf"{PACKAGE}(\.\w+)+", str(node.value)):
-            names, line = [str(node.value)], node.lineno
-        else:
-            continue
-        found += [(line, tuple(name.split(".")[1:])) for name in names if name.split(".")[0] == PACKAGE]
-    return found
-
-
-def python_arrows(package: Path) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    """Where each import is, the module it is in and the one it is of, "__init__" for the package's own names."""
-    for path in sorted(package.rglob("*.py")):
-        place = path.relative_to(package)
-        module = place.with_suffix("").parts
-        for line, imported in python_imports(path.read_text(), module):
-            target: tuple[str, ...] = ()
-            for name in imported:
-                file = package.joinpath(*target, name)
-                if not (file.is_dir() or file.with_suffix(".py").exists() or file.with_suffix(".pyi").exists()):
-                    break
-                target = *target, name
-            if target != ("_bridge",):  # which build_plugin.py makes of C
-                yield f"{place}:{line}", module, target or ("__init__",)
-
-
 def python_faults(package: Path) -> list[str]:
     """Arrows that point up, modules outside of the rooms, and circles of folders, of which a line of modules is one."""
     rooms = python_rooms()
     faults = []
     folders: dict[str, set[str]] = {}
-    for place, module, target in python_arrows(package):
+    for place, module, target, _ in python_arrows(package):
         if missing := {module[0], target[0]} - rooms.keys():
             faults.append(f"{place}: {missing.pop()} is no room")
             continue
@@ -132,42 +88,28 @@ def c_rooms() -> dict[str, int]:
     return {name: number for number, name in enumerate(re.findall(r"^   (\w+)/", listing, flags=re.M))}
 
 
-def c_plain(text: str) -> str:
-    """The code of a C file without its comments."""
-    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-
-
 def c_faults(sources: Path) -> list[str]:
-    """Includes that point up or at no room, functions that the header of another room declares, and headers that
-    include each other in a circle."""
+    """Includes that point up or at no room, and functions that a header declares and another file's source has."""
     rooms = c_rooms()
     faults = []
-    headers: dict[str, list[str]] = {}
     declared: list[tuple[str, str]] = []
     defined: dict[str, str] = {}
     for path in sorted(sources.rglob("*.[ch]")):
         place = str(path.relative_to(sources))
-        room, text = path.parent.name, c_plain(path.read_text())
-        included = re.findall(r'^ *# *include *"([^"]+)"', text, flags=re.MULTILINE)
-        for target in included:
+        room, text = place.split("/")[0], c_plain(path.read_text())
+        for target in c_includes(text):
             other = target.split("/")[0]
             if missing := {room, other} - rooms.keys():
                 faults.append(f"{place}: {missing.pop()} is no room")
             elif rooms[room] > rooms[other]:
                 faults.append(f"{place}: {room} includes {target}, which is above it")
         if path.suffix == ".h":
-            headers[place] = included
-            declared += [(name, room) for name in re.findall(r"\b((?:ocp|emu)_\w+)\([^{}]*?\)[^{};]*;", text)]
+            declared += [(name, place[:-2]) for name in c_declared(text)]
         else:
-            functions = re.findall(r"^(?!static)\w[\w *]*?\b((?:ocp|emu)_\w+)\([^;{}]*\) \{", text, flags=re.MULTILINE)
-            defined |= dict.fromkeys(functions, room)
-    for function, room in declared:
-        if defined.get(function, room) != room:
-            faults.append(f"{room} declares {function}, which {defined[function]} has")
-    try:
-        TopologicalSorter(headers).prepare()
-    except CycleError as error:
-        faults.append(f"a circle: {' <- '.join(error.args[1])}")
+            defined |= dict.fromkeys(c_defined(text), place[:-2])
+    for function, header in declared:
+        if defined.get(function, header) != header:
+            faults.append(f"{header}.h declares {function}, which {defined[function]}.c has")
     return faults
 
 
@@ -186,14 +128,17 @@ def test_c_rooms_are_those_that_there_are() -> None:
         ("device/memory.c", '#include "ort/capture.h"', "device includes ort/capture.h"),
         (
             "driver/driver.h",
-            '#  include "emulator/emulator.h" /* the other one */',
-            "driver includes emulator/emulator.h",
+            '#  include "emulator/calls/emulator.h" /* the other one */',
+            "driver includes emulator/calls/emulator.h",
         ),
         ("run/executor.c", '#include "python/host.h"', "run includes python/host.h"),
         ("device/stream.h", '#include "vendor/problem.h"', "device includes vendor/problem.h"),
         ("device/memory.c", '#include "misc/thing.h"', "misc is no room"),
-        ("device/device.h", '#include "device/stream.h"', "a circle: "),
-        ("base/error.h", "const ocp_core *ocp_core_table(\n    void);", "base declares ocp_core_table, which ort has"),
+        (
+            "base/error.h",
+            "const ocp_core *ocp_core_table(\n    void);",
+            "base/error.h declares ocp_core_table, which ort/table.c has",
+        ),
     ],
 )
 def test_c_faults_are_found(tmp_path: Path, file: str, text: str, fault: str) -> None:

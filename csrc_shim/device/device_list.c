@@ -8,7 +8,7 @@
 #include "driver/cuda.h"
 #include "driver/driver.h"
 #include "driver/error.h"
-#include "emulator/emulator.h"
+#include "emulator/calls/table.h"
 
 /* That of CUDA 13.0, whose toolkit makes the kernels: an earlier driver loads none of them. */
 enum { LEAST_DRIVER_VERSION = 13000 };

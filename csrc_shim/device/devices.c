@@ -10,7 +10,7 @@
 #include "driver/cuda.h"
 #include "driver/driver.h"
 #include "driver/error.h"
-#include "emulator/emulator.h"
+#include "emulator/calls/table.h"
 
 static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(ocp_device *) devices[2]

@@ -4,7 +4,7 @@
 
 #include "device/device.h"
 #include "device/pool.h"
-#include "device/stream.h"
+#include "device/stream_state.h"
 
 /* Says that work was enqueued on the stream. All code that enqueues calls it, before any memory that the work uses can
  * be freed without naming the stream. ocp_device_free on the stream calls it as well. */

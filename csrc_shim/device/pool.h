@@ -11,7 +11,7 @@
 #include <pthread.h>
 
 #include "device/arena_options.h"
-#include "device/stream.h"
+#include "device/stream_state.h"
 
 #define OCP_IDLE UINT64_MAX
 enum { OCP_MAX_WAITED = 8 };

@@ -5,28 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "driver/tracer.h"
+enum { MAX_DEPTH = 16 }; /* of events in each other */
 
-enum {
-  MAX_ACTIVITIES = 1 << 20, /* of a listener: as many events as ORT keeps */
-  MAX_DEPTH = 16,           /* of events in each other */
-};
-
-struct ocp_listener {
-  uint64_t number;
-  struct ocp_listener *next;
-  ocp_activity *activities;
-  size_t count, capacity, lost;
-};
-
-atomic_uint ocp_num_listeners;
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all that follows and the listeners */
-static ocp_listener *listeners;
-static uint64_t last_number;
 static atomic_ullong next_event = 1;
 
 /* The events of a listener that a thread is in. */
@@ -53,12 +35,6 @@ static _Thread_local thread_state *mine;
 static pthread_key_t thread_key; /* frees it with the thread */
 static bool has_thread_key;
 
-int64_t ocp_activity_now(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 static void free_state(void *state) {
   ocp_graph_sources_clear(&((thread_state *)state)->noted);
   free(state);
@@ -84,53 +60,7 @@ static thread_state *my_state(void) {
 
 int32_t ocp_activity_thread(void) { return mine ? mine->number : 0; }
 
-/* ---- listeners ---- */
-
-static ocp_listener *find(uint64_t number) {
-  ocp_listener *listener = listeners;
-  while (listener && listener->number != number)
-    listener = listener->next;
-  return listener;
-}
-
-ocp_listener *ocp_listener_create(void) {
-  ocp_listener *listener = calloc(1, sizeof *listener);
-  if (!listener)
-    return NULL;
-  pthread_mutex_lock(&lock);
-  listener->number = ++last_number;
-  pthread_mutex_unlock(&lock);
-  return listener;
-}
-
-void ocp_listener_open(ocp_listener *listener) {
-  pthread_mutex_lock(&lock);
-  if (!find(listener->number)) {
-    listener->next = listeners;
-    listeners = listener;
-    atomic_fetch_add(&ocp_num_listeners, 1);
-  }
-  pthread_mutex_unlock(&lock);
-}
-
-void ocp_listener_close(ocp_listener *listener) {
-  pthread_mutex_lock(&lock);
-  for (ocp_listener **link = &listeners; *link; link = &(*link)->next)
-    if (*link == listener) {
-      *link = listener->next;
-      atomic_fetch_sub(&ocp_num_listeners, 1);
-      break;
-    }
-  pthread_mutex_unlock(&lock);
-}
-
-void ocp_listener_destroy(ocp_listener *listener) {
-  if (!listener)
-    return;
-  ocp_listener_close(listener);
-  free(listener->activities);
-  free(listener);
-}
+/* ---- events ---- */
 
 /* The place of a listener among the calling thread's; one that has ended leaves its place to another. */
 static entered *place_of(uint64_t listener) {
@@ -141,18 +71,16 @@ static entered *place_of(uint64_t listener) {
     if (!mine->places[i].depth)
       unused = &mine->places[i];
   }
-  pthread_mutex_lock(&lock);
   for (int i = 0; i < OCP_MAX_OWNERS && !unused; i++)
-    if (!find(mine->places[i].listener))
+    if (!ocp_listener_is_open(mine->places[i].listener))
       unused = &mine->places[i];
-  pthread_mutex_unlock(&lock);
   if (unused)
     *unused = (entered){.listener = listener};
   return unused;
 }
 
 void ocp_listener_enter(ocp_listener *listener, uint64_t key) {
-  entered *place = my_state() ? place_of(listener->number) : NULL;
+  entered *place = my_state() ? place_of(ocp_listener_number(listener)) : NULL;
   if (!place)
     return;
   if (place->depth == MAX_DEPTH) { /* ORT left out the ends of some: the oldest */
@@ -171,7 +99,7 @@ void ocp_listener_enter(ocp_listener *listener, uint64_t key) {
 ocp_left_event ocp_listener_leave(const ocp_listener *listener, uint64_t key) {
   for (int i = 0; mine && i < OCP_MAX_OWNERS; i++) {
     entered *place = &mine->places[i];
-    if (place->listener != listener->number)
+    if (place->listener != ocp_listener_number(listener))
       continue;
     for (uint32_t depth = place->depth; depth-- > 0;)
       if (place->events[depth].key == key) {
@@ -182,17 +110,6 @@ ocp_left_event ocp_listener_leave(const ocp_listener *listener, uint64_t key) {
       }
   }
   return (ocp_left_event){0};
-}
-
-ocp_activity *ocp_listener_take(ocp_listener *listener, size_t *count, size_t *lost) {
-  pthread_mutex_lock(&lock);
-  ocp_activity *activities = listener->activities;
-  *count = listener->count;
-  *lost = listener->lost;
-  listener->activities = NULL;
-  listener->count = listener->capacity = listener->lost = 0;
-  pthread_mutex_unlock(&lock);
-  return activities;
 }
 
 /* ---- work ---- */
@@ -273,31 +190,4 @@ bool ocp_activity_owned(ocp_activity_owners *owners) {
         (ocp_activity_owner){inside ? place->listener : 0, inside ? place->events[place->depth - 1].event.event : 0};
   }
   return any;
-}
-
-static void keep(ocp_listener *listener, const ocp_activity *activity) {
-  if (listener->count == listener->capacity && listener->capacity < MAX_ACTIVITIES) {
-    const size_t grown = listener->capacity ? 2 * listener->capacity : 1024;
-    ocp_activity *activities = realloc(listener->activities, grown * sizeof *activities);
-    if (activities) {
-      listener->activities = activities;
-      listener->capacity = grown;
-    }
-  }
-  if (listener->count < listener->capacity)
-    listener->activities[listener->count++] = *activity;
-  else
-    listener->lost++;
-}
-
-void ocp_activity_deliver(const ocp_activity_owners *owners, ocp_activity *activity) {
-  pthread_mutex_lock(&lock);
-  for (int i = 0; i < OCP_MAX_OWNERS; i++) {
-    ocp_listener *listener = owners->each[i].listener ? find(owners->each[i].listener) : NULL;
-    if (!listener)
-      continue;
-    activity->event = owners->each[i].event;
-    keep(listener, activity);
-  }
-  pthread_mutex_unlock(&lock);
 }

@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "driver/activity.h"
+#include "driver/listener.h"
 
 /* CUPTI's functions, for an external correlation kind. */
 typedef struct ocp_tracer_functions {
@@ -37,6 +37,14 @@ void ocp_tracer_start(const ocp_tracer_functions *functions);
 void ocp_tracer_stop(void);
 /* Gives a record to the owners of its number; ignores one without. */
 void ocp_tracer_deliver(const ocp_trace_record *record);
+
+/* The sources of a graph's nodes, in the order in which the nodes run. */
+typedef struct ocp_graph_sources {
+  uint64_t *each;
+  uint32_t count, capacity;
+  uint64_t layout; /* of the tracer's present session, where it has been launched in that */
+  uint32_t session;
+} ocp_graph_sources;
 
 extern atomic_bool ocp_tracer_is_on;
 static inline bool ocp_is_tracing(void) { return atomic_load_explicit(&ocp_tracer_is_on, memory_order_relaxed); }

@@ -10,10 +10,11 @@
  *
  * A kernel without barriers, shuffles or votes has mode OCP_EMU_BLOCK: one call runs every thread of the block (the
  * loop over threads is in the object, where LLVM can vectorise it) and sets thread->tid only where it is checked, for
- * the findings. Otherwise the mode is OCP_EMU_FIBER: one call runs one thread, and the calls below switch fibers.
+ * the findings. Otherwise the mode is OCP_EMU_FIBER: one call runs one thread, and barriers, shuffles and votes switch
+ * fibers.
  *
- * Undefined symbols are resolved against the table in symbols.c: the ocp_emu_* functions below, libm, memcpy and
- * the like. Any other name makes ModuleLoadData fail and name it. */
+ * Undefined symbols are resolved against the table in blocks/symbols.c: the ocp_emu_* functions of blocks/fiber.h,
+ * warp.h, check.h and count.h, libm, memcpy and the like. Any other name makes ModuleLoadData fail and name it. */
 #ifndef OCP_EMULATOR_KERNEL_H
 #define OCP_EMULATOR_KERNEL_H
 
@@ -47,23 +48,5 @@ typedef struct ocp_emu_thread {
   uint8_t *shared; /* 56: shared memory of the block: static part first, 16-byte aligned, then the dynamic part */
   void *scheduler; /* 64: the emulator's own */
 } ocp_emu_thread;
-
-/* __syncthreads and friends. A fiber that ends without arriving at a barrier the others wait at is a divergence error.
- */
-void ocp_emu_barrier(ocp_emu_thread *thread);
-void ocp_emu_warp_barrier(ocp_emu_thread *thread, uint32_t mask);
-/* shfl.sync: mode 0 idx, 1 up, 2 down, 3 bfly; value is the raw 32 bits; clamp is the c operand of PTX shfl. */
-uint32_t ocp_emu_shfl(ocp_emu_thread *thread, uint32_t mask, uint32_t mode, uint32_t value, uint32_t lane,
-                      uint32_t clamp, uint32_t *predicate);
-/* vote.sync: mode 0 all, 1 any, 2 uni (0 or 1), 3 ballot. */
-uint32_t ocp_emu_vote(ocp_emu_thread *thread, uint32_t mask, uint32_t mode, uint32_t predicate);
-/* Checking mode: called before each access through a pointer that is not provably on the stack. */
-void ocp_emu_check_load(ocp_emu_thread *thread, const void *address, uint32_t bytes);
-void ocp_emu_check_store(ocp_emu_thread *thread, const void *address, uint32_t bytes);
-void ocp_emu_check_atomic(ocp_emu_thread *thread, const void *address, uint32_t bytes);
-/* Counting mode: before each access through a pointer that is not provably on the stack, at the place of that number;
- * `what` as in ocp_emu_access. And once for each part of the kernel that a thread goes through. */
-void ocp_emu_count_access(ocp_emu_thread *thread, const void *address, uint32_t what, uint32_t place);
-void ocp_emu_count_part(ocp_emu_thread *thread, uint32_t place);
 
 #endif

@@ -5,13 +5,8 @@
 
 #include <stdlib.h>
 
-#include "driver/driver.h"
-#include "emulator/driver.h"
 #include "emulator/heap.h"
-#include "emulator/op.h"
-#include "emulator/queue.h"
 #include "emulator/shadow.h"
-#include "emulator/stream.h"
 
 typedef struct block {
   struct block *next;
@@ -134,6 +129,34 @@ static bool is_pool(const struct CUmemPoolHandle_st *pool) {
 
 /* ---- for the rest of the emulator ---- */
 
+CUresult emu_mempool_allocate(CUdeviceptr *address, uint64_t bytes, CUmemoryPool pool) {
+  pthread_mutex_lock(&lock);
+  const bool known = is_pool(pool);
+  const block *found = known ? take(pool, bytes) : NULL;
+  if (found)
+    *address = found->address;
+  pthread_mutex_unlock(&lock);
+  return found ? CUDA_SUCCESS : known ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+}
+
+bool emu_mempool_begin_free(uint64_t address) {
+  pthread_mutex_lock(&lock);
+  block *freed = find_live(address);
+  const bool valid = freed && !freed->freeing;
+  if (valid)
+    freed->freeing = true;
+  pthread_mutex_unlock(&lock);
+  return valid;
+}
+
+void emu_mempool_cancel_free(uint64_t address) {
+  pthread_mutex_lock(&lock);
+  block *freed = find_live(address);
+  if (freed)
+    freed->freeing = false;
+  pthread_mutex_unlock(&lock);
+}
+
 void emu_mempool_run_free(uint64_t address) {
   pthread_mutex_lock(&lock);
   block *freed = find_live(address);
@@ -231,61 +254,4 @@ CUresult emu_mem_pool_trim_to(CUmemoryPool pool, size_t keep) {
     trim(pool, keep);
   pthread_mutex_unlock(&lock);
   return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-static CUresult allocate(CUdeviceptr *address, uint64_t bytes, CUmemoryPool pool) {
-  pthread_mutex_lock(&lock);
-  const bool known = is_pool(pool);
-  const block *found = known ? take(pool, bytes) : NULL;
-  if (found)
-    *address = found->address;
-  pthread_mutex_unlock(&lock);
-  return found ? CUDA_SUCCESS : known ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult emu_mem_alloc_from_pool_async(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
-  CUresult result = emu_enter_stream(&stream);
-  /* CUDA would make a node of the graph that allocates; no caller wants one, so it is not emulated. */
-  if (result || (result = emu_capture_forbids(stream)))
-    return result;
-  if (!address || bytes == 0 || bytes > stream->device->heap.capacity)
-    return bytes && address ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
-  const uint64_t rounded = (bytes + EMU_GRANULE - 1) / EMU_GRANULE * EMU_GRANULE;
-  result = allocate(address, rounded, pool);
-  if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-    emu_queue_run_all(); /* frees may be among what is deferred */
-    emu_shadow_flush(stream->device);
-    result = allocate(address, rounded, pool);
-  }
-  if (result == CUDA_ERROR_OUT_OF_MEMORY)
-    return emu_fail(result, "no room for %zu bytes on emulated device %d", bytes, stream->device->ordinal);
-  return result;
-}
-
-CUresult emu_mem_free_async(CUdeviceptr address, CUstream stream) {
-  CUresult result = emu_leave();
-  if (result)
-    return result;
-  if (emu_lost()) { /* no work comes before it any more */
-    emu_mempool_run_free(address);
-    return emu_lost();
-  }
-  if ((result = emu_enter_stream(&stream)) || (result = emu_capture_forbids(stream)))
-    return result;
-  pthread_mutex_lock(&lock);
-  block *freed = find_live(address);
-  const bool valid = freed && !freed->freeing;
-  if (valid)
-    freed->freeing = true;
-  pthread_mutex_unlock(&lock);
-  if (!valid)
-    return emu_fail(CUDA_ERROR_INVALID_VALUE, "no allocation of a memory pool starts at 0x%llx",
-                    (unsigned long long)address);
-  emu_op op = {.kind = EMU_OP_FREE, .free = {address}};
-  result = emu_enqueue(stream, &op);
-  pthread_mutex_lock(&lock);
-  if (result && (freed = find_live(address))) /* it can be freed again */
-    freed->freeing = false;
-  pthread_mutex_unlock(&lock);
-  return result;
 }

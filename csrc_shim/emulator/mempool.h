@@ -2,12 +2,28 @@
 #ifndef OCP_EMULATOR_MEMPOOL_H
 #define OCP_EMULATOR_MEMPOOL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
+#include "driver/driver.h"
 #include "emulator/state.h"
 
+/* A block of the pool, without waiting for frees that have not run. */
+CUresult emu_mempool_allocate(CUdeviceptr *address, uint64_t bytes, CUmemoryPool pool);
+/* The free of a block is about to be enqueued; false: no live block starts there, or its free is enqueued already. */
+bool emu_mempool_begin_free(uint64_t address);
+/* Its free could not be enqueued: it can be freed again. */
+void emu_mempool_cancel_free(uint64_t address);
+/* The free of a block has come in its stream. */
 void emu_mempool_run_free(uint64_t address);
 /* Somebody has waited for work of the device. */
 void emu_mempools_synchronized(const emu_device *device);
+
+/* Members of the driver table. */
+CUresult emu_mem_pool_create(CUmemoryPool *pool, const CUmemPoolProps *props);
+CUresult emu_mem_pool_destroy(CUmemoryPool pool);
+CUresult emu_mem_pool_set_attribute(CUmemoryPool pool, int attribute, void *value);
+CUresult emu_mem_pool_get_attribute(CUmemoryPool pool, int attribute, void *value);
+CUresult emu_mem_pool_trim_to(CUmemoryPool pool, size_t keep);
 
 #endif

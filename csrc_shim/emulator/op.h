@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "driver/driver.h"
 #include "emulator/kernel.h"
 
 typedef enum emu_op_kind { EMU_OP_KERNEL, EMU_OP_COPY, EMU_OP_SET, EMU_OP_REUSE, EMU_OP_FREE } emu_op_kind;
@@ -42,5 +43,9 @@ typedef struct emu_op {
 static inline size_t emu_op_bytes(const emu_op *op) {
   return offsetof(emu_op, params) + op->num_params * sizeof(op->params[0]);
 }
+
+/* Checks a launch and makes it an operation. */
+CUresult emu_make_launch(emu_op *op, CUfunction function, const unsigned grid[3], const unsigned block[3],
+                         unsigned shared_bytes, void **params, void **extra);
 
 #endif

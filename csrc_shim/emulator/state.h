@@ -24,7 +24,7 @@
 #include <stdint.h>
 
 #include "driver/driver.h"
-#include "emulator/emulator.h"
+#include "emulator/config.h"
 #include "emulator/heap.h"
 
 #define EMU_MAX_DEVICES 8
@@ -70,8 +70,9 @@ typedef struct emu_state {
   ptrdiff_t alias;
   emu_heap pinned; /* page-locked host memory; its addresses are host pointers */
   struct CUctx_st devices[EMU_MAX_DEVICES];
-  uint32_t threads; /* that run blocks, the launching one included */
-  atomic_int live;  /* allocations, streams, events, modules and graphs */
+  uint32_t threads;            /* that run blocks, the launching one included */
+  atomic_int live;             /* allocations, streams, events, modules and graphs */
+  atomic_bool started, forked; /* the address space is reserved; this process is a forked child */
 } emu_state;
 extern emu_state emu;
 
@@ -84,8 +85,12 @@ CUresult emu_enter(emu_device **device);
 /* Entry and result of calls that give something back: they do so even after a sticky error, and then return it. */
 CUresult emu_leave(void);
 CUresult emu_lost(void);
-CUresult emu_start(void); /* reserves the address space on the first call */
 /* Keeps the message for emu_last_error and returns code. */
 CUresult emu_fail(CUresult code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Members of the driver table. */
+CUresult emu_ctx_set_current(CUcontext context);
+CUresult emu_ctx_get_current(CUcontext *context);
+const char *emu_last_error(void);
 
 #endif

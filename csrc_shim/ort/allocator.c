@@ -51,7 +51,7 @@ typedef struct ort_allocator {
 
 /* An allocator cannot say why it gives nothing. The log does, and so does the first call of ours that meets the tensor.
  */
-static pthread_key_t failure_key; /* an ocp_error: too large for a thread-local variable, see emulator/fiber.h */
+static pthread_key_t failure_key; /* an ocp_error: too large for a thread-local variable, see emulator/blocks/fiber.h */
 static bool has_failure_key;
 
 static void make_failure_key(void) { has_failure_key = pthread_key_create(&failure_key, free) == 0; }

@@ -13,7 +13,7 @@
 #include "base/dtype.h"
 #include "ort/allocator.h"
 #include "ort/compute.h"
-#include "ort/ep.h"
+#include "ort/ep_state.h"
 #include "ort/memory.h"
 #include "ort/stream.h"
 #include "plan/format.h"

@@ -33,18 +33,11 @@
 #include "device/stream.h"
 #include "ort/capture.h"
 #include "ort/compute.h"
+#include "ort/ep_state.h"
 #include "ort/kernels.h"
 #include "ort/profiler.h"
 #include "ort/stream.h"
 #include "python/host.h"
-
-typedef struct ocp_ep {
-  OrtEp ort;            /* first member: ORT's view */
-  void *newer_slots[4]; /* of OrtEp; NULL: what ORT does by default */
-  ocp_ep_config config;
-  ocp_identity identity; /* of the factory */
-  ocp_capture *capture;  /* NULL: ORT captures nothing */
-} ocp_ep;
 
 static const ocp_ep *self(const OrtEp *ep) { return (const ocp_ep *)ep; }
 
@@ -315,5 +308,3 @@ void ocp_ep_close(OrtEp *ep) {
 }
 
 void ocp_ep_release(OrtEp *ep) { free(ep); }
-
-const ocp_ep_config *ocp_ep_config_of(const OrtEp *ep) { return &self(ep)->config; }

@@ -10,6 +10,5 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity);
 /* Destroys what refers to clusters; before Python releases its side. */
 void ocp_ep_close(OrtEp *ep);
 void ocp_ep_release(OrtEp *ep);
-const ocp_ep_config *ocp_ep_config_of(const OrtEp *ep);
 
 #endif

@@ -10,6 +10,7 @@
 #include "ort/allocator.h"
 #include "ort/callers.h"
 #include "ort/ep.h"
+#include "ort/ep_state.h"
 #include "ort/memory.h"
 #include "ort/offer.h"
 #include "ort/stream.h"

@@ -9,7 +9,7 @@
 #include "device/device.h"
 #include "device/stream.h"
 #include "ort/control_flow.h"
-#include "ort/ep.h"
+#include "ort/ep_state.h"
 #include "ort/memory.h"
 #include "ort/stream.h"
 #include "python/host.h"

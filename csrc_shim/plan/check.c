@@ -5,8 +5,8 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "plan/check.h"
 #include "plan/format.h"
-#include "plan/load.h"
 
 typedef struct checker {
   const ocp_plan *plan;

@@ -17,6 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan/check.h"
+
 const char *ocp_plan_node_name(const ocp_plan *plan, uint32_t node) { return plan->strings + plan->nodes[node].label; }
 
 const char *ocp_plan_node_op_type(const ocp_plan *plan, uint32_t node) {

@@ -10,7 +10,6 @@
 #include "vendor/store.h"
 
 static ocp_python python;
-static atomic_bool python_ready;
 
 /* What fails here costs the time that the library takes to make the plan. */
 static uint64_t load_plan(const char *key, char *data, uint64_t capacity) {
@@ -39,12 +38,10 @@ int ocp_set_python(const ocp_python *table, ocp_error *error) {
                     table->abi, OCP_CORE_ABI);
   ocp_watch_forks();
   python = *table;
-  atomic_store(&python_ready, true);
+  ocp_python_set_ready();
   ocp_store_use(&(ocp_plan_store){load_plan, keep_plan});
   return ORT_OK;
 }
-
-bool ocp_python_is_ready(void) { return atomic_load(&python_ready); }
 
 const ocp_python *ocp_python_call(ocp_error *error) {
   const char *why = NULL;
@@ -52,7 +49,7 @@ const ocp_python *ocp_python_call(ocp_error *error) {
     why = OCP_FORKED_TEXT;
   else if (ocp_is_shutting_down())
     why = "the Python interpreter is shutting down";
-  else if (!atomic_load(&python_ready) && ocp_python_load(error) != ORT_OK)
+  else if (!ocp_python_is_ready() && ocp_python_load(error) != ORT_OK)
     return NULL;
   if (why) {
     ocp_fail(error, ORT_FAIL, "%s: %s", OCP_EP_NAME, why);

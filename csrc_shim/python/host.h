@@ -24,7 +24,6 @@ const ocp_python *ocp_python_call(ocp_error *error);
 void ocp_python_returned(void);
 /* The same; returns what ORT gets for the status that Python returned. */
 OrtStatus *ocp_python_status(OrtStatus *status);
-bool ocp_python_is_ready(void);
 int ocp_set_python(const ocp_python *python, ocp_error *error);
 void ocp_interrupt_after_call(void);
 /* For clusters, the builder of plans: Python, with its handle of the cluster. */

@@ -19,7 +19,6 @@
 #include <wchar.h>
 
 #include "base/host.h"
-#include "python/host.h"
 
 enum { PY_FILE_INPUT = 257 };
 
@@ -311,7 +310,12 @@ static int load_package(const python_api *api, const ocp_core *core, const char 
 }
 
 static _Atomic(const ocp_core *) prepared;
+static atomic_bool is_ready;
 static atomic_bool is_our_own; /* this Python: no function of ORT is called with its GIL */
+
+bool ocp_python_is_ready(void) { return atomic_load(&is_ready); }
+
+void ocp_python_set_ready(void) { atomic_store(&is_ready, true); }
 
 static int find_folder(char folder[PATH_MAX], ocp_error *error) {
   Dl_info info;

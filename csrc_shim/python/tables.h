@@ -14,7 +14,7 @@
 #include "device/weights.h"
 #include "driver/driver.h"
 #include "driver/tracer.h"
-#include "emulator/emulator.h"
+#include "emulator/config.h"
 #include "plan/slab.h"
 #include "run/cluster.h"
 #include "run/executor.h"

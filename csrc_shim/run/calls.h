@@ -6,7 +6,7 @@
 #include "device/stream.h"
 #include "driver/driver.h"
 #include "plan/format.h"
-#include "run/instance.h"
+#include "run/instance_state.h"
 
 /* Fills the calls of a segment whose registers, sizes and offsets are known. */
 int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error *error);

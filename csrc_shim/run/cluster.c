@@ -6,7 +6,7 @@
 #include "device/memory.h"
 #include "plan/format.h"
 #include "plan/load.h"
-#include "run/cluster_internal.h"
+#include "run/cluster_state.h"
 #include "run/instance.h"
 #include "run/instance_cache.h"
 #include "run/replay.h"

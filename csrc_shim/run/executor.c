@@ -29,7 +29,7 @@
 #include "plan/load.h"
 #include "run/aliasing.h"
 #include "run/calls.h"
-#include "run/cluster_internal.h"
+#include "run/cluster_state.h"
 #include "run/host_values.h"
 #include "run/instance.h"
 #include "run/instance_cache.h"

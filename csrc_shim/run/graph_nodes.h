@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "device/stream.h"
 #include "driver/driver.h"
-#include "run/instance.h"
+#include "run/instance_state.h"
 
 /* Adds the node of a record behind `before`, unless that is NULL. *used is what a library call needs as long as the
  * graph lives. */

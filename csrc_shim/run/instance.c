@@ -9,8 +9,10 @@
 #include "base/dtype.h"
 #include "device/order.h"
 #include "device/pool.h"
+#include "plan/check.h"
 #include "plan/expr.h"
 #include "plan/format.h"
+#include "plan/load.h"
 #include "plan/slab.h"
 #include "run/calls.h"
 

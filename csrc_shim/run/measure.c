@@ -5,7 +5,7 @@
 #include "base/counters.h"
 #include "device/device.h"
 #include "device/stream.h"
-#include "run/cluster_internal.h"
+#include "run/cluster_state.h"
 #include "run/executor.h"
 
 enum { WARM_RUNS = 3, BATCHES = 7, MOST_RUNS = 64 };

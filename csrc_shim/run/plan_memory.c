@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "plan/load.h"
-#include "run/cluster_internal.h"
+#include "run/cluster_state.h"
 #include "run/instance.h"
 #include "run/instance_cache.h"
 

@@ -4,7 +4,7 @@
 
 #include "device/device.h"
 #include "device/stream.h"
-#include "run/cluster_internal.h"
+#include "run/cluster_state.h"
 #include "run/executor.h"
 
 typedef struct result_list {

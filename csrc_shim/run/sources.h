@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #include "plan/load.h"
-#include "run/instance.h"
+#include "run/instance_state.h"
 
 typedef struct ocp_source {
   const char *cluster;

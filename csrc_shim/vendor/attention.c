@@ -3,11 +3,12 @@
  * The engines recognise the graph with the logarithm of the rows' sums in it, which nothing reads. They compile for a
  * second. What lies between the products is float32, but the weights that the second one multiplies have the type of
  * the operands. */
+#include "vendor/attention.h"
+
 #include <stdlib.h>
 
 #include "base/error.h"
 #include "vendor/cudnn.h"
-#include "vendor/problem.h"
 
 enum { BATCHES, HEADS, ROWS, KEYS, DEPTH, WIDTH, STRIDES };
 /* From batch to batch, head to head and row to row of each tensor; of the bias also from key to key. */
@@ -174,6 +175,7 @@ static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *p
 
 const ocp_library ocp_cudnn_attention = {
     .name = "cuDNN",
+    .slot = OCP_SLOT_CUDNN,
     .symbols = ocp_dnn_symbols,
     .functions = (void **)&ocp_dnn,
     .num_symbols = NUM_DNN_SYMBOLS,

@@ -3,11 +3,12 @@
  * Engines that are compiled already exist for a convolution alone, and for one with a residual, a bias and ReLU in this
  * order, of which residual and ReLU may be missing; what lies between the operations is float32. Others compile for
  * seconds. Images of the result, or with channels last its places, may be apart where there is no residual. */
+#include "vendor/convolution.h"
+
 #include <stdlib.h>
 
 #include "base/error.h"
 #include "vendor/cudnn.h"
-#include "vendor/problem.h"
 
 enum { IMAGES, CHANNELS, ROWS, GROUPS, OUT_STRIDE, FIRST_DIMENSION, NUM_VALUES };
 enum { IN, KERNEL, SPATIAL, STRIDE, DILATION, PRE_PAD, POST_PAD, PER_DIMENSION };
@@ -215,6 +216,7 @@ static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *p
 
 const ocp_library ocp_cudnn = {
     .name = "cuDNN",
+    .slot = OCP_SLOT_CUDNN,
     .symbols = ocp_dnn_symbols,
     .functions = (void **)&ocp_dnn,
     .num_symbols = NUM_DNN_SYMBOLS,

@@ -2,12 +2,12 @@
  *
  * cuBLASLt's matrices are column-major. A row-major product out = a @ b is the column-major product out' = b' @ a' of
  * the same memory, so b is the library's first operand, a its second, and bias[n] runs along out's rows there. */
+#include "vendor/cublaslt.h"
+
 #include <stdlib.h>
 
 #include "base/error.h"
 #include "driver/driver.h"
-#include "vendor/library.h"
-#include "vendor/problem.h"
 
 typedef int cublasStatus_t;
 typedef struct cublasLtContext *cublasLtHandle_t;
@@ -311,6 +311,7 @@ static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *p
 
 const ocp_library ocp_cublaslt = {
     .name = "cuBLASLt",
+    .slot = OCP_SLOT_CUBLASLT,
     .symbols = symbols,
     .functions = (void **)&lt,
     .num_symbols = sizeof symbols / sizeof *symbols,

@@ -2,8 +2,6 @@
 
 #include <stdlib.h>
 
-#include "vendor/library.h"
-
 static void close_handle(void *state) {
   ocp_library_handle *handle = state;
   handle->library->close(handle->handle);
@@ -29,7 +27,7 @@ static ocp_library_handle *open_handle(const ocp_stream *stream, const ocp_libra
 
 ocp_library_handle *ocp_library_handle_take(ocp_stream *stream, const ocp_library *library, ocp_error *error) {
   static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
-  ocp_stream_slot *slot = &stream->slots[library == &ocp_cublaslt ? OCP_SLOT_CUBLASLT : OCP_SLOT_CUDNN];
+  ocp_stream_slot *slot = &stream->slots[library->slot];
   ocp_library_handle *handle = atomic_load_explicit(&slot->state, memory_order_acquire);
   if (!handle) {
     pthread_mutex_lock(&opening);

@@ -1,16 +1,28 @@
-/* What problem.c and the two libraries share. */
+/* A vendor library: its functions, and what it does for problems. Types only. */
 #ifndef OCP_VENDOR_LIBRARY_H
 #define OCP_VENDOR_LIBRARY_H
 
+#include <pthread.h>
+
 #include "base/error.h"
+#include "device/stream_state.h"
 #include "driver/driver.h"
-#include "vendor/handle.h"
 #include "vendor/prepared.h"
-#include "vendor/problem.h"
+#include "vendor/spec.h"
+
+/* A stream's handle of a library (handle.h). */
+typedef struct ocp_library_handle {
+  const struct ocp_library *library;
+  void *handle;
+  int ordinal; /* of the stream's device */
+  pthread_mutex_t lock;
+  bool executed; /* a call, outside of captures: what the library allocates at first is there. Under the lock. */
+} ocp_library_handle;
 
 /* One library: its table of functions is filled by ocp_library_load from `symbols`, in order. */
 typedef struct ocp_library {
   const char *name;
+  ocp_stream_slot_id slot; /* of a stream, for its handle */
   const char *const *symbols;
   void **functions;
   uint32_t num_symbols;
@@ -40,7 +52,5 @@ typedef struct ocp_library {
   int (*run)(const ocp_problem_spec *spec, void *handle, const ocp_prepared *prepared, CUstream stream,
              void *const *pointers, ocp_error *error);
 } ocp_library;
-
-extern const ocp_library ocp_cublaslt, ocp_cudnn, ocp_cudnn_attention;
 
 #endif

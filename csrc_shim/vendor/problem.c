@@ -20,7 +20,10 @@
 #include <unistd.h>
 
 #include "device/wait.h"
-#include "vendor/library.h"
+#include "vendor/attention.h"
+#include "vendor/convolution.h"
+#include "vendor/cublaslt.h"
+#include "vendor/handle.h"
 #include "vendor/store.h"
 
 struct ocp_problem {

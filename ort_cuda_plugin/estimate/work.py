@@ -96,7 +96,7 @@ class KernelStep(Step):
 class LibraryStep(Step):
     """A call of a vendor library: "matmul" or "conv", the ONNX number of the element type, flags and sizes.
 
-    ``flags`` are names of `ProblemFlags`, ``sizes`` the numbers of ``csrc_shim/vendor/problem.h``.
+    ``flags`` are names of `ProblemFlags`, ``sizes`` the numbers of ``csrc_shim/vendor/spec.h``.
     """
 
     kind: str

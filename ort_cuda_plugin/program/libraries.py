@@ -1,7 +1,7 @@
 """Vendor libraries: what a plan asks of cuBLASLt and cuDNN.
 
 An operator records a library call where `DeviceProperties.libraries` has the library, and otherwise launches its own
-kernel; both follow the contract in ``csrc_shim/vendor/problem.h``. So the emulated device, and a GPU without the
+kernel; both follow the contract in ``csrc_shim/vendor/spec.h``. So the emulated device, and a GPU without the
 libraries, run our kernels, and a test on a GPU compares the two.
 """
 

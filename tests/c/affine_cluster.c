@@ -10,7 +10,7 @@
 #include "device/order.h"
 #include "device/stream.h"
 #include "driver/driver.h"
-#include "emulator/emulator.h"
+#include "emulator/calls/emulator.h"
 #include "plan/format.h"
 #include "python/host.h"
 #include "run/cluster.h"

@@ -12,6 +12,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "vendor/attention.h"
+#include "vendor/convolution.h"
 #include "vendor/cudnn.h"
 
 enum { CUDNN_ATTR_ENGINE_GLOBAL_INDEX = 1301 };

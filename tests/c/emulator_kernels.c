@@ -1,4 +1,7 @@
 /* Kernels for the tests of the emulated device, written in C against the contract that compiled kernels follow. */
+#include "emulator/blocks/check.h"
+#include "emulator/blocks/fiber.h"
+#include "emulator/blocks/warp.h"
 #include "emulator/kernel.h"
 
 typedef const void *const *Params;

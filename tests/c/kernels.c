@@ -1,4 +1,5 @@
 /* Kernels for the C tests, as the compile pipeline would give them: gcc -c -mcmodel=large -fno-pic. */
+#include "emulator/blocks/fiber.h"
 #include "emulator/kernel.h"
 
 #define META(kernel, ...)                                                                                              \

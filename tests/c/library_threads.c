@@ -13,7 +13,7 @@
 #include "device/memory.h"
 #include "device/stream.h"
 #include "driver/driver.h"
-#include "emulator/emulator.h"
+#include "emulator/calls/emulator.h"
 #include "vendor/problem.h"
 
 enum { NUM_THREADS = 3, NUM_CALLS = 6, NUM_POINTERS = 4, NUM_VALUES = 20, MAX_ELEMENTS = 64, WORKSPACE = 1 << 20 };

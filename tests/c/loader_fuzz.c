@@ -12,9 +12,8 @@
 #include "device/device.h"
 #include "device/devices.h"
 #include "driver/driver.h"
-#include "emulator/driver.h"
 #include "emulator/kernel.h"
-#include "emulator/loader.h"
+#include "emulator/module.h"
 #include "emulator/state.h"
 
 enum { MAX_OBJECTS = 16, MAX_NAMES = 1024 };

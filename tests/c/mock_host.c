@@ -14,7 +14,8 @@
 #include "device/order.h"
 #include "device/pool.h"
 #include "device/stream.h"
-#include "emulator/emulator.h"
+#include "emulator/calls/emulator.h"
+#include "emulator/calls/table.h"
 #include "mock_host.h"
 #include "ort/allocator.h"
 #include "ort/ep.h"
@@ -22,6 +23,7 @@
 #include "ort/kernels.h"
 #include "ort/stream.h"
 #include "python/host.h"
+#include "python/start.h"
 #include "python/tables.h"
 
 OrtEpFactory *factory;

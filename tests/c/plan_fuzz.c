@@ -13,7 +13,7 @@
 #include "device/stream.h"
 #include "device/weights.h"
 #include "driver/driver.h"
-#include "emulator/emulator.h"
+#include "emulator/calls/emulator.h"
 #include "plan/format.h"
 #include "python/host.h"
 #include "run/cluster.h"

@@ -18,7 +18,7 @@ SOURCES = Path(__file__).resolve().parents[1] / "c"
 
 @dataclasses.dataclass
 class Emulator:
-    """Settings of the emulated devices; see csrc_shim/emulator/emulator.h."""
+    """Settings of the emulated devices; see csrc_shim/emulator/calls/emulator.h."""
 
     num_devices: int
     workers: int

@@ -1,0 +1,70 @@
+/* Listeners: who gets to know what devices did, and when. A listener is a profile that ONNX Runtime makes, of a session
+ * or of one Run (activity.h). Times are nanoseconds of CLOCK_MONOTONIC. */
+#ifndef OCP_DRIVER_LISTENER_H
+#define OCP_DRIVER_LISTENER_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* For whom work is: a listener by its number, and the event of its profile that the thread was in. */
+typedef struct ocp_activity_owner {
+  uint64_t listener; /* 0: none */
+  uint64_t event;
+} ocp_activity_owner;
+
+/* A thread can be in a session's profile and in one of a Run. */
+enum { OCP_MAX_OWNERS = 2 };
+typedef struct ocp_activity_owners {
+  ocp_activity_owner each[OCP_MAX_OWNERS];
+} ocp_activity_owners;
+
+typedef enum ocp_activity_kind { OCP_ACTIVITY_KERNEL, OCP_ACTIVITY_COPY, OCP_ACTIVITY_SET } ocp_activity_kind;
+typedef enum ocp_activity_direction { OCP_ACTIVITY_H2D, OCP_ACTIVITY_D2H, OCP_ACTIVITY_D2D } ocp_activity_direction;
+
+typedef struct ocp_activity {
+  uint64_t source; /* 0: unknown */
+  uint64_t event;  /* of the listener that has it */
+  int64_t begin, end;
+  const char *kernel; /* lives as long as the process; NULL: no kernel, or the source knows it */
+  uint64_t stream;
+  uint64_t bytes;                      /* COPY, SET */
+  uint32_t grid[3], block[3], dynamic; /* KERNEL; `dynamic` bytes of shared memory */
+  uint8_t kind, direction;             /* ocp_activity_kind, ocp_activity_direction */
+  bool in_graph;
+  int32_t device; /* ordinal */
+  int32_t thread; /* that ran it while it enqueued it; 0: the device ran it by itself */
+  /* Of a tracer, for the nodes of a graph, whose sources it does not know: the layout that has them (tracer.h), and the
+   * number of the launch. 0: the source is known. */
+  uint64_t layout, launch;
+} ocp_activity;
+
+int64_t ocp_activity_now(void);
+
+typedef struct ocp_listener ocp_listener;
+
+/* Not open yet. NULL: out of memory. */
+ocp_listener *ocp_listener_create(void);
+/* Activities reach it from open to close. Threads may enter and leave events at any time. */
+void ocp_listener_open(ocp_listener *listener);
+void ocp_listener_close(ocp_listener *listener);
+/* Closes it. No thread may use it any more. Ignores NULL. */
+void ocp_listener_destroy(ocp_listener *listener);
+/* What has reached it, in any order, to be freed by the caller; it forgets that. *lost: how many more there were than
+ * it keeps. */
+ocp_activity *ocp_listener_take(ocp_listener *listener, size_t *count, size_t *lost);
+/* Its number, which no other listener ever has; whether the listener of a number is open. */
+uint64_t ocp_listener_number(const ocp_listener *listener);
+bool ocp_listener_is_open(uint64_t number);
+
+extern atomic_uint ocp_num_listeners;
+/* Whether anybody listens: the one question that is asked when nobody does. */
+static inline bool ocp_is_anybody_listening(void) {
+  return atomic_load_explicit(&ocp_num_listeners, memory_order_relaxed) != 0;
+}
+
+/* Gives the activity, whose source is set, to its owners. */
+void ocp_activity_deliver(const ocp_activity_owners *owners, ocp_activity *activity);
+
+#endif

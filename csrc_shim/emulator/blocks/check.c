@@ -1,0 +1,185 @@
+/* The checking mode: what compute-sanitizer would find in kernels compiled with checks. */
+#include "emulator/blocks/check.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "emulator/blocks/fiber.h"
+#include "emulator/clock.h"
+#include "emulator/findings.h"
+#include "emulator/heap.h"
+#include "emulator/module.h"
+#include "emulator/shadow.h"
+#include "emulator/state.h"
+
+#define NEAR_STACK ((uint64_t)1 << 20) /* bytes of the calling thread's stack in which a kernel's locals may lie */
+
+static const char *const accesses[] = {"", "reads", "writes", "updates"};
+
+/* Keeps the first finding of each kind of a launch, and makes the launch fail. */
+static bool first_of_kind(emu_launch *launch, emu_finding_kind kind) {
+  unsigned bit = 1u << kind;
+  return !(atomic_fetch_or(&launch->found, bit) & bit);
+}
+
+static void report(ocp_emu_thread *thread, emu_finding_kind kind, emu_access access, uint64_t address, uint32_t bytes,
+                   const char *where) {
+  const emu_cpu *cpu = thread->scheduler;
+  emu_launch *launch = cpu->launch;
+  if (!first_of_kind(launch, kind))
+    return;
+  char text[EMU_FINDING_BYTES];
+  snprintf(text, sizeof text, "%s: kernel %s, block (%u,%u,%u), thread (%u,%u,%u) %s %u bytes at 0x%" PRIx64 ": %s",
+           emu_finding_kinds[kind], launch->function->name, thread->ctaid[0], thread->ctaid[1], thread->ctaid[2],
+           thread->tid[0], thread->tid[1], thread->tid[2], accesses[access], bytes, address, where);
+  emu_finding_keep(text);
+}
+
+/* The access must not happen: the kernel ends here. */
+static _Noreturn void refuse(ocp_emu_thread *thread, emu_finding_kind kind, emu_access access, uint64_t address,
+                             uint32_t bytes, const char *where) {
+  report(thread, kind, access, address, bytes, where);
+  emu_cpu *cpu = thread->scheduler;
+  atomic_store(&cpu->launch->error, CUDA_ERROR_ILLEGAL_ADDRESS);
+  emu_abandon_block(thread);
+}
+
+static void note(ocp_emu_thread *thread, emu_access access, uint64_t address, uint32_t bytes) {
+  const emu_cpu *cpu = thread->scheduler;
+  const emu_clock *clock = cpu->launch->clock;
+  for (uint64_t end = address + bytes; clock && address < end;) {
+    uint64_t within = address % EMU_GRANULE, last = within + (end - address) - 1;
+    last = last < EMU_GRANULE ? last : EMU_GRANULE - 1;
+    uint64_t other = emu_history_note(emu_history_of(address), clock, (uint32_t)within, (uint32_t)last, access);
+    if (other) {
+      char name[100], where[200];
+      emu_clock_describe(other, name, sizeof name);
+      snprintf(where, sizeof where, "nothing orders this after %s", name);
+      report(thread, EMU_MISSING_WAIT, access, address, bytes, where);
+    }
+    address += last - within + 1;
+  }
+}
+
+static void check_device(ocp_emu_thread *thread, emu_access access, uint64_t address, uint32_t bytes) {
+  if (!emu_shadow_is_written(address, bytes)) {
+    char where[200];
+    emu_finding_locate(address + emu_shadow_first_not(address, bytes, EMU_BYTE_ALLOCATED | EMU_BYTE_WRITTEN), where,
+                       sizeof where);
+    uint64_t missing = emu_shadow_first_not(address, bytes, EMU_BYTE_ALLOCATED);
+    if (missing < bytes)
+      refuse(thread, emu_shadow_state(address + missing) & EMU_BYTE_FREED ? EMU_USE_AFTER_FREE : EMU_OUT_OF_BOUNDS,
+             access, address, bytes, where);
+    if (access & EMU_LOAD)
+      report(thread, EMU_UNINITIALISED_READ, access, address, bytes, where);
+    emu_shadow_written(address, bytes); /* for a load, too: once reported is enough */
+  }
+  note(thread, access, address, bytes);
+}
+
+static uint32_t shared_bytes(const emu_launch *launch) {
+  return launch->function->meta->static_shared_bytes + launch->dynamic_shared;
+}
+
+static void check_shared(ocp_emu_thread *thread, emu_access access, uint64_t offset, uint32_t bytes) {
+  const emu_cpu *cpu = thread->scheduler;
+  uint32_t size = shared_bytes(cpu->launch);
+  char where[100];
+  if (offset > size || bytes > size - offset) {
+    snprintf(where, sizeof where, "byte %" PRId64 " of %u bytes of shared memory", (int64_t)offset, size);
+    refuse(thread, EMU_OUT_OF_BOUNDS, access, offset, bytes, where);
+  }
+  if (access & EMU_LOAD) {
+    const uint8_t *unwritten = memchr(cpu->written + offset, 0, bytes);
+    if (unwritten) {
+      snprintf(where, sizeof where, "byte %td of %u bytes of shared memory", unwritten - cpu->written, size);
+      report(thread, EMU_UNINITIALISED_READ, access, offset, bytes, where);
+    }
+  }
+  memset(cpu->written + offset, 1, bytes); /* for a load, too: once reported is enough */
+}
+
+bool emu_check_block(emu_cpu *cpu) {
+  uint32_t size = shared_bytes(cpu->launch);
+  if (!cpu->written && !(cpu->written = malloc(EMU_MAX_SHARED)))
+    return false;
+  memset(cpu->written, 0, size);
+  memset(cpu->shared, EMU_UNWRITTEN, size);
+  return true;
+}
+
+bool emu_is_of_thread(const ocp_emu_thread *thread, uint64_t host, uint32_t bytes, bool loads) {
+  const emu_cpu *cpu = thread->scheduler;
+  bool stack = host - (uint64_t)__builtin_frame_address(0) < NEAR_STACK;
+  return stack || (loads && emu_module_owns(cpu->launch->function->module, host, bytes));
+}
+
+static void check(ocp_emu_thread *thread, const void *pointer, uint32_t bytes, emu_access access) {
+  uint64_t host = (uint64_t)pointer, address = host - (uint64_t)emu.alias;
+  const emu_cpu *cpu = thread->scheduler;
+  if (!emu.config.check) /* a checked kernel outside of the checking mode */
+    return;
+  if (emu_is_device_address(address)) {
+    if (bytes <= emu.base + emu.bytes - address)
+      check_device(thread, access, address, bytes);
+    else
+      refuse(thread, EMU_OUT_OF_BOUNDS, access, address, bytes, "the end of the device's memory");
+    return;
+  }
+  uint64_t shared = host - (uint64_t)cpu->shared;
+  if (shared < EMU_MAX_SHARED + 4096 || shared > UINT64_MAX - 4096) {
+    check_shared(thread, access, shared, bytes);
+    return;
+  }
+  if (emu_is_pinned_address(host)) {
+    if (!emu_heap_find(&emu.pinned, host, bytes, NULL, NULL))
+      refuse(thread, EMU_OUT_OF_BOUNDS, access, host, bytes, "page-locked memory that is not allocated");
+    return;
+  }
+  if (!emu_is_of_thread(thread, host, bytes, access == EMU_LOAD))
+    refuse(thread, EMU_OUT_OF_BOUNDS, access, address, bytes, "outside of device memory");
+}
+
+void ocp_emu_check_load(ocp_emu_thread *thread, const void *address, uint32_t bytes) {
+  check(thread, address, bytes, EMU_LOAD);
+}
+void ocp_emu_check_store(ocp_emu_thread *thread, const void *address, uint32_t bytes) {
+  check(thread, address, bytes, EMU_STORE);
+}
+void ocp_emu_check_atomic(ocp_emu_thread *thread, const void *address, uint32_t bytes) {
+  check(thread, address, bytes, EMU_ATOMIC);
+}
+
+void emu_check_divergence(emu_cpu *cpu) {
+  emu_launch *launch = cpu->launch;
+  if (!first_of_kind(launch, EMU_DIVERGENT_BARRIER))
+    return;
+  uint32_t meeting = 0, waiting = 0;
+  for (uint32_t index = cpu->threads; index-- > 0;) {
+    const emu_warp *warp = &cpu->warps[index / EMU_WARP];
+    if (warp->live >> index % EMU_WARP & 1)
+      waiting = index;
+    meeting += warp->meeting >> index % EMU_WARP & 1;
+  }
+  const uint32_t *tid = cpu->fibers[waiting].thread.tid;
+  char text[EMU_FINDING_BYTES];
+  snprintf(text, sizeof text,
+           "%s: kernel %s, block (%u,%u,%u): thread (%u,%u,%u) waits for ever; of %u threads %u wait at a barrier, %u "
+           "in a warp operation, %u have ended",
+           emu_finding_kinds[EMU_DIVERGENT_BARRIER], launch->function->name, cpu->block_index[0], cpu->block_index[1],
+           cpu->block_index[2], tid[0], tid[1], tid[2], cpu->threads, cpu->live - meeting, meeting,
+           cpu->threads - cpu->live);
+  emu_finding_keep(text);
+}
+
+CUresult emu_check_launched(emu_launch *launch) {
+  int error = atomic_load(&launch->error);
+  if (!error && !atomic_load(&launch->found))
+    return CUDA_SUCCESS;
+  char text[EMU_FINDING_BYTES] = "";
+  int last = ocp_emu_num_findings() - 1;
+  ocp_emu_finding(last, text, sizeof text);
+  return emu_fail(error ? error : CUDA_ERROR_LAUNCH_FAILED, "%s", text);
+}

@@ -1,0 +1,23 @@
+/* The checking mode: the checks of kernels. */
+#ifndef OCP_EMULATOR_BLOCKS_CHECK_H
+#define OCP_EMULATOR_BLOCKS_CHECK_H
+
+#include "driver/driver.h"
+#include "emulator/blocks/block.h"
+#include "emulator/kernel.h"
+
+/* Before a block: its shared memory has the bytes of NaN, and counts as not written. False: out of host memory. */
+bool emu_check_block(emu_cpu *cpu);
+/* The result of a launch that has run, with its finding as the text where it has one. */
+CUresult emu_check_launched(emu_launch *launch);
+/* Reports that some threads of the block wait for others that never come. */
+void emu_check_divergence(emu_cpu *cpu);
+/* Whether these bytes are on the stack that runs, or constants of the thread's kernel, which may only be loaded. */
+bool emu_is_of_thread(const ocp_emu_thread *thread, uint64_t host, uint32_t bytes, bool loads);
+
+/* Checking mode: called before each access through a pointer that is not provably on the stack. */
+void ocp_emu_check_load(ocp_emu_thread *thread, const void *address, uint32_t bytes);
+void ocp_emu_check_store(ocp_emu_thread *thread, const void *address, uint32_t bytes);
+void ocp_emu_check_atomic(ocp_emu_thread *thread, const void *address, uint32_t bytes);
+
+#endif

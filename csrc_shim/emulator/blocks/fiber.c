@@ -1,0 +1,262 @@
+/* The threads of a block as fibers. Fibers switch to each other directly, in the order of their lanes, and a fiber that
+ * waits is found through two levels of bit masks: a barrier of n threads costs n switches. */
+#include "emulator/blocks/fiber.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "driver/driver.h"
+#include "emulator/blocks/meeting.h"
+#include "emulator/module.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#elif defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
+
+#define PAGE 4096u
+#define UNKNOWN_STACK (64u << 10)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define STACK_MARGIN (64u << 10)
+#else
+#define STACK_MARGIN (6u << 10) /* for libm and the functions of this file */
+#endif
+/* Stacks start at different cache sets: page-aligned ones would all fight for the same few lines. */
+#define COLOURS 16u
+#define COLOUR_BYTES 320u
+
+_Thread_local __attribute__((tls_model("initial-exec"))) emu_cpu *emu_running;
+
+/* Saves the callee-saved registers on the stack and the stack pointer in *save; goes on where `load` was saved. */
+void ocp_emu_switch(void **save, void *load);
+/* The same, but goes on in ocp_emu_fiber_main(fiber) on a stack that nothing is on yet. */
+void ocp_emu_switch_new(void **save, void *stack_top, emu_fiber *fiber);
+/* Goes on where `load` was saved, and leaves nothing to come back to. */
+_Noreturn void ocp_emu_switch_last(void *load);
+__attribute__((used, visibility("hidden"))) _Noreturn void ocp_emu_fiber_main(emu_fiber *fiber);
+
+#ifdef __x86_64__
+#define FUNCTION(name, body)                                                                                           \
+  ".p2align 4\n.hidden " name "\n.globl " name "\n.type " name ", @function\n" name ":\n" body ".size " name           \
+  ", .-" name "\n"
+#define PUSH "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+#define POP "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
+/* ocp_emu_switch ends in a return because that is predicted: fibers that wait were left at the same call as those that
+ * come back. The other two change the depth of calls, so they jump. */
+__asm__(".text\n" FUNCTION("ocp_emu_switch", PUSH "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n" POP "  ret\n")
+            FUNCTION("ocp_emu_switch_new", PUSH "  movq %rsp, (%rdi)\n  leaq -8(%rsi), %rsp\n  movq %rdx, %rdi\n"
+                                                "  jmp ocp_emu_fiber_main\n")
+                FUNCTION("ocp_emu_switch_last", "  movq %rdi, %rsp\n" POP "  popq %rcx\n  jmp *%rcx\n"));
+#else
+/* The loader refuses every kernel on other hosts, so no fiber ever runs. */
+void ocp_emu_switch(void **save, void *load) {
+  (void)save, (void)load;
+  abort();
+}
+void ocp_emu_switch_new(void **save, void *stack_top, emu_fiber *fiber) {
+  (void)save, (void)stack_top, (void)fiber;
+  abort();
+}
+void ocp_emu_switch_last(void *load) {
+  (void)load;
+  abort();
+}
+#endif
+
+/* A process may have about 65,000 mappings, and a guard page makes two. So a warp has one, below its first thread's
+ * stack. The threads of a warp run the same code, and what needs too much stack meets the guard in the first one. */
+static size_t warp_bytes(size_t stack_size) { return PAGE + EMU_WARP * stack_size; }
+static uint8_t *stack_bottom(const emu_cpu *cpu, uint32_t index) {
+  return cpu->stacks + index / EMU_WARP * warp_bytes(cpu->stack_size) + PAGE + index % EMU_WARP * cpu->stack_size;
+}
+static void *stack_top(const emu_cpu *cpu, uint32_t index) {
+  return stack_bottom(cpu, index) + cpu->stack_size - index % COLOURS * COLOUR_BYTES;
+}
+
+/* Leaves the stack pointer in *save (NULL: the fiber has ended) and runs thread `next`. */
+static inline void switch_to(emu_cpu *cpu, void **save, uint32_t next) {
+  emu_fiber *fiber = &cpu->fibers[next];
+  cpu->current = next;
+#if defined(__SANITIZE_ADDRESS__)
+  void *fake_stack = NULL;
+  if (next >= cpu->started) /* the last fiber on this stack never returned from its frames */
+    __asan_unpoison_memory_region(stack_bottom(cpu, next), cpu->stack_size);
+  __sanitizer_start_switch_fiber(save ? &fake_stack : NULL, stack_bottom(cpu, next), cpu->stack_size);
+#elif defined(__SANITIZE_THREAD__)
+  __tsan_switch_to_fiber(cpu->tsan[next], 0);
+#endif
+  void *ended;
+  if (next >= cpu->started) { /* threads start in their order */
+    cpu->started = next + 1;
+    ocp_emu_switch_new(save ? save : &ended, stack_top(cpu, next), fiber);
+  } else if (save) {
+    ocp_emu_switch(save, fiber->stack_pointer);
+  } else {
+    ocp_emu_switch_last(fiber->stack_pointer);
+  }
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake_stack, NULL, NULL);
+#endif
+}
+
+static _Noreturn void switch_to_main(emu_cpu *cpu) {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(NULL, cpu->main_bottom, cpu->main_size);
+#elif defined(__SANITIZE_THREAD__)
+  __tsan_switch_to_fiber(cpu->main_tsan, 0);
+#endif
+  ocp_emu_switch_last(cpu->main_stack_pointer);
+}
+
+#define NONE UINT32_MAX
+
+/* The thread to run after `index`: first in the same warp, then in the warps after it. */
+static inline uint32_t next_thread(const emu_cpu *cpu, uint32_t index) {
+  uint32_t warp = index / EMU_WARP, runnable = cpu->warps[warp].runnable;
+  if (!runnable) {
+    uint32_t warps = cpu->runnable_warps;
+    if (!warps)
+      return NONE;
+    uint32_t after = warps & ~(((uint32_t)2 << warp) - 1);
+    warp = (uint32_t)__builtin_ctz(after ? after : warps);
+    return warp * EMU_WARP + (uint32_t)__builtin_ctz(cpu->warps[warp].runnable);
+  }
+  uint32_t after = runnable & ~(((uint32_t)2 << index % EMU_WARP) - 1);
+  return warp * EMU_WARP + (uint32_t)__builtin_ctz(after ? after : runnable);
+}
+
+/* Some threads wait for others that never come. */
+static _Noreturn void diverged(emu_cpu *cpu) {
+  cpu->diverged = true;
+  switch_to_main(cpu);
+}
+
+static inline void yield(emu_cpu *cpu, uint32_t index) {
+  uint32_t next = next_thread(cpu, index);
+  if (next == NONE)
+    diverged(cpu);
+  switch_to(cpu, &cpu->fibers[index].stack_pointer, next);
+}
+
+void emu_yield(emu_cpu *cpu, uint32_t index) { yield(cpu, index); }
+
+void ocp_emu_barrier(ocp_emu_thread *thread) {
+  (void)thread;
+  emu_cpu *cpu = emu_running;
+  if (++cpu->arrived == cpu->threads) {
+    cpu->arrived = 0;
+    for (uint32_t warp = 0; warp < cpu->num_warps; warp++)
+      cpu->warps[warp].runnable = cpu->warps[warp].live;
+    cpu->runnable_warps = (uint32_t)(((uint64_t)1 << cpu->num_warps) - 1);
+    return;
+  }
+  uint32_t index = cpu->current;
+  emu_block_thread(cpu, index);
+  yield(cpu, index);
+}
+
+/* ---- start and end ---- */
+
+void ocp_emu_fiber_main(emu_fiber *fiber) {
+  emu_cpu *cpu = emu_running;
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(NULL, cpu->main_bottom ? NULL : &cpu->main_bottom,
+                                  cpu->main_bottom ? NULL : &cpu->main_size);
+#endif
+  memcpy(fiber->thread.ctaid, cpu->block_index, sizeof cpu->block_index);
+  cpu->launch->function->entry(cpu->launch->params, &fiber->thread);
+  uint32_t index = fiber->index;
+  emu_warp *warp = &cpu->warps[index / EMU_WARP];
+  warp->live &= ~((uint32_t)1 << index % EMU_WARP);
+  emu_block_thread(cpu, index);
+  if (warp->meeting)
+    emu_warp_lane_ended(cpu, warp);
+  uint32_t next = next_thread(cpu, index);
+  if (--cpu->live == 0)
+    switch_to_main(cpu);
+  if (next == NONE)
+    diverged(cpu);
+  switch_to(cpu, NULL, next);
+  __builtin_unreachable();
+}
+
+bool emu_fibers_prepare(emu_cpu *cpu, const emu_launch *launch) {
+  uint32_t stack = launch->function->meta->stack_bytes;
+  size_t need = (stack ? stack : UNKNOWN_STACK) + STACK_MARGIN + COLOURS * COLOUR_BYTES;
+  size_t size = (need + PAGE - 1) & ~(size_t)(PAGE - 1);
+  if (!cpu->fibers) {
+    cpu->fibers = calloc(EMU_MAX_THREADS, sizeof *cpu->fibers);
+    if (!cpu->fibers)
+      return false;
+  }
+  if (size > cpu->stack_size) {
+    size_t bytes = EMU_MAX_WARPS * warp_bytes(size);
+    void *stacks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stacks == MAP_FAILED)
+      return false;
+    for (uint32_t warp = 0; warp < EMU_MAX_WARPS; warp++)
+      if (mprotect((uint8_t *)stacks + warp * warp_bytes(size), PAGE, PROT_NONE)) {
+        munmap(stacks, bytes);
+        return false;
+      }
+    if (cpu->stacks)
+      munmap(cpu->stacks, cpu->stacks_bytes);
+    cpu->stacks = stacks;
+    cpu->stacks_bytes = bytes;
+    cpu->stack_size = size;
+  }
+  cpu->num_warps = (launch->threads + EMU_WARP - 1) / EMU_WARP;
+  cpu->threads = launch->threads;
+  for (uint32_t index = 0; index < launch->threads; index++) {
+    emu_fiber *fiber = &cpu->fibers[index];
+    ocp_emu_thread *thread = &fiber->thread;
+    fiber->index = index;
+#if defined(__SANITIZE_THREAD__)
+    if (!cpu->tsan[index])
+      cpu->tsan[index] = __tsan_create_fiber(0);
+#endif
+    thread->tid[0] = index % launch->block[0];
+    thread->tid[1] = index / launch->block[0] % launch->block[1];
+    thread->tid[2] = index / launch->block[0] / launch->block[1];
+    memcpy(thread->ntid, launch->block, sizeof thread->ntid);
+    memcpy(thread->nctaid, launch->grid, sizeof thread->nctaid);
+    thread->laneid = index % EMU_WARP;
+    thread->dynamic_shared = launch->dynamic_shared;
+    thread->shared = cpu->shared;
+    thread->scheduler = cpu;
+  }
+  return true;
+}
+
+bool emu_fibers_run_block(emu_cpu *cpu, const uint32_t block[3]) {
+  uint32_t threads = cpu->threads;
+  memcpy(cpu->block_index, block, sizeof cpu->block_index);
+  for (uint32_t warp = 0; warp < cpu->num_warps; warp++) {
+    uint32_t lanes = threads - warp * EMU_WARP;
+    cpu->warps[warp].live = cpu->warps[warp].runnable = lanes >= EMU_WARP ? UINT32_MAX : ((uint32_t)1 << lanes) - 1;
+    cpu->warps[warp].meeting = 0;
+  }
+  cpu->runnable_warps = (uint32_t)(((uint64_t)1 << cpu->num_warps) - 1);
+  cpu->live = threads;
+  cpu->arrived = 0;
+  cpu->started = 0;
+  cpu->diverged = false;
+  emu_running = cpu;
+#if defined(__SANITIZE_ADDRESS__)
+  cpu->main_bottom = NULL;
+#elif defined(__SANITIZE_THREAD__)
+  cpu->main_tsan = __tsan_get_current_fiber();
+#endif
+  switch_to(cpu, &cpu->main_stack_pointer, 0);
+  return !cpu->diverged;
+}
+
+void emu_abandon_block(ocp_emu_thread *thread) {
+  emu_cpu *cpu = thread->scheduler;
+  if (cpu->launch->function->meta->mode == OCP_EMU_FIBER)
+    switch_to_main(cpu);
+  longjmp(cpu->abandon, 1);
+}

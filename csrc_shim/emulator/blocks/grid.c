@@ -1,0 +1,260 @@
+/* Runs a kernel: its parameters, and the blocks of its grid over the host's threads. */
+#include "emulator/blocks/grid.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "emulator/blocks/check.h"
+#include "emulator/blocks/count.h"
+#include "emulator/blocks/fiber.h"
+#include "emulator/blocks/profile.h"
+#include "emulator/blocks/workers.h"
+#include "emulator/kernel.h"
+#include "emulator/module.h"
+
+#ifdef __x86_64__
+#include <x86intrin.h>
+#endif
+
+/* Ticks are those of the time stamp counter, two to five in a nanosecond. */
+#define WAKE_TICKS 60000u  /* remaining work that is worth waking a worker for */
+#define CHUNK_TICKS 60000u /* work that a thread takes at a time */
+
+static uint64_t ticks(void) {
+#ifdef __x86_64__
+  return __rdtsc();
+#else
+  return 0;
+#endif
+}
+
+/* ---- what a host thread needs to run blocks ---- */
+
+static pthread_mutex_t cpus_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t cpus_given_back = PTHREAD_COND_INITIALIZER;
+static emu_cpu *cpus; /* those not in use; kept for the life of the process */
+static uint32_t cpus_in_use;
+
+static emu_cpu *make_cpu(void) {
+  emu_cpu *cpu = calloc(1, sizeof *cpu);
+  if (!cpu)
+    return NULL;
+  size_t bytes = (EMU_MAX_SHARED + 4095) & ~4095u;
+  cpu->shared = mmap(NULL, bytes + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (cpu->shared == MAP_FAILED || mprotect(cpu->shared + bytes, 4096, PROT_NONE)) {
+    free(cpu);
+    return NULL;
+  }
+  return cpu;
+}
+
+static void release_cpu(emu_cpu *cpu) {
+  pthread_mutex_lock(&cpus_lock);
+  cpu->next = cpus;
+  cpus = cpu;
+  cpus_in_use--;
+  pthread_cond_signal(&cpus_given_back);
+  pthread_mutex_unlock(&cpus_lock);
+}
+
+/* NULL: out of host memory. Waits while as many host threads run blocks as may. A block waits only for blocks that run
+ * or have run, so that each of these threads ends its blocks without the others. */
+static emu_cpu *acquire_cpu(emu_launch *launch) {
+  pthread_mutex_lock(&cpus_lock);
+  while (cpus_in_use >= emu.threads)
+    pthread_cond_wait(&cpus_given_back, &cpus_lock);
+  emu_cpu *cpu = cpus;
+  if (cpu)
+    cpus = cpu->next;
+  else if (!(cpu = make_cpu())) {
+    pthread_mutex_unlock(&cpus_lock);
+    return NULL;
+  }
+  cpus_in_use++;
+  pthread_mutex_unlock(&cpus_lock);
+  cpu->launch = launch;
+  if (launch->function->meta->mode == OCP_EMU_FIBER && !emu_fibers_prepare(cpu, launch)) {
+    release_cpu(cpu);
+    return NULL;
+  }
+  return cpu;
+}
+
+/* ---- blocks ---- */
+
+/* A kernel that is checked or counted may leave its block in the middle. */
+static void run_observed(const emu_launch *launch, emu_cpu *cpu, ocp_emu_thread *thread) {
+  if (!setjmp(cpu->abandon))
+    launch->function->entry(launch->params, thread);
+}
+
+/* Blocks [first, last) of the launch. */
+static void run_blocks(emu_launch *launch, emu_cpu *cpu, uint64_t first, uint64_t last) {
+  uint32_t block[3] = {(uint32_t)(first % launch->grid[0]), (uint32_t)(first / launch->grid[0] % launch->grid[1]),
+                       (uint32_t)(first / launch->grid[0] / launch->grid[1])};
+  bool fibers = launch->function->meta->mode == OCP_EMU_FIBER;
+  bool is_checked = launch->function->meta->checked && emu.config.check;
+  bool is_observed = launch->function->meta->checked || emu_counting();
+  ocp_emu_thread thread = {
+      .ntid = {launch->block[0], launch->block[1], launch->block[2]},
+      .nctaid = {launch->grid[0], launch->grid[1], launch->grid[2]},
+      .dynamic_shared = launch->dynamic_shared,
+      .shared = cpu->shared,
+      .scheduler = cpu,
+  };
+  for (uint64_t index = first; index < last; index++) {
+    if (atomic_load_explicit(&launch->error, memory_order_relaxed))
+      return;
+    if (is_checked && !emu_check_block(cpu)) {
+      atomic_store(&launch->error, CUDA_ERROR_OUT_OF_MEMORY);
+      return;
+    }
+    if (fibers) {
+      if (!emu_fibers_run_block(cpu, block)) {
+        emu_check_divergence(cpu);
+        atomic_store(&launch->error, CUDA_ERROR_LAUNCH_FAILED);
+      }
+    } else {
+      memcpy(thread.ctaid, block, sizeof block);
+      if (is_observed)
+        run_observed(launch, cpu, &thread);
+      else
+        launch->function->entry(launch->params, &thread);
+    }
+    if (++block[0] == launch->grid[0]) {
+      block[0] = 0;
+      if (++block[1] == launch->grid[1]) {
+        block[1] = 0;
+        block[2]++;
+      }
+    }
+  }
+}
+
+/* The blocks of a grid from `first` on. */
+typedef struct grid_rest {
+  emu_launch *launch;
+  uint64_t first;
+} grid_rest;
+
+static void run_range(void *context, uint64_t first, uint64_t last) {
+  const grid_rest *rest = context;
+  emu_cpu *cpu = acquire_cpu(rest->launch);
+  if (!cpu) {
+    atomic_store(&rest->launch->error, CUDA_ERROR_OUT_OF_MEMORY);
+    return;
+  }
+  run_blocks(rest->launch, cpu, rest->first + first, rest->first + last);
+  release_cpu(cpu);
+}
+
+static CUresult run_counted(emu_launch *launch, ocp_emu_count *count) {
+  emu_cpu *cpu = acquire_cpu(launch);
+  if (!cpu)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  for (uint32_t i = 0; i < count->num_blocks; i++)
+    if (count->blocks[i] < launch->blocks) {
+      emu_count_begin(count, i);
+      run_blocks(launch, cpu, count->blocks[i], count->blocks[i] + 1);
+      emu_count_end(count);
+    }
+  release_cpu(cpu);
+  return emu_check_launched(launch);
+}
+
+/* Blocks run in the calling thread for as long as the measured cost says that the rest is not worth waking a worker,
+ * in steps that double, so that a wrong estimate costs little. */
+static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
+  ocp_emu_count *count = emu_counting();
+  if (count)
+    return run_counted(launch, count);
+  if (launch->blocks == 1) { /* nothing to share: not worth reading the clock */
+    emu_cpu *cpu = acquire_cpu(launch);
+    if (!cpu)
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    run_blocks(launch, cpu, 0, 1);
+    release_cpu(cpu);
+    return emu_check_launched(launch);
+  }
+  uint64_t cost = atomic_load_explicit(&function->ticks_per_block, memory_order_relaxed), done = 0;
+  if (cost * launch->blocks < WAKE_TICKS || emu.threads == 1) {
+    emu_cpu *cpu = acquire_cpu(launch);
+    if (!cpu)
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    uint64_t step = 1;
+    do {
+      uint64_t start = ticks();
+      run_blocks(launch, cpu, done, done + step);
+      cost = (ticks() - start) / step + 1;
+      done += step;
+      step = done < launch->blocks - done ? done : launch->blocks - done;
+    } while (step && (cost * (launch->blocks - done) < WAKE_TICKS || emu.threads == 1));
+    release_cpu(cpu);
+  }
+  if (done < launch->blocks) {
+    grid_rest rest = {launch, done};
+    uint64_t count = launch->blocks - done, fair = count / (4 * emu.threads), chunk = CHUNK_TICKS / (cost + 1);
+    chunk = chunk < fair ? chunk : fair;
+    uint64_t start = ticks();
+    emu_pool_run(run_range, &rest, count, chunk ? chunk : 1);
+    cost = (ticks() - start) * emu.threads / count + 1;
+  }
+  atomic_store_explicit(&function->ticks_per_block, cost < UINT32_MAX ? (uint32_t)cost : UINT32_MAX,
+                        memory_order_relaxed);
+  return emu_check_launched(launch);
+}
+
+/* A device address becomes the host address of its bytes. The address of page-locked memory stays. Any other address is
+ * not one of the device. */
+static CUresult translate(const emu_op *op, uint64_t *values, const void **pointers) {
+  const ocp_emu_kernel_meta *meta = op->kernel.function->meta;
+  for (uint32_t i = 0; i < op->num_params; i++) {
+    uint64_t value = op->params[i];
+    if (meta->params[i] == OCP_EMU_PARAM_POINTER) {
+      if (emu_is_device_address(value))
+        value += (uint64_t)emu.alias;
+      else if (value && !emu_is_pinned_address(value))
+        return emu_fail(CUDA_ERROR_ILLEGAL_ADDRESS, "parameter %u of kernel \"%s\" is 0x%llx: not device memory", i,
+                        op->kernel.function->name, (unsigned long long)value);
+    }
+    values[i] = value;
+    pointers[i] = &values[i];
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult emu_run_kernel(emu_device *device, const emu_op *op, const emu_clock *clock) {
+  uint64_t values[OCP_EMU_MAX_PARAMS];
+  const void *pointers[OCP_EMU_MAX_PARAMS];
+  CUresult result = translate(op, values, pointers);
+  if (result)
+    return result;
+  struct CUfunc_st *function = op->kernel.function;
+  const uint32_t *grid = op->kernel.grid, *block = op->kernel.block;
+  emu_launch launch = {
+      .function = function,
+      .params = pointers,
+      .grid = {grid[0], grid[1], grid[2]},
+      .block = {block[0], block[1], block[2]},
+      .threads = block[0] * block[1] * block[2],
+      .dynamic_shared = op->kernel.dynamic_shared,
+      .blocks = (uint64_t)grid[0] * grid[1] * grid[2],
+      .device = device,
+      .clock = clock,
+  };
+#ifdef __x86_64__
+  unsigned control = _mm_getcsr();             /* the host thread may flush denormals or round otherwise */
+  bool differs = (control & ~0x3fu) != 0x1f80; /* flags of past operations do not matter */
+  if (differs)
+    _mm_setcsr(0x1f80);
+#endif
+  uint64_t begun = emu_profile_begin();
+  result = run_grid(&launch, function);
+  emu_profile_end(begun, &launch);
+#ifdef __x86_64__
+  if (differs)
+    _mm_setcsr(control);
+#endif
+  return result;
+}

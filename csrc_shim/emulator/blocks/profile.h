@@ -1,0 +1,13 @@
+/* The times of launches. */
+#ifndef OCP_EMULATOR_BLOCKS_PROFILE_H
+#define OCP_EMULATOR_BLOCKS_PROFILE_H
+
+#include <stdint.h>
+
+#include "emulator/blocks/block.h"
+
+/* Around a launch: writes its time where the environment asks for it. */
+uint64_t emu_profile_begin(void);
+void emu_profile_end(uint64_t begun, const emu_launch *launch);
+
+#endif

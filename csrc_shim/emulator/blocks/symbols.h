@@ -1,0 +1,8 @@
+/* What kernel objects may call. */
+#ifndef OCP_EMULATOR_BLOCKS_SYMBOLS_H
+#define OCP_EMULATOR_BLOCKS_SYMBOLS_H
+
+/* Address of the function that a kernel object may call by that name, or NULL. */
+const void *emu_symbol(const char *name);
+
+#endif

@@ -1,0 +1,11 @@
+/* The threads that run blocks. */
+#ifndef OCP_EMULATOR_BLOCKS_WORKERS_H
+#define OCP_EMULATOR_BLOCKS_WORKERS_H
+
+#include <stdint.h>
+
+/* Calls run(context, first, last) over [0, count) in the calling thread and the workers; returns when all is done. */
+typedef void (*emu_range_fn)(void *context, uint64_t first, uint64_t last);
+void emu_pool_run(emu_range_fn run, void *context, uint64_t count, uint64_t chunk);
+
+#endif

@@ -1,0 +1,157 @@
+/* Events of the emulated device, as the driver offers them. */
+#include "emulator/calls/event.h"
+
+#include <stdlib.h>
+
+#include "emulator/clock.h"
+#include "emulator/mempool.h"
+#include "emulator/record.h"
+#include "emulator/state.h"
+#include "emulator/stream_list.h"
+#include "emulator/work/capture.h"
+#include "emulator/work/queue.h"
+
+/* Events of the emulated device. */
+#include <stdlib.h>
+#include <time.h>
+
+CUresult emu_event_create(CUevent *event, unsigned flags) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  if (!event || flags > 7)
+    return CUDA_ERROR_INVALID_VALUE;
+  *event = calloc(1, sizeof **event);
+  if (!*event)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  (*event)->flags = flags;
+  atomic_fetch_add(&emu.live, 1);
+  return CUDA_SUCCESS;
+}
+
+static void replace_record(CUevent event, emu_record *record) {
+  emu_record_release(event->record);
+  event->record = record;
+  emu_capture_forget(event);
+}
+
+CUresult emu_event_destroy(CUevent event) {
+  CUresult result = emu_leave();
+  if (result)
+    return result;
+  if (!event)
+    return CUDA_ERROR_INVALID_HANDLE;
+  pthread_mutex_lock(&emu_order);
+  replace_record(event, NULL);
+  pthread_mutex_unlock(&emu_order);
+  free(event);
+  atomic_fetch_sub(&emu.live, 1);
+  return emu_lost();
+}
+
+CUresult emu_event_record(CUevent event, CUstream stream) {
+  CUresult result = emu_enter_stream(&stream);
+  if (result)
+    return result;
+  if (!event)
+    return CUDA_ERROR_INVALID_HANDLE;
+  emu_record *record = emu_record_make();
+  if (!record)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  pthread_mutex_lock(&stream->lock);
+  pthread_mutex_lock(&emu_order);
+  if (emu_is_capturing(stream, &result)) {
+    replace_record(event, NULL);
+    result = emu_capture_record(stream, event);
+  } else if (!result) {
+    record->clock = emu_clock_snapshot(stream);
+    replace_record(event, emu_record_share(record));
+    if (emu.config.adversarial)
+      result = emu_queue_record(stream, record);
+    else
+      emu_record_finish(record);
+  }
+  pthread_mutex_unlock(&emu_order);
+  pthread_mutex_unlock(&stream->lock);
+  emu_record_release(record);
+  return result;
+}
+
+CUresult emu_stream_wait_event(CUstream stream, CUevent event, unsigned flags) {
+  CUresult result = emu_enter_stream(&stream);
+  if (result)
+    return result;
+  if (!event || flags > 1)
+    return event ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+  pthread_mutex_lock(&stream->lock);
+  pthread_mutex_lock(&emu_order);
+  if (!emu_capture_wait(stream, event, &result) && event->record) {
+    emu_clock_join(stream, event->record->clock);
+    if (!emu_record_is_done(event->record))
+      result = emu_queue_wait(stream, event->record);
+  }
+  pthread_mutex_unlock(&emu_order);
+  pthread_mutex_unlock(&stream->lock);
+  return result;
+}
+
+/* For calls that ask what an event has come to. */
+static CUresult enter_with(CUevent event, emu_device **device) {
+  const CUresult result = emu_enter(device);
+  if (result)
+    return result;
+  return event ? emu_capture_event(event) : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult emu_event_synchronize(CUevent event) {
+  emu_device *device;
+  CUresult result = enter_with(event, &device);
+  if (result)
+    return result;
+  pthread_mutex_lock(&emu_order);
+  emu_record *record = emu_record_share(event->record);
+  while (!emu_record_is_done(record) && emu_queue_run()) {
+  }
+  if (record)
+    emu_clock_host_waits(record->clock);
+  emu_record_release(record);
+  pthread_mutex_unlock(&emu_order);
+  emu_mempools_synchronized(device);
+  return atomic_load(&device->error);
+}
+
+CUresult emu_event_query(CUevent event) {
+  emu_device *device;
+  CUresult result = enter_with(event, &device);
+  if (result)
+    return result;
+  pthread_mutex_lock(&emu_order);
+  if (!emu_record_is_done(event->record) && emu_random(2)) /* a program that polls makes progress */
+    emu_queue_run();
+  result = emu_record_is_done(event->record) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  if (!result && event->record)
+    emu_clock_host_waits(event->record->clock);
+  pthread_mutex_unlock(&emu_order);
+  return result ? result : atomic_load(&device->error);
+}
+
+CUresult emu_event_elapsed_time(float *milliseconds, CUevent start, CUevent end) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  if (!milliseconds)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (!start || !end || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING)
+    return CUDA_ERROR_INVALID_HANDLE;
+  pthread_mutex_lock(&emu_order);
+  if (!start->record || !end->record)
+    result = CUDA_ERROR_INVALID_HANDLE;
+  else if (!emu_record_is_done(start->record) || !emu_record_is_done(end->record))
+    result = CUDA_ERROR_NOT_READY;
+  else
+    *milliseconds = (float)(end->record->time - start->record->time);
+  pthread_mutex_unlock(&emu_order);
+  return result;
+}

@@ -1,0 +1,11 @@
+/* Members of the driver table: modules. */
+#ifndef OCP_EMULATOR_CALLS_LOADER_H
+#define OCP_EMULATOR_CALLS_LOADER_H
+
+#include "driver/driver.h"
+
+CUresult emu_module_load(CUmodule *module, const void *image, size_t image_bytes);
+CUresult emu_module_unload(CUmodule module);
+CUresult emu_module_get_function(CUfunction *function, CUmodule module, const char *name);
+
+#endif

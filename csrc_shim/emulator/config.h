@@ -1,0 +1,52 @@
+/* What Python tells the emulated CUDA device: its configuration, and what the counting mode is to record. Types only.
+ */
+#ifndef OCP_EMULATOR_CONFIG_H
+#define OCP_EMULATOR_CONFIG_H
+
+#include <stdint.h>
+
+typedef struct ocp_emu_config {
+  uint32_t num_devices;  /* 1 .. 8 */
+  uint32_t workers;      /* threads that run blocks; 0: one per core of the process's affinity mask */
+  uint64_t device_bytes; /* memory of each device; address space only until it is touched */
+  uint32_t adversarial;  /* 0: inline streams; 1: deferred and interleaved by `seed` until the program waits */
+  uint32_t check;        /* 1: the checking mode; needs kernels compiled with checks */
+  uint64_t seed;
+} ocp_emu_config;
+
+/* ---- the counting mode ---- */
+
+/* Bits of ocp_emu_access.what above those of the access's bytes. */
+enum {
+  OCP_EMU_COUNT_STORE = 1 << 16,
+  OCP_EMU_COUNT_ATOMIC = 1 << 17,
+  OCP_EMU_COUNT_GLOBAL = 1 << 18, /* address is the device's */
+  OCP_EMU_COUNT_SHARED = 1 << 19  /* address counts from the block's shared memory */
+};
+
+/* One access of one thread. Threads of a warp access together at the same place in the same turn. */
+typedef struct ocp_emu_access {
+  uint64_t address;
+  uint32_t what;
+  uint32_t turn;  /* how often the thread had been at the place */
+  uint32_t block; /* by its number in ocp_emu_count.blocks */
+  uint16_t thread;
+  uint16_t place;
+} ocp_emu_access;
+
+/* What launches of kernels compiled for counting are to do, and what they did. All memory is the caller's. */
+typedef struct ocp_emu_count {
+  const uint64_t *blocks; /* the only ones of a launch that run, one after the other */
+  uint32_t num_blocks;
+  uint32_t num_places; /* of the kernel: places of accesses, and parts without branches */
+  uint32_t max_turns;  /* of a thread at a place that are noted */
+  uint32_t block;      /* that runs */
+  uint32_t num_left;   /* blocks that ended where they would have accessed no memory of the device */
+  uint64_t max_accesses, num_accesses;
+  ocp_emu_access *accesses;
+  uint64_t *executed; /* how often threads were at each place */
+  uint64_t *issued;   /* how often warps were: as often as the lane of theirs that was there most */
+  uint32_t *turns;    /* num_places * 1024 */
+} ocp_emu_count;
+
+#endif

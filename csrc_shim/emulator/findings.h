@@ -1,0 +1,38 @@
+/* The findings of the checking mode: what compute-sanitizer would report. */
+#ifndef OCP_EMULATOR_FINDINGS_H
+#define OCP_EMULATOR_FINDINGS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "driver/driver.h"
+
+/* Findings of the checking mode since the last clear: kinds out-of-bounds, use-after-free, uninitialised-read,
+ * divergent-barrier, missing-wait. Each is one line of text that names kernel, block, thread, address, bytes. A finding
+ * also makes the launch fail with CUDA_ERROR_ILLEGAL_ADDRESS or CUDA_ERROR_LAUNCH_FAILED, as compute-sanitizer's
+ * --error-exitcode would. */
+int ocp_emu_num_findings(void);
+/* Copies finding `index` into text; returns its length, or -1. */
+int ocp_emu_finding(int index, char *text, size_t text_bytes);
+/* Forgets the findings and the sticky errors of the devices. */
+void ocp_emu_clear_findings(void);
+
+/* ---- for the checks ---- */
+
+enum { EMU_FINDING_BYTES = 400 }; /* of one text */
+typedef enum emu_finding_kind {
+  EMU_OUT_OF_BOUNDS,
+  EMU_USE_AFTER_FREE,
+  EMU_UNINITIALISED_READ,
+  EMU_MISSING_WAIT,
+  EMU_DIVERGENT_BARRIER
+} emu_finding_kind;
+extern const char *const emu_finding_kinds[]; /* their names */
+void emu_finding_keep(const char *text);
+/* Keeps a finding of a copy or memset, and makes it the error of the operation, which is returned. */
+CUresult emu_finding_report(emu_finding_kind kind, const char *operation, uint64_t address, uint64_t bytes,
+                            const char *where);
+/* Describes where a device address lies: "byte 4096 of 4096 allocated at 0x...". */
+void emu_finding_locate(uint64_t address, char *text, size_t text_bytes);
+
+#endif

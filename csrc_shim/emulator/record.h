@@ -1,0 +1,35 @@
+/* Events and their recordings. */
+#ifndef OCP_EMULATOR_RECORD_H
+#define OCP_EMULATOR_RECORD_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "driver/driver.h"
+#include "emulator/clock.h"
+
+/* One recording of an event: a later one of the same event does not change what waits for this one. */
+typedef struct emu_record {
+  atomic_int references;
+  atomic_bool done;
+  double time;      /* milliseconds of the host's clock */
+  emu_clock *clock; /* checking mode: what happened before */
+} emu_record;
+emu_record *emu_record_make(void); /* NULL: out of memory */
+/* NULL, the record of an event that was never recorded, is done. */
+bool emu_record_is_done(const emu_record *record);
+void emu_record_finish(emu_record *record);
+emu_record *emu_record_share(emu_record *record);
+void emu_record_release(emu_record *record);
+
+struct CUevent_st {
+  unsigned flags;
+  emu_record *record;          /* the last one; NULL: never recorded */
+  struct emu_capture *capture; /* the capture that the last record belongs to */
+  struct CUgraphNode_st **nodes;
+  uint32_t num_nodes;      /* of the capture, that stood before the record */
+  struct CUevent_st *next; /* of the capture */
+};
+
+#endif

@@ -1,0 +1,33 @@
+/* Stream capture: operations of capturing streams become nodes of a graph. */
+#ifndef OCP_EMULATOR_WORK_CAPTURE_H
+#define OCP_EMULATOR_WORK_CAPTURE_H
+
+#include <stdbool.h>
+
+#include "driver/driver.h"
+#include "emulator/op.h"
+#include "emulator/record.h"
+#include "emulator/state.h"
+
+/* ---- captures; called with the stream's lock or, in adversarial mode, the order held ---- */
+/* Whether operations of the stream become nodes; *result is the error where they are not allowed at all. */
+bool emu_is_capturing(CUstream stream, CUresult *result);
+CUresult emu_capture_op(CUstream stream, const emu_op *op);
+CUresult emu_capture_record(CUstream stream, CUevent event);
+/* Whether the wait is a matter of captures, and then its result. */
+bool emu_capture_wait(CUstream stream, CUevent event, CUresult *result);
+void emu_capture_forget(CUevent event);
+/* ---- captures; called without ---- */
+void emu_capture_leave(CUstream stream); /* the stream is about to be destroyed */
+/* The error of a call that may wait for the device, such as an allocation, where a capture forbids it. */
+CUresult emu_capture_unsafe(void);
+/* The error of waiting for the stream, or for NULL of waiting for all, where a capture forbids it. */
+CUresult emu_capture_forbids(CUstream stream);
+CUresult emu_capture_event(CUevent event);
+
+/* Members of the driver table. */
+CUresult emu_stream_begin_capture(CUstream stream, int mode);
+CUresult emu_stream_end_capture(CUstream stream, CUgraph *graph);
+CUresult emu_stream_is_capturing(CUstream stream, int *status);
+
+#endif

@@ -1,0 +1,12 @@
+/* The checking mode: the check of an operation before it runs. Returns at once while config.check is 0. */
+#ifndef OCP_EMULATOR_WORK_CHECK_OP_H
+#define OCP_EMULATOR_WORK_CHECK_OP_H
+
+#include "driver/driver.h"
+#include "emulator/clock.h"
+#include "emulator/op.h"
+
+/* A result other than 0 is that of the operation. */
+CUresult emu_check_op(const emu_op *op, const emu_clock *clock);
+
+#endif

@@ -1,0 +1,60 @@
+/* Inline, an operation runs when it is enqueued, in the calling thread, under the stream's lock; in adversarial mode it
+ * goes to the stream's queue (queue.c). */
+#include "emulator/work/enqueue.h"
+
+#include "emulator/clock.h"
+#include "emulator/stream_list.h"
+#include "emulator/work/capture.h"
+#include "emulator/work/execute.h"
+#include "emulator/work/observe.h"
+#include "emulator/work/queue.h"
+
+CUresult emu_enqueue(CUstream stream, const emu_op *op) {
+  CUresult result;
+  if (emu.config.adversarial) {
+    pthread_mutex_lock(&emu_order);
+    if (emu_is_capturing(stream, &result))
+      result = emu_capture_op(stream, op);
+    else if (!result)
+      result = emu_queue_op(stream, op);
+    pthread_mutex_unlock(&emu_order);
+    return result;
+  }
+  pthread_mutex_lock(&stream->lock);
+  if (emu_is_capturing(stream, &result)) {
+    result = emu_capture_op(stream, op);
+  } else if (!result) {
+    emu_clock *clock = emu_clock_tick(stream);
+    emu_context context = emu_context_of(stream);
+    context.is_inline = true;
+    result = emu_run_observed(&context, op, clock);
+    emu_note_error(stream->device, result);
+    if (op->kind == EMU_OP_COPY && op->copy.dst_host && clock && emu_is_pageable((void *)op->copy.dst, op->copy.bytes))
+      emu_clock_host_waits(clock);
+    emu_clock_free(clock);
+  }
+  pthread_mutex_unlock(&stream->lock);
+  return result;
+}
+
+CUresult emu_enqueue_replay(CUstream stream, emu_replay *replay) {
+  CUresult result = emu_capture_forbids(stream); /* no graphs within graphs */
+  if (result) {
+    emu_replay_free(replay);
+    return result;
+  }
+  if (emu.config.adversarial) {
+    pthread_mutex_lock(&emu_order);
+    result = emu_queue_replay(stream, replay);
+    pthread_mutex_unlock(&emu_order);
+    return result;
+  }
+  pthread_mutex_lock(&stream->lock);
+  emu_clock *clock = emu_clock_tick(stream);
+  result = emu_replay_run(replay, clock);
+  emu_note_error(stream->device, result);
+  emu_clock_free(clock);
+  pthread_mutex_unlock(&stream->lock);
+  emu_replay_free(replay);
+  return result;
+}

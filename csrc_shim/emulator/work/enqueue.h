@@ -1,0 +1,13 @@
+/* The way of operations and graphs into a stream: they run, wait in its queue, or become nodes of a capture. */
+#ifndef OCP_EMULATOR_WORK_ENQUEUE_H
+#define OCP_EMULATOR_WORK_ENQUEUE_H
+
+#include "driver/driver.h"
+#include "emulator/op.h"
+#include "emulator/work/replay.h"
+
+CUresult emu_enqueue(CUstream stream, const emu_op *op);
+/* Takes the replay over. */
+CUresult emu_enqueue_replay(CUstream stream, emu_replay *replay);
+
+#endif

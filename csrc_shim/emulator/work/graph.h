@@ -1,0 +1,61 @@
+/* Graphs: nodes with their dependencies. */
+#ifndef OCP_EMULATOR_WORK_GRAPH_H
+#define OCP_EMULATOR_WORK_GRAPH_H
+
+#include "driver/driver.h"
+#include "emulator/op.h"
+#include "emulator/state.h"
+
+/* What a node does: one operation, or those of a child graph in their order. Never changes; shared by graphs,
+ * executable graphs and launches that are still to run. */
+typedef struct emu_work {
+  atomic_int references;
+  int type; /* of its node */
+  uint32_t count;
+  const emu_op *ops[];
+} emu_work;
+emu_work *emu_work_share(emu_work *work);
+void emu_work_release(emu_work *work);
+
+struct CUgraphNode_st {
+  uint64_t graph; /* its identity */
+  uint32_t index, num_before;
+  uint32_t *before;
+  emu_work *work;
+};
+
+struct CUgraph_st {
+  uint64_t identity;
+  emu_device *device;
+  uint32_t count, capacity;
+  struct CUgraphNode_st **nodes; /* in the order in which they were added, which dependencies follow */
+};
+
+CUgraph emu_graph_make(emu_device *device); /* NULL: out of memory */
+void emu_graph_free(CUgraph graph);
+/* Appends a node with a copy of the operation that depends on `before`; NULL: out of memory. */
+CUgraphNode emu_graph_add(CUgraph graph, const emu_op *op, CUgraphNode const *before, uint32_t num_before);
+/* The error of a capture unless every node is one of these or comes before one. */
+CUresult emu_graph_check_joined(CUgraph graph, CUgraphNode const *last, uint32_t num_last);
+
+/* The work of a node with these parameters, checked as the call that runs them at once checks them. */
+CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work);
+CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work);
+CUresult emu_memset_work(const CUDA_MEMSET_NODE_PARAMS *params, emu_work **work);
+CUresult emu_child_work(CUgraph child, emu_work **work);
+
+/* Members of the driver table. */
+CUresult emu_graph_create(CUgraph *graph, unsigned flags);
+CUresult emu_graph_add_kernel_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                                   const CUDA_KERNEL_NODE_PARAMS *params);
+CUresult emu_graph_add_memcpy_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                                   const CUDA_MEMCPY3D *params, CUcontext context);
+CUresult emu_graph_add_memset_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                                   const CUDA_MEMSET_NODE_PARAMS *params, CUcontext context);
+CUresult emu_graph_add_child_graph_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                                        CUgraph child);
+CUresult emu_graph_get_nodes(CUgraph graph, CUgraphNode *nodes, size_t *count);
+CUresult emu_graph_node_get_type(CUgraphNode node, int *type);
+CUresult emu_graph_destroy(CUgraph graph);
+
+#endif

@@ -1,0 +1,26 @@
+/* The adversarial mode's queues. */
+#ifndef OCP_EMULATOR_WORK_QUEUE_H
+#define OCP_EMULATOR_WORK_QUEUE_H
+
+#include "driver/driver.h"
+#include "emulator/op.h"
+#include "emulator/record.h"
+#include "emulator/work/replay.h"
+
+/* Guards what events point to and, in adversarial mode, every queue. Taken after the lock of a stream; all functions
+ * but the first two are called with it. */
+extern pthread_mutex_t emu_order;
+
+/* Seeds the generator; runs all that is deferred. */
+void emu_queue_seed(uint64_t seed);
+void emu_queue_run_all(void);
+uint32_t emu_random(uint32_t below);
+/* Runs something that may run, of any stream; false: there is nothing. */
+bool emu_queue_run(void);
+void emu_queue_drain(CUstream stream);
+CUresult emu_queue_op(CUstream stream, const emu_op *op);
+CUresult emu_queue_replay(CUstream stream, emu_replay *replay); /* takes the replay over */
+CUresult emu_queue_record(CUstream stream, emu_record *record);
+CUresult emu_queue_wait(CUstream stream, emu_record *record);
+
+#endif

@@ -1,0 +1,55 @@
+/* Executable graphs, and their launches on the way through a stream. */
+#ifndef OCP_EMULATOR_WORK_REPLAY_H
+#define OCP_EMULATOR_WORK_REPLAY_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "driver/driver.h"
+#include "emulator/clock.h"
+#include "emulator/work/graph.h"
+
+/* What all nodes do. A launch that has not run yet keeps the snapshot of the time when it was enqueued: a snapshot
+ * changes only while it has a single user. */
+typedef struct emu_snapshot {
+  atomic_int references;
+  uint32_t count;
+  emu_work *works[];
+} emu_snapshot;
+
+struct CUgraphExec_st {
+  atomic_int references; /* replays hold one, too */
+  pthread_mutex_t lock;  /* guards the snapshot */
+  uint64_t identity;     /* of the graph it was made from */
+  emu_device *device;
+  pthread_mutex_t running;           /* inline: held while a launch runs */
+  uint64_t num_queued, num_finished; /* adversarial: launches; under emu_order */
+  emu_snapshot *snapshot;
+  uint32_t count;
+  struct {
+    uint32_t num_before;
+    uint32_t *before;
+  } nodes[];
+};
+
+emu_snapshot *emu_snapshot_make(uint32_t count);
+void emu_snapshot_release(emu_snapshot *snapshot);
+void emu_graph_exec_release(struct CUgraphExec_st *exec);
+
+/* ---- a launch ---- */
+typedef struct emu_replay emu_replay;
+/* A launch of the graph as it is now, by the calling thread; NULL: out of memory. */
+emu_replay *emu_replay_make(CUgraphExec exec, CUstream stream);
+/* Runs one node whose dependencies have run; in order, or as random picks. False: none is left, or one failed. */
+bool emu_replay_step(emu_replay *replay, const emu_clock *clock, uint32_t (*random)(uint32_t below));
+/* Runs all of it at once. An executable graph runs once at a time, in the order of its launches. */
+CUresult emu_replay_run(emu_replay *replay, const emu_clock *clock);
+/* The same for launches that are kept, under emu_order: one was queued, and whether those before it have run. */
+void emu_replay_queued(emu_replay *replay);
+bool emu_replay_is_next(const emu_replay *replay);
+CUresult emu_replay_result(const emu_replay *replay);
+void emu_replay_free(emu_replay *replay);
+
+#endif

@@ -1,0 +1,15 @@
+/* Checks plans: every index and range is valid, and registers are defined before they are used. */
+#ifndef OCP_PLAN_CHECK_H
+#define OCP_PLAN_CHECK_H
+
+#include "base/error.h"
+#include "plan/plan.h"
+
+/* Whether the plan, whose arrays and segment views are in place, is consistent; false with the error. */
+bool ocp_plan_check(const ocp_plan *plan, ocp_error *error);
+/* Sets the error "invalid plan: ..."; false. */
+bool ocp_plan_reject(ocp_error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* How many of an expression's operands its operation uses. */
+uint32_t ocp_plan_num_operands(uint32_t op);
+
+#endif

@@ -1,0 +1,52 @@
+/* A plan in memory, as ocp_plan_load made it from a blob: checked, immutable, shared by threads. Types only. */
+#ifndef OCP_PLAN_PLAN_H
+#define OCP_PLAN_PLAN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "plan/format.h"
+
+typedef struct ocp_range {
+  uint32_t first, count;
+} ocp_range;
+
+/* What belongs to one segment. */
+typedef struct ocp_segment_view {
+  ocp_range exprs, asserts, readbacks, records;
+  ocp_range outputs, buffers; /* of output_order and buffer_order */
+  bool keeps_slab;            /* a buffer outlives the segment */
+  ocp_range pointers;         /* addresses among its parameters that differ from Run to Run, of all segments' */
+} ocp_segment_view;
+
+typedef struct ocp_plan {
+  ocp_plan_header header;
+  /* the blob's arrays, in an own copy of it */
+  void *blob;
+  const ocp_plan_input *inputs;
+  const ocp_plan_output *outputs;
+  const uint32_t *weights, *kernels, *problems, *dims;
+  const ocp_plan_expr *exprs;
+  const uint32_t *guards;
+  const ocp_plan_assert *asserts;
+  const ocp_plan_readback *readbacks;
+  const ocp_plan_buffer *buffers;
+  const ocp_plan_record *records;
+  const ocp_plan_param *params;
+  const ocp_plan_segment *segments;
+  const ocp_plan_node *nodes;
+  const uint32_t *record_nodes;
+  const ocp_plan_in_place *in_place;
+  const char *strings;
+  /* derived */
+  ocp_segment_view *views;                /* one per segment */
+  uint32_t *output_order, *buffer_order;  /* indices grouped by segment */
+  uint32_t *buffer_last;                  /* last record, or UINT32_MAX: to the end of the Run */
+  uint32_t *guard_exprs, num_guard_exprs; /* the expressions that guards depend on, in order */
+  bool *input_needs_device;               /* a record or read-back names the input */
+  uint32_t *input_end;                    /* per input: the record behind the last that reads it; 0: none reads it */
+  uint32_t *output_begin;                 /* per output: the first record that names it; UINT32_MAX: none does */
+  bool has_calls;                         /* a record is a callback */
+} ocp_plan;
+
+#endif
