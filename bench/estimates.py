@@ -141,18 +141,19 @@ def line(name: str, shown: Sequence[str], markdown: bool) -> str:
 
 
 def main() -> int:
-    from ort_cuda_plugin.estimate import devices, gather
+    from ort_cuda_plugin import gpus
+    from ort_cuda_plugin.estimate import gather
     from ort_cuda_plugin.estimate.model import estimate
     from ort_cuda_plugin.estimate.work import from_json, to_json
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=devices.names(), default="h100")
+    parser.add_argument("--device", choices=gpus.names(), default="h100")
     parser.add_argument("--models", default=",".join(MODELS), help=f"suite, or some of it; default: {','.join(MODELS)}")
     parser.add_argument("--against", type=Path, metavar="FOLDER")
     parser.add_argument("--markdown", action="store_true", help="a table of Markdown")
     parser.add_argument("--save", type=Path, metavar="FOLDER")
     arguments = parser.parse_args()
-    gpu = devices.gpu(arguments.device)
+    gpu = gpus.gpu(arguments.device)
     print(f"{gpu.name}, estimated")
     print(line("model", HEADINGS, arguments.markdown))
     if arguments.markdown:

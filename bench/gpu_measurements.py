@@ -27,9 +27,9 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 import ort_cuda_plugin
-from ort_cuda_plugin import models, networks
+from ort_cuda_plugin import gpus, models, networks
 from ort_cuda_plugin.benchmark.sides import plugin_place
-from ort_cuda_plugin.estimate import devices, fit, gather
+from ort_cuda_plugin.estimate import fit, gather
 
 Shape = tuple[int, ...]
 MODELS = ("resnet50:float16", "mobilenet_v2", "bert_base:float16")
@@ -146,7 +146,7 @@ def gpu_name() -> tuple[str, str]:
     """What the figures are called of the GPU whose name has them, H100 where none is; and what the driver calls it."""
     driver = next((device.name for device in ort_cuda_plugin.devices() if not device.emulated), "emulated")
     squeezed = driver.replace(" ", "").lower()
-    return next((name for name in devices.names() if name in squeezed), "h100"), driver
+    return next((name for name in gpus.names() if name in squeezed), "h100"), driver
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

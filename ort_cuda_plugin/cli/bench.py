@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from ort_cuda_plugin import models
+from ort_cuda_plugin import gpus, models
 from ort_cuda_plugin.benchmark import sides
 from ort_cuda_plugin.benchmark.creation import measure_creation
 from ort_cuda_plugin.benchmark.measure import ModelReport, SideReport, Task, device_milliseconds, measure
@@ -40,7 +40,6 @@ from ort_cuda_plugin.cli.devices import add_device_argument, select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.cli.run import add_input_arguments, load, with_hint
-from ort_cuda_plugin.estimate import devices
 from ort_cuda_plugin.networks import DTYPES, NETWORKS, split_name
 
 SUITE = "suite"
@@ -62,9 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=50, metavar="N", help="timed Runs of each side (default 50)")
     parser.add_argument("--warmup", type=int, default=5, metavar="N", help="Runs before them (default 5)")
     parser.add_argument("--no-creation", action="store_true", help="leave out processes that create sessions")
-    parser.add_argument(
-        "--estimate", choices=devices.names(), help="the GPU to estimate for (default without one: h100)"
-    )
+    parser.add_argument("--estimate", choices=gpus.names(), help="the GPU to estimate for (default without one: h100)")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write all figures there")
     parser.add_argument(
         "--plot", type=output_file, metavar="FILE.svg", help="draw how fast the plugin is beside the others"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from ort_cuda_plugin import gpus
 from ort_cuda_plugin.cli.common import (
     MODEL_HELP,
     add_operators_argument,
@@ -27,13 +28,12 @@ from ort_cuda_plugin.cli.common import (
 from ort_cuda_plugin.cli.devices import unavailable_as_user_error
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
-from ort_cuda_plugin.estimate import devices
 from ort_cuda_plugin.estimate.gather import ShapeError
 from ort_cuda_plugin.session_errors import explained
 
 if TYPE_CHECKING:
-    from ort_cuda_plugin.estimate.constants import Constants
     from ort_cuda_plugin.estimate.model import Estimate
+    from ort_cuda_plugin.gpus.constants import Constants
 
 _SHORT_NAME = 60
 _LEAST_SECONDS = 1e-6
@@ -42,7 +42,7 @@ _LEAST_SECONDS = 1e-6
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     add_operators_argument(parser)
-    parser.add_argument("--device", choices=devices.names(), default="h100")
+    parser.add_argument("--device", choices=gpus.names(), default="h100")
     parser.add_argument(
         "--shapes",
         action="append",
@@ -112,7 +112,7 @@ def estimate_model(
     from ort_cuda_plugin.estimate.model import estimate
 
     work = gather.work_of_model(gather.optimised(path, shapes), shapes, values)
-    return estimate(work, devices.gpu(device), constants)
+    return estimate(work, gpus.gpu(device), constants)
 
 
 def print_estimate(found: Estimate, console: Console, top: int = 0) -> None:

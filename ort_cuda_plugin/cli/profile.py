@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 import ort_cuda_plugin
+from ort_cuda_plugin import gpus
 from ort_cuda_plugin.cli.common import add_model_arguments, model_path, output_console, output_file, waiting
 from ort_cuda_plugin.cli.devices import select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.cli.run import add_input_arguments, load, with_hint
-from ort_cuda_plugin.estimate import devices
 from ort_cuda_plugin.profiles.collect import Plans, Profile, collect
 from ort_cuda_plugin.profiles.page import megabytes, page, percent, rate
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=output_file, metavar="FILE", help="keep ONNX Runtime's profile there")
     parser.add_argument(
         "--gpu",
-        choices=[*devices.names(), "none"],
+        choices=[*gpus.names(), "none"],
         default="h100",
         help="the GPU whose estimate stands beside the times of the emulated device (default h100)",
     )

@@ -18,8 +18,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
-from . import devices
-from .constants import Constants
+from .. import gpus
+from ..gpus.constants import Constants
 from .model import Prepared, prepare, timed
 from .work import Work, from_json, to_json
 
@@ -65,8 +65,8 @@ def measurements_json(device: str, gpu: str, measurements: Sequence[Measurement]
 def read_measurements(text: str) -> tuple[str, list[Measurement]]:
     """The device's name, and the measurements. Raises ValueError for JSON of another form."""
     data = json.loads(text)
-    if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("device") not in devices.names():
-        raise ValueError(f"measurements are JSON of format {FORMAT}, of one of {', '.join(devices.names())}")
+    if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("device") not in gpus.names():
+        raise ValueError(f"measurements are JSON of format {FORMAT}, of one of {', '.join(gpus.names())}")
     rows = [
         Measurement(row["name"], row["seconds"], from_json(json.dumps(row["work"]))) for row in data["measurements"]
     ]
@@ -80,7 +80,7 @@ def fit(device: str, measurements: Sequence[Measurement], start: Constants | Non
 
     Raises as `prepare`.
     """
-    prepared = [(m, prepare(m.work, devices.gpu(device))) for m in measurements]
+    prepared = [(m, prepare(m.work, gpus.gpu(device))) for m in measurements]
     held = [pair for number, pair in enumerate(prepared) if number % HELD_OUT == HELD_OUT - 1]
     used = [pair for number, pair in enumerate(prepared) if number % HELD_OUT != HELD_OUT - 1]
     constants = _descend(start or Constants(), lambda constants: _loss(used, constants))

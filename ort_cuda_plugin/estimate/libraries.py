@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..kernels.library_times import CONVOLUTION, Rates, library_time
+from ..gpus import Gpu
+from ..gpus.constants import Constants
+from ..gpus.library_times import CONVOLUTION, SPLIT_K_SECONDS, Rates, library_time
 from ..model.ir import DType
-from .constants import Constants
-from .devices import Gpu
 from .work import LibraryStep
 
 GROUPED = 0.25
@@ -109,9 +109,7 @@ def _tiled(
     tensor = kind not in ("float32", "float64")
     rate = device.flops[kind] / device.multiprocessors * factor
     rate *= constants.tensor_library * device.tensor_share if tensor else constants.float32_library
-    # Two multiprocessors of a cluster share what they read.
-    sharing = 2 if device.compute_capability[0] in (9, 10) else 1
-    rates = Rates(device.multiprocessors, rate, device.l2_read * constants.l2, 1e-6, sharing)
+    rates = Rates(device.multiprocessors, rate, device.l2_read * constants.l2, SPLIT_K_SECONDS, device.sharing)
     return library_time(m, n, k, batches, itemsize, rates)
 
 

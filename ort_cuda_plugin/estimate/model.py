@@ -8,11 +8,11 @@ from typing import Any
 
 from ..compiler.kernel import KernelSpec
 from ..compiler.targets import Target
+from ..gpus import Gpu
+from ..gpus.constants import Constants
 from . import libraries
 from .cache_model import Served, served
-from .constants import Constants
 from .count import Counted, count_all
-from .devices import Gpu
 from .pipes import described, kernel_seconds, operations
 from .roofline import model_roofline, step_rooflines
 from .sass import Code, code_of

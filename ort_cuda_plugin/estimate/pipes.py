@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .constants import Constants
+from ..gpus import Gpu
+from ..gpus.constants import Constants
 from .count import SECTOR, WARP, Counted
-from .devices import Gpu
 from .sass import Code
 from .work import KernelStep
 

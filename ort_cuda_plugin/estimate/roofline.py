@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ..gpus import Gpu
+from ..gpus.constants import Constants
 from .cache_model import Served
-from .constants import Constants
-from .devices import Gpu
 from .libraries import arithmetic, peak_kind
 from .work import KernelStep, LibraryStep, Step, Work
 

@@ -1,6 +1,7 @@
-"""Teams of warps for small products: which tile, how many teams, and whether a library's call takes longer.
+"""Cost model of sliced-K GEMMs: which tile, how many teams of warps split k, and whether a library's call is faster.
 
-Times are in cycles of a multiprocessor, by the model of an H100 (docs/estimates.md); no GPU has measured them.
+Times are in cycles of a multiprocessor, by the model that the estimates have (docs/estimates.md), with the rates of the
+GPU's description (`gpus`). Measurements of a GPU replace it where the option ``autotune`` asks for them.
 """
 
 from __future__ import annotations
@@ -10,55 +11,83 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..gpus import closest
+from ..gpus.constants import Constants
+from ..gpus.library_times import CONVOLUTION, SPLIT_K_SECONDS, Rates, library_time
 from ..program.lowering import DeviceProperties, Lowering
 from ..program.scalar import reachable
 from ..program.steps import Sums
 from ..program.symbolic import Dim, ceildiv, hint, le, product
 from .epilogue import VECTOR
 from .library_form import holds
-from .library_times import CONVOLUTION, Rates, library_time
 from .tile_shapes import SIZES, STEP, Team, team_forms
 from .tiles import VECTORS
 
-BEGIN = 3300.0
-"""Of a library's call, before its first block works: 1.8 us, which ours does not take."""
-LAUNCH = 2900.0
-"""From one kernel to the next one: 1.6 us."""
 NEARLY = 0.98
-"""Of the time of a library, from which on its call is as good."""
-PARTS = 1800.0
-"""That a library takes more where it cuts k in parts."""
-LIBRARY_RATE = 3277.0
-"""Multiplications and additions of 16-bit numbers in a cycle of a multiprocessor, of a library's largest tiles."""
-SHARING = 2
-"""Multiprocessors that share what a library's kernel reads."""
-MATRIX_RATE = 41.0
-"""Sums in a cycle of a multiprocessor to which our kernels add what 64 bytes along k give."""
-COPY_RATE = 14.0
-"""Bytes that it copies in a cycle, read and written, for each multiprocessor."""
-L2_READ = 37.0
-"""Bytes that the L2 gives in a cycle, for each multiprocessor, and..."""
-L2_WRITTEN = 17.0
-"""...bytes that it takes."""
-READ = 400.0
-"""Of loads of what is added to sums, of several at once."""
-ISSUED = 3.2
-"""Instructions in a cycle of a multiprocessor, and..."""
-WAITED = 2.4
-"""...cycles of an instruction for a warp that has no others to wait with."""
+"""Share of a library's time from which on its call is preferred, since it has no kernel to compile."""
+LOAD_CYCLES = 400.0
+"""Latency of loads of epilogue operands, of several at once."""
 REGISTERS = 90
-"""Of a thread beside its sums."""
-LATENCY = 800.0
-"""Of the first copies, and of barriers at the end."""
-ROUND = 30.0
-"""Of the loads of a step from shared memory, and of its barrier."""
-ARRIVED = 200.0
-"""From the copies of one step to those of the next, of which two are on their way."""
+"""Registers of a thread beside its accumulators."""
+PIPELINE_CYCLES = 800.0
+"""Latency of the first copies of a block, and of the barriers at its end."""
+STEP_CYCLES = 200.0
+"""From the arrival of the copies of one step to that of the next, with two steps in flight."""
 MOST_PARTS = 8
-"""Into which k is cut for a step that adds them up."""
-ADDED = 100.0
-"""Of a thread that adds one more part."""
+"""Split-K factors that are considered."""
+PART_CYCLES = 100.0
+"""What a thread takes to add one more part."""
+INDEPENDENT = 2.5
+"""Instructions of one thread that are in flight at once."""
+CHUNK_FLOPS = {"f16": 64.0, "bf16": 64.0, "tf32": 32.0, "i8": 128.0, "u8": 128.0}
+"""Operations that 64 bytes along k of both operands give to an accumulator."""
+FLOPS_OF = {"f16": "float16", "bf16": "bfloat16", "tf32": "tf32", "i8": "int8", "u8": "int8"}
+"""Key of a GPU's peak rate for the operands of a kind."""
 _instructions_of = {"div": 8, "sqrt": 8, "exp": 8, "log": 10, "sigmoid": 16, "tanh": 16, "erf": 25, "pow": 40}
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """What a GPU does in a cycle, for each multiprocessor, and what takes cycles of it."""
+
+    multiprocessors: int
+    library_cycles: float  # of a library's call, before its first block works
+    launch_cycles: float  # from one kernel to the next one
+    split_k_cycles: float  # that a library's split-K reduction takes
+    library_flops: float  # of 16-bit numbers, of a library's largest tiles
+    chunks: dict[str, float]  # accumulators to which our kernels add 64 bytes along k, by kind
+    dram_bytes: float
+    l2_read: float
+    l2_written: float
+    sharing: int
+    instructions: float
+    dependent_cycles: float  # of an instruction for a warp that has no other one to wait with
+    round_cycles: float  # of the loads of a step from shared memory, and of its barrier
+
+
+@functools.cache
+def _rates(capability: tuple[int, int], multiprocessors: int) -> _Rates:
+    gpu, constants = closest(capability, multiprocessors), Constants()
+    ours = gpu.tensor_share * constants.tensor_kernel
+    return _Rates(
+        multiprocessors,
+        constants.library_seconds * gpu.clock,
+        constants.launch_seconds * gpu.clock,
+        SPLIT_K_SECONDS * gpu.clock,
+        gpu.flops_per_clock("float16") * gpu.tensor_share * constants.tensor_library,
+        {kind: gpu.flops_per_clock(FLOPS_OF[kind]) * ours / flops for kind, flops in CHUNK_FLOPS.items()},
+        gpu.per_clock(gpu.dram),
+        gpu.per_clock(gpu.l2_read) * constants.l2,
+        gpu.per_clock(gpu.l2_written) * constants.l2,
+        gpu.sharing,
+        4 * constants.issue,
+        constants.dependent_cycles / INDEPENDENT,
+        constants.shared_cycles,
+    )
+
+
+def _rates_of(device: DeviceProperties) -> _Rates:
+    return _rates(device.compute_capability, device.multiprocessors)
 
 
 @dataclass(frozen=True)
@@ -109,11 +138,12 @@ def choose_team(
     """
     sizes = (hint(rows), hint(columns), hint(batch), hint(depth))
     problem = Problem(kind, *sizes, taps, is_compact, along_k, finish, reads)
-    team, cycles = _fastest(device.compute_capability, device.multiprocessors, problem)
+    rates = _rates_of(device)
+    team, cycles = fastest_team(device, problem)
     if library == "":
         return team
     called = replace(problem, kind=library or kind)
-    limit = _library_cycles(device, called) + _left_cycles(device, called, left) + (products - 1) * LAUNCH
+    limit = _library_cycles(rates, called) + _left_cycles(rates, called, left) + (products - 1) * rates.launch_cycles
     return team if cycles <= NEARLY * limit else None
 
 
@@ -134,29 +164,29 @@ def choose_parts(
 
     The step after it adds up the parts, and finishes them. Parameters as of `choose_team`.
     """
-    sizes = (hint(rows), hint(columns))
+    rates, sizes = _rates_of(device), (hint(rows), hint(columns))
     problem = Problem(kind, *sizes, 1, depth, 0, False, along_k, finish, reads)
-    _, whole = _fastest(device.compute_capability, device.multiprocessors, problem)
+    _, whole = fastest_team(device, problem)
     if library != "":
-        whole = min(whole, _library_cycles(device, problem) + _left_cycles(device, problem, left))
+        whole = min(whole, _library_cycles(rates, problem) + _left_cycles(rates, problem, left))
     best = (whole, 1)
     for parts in range(2, MOST_PARTS + 1):
         if depth % (parts * STEP):
             continue
         part = replace(problem, batch=parts, depth=depth // parts, finish=0, reads=False, is_part=True)
-        _, cycles = _fastest(device.compute_capability, device.multiprocessors, part)
+        _, cycles = fastest_team(device, part)
         moved = sizes[0] * sizes[1] * parts / device.multiprocessors
-        cycles += moved * 4 / L2_READ + ADDED * parts
+        cycles += moved * 4 / rates.l2_read + PART_CYCLES * parts
         best = min(best, (cycles, parts))
     return best[1]
 
 
-def _left_cycles(device: DeviceProperties, problem: Problem, left: int) -> float:
+def _left_cycles(rates: _Rates, problem: Problem, left: int) -> float:
     """Of a kernel that copies or finishes so many bytes of a library's result."""
     if not left:
         return 0.0
-    finished = left / SIZES[problem.kind] / 32 * problem.finish / ISSUED
-    return LAUNCH + max(2 * left / COPY_RATE, finished) / device.multiprocessors
+    finished = left / SIZES[problem.kind] / 32 * problem.finish / rates.instructions
+    return rates.launch_cycles + max(2 * left / rates.dram_bytes, finished) / rates.multiprocessors
 
 
 def finish_of(step: Sums, columns: Dim) -> dict[str, Any]:
@@ -176,23 +206,28 @@ def holds_for(ctx: Lowering, team: Team, rows: Dim, columns: Dim, batch: Dim) ->
     return holds(ctx, le(blocks, -(-hint(blocks) // multiprocessors) * multiprocessors))
 
 
+def fastest_team(device: DeviceProperties, problem: Problem) -> tuple[Team, float]:
+    """Return the fastest tile and number of teams, and its cycles."""
+    return _fastest(device.compute_capability, device.multiprocessors, problem)
+
+
 @functools.lru_cache(maxsize=1024)
 def _fastest(capability: tuple[int, int], multiprocessors: int, problem: Problem) -> tuple[Team, float]:
     """And its time. A step is asked about when it is chosen, and when it is launched; networks repeat theirs."""
     more = {"along_k": problem.along_k, "is_image": problem.taps > 0}
     forms = team_forms(problem.kind, problem.is_compact, capability=capability, **more)
-    times = ((_cycles(multiprocessors, problem, team), team) for team in forms)
+    times = ((_cycles(_rates(capability, multiprocessors), problem, team), team) for team in forms)
     (cycles, _), team = min(times, key=lambda entry: entry[0])
     return team, cycles
 
 
-def _cycles(multiprocessors: int, problem: Problem, team: Team) -> tuple[float, float]:
+def _cycles(rates: _Rates, problem: Problem, team: Team) -> tuple[float, float]:
     """And for how long a thread by itself waits, where the slowest pipe is the same."""
     tile = team.tile
     parts = _parts(problem, team)
     steps = -(-problem.depth // tile.k)
     blocks = hint(team_blocks(team, problem.rows, problem.columns, problem.batch))
-    each = -(-blocks // multiprocessors)
+    each = -(-blocks // rates.multiprocessors)
     loads = _loads(problem, team)
     columns = tile.n / (2 if problem.is_compact else 1)  # as many take as long to read
     begin, own_steps, step = _instructions(problem, team)
@@ -207,16 +242,18 @@ def _cycles(multiprocessors: int, problem: Problem, team: Team) -> tuple[float, 
     height, width = team.warp
     registers = height * width // 32 + REGISTERS
     resident = team.resident if team.teams == 1 else max(1, (1 << 16) // registers // (tile.threads * team.teams))
-    step_waits = max(WAITED * step + ROUND * (parts + (team.warps > 1)), ARRIVED * parts)
-    waits = WAITED * begin + LATENCY + own_steps * step_waits
+    step_waits = max(
+        rates.dependent_cycles * step + rates.round_cycles * (parts + (team.warps > 1)), STEP_CYCLES * parts
+    )
+    waits = rates.dependent_cycles * begin + PIPELINE_CYCLES + own_steps * step_waits
     if problem.reads:
-        waits += READ * math.ceil(tile.m * tile.n / (tile.threads * team.teams) / (VECTOR * VECTORS))
+        waits += LOAD_CYCLES * math.ceil(tile.m * tile.n / (tile.threads * team.teams) / (VECTOR * VECTORS))
     waits *= -(-each // resident)
     pipes = (
-        each * team.warps * team.teams * issued / ISSUED,
+        each * team.warps * team.teams * issued / rates.instructions,
         each * wavefronts,
-        each * steps * parts * tile.m * tile.n / MATRIX_RATE,
-        (read / L2_READ + written / L2_WRITTEN) / multiprocessors,
+        each * steps * parts * tile.m * tile.n / rates.chunks[problem.kind],
+        (read / rates.l2_read + written / rates.l2_written) / rates.multiprocessors,
     )
     return max(*pipes, waits), waits
 
@@ -252,8 +289,10 @@ def _instructions(problem: Problem, team: Team) -> tuple[float, float, float]:
     return begin, steps, step
 
 
-def _library_cycles(device: DeviceProperties, problem: Problem) -> float:
+def _library_cycles(rates: _Rates, problem: Problem) -> float:
     size = SIZES[problem.kind]
-    rate = LIBRARY_RATE * 2 / size * (CONVOLUTION if problem.taps else 1.0)
-    rates = Rates(device.multiprocessors, rate, L2_READ * device.multiprocessors, PARTS, SHARING)
-    return BEGIN + library_time(problem.rows, problem.columns, problem.depth, problem.batch, size, rates)[0]
+    flops = rates.library_flops * 2 / size * (CONVOLUTION if problem.taps else 1.0)
+    l2_bytes = rates.l2_read * rates.multiprocessors
+    library = Rates(rates.multiprocessors, flops, l2_bytes, rates.split_k_cycles, rates.sharing)
+    cycles, _ = library_time(problem.rows, problem.columns, problem.depth, problem.batch, size, library)
+    return rates.library_cycles + cycles

@@ -9,8 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..estimate.devices import Gpu, gpu, names
 from ..estimate.libraries import peak_kind
+from ..gpus import Gpu, gpu, names
 from ..program.plan_record import read_plans
 
 Event: TypeAlias = "Mapping[str, Any]"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from ..gpus import typical_multiprocessors
+
 
 @dataclass(frozen=True)
 class DeviceProperties:
@@ -19,7 +21,7 @@ class DeviceProperties:
     emulated: bool = True
     libraries: frozenset[str] = frozenset()
     compute_capability: tuple[int, int] = (9, 0)
-    multiprocessors: int = 132
+    multiprocessors: int = typical_multiprocessors((9, 0))
     runs_cubins: bool = False
     tf32: bool = False
 
@@ -28,12 +30,8 @@ class DeviceProperties:
         compute_capability: tuple[int, int], multiprocessors: int = 0, libraries: frozenset[str] = frozenset()
     ) -> DeviceProperties:
         """A GPU; without ``multiprocessors`` one with as many as the large ones of its architecture have."""
-        count = multiprocessors or _MULTIPROCESSORS.get(compute_capability, _MULTIPROCESSORS[9, 0])
+        count = multiprocessors or typical_multiprocessors(compute_capability)
         return DeviceProperties(False, libraries, compute_capability, count, runs_cubins=True, tf32=True)
-
-
-#: A100, GeForce RTX 3090, Jetson AGX Orin, GeForce RTX 4090, H100, B200, GeForce RTX 5090.
-_MULTIPROCESSORS = {(8, 0): 108, (8, 6): 82, (8, 7): 16, (8, 9): 128, (9, 0): 132, (10, 0): 148, (12, 0): 170}
 
 
 class AttentionKernel(enum.IntFlag):

@@ -7,17 +7,18 @@ from functools import cache
 import pytest
 
 from kernel_launch import kernel
+from ort_cuda_plugin import gpus
 from ort_cuda_plugin.compiler.compile import compile_kernel
 from ort_cuda_plugin.compiler.host.counts import add_counts, instructions, metadata
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.estimate import count, devices, sass
-from ort_cuda_plugin.estimate.constants import Constants
+from ort_cuda_plugin.estimate import count, sass
 from ort_cuda_plugin.estimate.count import Counted, count_all
 from ort_cuda_plugin.estimate.model import estimate
 from ort_cuda_plugin.estimate.pipes import kernel_seconds
 from ort_cuda_plugin.estimate.work import Access, Argument, KernelStep, Number, Pointer, Region, Work
+from ort_cuda_plugin.gpus.constants import Constants
 
 THREADS, BLOCKS = 256, 4096
 
@@ -272,7 +273,7 @@ def test_blocks_that_take_numbers_for_far_places_end_there(
     ],
 )
 def test_copies_and_sums_of_large_arrays_take_what_was_published(device: str, name: str, measured: float) -> None:
-    gpu = devices.gpu(device)
+    gpu = gpus.gpu(device)
     blocks = 1 << 17
     elements = blocks * THREADS
     of = work(name, [elements * (64 if name == "sum" else 1), elements], 16 if name == "sum" else 1, blocks)
@@ -299,18 +300,18 @@ def test_copies_in_the_l2_take_what_was_published(
     for doubles in (fewer, more):
         blocks = -(-doubles * 2 // THREADS)
         elements = blocks * THREADS
-        seconds.append(estimate(work("strided", [elements, elements], 1, blocks), devices.gpu(device)).seconds)
+        seconds.append(estimate(work("strided", [elements, elements], 1, blocks), gpus.gpu(device)).seconds)
     assert seconds[1] - seconds[0] == pytest.approx((longer - less) * 1e-6, rel=0.15)
 
 
 def test_a_kernel_of_a_graph_takes_what_was_published() -> None:
-    found = estimate(work("strided", [8192, 8192], 1, 8192 // THREADS), devices.gpu("h200")).seconds
+    found = estimate(work("strided", [8192, 8192], 1, 8192 // THREADS), gpus.gpu("h200")).seconds
     # 4096 doubles, of an older and of a newer driver, from the same place.
     assert 1.26e-6 < found < 2.26e-6
 
 
 def test_few_blocks_leave_a_gpu_waiting() -> None:
-    h100, constants = devices.gpu("h100"), Constants()
+    h100, constants = gpus.gpu("h100"), Constants()
     seconds = []
     for blocks in (4, BLOCKS):
         of = work("sum", [blocks * THREADS * 64, blocks * THREADS], 16, blocks)
@@ -326,7 +327,7 @@ def test_few_blocks_leave_a_gpu_waiting() -> None:
 
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_copies_ahead_are_waited_for_as_little_as_littles_law_says(ahead: int) -> None:
-    steps, h100 = 160, devices.gpu("h100")
+    steps, h100 = 160, gpus.gpu("h100")
     of = work(f"copies{ahead}", [steps * 1024, THREADS], steps, 1)
     found = counted(of)
     (wait,) = found.copy_waits

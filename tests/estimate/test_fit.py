@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from ort_cuda_plugin.estimate import devices, fit
-from ort_cuda_plugin.estimate.constants import Constants
+from ort_cuda_plugin import gpus
+from ort_cuda_plugin.estimate import fit
 from ort_cuda_plugin.estimate.fit import Measurement, measurements_json, read_measurements
 from ort_cuda_plugin.estimate.model import estimate
 from ort_cuda_plugin.estimate.work import Access, CopyStep, LibraryStep, Region, Work
+from ort_cuda_plugin.gpus.constants import Constants
 
 HALF = 10
 
@@ -37,7 +38,7 @@ TRUTH = replace(Constants(), dram=0.8, tensor_library=0.7, launch_seconds=4e-6, 
 
 
 def measured(constants: Constants) -> list[Measurement]:
-    h100 = devices.gpu("h100")
+    h100 = gpus.gpu("h100")
     return [Measurement(name, estimate(work, h100, constants).seconds, work) for name, work in WORKS.items()]
 
 
@@ -50,7 +51,7 @@ def test_constants_of_a_made_up_gpu_are_found_again() -> None:
     assert len(found.estimates) == len(WORKS) // fit.HELD_OUT
     # Without the fit the model is off.
     held = [m for number, m in enumerate(measured(TRUTH)) if number % fit.HELD_OUT == fit.HELD_OUT - 1]
-    off = [abs(estimate(m.work, devices.gpu("h100")).seconds / m.seconds - 1) for m in held]
+    off = [abs(estimate(m.work, gpus.gpu("h100")).seconds / m.seconds - 1) for m in held]
     assert min(off) > 0.1
 
 

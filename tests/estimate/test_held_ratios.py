@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, numpy_helper, parser
 
-from ort_cuda_plugin.estimate import devices, gather
+from ort_cuda_plugin import gpus
+from ort_cuda_plugin.estimate import gather
 from ort_cuda_plugin.estimate.model import estimate
 
 TRANSFORMER = """<ir_version: 10, opset_import: ["" : 20]> layer (float16[4096, 384] x) => (float16[4096, 384] y) {
@@ -42,7 +43,7 @@ def network(text: str) -> ModelProto:
 
 @pytest.mark.parametrize(("text", "held"), [(TRANSFORMER, 2.0), (IMAGES, 2.1)], ids=["transformer", "images"])
 def test_small_networks_stay_near_their_rooflines(text: str, held: float) -> None:
-    found = estimate(gather.work_of_model(network(text), {}), devices.gpu("h100"))
+    found = estimate(gather.work_of_model(network(text), {}), gpus.gpu("h100"))
     slowest = sorted(found.steps, key=lambda step: step.roofline - step.seconds)
     shown = [f"{step.name}: {step.seconds * 1e6:.1f} us, roofline {step.roofline * 1e6:.1f}" for step in slowest[:3]]
     assert found.steps_ratio < held, shown

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ort_cuda_plugin.estimate import devices, libraries
-from ort_cuda_plugin.estimate.constants import Constants
+from ort_cuda_plugin import gpus
+from ort_cuda_plugin.estimate import libraries
 from ort_cuda_plugin.estimate.model import estimate
 from ort_cuda_plugin.estimate.work import Access, LibraryStep, Region, Work
+from ort_cuda_plugin.gpus.constants import Constants
 from ort_cuda_plugin.model.ir import DType
 
 HALF, SINGLE = DType.FLOAT16.onnx, DType.FLOAT32.onnx
@@ -48,13 +49,13 @@ def convolution(images: int, channels: int, size: int, rows: int, kernel: int, *
     ],
 )
 def test_large_products_take_what_was_published(device: str, dtype: int, size: int, measured: float) -> None:
-    found = estimate(product(size, size, size, dtype, frozenset({"TF32"})), devices.gpu(device))
+    found = estimate(product(size, size, size, dtype, frozenset({"TF32"})), gpus.gpu(device))
     assert 2.0 * size**3 / found.seconds == pytest.approx(measured, rel=0.2)
     assert found.steps[0].bound == "tensor"
 
 
 def test_a_product_of_one_row_takes_as_long_as_its_weights() -> None:
-    h100 = devices.gpu("h100")
+    h100 = gpus.gpu("h100")
     found = estimate(product(1, 8192, 28672, HALF), h100)
     step = found.steps[0]
     assert step.bound == "dram"
@@ -62,11 +63,11 @@ def test_a_product_of_one_row_takes_as_long_as_its_weights() -> None:
 
 
 def test_small_products_are_bound_by_their_launch() -> None:
-    assert estimate(product(64, 64, 64, HALF), devices.gpu("h100")).steps[0].bound == "launch"
+    assert estimate(product(64, 64, 64, HALF), gpus.gpu("h100")).steps[0].bound == "launch"
 
 
 def test_layouts_cost_transposes_or_the_tensor_cores() -> None:
-    h100, constants = devices.gpu("h100"), Constants()
+    h100, constants = gpus.gpu("h100"), Constants()
     small = libraries.call(convolution(1, 64, 56, 64, 3, "TF32"), h100, constants)
     large = libraries.call(convolution(32, 256, 56, 64, 1, "TF32"), h100, constants)
     last = libraries.call(convolution(32, 256, 56, 64, 1, "TF32", libraries.CHANNELS_LAST), h100, constants)
@@ -81,9 +82,9 @@ def test_layouts_cost_transposes_or_the_tensor_cores() -> None:
 
 
 def test_devices_say_where_their_figures_are_from() -> None:
-    assert set(devices.names()) == {"a100", "h100", "h200", "l4", "rtx4090", "rtx5090"}
-    for name in devices.names():
-        gpu = devices.gpu(name)
+    assert set(gpus.names()) == {"a100", "h100", "h200", "l4", "rtx4090", "rtx5090"}
+    for name in gpus.names():
+        gpu = gpus.gpu(name)
         assert any(source.startswith("https://") for source in gpu.sources.values())
         # What a data sheet says of float32 is two operations of each lane in each clock.
         lanes = gpu.float32_lanes * gpu.multiprocessors * gpu.clock * 2
@@ -94,7 +95,7 @@ def test_long_attention_runs_at_about_half_of_the_peak() -> None:
     """FlashAttention-3's paper has 500 to 600 TFLOP/s for cuDNN on an H100, with heads of 128 and long sequences."""
     sizes = (2, 16, 8192, 8192, 128, 128, *[0] * 16, 1 << 25)
     step = LibraryStep(("n",), (), (), "attention", DType.FLOAT16.onnx, frozenset(), 0, sizes)
-    call = libraries.call(step, devices.gpu("h100"), Constants())
+    call = libraries.call(step, gpus.gpu("h100"), Constants())
     assert call.flops == 4.0 * 2 * 16 * 8192 * 8192 * 128
     assert call.tensor
     assert 4e14 <= call.flops / call.seconds <= 6.5e14

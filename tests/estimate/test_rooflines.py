@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ort_cuda_plugin.estimate import devices
+from ort_cuda_plugin import gpus
 from ort_cuda_plugin.estimate.cache_model import Served
-from ort_cuda_plugin.estimate.constants import Constants
 from ort_cuda_plugin.estimate.model import Estimate, estimate
 from ort_cuda_plugin.estimate.roofline import step_rooflines
 from ort_cuda_plugin.estimate.work import Access, CopyStep, KernelStep, LibraryStep, Region, Step, Work
+from ort_cuda_plugin.gpus.constants import Constants
 from ort_cuda_plugin.model.ir import DType
 
-H100, CONSTANTS = devices.gpu("h100"), Constants()
+H100, CONSTANTS = gpus.gpu("h100"), Constants()
 HALF = DType.FLOAT16.onnx
 
 

@@ -1,0 +1,135 @@
+"""Descriptions of GPUs: a JSON file of public figures for each, with their sources.
+
+The choice of kernels and the estimates read the same figures. For a GPU without a file `closest` takes those of the
+most similar one: rates per clock and multiprocessor are properties of an architecture.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "devices"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU; rates are those at the boost clock, of all multiprocessors together.
+
+    ``float32_lanes`` and ``special_lanes`` are results per clock of a multiprocessor; ``tflops`` are those of tensor
+    cores without sparsity, of int8 in operations, and of float32 and float64 without tensor cores. ``tensor_share`` is
+    the part of that which the largest products reach in long runs, where the power limit holds the clock down.
+    ``l2_read`` and ``l2_written`` are bytes of the L2 in a second, as benchmarks reach them.
+    """
+
+    key: str
+    name: str
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    clock: float
+    dram: float
+    l2_bytes: int
+    l2_read: float
+    l2_written: float
+    shared_bytes: int
+    max_warps: int
+    max_blocks: int
+    flops: Mapping[str, float]
+    float32_lanes: int
+    special_lanes: int
+    tensor_share: float
+    sources: Mapping[str, str]
+    registers: int = 65536
+
+    @property
+    def sharing(self) -> int:
+        """Multiprocessors that read the same bytes of the L2 once: those of a thread block cluster."""
+        return 2 if self.compute_capability[0] in (9, 10) else 1
+
+    def flops_per_clock(self, kind: str) -> float:
+        """Operations of one multiprocessor in a clock, by a key of ``flops``."""
+        return self.flops[kind] / self.multiprocessors / self.clock
+
+    def per_clock(self, rate: float) -> float:
+        """Bytes for each multiprocessor in a clock, of a rate of the whole GPU in bytes per second."""
+        return rate / self.multiprocessors / self.clock
+
+    def l2_seconds(self, read: float, written: float) -> float:
+        """How long the L2 takes for so many bytes."""
+        return read / self.l2_read + written / self.l2_written
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The GPUs that are known."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+
+
+@cache
+def gpu(key: str) -> Gpu:
+    """The GPU of that name. Raises KeyError."""
+    if key not in names():
+        raise KeyError(key)
+    data: dict[str, Any] = json.loads((FOLDER / f"{key}.json").read_text(encoding="utf-8"))
+    major, minor = data["compute_capability"]
+    return Gpu(
+        key=key,
+        name=data["name"],
+        compute_capability=(major, minor),
+        multiprocessors=data["multiprocessors"],
+        clock=data["clock_ghz"] * 1e9,
+        dram=data["dram_gb_per_s"] * 1e9,
+        l2_bytes=data["l2_mib"] << 20,
+        l2_read=data["l2_bytes_per_clock"]["read"] * data["clock_ghz"] * 1e9,
+        l2_written=data["l2_bytes_per_clock"]["written"] * data["clock_ghz"] * 1e9,
+        shared_bytes=data["shared_kib"] << 10,
+        max_warps=data["max_warps"],
+        max_blocks=data["max_blocks"],
+        flops={kind: value * 1e12 for kind, value in data["tflops"].items()},
+        float32_lanes=data["float32_lanes"],
+        special_lanes=data["special_lanes"],
+        tensor_share=data["tensor_share"],
+        sources=data["sources"],
+    )
+
+
+@cache
+def typical_multiprocessors(compute_capability: tuple[int, int]) -> int:
+    """How many multiprocessors a large GPU of that compute capability has; of an unknown one, the H100's."""
+    known = json.loads(FOLDER.with_name("multiprocessors.json").read_text(encoding="utf-8"))
+    major, minor = compute_capability
+    return int(known.get(f"{major}.{minor}", known["9.0"])["multiprocessors"])
+
+
+@cache
+def closest(compute_capability: tuple[int, int], multiprocessors: int) -> Gpu:
+    """The GPU of that architecture and number of multiprocessors, described by the most similar one that is known.
+
+    Of GPUs of one architecture the one with the most similar number of multiprocessors counts, else the one of the most
+    similar compute capability. Memory and L2 are in proportion to the multiprocessors.
+    """
+
+    def distance(known: Gpu) -> tuple[int, int, int]:
+        (major, minor), (own_major, own_minor) = known.compute_capability, compute_capability
+        return abs(major - own_major), abs(minor - own_minor), abs(known.multiprocessors - multiprocessors)
+
+    known = min(map(gpu, names()), key=distance)
+    share = multiprocessors / known.multiprocessors
+    if share == 1.0:
+        return replace(known, compute_capability=compute_capability)
+    return replace(
+        known,
+        key="",
+        name=f"{multiprocessors} multiprocessors like those of {known.name}",
+        compute_capability=compute_capability,
+        multiprocessors=multiprocessors,
+        dram=known.dram * share,
+        l2_bytes=int(known.l2_bytes * share),
+        l2_read=known.l2_read * share,
+        l2_written=known.l2_written * share,
+        flops={kind: rate * share for kind, rate in known.flops.items()},
+    )
