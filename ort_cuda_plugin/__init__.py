@@ -91,7 +91,7 @@ def __dir__() -> list[str]:
 
 
 def get_library_path() -> str:
-    """The path of ``libort_cuda_plugin.so``, for ``onnxruntime.register_execution_provider_library``.
+    """Return the path of ``libort_cuda_plugin.so``, for ``onnxruntime.register_execution_provider_library``.
 
     Raises:
         FileNotFoundError: the library was not built.
@@ -105,12 +105,12 @@ def get_library_path() -> str:
 
 
 def get_ep_name() -> str:
-    """The name of the execution provider."""
+    """Return the name of the execution provider."""
     return _EP_NAME
 
 
 def get_ep_names() -> list[str]:
-    """The names of all execution providers of the library: one."""
+    """Return the names of all execution providers of the library: one."""
     return [_EP_NAME]
 
 
@@ -132,7 +132,7 @@ def counters() -> dict[str, int]:
 
 
 def reset_counters() -> None:
-    """Sets the counters that only grow to 0."""
+    """Reset the counters that only grow to 0."""
     from .abi.core import reset_counters as reset
 
     reset()

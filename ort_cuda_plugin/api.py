@@ -1,4 +1,4 @@
-"""Registration, devices and sessions: what an application calls, on top of ONNX Runtime's Python API."""
+"""Registration, devices and sessions: the functions that an application calls, on top of ONNX Runtime's Python API."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from .fallback import raise_instead
 from .session_errors import NoProviderError, explained
 from .uninterrupted import imported
 
-#: The first version that looks for a plugin behind the name of a built-in provider that it lacks.
+#: First version (1.N) that looks for a plugin behind the name of a built-in provider that it lacks.
 _NAMES_A_PLUGIN = 28
 
-#: Held while objects of ONNX Runtime's devices are used, which `unregister` on another thread would free.
+#: Held while ONNX Runtime's device objects are in use, because `unregister` on another thread frees them.
 _registration = threading.RLock()
 _registered: list[str] = []
 _without_fallback: set[Identity] = set()
@@ -36,7 +36,9 @@ _chosen: weakref.WeakKeyDictionary[Any, tuple[DeviceInfo, dict[str, str]]] = wea
 
 
 def _after_fork() -> None:
-    """The thread that held the lock does not exist in the child, which is to get its error and not to wait."""
+    """Replace the lock in a forked child, where the thread that held it does not exist, so that calls fail and do not
+    wait.
+    """
     global _registration
     _registration = threading.RLock()
 
@@ -45,7 +47,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _onnxruntime() -> ModuleType:
-    """ONNX Runtime, of a version that can load plugins of this kind.
+    """Import ONNX Runtime, of a version that can load this plugin.
 
     Raises:
         ImportError: it is missing, broken, or too old; the message says what to install.
@@ -67,31 +69,31 @@ def _onnxruntime() -> ModuleType:
 
 
 def _api_version(ort: ModuleType) -> int:
-    """The N of 1.N.x; 0 where there is none."""
+    """Return the N of ONNX Runtime 1.N.x; 0 for an unknown version."""
     match = re.match(r"1\.(\d+)", getattr(ort, "__version__", ""))
     return int(match[1]) if match else 0
 
 
 def _ep_devices(ort: ModuleType, identity: Identity) -> list[Any]:
-    """What the registrations of that name offer; a provider of that name may also be another library's."""
+    """Return the devices that registrations under that name offer. Another library may use the same name."""
     if not _factories(identity):
         return []
     return [device for device in ort.get_ep_devices() if device.ep_name == identity.ep_name and _is_ours(device)]
 
 
 def _is_ours(ep_device: Any) -> bool:
-    """Whether a device of that name is this library's: others may choose the same name."""
+    """Whether a device with that provider name is this library's; other libraries may choose the same name."""
     return set(dict(ep_device.ep_metadata)) >= METADATA_KEYS
 
 
 def described_by(ep_device: Any) -> DeviceInfo:
-    """The device that an ``OrtEpDevice`` describes.
+    """Return the device that an ``OrtEpDevice`` describes.
 
     Raises:
         ValueError: it is none of this library's.
     """
     if not _is_ours(ep_device):
-        raise ValueError(f"a device of {ep_device.ep_name}: use one that ort_cuda_plugin.register returns")
+        raise ValueError(f"expected a device that ort_cuda_plugin.register returns, got one of {ep_device.ep_name}")
     return _info(ep_device)
 
 
@@ -100,7 +102,7 @@ def _info(ep_device: Any) -> DeviceInfo:
 
 
 def _factories(identity: Identity) -> list[str]:
-    """The registration names under which the library offers its devices as that provider."""
+    """Return the registration names under which the library offers its devices as that provider."""
     return [known.name for known in registrations() if known.identity is identity]
 
 
@@ -238,7 +240,7 @@ def session(
         ValueError: an option is unknown or has no valid value; ``sess_options`` was used for another device.
     """
     created, provider = create_session(model, emulate, provider_options, sess_options)
-    if not provider.fused_nodes:  # ONNX Runtime's record leaves out models in its own format
+    if not provider.fused_nodes:  # ONNX Runtime records no placement for models in its own format
         raise RuntimeError(f"no node of the model runs on {get_ep_name()}: {_reasons(provider)}")
     return created
 
@@ -281,12 +283,12 @@ def placement(
     except NoProviderError as error:
         return Placement(error.verdicts, {})
     if provider.failure:
-        raise RuntimeError(f"{get_ep_name()} could not look at the model: {provider.failure}")
+        raise RuntimeError(f"{get_ep_name()} could not analyse the model: {provider.failure}")
     return Placement(_with_providers(provider.verdicts, session), provider.values)
 
 
 def _with_providers(verdicts: list[NodeVerdict], session: Any) -> list[NodeVerdict]:
-    """The verdicts with the names of providers: ONNX Runtime's record has them, but may have joined nodes since."""
+    """Add the names of providers to verdicts. ONNX Runtime's record has them, but it may have fused nodes since."""
     names: dict[tuple[str, str], set[str]] = {}
     own = ""
     others: set[str] = set()
@@ -319,7 +321,7 @@ def create_session(
     with _registration:
         _add_provider(sess_options, chosen_device(emulate, options), options)
     source = model if isinstance(model, bytes) else os.fspath(model)
-    # Without this ONNX Runtime answers an error of the provider by using the CPU.
+    # Otherwise ONNX Runtime answers an error of the provider by using the CPU.
     current_session.forget()
     try:
         created = ort.InferenceSession(source, sess_options=sess_options, enable_fallback=0)
@@ -330,14 +332,14 @@ def create_session(
                 raise better from error
             raise
         finally:
-            del better  # whose traceback has this frame, and with that the session
+            del better  # the traceback of the error refers to this frame, and so to the session
     provider = last_provider()
     assert provider is not None, "the session was made with the device of a provider"
     return created, provider
 
 
 def _add_provider(sess_options: Any, ep_device: Any, options: dict[str, str]) -> None:
-    """Adds the provider, unless an earlier session did: ONNX Runtime refuses the second one.
+    """Add the provider, unless an earlier session did: ONNX Runtime refuses to add it twice.
 
     Raises:
         ValueError: the earlier session chose another device or other options.
@@ -348,17 +350,17 @@ def _add_provider(sess_options: Any, ep_device: Any, options: dict[str, str]) ->
         sess_options.add_provider_for_devices([ep_device], options)
         _chosen[sess_options] = choice
     elif _chosen[sess_options] != choice:
-        raise ValueError("these SessionOptions were used with another device or other provider options: use new ones")
+        raise ValueError("these SessionOptions were used with another device or other provider options. Make new ones")
 
 
 def chosen_device(emulate: bool | None, options: Mapping[str, str]) -> Any:
-    """The ``OrtEpDevice`` that a session with these arguments runs on. Raises as `session` does."""
+    """Return the ``OrtEpDevice`` on which a session with these arguments runs. Raises as `session` does."""
     parsed, _ = parse(dict(options))
     return _select(register(emulate=emulate), emulate, parsed.device_id)
 
 
 def _select(ep_devices: list[Any], emulate: bool | None, device_id: int | None) -> Any:
-    """The first device that fits.
+    """Return the first device that fits.
 
     Raises:
         RuntimeError: there is none.

@@ -22,7 +22,7 @@ from .model.ir import DType
 
 _DL_CUDA, _DL_CUDA_MANAGED = 2, 13
 _LEGACY_STREAM = 1
-"""How both protocols write CUDA's default stream."""
+"""Number of CUDA's default stream in both protocols."""
 
 _DL_TYPES = {
     (0, 8): DType.INT8,
@@ -39,7 +39,7 @@ _DL_TYPES = {
     (4, 16): DType.BFLOAT16,
     (6, 8): DType.BOOL,
 }
-"""Element types by DLPack's code and bits."""
+"""Element types by DLPack's type code and bits."""
 
 
 def bind_input(binding: Any, name: str, array: Any) -> None:
@@ -99,7 +99,7 @@ class CudaArray:
 
     def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
         if options.get("copy") or options.get("dl_device") not in (None, self.__dlpack_device__()):
-            raise BufferError("the memory is shared, where it is")
+            raise BufferError("a copy, or another device, is not supported: the memory is shared in place")
         return self.value.__dlpack__(stream=stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -108,7 +108,7 @@ class CudaArray:
 
 
 def as_cuda_array(value: Any) -> CudaArray:
-    """A view of an ``onnxruntime.OrtValue`` that other libraries can use.
+    """Return a view of an ``onnxruntime.OrtValue`` for other libraries, without a copy.
 
     Raises:
         TypeError: it is no OrtValue, or no tensor in device memory.
@@ -120,12 +120,12 @@ def as_cuda_array(value: Any) -> CudaArray:
     return CudaArray(value)
 
 
-# ---- how an array describes itself ----
+# ---- descriptions of arrays ----
 
 
 @dataclass(frozen=True)
 class _Memory:
-    """``owner`` keeps ``address`` valid."""
+    """Memory of an array. ``owner`` keeps ``address`` valid."""
 
     owner: Any
     address: int
@@ -169,7 +169,7 @@ def _from_interface(array: Any, interface: dict[str, Any], what: str) -> _Memory
     address, is_read_only = interface["data"]
     shape = tuple(interface["shape"])
     if interface.get("mask") is not None:
-        raise TypeError(f"{what}: the array has a mask")
+        raise TypeError(f"{what}: masked arrays are not supported. Fill the mask first")
     try:
         element = np.dtype(interface["typestr"])
         dtype = DType.from_numpy(element)
@@ -208,7 +208,7 @@ _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def _from_dlpack(array: Any, what: str) -> _Memory:
-    # The capsule is read and never consumed: when it goes, it gives back what it holds.
+    # The capsule is read but not consumed, so its destructor releases the array.
     capsule = array.__dlpack__(stream=_LEGACY_STREAM)
     tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     shape = tuple(tensor.shape[: tensor.ndim])
@@ -216,7 +216,7 @@ def _from_dlpack(array: Any, what: str) -> _Memory:
     if dtype is None:
         raise TypeError(f"{what}: no tensor on the device has DLPack's type code {tensor.code} with {tensor.bits} bits")
     if dtype is DType.UINT8 and str(getattr(array, "dtype", "")).rpartition(".")[2].startswith("bool"):
-        dtype = DType.BOOL  # as older producers write it
+        dtype = DType.BOOL  # older producers write None
     if tensor.strides:
         _check_contiguous(shape, tensor.strides[: tensor.ndim], what)
     address = (tensor.data or 0) + tensor.byte_offset
@@ -234,7 +234,7 @@ def _check_contiguous(shape: tuple[int, ...], strides: Any, what: str) -> None:
 
 
 def _device_of(address: int, size: int, what: str) -> Device:
-    """The device whose memory that is, as its driver says."""
+    """Return the device that owns the memory, as its driver says."""
     ordinal = ffi.new("int *")
     drivers = [(core().driver_cuda(ffi.new("const char **")), False), (core().driver_emulator(), True)]
     for driver, is_emulated in drivers:
@@ -246,5 +246,5 @@ def _device_of(address: int, size: int, what: str) -> Device:
         if result != lib.CUDA_ERROR_INVALID_VALUE:
             raise CudaError("PointerGetAttribute", result, driver_error_text(driver, result))
     if size == 0:
-        raise ValueError(f"{what}: an array without elements says no device; bind a NumPy array instead")
+        raise ValueError(f"{what}: an array without elements has no device; bind a NumPy array instead")
     raise ValueError(f"{what}: {address:#x} is in memory of no device that {get_ep_name()} knows")

@@ -1,8 +1,9 @@
-"""ONNX Runtime's fallback to the CPU: ``InferenceSession`` retries without the provider when it cannot be created.
+"""Disables ONNX Runtime's fallback to the CPU, by which ``InferenceSession`` retries without the provider if it cannot
+be created.
 
 An application that runs on the plugin in place of another provider would lose the GPU over one wrong option, with a
-line on stdout. ``enable_fallback=0`` is the argument that makes the session raise. It is no documented parameter, and
-no session option means the same, so `raise_instead` changes its default.
+line on stdout. ``enable_fallback=0`` makes the session raise instead. It is not a documented parameter, and no session
+option means the same, so `raise_instead` changes its default.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def raise_instead(onnxruntime: ModuleType, is_ours: Callable[[str], bool]) -> No
 
 
 def _names(providers: Any) -> list[str]:
-    """The names in what an application passed as ``providers``, which ONNX Runtime checks later."""
+    """Return the provider names in the ``providers`` argument of an application. ONNX Runtime checks them later."""
     entries = list(providers) if isinstance(providers, Sequence) else []
     first = [entry[0] if isinstance(entry, tuple) and entry else entry for entry in entries]
     return [name for name in first if isinstance(name, str)]

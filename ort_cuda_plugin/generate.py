@@ -42,7 +42,7 @@ _CACHE_RANK = 4
 _TOKEN_INPUTS = (choice.IDS, choice.ATTENTION, choice.POSITIONS)
 _KNOWN_INPUTS = {*_TOKEN_INPUTS, choice.UNIFORM, choice.TEMPERATURE, choice.TOP_K, choice.TOP_P}
 _LARGEST_DRAW = np.float32(1 - 2**-23)
-"""So large that no product with a sum of probabilities rounds to that sum."""
+"""Largest random number below 1 whose product with a sum of probabilities never rounds up to that sum."""
 
 
 class Decoder:
@@ -86,11 +86,11 @@ class Decoder:
         self.session = session(whole, emulate=emulate, provider_options=provider_options, sess_options=options)
         self.max_length, self.batch, self.candidates = max_length, batch, candidates
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
-        """All tokens of the sequences, the last one of which may not be in the cache yet."""
+        """All tokens of the sequences. The last one may not be in the cache yet."""
         self._limits = [*(x for x in limits if 0 < x < max_length), max_length]
-        """Widths of masks, each for the tokens up to its last one."""
+        """Widths of masks. Each serves tokens up to its width."""
         self._cached, self._cached_for = np.zeros(batch, np.int64), 0
-        """Tokens in the cache, and the one of the limits that their keys are for."""
+        """Number of tokens in the cache, and the limit for which their keys were computed."""
         device = chosen_device(emulate, {key: str(value) for key, value in (provider_options or {}).items()})
         self._memory = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
         inputs = {x.name: x for x in self.session.get_inputs()}
@@ -116,7 +116,7 @@ class Decoder:
         self._settings: dict[str, Any] = {}
         self._set(1.0, max(candidates, 1), 1.0, None)
         self._steps = {limit: self._make_step(limit) for limit in self._limits}
-        """For each limit, what a decoded token runs, and its mask."""
+        """For each limit, the binding of one decoded token, and its mask."""
 
     def generate(
         self,
@@ -158,7 +158,7 @@ class Decoder:
                 return
 
     def rewind(self, length: int) -> None:
-        """Forgets all but the first ``length`` tokens of each sequence; the next prompt comes after these.
+        """Forget all but the first ``length`` tokens of each sequence. The next prompt comes after these.
 
         A model with states of a fixed size computes them all anew then.
         """
@@ -170,19 +170,22 @@ class Decoder:
         self._cached = np.minimum(self._cached, length)
 
     def _append(self, prompt: Sequence[Sequence[int]] | Array) -> None:
-        """Runs the prompt, and what is not in the cache of the tokens before it, and chooses a token."""
+        """Run the prompt, and earlier tokens that are not in the cache, and choose a token."""
         if len(prompt) != self.batch:
-            raise ValueError(f"the prompt has {len(prompt)} sequences, not {self.batch}")
+            raise ValueError(f"the prompt has {len(prompt)} sequences, expected {self.batch}")
         tokens = [[*known, *map(int, new)] for known, new in zip(self.tokens, prompt, strict=True)]
         lengths = np.array([len(row) for row in tokens])
         begin, count = self._first_new(lengths), int(lengths.max())
         if (lengths <= self._cached).any() or count > self.max_length:
-            raise ValueError(f"{count - begin} new tokens, and {begin} of {self.max_length} in the cache")
+            raise ValueError(
+                f"{count - begin} new tokens, expected 1 to {self.max_length - begin}: "
+                f"the cache holds {begin} of {self.max_length}"
+            )
         self.tokens = tokens
         self._compute(begin)
 
     def _decode(self) -> None:
-        """Computes the last token of each sequence, and chooses the next one."""
+        """Compute the last token of each sequence, and choose the next one."""
         limit = self._limit(int(self._cached.max()) + 1)
         if limit != self._cached_for:
             self._compute(0)
@@ -194,20 +197,20 @@ class Decoder:
         return next(limit for limit in self._limits if length <= limit)
 
     def _first_new(self, lengths: Array) -> int:
-        """The place of the first token that a Run for sequences of ``lengths`` has to compute."""
-        # A sequence's tokens stand together from 0 on: padding is behind them, and only where the Run begins at 0.
+        """Return the index of the first token that a Run for sequences of ``lengths`` has to compute."""
+        # Tokens of a sequence are contiguous from 0 on. Padding follows them, and only if the Run begins at 0.
         is_even = len(np.unique(lengths)) == len(np.unique(self._cached)) == 1
         of_same_width = lengths.max() > self.max_length or self._limit(int(lengths.max())) == self._cached_for
         return int(self._cached[0]) if is_even and of_same_width else 0
 
     def _compute(self, begin: int) -> None:
-        """Runs the tokens from ``begin`` on, and chooses the next one of each sequence."""
+        """Run the tokens from ``begin`` on, and choose the next one of each sequence."""
         lengths = np.array([len(row) for row in self.tokens])
         count = int(lengths.max())
         if begin == 0:
             for state in self._states:
                 state.clear()
-        # Padding would change states, so these models compute the sequences up to the end of each shorter one.
+        # Padding would change states. So these models compute the sequences up to the end of each shorter one.
         ends = np.unique(lengths).tolist() if self._states else [count]
         chosen = np.zeros((self.batch, 1), np.int64)
         for end in ends:
@@ -238,11 +241,13 @@ class Decoder:
         return step, mask
 
     def _in_planes(self, positions: Array) -> Array:
-        """Positions for the input of the model, which may have several for a token."""
+        """Expand positions to the planes of the model's input, which may have several positions for a token."""
         return positions if self._planes is None else np.repeat(positions[None], self._planes, 0)
 
     def _bound(self, ids: Any, mask: Any, positions: Any) -> Any:
-        """What every Run has: the cache in place, and the token, which goes where the next Run reads it."""
+        """Return the bindings of every Run: the cache in place, and the token, which the next Run reads where it was
+        written.
+        """
         bound = self.session.io_binding()
         bound.bind_ortvalue_input(choice.IDS, ids)
         bound.bind_ortvalue_input(choice.ATTENTION, mask)
@@ -257,7 +262,7 @@ class Decoder:
         return bound
 
     def _set(self, temperature: float, top_k: int, top_p: float, seed: int | None) -> None:
-        """Puts the settings of sampling where all Runs read them."""
+        """Write the settings of sampling to the tensors that all Runs read."""
         if not self.candidates:
             return
         draws = np.random.default_rng(seed).random((self.batch, self.max_length), np.float32)
@@ -289,7 +294,7 @@ class Decoder:
 
 
 def _configured_head_size(config: Path) -> int:
-    """What ``genai_config.json`` says of the decoder's heads.
+    """Return the head size in ``genai_config.json``.
 
     Raises:
         ValueError: it says nothing, or cannot be read.
@@ -306,7 +311,7 @@ def _configured_head_size(config: Path) -> int:
 
 
 def _check_inputs(inputs: Mapping[str, Any], path: Path) -> None:
-    """Raises ValueError where an input is none that a decoder has, or of another type."""
+    """Check the inputs. Raises ValueError for one that a decoder does not have, or of another type."""
     for name, x in inputs.items():
         if name.startswith("past") and (x.type not in TENSOR_TYPES or x.type == "tensor(string)"):
             raise ValueError(f"{path}: the input {name} is {x.type}, expected a tensor of numbers")
@@ -317,7 +322,7 @@ def _check_inputs(inputs: Mapping[str, Any], path: Path) -> None:
 
 
 class _State:
-    """What a model keeps of a sequence whatever its length, on the device."""
+    """The state of fixed size that a model keeps for a sequence, on the device."""
 
     def __init__(self, x: Any, batch: int, memory: Any) -> None:
         shape = [size if isinstance(size, int) else batch for size in x.shape]
@@ -333,7 +338,7 @@ class _State:
         ort.copy_tensors([self._host], [self.value])
 
     def keep(self, ended: Array, over: Array) -> None:
-        """Remembers the state of the sequences that have ``ended``, and puts back that of those that were ``over``."""
+        """Save the state of sequences that have ``ended``, and restore that of sequences that were ``over``."""
         ort.copy_tensors([self.value], [self._host])
         present, kept = (np.moveaxis(x, self._axis, 0) for x in (self._array, self._kept))
         kept[ended], present[over] = present[ended], kept[over]
@@ -341,7 +346,7 @@ class _State:
 
 
 def _zeros(shape: Sequence[int], dtype: DType, memory: Any) -> Any:
-    """A tensor of zeros on the device, also of the types that NumPy does not have."""
+    """Return a tensor of zeros on the device, also of types that NumPy lacks."""
     value = ort.OrtValue.ortvalue_from_shape_and_type(
         shape, dtype.onnx, "gpu", memory.device_id, memory.device_vendor_id
     )
@@ -351,13 +356,13 @@ def _zeros(shape: Sequence[int], dtype: DType, memory: Any) -> Any:
 
 
 def _is_state(x: Any) -> bool:
-    """Whether an input has one size for any number of tokens."""
+    """Whether an input has the same size for any number of tokens."""
     is_cache = x.name.rpartition(".")[2] in ("key", "value")
     return not is_cache and sum(not isinstance(size, int) for size in x.shape) <= 1
 
 
 def _present_of(past: str, outputs: Collection[str], path: Path) -> str:
-    """The name of the output that goes on with an input. Raises ValueError where there is none."""
+    """Return the name of the output that continues an input. Raises ValueError if there is none."""
     names = [past.replace(prefix, "present", 1) for prefix in ("past_key_values", "past") if past.startswith(prefix)]
     for name in names:
         if name in outputs:
@@ -366,7 +371,7 @@ def _present_of(past: str, outputs: Collection[str], path: Path) -> str:
 
 
 def _integers(model: bytes, path: Path) -> Callable[[str], int | None]:
-    """What gives the number of an initializer that is one integer, also from external data."""
+    """Return a function that reads initializers of one integer, also from external data."""
     source = SourceModel(model, str(path), ModelFolder.of(path))
 
     def integer(name: str) -> int | None:

@@ -1,7 +1,7 @@
-"""The memory of a device as the process holds it: statistics, the release of unused memory, limits.
+"""Device memory of this process: statistics, release of unused memory, and limits.
 
 Sessions of one device share two arenas, one of device memory and one of pinned host memory. Their options are the
-``arena.*`` options of sessions and of ONNX Runtime's environment (see docs/applications.md).
+``arena.*`` options of sessions and of ONNX Runtime's environment (see docs/options.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .ep.devices import DeviceInfo, open_device
 
 KINDS = {"device": lib.OCP_DEVICE_MEMORY, "pinned": lib.OCP_PINNED_MEMORY}
 
-#: ONNX Runtime's names of allocator statistics, and one of ours, by the members of ``ocp_memory_stats``.
+#: ONNX Runtime's names of allocator statistics, and the plugin's own, by the members of ``ocp_memory_stats``.
 NAMES = {
     "Limit": "limit",
     "InUse": "in_use",
@@ -75,7 +75,7 @@ def set_limit(device: Any, nbytes: int | str | None) -> None:
     """
     text = "0" if nbytes is None else str(nbytes)
     try:
-        limit = arena.read_limit("" if text == "-1" else text)  # which means the default of an option
+        limit = arena.read_limit("" if text == "-1" else text)  # the option's text for its default
     except ValueError as error:
         raise ValueError(f"a limit of {nbytes!r} bytes: {error}") from None
     arena.set_limit(_find(device), lib.OCP_DEVICE_MEMORY, limit)

@@ -1,8 +1,8 @@
-"""Models by path or by the name of an architecture that the `onnx` wheel carries, made fit for comparisons.
+"""Models by path, or by the name of an architecture that the `onnx` wheel carries, prepared for comparisons.
 
 The wheel's ``light_*`` models hold every weight as one ``ConstantOfShape`` of one value, so that any two inputs give
-the same output and no comparison could fail. `with_noise_weights` replaces them by seeded noise, and `before_softmax`
-adds the tensor that the final Softmax reads as an output: after the Softmax of noise all classes look alike.
+the same output and no comparison could fail. `with_noise_weights` replaces them by seeded noise. `before_softmax` adds
+the input of the final Softmax as an output, because the Softmax of noise gives nearly equal classes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class ModelNotFoundError(ValueError):
 
 
 def wheel_models() -> dict[str, Path]:
-    """Names and files of the architectures in the installed `onnx` wheel, e.g. ``light_resnet50``."""
+    """Return names and files of the architectures in the installed `onnx` wheel, e.g. ``light_resnet50``."""
     folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
     return {path.stem: path for path in sorted(folder.glob("light_*.onnx"))}
 
 
 def find_model(name_or_path: str) -> Path:
-    """The file of a model given by path or by wheel name; raises ModelNotFoundError that lists the names."""
+    """Return the file of a model given by path or by wheel name. Raises ModelNotFoundError, which lists the names."""
     path = Path(name_or_path)
     if path.is_file():
         return path
@@ -50,7 +50,7 @@ def is_wheel_model(path: Path) -> bool:
 
 
 def with_noise_weights(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
-    """A copy in which each ConstantOfShape of a known shape is an initializer of seeded noise.
+    """Return a copy in which each ConstantOfShape of a known shape is an initializer of seeded noise.
 
     Weights of convolutions and matrix products are He-scaled normal noise (standard deviation ``sqrt(2 / fan_in)``),
     scales and variances lie around 1, biases and means around 0, so that activations neither vanish nor explode.
@@ -88,7 +88,7 @@ def with_noise_weights(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto
 
 
 def before_softmax(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
-    """A copy with the input of the final Softmax as an additional output, and that output's name.
+    """Return a copy with the input of the final Softmax as an additional output, and that output's name.
 
     Where no Softmax gives a graph output, the model is unchanged and the name is its first output's.
     """
@@ -106,8 +106,8 @@ def before_softmax(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
 def random_inputs(
     model: onnx.ModelProto, seed: int = 0, dims: Mapping[str, int] | None = None, skip: Collection[str] = ()
 ) -> dict[str, NDArray[np.generic]]:
-    """Seeded values for every graph input: normal noise around an offset per channel for floats, 0 or 1 for integers
-    and bool.
+    """Return seeded values for every graph input: normal noise around an offset per channel for floats, 0 or 1 for
+    integers and bool.
 
     The offsets keep a network that averages over the image from seeing the same numbers for every seed.
     A symbolic dimension takes its size from ``dims`` by name, else 1. Inputs in ``skip`` are left out.
@@ -140,7 +140,7 @@ def random_inputs(
 
 
 def with_input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
-    """A copy whose inputs have these shapes, for `random_inputs`.
+    """Return a copy whose inputs have these shapes, for `random_inputs`.
 
     Raises:
         ValueError: there is no such input, or it has another rank.
@@ -161,7 +161,7 @@ def with_input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
 
 
 def relative_error(actual: NDArray[np.generic], expected: NDArray[np.generic]) -> float:
-    """max|a-b| / max|b| over finite values; infinity where the shapes or the places of NaN and infinities differ.
+    """Return max|a-b| / max|b| over finite values; infinity if shapes, or positions of NaN and infinities, differ.
 
     Strings are equal, which is 0, or not, which is infinity.
     """
@@ -189,7 +189,7 @@ def _signal(rng: np.random.Generator, shape: list[int]) -> NDArray[np.float32]:
 
 
 def _weight_roles(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
-    """(value name, role) for each value that reaches a node as a weight, through nodes that only change its shape."""
+    """Yield (value name, role) for each weight, through nodes that only change its shape."""
     origin: dict[str, str] = {}
     for node in graph.node:
         if node.op_type in ("Reshape", "Unsqueeze", "Transpose", "Identity"):

@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class _Call(threading.Thread, Generic[T]):
-    """No daemon: Python waits for it before it takes itself down."""
+    """A thread that Python joins before it exits."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         super().__init__(name="ort-cuda-plugin")
         self.function = function
         self.result: T | None = None
         self.error: BaseException | None = None
-        # No join: in Python 3.11 one that is interrupted takes the thread for ended.
+        # Not join(): in Python 3.11 an interrupted join takes the thread for ended.
         self.unfinished = threading.Lock()
         self.unfinished.acquire()
 
@@ -39,7 +39,7 @@ class _Call(threading.Thread, Generic[T]):
 
 
 def call(function: Callable[[], T], abandoned: Callable[[], object] = lambda: None) -> T:
-    """What ``function`` returns or raises.
+    """Call ``function`` on another thread, and return or raise its outcome.
 
     A signal handler that raises ends the wait and not the function: ``abandoned`` is called, its exception goes on to
     the caller, and the function ends in the background. So it takes no lock that the caller holds.
@@ -48,7 +48,7 @@ def call(function: Callable[[], T], abandoned: Callable[[], object] = lambda: No
     try:
         try:
             running.start()
-        except RuntimeError:  # no thread can be had
+        except RuntimeError:  # the system allows no further thread
             return function()
         running.unfinished.acquire()
     except BaseException:
@@ -60,11 +60,11 @@ def call(function: Callable[[], T], abandoned: Callable[[], object] = lambda: No
         result: Any = running.result
         return result  # type: ignore[no-any-return]
     finally:
-        del running  # which refers to the error, whose traceback refers to this frame
+        del running  # the error's traceback refers to this frame
 
 
 def imported(name: str) -> ModuleType:
-    """The module of that name, imported on another thread if it is not there yet."""
+    """Import a module on another thread, if it is not imported yet, and return it."""
     module = sys.modules.get(name)
     if module is None or getattr(module.__spec__, "_initializing", False):
         return call(lambda: importlib.import_module(name))

@@ -42,11 +42,11 @@ COMMANDS = {
     "options": "options",
     "parity": "parity",
 }
-"""The command's name and that of its module."""
+"""The commands, with the module of each."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code; see `ExitCode`."""
+    """Run one command and return its exit code; see `ExitCode`."""
     _make_streams_safe()
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else ""
@@ -57,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             code = ExitCode.INTERRUPTED
         except BrokenPipeError:
-            _drop_output()  # the reader has seen enough, as `head` does
+            _drop_output()  # the reader closed the pipe, as `head` does
             code = ExitCode.OUTPUT_CLOSED
         except Exception as error:
-            # ONNX Runtime makes an error of its own of an interrupt in a callback.
+            # ONNX Runtime turns an interrupt in a callback into an error of its own.
             code, text = (ExitCode.INTERRUPTED, "") if interrupts.seen else _explained(error)
             if text:
                 print(printable(f"ort-cuda-plugin {name}: {text}"), file=sys.stderr)
@@ -90,7 +90,7 @@ def _run(words: list[str]) -> int:
 
 
 def _explained(error: Exception) -> tuple[int, str]:
-    """The exit code of an error, and the message. Raises errors that are not for the user."""
+    """Return the exit code of an error, and the message. Raises errors that are bugs."""
     if isinstance(error, UserError):
         return error.code, str(error)
     if not isinstance(error, OSError):
@@ -104,7 +104,7 @@ def _explained(error: Exception) -> tuple[int, str]:
 
 
 class _Interrupts:
-    """Notes Ctrl-C while it is entered, beside what Python does; another handler of the process stays."""
+    """Records Ctrl-C while it is entered, besides Python's own handling. Another handler of the process stays."""
 
     def __init__(self) -> None:
         self.seen = False
@@ -127,7 +127,7 @@ class _Interrupts:
 
 
 def _make_streams_safe() -> None:
-    """Whatever the locale, no character ends a command, nor does a stream that the caller has closed."""
+    """Make no character fail to print, whatever the locale, nor a stream that the caller has closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -137,13 +137,13 @@ def _make_streams_safe() -> None:
 
 
 def _drop_output() -> None:
-    """What is still to be written goes nowhere: Python would fail once more when it flushes at its end."""
+    """Discard unwritten output: Python would fail again when it flushes at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _docstring(module: str) -> str:
-    """What a module says of itself, without importing it."""
+    """Return the docstring of a module, without importing it."""
     text = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
     return ast.get_docstring(ast.parse(text)) or ""
 

@@ -59,12 +59,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", type=int, action="append", help="size of a dimension named batch (repeatable)")
     parser.add_argument("--runs", type=int, default=50, metavar="N", help="timed Runs of each side (default 50)")
-    parser.add_argument("--warmup", type=int, default=5, metavar="N", help="Runs before them (default 5)")
-    parser.add_argument("--no-creation", action="store_true", help="leave out processes that create sessions")
-    parser.add_argument("--estimate", choices=gpus.names(), help="the GPU to estimate for (default without one: h100)")
-    parser.add_argument("--json", type=output_file, metavar="FILE", help="write all figures there")
+    parser.add_argument("--warmup", type=int, default=5, metavar="N", help="warm-up Runs before them (default 5)")
     parser.add_argument(
-        "--plot", type=output_file, metavar="FILE.svg", help="draw how fast the plugin is beside the others"
+        "--no-creation", action="store_true", help="do not time session creation, which takes processes of its own"
+    )
+    parser.add_argument("--estimate", choices=gpus.names(), help="the GPU to estimate for (default without one: h100)")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write all figures to this file (JSON)")
+    parser.add_argument(
+        "--plot",
+        type=output_file,
+        metavar="FILE.svg",
+        help="draw the speed of the plugin relative to the others in this file",
     )
 
 
@@ -95,13 +100,13 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def suite() -> list[str]:
-    """The wheel's light models, and each network in each of its types."""
+    """Return the models of the suite: the wheel's light models, and each network in each of its types."""
     return [*models.wheel_models(), *(f"{name}:{dtype}" for name in NETWORKS for dtype in DTYPES)]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model that is measured, read once."""
+    """A model to measure, read once."""
 
     name: str
     path: Path
@@ -109,7 +114,7 @@ class Subject:
 
     @staticmethod
     def read(name: str) -> Subject:
-        """Raises UserError where there is no such model."""
+        """Read a model. Raises UserError if it does not exist."""
         path = model_path(name)
         return Subject(name, path, read_model(path, name))
 
@@ -121,7 +126,7 @@ class Subject:
 
     @property
     def dtype(self) -> str:
-        """What the model computes with, by the name of a network or the weights of a file."""
+        """Return the element type of the computation, from the name of a network or the weights of a file."""
         if (parts := split_name(self.name)) is not None:
             return parts[1]
         if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in self.model.graph.node):
@@ -140,7 +145,7 @@ def _one(
     arguments: argparse.Namespace,
     console: Console,
 ) -> ModelReport:
-    """The report of one model; ``batch`` is None where the model has none of that name."""
+    """Measure one model. ``batch`` is None if the model has no dimension of that name."""
     name = subject.name
     given = argparse.Namespace(**vars(arguments) | {"model": name})
     given.dim = [*arguments.dim, *([f"batch={batch}"] if batch is not None and arguments.batch else [])]
@@ -164,7 +169,7 @@ def _one(
             shapes = {key: value.shape for key, value in feeds.items()}
             try:
                 report.estimate = _estimate(file, gpu, shapes)
-            except Exception as error:  # what was measured is still worth showing
+            except Exception as error:  # the measured times are worth showing without an estimate
                 console.print(f"no estimate for {gpu}: {error}", markup=False, soft_wrap=True)
     except UserError:
         raise
@@ -176,7 +181,7 @@ def _one(
 
 
 def _completed(side_report: SideReport, task: Task, side: str, with_creation: bool) -> SideReport:
-    """With what is measured in sessions of its own."""
+    """Add the figures that sessions of their own measure."""
     work = device_milliseconds(task, side) if side != sides.CPU else None
     share = None if work is None else max(0.0, 1 - work / side_report.p50)
     if not with_creation:
@@ -236,7 +241,7 @@ def print_report(report: ModelReport, console: Console) -> None:
 
 
 def print_means(reports: Sequence[ModelReport], console: Console) -> None:
-    """The geometric mean of the ratios, for each other side."""
+    """Print the geometric mean of the ratios, for each other side."""
     for side in dict.fromkeys(side for report in reports for side in report.sides if side != sides.PLUGIN):
         ratios = [report.sides[side].ratio for report in reports if side in report.sides]
         mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))

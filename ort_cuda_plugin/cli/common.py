@@ -1,4 +1,4 @@
-"""What several commands need: the model argument, the console, files that are read and written."""
+"""Shared parts of commands: the model argument, the console, and files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NO_NUMPY_TYPES = frozenset(
     if name == "BFLOAT16" or name.startswith(("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2"))
 )
 SECONDS_TO_MENTION = 1.0
-"""Of compilation, where the output is no terminal."""
+"""Seconds of compilation from which a line mentions it, if the output is not a terminal."""
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,7 @@ def add_operators_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def operators_file(text: str) -> Path:
-    """The type of an argument that names a Python file with operators: it is run."""
+    """Argument type: a Python file with operators, which is run."""
     try:
         load_operators(text)
     except NoOperatorsFileError as error:
@@ -71,7 +71,7 @@ def operators_file(text: str) -> Path:
 
 
 def output_file(text: str) -> Path:
-    """The type of an argument that names a file to write: a wrong one is refused before the work, not after."""
+    """Argument type: a file to write. It is checked before the work begins."""
     path = Path(text)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text} cannot be written")
@@ -79,7 +79,7 @@ def output_file(text: str) -> Path:
 
 
 def model_path(name_or_path: str) -> Path:
-    """The file of a model; that of a network is written, and removed when the process ends."""
+    """Return the file of a model. A network is written to a file, which is removed at exit."""
     if not Path(name_or_path).is_file() and split_name(name_or_path) is not None:
         return written_model(build(name_or_path).SerializeToString(), name_or_path.replace(":", "_"))
     try:
@@ -90,7 +90,7 @@ def model_path(name_or_path: str) -> Path:
 
 
 def written_model(model: bytes, name: str) -> Path:
-    """A file that is removed when the process ends."""
+    """Return a path for a file that is removed at exit."""
     folder = tempfile.TemporaryDirectory(prefix="ort-cuda-plugin-")
     atexit.register(folder.cleanup)
     path = Path(folder.name, f"{name}.onnx")
@@ -99,15 +99,15 @@ def written_model(model: bytes, name: str) -> Path:
 
 
 def read_model(path: Path, name: str) -> onnx.ModelProto:
-    """The model of a file without its external data; ``name`` is what the user called it."""
+    """Read the model of a file without its external data. ``name`` is what the user called it."""
     try:
         return onnx.load(path, load_external_data=False)
-    except Exception as error:  # protobuf has types of its own
+    except Exception as error:  # protobuf raises errors of its own types
         raise UserError(ExitCode.MODEL_FAILED, f"{name}: {error}. {what_a_file_is(path)}".rstrip(". ")) from error
 
 
 def check_types(model: onnx.ModelProto) -> None:
-    """Raises UserError where ONNX Runtime's Python API has no NumPy arrays for an input or output."""
+    """Check types of inputs and outputs. Raises UserError if ONNX Runtime's Python API has no NumPy arrays for one."""
     for kind, values in (("input", model.graph.input), ("output", model.graph.output)):
         for value in values:
             element_type = value.type.tensor_type.elem_type
@@ -121,23 +121,23 @@ def check_types(model: onnx.ModelProto) -> None:
 
 
 def usual_sizes(name_or_path: str) -> dict[str, int]:
-    """Sizes of symbolic dimensions that the user need not give: those of a network."""
+    """Return sizes of symbolic dimensions that have a default: those of a network."""
     parts = split_name(name_or_path)
     return dict(NETWORKS[parts[0]].sizes) if parts and not Path(name_or_path).is_file() else {}
 
 
 class _PlainConsole(Console):
-    """Takes text as it is: names in a model may look like markup, or have what moves a terminal's cursor."""
+    """Prints text as it is: names in a model may look like markup, or contain control sequences."""
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # `main` knows what to do; rich would exit with 1
+        raise BrokenPipeError  # `main` handles this; rich would exit with 1
 
     def render_str(self, text: str, **settings: Any) -> Text:
         return super().render_str(printable(text), **settings)
 
 
 def output_console() -> Console:
-    """For what a command prints. Where that is no terminal nothing cuts a table off."""
+    """Return the console for a command's output. If that is not a terminal, tables are not truncated."""
     width = None if sys.stdout.isatty() else _WIDE
     return _PlainConsole(file=sys.stdout, width=width, markup=False, emoji=False)
 
@@ -173,7 +173,7 @@ def waiting(console: Console, what: str) -> Iterator[None]:
 
 
 def named_values(texts: list[str]) -> list[tuple[str, str]]:
-    """Names and values of arguments that are ``NAME=VALUE``, or several of them with commas between."""
+    """Return names and values of ``NAME=VALUE`` arguments, which may be several with commas between."""
     pairs = []
     for part in (part for text in texts for part in text.split(",")):
         name, equals, value = part.rpartition("=")
@@ -184,7 +184,7 @@ def named_values(texts: list[str]) -> list[tuple[str, str]]:
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """The sizes of ``1x3x224x224``; none of a scalar's, which is empty."""
+    """Parse a shape such as ``1x3x224x224``; an empty text is a scalar's."""
     sizes = text.split("x") if text else []
     if not all(size.isdecimal() for size in sizes):
         raise UserError(ExitCode.USAGE, f"{text!r} is not a shape such as 1x3x224x224")
@@ -192,7 +192,7 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def number(text: str) -> int:
-    """A whole number."""
+    """Parse an integer."""
     try:
         return int(text)
     except ValueError:
@@ -200,13 +200,13 @@ def number(text: str) -> int:
 
 
 def numpy_file(subject: str, path: Path) -> NDArray[np.generic] | dict[str, NDArray[np.generic]] | None:
-    """The array of a .npy file, the arrays of a .npz file, and None for a file that is neither.
+    """Load the array of a .npy file, or the arrays of a .npz file; None for another file.
 
     Raises:
         UserError: it cannot be read; ``subject`` begins the message.
     """
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
+        if path.exists() and not path.is_file():  # a pipe would block
             raise UserError(ExitCode.USAGE, f"{subject}: not a regular file")
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
@@ -217,5 +217,5 @@ def numpy_file(subject: str, path: Path) -> NDArray[np.generic] | dict[str, NDAr
         raise
     except OSError as error:
         raise UserError(ExitCode.USAGE, f"{subject}: {error.strerror or error}") from error
-    except Exception:  # of many types: headers that lie about sizes, broken archives, pickles that it advises to trust
+    except Exception:  # many types: headers that lie about sizes, broken archives, pickles
         return None

@@ -56,15 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TYPE=NUMBER",
-        help=f"of max|a-b|/max|b|; default: {', '.join(f'{name}={value:g}' for name, value in TOLERANCES.items())},"
+        help=f"most max|a-b|/max|b|; default: {', '.join(f'{name}={value:g}' for name, value in TOLERANCES.items())},"
         " others 0",
     )
-    parser.add_argument("--save", type=output_file, metavar="FILE.npz", help="write inputs and outputs there")
+    parser.add_argument("--save", type=output_file, metavar="FILE.npz", help="write inputs and outputs to this file")
     parser.add_argument(
         "--load",
         type=Path,
         metavar="FILE.npz",
-        help="take the inputs from there, and the outputs of the other provider where it has them",
+        help="take the inputs from this file, and the outputs of the other provider where it has them",
     )
     parser.add_argument("--no-bisect", action="store_true", help="do not look for the first node that differs")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -107,7 +107,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 class _Sides:
-    """Runs models on the plugin and on the other provider. Raises UserError where there is none of that name."""
+    """Runs models on the plugin and on the other provider. Raises UserError if there is no such provider."""
 
     def __init__(self, folder: Path, emulate: bool, options: Mapping[str, str], against: str) -> None:
         import onnxruntime as ort
@@ -152,7 +152,7 @@ def _plain(source: str | bytes | onnx.ModelProto) -> str | bytes:
 def _first(
     source: str | bytes, feeds: Mapping[str, Any], sides: _Sides, tolerances: Mapping[str, float], is_kept: bool
 ) -> tuple[FirstDifference | None, str]:
-    """The first node that differs, or why none is known. ``is_kept``: the outputs beside ours are those of a file."""
+    """Return the first node that differs, or why it is not known. ``is_kept``: the other outputs come from a file."""
     if isinstance(source, bytes):
         model = onnx.load_from_string(source)
     else:
@@ -161,7 +161,7 @@ def _first(
     try:
         with waiting(console, "looking for the first node that differs"):
             first = first_difference(model, feeds, sides.own, sides.reference, tolerances)
-    except Exception as error:  # the outputs' difference is still worth showing
+    except Exception as error:  # the difference of outputs is worth showing without the node
         return None, f"the graph cannot be cut: {error}"
     reason = "what computed the loaded outputs, or the fusion of nodes," if is_kept else "the fusion of nodes"
     return first, "" if first else f"where all values between nodes are kept none differs: {reason} is the reason"
@@ -214,7 +214,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _loaded(arguments: argparse.Namespace, feeds: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a file. Raises UserError where it is not the only source of them, or has not all."""
+    """Load the inputs of a file. Raises UserError if inputs are given twice, or some are missing."""
     given = {text.partition("=")[0] for text in arguments.input}
     loaded = {key.removeprefix("inputs/"): value for key, value in saved.items() if key.startswith("inputs/")}
     if both := sorted(given & loaded.keys()):
@@ -226,7 +226,7 @@ def _loaded(arguments: argparse.Namespace, feeds: Mapping[str, Any], saved: Mapp
 
 
 def _write(path: Path, feeds: Mapping[str, Any], names: Sequence[str], sides: Mapping[str, Sequence[Any]]) -> None:
-    """Leaves out what is no tensor of numbers."""
+    """Write the tensors of numbers; other values are left out."""
     values = {f"inputs/{name}": value for name, value in feeds.items()}
     for side, outputs in sides.items():
         values |= {f"outputs/{side}/{name}": value for name, value in zip(names, outputs, strict=True)}

@@ -34,14 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_operators_argument(parser)
     parser.add_argument("-o", "--output", metavar="OUT", type=output_file, help="default: MODEL_ctx.onnx")
     parser.add_argument(
-        "--arch", metavar="LIST", help="such as sm_80,sm_90,emulated; default: the GPU that there is, else emulated"
+        "--arch", metavar="LIST", help="such as sm_80,sm_90,emulated; default: that of the GPU, else emulated"
     )
     parser.add_argument(
         "--shapes",
         action="append",
         default=[],
         metavar="NAME=1x3x224x224[,...]",
-        help="shapes that get plans beside those of the plugin's choice (repeatable)",
+        help="input shapes that get plans, in addition to the plugin's choice (repeatable)",
     )
     parser.add_argument(
         "--weightless", action="store_true", help="leave the weights in MODEL, which belongs beside OUT from then on"
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="models that are compiled into the same file, in which equal weights are once; their compiled models are "
         "written beside OUT, as NAME_ctx.onnx",
     )
-    parser.add_argument("--embed", action="store_true", help="put everything into the model, no file beside it")
+    parser.add_argument("--embed", action="store_true", help="store everything in the model, without a file beside it")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -103,7 +103,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress(console: Console, what: str) -> Iterator[None]:
-    """A bar of kernels on the terminal, whose end moves away as clusters ask for more; else nothing."""
+    """Show a progress bar of kernels on a terminal. Its total grows as clusters ask for more."""
     from ort_cuda_plugin.ep.open_device import kernel_library
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -1,4 +1,4 @@
-"""The choice of a device, for commands that work without the packages of an extra."""
+"""The choice of a device, for commands that work without optional packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_device_argument(parser: argparse.ArgumentParser, default: str = "auto") 
 
 
 def find_device(choice: str) -> bool:
-    """Whether to use the emulated device."""
+    """Return whether to use the emulated device."""
     with unavailable_as_user_error():
         from ort_cuda_plugin.ep.devices import cuda_devices
 
@@ -30,7 +30,7 @@ def find_device(choice: str) -> bool:
 
 
 def select_device(choice: str) -> bool:
-    """Registers the plugin and says whether to use the emulated device."""
+    """Register the plugin, and return whether to use the emulated device."""
     emulate = find_device(choice)
     with unavailable_as_user_error():
         ort_cuda_plugin.register(emulate=emulate)
@@ -39,10 +39,10 @@ def select_device(choice: str) -> bool:
 
 @contextmanager
 def unavailable_as_user_error() -> Iterator[None]:
-    """ORT missing or too old, a library that cannot be loaded, an environment variable without a valid value."""
+    """Turn an unusable installation or environment variable into a UserError."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # ONNX Runtime has types of its own
+    except Exception as error:  # ONNX Runtime raises errors of its own types
         raise UserError(ExitCode.UNAVAILABLE, str(error)) from error

@@ -24,12 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Replaces this process by the program."""
+    """Replace this process by the program."""
     return start(arguments, Identity.CUDA)
 
 
 def start(arguments: argparse.Namespace, identity: Identity) -> int:
-    """Replaces this process by the program, in which the plugin has the name of ``identity``."""
+    """Replace this process by the program, in which the plugin has the name of ``identity``."""
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not program:
         raise UserError(ExitCode.USAGE, f"name the program: ort-cuda-plugin {arguments.command} -- python app.py")
@@ -43,7 +43,7 @@ def start(arguments: argparse.Namespace, identity: Identity) -> int:
 
 
 def program_environment(emulate: bool, identity: Identity) -> dict[str, str]:
-    """This process's environment, with what makes Python processes register the plugin."""
+    """Return this process's environment, extended so that Python processes register the plugin."""
     folder = str(Path(drop_in.__file__).resolve().parent)
     inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", folder)]
     return {

@@ -59,10 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--top", type=int, default=0, metavar="N", help="only the N longest steps")
     parser.add_argument(
-        "--measurements", type=Path, metavar="FILE", help="of a GPU: the constants are fitted to them (estimate/fit.py)"
+        "--measurements",
+        type=Path,
+        metavar="FILE",
+        help="measured times of a GPU, to which the constants are fitted (estimate/fit.py)",
     )
-    parser.add_argument("--html", type=output_file, metavar="FILE", help="write a page with a bar for every step there")
-    parser.add_argument("--json", type=output_file, metavar="FILE", help="write all that is known there")
+    parser.add_argument(
+        "--html", type=output_file, metavar="FILE", help="write a web page with a bar for every step to this file"
+    )
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write all figures to this file (JSON)")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -90,7 +95,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _fitted(path: Path) -> Constants:
-    """The constants of a file of measurements."""
+    """Return constants that are fitted to a file of measurements."""
     from ort_cuda_plugin.estimate import fit
 
     try:
@@ -107,7 +112,7 @@ def estimate_model(
     values: dict[str, int],
     constants: Constants | None = None,
 ) -> Estimate:
-    """The estimate of a model file. Raises ShapeError, NodeError, and what ONNX Runtime does with a bad model."""
+    """Estimate a model file. Raises ShapeError, NodeError, and ONNX Runtime's errors about bad models."""
     from ort_cuda_plugin.estimate import gather
     from ort_cuda_plugin.estimate.model import estimate
 
@@ -132,7 +137,7 @@ def print_estimate(found: Estimate, console: Console, top: int = 0) -> None:
 
 
 def summary(found: Estimate) -> list[str]:
-    """What is known of the whole Run, in lines."""
+    """Return lines about the whole Run."""
     lines = [
         f"A Run takes {_microseconds(found.seconds)} and moves {found.dram / 1e6:.1f} MB of memory."
         f" Steps: {len(found.steps)}.",
@@ -151,5 +156,5 @@ def _microseconds(seconds: float) -> str:
 
 
 def _times(roofline: float, ratio: float) -> str:
-    """How far the estimate is from a roofline; nothing where a launch takes longer than the roofline's work."""
+    """Return the ratio of the estimate to a roofline; "" if a launch takes longer than the roofline's work."""
     return f" The estimate is {ratio:.2f} times that." if roofline >= _LEAST_SECONDS else ""

@@ -1,4 +1,4 @@
-"""What the process's exit code says, and the error that ends a command."""
+"""Exit codes of the process, and the error that ends a command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ExitCode(enum.IntEnum):
 
 
 def printable(text: str) -> str:
-    """The text without what a terminal takes for a command; lines and tabs stay."""
+    """Return the text without control characters; line breaks and tabs stay."""
     return "".join(sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1] for sign in text)
 
 

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--program",
         action="store_true",
-        help="print what each compiled cluster does, after each pass, in place of nodes",
+        help="print the program of each compiled cluster, after each pass, instead of nodes",
     )
     what.add_argument(
         "--plans",
@@ -56,11 +56,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="shapes of the inputs of a Run (repeatable: one Run each)",
     )
     what.add_argument(
-        "--html", type=output_file, metavar="FILE", help="write a page there: the graph with clusters, steps and copies"
+        "--html",
+        type=output_file,
+        metavar="FILE",
+        help="write a web page to this file: the graph with clusters, steps and copies",
     )
     parser.add_argument("--declined", action="store_true", help="only nodes that do not run on the EP")
     parser.add_argument(
-        "--autotune", action="store_true", help="with --program: measure the ways to compute products and the like"
+        "--autotune",
+        action="store_true",
+        help="with --program: measure candidate kernels of products, convolutions and attention",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
 
@@ -109,7 +114,7 @@ def _refuse_what_says_nothing(arguments: argparse.Namespace) -> None:
 
 
 def _print_programs(model: str, path: Path, emulate: bool, autotune: bool) -> int:
-    """Prints the programs that are known when the session exists; sizes of inputs without one are guesses."""
+    """Print the programs that exist when the session is created. Sizes that the model leaves open are guesses."""
     with tempfile.TemporaryDirectory() as folder:
         options = {"program_folder": folder, "autotune": int(autotune)}
         try:
@@ -124,7 +129,7 @@ def _print_programs(model: str, path: Path, emulate: bool, autotune: bool) -> in
 
 
 def _print_plans(model: str, path: Path, emulate: bool, texts: list[str]) -> int:
-    """Prints for each Run the plans that were built for it; the first Runs have sizes of 1 where nothing is given."""
+    """Print for each Run the plans that were built for it. Dimensions that are not given are 1."""
     wanted = [{name: shape(text) for name, text in named_values([one])} for one in texts] or [{}]
     graph = read_model(path, model)
     check_types(graph)

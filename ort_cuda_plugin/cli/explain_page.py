@@ -1,4 +1,6 @@
-"""A model's placement as a web page: the graph with its clusters, each cluster's nodes and steps, reasons, copies."""
+"""Writes a model's placement as a web page: the graph with its clusters, each cluster's nodes and steps, reasons,
+copies.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from ort_cuda_plugin.session_errors import NOWHERE
 OWN, OTHER, NOBODY, OUTSIDE = "#b7dfb0", "#ffd3a1", "#f4a3a3", "#e3e3e3"
 _STEPS = ("#b7dfb0", "#cfe0f3", "#f3e3b3", "#e0cfee", "#c9ece6", "#f0cfd8")
 DRAWN_NODES = 300
-"""A cluster with more nodes is drawn by its steps."""
+"""Nodes above which a cluster is drawn by its steps."""
 _OPEN = 60
-"""A page with one cluster of at most so many nodes shows them at once."""
+"""Nodes of a single cluster up to which a page shows them at once."""
 _MANY = 150
-"""Boxes of the overview from which chains of nodes on one other provider are one box."""
+"""Boxes of the overview from which chains of nodes on another provider become one box."""
 _SCRIPT = """
 const show = () => { const part = document.getElementById(location.hash.slice(1)); if (part) part.open = true; };
 addEventListener("hashchange", show); show();
@@ -30,7 +32,7 @@ _Plan = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class CopiedValue:
-    """A value that goes between host and device, and the nodes of another provider that make it do so."""
+    """A value that is copied between host and device, and the nodes of another provider that cause the copy."""
 
     value: str
     type: str
@@ -39,7 +41,7 @@ class CopiedValue:
 
 
 def page(title: str, placement: Placement, plans: Mapping[str, _Plan], lines: Sequence[str]) -> str:
-    """``plans`` has a `plan_record` of each cluster, where one is known; ``lines`` stand at the top."""
+    """Return the page. ``plans`` has a `plan_record` of each cluster, if known; ``lines`` stand at the top."""
     verdicts = [verdict for verdict in placement.verdicts if not verdict.body_of]
     found = list(copies(placement))
     clusters = _clusters(placement.verdicts)
@@ -55,12 +57,12 @@ _KEY = (("runs here", "#4f9a43"), ("another provider", "#d98a2b"), ("nowhere", "
 
 
 def place(verdict: NodeVerdict) -> str:
-    """Who runs a node, as text."""
+    """Return who runs a node, as text."""
     return "nowhere" if verdict.reason.endswith(NOWHERE) else verdict.provider or "another provider"
 
 
 def copies(placement: Placement) -> Iterator[CopiedValue]:
-    """The values that nodes on both sides use. What the application feeds and fetches is not among them."""
+    """Return the values that nodes on both sides use. Inputs and outputs of the model are not among them."""
     readers: dict[tuple[str, str], list[NodeVerdict]] = {}
     for verdict in placement.verdicts:
         for name in dict.fromkeys(verdict.inputs):
@@ -96,7 +98,7 @@ def _hint(verdict: NodeVerdict) -> str:
 def _overview(
     verdicts: Sequence[NodeVerdict], found: Sequence[CopiedValue], clusters: Mapping[str, Sequence[NodeVerdict]]
 ) -> str:
-    """Clusters are one box each, all other nodes their own, unless these are many."""
+    """Draw a box for each cluster, and one for each other node unless there are many."""
     group: dict[int, Hashable] = {number: verdict.cluster or number for number, verdict in enumerate(verdicts)}
     if len(set(group.values())) > _MANY:
         group = _chained(verdicts, group)
@@ -131,7 +133,7 @@ def _overview(
 
 
 def _borders(verdicts: Sequence[NodeVerdict]) -> tuple[list[str], list[str]]:
-    """What no node of the graph makes, and what none reads."""
+    """Return the values that no node of the graph produces, and those that none reads."""
     made = [name for verdict in verdicts for name in verdict.outputs]
     read = [name for verdict in verdicts for name in verdict.inputs]
     is_made, is_read = set(made), set(read)

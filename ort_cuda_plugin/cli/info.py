@@ -45,7 +45,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def collect() -> dict[str, Any]:
-    """Everything as plain data. ``problem`` is why the plugin cannot be registered, or empty."""
+    """Collect everything as plain data. ``problem`` is why the plugin cannot be registered, or ""."""
     from ort_cuda_plugin.compiler.cache_folder import cache_folder, open_folder
     from ort_cuda_plugin.compiler.trusted_files import Untrusted
 
@@ -81,7 +81,7 @@ def collect() -> dict[str, Any]:
         from ort_cuda_plugin.ep.libraries import library_places
 
         report["libraries"] = {name: place.path for name, place in library_places().items()}
-    except Exception as error:  # ONNX Runtime has types of its own
+    except Exception as error:  # ONNX Runtime raises errors of its own types
         report["problem"] = str(error)
     return report
 

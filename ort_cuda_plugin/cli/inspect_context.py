@@ -35,7 +35,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def print_contexts(path: Path, as_json: bool) -> None:
-    """Prints what a file holds. Raises UserError where it is no context, or damaged."""
+    """Print the contents of a file. Raises UserError if it is not a context, or damaged."""
     try:
         found = {container.subject: describe(container) for container in _containers(path)}
     except ContextError as error:

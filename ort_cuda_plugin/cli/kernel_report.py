@@ -1,6 +1,6 @@
-"""What kernels cost on GPU architectures, compiled without a GPU: registers, shared memory, stack, spills.
+"""Reports registers, shared memory, stack and spills of kernels, compiled for GPU architectures without a GPU.
 
-Behind the ``kernels`` command. Kernels come from a manifest that a test run recorded, or from `sample_specs`.
+The ``kernels`` command prints it. Kernels come from a manifest that a test run recorded, or from `sample_specs`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class KernelUsage:
 
 
 def is_for_gpus(spec: KernelSpec) -> bool:
-    """Whether a GPU runs the kernel. Blocks of several threads, but fewer than a warp's, are the emulated device's."""
+    """Whether a GPU runs the kernel. Blocks of 2 to 31 threads, less than a warp, are the emulated device's."""
     return not 1 < spec.launch_bounds < 32
 
 
 def usage_of(spec: KernelSpec, image: KernelImage) -> KernelUsage:
-    """Raises KeyError where the linker did not report what is needed."""
+    """Read the usage of a kernel. Raises KeyError if the linker did not report it."""
     arch, found = image.target.arch, image.metadata
     reason = ALLOWED_SPILLS.get((spec.name, arch)) or ALLOWED_SPILLS.get((spec.name, "*"), "")
     return KernelUsage(
@@ -73,7 +73,7 @@ def report(
     library: KernelLibrary | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[KernelUsage]:
-    """Compiles every kernel for every architecture. ``progress`` is called with the number of kernels just done.
+    """Compile every kernel for every architecture. ``progress`` is called with the number of kernels just done.
 
     The result is ordered by kernel, then by architecture.
 
@@ -89,7 +89,7 @@ def report(
 
 @dataclass(frozen=True)
 class Case:
-    """One node: its inputs' shapes, or the contents of those that are constants."""
+    """A node with the shapes of its inputs, or the contents of those that are constants."""
 
     op_type: str
     inputs: tuple[tuple[int, ...] | list[int], ...]
@@ -145,11 +145,11 @@ WITHOUT_TF32 = (
     Case("MatMul", ((8, 128, 384), (384, 1536))),
     Case("Conv", ((4, 64, 56, 56), (64, 64, 3, 3)), (("pads", (1, 1, 1, 1)),)),
 )
-"""Those that are compiled as ``use_tf32=0`` does it as well."""
+"""Cases that are compiled with ``use_tf32=0`` as well."""
 
 
 def lower_case(case: Case, device: DeviceProperties) -> list[KernelSpec]:
-    """The kernels of a graph of that one node. The node's result is made contiguous, so that views are copied."""
+    """Return the kernels of a graph of one node. The node's result is made contiguous, so that views are copied."""
     inputs = []
     for index, given in enumerate(case.inputs):
         if isinstance(given, list):
@@ -167,7 +167,7 @@ def lower_case(case: Case, device: DeviceProperties) -> list[KernelSpec]:
 
 
 def sample_specs() -> list[KernelSpec]:
-    """Kernels of the operators that models spend their time in, as a GPU without NVIDIA's libraries would run them."""
+    """Return kernels of the most common operators, as a GPU without NVIDIA's libraries would run them."""
     cases = [(case, True) for case in SAMPLE] + [(case, False) for case in WITHOUT_TF32]
     devices = {tf32: DeviceProperties(emulated=False, tf32=tf32) for tf32 in (True, False)}
     return list(dict.fromkeys(spec for case, tf32 in cases for spec in lower_case(case, devices[tf32])))

@@ -23,9 +23,9 @@ from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.compiler.kernel_library import MANIFEST_VARIABLE, read_manifest
 
 DEFAULT_MANIFEST = Path(__file__).resolve().parents[2] / "build" / "kernels.jsonl"
-"""What the tests of a source tree record. Not in the working folder: a manifest is code."""
+"""Manifest that the tests of a source tree record. It is not in the working folder, because a manifest is code."""
 PROGRESS_SECONDS = 30
-"""Between lines of progress if the output is not a terminal."""
+"""Seconds between lines of progress if the output is not a terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

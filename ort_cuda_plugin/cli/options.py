@@ -32,7 +32,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def tables() -> dict[str, str]:
-    """The tables by their names in documents."""
+    """Return the tables by their names in documents."""
     from ort_cuda_plugin.doctor.variables import variable_tables
     from ort_cuda_plugin.ep.option_documents import option_tables
 
@@ -40,7 +40,7 @@ def tables() -> dict[str, str]:
 
 
 def filled(document: str) -> str:
-    """The document with its tables as they are now. Raises KeyError for a table that does not exist."""
+    """Replace the tables of a document by the present ones. Raises KeyError for a table that does not exist."""
     known = tables()
     return re.sub(
         r"(<!-- table: (.*?) -->\n).*?(<!-- end of table -->)",

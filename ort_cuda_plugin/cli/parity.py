@@ -52,7 +52,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _other(name: str) -> tuple[str, list[Kernel]]:
-    """A list in a file, or the registry of a provider."""
+    """Return the kernels of a list in a file, or of a provider's registry."""
     from ort_cuda_plugin.conformance.parity import read_digest, registered
 
     path = Path(name)

@@ -1,4 +1,4 @@
-"""Text of commands that work without the packages of an extra."""
+"""Text output of commands that work without optional packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def json_text(data: Any) -> str:
-    """JSON, which has no number that is not finite: such a one is null."""
+    """Return JSON text, in which numbers that are not finite are null."""
     return json.dumps(_finite(data), indent=2, allow_nan=False)
 
 
@@ -24,13 +24,13 @@ def _finite(data: Any) -> Any:
 
 
 def styled(text: str, style: str) -> str:
-    """The text with the style, the number of ECMA-48's, where standard output is a terminal that shows it."""
+    """Apply an ECMA-48 style to the text, if standard output is a terminal that shows it."""
     has_styles = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return f"\x1b[{style}m{text}\x1b[0m" if has_styles else text
 
 
 def aligned(title: str, rows: Sequence[Sequence[str]]) -> str:
-    """Lines below a title, whose columns begin below each other."""
+    """Return lines below a title, with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([styled(title, "1"), *(f"  {line}" for line in lines)])

@@ -30,19 +30,23 @@ if TYPE_CHECKING:
     from ort_cuda_plugin.estimate.model import Estimate
 
 _WARM_RUNS = 4
-"""So many come first: kernels are compiled, and graphs are made."""
+"""Number of Runs before those that count: kernels are compiled, and graphs are made."""
 VIEWS = ("nodes", "steps", "kernels", "host")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--runs", type=int, default=5, metavar="N", help="runs that count (default 5)")
+    parser.add_argument("--runs", type=int, default=5, metavar="N", help="Runs that count (default 5)")
     add_input_arguments(parser)
-    parser.add_argument("--by", choices=VIEWS, default="steps", help="what the table is of (default steps)")
+    parser.add_argument("--by", choices=VIEWS, default="steps", help="rows of the table (default steps)")
     parser.add_argument("--top", type=int, default=0, metavar="N", help="only the N longest rows")
-    parser.add_argument("--html", type=output_file, metavar="FILE", help="write a page with all tables there")
-    parser.add_argument("--timeline", type=output_file, metavar="FILE", help="write the runs for Perfetto there")
-    parser.add_argument("--trace", type=output_file, metavar="FILE", help="keep ONNX Runtime's profile there")
+    parser.add_argument(
+        "--html", type=output_file, metavar="FILE", help="write a web page with all tables to this file"
+    )
+    parser.add_argument(
+        "--timeline", type=output_file, metavar="FILE", help="write the Runs as a Perfetto trace to this file"
+    )
+    parser.add_argument("--trace", type=output_file, metavar="FILE", help="keep ONNX Runtime's profile in this file")
     parser.add_argument(
         "--gpu",
         choices=[*gpus.names(), "none"],
@@ -84,7 +88,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def measure(
     path: Path, emulate: bool, arguments: argparse.Namespace
 ) -> tuple[Profile, Estimate | None, list[dict[str, Any]], Plans]:
-    """Runs the model; gives the profile, the estimate beside it, and what they were made of."""
+    """Run the model; return the profile, the estimate beside it, and their sources."""
     import onnxruntime as ort
 
     with tempfile.TemporaryDirectory() as folder:
@@ -118,13 +122,13 @@ def measure(
 
 
 def _estimate(path: Path, name: str, shapes: dict[str, tuple[int, ...]]) -> Estimate | None:
-    """That of a GPU; None, after a line that says why, where there is none."""
+    """Return the estimate of a GPU; None, after a line with the reason, if it fails."""
     from ort_cuda_plugin.cli.estimate import estimate_model
 
     try:
         with waiting(Console(stderr=True), f"estimating for {name}"):
             return estimate_model(path, name, shapes, {})
-    except Exception as error:  # what was measured is still worth showing
+    except Exception as error:  # the measured times are worth showing without an estimate
         Console(stderr=True).print(f"no estimate for {name}: {error}", markup=False, soft_wrap=True)
         return None
 
@@ -154,7 +158,7 @@ _TEXTS = ("node", "operator", "work", "nodes", "kernel", "kind", "node as ONNX R
 
 
 def summary(found: Profile) -> list[str]:
-    """What is known of the whole Run, in lines."""
+    """Return lines about the whole Run."""
     copies = sum(step.microseconds for step in found.steps if step.kind == "copy")
     lines = [
         f"A Run takes {found.run:.1f} us; in {found.host_alone:.1f} us of it the host is alone.",

@@ -41,7 +41,7 @@ from ort_cuda_plugin.ep.identity import is_our_name
 
 TOLERANCE = 1e-3
 _RUN_FAILED = "returned while running "
-"""Part of ONNX Runtime's text where a node fails in a Run."""
+"""Part of ONNX Runtime's message about a node that fails in a Run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those that `load` needs."""
+    """Add the arguments that `load` needs."""
     parser.add_argument(
         "--input",
         action="append",
@@ -117,7 +117,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: Console) -> RunReport:
-    """Creates the two sessions, runs both, and compares."""
+    """Create the two sessions, run both, and compare."""
     with waiting(console, f"loading {path.name}"):
         source, names, feeds = load(path, arguments)
     if not names:
@@ -146,7 +146,7 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
         else:
             try:
                 expected = cpu.run(names, feeds)
-            except Exception as error:  # docs/differences.md has cases that it alone refuses
+            except Exception as error:  # docs/differences.md lists models that only ONNX Runtime's CPU provider refuses
                 text = f"CPUExecutionProvider, beside which it is compared: {with_hint(error, path, arguments)}"
                 raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {text}") from error
             begun = time.perf_counter()
@@ -182,7 +182,7 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
 def load(
     path: Path, arguments: argparse.Namespace, model: onnx.ModelProto | None = None
 ) -> tuple[str | bytes, list[str], dict[str, NDArray[np.generic]]]:
-    """What a session is made of, the outputs to compare, and the inputs. ``model`` is what the file holds.
+    """Return the model of a session, the outputs to compare, and the inputs. ``model`` is what the file holds.
 
     Raises UserError where the file is no model, or has no inputs to run with.
     """
@@ -252,7 +252,7 @@ def _feeds(model: onnx.ModelProto, arguments: argparse.Namespace) -> dict[str, N
 
 
 def _name_dimensions(model: onnx.ModelProto) -> None:
-    """Names the open dimensions of inputs that have no name: INPUT.AXIS."""
+    """Name the open dimensions of inputs that have no name: INPUT.AXIS."""
     for value in model.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if not dim.HasField("dim_value") and not dim.dim_param:
@@ -260,7 +260,7 @@ def _name_dimensions(model: onnx.ModelProto) -> None:
 
 
 def with_hint(error: Exception, path: Path, arguments: argparse.Namespace) -> str:
-    """The text of an error. After a failed Run it says what to try: sizes and integers that nobody gave may be why."""
+    """Return the text of an error. After a failed Run it suggests to give sizes and integers that were made up."""
     text = str(error).rstrip(".")
     if _RUN_FAILED not in text:
         return text
@@ -273,10 +273,10 @@ def with_hint(error: Exception, path: Path, arguments: argparse.Namespace) -> st
 
 
 def _guesses(path: Path, arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """The symbolic dimensions and the inputs of integers of which nobody said what they are."""
+    """Return the symbolic dimensions and the integer inputs that the user did not give."""
     try:
         model = onnx.load(path, load_external_data=False)
-    except Exception:  # the failure is that of the file
+    except Exception:  # the model cannot be read, which is the failure itself
         return [], []
     stated = {text.partition("=")[0] for text in (*arguments.dim, *arguments.input)}
     _name_dimensions(model)

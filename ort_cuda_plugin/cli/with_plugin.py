@@ -15,5 +15,5 @@ add_arguments = drop_in.add_arguments
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Replaces this process by the program."""
+    """Replace this process by the program."""
     return drop_in.start(arguments, Identity.OWN)

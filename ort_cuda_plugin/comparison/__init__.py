@@ -1,1 +1,1 @@
-"""Results of two execution providers beside each other, and the first node that differs."""
+"""Compares results of two execution providers, and finds the first node that differs."""

@@ -1,8 +1,8 @@
-"""The first node whose result differs, by cutting the graph in halves.
+"""Finds the first node whose result differs, by bisection of the graph.
 
-A cut is the first so many nodes of the graph, as a model of their own: its outputs are all values that the rest of the
-graph or the application reads. Where these agree the difference comes later. Adding outputs keeps nodes from being
-fused: what differs because of a fusion alone may agree then.
+A step compares a prefix of the graph, as a model of its own: its outputs are all values that the rest of the graph or
+the application reads. If these agree, the difference comes later. Additional outputs keep nodes from being fused, so a
+difference that only fusion causes may disappear.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import onnx
 from .differences import Difference, differences
 
 Run = Callable[[onnx.ModelProto, Sequence[str], Mapping[str, Any]], list[Any]]
-"""Runs a model on one side, and gives the outputs of these names."""
+"""Runs a model on one side, and returns the outputs of these names."""
 
 
 @dataclass(frozen=True)
 class FirstDifference:
     """The first node that differs.
 
-    ``alone`` is how much it differs when both sides get the reference's values as its inputs: a node that agrees then
-    only passes on what small differences before it have become.
+    ``alone`` is its difference if both sides get the reference's values as its inputs. If it agrees then, it only
+    amplifies small differences of earlier nodes.
     """
 
     number: int
@@ -42,7 +42,7 @@ def first_difference(
     tolerances: Mapping[str, float],
     progress: Callable[[int, int], None] = lambda low, high: None,
 ) -> FirstDifference | None:
-    """The node, or None where no cut differs. ``progress`` is told between which nodes it is."""
+    """Return the node, or None if no prefix differs. ``progress`` is told between which nodes it is."""
     nodes = model.graph.node
 
     def differing(count: int) -> list[Difference]:
@@ -69,7 +69,7 @@ def first_difference(
 
 
 def prefix(model: onnx.ModelProto, count: int) -> tuple[onnx.ModelProto, list[str]]:
-    """A model of the first ``count`` nodes, and its outputs: what the other nodes or the application read of them."""
+    """Return a model of the first ``count`` nodes, and its outputs: values that other nodes or the application read."""
     graph = model.graph
     made = [name for node in graph.node[:count] for name in node.output if name]
     read = {name for node in graph.node[count:] for name in reads(node)} | {value.name for value in graph.output}
@@ -78,7 +78,7 @@ def prefix(model: onnx.ModelProto, count: int) -> tuple[onnx.ModelProto, list[st
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """The names that a node refers to, those in its bodies included."""
+    """Return the names that a node reads, those of its bodies included."""
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         for body in (attribute.g, *attribute.graphs):
@@ -95,7 +95,7 @@ def _alone(
     reference: Run,
     tolerances: Mapping[str, float],
 ) -> list[Difference]:
-    """What differs of one node for inputs that the reference computes."""
+    """Return the difference of one node for inputs that the reference computes."""
     node = model.graph.node[number]
     constants = {tensor.name for tensor in model.graph.initializer}
     before = {name for earlier in model.graph.node[:number] for name in earlier.output if name}
@@ -118,7 +118,7 @@ def _alone(
 
 
 def _typed(model: onnx.ModelProto, name: str, value: Any) -> onnx.ValueInfoProto:
-    """An input that takes the value."""
+    """Return an input that takes the value."""
     known: dict[str, onnx.ValueInfoProto] = {info.name: info for info in model.graph.input}
     if name in known:
         return known[name]
@@ -131,7 +131,7 @@ def _typed(model: onnx.ModelProto, name: str, value: Any) -> onnx.ValueInfoProto
 def _model_of(
     model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], inputs: Sequence[str], outputs: Sequence[str]
 ) -> onnx.ModelProto:
-    """A model of some nodes of another one, with the initializers that they read."""
+    """Return a model of some nodes of another one, with the initializers that they read."""
     read = {name for node in nodes for name in reads(node)}
     graph = onnx.GraphProto(name=model.graph.name)
     graph.node.extend(nodes)

@@ -1,4 +1,4 @@
-"""How far two results are apart, and how far they may be, by their element type."""
+"""Measures how far two results differ, against a tolerance for their element type."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import numpy as np
 from ..models import relative_error
 
 TOLERANCES: Mapping[str, float] = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-"""Of max|a-b| / max|b|. Values of other types must be equal."""
+"""Largest max|a-b| / max|b| by element type. Values of other types must be equal."""
 
 UNROUNDED_INPUTS = ("session.qdq_matmulnbits_accuracy_level", "1")
-"""The session entry with which ONNX Runtime multiplies by dequantised weights of few bits as the model says. Without it
-the CPU provider rounds the other factor to 8 bits."""
+"""Session entry with which ONNX Runtime multiplies by dequantised low-bit weights as the model says.
+
+Without it the CPU provider rounds the other factor to 8 bits.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Difference:
 def differences(
     names: Sequence[str], actual: Sequence[Any], expected: Sequence[Any], tolerances: Mapping[str, float]
 ) -> list[Difference]:
-    """One for each output; of a sequence one for each of its tensors."""
+    """Return a difference for each output, and for each tensor of a sequence."""
     return [
         difference
         for name, a, b in zip(names, actual, expected, strict=True)
@@ -64,7 +66,7 @@ def _of_value(name: str, actual: Any, expected: Any, tolerances: Mapping[str, fl
 def _error(actual: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
     if actual.dtype != expected.dtype:
         return math.inf
-    if expected.dtype.kind in "biu":  # float64 does not hold all of them
+    if expected.dtype.kind in "biu":  # float64 does not represent all of them
         if actual.shape != expected.shape:
             return math.inf
         return 0.0 if np.array_equal(actual, expected) else max(relative_error(actual, expected), np.finfo(float).tiny)

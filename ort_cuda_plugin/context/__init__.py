@@ -1,1 +1,1 @@
-"""Compiled models (EP contexts): their file format, what a cluster stores in one, and clusters made of that."""
+"""Compiled models (EP contexts): their file format, how clusters are stored in it, and how they are loaded."""

@@ -1,4 +1,4 @@
-"""Compiles a cluster for one target without a device, and keeps all that its plans need."""
+"""Compiles a cluster for one target without a device, and collects everything that its plans need."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .guards import Guards
 from .sample_shapes import Shapes, sample_shapes
 
 MAX_RANKS = 5
-"""Ranks that get plans where a model leaves them open."""
+"""Number of ranks that get plans if a model leaves them open."""
 MAX_CONDITIONS = 3
-"""Conditions of which both values get plans."""
+"""Number of conditions for which both values get plans."""
 
 
 @dataclass(frozen=True)
 class ContextTarget:
-    """What a context is made for: a target of the compiler, and the device that plans are made for."""
+    """A target of a context: the compiler's target, and the properties of the device that plans are built for."""
 
     target: Target
     device: DeviceProperties
@@ -36,7 +36,9 @@ class ContextTarget:
 
 @dataclass
 class Captured:
-    """Plans of one cluster for one target; their numbers count the lists here. ``failures`` says what has no plan."""
+    """Plans of one cluster for one target. Their indices count the lists here. ``failures`` says what has no plan, and
+    why.
+    """
 
     host_inputs: list[int] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
@@ -48,7 +50,7 @@ class Captured:
     failures: list[str] = field(default_factory=list)
 
     def take(self, variant: Variant) -> None:
-        """Adds a variant, whose numbers follow those of what is here."""
+        """Add a variant, whose indices follow those of the variants before."""
         assert variant.plan is not None
         self.kernels += variant.kernels
         self.weights += variant.weights
@@ -62,7 +64,7 @@ class Captured:
 
 
 def capture(cluster: CompiledCluster, ranks: Ranks, wanted: Sequence[Shapes] = ()) -> Captured:
-    """The plan of a cluster whose shapes the model fixes, or those for sample shapes and for the ``wanted`` ones.
+    """Build the plan of a cluster with fixed shapes, or plans for sample shapes and for the ``wanted`` ones.
 
     ``cluster`` is used up.
 
@@ -97,7 +99,7 @@ def capture(cluster: CompiledCluster, ranks: Ranks, wanted: Sequence[Shapes] = (
 def _samples(
     cluster: CompiledCluster, ranks: Ranks, wanted: Sequence[Shapes]
 ) -> Iterator[tuple[list[tuple[int, ...]], dict[int, Sequence[int]]]]:
-    """Shapes of inputs, and contents of host inputs; where ranks are not known, those of real models."""
+    """Yield shapes of inputs with contents of host inputs. If ranks are unknown, they are those of typical models."""
     is_known = all(ranks.under(None).rank(value) is not None for value in cluster.inputs)
     for trial in (None,) if is_known else LIKELY[:MAX_RANKS]:
         assumed = {value.name: ranks.under(trial).rank(value) for value in cluster.inputs}
@@ -108,7 +110,7 @@ def _samples(
 
 
 def _contents(cluster: CompiledCluster, shapes: Sequence[Sequence[int]]) -> Iterator[dict[int, Sequence[int]]]:
-    """What host inputs may hold: ones, since nothing is known of them, and both values of a few conditions."""
+    """Yield contents for host inputs: ones, because nothing is known of them, and both values of a few conditions."""
     ones: dict[int, Sequence[int]] = {index: [1] * math.prod(shapes[index]) for index in cluster.host_inputs}
     conditions = [index for index in ones if cluster.inputs[index].dtype is DType.BOOL and len(ones[index]) == 1]
     for values in itertools.product((1, 0), repeat=min(len(conditions), MAX_CONDITIONS)):

@@ -1,4 +1,4 @@
-"""How well a compiled model fits a device, told from one line that ONNX Runtime keeps in the model."""
+"""Compatibility of a compiled model with a device, from one line that ONNX Runtime keeps in the model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Fit(enum.IntEnum):
 
 
 def compatibility_info(architectures: Sequence[str]) -> str:
-    """The line: versions of the formats, what the model was compiled for, with what, and for which CPU's emulator."""
+    """Return the line: format versions, architectures, toolkits, and the CPU of the emulated device's code."""
     cpu = cpu_digest(Target.emulated())[:16] if "emulated" in architectures else ""
     toolkit = toolkit_version() if any(arch.startswith("sm_") for arch in architectures) else ""
     versions = f"format={VERSION[0]}.{VERSION[1]};plans={plan_version};toolkit={toolkit}"
@@ -32,7 +32,7 @@ def compatibility_info(architectures: Sequence[str]) -> str:
 
 
 def fit(info: str, target: Target, allow_host_code: bool, driver_version: str = "") -> Fit:
-    """Whether a device uses what was compiled for it, or code for another one, or compiles, or can do nothing.
+    """Rate a compiled model for a device: used as it is, code of another architecture, compiled again, or unusable.
 
     ``driver_version`` is the CUDA version of its driver.
     """

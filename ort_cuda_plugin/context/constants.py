@@ -1,7 +1,7 @@
-"""The constants of a context: contents that it stores, or where they come from.
+"""The constants of a context: stored contents, or references to initializers of the source model.
 
-A context without weights names initializers of the model that it was made of. What is made of them, such as weights in
-the layout of a kernel, is a recipe, so that it follows them.
+A context without weights names initializers of its source model. Tensors that are derived from them, such as weights in
+a kernel's layout, are stored as recipes, so that new weights can replace the old ones.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from .graph_data import dims_of, dtype_of
 from .source_model import SourceModel, SourceTensor
 
 _UNIFORM_BYTES = 1 << 12
-"""A larger constant whose elements are all equal is stored as one element where weights are left out."""
+"""Bytes above which a constant whose elements are all equal is stored as one element, if weights are left out."""
 _MAX_UNIFORM_BYTES = 1 << 34
 _MAX_GROWTH, _FREE_GROWTH = 16, 1 << 20
-"""A recipe may make so many times the bytes of its operands, and so many more."""
+"""Limits of the bytes that a recipe may make: a factor of its operands' bytes, and a constant on top."""
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A model whose initializers a context leaves where they are. ``file`` is what the context calls the model."""
+    """A source model, in which a context leaves initializers. ``file`` is its name in the context."""
 
     file: str
     model: SourceModel
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """The hashes of initializers that `digest` was asked for."""
+        """The hashes of initializers for which `digest` was called."""
         return {}
 
     def digest(self, tensor: SourceTensor) -> str:
-        """The hash of an initializer as it is stored, in hexadecimal. Raises ContextError."""
+        """Return the hash of an initializer as it is stored, in hexadecimal. Raises ContextError."""
         if tensor.name not in self.digests:
             self.digests[tensor.name] = self.model.digest(tensor).hex()
         return self.digests[tensor.name]
 
 
 class ConstantWriter:
-    """Gives numbers to constants. ``used`` collects those that were asked for."""
+    """Assigns numbers to constants. ``used`` collects those that were asked for."""
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
@@ -60,7 +60,7 @@ class ConstantWriter:
         self.used: set[int] = set()
 
     def number(self, constant: Constant, source: Source | None, for_plans: bool = True) -> int:
-        """The number of a constant; ``source`` has the initializers that need not be stored.
+        """Return the number of a constant. Initializers of ``source`` need not be stored.
 
         One that is not ``for_plans`` is seldom read: it is not stored where its contents are part of another one.
 
@@ -80,20 +80,22 @@ class ConstantWriter:
         return found
 
     def contents(self) -> dict[str, Json]:
-        """The part of a context's index that is about constants. Raises ContextError: as `number`."""
+        """Return the part of a context's index that describes constants. Raises ContextError as `number`."""
         for constant, row in zip(self._constants, self._rows, strict=True):
             if "source" in row:
                 row["decides"] = constant.decides
         return {"constants": self._rows, "sources": [self._rest(number) for number in range(len(self._sources))]}
 
     def source_number(self, source: Source) -> int:
-        """The number of a source."""
+        """Return the number of a source."""
         if source not in self._sources:
             self._sources.append(source)
         return self._sources.index(source)
 
     def _rest(self, number: int) -> Json:
-        """A source, with the hashes of what no constant names: its contents went into something else, or nowhere."""
+        """Return a source with the hashes of initializers that no constant names: they were folded into others, or are
+        unused.
+        """
         source = self._sources[number]
         named = {row["source"][1] for row in self._rows if "source" in row and row["source"][0] == number}
         tensors = [tensor for name, tensor in source.model.tensors.items() if name not in named]
@@ -115,11 +117,11 @@ class ConstantWriter:
         if tensor is None or (tensor.dtype, tensor.dims) != (constant.dtype, constant.shape):
             return None
         if not np.array_equal(array_bytes(constant.array), array_bytes(source.model.array(tensor))):
-            return None  # ONNX Runtime has put something else in its place
+            return None  # ONNX Runtime has replaced the initializer
         return {"source": [self.source_number(source), tensor.name], "digest": source.digest(tensor)}
 
     def _recipe_row(self, constant: Constant, source: Source) -> Json | None:
-        """None where a recipe would save nothing, because its operands are stored."""
+        """Return the recipe of a constant; None if it would save nothing, because its operands are stored."""
         recipe = constant.recipe
         if recipe is None or constant.nbytes > _allowed_bytes(recipe.parts):
             return None
@@ -168,7 +170,7 @@ class StoredConstants:
             self.all.append(self._constant(row))
 
     def check(self, numbers: Sequence[int], accepts_new: bool) -> list[str]:
-        """Compares initializers with those that the context was made with; the result names those that differ.
+        """Compare initializers with those of the compilation, and return the names of those that differ.
 
         Raises:
             ContextError: one cannot be used: it is missing, or has another form, or differs where ``accepts_new`` is
@@ -196,7 +198,8 @@ class StoredConstants:
         return differing
 
     def check_rest(self, number: int) -> None:
-        """Compares what no constant names, for new weights: it may be part of something that was computed before.
+        """Compare initializers that no constant names, for new weights: another constant may have been computed from
+        them.
 
         Raises:
             ContextError: an initializer differs.
@@ -216,7 +219,7 @@ class StoredConstants:
         return self.sources[number]
 
     def _place(self, row: Json) -> tuple[Source, SourceTensor]:
-        """Where a constant's contents are. Raises ContextError where the model has no such initializer."""
+        """Return where a constant's contents are. Raises ContextError if the model has no such initializer."""
         number, name = row["source"]
         source = self._source(number)
         tensor = source.model.tensors.get(name)
@@ -271,11 +274,11 @@ class StoredConstants:
         allowed = _allowed_bytes(parts)
         recipe = Recipe(function, tuple(parts), tuple(_decoded(value) for value in parameters))
         if function not in FUNCTIONS or not parts:
-            raise ValueError(f"{function!r} is no recipe")
+            raise ValueError(f"unknown recipe {function!r}")
         constant = recipe.constant(dtype, dims)
         sizes = [constant.nbytes, *(math.prod(part.shape) * part.constant.dtype.itemsize for part in parts)]
         if max(sizes) > allowed:
-            raise ValueError(f"{function!r} makes more of its operands than it can")
+            raise ValueError(f"recipe {function!r}: its result is too large for its operands")
         return constant
 
 
@@ -290,7 +293,7 @@ def _allowed_bytes(parts: Sequence[ConstantView]) -> int:
 
 
 def _encoded(value: Parameter) -> Json:
-    """A float is hexadecimal text, which JSON cannot round."""
+    """Encode a parameter. Floats become hexadecimal text, which JSON cannot round."""
     if isinstance(value, float):
         return value.hex()
     return list(value) if isinstance(value, tuple) else value

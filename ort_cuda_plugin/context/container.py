@@ -1,7 +1,7 @@
-"""The file format of contexts: a header, aligned arrays and a JSON index. ``docs/context_format.md`` describes it.
+"""Container format of contexts: a header, aligned arrays and a JSON index (``docs/context_format.md``).
 
-A container is data from anywhere. Each number is checked before it is used, and the contents of an array are compared
-with its hash before anything gets them.
+A container is untrusted input. Each number is checked before it is used, and the contents of an array are compared with
+its hash before anything reads them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .hashing import array_digest, in_pieces, read_array
 MAGIC = b"\x89OCPCTX\n"
 VERSION = (1, 1)
 HEADER = struct.Struct("<8sHHIQQQ32s")
-"""Magic, version, zero, bytes of the file, offset and bytes of the index, SHA-256 of the index."""
+"""Header fields: magic, version, zero, bytes of the file, offset and bytes of the index, SHA-256 of the index."""
 FIRST_ARRAY = 128
 ALIGNMENT = 64
 MAX_INDEX_BYTES = 1 << 28
@@ -35,7 +35,7 @@ Json: TypeAlias = Any
 
 @dataclass(frozen=True)
 class _Array:
-    """Where the contents of an array are: in memory, in a file, or wherever ``contents`` gets them from."""
+    """The contents of an array: in memory, in a file, or from the function ``contents``."""
 
     nbytes: int
     digest: bytes
@@ -43,7 +43,7 @@ class _Array:
     offset: int = 0
 
     def pieces(self) -> Iterator[Buffer]:
-        """The contents, of a file no more than a piece in memory at once. Raises ContextError."""
+        """Yield the contents; of a file, one piece at a time is in memory. Raises ContextError."""
         if callable(self.contents):
             data = self.contents()
             if len(memoryview(data)) != self.nbytes:
@@ -62,7 +62,7 @@ class Builder:
         self._numbers: dict[tuple[int, bytes], int] = {}
 
     def add(self, data: Buffer | np.ndarray[Any, Any], again: Callable[[], Buffer] | None = None) -> int:
-        """The number of an array with these contents, which stay as they are until the container is written.
+        """Add an array and return its number. The contents must not change until the container is written.
 
         Where there is ``again``, it gives the contents then, and memory holds none until then.
         """
@@ -76,7 +76,7 @@ class Builder:
         return number
 
     def pieces(self, contents: dict[str, Json]) -> Iterator[Buffer]:
-        """The bytes of the container, one piece after the other. ``contents`` is its index without ``arrays``.
+        """Yield the bytes of the container. ``contents`` is its index without ``arrays``.
 
         Raises:
             ContextError: it would have more arrays, or a longer index, than a reader accepts.
@@ -98,11 +98,11 @@ class Builder:
         yield index
 
     def to_bytes(self, contents: dict[str, Json]) -> bytes:
-        """The container in memory. Raises as `pieces`."""
+        """Return the container in memory. Raises as `pieces`."""
         return b"".join(self.pieces(contents))
 
     def write(self, path: Path, contents: dict[str, Json]) -> None:
-        """Writes the container; readers see all of it or what was at ``path`` before.
+        """Write the container; readers see all of it, or the file that was at ``path`` before.
 
         Raises:
             ContextError: as `pieces`, or the file cannot be written.
@@ -110,13 +110,13 @@ class Builder:
         self._keep(write_whole(path, self.pieces(contents), f"context {path}"))
 
     def detach(self, contents: dict[str, Json]) -> bytes:
-        """The container in memory, which has the arrays from then on. Raises as `pieces`."""
+        """Return the container in memory, which holds the arrays from then on. Raises as `pieces`."""
         data = self.to_bytes(contents)
         self._keep(data)
         return data
 
     def _keep(self, container: Readable) -> None:
-        """From now on the arrays are those of a written container: what they were made of may go away."""
+        """Refer to the arrays of a written container from now on, so that their sources may be freed."""
         position = FIRST_ARRAY
         for number, array in enumerate(self.arrays):
             self.arrays[number] = replace(array, contents=container, offset=position)
@@ -138,15 +138,15 @@ class Container:
         self._checked: set[int] = set()
 
     def damaged(self, what: str) -> ContextError:
-        """The error for a context that contradicts itself."""
+        """Return the error for a context that contradicts itself."""
         return ContextError(f"{self.subject} is damaged ({what}); compile the model again")
 
     def digest(self, number: Json) -> bytes:
-        """The hash of an array. Raises ContextError where it does not exist."""
+        """Return the hash of an array. Raises ContextError if the array does not exist."""
         return self._place(number)[2]
 
     def array(self, number: Json) -> memoryview:
-        """The contents of an array, compared with its hash: of a file in memory of their own, read anew each time.
+        """Return the contents of an array, checked against its hash. From a file they are read anew each time.
 
         Raises:
             ContextError: it does not exist, or its contents are not those that were stored.
@@ -176,7 +176,7 @@ class Container:
         header = read(self.data, 0, HEADER.size, self.subject)
         magic, major, minor, zero, size, offset, length, digest = HEADER.unpack(header)
         if magic != MAGIC:
-            raise ContextError(f"{self.subject} is no context of this plugin")
+            raise ContextError(f"{self.subject} is not a context of this plugin. Compile the model again")
         if major != VERSION[0]:
             raise ContextError(
                 f"{self.subject} has format {major}.{minor}, this plugin reads {VERSION[0]}.x; compile the model again"
@@ -211,7 +211,7 @@ class Container:
                 raise self.damaged(f"array {number}") from error
             if type(offset) is not int or type(length) is not int or length < 0:
                 raise self.damaged(f"array {number}")
-            # They lie one after the other: so they are inside, and none shares bytes with another.
+            # Arrays follow each other, so that none lies outside of the data or overlaps another.
             if offset % ALIGNMENT or offset < end or offset + length > self._end:
                 raise self.damaged(f"array {number} is where it cannot be")
             end = offset + length
@@ -219,17 +219,17 @@ class Container:
 
 
 def array_bytes(array: np.ndarray[Any, Any]) -> memoryview:
-    """The bytes of an array, in its memory where they are in their order there."""
+    """Return the bytes of an array, without a copy if they are in C order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def to_json(value: Json) -> bytes:
-    """A JSON text of ASCII characters."""
+    """Return a JSON text of ASCII characters."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def parse_json(text: bytes) -> Json:
-    """The value of a JSON text. Raises ValueError where it is none, names a key twice, or nests too deeply."""
+    """Parse a JSON text. Raises ValueError if it is malformed, names a key twice, or nests too deeply."""
 
     def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
         found = dict(pairs)

@@ -1,4 +1,4 @@
-"""What a context holds, as plain data for people and programs."""
+"""Describes the contents of a context as plain data, for people and programs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .guards import Guards
 from .reader import Context
 
 MAX_GUARDS = 50
-"""Of a plan, that are spelled out."""
+"""Number of guards of a plan that are spelled out."""
 
 
 def describe(container: Container) -> dict[str, Any]:
-    """The contents of a context: kernels, and each cluster's plans with their guards and steps.
+    """Return the contents of a context: kernels, and each cluster's plans with their guards and steps.
 
     Plans of another version than this plugin runs are left out. Every array is compared with its hash.
 
@@ -89,7 +89,7 @@ def _target(context: Context, row: Any, inputs: list[str]) -> dict[str, Any]:
 
 
 def _bytes_by_kind(context: Context) -> dict[str, int]:
-    """Each array counts once, where it is used first."""
+    """Return bytes by kind of array. Each array counts once, where it is used first."""
     container = context.container
     targets = [target for row in context.partitions.values() for target in row["targets"]]
     users = {

@@ -1,4 +1,4 @@
-"""What can be wrong with a context."""
+"""Errors of contexts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MALFORMED = (
     TypeError,
     ValueError,
 )
-"""What reading a value of another form raises, or work with a graph that contradicts itself."""
+"""Exceptions of code that reads a value of the wrong form, or works with a graph that contradicts itself."""
 
 
 class ContextError(Exception):
@@ -21,6 +21,6 @@ class ContextError(Exception):
 
 
 class UnforeseenShapes(Exception):
-    """What is stored cannot be used as it is, and nothing can be compiled here."""
+    """No stored plan takes the inputs, and nothing can be compiled here."""
 
     ort_code = 1  # ORT_FAIL

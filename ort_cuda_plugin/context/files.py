@@ -1,4 +1,4 @@
-"""The files of contexts: where they are, relative to a model, how they are read, and how they are written.
+"""Files of contexts: finds them beside a model, reads them, and writes them atomically.
 
 None is mapped into memory: see `model.open_file`.
 """
@@ -37,28 +37,30 @@ class ModelFolder:
 
     @staticmethod
     def of(model: Path | str) -> ModelFolder:
-        """That of the model at a path."""
+        """Return the folder of the model at a path."""
         return ModelFolder(Path(model).parent, Path(os.path.realpath(model)).parent)
 
     @staticmethod
     def at(folder: Path | str) -> ModelFolder:
-        """That of models that are not links."""
+        """Return the folder of models that are not links."""
         return ModelFolder(Path(folder), Path(folder))
 
     @property
     def _allowed(self) -> Iterator[Path]:
-        """Where links may lead. The hub's cache of a model has snapshots/REVISION/... with links to blobs/..."""
+        """Return the folders to which links may lead. The hub's cache of a model has snapshots/REVISION/... with links
+        to blobs/...
+        """
         yield from (self.path, self.home)
         for above in Path(os.path.realpath(self.path)).parents:
             if above.name == "snapshots":
                 yield above.with_name("blobs")
 
     def has(self, name: str) -> bool:
-        """Whether there is something of that name, which may not be allowed."""
+        """Whether there is a file of that name, which may still be refused."""
         return bool(name) and any(os.path.lexists(folder / name) for folder in (self.path, self.home))
 
     def open(self, name: str, subject: str) -> OpenFile:
-        """The file that a model calls ``name``; messages call it ``subject``.
+        """Open the file that a model calls ``name``. Messages call it ``subject``.
 
         Raises:
             ContextError: the name leads out of the folder, or the file cannot be read.
@@ -82,12 +84,12 @@ class ModelFolder:
 
 
 def open_context(folder: ModelFolder, name: str) -> OpenFile:
-    """The file that a node in a model of ``folder`` names. Raises ContextError as `ModelFolder.open`."""
+    """Open the file that a node in a model of ``folder`` names. Raises ContextError as `ModelFolder.open`."""
     return folder.open(name, f"context file {name!r}")
 
 
 def check_name(name: str, subject: str) -> PurePosixPath:
-    """The path that a model calls a file. Raises ContextError where it could lead out of the model's folder."""
+    """Check the path by which a model names a file. Raises ContextError if it could lead out of the model's folder."""
     relative = PurePosixPath(name)
     if not name or "\0" in name or "\\" in name or relative.is_absolute() or ".." in relative.parts:
         raise ContextError(f"{subject}: only a path inside the model's folder is allowed, without '..'")
@@ -95,7 +97,7 @@ def check_name(name: str, subject: str) -> PurePosixPath:
 
 
 def read(source: Readable, offset: int, length: int, subject: str) -> memoryview:
-    """Bytes of what is in memory or in a file. Raises ContextError where the file is shorter by now."""
+    """Read bytes from memory or a file. Raises ContextError if the file has become shorter."""
     try:
         return source.read(offset, length) if isinstance(source, OpenFile) else memoryview(source)[offset:][:length]
     except OSError as error:
@@ -103,7 +105,7 @@ def read(source: Readable, offset: int, length: int, subject: str) -> memoryview
 
 
 def refuse_to_replace(outputs: Mapping[str, Path | None], sources: Iterable[Path], why: str) -> None:
-    """Checks that no output is a file that is still needed, under whatever name or link.
+    """Check that no output replaces a file that is still needed, under whatever name or link.
 
     ``outputs`` are paths by what messages call them, None for what is not written.
 
@@ -127,7 +129,8 @@ def refuse_to_replace(outputs: Mapping[str, Path | None], sources: Iterable[Path
 
 
 def write_whole(path: Path, pieces: Iterable[Buffer], subject: str) -> OpenFile:
-    """Writes a file, which readers see whole or not at all, also where the process is killed; the result reads it.
+    """Write a file atomically: readers see all of it or nothing, also if the process is killed. Return the file for
+    reading.
 
     Until it is whole it has no name, or where the file system cannot do that, a temporary one beside ``path``. Several
     processes may write the same file: the last one wins.
@@ -144,7 +147,8 @@ def write_whole(path: Path, pieces: Iterable[Buffer], subject: str) -> OpenFile:
                     file.write(piece)
             os.fsync(handle)
             if not has_name:
-                # Python follows links only where it is given a folder, of which an absolute path makes no use.
+                # Python follows links unless the path is relative to a folder, and it ignores the folder for an
+                # absolute path.
                 os.link(f"/proc/self/fd/{handle}", partial, src_dir_fd=handle, follow_symlinks=True)
             os.replace(partial, path)
             return adopt(path, handle, os.fstat(handle))
@@ -158,8 +162,8 @@ def write_whole(path: Path, pieces: Iterable[Buffer], subject: str) -> OpenFile:
 
 
 def _new_file(partial: Path) -> tuple[int, bool]:
-    """A handle of a new file, and whether it has the name ``partial``."""
+    """Create a file; return its handle, and whether it has the name ``partial``."""
     if os.path.exists("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # EOPNOTSUPP, EISDIR: no such files here
+        with contextlib.suppress(OSError):  # EOPNOTSUPP, EISDIR: this file system has no unnamed files
             return os.open(partial.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666), False
     return os.open(partial, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666), True

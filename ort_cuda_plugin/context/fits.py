@@ -1,4 +1,4 @@
-"""Which devices and drivers run a cubin."""
+"""Which devices and drivers can run a cubin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def runs_on(arch: str, compute_capability: tuple[int, int]) -> bool:
 
 
 def driver_runs(toolkit: str, driver: str) -> bool:
-    """Whether a driver takes what a toolkit made: each does of its own major version and of earlier ones.
+    """Whether a driver accepts a toolkit's code: it does for its own major version and for earlier ones.
 
     Unknown versions are no reason to refuse.
     """

@@ -1,4 +1,4 @@
-"""The IR of a cluster as JSON, so that a plan that nobody foresaw can still be made of it."""
+"""Encodes the IR of a cluster as JSON, so that plans can still be compiled for shapes that were not foreseen."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MAX_DIM = 2**63 - 1
 
 
 def encode_graph(graph: Graph, number: Callable[[Constant], int]) -> Json:
-    """The graph as a JSON value; ``number`` stores a constant and gives its number."""
+    """Encode the graph as a JSON value; ``number`` stores a constant and returns its number."""
     return _Encoder(number).graph(graph, outermost=True)
 
 
 def decode_graph(data: Json, constants: Sequence[Constant]) -> Graph:
-    """The inverse of `encode_graph`.
+    """Decode a graph; the inverse of `encode_graph`.
 
     Raises:
         ValueError, TypeError, LookupError: ``data`` is none of its results.
@@ -75,7 +75,7 @@ class _Encoder:
         }
 
     def attribute(self, value: AttrValue) -> Json:
-        """Kind and value; a float is hexadecimal text, which JSON cannot round and which may be infinite."""
+        """Return kind and value. Floats are hexadecimal text, which JSON cannot round and which may be infinite."""
         if isinstance(value, Constant):
             return ["constant", self.number(value)]
         if isinstance(value, tuple):
@@ -92,20 +92,20 @@ def _typed(kind: type[Any], value: Any) -> Any:
 
 def _at(items: Sequence[Any], index: Any) -> Any:
     if not 0 <= _typed(int, index) < len(items):
-        raise IndexError(f"there is no number {index}")
+        raise IndexError(f"index {index} is out of range")
     return items[index]
 
 
 def dtype_of(number: Json) -> DType:
-    """The element type with this number. Raises ValueError, TypeError."""
+    """Return the element type with this number. Raises ValueError, TypeError."""
     return DType(_typed(int, number))
 
 
 def dims_of(row: Json) -> tuple[int, ...]:
-    """A shape of known dimensions. Raises ValueError, TypeError."""
+    """Return a shape of known dimensions. Raises ValueError, TypeError."""
     dims = tuple(_typed(int, dim) for dim in row)
     if any(not 0 <= dim <= MAX_DIM for dim in dims):
-        raise ValueError(f"{dims} is no shape")
+        raise ValueError(f"expected a shape, got {dims}")
     return dims
 
 
@@ -114,7 +114,7 @@ def _value(row: Json, constants: Sequence[Constant]) -> Value:
     if row["shape"] is not None:
         for dim in row["shape"]:
             if not (dim is None or type(dim) is str or (type(dim) is int and 0 <= dim <= MAX_DIM)):
-                raise ValueError(f"{dim!r} is no dimension")
+                raise ValueError(f"expected a dimension, got {dim!r}")
         shape = tuple(row["shape"])
     dtype = None if row["dtype"] is None else dtype_of(row["dtype"])
     constant = None if row["constant"] is None else _at(constants, row["constant"])
@@ -167,4 +167,4 @@ def _attribute(row: Json, constants: Sequence[Constant]) -> AttrValue:
         return value  # type: ignore[no-any-return]
     if kind == "values" and len({type(x) for x in value} | {int}) <= 2 and all(type(x) in (int, str) for x in value):
         return tuple(value)
-    raise ValueError(f"{kind!r} {value!r} is no attribute")
+    raise ValueError(f"expected an attribute, got {kind!r} {value!r}")

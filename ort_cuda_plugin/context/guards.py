@@ -1,4 +1,4 @@
-"""The guards of a plan, evaluated and spelled out in Python: whether a plan takes some inputs, and if not, why."""
+"""Evaluates and prints the guards of a plan in Python: whether a plan takes some inputs, and if not, why."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIGNS = {
 _OPERANDS = {ExprOp.CONST: 0, ExprOp.SELECT: 3}
 _MAX_TEXT_DEPTH = 12
 _MAX_REGISTERS = 1 << 16
-"""Of an input."""
+"""Number of registers that an input may have."""
 
 
 class Guards:
@@ -54,7 +54,9 @@ class Guards:
         return [self._text(register, 0) for register in self.plan.guards]
 
     def refusal(self, shapes: Sequence[Sequence[int]], host_values: Mapping[int, Sequence[int]]) -> str:
-        """Why the plan does not take these inputs, "" if it does; ``host_values`` are contents by the input's index."""
+        """Explain why the plan does not take these inputs; "" if it does. ``host_values`` are contents by the input's
+        index.
+        """
         values: dict[int, int] = {}
         for index, (name, given, shape) in enumerate(zip(self.names, self.plan.inputs, shapes, strict=True)):
             if len(shape) != given.rank:
@@ -80,7 +82,7 @@ class Guards:
             known = [values[register] for register in operands]
             values[expr.dst] = expr.imm if expr.op is ExprOp.CONST else evaluators[expr.op](*known)
         except ZeroDivisionError:
-            values[expr.dst] = 0  # only an expression that nobody selects divides by 0
+            values[expr.dst] = 0  # a division by 0 is harmless in an expression that no condition selects
         except KeyError:
             return False
         return True

@@ -1,4 +1,4 @@
-"""The hash of an array in a context: of pieces, so that several threads can compute it."""
+"""Tree hash of an array in a context: hashes of pieces, so that several threads can compute it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..model.open_file import OpenFile
 from .files import Buffer
 
 PIECE = 1 << 22
-"""Bytes."""
+"""Bytes of a piece."""
 MAX_THREADS = 8
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 def array_digest(data: Buffer) -> bytes:
-    """The SHA-256 of the SHA-256s of the pieces of `PIECE` bytes of ``data``, of which the last may be shorter."""
+    """Return the SHA-256 of the SHA-256s of the pieces of `PIECE` bytes of ``data``; the last piece may be shorter."""
     view = memoryview(data)
 
     def digest(start: int) -> bytes:
@@ -31,7 +31,7 @@ def array_digest(data: Buffer) -> bytes:
 
 
 def read_array(file: OpenFile, offset: int, length: int) -> tuple[memoryview, bytes]:
-    """Bytes of a file, in memory of their own, and their hash as `array_digest` has it. Raises OSError."""
+    """Read bytes of a file into memory of their own, and return them with their `array_digest`. Raises OSError."""
     data = np.empty(length, np.uint8).data
 
     def read(start: int) -> bytes:
@@ -43,7 +43,7 @@ def read_array(file: OpenFile, offset: int, length: int) -> tuple[memoryview, by
 
 
 def file_digest(file: OpenFile, offset: int, length: int) -> bytes:
-    """The hash of bytes of a file, of which no more than a few pieces are in memory at once. Raises OSError."""
+    """Hash bytes of a file, with few pieces in memory at once. Raises OSError."""
 
     def digest(piece: tuple[int, int]) -> bytes:
         start, size = piece
@@ -53,12 +53,12 @@ def file_digest(file: OpenFile, offset: int, length: int) -> bytes:
 
 
 def in_pieces(length: int) -> Iterator[tuple[int, int]]:
-    """Where the pieces of so many bytes begin, and how long they are."""
+    """Return offset and length of each piece."""
     return ((start, min(PIECE, length - start)) for start in range(0, length, PIECE))
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T], nbytes: int) -> list[R]:
-    """The results for all items. Where they stand for much data, threads share the work: it must not hold the GIL.
+    """Return the results for all items; for much data, threads compute them. ``function`` must release the GIL.
 
     Raises what ``function`` raises, when no call is at work any more.
     """

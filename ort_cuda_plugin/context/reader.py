@@ -1,4 +1,4 @@
-"""Clusters made of what a context stores: nothing is compiled for inputs that a stored plan takes."""
+"""Loads clusters from a context. Nothing is compiled for inputs that a stored plan takes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Context:
     def cluster(
         self, name: str, session: Session, inputs: Sequence[DType | None], outputs: Sequence[DType | None]
     ) -> Loaded:
-        """The cluster that partition ``name`` holds; the types are those of the node that stands for it.
+        """Load the cluster that partition ``name`` holds. The types are those of its node.
 
         One that the session's device cannot use as it is stored is compiled again, of its graph.
 
@@ -103,7 +103,7 @@ class Context:
             raise self.container.damaged(f"partition {name!r}: {error!r}") from error
 
     def source_of(self, name: str) -> tuple[int, str] | None:
-        """Number and file of the model that has the initializers of partition ``name``, None where none is needed.
+        """Return number and file of the source model of partition ``name``; None if it needs none.
 
         Raises:
             ContextError: the context contradicts itself.
@@ -124,7 +124,7 @@ class Context:
         return self.constants.check([_index(number) for number in row["constants"]], refits)
 
     def _check_ports(self, stored: Json, found: Sequence[DType | None], what: str, strictly: bool = False) -> None:
-        """ONNX Runtime makes the node's outputs, so their types must be known; inputs are checked in each Run."""
+        """Check the types of the node's outputs, because ONNX Runtime makes them; inputs are checked in each Run."""
         types = [None if port["dtype"] is None else dtype_of(port["dtype"]) for port in stored]
         differ = len(types) != len(found) or any(
             a is not b for a, b in zip(types, found, strict=True) if strictly or b is not None
@@ -137,7 +137,7 @@ class Context:
             )
 
     def graph_data(self, number: Json) -> Json:
-        """The JSON of a graph. Raises ContextError, ValueError."""
+        """Return the JSON of a graph. Raises ContextError, ValueError."""
         return parse_json(bytes(self.container.array(number)))
 
     def constant(self, number: Json) -> Constant:
@@ -145,7 +145,7 @@ class Context:
         return self.constants.all[_index(number)]
 
     def kernel(self, number: Json, target: Target) -> BuiltKernel:
-        """A stored kernel. Raises ContextError, and what reading a value of another form raises."""
+        """Return a stored kernel. Raises ContextError, and the exceptions of `MALFORMED`."""
         row = self.kernel_rows[_index(number)]
         entry, metadata = row["entry"], row["metadata"]
         if not all(type(value) is int and 0 <= value < 1 << 32 for value in metadata.values()):
@@ -163,7 +163,7 @@ def _index(number: Json) -> int:
 
 
 class _Partition:
-    """One cluster's part of a context."""
+    """The part of a context for one cluster."""
 
     def __init__(self, context: Context, row: Json, session: Session) -> None:
         self.context = context
@@ -176,7 +176,7 @@ class _Partition:
         self.why_not = ""
 
     def usable_target(self) -> Json | None:
-        """What is stored for the session's device; None, with ``why_not``, where nothing of it may or can be used."""
+        """Return what is stored for the session's device; None, with ``why_not``, if nothing can be used."""
         session = self.session
         if session.target.is_emulated and not session.allow_host_code:
             self.why_not = (
@@ -201,7 +201,7 @@ class _Partition:
         return max(fitting, key=lambda row: (row["arch"] == session.target.arch, row["arch"]))
 
     def _misfit(self, row: Json) -> str:
-        """Why what is stored for an architecture cannot be used; "" where it can."""
+        """Explain why the code for an architecture cannot be used; "" if it can."""
         session, target, arch = self.session, self.session.target, row["arch"]
         if target.is_emulated != arch.startswith("emulated"):
             return "another kind of device"
@@ -222,14 +222,14 @@ class _Partition:
         return "" if row["plans"] else "no plan could be made"
 
     def graph(self) -> Graph:
-        """The cluster's graph. Raises ContextError."""
+        """Return the cluster's graph. Raises ContextError."""
         try:
             return decode_graph(self.context.graph_data(self.row["graph"]), self.context.constants.all)
         except MALFORMED as error:
             raise self.context.container.damaged(f"the graph of {self.name!r}: {error!r}") from error
 
     def compiled(self, known: KnownEntries | None = None) -> CompiledCluster:
-        """The cluster with nothing but its graph. Raises ContextError."""
+        """Return the cluster without stored plans, to be compiled from its graph. Raises ContextError."""
         graph = self.graph()
         asked = self.session.options
         options = replace(
@@ -273,17 +273,17 @@ class StoredCluster:
         self._check_types(partition)
         self._rebuilt: CompiledCluster | None = None
         for numbered in (self._kernels, self._problems, self._weights, self._callbacks):
-            if len(set(numbered)) != len(numbered):  # numbers of what is added later would be wrong
+            if len(set(numbered)) != len(numbered):  # indices of later additions would be wrong
                 raise ValueError("something is listed twice")
 
     def prepare(self) -> Variant:
-        """All that is stored."""
+        """Return everything that is stored."""
         kernels: list[KernelSpec] = list(self._kernels)
         weights, problems = list(self._weights), list(self._problems)
         return Variant(None, kernels, weights, problems, self._tables, self._plans, self._callbacks)
 
     def build(self, input_shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Variant:
-        """The variant for inputs that no stored plan takes, compiled of the stored graph.
+        """Compile the variant for inputs that no stored plan takes, from the stored graph.
 
         Raises:
             UnforeseenShapes: what compiles is not installed.
@@ -299,7 +299,7 @@ class StoredCluster:
         return list(self._partition.inputs)
 
     def explain(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> str:
-        """Why no stored plan takes these inputs."""
+        """Explain why no stored plan takes these inputs."""
         contents = dict(zip(self.host_inputs, host_values, strict=True))
         reasons = [
             f"plan {number}: {Guards(decode(plan), self._partition.inputs).refusal(shapes, contents)}"
@@ -310,7 +310,7 @@ class StoredCluster:
     def unforeseen(
         self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]], error: ImportError
     ) -> UnforeseenShapes:
-        """The error for inputs that no stored plan takes where ``error`` says what is missing to compile."""
+        """Return the error for inputs that no stored plan takes. ``error`` says what is missing to compile."""
         subject = f"{self._context.container.subject}, partition {self._partition.name!r}"
         return UnforeseenShapes(
             f"{subject} has no plan for these inputs ({self.explain(shapes, host_values)}), and none can be compiled "
@@ -336,14 +336,14 @@ class StoredCluster:
             self._rebuilt.weights_added(variant)
 
     def _check_types(self, partition: _Partition) -> None:
-        """Compares the plans' inputs and outputs with those of the partition."""
+        """Compare the plans' inputs and outputs with those of the partition."""
         ports = tuple([DType(port["dtype"]).ort for port in partition.row[kind]] for kind in ("inputs", "outputs"))
         for plan in self._plans:
             if element_types(plan) != ports:
                 raise ValueError("a plan has other inputs or outputs than its partition")
 
     def _compiler(self) -> CompiledCluster:
-        """A cluster whose variants follow what is stored."""
+        """Return a cluster whose variants follow the stored ones."""
         known = KnownEntries()
         known.kernels.update((kernel, number) for number, kernel in enumerate(self._kernels))
         known.problems.update((problem, number) for number, problem in enumerate(self._problems))
@@ -388,7 +388,7 @@ _FORMER_OPTIONS = {
 
 
 def _stored_options(row: Mapping[str, Json]) -> LoweringOptions:
-    """The options of a partition; those that this version does not know are left out."""
+    """Return the options of a partition, without those that this version does not know."""
     known = {field.name for field in fields(LoweringOptions)}
     given = {_FORMER_OPTIONS.get(name, name): value for name, value in row.items()}
     if "measure_products" in row:

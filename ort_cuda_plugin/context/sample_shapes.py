@@ -1,4 +1,4 @@
-"""The shapes that plans of a context are built for where the model leaves dimensions open."""
+"""Sample shapes: the shapes for which a context gets plans if the model leaves dimensions open."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ A plan's guards say where else it holds. So these stand for kinds: one or severa
 
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes of some inputs by their names."""
+"""Shapes of some inputs by name."""
 
 
 def sample_shapes(
     inputs: Sequence[Value], ranks: Mapping[str, int], wanted: Sequence[Shapes] = ()
 ) -> Iterator[list[tuple[int, ...]]]:
-    """Shapes of all inputs, one list after the other, ``wanted`` ones last; none where a rank is not known.
+    """Yield shapes of all inputs, the ``wanted`` ones last; none if a rank is unknown.
 
     Dimensions of one name are equal, as the model says.
     """
@@ -48,7 +48,7 @@ def sample_shapes(
 def _sized(
     shapes: Sequence[tuple[int | str | None, ...]], known: Mapping[str, int], first: int, other: int
 ) -> list[tuple[int, ...]]:
-    """The shapes with sizes for open dimensions: ``known`` ones, ``first`` for leading ones, ``other`` for the rest."""
+    """Fill open dimensions: ``known`` sizes, ``first`` for leading dimensions, ``other`` for the rest."""
     leading = {shape[0] for shape in shapes if shape and shape[0] is not None}
 
     def size(dim: int | str | None, axis: int) -> int:

@@ -1,6 +1,7 @@
-"""The initializers of an ONNX model, read without onnx: what a context without weights takes at load.
+"""Reads the initializers of an ONNX model without the onnx package, when a context without weights is loaded.
 
-A model is data from anywhere: what cannot be is an error that names the model, and nothing outside it is read.
+A model is untrusted input: an impossible value is an error that names the model, and nothing outside of the file is
+read.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ _PARTS: Final[dict[str, dict[int, str]]] = {
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
     "sparse tensor": {1: "tensor", 2: "tensor"},
 }
-"""The fields of each message that lead to tensors, with what they hold."""
+"""The fields of each message that lead to tensors, by message, with the messages that they hold."""
 _FIXED_DATA: Final[dict[int, np.dtype[Any]]] = {4: np.dtype("<f4"), 10: np.dtype("<f8")}
 _VARINT_DATA: Final = {_INT32_DATA, 7, 11}
 _MAX_DIMS = 64
 _WINDOW = 1 << 16
-"""Bytes that are read at once to look for numbers."""
+"""Bytes that are read at once to decode numbers."""
 
 Span = tuple[int, int]
 
 
 class _Malformed(Exception):
-    """The bytes are no message of Protocol Buffers."""
+    """The bytes are not a message of Protocol Buffers."""
 
 
 class _Messages:
-    """Reads messages of Protocol Buffers in ``data``, which messages call ``subject``. Not thread safe."""
+    """Reads messages of Protocol Buffers in ``data``, which errors call ``subject``. Not thread safe."""
 
     def __init__(self, data: Readable, subject: str) -> None:
         self._data = data
@@ -57,12 +58,12 @@ class _Messages:
         self.whole = (0, len(data))
 
     def contents(self, span: Span) -> memoryview:
-        """The bytes between two places. Raises ContextError where they cannot be read."""
+        """Return the bytes between two offsets. Raises ContextError if they cannot be read."""
         start, end = span
         return read(self._data, start, end - start, self._subject)
 
     def varint(self, position: int, end: int) -> tuple[int, int]:
-        """A number, and where it ends."""
+        """Return a number, and the offset behind it."""
         value = 0
         for shift in range(0, 70, 7):
             if position >= end:
@@ -78,7 +79,7 @@ class _Messages:
         raise _Malformed
 
     def fields(self, span: Span) -> Iterator[tuple[int, int, int | Span]]:
-        """Number and wire type of each field of a message, and a number or where the contents are."""
+        """Yield number and wire type of each field of a message, with a number or the offsets of the contents."""
         position, end = span
         while position < end:
             key, position = self.varint(position, end)
@@ -102,7 +103,7 @@ class _Messages:
         return bytes(self.contents(_span(value))).decode()
 
     def numbers(self, value: int | Span) -> Iterator[int]:
-        """A number, or packed ones."""
+        """Return a number, or packed numbers."""
         if isinstance(value, int):
             yield value
             return
@@ -131,7 +132,7 @@ class SourceTensor:
 
     @property
     def external_location(self) -> str:
-        """The file with the elements, relative to the model; "" where they are in the model."""
+        """Return the file with the elements, relative to the model; "" if they are in the model."""
         return "" if self.external is None else self.external.get(_EXTERNAL_LOCATION, "")
 
 
@@ -161,13 +162,13 @@ class SourceModel:
             raise ContextError(f"{subject} is no ONNX model, or damaged") from error
 
     def external_files(self) -> list[Path]:
-        """The files with external data of all tensors, also of those in bodies of nodes and in functions."""
+        """Return the files with external data of all tensors, bodies of nodes and functions included."""
         if self._folder is None:
             return []
         return [self._folder.path / location for location in dict.fromkeys(self._locations()) if location]
 
     def stored(self, tensor: SourceTensor) -> Array:
-        """The bytes of an initializer as ONNX Runtime stores them, without a copy where the model has them so.
+        """Return the bytes of an initializer as ONNX Runtime stores them, without a copy if the model has them so.
 
         Raises:
             ContextError: it has no contents, or others than its shape wants; its file cannot be read.
@@ -178,7 +179,7 @@ class SourceModel:
         return found
 
     def digest(self, tensor: SourceTensor) -> bytes:
-        """The hash of what `stored` gives, of which memory never has all. Raises ContextError as that."""
+        """Return the hash of the bytes of `stored`, which memory never holds as a whole. Raises ContextError."""
         source, start, length = self._place(tensor)
         if not isinstance(source, OpenFile):
             return array_digest(memoryview(source)[start : start + length])
@@ -190,7 +191,7 @@ class SourceModel:
         return found
 
     def array(self, tensor: SourceTensor) -> Array:
-        """The contents as `Constant` has them. Raises ContextError as `stored`."""
+        """Return the contents as `Constant` has them. Raises ContextError as `stored`."""
         stored = self.stored(tensor)
         assert tensor.dtype is not None
         return elements(stored, tensor.dtype, tensor.dims)
@@ -210,7 +211,7 @@ class SourceModel:
             raise ContextError(f"{self.subject} is no ONNX model, or damaged") from error
 
     def _place(self, tensor: SourceTensor) -> tuple[Readable, int, int]:
-        """What has the bytes of an initializer, where they begin there, and how many they are. Raises ContextError."""
+        """Return the file with the bytes of an initializer, their offset, and their number. Raises ContextError."""
         if tensor.dtype is None or not tensor.dtype.is_supported:
             raise self._unreadable(tensor, "the plugin does not know its type")
         wanted = stored_bytes(tensor.dtype, tensor.dims)
@@ -227,7 +228,7 @@ class SourceModel:
         return source, start, wanted
 
     def _check_unchanged(self, source: Readable) -> None:
-        """What was hashed before must be what is read now."""
+        """Check that the model has not changed since its bytes were hashed."""
         try:
             if isinstance(source, OpenFile):
                 source.check_unchanged()
@@ -286,7 +287,7 @@ class SourceModel:
         return file, offset, length
 
     def _listed(self, tensor: SourceTensor, dtype: DType) -> Array:
-        """Of elements that stand in a field of their type."""
+        """Return the bytes of elements that are listed in a field of their type."""
         parts: list[Array] = []
         try:
             for number, value in tensor.pieces:
@@ -300,7 +301,7 @@ class SourceModel:
             return np.empty(0, np.uint8)
         whole = np.concatenate(parts)
         if whole.dtype == np.uint64:
-            # Numbers are those of the elements' bits; of packed elements a number has a byte.
+            # Numbers hold the elements' bits; for packed elements a number holds a byte.
             whole = whole.astype(f"<u{1 if dtype.is_packed else dtype.itemsize}")
         elif whole.dtype != dtype.numpy:
             raise self._unreadable(tensor, "its elements have another type")

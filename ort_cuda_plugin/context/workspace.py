@@ -1,8 +1,8 @@
-"""The workspace of sessions with ep.share_ep_contexts=1: context files that one has read are there for the next.
+"""Workspace of sessions with ep.share_ep_contexts=1: keeps context files that one session has read for the next.
 
-A session that needs another partition of the file takes it from there, also when the file is gone. The workspace keeps
-a file until sessions have taken all of its partitions, or one with ep.stop_share_ep_contexts=1 has loaded. After that
-the file is there as long as a session uses it.
+A session that needs another partition of the file takes it from there, also if the file is gone. The workspace keeps a
+file until sessions have taken all of its partitions, or one with ep.stop_share_ep_contexts=1 has loaded. Afterwards the
+file lives as long as a session uses it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _kept: Final[dict[Hashable, tuple[Container, set[str]]]] = {}
 
 
 def find(key: Hashable) -> Container | None:
-    """What a session has read under this key."""
+    """Return the container that a session has read under this key."""
     with _lock:
         return _used.get(key)
 
 
 def add(key: Hashable, container: Container, partitions: Iterable[str]) -> None:
-    """Puts a file there, in place of one that had the key before."""
+    """Add a container, in place of one with the same key."""
     with _lock:
         _used[key] = container
         _kept[key] = container, set(partitions)
 
 
 def take(key: Hashable, partition: str) -> None:
-    """Takes note that a session has a partition."""
+    """Record that a session has taken a partition."""
     with _lock:
         if key in _kept:
             left = _kept[key][1]
@@ -44,7 +44,7 @@ def take(key: Hashable, partition: str) -> None:
 
 
 def end(keys: Iterable[Hashable]) -> None:
-    """Forgets files: later sessions read them again."""
+    """Forget containers, so that later sessions read the files again."""
     with _lock:
         for key in keys:
             _used.pop(key, None)

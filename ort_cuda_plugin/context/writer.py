@@ -1,4 +1,4 @@
-"""Makes a context of clusters: what each needs to run on its targets, and its graph."""
+"""Writes contexts: compiles each cluster for its targets, and stores the results with its graph."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Images = Callable[[Sequence[KernelSpec], Target], Sequence[KernelImage]]
 
 
 def cpu_digest(target: Target) -> str:
-    """What the machine code of a target depends on besides the architecture: the emulated device's, on the CPU."""
+    """Return the CPU on which code of a target depends besides the architecture: only the emulated device's does."""
     return joined_digest(host_cpu()) if target.is_emulated else ""
 
 
@@ -49,7 +49,7 @@ class ContextCluster:
 
 @dataclass(frozen=True)
 class ContextRequest:
-    """What a session wants of its clusters: their options, what they are for, and some shapes that get plans.
+    """The context that a session asks for: options, targets, and input shapes that get plans.
 
     ``weightless`` asks for a ``source``, the model that keeps its initializers; None: they are stored.
     """
@@ -62,7 +62,7 @@ class ContextRequest:
 
     @property
     def architectures(self) -> list[str]:
-        """The targets' names."""
+        """The names of the targets."""
         return [target.target.arch for target in self.targets]
 
 
@@ -79,7 +79,7 @@ class ContextWriter:
         self._partitions: list[Json] = []
 
     def add(self, cluster: ContextCluster, request: ContextRequest) -> str:
-        """Compiles a cluster for each target, and gives the name of its partition.
+        """Compile a cluster for each target, and return the name of its partition.
 
         Its constants are read now, and again when the context is written.
 
@@ -115,15 +115,15 @@ class ContextWriter:
         return name
 
     def to_bytes(self) -> bytes:
-        """The context in memory. Raises ContextError."""
+        """Return the context in memory. Raises ContextError."""
         return self._builder.to_bytes(self._contents())
 
     def detach(self) -> bytes:
-        """The context in memory. Constants need not be readable any more afterwards. Raises ContextError."""
+        """Return the context in memory. Constants may be freed afterwards. Raises ContextError."""
         return self._builder.detach(self._contents())
 
     def write(self, path: Path) -> None:
-        """Writes the context. Constants need not be readable any more afterwards. Raises ContextError."""
+        """Write the context to a file. Constants may be freed afterwards. Raises ContextError."""
         self._builder.write(path, self._contents())
 
     def _contents(self) -> Json:
@@ -212,5 +212,5 @@ def _values(graph: Graph) -> Iterator[Value]:
 
 
 def _port(value: Value) -> Json:
-    """An input or an output of the fused node."""
+    """Return an input or an output of the fused node."""
     return {"name": value.name, "dtype": None if value.dtype is None else value.dtype.onnx}

@@ -1,1 +1,1 @@
-"""What may be wrong with an installation, and what to do about it."""
+"""Examines an installation: reports what is wrong with it, and what to do."""

@@ -1,4 +1,4 @@
-"""The kernel cache: whether it is used, kept, and whole."""
+"""Findings about the kernel cache: whether it is used, persistent, and intact."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SUBJECT = "kernel cache"
 
 
 def cache_findings(cache: KernelCache) -> Iterator[Finding]:
-    """Reads every entry."""
+    """Read every entry of the cache, and report what is wrong."""
     if cache.opened is None or not cache.usable:
         yield problem(
             _SUBJECT,

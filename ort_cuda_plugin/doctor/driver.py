@@ -1,4 +1,4 @@
-"""The driver and its devices: on the machine itself, in containers, under WSL, on aarch64."""
+"""Findings about the driver and its devices: on bare machines, in containers, under WSL, on aarch64."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .findings import Finding, Machine, note, ok, problem, warning
 
 _SUBJECT = "CUDA driver"
 _LEAST_CAPABILITY = (7, 5)
-"""CUDA 13 compiles for Turing and newer."""
+"""Least compute capability, Turing's, for which CUDA 13 compiles."""
 
 
 def driver_findings(machine: Machine, devices: Sequence[DeviceInfo], why: str) -> Iterator[Finding]:
-    """``devices`` and ``why`` are what `ep.devices.cuda_devices` gives."""
+    """Examine the devices. ``devices`` and ``why`` are those of `ep.devices.cuda_devices`."""
     if devices:
         yield ok(_SUBJECT, f"CUDA {devices[0].driver_version}, {len(devices)} devices")
         for device in devices:
@@ -38,7 +38,7 @@ def _device(device: DeviceInfo) -> Finding:
 
 
 def _missing(machine: Machine, why: str) -> Finding:
-    """Why no GPU is offered, and what to do on such a machine."""
+    """Explain why no GPU is offered, and what to do on such a machine."""
     has_module = bool(machine.text("proc/driver/nvidia/version"))
     has_nodes = machine.has("dev/nvidiactl")
     if machine.has("dev/dxg"):
@@ -79,7 +79,7 @@ def _hidden(machine: Machine) -> Iterator[Finding]:
 
 
 def machine_findings(machine: Machine) -> Iterator[Finding]:
-    """The architecture, and what is known of boards."""
+    """Report the architecture, and what is known of boards."""
     if machine.architecture == "x86_64":
         yield ok("architecture", "x86_64")
         return

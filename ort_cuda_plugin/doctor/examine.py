@@ -1,4 +1,4 @@
-"""All findings of this machine."""
+"""Collects all findings about this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .variables import variable_findings
 
 
 def examine(machine: Machine | None = None) -> Iterator[Finding]:
-    """Looks at one thing after the other; what cannot be looked at is a finding itself."""
+    """Examine one subject after the other. A subject that cannot be examined is a finding itself."""
     machine = machine or Machine()
     yield from machine_findings(machine)
     version, why = _runtime()
@@ -30,7 +30,7 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
     yield from runtime_findings(machine, version, why)
     library = _library()
     yield library
-    if library.severity is Severity.PROBLEM:  # nothing else can be asked without it
+    if library.severity is Severity.PROBLEM:  # nothing else can be examined without it
         return
     environment = list(_environment())
     yield from environment
@@ -49,14 +49,14 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
 
 
 def _nothing(record: logging.LogRecord) -> bool:
-    """What the cache would log is a finding already."""
+    """Drop what the cache logs: it is a finding already."""
     return False
 
 
 def _runtime() -> tuple[str, str]:
     try:
         return str(getattr(imported("onnxruntime"), "__version__", "")), ""
-    except Exception as error:  # of wheels that have overwritten each other, nobody knows which
+    except Exception as error:  # it is unknown whose files are left of wheels that have overwritten each other
         return "", f"it cannot be imported: {type(error).__name__}: {error}"
 
 
@@ -73,7 +73,7 @@ def _registration() -> Finding:
     subject = "registration"
     try:
         offered = register(emulate=True)
-    except Exception as error:  # whatever it is, it is what a user's program would get
+    except Exception as error:  # any exception here is what a user's program would get
         return problem(subject, f"{type(error).__name__}: {error}", "see the message, and the findings above")
     return ok(subject, f"ONNX Runtime loads the library and offers {len(offered)} devices, the emulated one included")
 
@@ -86,7 +86,7 @@ def _cuda_devices() -> tuple[list[DeviceInfo], str]:
 
 
 def _environment() -> Iterator[Finding]:
-    """Values of environment variables that would end a registration."""
+    """Report values of environment variables that would end a registration."""
     checks: tuple[Callable[[], object], ...] = (emulation_requested, default_identity, emulated_properties)
     found = False
     for check in (*checks, emulated_devices):
@@ -98,6 +98,6 @@ def _environment() -> Iterator[Finding]:
         except (PluginError, ImportError, RuntimeError) as error:
             found = True
             yield problem("environment", f"the emulated device cannot be used: {error}", "see the message")
-            break  # what follows needs it as well
+            break  # later findings need it as well
     if not found:
         yield ok("environment", "the plugin's variables have values that it takes")

@@ -23,7 +23,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. ``advice`` says what to do; "" only where nothing is to be done."""
+    """A result of the examination. ``advice`` says what to do; "" only if nothing is to be done."""
 
     subject: str
     severity: Severity
@@ -32,28 +32,28 @@ class Finding:
 
 
 def ok(subject: str, text: str) -> Finding:
-    """All is well."""
+    """Return a finding that all is well."""
     return Finding(subject, Severity.OK, text)
 
 
 def note(subject: str, text: str, advice: str) -> Finding:
-    """Worth knowing: something is not there that not everybody needs."""
+    """Return a finding about something that is missing and that not everybody needs."""
     return Finding(subject, Severity.NOTE, text, advice)
 
 
 def warning(subject: str, text: str, advice: str) -> Finding:
-    """It works, but slower or not for all."""
+    """Return a finding that something works, but slower or not for all."""
     return Finding(subject, Severity.WARNING, text, advice)
 
 
 def problem(subject: str, text: str, advice: str) -> Finding:
-    """Something does not work."""
+    """Return a finding that something does not work."""
     return Finding(subject, Severity.PROBLEM, text, advice)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What is looked at. ``packages`` are the versions of the installed distributions, by their names."""
+    """The machine that is examined. ``packages`` are the versions of the installed distributions by name."""
 
     root: Path = Path("/")
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -66,7 +66,7 @@ class Machine:
         return (self.root / path).exists()
 
     def text(self, path: str) -> str:
-        """What a file holds, "" where it cannot be read."""
+        """Return the contents of a file; "" if it cannot be read."""
         try:
             return (self.root / path).read_text(errors="replace").strip("\0\n ")
         except OSError:
@@ -74,13 +74,15 @@ class Machine:
 
     @property
     def is_container(self) -> bool:
-        """Docker, Podman, Kubernetes and others leave these marks."""
+        """Whether this is a container. Docker, Podman, Kubernetes and others leave these marks."""
         marks = ("KUBERNETES_SERVICE_HOST", "container")
         return self.has(".dockerenv") or self.has("run/.containerenv") or any(m in self.environment for m in marks)
 
 
 def installed_packages() -> dict[str, str]:
-    """Names, in lower case with hyphens, and versions; of two of one name that which Python imports."""
+    """Return names (lower case, hyphens) and versions of packages. Of two with one name, Python imports the one
+    returned.
+    """
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         if name := distribution.metadata["Name"]:

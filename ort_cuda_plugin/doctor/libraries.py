@@ -1,4 +1,4 @@
-"""cuBLASLt and cuDNN: where they are, which version, and copies of others that a process may get instead."""
+"""Findings about cuBLASLt and cuDNN: location, version, and other copies that a process may load instead."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 from ..ep.libraries import LIBRARIES, Library, LibraryPlace
 from .findings import Finding, Machine, note, ok, problem, warning
 
-#: Two packages that put their files into one folder.
+#: Two packages that install files into one folder.
 _EXCLUDING = (("nvidia-cudnn-cu12", "nvidia-cudnn-cu13"), ("nvidia-cudnn-cu11", "nvidia-cudnn-cu12"))
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A file of a library; ``owner`` is whose it is."""
+    """A file of a library; ``owner`` is the package or folder that it belongs to."""
 
     path: Path
     owner: str
 
 
 def library_findings(machine: Machine, places: Mapping[str, LibraryPlace], has_gpu: bool) -> Iterator[Finding]:
-    """``places`` are what `ep.libraries.library_places` found."""
+    """Examine the libraries. ``places`` are those of `ep.libraries.library_places`."""
     for library in LIBRARIES:
         place = places[library.name]
         version = machine.packages.get(library.package, "")
@@ -48,7 +48,7 @@ def library_findings(machine: Machine, places: Mapping[str, LibraryPlace], has_g
 
 
 def _others(machine: Machine, library: Library, place: LibraryPlace) -> Iterator[Finding]:
-    """Copies of the same name in one process: the one that is loaded first serves both."""
+    """Report copies of the same name in one process: all code gets the one that is loaded first."""
     used = Path(place.path) if "/" in place.path else None
     others = [copy for copy in copies(machine, library) if used is None or not _same(copy.path, used)]
     if not others:
@@ -71,7 +71,7 @@ def _others(machine: Machine, library: Library, place: LibraryPlace) -> Iterator
 
 
 def copies(machine: Machine, library: Library) -> list[Copy]:
-    """Files of the library in torch's folder, in pip's, and on LD_LIBRARY_PATH."""
+    """Find files of the library in torch's folder, in pip's, and on LD_LIBRARY_PATH."""
     stem = library.files[0].split(".so")[0]
     folders = [("torch", machine.site_packages / "torch" / "lib")]
     folders += [("pip", folder) for folder in sorted(machine.site_packages.glob("nvidia/*/lib"))]

@@ -1,4 +1,4 @@
-"""Installed packages: ONNX Runtime's wheels, which overwrite each other, and the compiler's."""
+"""Findings about installed packages: ONNX Runtime's wheels, which overwrite each other, and the compiler's."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ RUNTIMES = (
 )
 """Distributions that hold the module ``onnxruntime``."""
 OLDEST = {"cffi": 2, "numpy": 2}
-"""Major versions from which packages work that the plugin cannot do without."""
+"""Oldest major versions with which the plugin works, of packages that it needs."""
 COMPILER = ("numba", "numba-cuda", "llvmlite", "cuda-core", "nvidia-nvvm", "nvidia-nvjitlink")
 
 
 def runtime_findings(machine: Machine, imported_version: str, why: str) -> Iterator[Finding]:
-    """``imported_version`` is that of the module; ``why`` says why it cannot be imported, "" where it can."""
+    """Examine ONNX Runtime. ``imported_version`` is the module's; ``why`` why it cannot be imported, or ""."""
     found = [name for name in RUNTIMES if name in machine.packages]
     named = ", ".join(f"{name} {machine.packages[name]}" for name in found)
     subject = "ONNX Runtime"
@@ -60,7 +60,7 @@ def runtime_findings(machine: Machine, imported_version: str, why: str) -> Itera
 
 
 def requirement_findings(machine: Machine) -> Iterator[Finding]:
-    """Packages that every process needs, and that are too old."""
+    """Report packages that every process needs and that are too old."""
     for name, oldest in OLDEST.items():
         version = machine.packages.get(name, "")
         major = version.partition(".")[0]
@@ -73,7 +73,7 @@ def requirement_findings(machine: Machine) -> Iterator[Finding]:
 
 
 def compiler_findings(machine: Machine) -> Iterator[Finding]:
-    """Without the compiler only what is compiled already runs."""
+    """Examine the compiler's packages, without which only code in the cache runs."""
     missing = [name for name in COMPILER if name not in machine.packages]
     if not missing and find_spec("numba") is not None:
         yield ok("compiler", ", ".join(f"{name} {machine.packages[name]}" for name in COMPILER))

@@ -110,7 +110,7 @@ VARIABLES = tuple(sorted(variable.name for variable in (*GENERAL, *EMULATED)))
 
 
 def variable_tables() -> dict[str, str]:
-    """The tables in Markdown by the names that a document has for them."""
+    """Return the tables in Markdown, by the names that a document has for them."""
     return {
         title: markdown_table(
             ("variable", "takes", "default", "meaning"),
@@ -121,7 +121,7 @@ def variable_tables() -> dict[str, str]:
 
 
 def variable_findings(machine: Machine) -> Iterator[Finding]:
-    """A warning for each variable that begins like the plugin's and is none of them."""
+    """Warn about each variable with the plugin's prefix that the plugin does not know."""
     for name in sorted(machine.environment):
         if name.upper().startswith(PREFIX) and name not in VARIABLES:
             close = difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=0.8)

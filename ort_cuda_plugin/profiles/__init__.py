@@ -1,1 +1,1 @@
-"""What a Run did, from ONNX Runtime's profile and the plans: by node, step and kernel, on the device and the host."""
+"""Profiles of Runs, from ONNX Runtime's profile and the plans: by node, step and kernel, on the device and the host."""

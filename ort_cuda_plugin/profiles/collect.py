@@ -1,4 +1,4 @@
-"""From the events of ONNX Runtime's profile to what one Run did, as medians over the Runs that did alike."""
+"""Computes what one Run does from the events of ONNX Runtime's profile, as medians over several equal Runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..program.plan_record import read_plans
 Event: TypeAlias = "Mapping[str, Any]"
 _KERNEL_TIME = "_kernel_time"
 COMPUTING = ("kernel", "library")
-"""The kinds of steps that compute; the others move bytes, some of them between host and device."""
+"""Kinds of steps that compute. The others move bytes, some of them between host and device."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class HostTime:
-    """What the host spends in an event of ONNX Runtime's, without what devices did on its thread meanwhile."""
+    """Time of the host in an event of ONNX Runtime, without the device's work on its thread."""
 
     name: str
     op_type: str
@@ -103,21 +103,21 @@ class Profile:
 
 @dataclass(frozen=True)
 class Plans:
-    """The plan of each cluster that the Runs went through: lines of `program.plan_record`, the last one counts."""
+    """The plan of each cluster that the Runs used: lines of `program.plan_record`, of which the last counts."""
 
     steps: Mapping[str, Sequence[Mapping[str, Any]]]
     costs: Mapping[str, Mapping[str, float]]
 
     @classmethod
     def read(cls, folder: Path) -> Plans:
-        """Those that the option ``program_folder`` wrote there."""
+        """Read the plans that the option ``program_folder`` wrote."""
         plans = read_plans(folder)
         steps = {name: plan["steps"] for name, plan in plans.items()}
         costs = {node: cost for plan in plans.values() for node, cost in plan["nodes"].items()}
         return cls(steps, costs)
 
     def step(self, event: Event) -> Mapping[str, Any] | None:
-        """The step that an event is of; None where the plan does not tell, or is another one."""
+        """Return the step of an event; None if the plan does not tell, or is another one."""
         arguments = event["args"]
         steps = self.steps.get(arguments.get("cluster", ""), ())
         number = int(arguments.get("step", -1))
@@ -127,7 +127,7 @@ class Plans:
 
 
 def collect(events: Sequence[Event], runs: int, plans: Plans, model: str, device_name: str) -> Profile:
-    """What the last ``runs`` Runs did alike."""
+    """Collect the profile of the last ``runs`` Runs."""
     windows = windows_of_runs(events, runs)
     gpu_here = known_gpu(device_name)
     balance = gpu_here or gpu("h100")
@@ -155,24 +155,24 @@ def collect(events: Sequence[Event], runs: int, plans: Plans, model: str, device
 
 
 def known_gpu(device_name: str) -> Gpu | None:
-    """The GPU whose figures are known under the name that the driver gives a device."""
+    """Return the GPU with known figures under the name that the driver gives a device."""
     words = device_name.upper().replace("RTX ", "RTX").replace("-", " ").split()
     return next((gpu(key) for key in names() if key.upper() in words), None)
 
 
 def arithmetic_seconds(cost: Mapping[str, float], device: Gpu) -> float:
-    """What the multiplications and additions of a node take at the peak of its type; float32 may be TF32."""
+    """Return the seconds of a node's arithmetic at the peak of its type; float32 may be TF32."""
     return cost.get("flops", 0.0) / device.flops[peak_kind(int(cost.get("type", 1)), tf32=True)]
 
 
 def windows_of_runs(events: Iterable[Event], runs: int) -> list[tuple[float, float]]:
-    """Beginning and end of each of the last Runs, which count."""
+    """Return beginning and end of each of the last Runs, which count."""
     found = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "model_run")
     return found[-runs:]
 
 
 def is_of_device(event: Event) -> bool:
-    """Whether a device of ours did it."""
+    """Whether a device of the plugin did the work of an event."""
     return "ort_event_id" in event.get("args", {})
 
 
@@ -194,7 +194,7 @@ def _duration(event: Event) -> float:
 
 
 def _host_alone(window: tuple[float, float], events: Iterable[Event]) -> float:
-    """The time of a Run in which none of the events, which are sorted, goes on."""
+    """Return the time of a Run in which none of the events, which are sorted, is in progress."""
     alone, until = 0.0, window[0]
     for event in events:
         alone += max(0.0, event["ts"] - until)
@@ -223,7 +223,7 @@ def _step(column: Sequence[Event], starts: Sequence[float], total: float, plans:
 
 
 def _sharing_bytes(steps: Sequence[Step], events: Sequence[Event]) -> list[Step]:
-    """A library call may be several kernels in a row, which the plan counts as one step: they share its bytes."""
+    """Divide the bytes of a library call among its kernels, because the plan counts them as one step."""
 
     def call(number: int) -> tuple[str, str] | None:
         arguments = events[number]["args"]
@@ -238,7 +238,7 @@ def _sharing_bytes(steps: Sequence[Step], events: Sequence[Event]) -> list[Step]
 
 
 def _with_arithmetic(steps: Sequence[Step], plans: Plans, device: Gpu | None) -> list[Step]:
-    """The arithmetic of a node goes to the longest of the kernels that compute it."""
+    """Assign the arithmetic of a node to the longest of the kernels that compute it."""
     longest: dict[str, int] = {}
     for number, step in enumerate(steps):
         for node in step.nodes if step.kind in COMPUTING else ():
@@ -258,7 +258,7 @@ def _with_arithmetic(steps: Sequence[Step], plans: Plans, device: Gpu | None) ->
 
 
 def _by_node(steps: Iterable[Step], plans: Plans, balance: Gpu) -> list[NodeTime]:
-    """The time of each node, the most expensive one first."""
+    """Return the time of each node, the most expensive first."""
     times: dict[str, float] = {}
     counts: dict[str, int] = {}
     types: dict[str, str] = {}
@@ -274,7 +274,7 @@ def _by_node(steps: Iterable[Step], plans: Plans, balance: Gpu) -> list[NodeTime
 
 
 def parts(nodes: Sequence[str], plans: Plans, balance: Gpu) -> dict[str, float]:
-    """The part of a step's time that goes to each of its nodes.
+    """Return the share of a step's time for each of its nodes.
 
     Products and convolutions, whose arithmetic a kernel is built around, share it where there are some. Else each node
     has a part by the bytes that it would move alone.
@@ -306,7 +306,7 @@ def _by_kernel(steps: Sequence[Step]) -> list[KernelTime]:
 
 
 def _host(events: Sequence[Event], windows: Sequence[tuple[float, float]]) -> list[HostTime]:
-    """The nodes as ONNX Runtime runs them: fused ones of ours, and those of other providers."""
+    """Return the nodes as ONNX Runtime runs them: fused nodes of the plugin, and those of other providers."""
     device = [e for e in events if is_of_device(e)]
     times: dict[str, list[float]] = {}
     kinds: dict[str, tuple[str, str]] = {}

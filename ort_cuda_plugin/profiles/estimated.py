@@ -1,4 +1,4 @@
-"""The estimate of a GPU beside a profile: joined by nodes, since a GPU's plan has other steps."""
+"""Joins a profile with the estimate of a GPU, by nodes: the GPU's plan has other steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .collect import Plans, Profile, Step, parts
 
 
 def beside(profile: Profile, plans: Plans, estimate: Estimate) -> Profile:
-    """The profile with what each node and step takes on the estimate's device. Nodes that it lacks have None."""
+    """Return the profile with the estimated time of each node and step; None for nodes that the estimate lacks."""
     seconds: dict[str, float] = {}
     for step in estimate.steps:
         nodes = [label.rpartition(" (")[0] for label in step.nodes]

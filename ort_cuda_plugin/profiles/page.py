@@ -1,4 +1,4 @@
-"""A profile as a web page that needs nothing else: what is expensive first, then steps, kernels, host, a timeline."""
+"""Writes a profile as a self-contained web page: the most expensive first, then steps, kernels, host, timeline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STYLE = """
 
 
 def page(profile: Profile, lines: Sequence[str]) -> str:
-    """``lines`` stand above the tables."""
+    """Return the page. ``lines`` stand above the tables."""
     expensive = "".join(
         f'<li data-node="{escape(node.name)}">{escape(node.name)} ({escape(node.op_type)}):'
         f" {node.microseconds:.1f} &micro;s, {node.share:.0%}</li>"
@@ -146,15 +146,15 @@ def _estimate(profile: Profile, value: float | None) -> list[str]:
 
 
 def megabytes(count: int | None) -> str:
-    """For a table; "-" where it is not known."""
+    """Format bytes for a table; "-" if they are unknown."""
     return "-" if count is None else f"{count / 1e6:.2f}"
 
 
 def rate(step: Step) -> str:
-    """The step's bytes a second; "-" where they are not known."""
+    """Format the step's bytes per second; "-" if they are unknown."""
     return "-" if step.bytes is None or not step.microseconds else f"{step.bytes / step.microseconds / 1e3:.1f}"
 
 
 def percent(share: float | None) -> str:
-    """For a table; "-" where it is not known."""
+    """Format a share for a table; "-" if it is unknown."""
     return "-" if share is None else f"{share:.0%}"

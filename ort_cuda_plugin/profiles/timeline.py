@@ -1,4 +1,4 @@
-"""Runs as a timeline: Chrome's trace format, which Perfetto and ``chrome://tracing`` open."""
+"""Writes Runs as a timeline in Chrome's trace format, for Perfetto and ``chrome://tracing``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HOST, _DEVICE, _ESTIMATED = 1, 2, 3
 
 
 def timeline(events: Sequence[Event], plans: Plans, device_name: str, estimate: Estimate | None) -> dict[str, Any]:
-    """All Runs of a profile, with host and device apart; an estimate is a row of one Run, its steps end to end."""
+    """Return all Runs of a profile, host and device apart. An estimate is a row of one Run, its steps end to end."""
     return {"traceEvents": [*_host_and_device(events, plans, device_name), *_estimated(estimate)]}
 
 

@@ -216,7 +216,7 @@ def test_errors_say_what_is_wrong(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_length=0"):
         Decoder(path, max_length=0)
     decoder = Decoder(model, max_length=8, emulate=True)
-    for prompt, wrong in (([[]], "0 new tokens"), ([[1] * 9], "9 new tokens"), ([[1], [2]], "2 sequences, not 1")):
+    for prompt, wrong in (([[]], "0 new tokens"), ([[1] * 9], "9 new tokens"), ([[1], [2]], "2 sequences, expected 1")):
         with pytest.raises(ValueError, match=wrong):
             next(decoder.generate(prompt, new_tokens=1))
     for name, value in (("top_k", 2), ("top_p", 0.0), ("temperature", 0.0)):
