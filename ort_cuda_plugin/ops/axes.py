@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ort_cuda_plugin.model.ir import InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import Unsupported
+from ort_cuda_plugin.ops.requirements import require
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.symbolic import Dim
 
@@ -16,16 +17,14 @@ def normalize_axis(axis: Dim, rank: int) -> int:
     """
     if not isinstance(axis, int):
         raise Unsupported("shape", "an axis that is not known before the Run")
-    if not -rank <= axis < rank:
-        raise InvalidModel(f"axis {axis} of a tensor of rank {rank}")
+    require(-rank <= axis < rank, "axis", f"be in [{-rank}, {rank})", axis)
     return axis % rank
 
 
 def normalize_axes(axes: Iterable[Dim], rank: int) -> tuple[int, ...]:
     """As `normalize_axis` for several, in order. Raises InvalidModel for one that is named twice."""
     result = tuple(normalize_axis(axis, rank) for axis in axes)
-    if len(set(result)) != len(result):
-        raise InvalidModel(f"axes {result} name one twice")
+    require(len(set(result)) == len(result), "axes", "name each axis once", result)
     return result
 
 
@@ -42,6 +41,5 @@ def axis_of_input(ctx: Lowering, axis: Tensor, rank: int, what: str, guess: int 
     Raises InvalidModel for another number of elements. ``guess`` is a valid axis, for when nothing is known yet.
     """
     values = ctx.host_constants(axis, what, [guess])
-    if len(values) != 1:
-        raise InvalidModel(f"{what} has {len(values)} elements, not one")
+    require(len(values) == 1, what, "have one element", len(values))
     return normalize_axis(values[0], rank)

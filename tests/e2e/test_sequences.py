@@ -96,7 +96,7 @@ def test_sequences_within_one_cluster(name: str) -> None:
     for rows, position in ((2, 0), (3, 1), (1, -1)):
         assert_equal(pair, {"x": floats(rows, 4)} | ({"i": np.array(position)} if has_position else {}))
     if has_position and "long" not in name:
-        with pytest.raises(Exception, match=r"position of Sequence(At|Erase) is 3 in a sequence of [23]"):
+        with pytest.raises(Exception, match=r"position of Sequence(At|Erase) must be in .*, got 3"):
             pair[0].run(None, {"x": floats(1, 4), "i": np.array(3)})
 
 

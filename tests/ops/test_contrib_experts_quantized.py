@@ -225,9 +225,9 @@ def test_what_qmoe_declines_has_a_reason() -> None:
     first, second = Packed(INNER, WIDTH, 4, 0, False, 11), Packed(WIDTH, INNER, 4, 0, False, 21)
     inputs = [noise(FEW, WIDTH), noise(FEW, EXPERTS), first.codes, first.scales, None, second.codes, second.scales]
     for attributes, reason in (
-        ({"weights_prepacked": 2}, "expected -1, 0 or 1"),
-        ({"quant_type": "nvfp4"}, "needs its fc1_global_scale"),
-        ({"quant_type": "fp2"}, "quant_type 'fp2'"),
+        ({"weights_prepacked": 2}, "weights_prepacked must be one of -1, 0, 1, got 2"),
+        ({"quant_type": "nvfp4"}, "fc1_global_scale must be given for quant_type 'nvfp4'"),
+        ({"quant_type": "fp2"}, "got 'fp2'"),
     ):
         model = node_model("QMoE", inputs, attributes, [FLOAT], constant=[2, 3, 5, 6])
         assert any(reason in place.reason for place in ort_cuda_plugin.explain(model, emulate=True))

@@ -133,10 +133,10 @@ def test_a_kernel_larger_than_the_padded_input_fails_the_run() -> None:
     ("attributes", "reason"),
     [
         ({"pads": [-1, 0, 0, 0]}, "negative pads"),
-        ({"kernel_shape": [2, 2]}, "contradicts"),
-        ({"strides": [1]}, "strides has 1 entries"),
-        ({"strides": [0, 1]}, "below 1"),
-        ({"group": 3}, "3 groups"),
+        ({"kernel_shape": [2, 2]}, "kernel_shape must be one of"),
+        ({"strides": [1]}, "strides must have 2 entries, got 1"),
+        ({"strides": [0, 1]}, "strides must have entries of at least 1"),
+        ({"group": 3}, "group must be positive and divide 2 input and 2 output channels, got 3"),
     ],
 )
 def test_attributes_that_make_no_sense_are_named(attributes: dict[str, Any], reason: str) -> None:

@@ -184,7 +184,7 @@ def test_a_gpu_reads_neighbouring_channels_by_vectors(monkeypatch: pytest.Monkey
 
 
 def test_a_window_without_size_is_named() -> None:
-    with pytest.raises(NodeError, match="the kernel has 1 dimensions"):
+    with pytest.raises(NodeError, match="kernel_shape must have 2 entries, got 1"):
         run_op("MaxPool", [noise(1, (1, 1, 4, 4))], {"kernel_shape": [2]})
 
 

@@ -319,14 +319,20 @@ def test_remainders_of_64_bit_integers_are_exact() -> None:
     [
         ("TopK", [floats(2, 4), ints(1, 1)], {}, 2, "k of TopK has 2 elements, not one"),
         ("Trilu", [floats(3, 4), ints(1, 2)], {}, 1, "k of Trilu has 2 elements, not one"),
-        ("CumSum", [floats(2, 3), ints(0, 1)], {}, 1, "axis of CumSum has 2 elements, not one"),
-        ("OneHot", [ints(1), number(math.nan, np.float32), floats(2)], {}, 1, "a depth of OneHot of nan"),
+        ("CumSum", [floats(2, 3), ints(0, 1)], {}, 1, "axis of CumSum must have one element, got 2"),
+        ("OneHot", [ints(1), number(math.nan, np.float32), floats(2)], {}, 1, "depth must be finite, got nan"),
         ("Pad", [floats(3, 4), ints(1, 0, 0, 0), floats(2)], {}, 1, "an input that is one number has another number"),
         ("Pad", [floats(3, 4), ints(1, 0, 0, 0), floats(0)], {}, 1, "an input that is one number has another number"),
         ("Clip", [floats(3), floats(0)], {}, 1, "min and max of Clip are one number each"),
-        ("Split", [floats(4, 2)], {"num_outputs": 3}, 2, "num_outputs = 3 of a Split with 2 outputs"),
-        ("Split", [floats(4, 2), ints(2, 2)], {"num_outputs": 2}, 2, "Split has both split and num_outputs"),
-        ("Reshape", [floats(2, 3), ints(6).reshape(1, 1)], {}, 1, "the shape of Reshape is a vector"),
+        ("Split", [floats(4, 2)], {"num_outputs": 3}, 2, "num_outputs must be one of 2, got 3"),
+        (
+            "Split",
+            [floats(4, 2), ints(2, 2)],
+            {"num_outputs": 2},
+            2,
+            "must be given one at a time, got both",
+        ),
+        ("Reshape", [floats(2, 3), ints(6).reshape(1, 1)], {}, 1, "shape must have rank 1, got rank 2"),
     ],
 )
 def test_contradictions_are_refused_by_name(

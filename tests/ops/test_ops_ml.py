@@ -154,22 +154,30 @@ def test_contradictions_are_refused() -> None:
     x = np.zeros((2, 3), np.float32)
     one = {"coefficients": [1.0] * 3, "intercepts": [0.0]}
     cases: list[tuple[str, dict[str, Any], str]] = [
-        ("LabelEncoder", {"keys_floats": [1.0], "values_int64s": [1, 2]}, "1 keys and 2 values"),
-        ("LabelEncoder", {"keys_int64s": [1], "values_int64s": [1]}, "LabelEncoder of f32 with keys of i64"),
-        ("LabelEncoder", {"keys_floats": [1.0]}, "gets its values from 0 attributes"),
+        ("LabelEncoder", {"keys_floats": [1.0], "values_int64s": [1, 2]}, "values must have 1 entries, got 2"),
+        (
+            "LabelEncoder",
+            {"keys_int64s": [1], "values_int64s": [1]},
+            "keys must have the type f32 of",
+        ),
+        ("LabelEncoder", {"keys_floats": [1.0]}, "values must be given by one attribute, got 0"),
         ("LabelEncoder", {"keys_strings": ["a"], "values_int64s": [1]}, "keys that are strings"),
         ("Scaler", {"offset": [1.0, 2.0], "scale": [1.0]}, "the offset of Scaler has another number of entries"),
-        ("Scaler", {"scale": [1.0]}, "needs its offset and scale"),
-        ("Normalizer", {"norm": "L3"}, "the norm 'L3'"),
-        ("Imputer", {"imputed_value_int64s": [1]}, "without values of that kind"),
+        ("Scaler", {"scale": [1.0]}, "offset and scale must be given"),
+        ("Normalizer", {"norm": "L3"}, "norm must be one of 'MAX', 'L1', 'L2', got 'L3'"),
+        ("Imputer", {"imputed_value_int64s": [1]}, "the imputed values must be given for the type f32"),
         ("OneHotEncoder", {"cats_strings": ["a"]}, "categories that are integers"),
         ("OneHotEncoder", {"cats_int64s": [1], "zeros": 0}, "fails for what is in no category"),
-        ("FeatureVectorizer", {"inputdimensions": [1, 2]}, "1 inputs of widths [1, 2]"),
-        ("LinearRegressor", {"coefficients": [1.0] * 4, "targets": 3}, "4 coefficients for 3 targets"),
+        ("FeatureVectorizer", {"inputdimensions": [1, 2]}, "inputdimensions must have 1 entries, got 2"),
+        ("LinearRegressor", {"coefficients": [1.0] * 4, "targets": 3}, "a positive multiple of 3 entries, got 4"),
         ("LinearRegressor", {"coefficients": [1.0] * 4}, "is for 4 features"),
-        ("LinearClassifier", one | {"classlabels_ints": [1]}, "1 labels for two classes"),
+        ("LinearClassifier", one | {"classlabels_ints": [1]}, "must have two labels for two classes, got 1"),
         ("LinearClassifier", one | {"classlabels_strings": ["a", "b"]}, "labels that are strings"),
-        ("SVMRegressor", {"coefficients": [1.0], "rho": [0.0], "n_supports": 2}, "1 coefficients for 2"),
+        (
+            "SVMRegressor",
+            {"coefficients": [1.0], "rho": [0.0], "n_supports": 2},
+            "n_supports = 2, got 1",
+        ),
     ]
     for op_type, attributes, text in cases:
         outputs = 2 if op_type == "LinearClassifier" else 1

@@ -145,9 +145,9 @@ def test_small_and_large_results() -> None:
 
 
 def test_random_numbers_that_are_no_floats_name_the_node() -> None:
-    with pytest.raises(NodeError, match=r"RandomNormalLike.*element type INT8"):
+    with pytest.raises(NodeError, match=r"RandomNormalLike.*dtype must be a floating-point type, got INT8"):
         run_op("RandomNormalLike", [np.zeros(3, np.int8)], opset=22)
-    with pytest.raises(NodeError, match=r"RandomUniform.*from 2.0 to 1.0"):
+    with pytest.raises(NodeError, match=r"RandomUniform.*low and high must be finite and in order, got 2.0 and 1.0"):
         draw("RandomUniform", low=2.0, high=1.0)
 
 
@@ -253,7 +253,7 @@ def test_the_first_versions_of_dropout_train_unless_they_are_told(opset: int, is
 def test_dropout_without_a_ratio_drops_half_and_refuses_an_impossible_one() -> None:
     (y,) = run_op("Dropout", [np.ones(1000, np.float32), None, np.array(True)], opset=13)
     assert 400 < np.count_nonzero(y) < 600
-    with pytest.raises(NodeError, match=r"Dropout with a ratio of 1.5"):
+    with pytest.raises(NodeError, match=r"ratio must be in \[0, 1\], got 1.5"):
         run_op("Dropout", [y, np.array(1.5, np.float32), np.array(True)], opset=13, constant=[1])
 
 

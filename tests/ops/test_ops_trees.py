@@ -276,24 +276,24 @@ def test_contradictions_are_refused_before_anything_runs() -> None:
     big = 2**40
     for changes, text in (
         ({"nodes_featureids": [3, 0, 0]}, "the trees look at feature 3, a row has fewer"),
-        ({"nodes_featureids": [-1, 0, 0]}, "a feature of a tree has the number -1"),
-        ({"nodes_featureids": [big, 0, 0]}, "a feature of a tree has the number"),
-        ({"nodes_truenodeids": [7, 0, 0]}, "tree 0 has no node 7, which is a child"),
-        ({"nodes_truenodeids": [0, 0, 0]}, "node 0 of the trees has more than one parent"),
-        ({"nodes_nodeids": [0, 1, 1]}, "two nodes of a tree have one number"),
-        ({"nodes_treeids": [0, 1, 0]}, "tree 0 has no node 1"),
-        ({"nodes_modes": ["BRANCH_LEQ", "LEAF", "TWIG"]}, "nodes_modes has 'TWIG'"),
-        ({"nodes_values": [0.0]}, "nodes_values has 1 entries"),
-        ({"target_ids": [0, 1]}, "a target of a tree has the number 1, where there are 1"),
-        ({"target_ids": [0, -1]}, "a target of a tree has the number -1"),
-        ({"target_nodeids": [1, 9]}, "tree 0 has no node 9, which has a weight"),
-        ({"target_weights": [1.0]}, "weights has 1 entries"),
-        ({"n_targets": 0}, "trees for 0 targets"),
-        ({"n_targets": 2**62}, "trees for 4611686018427387904 targets"),
-        ({"base_values": [1.0, 2.0]}, "2 base_values for 1 targets"),
-        ({"post_transform": "ROT13"}, "post_transform 'ROT13'"),
-        ({"aggregate_function": "PRODUCT"}, "aggregate_function 'PRODUCT'"),
-        ({"nodes_missing_value_tracks_true": [1]}, "1 tracks of missing values for 3 nodes"),
+        ({"nodes_featureids": [-1, 0, 0]}, "a feature of a tree must be in [0, "),
+        ({"nodes_featureids": [big, 0, 0]}, "a feature of a tree must be in [0, "),
+        ({"nodes_truenodeids": [7, 0, 0]}, "tree 0 must have each node, which is a child, got no 7"),
+        ({"nodes_truenodeids": [0, 0, 0]}, "each node of a tree must have one parent"),
+        ({"nodes_nodeids": [0, 1, 1]}, "nodes_nodeids must name each node once"),
+        ({"nodes_treeids": [0, 1, 0]}, "tree 0 must have each node"),
+        ({"nodes_modes": ["BRANCH_LEQ", "LEAF", "TWIG"]}, "got 'TWIG'"),
+        ({"nodes_values": [0.0]}, "nodes_values must have one length"),
+        ({"target_ids": [0, 1]}, "a target of a tree must be in [0, 1), got 1"),
+        ({"target_ids": [0, -1]}, "a target of a tree must be in [0, 1), got -1"),
+        ({"target_nodeids": [1, 9]}, "tree 0 must have each node, which has a weight, got no 9"),
+        ({"target_weights": [1.0]}, "weights must have one length"),
+        ({"n_targets": 0}, "n_targets must be in [1, "),
+        ({"n_targets": 2**62}, "got 4611686018427387904"),
+        ({"base_values": [1.0, 2.0]}, "base_values must have 0 or 1 entries, got 2"),
+        ({"post_transform": "ROT13"}, "got 'ROT13'"),
+        ({"aggregate_function": "PRODUCT"}, "got 'PRODUCT'"),
+        ({"nodes_missing_value_tracks_true": [1]}, "nodes_missing_value_tracks_true must have 3 entries, got 1"),
     ):
         with pytest.raises((InvalidModel, NodeError)) as caught:
             hostile(**changes)
@@ -312,7 +312,7 @@ def test_trees_without_end_are_refused() -> None:
     with pytest.raises((Unsupported, NodeError), match="more than 4096 comparisons"):
         hostile(**attributes)
     cycle = {"nodes_modes": ["BRANCH_LEQ"] * 3, "nodes_truenodeids": [1, 2, 1], "nodes_falsenodeids": [2, 1, 2]}
-    with pytest.raises((InvalidModel, NodeError), match="more than one parent"):
+    with pytest.raises((InvalidModel, NodeError), match="must have one parent"):
         hostile(**cycle)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops.requirements import require_range, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import SUM
@@ -26,8 +27,7 @@ class PackedTokens:
 
     def __init__(self, ctx: Lowering, bounds: Tensor, total: Dim, name: str, *, empty: bool = False) -> None:
         """``name`` is the operator's, for messages. With ``empty`` there may be sequences without tokens."""
-        if bounds.rank != 1:
-            raise InvalidModel(f"{name}: the bounds of the sequences have rank {bounds.rank}")
+        require_rank(1, cumulative_sequence_length=bounds)
         self._ctx, self._bounds, self._total = ctx, bounds, total
         self.count = bounds.shape[0] - 1
         enough = logical_or(lt(0, self.count), eq(total, 0)) if empty else lt(0, self.count)
@@ -88,7 +88,6 @@ class PackedTokens:
 
 def check_capture(name: str, capacity: int, count: Tensor | None) -> None:
     """Raises InvalidModel unless a node has a count of states to capture exactly where it has room for them."""
-    if not 0 <= capacity <= MAX_CAPTURED:
-        raise InvalidModel(f"{name} with state_update_capacity = {capacity}")
+    require_range(0, MAX_CAPTURED, state_update_capacity=capacity)
     if (count is not None) != (capacity > 0):
-        raise InvalidModel(f"{name}: capture_count and a positive state_update_capacity belong together")
+        raise violation("capture_count", "be given exactly with a positive state_update_capacity", capacity)

@@ -8,8 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import Array, DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import Array, DType, Unsupported
 from ort_cuda_plugin.ops.registry import INDICES, T1, Int64, T, op
+from ort_cuda_plugin.ops.requirements import (
+    require,
+    require_count,
+    require_least,
+    require_least_rank,
+    require_one_of,
+    violation,
+)
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import copy_into, elementwise, full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -41,8 +49,7 @@ def _per_feature(ctx: Lowering, x: Tensor, values: Array, what: str) -> Tensor:
 @op("ArrayFeatureExtractor", domain=DOMAIN, since=1, types={"T": NUMBERS})
 def array_feature_extractor(ctx: Lowering, x: T, y: Int64) -> Tensor:
     """Some elements of the last dimension; an index outside of it gives 0."""
-    if x.rank == 0:
-        raise InvalidModel("ArrayFeatureExtractor of a single number")
+    require_least_rank(1, X=x)
     places = reshape(ctx, y, [y.size])
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -66,7 +73,7 @@ def binarizer(ctx: Lowering, x: T, *, threshold: float = 0.0) -> Tensor:
 @op("Scaler", domain=DOMAIN, since=1, types={"T": NUMBERS})
 def scaler(ctx: Lowering, x: T, *, offset: tuple[float, ...] = (), scale: tuple[float, ...] = ()) -> Tensor:
     if not offset or not scale:
-        raise InvalidModel("Scaler needs its offset and scale")
+        raise violation("offset and scale", "be given", "one of them or neither")
     offsets, factors = (
         _per_feature(ctx, x, np.array(values, np.float32), what)
         for values, what in ((offset, "the offset of Scaler"), (scale, "the scale of Scaler"))
@@ -83,8 +90,7 @@ def scaler(ctx: Lowering, x: T, *, offset: tuple[float, ...] = (), scale: tuple[
 @op("Normalizer", domain=DOMAIN, since=1, types={"T": NUMBERS})
 def normalizer(ctx: Lowering, x: T, *, norm: str = "MAX") -> Tensor:
     """A row whose norm is 0 stays as it is."""
-    if norm not in ("MAX", "L1", "L2"):
-        raise InvalidModel(f"Normalizer with the norm {norm!r}")
+    require_one_of(("MAX", "L1", "L2"), norm=norm)
     if x.rank not in (1, 2):
         raise Unsupported("shape", f"Normalizer of a tensor of rank {x.rank}")
 
@@ -113,7 +119,7 @@ def imputer(
 ) -> Tensor:
     values: Sequence[float] = imputed_value_floats if x.dtype.is_float else imputed_value_int64s
     if not values:
-        raise InvalidModel(f"Imputer of {x.dtype.short} without values of that kind")
+        raise violation("the imputed values", f"be given for the type {x.dtype.short} of the input", "none")
     # An int32 row may stand beside a value that int32 does not hold.
     imputed = _per_feature(ctx, x, np.array(values).astype(x.dtype.numpy), "the imputed values of Imputer")
     wanted = replaced_value_float if x.dtype.is_float else replaced_value_int64
@@ -135,8 +141,7 @@ def one_hot_encoder(
         raise Unsupported("dtype", "OneHotEncoder without categories that are integers")
     if not zeros:
         raise Unsupported("attribute", "OneHotEncoder that fails for what is in no category")
-    if len(set(cats_int64s)) != len(cats_int64s):
-        raise InvalidModel("OneHotEncoder with a category twice")
+    require(len(set(cats_int64s)) == len(cats_int64s), "cats_int64s", "name each category once", list(cats_int64s))
     categories = ctx.constant(np.array(cats_int64s, np.int64))
 
     def hot(value: Scalar, category: Scalar) -> Scalar:
@@ -148,8 +153,8 @@ def one_hot_encoder(
 @op("FeatureVectorizer", domain=DOMAIN, since=1, types={"T1": NUMBERS})
 def feature_vectorizer(ctx: Lowering, *inputs: T1, inputdimensions: tuple[int, ...] = ()) -> Tensor:
     """The inputs beside each other, each cut off at its number of columns or filled with zeros to it."""
-    if len(inputdimensions) != len(inputs) or any(width < 0 for width in inputdimensions):
-        raise InvalidModel(f"FeatureVectorizer of {len(inputs)} inputs of widths {list(inputdimensions)}")
+    require_count(len(inputs), inputdimensions=inputdimensions)
+    require_least(0, inputdimensions=min(inputdimensions, default=0))
     if any(x.rank not in (1, 2) for x in inputs):
         raise Unsupported("shape", "FeatureVectorizer of tensors that are neither matrices nor vectors")
     tables = [x if x.rank == 2 else unsqueeze(ctx, x, [0]) for x in inputs]

@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ort_cuda_plugin.model.ir import Constant, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import Constant, Unsupported
+from ort_cuda_plugin.ops.requirements import require, require_count, violation
 
 Ints = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.floating]
@@ -88,8 +89,7 @@ def make_forest(nodes: Nodes, leaves: Ints, targets: Ints, weights: Numbers, num
 
     Raises InvalidModel for what contradicts itself, Unsupported for trees that are too deep.
     """
-    if not 0 < num_targets <= _MAX_NODES:
-        raise InvalidModel(f"trees for {num_targets} targets")
+    require(0 < num_targets <= _MAX_NODES, "n_targets", f"be in [1, {_MAX_NODES}]", num_targets)
     _check_range("a feature", nodes.features, _MAX_NODES)
     _check_range("a target", targets, num_targets)
     _check_range("a leaf", leaves, nodes.leaves)
@@ -139,7 +139,7 @@ def make_forest(nodes: Nodes, leaves: Ints, targets: Ints, weights: Numbers, num
 def _check_range(what: str, values: Ints, limit: int) -> None:
     if values.size and not 0 <= values.min() <= values.max() < limit:
         wrong = values[(values < 0) | (values >= limit)].reshape(-1)[0]
-        raise InvalidModel(f"{what} of a tree has the number {wrong}, where there are {limit}")
+        raise violation(f"{what} of a tree", f"be in [0, {limit})", wrong)
 
 
 def _steps(nodes: Nodes) -> Ints:
@@ -153,8 +153,7 @@ def _depths(nodes: Nodes) -> Ints:
     """The most steps from each root to a leaf. Raises InvalidModel where a node has more than one way to it."""
     inner = nodes.children[nodes.children < nodes.count]
     ways = np.bincount(np.concatenate([inner, nodes.roots[nodes.roots < nodes.count]]), minlength=nodes.count)
-    if (ways > 1).any():
-        raise InvalidModel(f"node {int(np.argmax(ways > 1))} of the trees has more than one parent, or is a root twice")
+    require(not (ways > 1).any(), "each node of a tree", "have one parent", f"several for node {int(np.argmax(ways))}")
     steps = _steps(nodes)
     depths = np.zeros(len(nodes.roots), np.int64)
     trees, reached, so_far = np.arange(len(nodes.roots)), nodes.roots, depths.copy()
@@ -198,14 +197,12 @@ def with_missing(comparisons: Ints, tracks: Sequence[int] | None) -> Ints:
     """
     if not tracks:
         return comparisons
-    if len(tracks) != len(comparisons):
-        raise InvalidModel(f"{len(tracks)} tracks of missing values for {len(comparisons)} nodes")
+    require_count(len(comparisons), nodes_missing_value_tracks_true=tracks)
     return np.where(np.array(tracks, np.int64) == 1, comparisons | 1 << NAN, comparisons)
 
 
 def equal_lengths(**lists: Sized) -> int:
     """The common length. Raises InvalidModel where they differ."""
     lengths = {name: len(values) for name, values in lists.items()}
-    if len(set(lengths.values())) > 1:
-        raise InvalidModel(", ".join(f"{name} has {length} entries" for name, length in lengths.items()))
+    require(len(set(lengths.values())) <= 1, " and ".join(lengths), "have one length", [*lengths.values()])
     return next(iter(lengths.values()))

@@ -6,10 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.ml.features import DOMAIN, NUMBERS, Floats, real
 from ort_cuda_plugin.ops.ml.post_transform import POST_TRANSFORMS, binary_scores, label_of_best, post_transform
 from ort_cuda_plugin.ops.registry import T1, T, op
+from ort_cuda_plugin.ops.requirements import (
+    require,
+    require_count,
+    require_least,
+    require_multiple,
+    require_one_of,
+    require_rank,
+    violation,
+)
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -25,8 +34,7 @@ Labels = Sequence[int]
 
 def _matrix(ctx: Lowering, x: Tensor, features: int, what: str) -> Tensor:
     """x as float32 [rows, features]; a vector is one row."""
-    if x.rank not in (1, 2):
-        raise InvalidModel(f"{what} of a tensor of rank {x.rank}, which is neither a matrix nor a vector")
+    require_rank((1, 2), X=x)
     x = unsqueeze(ctx, x, [0]) if x.rank == 1 else x
     ctx.require(eq(x.shape[1], features), f"{what} is for {features} features")
     return elementwise(ctx, lambda value: s.cast(real(value), DType.FLOAT32), x)
@@ -34,10 +42,9 @@ def _matrix(ctx: Lowering, x: Tensor, features: int, what: str) -> Tensor:
 
 def _scores(ctx: Lowering, x: Tensor, coefficients: Floats, intercepts: Floats, targets: int, what: str) -> Tensor:
     """x @ coefficients + intercepts, [rows, targets]."""
-    if targets < 1 or not coefficients or len(coefficients) % targets:
-        raise InvalidModel(f"{what} has {len(coefficients)} coefficients for {targets} targets")
-    if len(intercepts) not in (0, targets):
-        raise InvalidModel(f"{what} has {len(intercepts)} intercepts for {targets} targets")
+    require_least(1, targets=targets)
+    require_multiple(targets, coefficients=coefficients)
+    require_count((0, targets), intercepts=intercepts)
     weights = ctx.constant(np.array(coefficients, np.float32).reshape(targets, -1))
     others = [ctx.constant(np.array(intercepts, np.float32))] if intercepts else []
     x = _matrix(ctx, x, weights.static_shape[1], what)
@@ -49,8 +56,7 @@ def _sum(total: Scalar, *more: Scalar) -> Scalar:
 
 
 def _check_transform(name: str) -> None:
-    if name not in POST_TRANSFORMS:
-        raise InvalidModel(f"post_transform {name!r}")
+    require_one_of(POST_TRANSFORMS, post_transform=name)
 
 
 @op("LinearRegressor", domain=DOMAIN, since=1, types={"T": NUMBERS})
@@ -91,11 +97,9 @@ def linear_classifier(
     targets = len(intercepts)
     scores = _scores(ctx, x, coefficients, intercepts, targets, "LinearClassifier")
     if targets > 1:
-        if len(classlabels_ints) < targets:
-            raise InvalidModel(f"LinearClassifier has {len(classlabels_ints)} labels for {targets} classes")
+        require(len(labels := classlabels_ints) >= targets, "classlabels_ints", f"name {targets} classes", len(labels))
         return label_of_best(ctx, scores, classlabels_ints), _transformed(ctx, scores, post_transform, targets)
-    if len(classlabels_ints) != 2:
-        raise InvalidModel(f"LinearClassifier has {len(classlabels_ints)} labels for two classes")
+    require(len(classlabels_ints) == 2, "classlabels_ints", "have two labels for two classes", len(classlabels_ints))
     score = ctx.view(scores, scores.shape[:1])
     answers = [ctx.constant(np.array(label, np.int64)) for label in classlabels_ints]
     label = elementwise(ctx, lambda score, no, yes: s.where(score > 0, yes, no), score, *answers)
@@ -110,12 +114,10 @@ def _similarities(
     ctx: Lowering, x: Tensor, vectors: Floats, count: int, kernel: str, parameters: Floats, what: str
 ) -> Tensor:
     """The kernel of each row of x and each of ``count`` support vectors, float32 [rows, count]."""
-    if kernel not in _KERNELS:
-        raise InvalidModel(f"{what} with kernel_type {kernel!r}")
-    if count < 1 or not vectors or len(vectors) % count:
-        raise InvalidModel(f"{what} has {len(vectors)} numbers of {count} support vectors")
-    if len(parameters) not in (0, 3):
-        raise InvalidModel(f"{what} has {len(parameters)} kernel_params, not gamma, coef0 and degree")
+    require_one_of(_KERNELS, kernel_type=kernel)
+    require_least(1, n_supports=count)
+    require_multiple(count, support_vectors=vectors)
+    require(len(parameters) in (0, 3), "kernel_params", "be gamma, coef0 and degree, or none", len(parameters))
     gamma, offset, degree = parameters or (0.0, 0.0, 0.0)
     table = ctx.constant(np.array(vectors, np.float32).reshape(count, -1))
     x = _matrix(ctx, x, table.static_shape[1], what)
@@ -158,10 +160,9 @@ def svm_regressor(
     """
     _check_transform(post_transform)
     if not rho:
-        raise InvalidModel("SVMRegressor without rho")
+        raise violation("rho", "be given", "none")
     if n_supports > 0:
-        if len(coefficients) != n_supports:
-            raise InvalidModel(f"SVMRegressor has {len(coefficients)} coefficients for {n_supports} support vectors")
+        require(len(coefficients) == n_supports, "coefficients", f"be n_supports = {n_supports}", len(coefficients))
         x = _similarities(ctx, x, support_vectors, n_supports, kernel_type, kernel_params, "SVMRegressor")
     scores = _scores(ctx, x, coefficients, rho[:1], 1, "SVMRegressor")
     if one_class:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.ops.requirements import require_one_of
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise, elementwise_into
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -52,8 +53,7 @@ def _softmax_zero(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
 
 def post_transform(ctx: Lowering, scores: Tensor, name: str) -> Tensor:
     """The transform ``name`` of float scores [rows, columns]. Raises InvalidModel where there is none of that name."""
-    if name not in POST_TRANSFORMS:
-        raise InvalidModel(f"post_transform {name!r}")
+    require_one_of(POST_TRANSFORMS, post_transform=name)
     if name == "NONE":
         return scores
     if name in ("SOFTMAX", "SOFTMAX_ZERO"):

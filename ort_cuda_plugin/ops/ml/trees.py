@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import Constant, DType, InvalidModel, Node, Unsupported
+from ort_cuda_plugin.model.ir import Constant, DType, Node, Unsupported
 from ort_cuda_plugin.ops.ml.forest import (
     COMPARISONS,
     EQUAL,
@@ -26,6 +26,14 @@ from ort_cuda_plugin.ops.ml.forest import (
 )
 from ort_cuda_plugin.ops.ml.post_transform import POST_TRANSFORMS, binary_scores, label_of_best, post_transform
 from ort_cuda_plugin.ops.registry import INDICES, T1, T, op
+from ort_cuda_plugin.ops.requirements import (
+    require,
+    require_count,
+    require_one_of,
+    require_range,
+    require_rank,
+    violation,
+)
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -62,7 +70,7 @@ def _compute_type(x: Tensor) -> DType:
 def _numbers(values: FloatList | None, tensor: Constant | None, dtype: DType, what: str) -> Numbers:
     """Those that one attribute of two gives. Raises InvalidModel for both, Unsupported for numbers of another type."""
     if values and tensor is not None:
-        raise InvalidModel(f"{what} and {what}_as_tensor are both there")
+        raise violation(f"{what} and {what}_as_tensor", "be given one at a time", "both")
     if tensor is None:
         return np.array(() if values is None else values, np.float32).astype(dtype.numpy)
     if tensor.dtype is not dtype:
@@ -77,8 +85,7 @@ def _numbers(values: FloatList | None, tensor: Constant | None, dtype: DType, wh
 
 def _rows(ctx: Lowering, x: Tensor, forest: Forest) -> Tensor:
     """x [rows, features]; a vector is one row."""
-    if x.rank not in (1, 2):
-        raise InvalidModel(f"trees for a tensor of rank {x.rank}, which is neither a matrix nor a vector")
+    require_rank((1, 2), X=x)
     if x.rank == 1:
         x = ctx.view(x, (1, *x.shape), (0, *x.strides), x.offset)
     ctx.require(lt(forest.max_feature, x.shape[1]), f"the trees look at feature {forest.max_feature}, a row has fewer")
@@ -194,12 +201,9 @@ def _totals(
 def _regress(
     ctx: Lowering, x: Tensor, forest: Forest, aggregate: str, base: Numbers, transform: str, out: DType
 ) -> Tensor:
-    if aggregate not in _AGGREGATES:
-        raise InvalidModel(f"aggregate_function {aggregate!r}")
-    if transform not in POST_TRANSFORMS:
-        raise InvalidModel(f"post_transform {transform!r}")
-    if len(base) not in (0, forest.num_targets):
-        raise InvalidModel(f"{len(base)} base_values for {forest.num_targets} targets")
+    require_one_of(_AGGREGATES, aggregate_function=aggregate)
+    require_one_of(POST_TRANSFORMS, post_transform=transform)
+    require_count((0, forest.num_targets), base_values=base)
     x = _rows(ctx, x, forest)
     dtype = forest.weights.dtype
 
@@ -230,14 +234,13 @@ def _tree_lists(
         nodes_values=thresholds,
     )  # fmt: skip
     equal_lengths(treeids=treeids, nodeids=nodeids, ids=ids, weights=weights)
-    if not count:
-        raise InvalidModel("an ensemble without trees")
+    require(count > 0, "an ensemble", "have trees", "none")
     of_trees = np.array(nodes_treeids, np.int64)
     names = _Names(of_trees, np.array(nodes_nodeids, np.int64))
     kinds = {mode: number for number, mode in enumerate(sorted(set(nodes_modes)))}
     unknown = kinds.keys() - {*COMPARISONS, "LEAF"}
     if unknown:
-        raise InvalidModel(f"nodes_modes has {min(unknown)!r}")
+        raise violation("nodes_modes", f"be among {sorted({*COMPARISONS, 'LEAF'})}", repr(min(unknown)))
     modes = np.fromiter(map(kinds.__getitem__, nodes_modes), np.int64, count)
     is_leaf = modes == kinds.get("LEAF", -1)
     place = np.where(is_leaf, np.cumsum(is_leaf) - 1 + int((~is_leaf).sum()), np.cumsum(~is_leaf) - 1)
@@ -248,8 +251,7 @@ def _tree_lists(
         for ids in (nodes_truenodeids, nodes_falsenodeids)
     ]
     roots = np.flatnonzero(np.concatenate([[True], of_trees[1:] != of_trees[:-1]]))
-    if len(np.unique(of_trees[roots])) != len(roots):
-        raise InvalidModel("the nodes of a tree do not follow each other")
+    require(len(np.unique(of_trees[roots])) == len(roots), "nodes", "be in order of their trees", "others between")
     comparisons = np.array([COMPARISONS.get(mode, 0) for mode in kinds], np.int64)[modes]
     nodes = Nodes(
         np.array(nodes_featureids, np.int64)[inner],
@@ -277,8 +279,7 @@ class _Names:
         # Converters write them in order.
         self._order = None if (np.diff(keys) >= 0).all() else np.argsort(keys)
         self._keys = keys if self._order is None else keys[self._order]
-        if (np.diff(self._keys) == 0).any():
-            raise InvalidModel("two nodes of a tree have one number")
+        require(not (np.diff(self._keys) == 0).any(), "nodes_nodeids", "name each node once", "one twice")
 
     def _key(self, trees: Ints, nodes: Ints) -> Ints:
         return (trees - self._first[0]) * self._spans[1] + (nodes - self._first[1])
@@ -293,7 +294,7 @@ class _Names:
         is_there &= self._keys[found] == keys
         if not is_there.all():
             first = int(np.argmin(is_there))
-            raise InvalidModel(f"tree {trees[first]} has no node {nodes[first]}, {what}")
+            raise violation(f"tree {trees[first]}", f"have each node, {what}", f"no {nodes[first]}")
         return found if self._order is None else self._order[found]
 
 
@@ -403,8 +404,7 @@ def _classes(
     ctx: Lowering, x: Tensor, forest: Forest, base: Numbers, transform: str, labels: IntList
 ) -> tuple[Tensor, ...]:
     """The label of the largest score, and of equal ones of the first, and the scores."""
-    if len(base) not in (0, len(labels)):
-        raise InvalidModel(f"{len(base)} base_values for {len(labels)} classes")
+    require(len(base) in (0, len(labels)), "base_values", f"be none or {len(labels)}, one for each class", len(base))
     scores = _totals(ctx, forest, x, "SUM", lambda total, has, base, count: total + base, base)
     if len(base) or len(forest.always) == len(labels):
         candidates = scores
@@ -428,8 +428,7 @@ def _two_classes(
     Such a score decides alone, at a half where no weight is negative, else at 0. Where both classes have scores the
     second one decides, and labels are 1 and 0.
     """
-    if len(base) > 2:
-        raise InvalidModel(f"{len(base)} base_values for two classes")
+    require(len(base) <= 2, "base_values", "be at most two for two classes", len(base))
     scores = _totals(ctx, forest, x, "SUM")
     first, second = _column(ctx, scores, 0), _column(ctx, scores, 1)
     given = (first, second, _has(ctx, x, forest, 0), _has(ctx, x, forest, 1), *(ctx.constant(value) for value in base))
@@ -492,8 +491,8 @@ def tree_ensemble(
     tree_roots: tuple[int, ...],
 ) -> Tensor:
     """Children are numbers of nodes or of leaves, as flags say."""
-    if not 0 <= aggregate_function < len(_AGGREGATES) or not 0 <= post_transform < len(POST_TRANSFORMS):
-        raise InvalidModel(f"aggregate_function = {aggregate_function}, post_transform = {post_transform}")
+    require_range(0, len(_AGGREGATES) - 1, aggregate_function=aggregate_function)
+    require_range(0, len(POST_TRANSFORMS) - 1, post_transform=post_transform)
     dtype = _compute_type(x)
 
     def numbers(name: str, tensor: Constant) -> Numbers:
@@ -503,8 +502,7 @@ def tree_ensemble(
 
     def make() -> Forest:
         splits, weights = numbers("nodes_splits", nodes_splits), numbers("leaf_weights", leaf_weights)
-        if nodes_modes.dtype is not DType.UINT8:
-            raise InvalidModel(f"nodes_modes are {nodes_modes.dtype.short}, not u8")
+        require(nodes_modes.dtype is DType.UINT8, "nodes_modes", "be u8", nodes_modes.dtype.short)
         modes = nodes_modes.array.reshape(-1).tolist()
         count = equal_lengths(
             nodes_featureids=nodes_featureids, nodes_modes=modes, nodes_splits=splits,
@@ -512,15 +510,14 @@ def tree_ensemble(
             nodes_trueleafs=nodes_trueleafs, nodes_falseleafs=nodes_falseleafs,
         )  # fmt: skip
         leaves = equal_lengths(leaf_targetids=leaf_targetids, leaf_weights=weights)
-        if not count or not tree_roots:
-            raise InvalidModel("an ensemble without trees")
-        if any(not 0 <= mode < len(_MODES) for mode in modes):
-            raise InvalidModel(f"nodes_modes has a number that is not one of 0 to {len(_MODES) - 1}")
+        require(count > 0 and len(tree_roots) > 0, "an ensemble", "have trees", "none")
+        for mode in modes:
+            require_range(0, len(_MODES) - 1, nodes_modes=mode)
         children = np.array([nodes_truenodeids, nodes_falsenodeids], np.int64).T
         are_leaves = np.array([nodes_trueleafs, nodes_falseleafs], np.int64).T != 0
         limits = np.where(are_leaves, leaves, count)
-        if ((children < 0) | (children >= limits)).any():
-            raise InvalidModel(f"a child is outside of {count} nodes and {leaves} leaves")
+        inside = (children >= 0) & (children < limits)
+        require(inside.all(), "each child", f"be one of {count} nodes or {leaves} leaves", children[~inside])
         names = [_MODES[mode] for mode in modes]
         comparisons = np.array([COMPARISONS.get(name, 1 << EQUAL) for name in names], np.int64)
         nodes = Nodes(
@@ -545,11 +542,10 @@ def _members(names: Sequence[str], values: Numbers | None) -> tuple[Numbers | No
     if not wanted:
         return None
     if values is None:
-        raise InvalidModel("there are no membership_values for the nodes that look there")
+        raise violation("membership_values", "be given for nodes of the mode BRANCH_MEMBER", "none")
     parts = [part[~np.isnan(part)] for part in np.split(values, np.flatnonzero(np.isnan(values)))]
     if len(values) and not np.isnan(values[-1]):
         parts.append(values[:0])
-    if len(parts) - 1 != wanted:
-        raise InvalidModel(f"membership_values are {len(parts) - 1} lists for {wanted} nodes")
+    require_count(wanted, membership_values=parts[:-1])
     remaining = iter(parts)
     return tuple(next(remaining) if name == "BRANCH_MEMBER" else None for name in names)

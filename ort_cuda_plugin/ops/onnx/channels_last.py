@@ -13,7 +13,8 @@ from ort_cuda_plugin.ops.onnx.image import grid_sample
 from ort_cuda_plugin.ops.onnx.nn import batch_norm, conv, normalization, pooling
 from ort_cuda_plugin.ops.onnx.tensor import slicing
 from ort_cuda_plugin.ops.registry import CHANNELS_LAST_DOMAIN, OperatorFunction, op, versions
-from ort_cuda_plugin.program.lowering import InvalidModel, Lowering, Tensor
+from ort_cuda_plugin.ops.requirements import require_least_rank
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.views import permute
 
 _DECLARING = (batch_norm, conv, grid_sample, normalization, pooling, slicing)
@@ -34,8 +35,7 @@ def _channels_last(function: OperatorFunction) -> OperatorFunction:
 
     @functools.wraps(function)
     def between_views(ctx: Lowering, x: Tensor, *inputs: Tensor | None, **attributes: Any) -> tuple[Tensor, ...]:
-        if x.rank < 2:
-            raise InvalidModel(f"a channels-last tensor of rank {x.rank}")
+        require_least_rank(2, **{"a channels-last input": x})
         result = function(ctx, permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1))), *inputs, **attributes)
         first, *others = result if isinstance(result, tuple) else (result,)
         assert isinstance(first, Tensor)

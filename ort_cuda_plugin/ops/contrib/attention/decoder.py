@@ -7,13 +7,14 @@ from typing import Final
 
 from ort_cuda_plugin.kernels.cache import CachePart, append
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, score_bias, split_columns
 from ort_cuda_plugin.ops.onnx.attention.attention import BIASED, after_past, attend, merge_heads, split_heads
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import BOOL, FLOAT_OR_HALF, INT32, B, HostTensor, M, T, op
+from ort_cuda_plugin.ops.requirements import require_all_or_none, require_least, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -58,14 +59,13 @@ def decoder_masked_multi_head_attention(
 
     A key of rank 4 is that of a cross attention. In a shared buffer, keys lie as in the CPU provider, not in chunks.
     """
-    if query.rank != 3:
-        raise InvalidModel(f"DecoderMaskedMultiHeadAttention of rank {query.rank}")
+    require_rank(3, query=query)
     ctx.require(eq(query.shape[1], 1), "DecoderMaskedMultiHeadAttention takes one new token of each sequence")
-    if (key is None) != (value is None) or (past_key is None) != (past_value is None):
-        raise InvalidModel("DecoderMaskedMultiHeadAttention takes keys and values, or neither")
+    require_all_or_none(key=key, value=value)
+    require_all_or_none(past_key=past_key, past_value=past_value)
     if key is not None and value is not None and key.rank == 4:
         if past_key is not None or is_used(ctx, 1) or is_used(ctx, 2):
-            raise InvalidModel("DecoderMaskedMultiHeadAttention: a cross attention has no past and no present")
+            raise violation("past and present", "be left out in cross attention", "one of them")
         q = query if bias is None else _biased(ctx, query, part(ctx, bias, 0, 0, query.shape[2]))
         keys, values, present = key, value, (key, value)
     else:
@@ -83,7 +83,7 @@ def decoder_masked_multi_head_attention(
         scale,
     )
     if is_used(ctx, 3) and not output_qk:
-        raise InvalidModel("DecoderMaskedMultiHeadAttention gives its scores only with output_qk")
+        raise violation("output_qk", "be 1 where the output qk is used", output_qk)
     return output, *present, scores
 
 
@@ -109,9 +109,9 @@ def decoder_masked_self_attention(
     """(output, keys and values with those of the past in one tensor). Keys of a shared buffer lie in chunks."""
     if do_rotary:
         raise Unsupported("attribute", "DecoderMaskedSelfAttention with do_rotary")
-    if x.rank != 3 or weights.rank != 2 or past.rank != 5:
-        ranks = f"{x.rank}, {weights.rank} and {past.rank}"
-        raise InvalidModel(f"DecoderMaskedSelfAttention of an input, weights and a past of ranks {ranks}")
+    require_rank(3, input=x)
+    require_rank(2, weights=weights)
+    require_rank(5, past=past)
     ctx.require(eq(x.shape[1], 1), "DecoderMaskedSelfAttention takes one new token of each sequence")
     ctx.require_shape(bias, weights.shape[1:], "bias of DecoderMaskedSelfAttention")
     projected = multiply(ctx, x, weights, bias, finish=lambda total, added: total + s.widen(added))
@@ -144,8 +144,7 @@ def _new_token(
         sizes = [floordiv(query.shape[2], 3)] * 3
         query, key, value = split_columns(ctx, query, sizes, "the packed query")
     if bias is not None:
-        if bias.rank != 1:
-            raise InvalidModel(f"a bias of rank {bias.rank}")
+        require_rank(1, bias=bias)
         parts = split_columns(ctx, bias, [x.shape[2] for x in (query, key, value)], "the bias")
         query, key, value = (_biased(ctx, x, b) for x, b in zip((query, key, value), parts, strict=True))
     return query, split_heads(ctx, key, heads), split_heads(ctx, value, heads)
@@ -210,8 +209,7 @@ def _of_beams(ctx: Lowering, keys: Tensor, values: Tensor, beams: Tensor | None)
     """
     if beams is None:
         return keys, values
-    if beams.rank != 3:
-        raise InvalidModel(f"a cache_indirection of rank {beams.rank}")
+    require_rank(3, cache_indirection=beams)
     batch, width, room = beams.shape
     last = keys.shape[2] - 1
     ctx.require(eq(batch * width, keys.shape[0]), "cache_indirection has another number of sequences")
@@ -242,8 +240,7 @@ def _attended(
     masked: float,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    if mask is not None and mask.rank != 2:
-        raise InvalidModel(f"a mask_index of rank {mask.rank}")
+    require_rank(2, mask_index=mask)
     added = score_bias(ctx, mask, attention_bias, q.shape[0], q.shape[2], keys.shape[2], masked)
     output, scores = attend(ctx, q, keys, values, mask=added, scale=scale or None, kept=BIASED)
     given = ctx.node.outputs[3] if ctx.node is not None and is_used(ctx, 3) else None
@@ -284,8 +281,9 @@ def decoder_attention(
     # Each flag is read, whatever the others say: a claim settles which inputs the host reads.
     uses_past, has_state = flag(use_past, "use_past"), flag(has_layer_state, "has_layer_state")
     has_past = uses_past and has_state
-    if query.rank != 3 or key.rank != 3 or bias.rank != 1 or num_heads <= 0:
-        raise InvalidModel(f"DecoderAttention of {num_heads} heads, ranks {query.rank}, {key.rank} and {bias.rank}")
+    require_rank(3, query=query, key=key)
+    require_rank(1, bias=bias)
+    require_least(1, num_heads=num_heads)
     _, batch, hidden = query.shape
     ctx.require_shape(q_weight, (hidden, hidden), "q_weight of DecoderAttention")
     ctx.require_shape(kv_weight, (hidden, 2 * hidden), "kv_weight of DecoderAttention")
@@ -299,7 +297,7 @@ def decoder_attention(
 
     q = split_heads(ctx, projected(query, q_weight, own), num_heads)
     if has_past and (key_cache is None or value_cache is None):
-        raise InvalidModel("DecoderAttention that uses a past needs key_cache and value_cache")
+        raise violation("key_cache and value_cache", "be given with use_past", "one of them or neither")
     if has_past and is_cross and key_cache is not None and value_cache is not None:
         keys, values = key_cache, value_cache
     else:
@@ -311,7 +309,7 @@ def decoder_attention(
     mask = None
     if is_masked:
         if key_padding_mask is None:
-            raise InvalidModel("DecoderAttention with has_key_padding_mask needs key_padding_mask")
+            raise violation("key_padding_mask", "be given with has_key_padding_mask", "none")
         ctx.require_shape(key_padding_mask, (batch, keys.shape[2]), "key_padding_mask of DecoderAttention")
         mask = unsqueeze(ctx, elementwise(ctx, lambda x: ~x, key_padding_mask), (1, 2))
     output, _ = attend(ctx, q, keys, values, mask=mask)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.kernels.linear_attention import LinearAttention, linear_attention
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
 from ort_cuda_plugin.ops.onnx.attention.linear_attention import UPDATE_RULES
 from ort_cuda_plugin.ops.onnx.attention.scores import scaled_by
@@ -16,6 +16,7 @@ from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import FLOAT32, INT32, UP_TO_FLOAT32, T, op
+from ort_cuda_plugin.ops.requirements import require, require_one_of, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import copy_of, elementwise, full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -40,12 +41,11 @@ _BOUNDED = ("sigmoid", "kda")
 @op("LinearAttentionGate", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "TF": FLOAT32})
 def linear_attention_gate(ctx: Lowering, a: T, dt_bias: TF, decay_scale: TF, b: T | None = None) -> tuple[Tensor, ...]:
     """(decay_scale * softplus(a + dt_bias), sigmoid(b)), for each head in float32."""
-    if a.rank != 3:
-        raise InvalidModel(f"LinearAttentionGate of rank {a.rank}")
+    require_rank(3, a=a)
     for x, what in ((dt_bias, "dt_bias"), (decay_scale, "decay_scale")):
         ctx.require_shape(x, a.shape[2:], f"{what} of LinearAttentionGate")
     if b is None and is_used(ctx, 1):
-        raise InvalidModel("LinearAttentionGate gives beta only with b")
+        raise violation("b", "be given where the output beta is used", "none")
 
     def gate(x: Scalar, bias: Scalar, factor: Scalar) -> Scalar:
         return s.cast(factor * softplus(s.widen(x) + bias), a.dtype)
@@ -86,25 +86,22 @@ def gated_delta_net(
     The state of each head is transposed, [value size, key size]. Of the state update, what a sequence does not capture
     is 0.
     """
-    if update_rule not in UPDATE_RULES:
-        raise InvalidModel(f"{_NAME} with the update rule {update_rule!r}")
-    if beta_activation not in ("none", "sigmoid") or gate_activation not in ("none", *_SOFTPLUS, *_BOUNDED):
-        raise InvalidModel(f"{_NAME} with the activations {beta_activation!r} and {gate_activation!r}")
+    require_one_of(UPDATE_RULES, update_rule=update_rule)
+    require_one_of(("none", "sigmoid"), beta_activation=beta_activation)
+    require_one_of(("none", *_SOFTPLUS, *_BOUNDED), gate_activation=gate_activation)
     if (gate_activation == "none") != (a_log is None) or (a_log is None) != (dt_bias is None):
-        raise InvalidModel(f"{_NAME}: a_log and dt_bias belong to a gate_activation")
+        raise violation("a_log and dt_bias", "be given exactly with a gate_activation", gate_activation)
     check_capture(_NAME, state_update_capacity, capture_count)
-    if initial_state is not None and initial_state.rank != 4:
-        raise InvalidModel(f"{_NAME} with a state of rank {initial_state.rank}")
+    require_rank(4, initial_state=initial_state)
     lead, q, k, v = _heads(ctx, query, key, value, initial_state)
     tokens, heads, width = v.shape
     size, key_heads = q.shape[2], k.shape[1]
     ctx.require(
         eq(floordiv(heads, key_heads) * key_heads, heads), f"{_NAME}: the key's heads do not divide the value's"
     )
-    if cu_seqlens is not None and len(lead) != 1:
-        raise InvalidModel(f"{_NAME} with bounds of sequences, and with a dimension for them")
+    require(cu_seqlens is None or len(lead) == 1, "query", "have one dimension of tokens beside cu_seqlens", lead)
     if cu_seqlens is None and initial_state is None:
-        raise InvalidModel(f"{_NAME} with neither bounds of sequences nor a state")
+        raise violation("cu_seqlens or initial_state", "be given", "neither")
     packed = None if cu_seqlens is None else PackedTokens(ctx, cu_seqlens, tokens, _NAME)
     count, steps = tokens, tokens
     if packed is not None:
@@ -118,8 +115,12 @@ def gated_delta_net(
         ctx.require_shape(initial_state, (count, heads, width, size), f"initial_state of {_NAME}")
     gates = None
     if decay is not None and "gated" in update_rule:
-        if state_update_capacity and decay.rank != len(lead) + 1:
-            raise InvalidModel(f"{_NAME} captures no tokens that have a decay for each element of a key")
+        require(
+            not state_update_capacity or decay.rank == len(lead) + 1,
+            "decay",
+            "be one number for each head with state_update_capacity",
+            f"rank {decay.rank}",
+        )
         bound = gate_lower_bound if gate_activation in _BOUNDED else None
         gates = _decay(ctx, decay, lead, size, heads, a_log, dt_bias, bound)
     rate = None
@@ -181,15 +182,14 @@ def _heads(
 ) -> tuple[tuple[Dim, ...], Tensor, Tensor, Tensor]:
     """(the dimensions of tokens, query, key, value [tokens, heads, size]); the query may have all three in a row."""
     if (key is None) != (value is None):
-        raise InvalidModel(f"{_NAME} with a key or a value alone")
+        raise violation("key and value", "be given together or left out together", "one alone")
     packed = key is None
     lead = query.shape[: query.rank - (1 if packed else 2)]
-    if len(lead) not in (1, 2):
-        raise InvalidModel(f"{_NAME} with a query of rank {query.rank}")
+    require(len(lead) in (1, 2), "query", "have one or two dimensions before its heads", f"rank {query.rank}")
     tokens = product(lead)
     if key is None or value is None:
         if state is None:
-            raise InvalidModel(f"{_NAME} with a query of all heads, and without a state to say how many they are")
+            raise violation("initial_state", "be given with a query that joins all heads", "none")
         _, heads, width, size = state.shape
         row = reshape(ctx, query, (tokens, query.shape[-1]))
         key_heads = floordiv(query.shape[-1] - heads * width, 2 * size)
@@ -201,8 +201,7 @@ def _heads(
             found.append(reshape(ctx, columns, (tokens, number, width_of)))
             start = start + number * width_of
         return lead, found[0], found[1], found[2]
-    if key.rank != query.rank or value.rank != query.rank:
-        raise InvalidModel(f"{_NAME} of ranks {query.rank}, {key.rank} and {value.rank}")
+    require_rank(query.rank, key=key, value=value)
     ctx.require_shape(key, query.shape, f"key of {_NAME}")
     ctx.require_shape(value, (*lead, *value.shape[-2:]), f"value of {_NAME}")
     q, k, v = (reshape(ctx, x, (tokens, *x.shape[-2:])) for x in (query, key, value))

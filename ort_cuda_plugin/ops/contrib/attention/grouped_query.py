@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from ort_cuda_plugin.kernels.cache import CachePart, append
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, grouped_heads, score_bias, sink_of_heads
 from ort_cuda_plugin.ops.contrib.attention.window_cache import (
     bias_of_window,
@@ -26,6 +26,7 @@ from ort_cuda_plugin.ops.onnx.nn.normalization import layer_norm
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import FLOAT32, INT32, UP_TO_FLOAT32, HostTensor, Int64, M, T, op
+from ort_cuda_plugin.ops.requirements import require_all_or_none, require_heads, require_one_of, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -94,24 +95,26 @@ def group_query_attention(
         raise Unsupported("attribute", "GroupQueryAttention with sliding_window_cache and without a past")
     if sliding_window_cache and is_used(ctx, 3):
         raise Unsupported("attribute", "GroupQueryAttention with sliding_window_cache that gives its scores")
-    if num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads:
-        raise InvalidModel(f"GroupQueryAttention of {num_heads} query heads and {kv_num_heads} others")
-    if qk_output not in (0, 1, 2) or causal not in (0, 1):
-        raise InvalidModel(f"GroupQueryAttention with qk_output = {qk_output}, causal = {causal}")
+    require_heads(num_heads, kv_num_heads)
+    require_one_of((0, 1, 2), qk_output=qk_output)
+    require_one_of((0, 1), causal=causal)
     q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
     batch, _, rows, _ = q.shape
     ctx.require(le(1, rows), "GroupQueryAttention without a new token")
     lengths = reshape(ctx, seqlens_k, [batch])
     places = _places(ctx, lengths, rows, total_sequence_length)
-    if (q_norm_weight is None) != (k_norm_weight is None):
-        raise InvalidModel("GroupQueryAttention with a norm of queries or of keys alone")
+    require_all_or_none(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
     if q_norm_weight is not None and k_norm_weight is not None:
         float32 = DType.FLOAT32.onnx
         q = layer_norm(ctx, q, q_norm_weight, None, [3], qk_norm_epsilon, float32, center=False)[0]
         k = layer_norm(ctx, k, k_norm_weight, None, [3], qk_norm_epsilon, float32, center=False)[0]
     if do_rotary:
         if cos_cache is None or sin_cache is None or cos_cache.rank != 2:
-            raise InvalidModel("GroupQueryAttention with do_rotary needs caches of rank 2")
+            raise violation(
+                "cos_cache and sin_cache",
+                "be given with rank 2 for do_rotary",
+                "none" if cos_cache is None or sin_cache is None else f"rank {cos_cache.rank}",
+            )
         at = places if position_ids is None else position_ids
         rotated, turned = 2 * cos_cache.shape[1], bool(rotary_interleaved)
         q, k = (
@@ -120,8 +123,7 @@ def group_query_attention(
     bias = _bias(ctx, attention_bias, batch, rows)
     window = None
     if sliding_window_cache and past_key is not None:
-        if past_key.rank != 4:
-            raise InvalidModel(f"GroupQueryAttention with a past of rank {past_key.rank}")
+        require_rank(4, past_key=past_key)
         window = window_step(ctx, places, lengths, past_key.shape[2], local_window_size)
         # The cache and behind it the new keys, in a buffer of their own: queries attend to what leaves the cache.
         capacity: Dim = window.capacity + rows
@@ -208,8 +210,8 @@ def _cache(
 ) -> CachePart:
     """The cache of keys or values, with an empty present of ``capacity`` places."""
     batch, heads, _, size = new.shape
-    if kind not in ("NONE", "PER_TENSOR", "PER_CHANNEL") or bits not in (0, 4, 8):
-        raise InvalidModel(f"GroupQueryAttention with the quantization {kind!r} of {bits} bits")
+    require_one_of(("NONE", "PER_TENSOR", "PER_CHANNEL"), quantization=kind)
+    require_one_of((0, 4, 8), kv_cache_bit_width=bits)
     dtype, stored = new.dtype, size
     if kind == "NONE":
         if past is not None and past.dtype is not new.dtype:
@@ -217,7 +219,7 @@ def _cache(
         bits, scale = 8, None
     else:
         if past is None or past.dtype not in QUANTIZED or scale is None:
-            raise InvalidModel("GroupQueryAttention with a quantized cache needs a past of its type, and scales")
+            raise violation("past and scale", "be given with a quantized cache, of its type", "another type or none")
         dtype, bits = past.dtype, bits or 8
         if (dtype is DType.UINT8) != (bits == 4):
             raise Unsupported("dtype", f"GroupQueryAttention with a cache of {bits} bits in {dtype.short}")

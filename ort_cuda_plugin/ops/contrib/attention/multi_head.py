@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.onnx.attention.attention import (
     after_past,
     attend,
@@ -24,6 +24,7 @@ from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, M, T, op
+from ort_cuda_plugin.ops.requirements import require, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -76,8 +77,7 @@ def score_bias(
 ) -> Tensor | None:
     """The sum of what is added to the scores, float32 or the type of ``attention_bias``."""
     if attention_bias is not None:
-        if attention_bias.rank != 4:
-            raise InvalidModel(f"attention_bias of rank {attention_bias.rank}")
+        require_rank(4, attention_bias=attention_bias)
         for axis, wanted in ((2, rows), (3, keys)):
             ctx.require(eq(attention_bias.shape[axis], wanted), f"attention_bias has another size in dimension {axis}")
     if mask is None:
@@ -125,9 +125,13 @@ def attention_of_projection(
     if do_rotary:
         raise Unsupported("attribute", "com.microsoft.Attention with do_rotary")
     if bool(past_present_share_buffer) != (past_sequence_length is not None and past is not None):
-        raise InvalidModel("com.microsoft.Attention takes a past and its length with past_present_share_buffer alone")
-    if x.rank != 3 or weights.rank != 2:
-        raise InvalidModel(f"com.microsoft.Attention of an input of rank {x.rank} and weights of rank {weights.rank}")
+        raise violation(
+            "past and past_sequence_length",
+            "be given exactly with past_present_share_buffer",
+            past_present_share_buffer,
+        )
+    require_rank(3, input=x)
+    require_rank(2, weights=weights)
     addends = [] if bias is None else [bias]
     for y in addends:
         ctx.require_shape(y, weights.shape[1:], "bias of Attention")
@@ -163,13 +167,12 @@ def of_projection(
 ) -> tuple[Tensor, ...]:
     """The results of Attention where queries, keys and values stand side by side in ``projected``."""
     if qkv_hidden_sizes and (len(qkv_hidden_sizes) != 3 or min(qkv_hidden_sizes) <= 0):
-        raise InvalidModel(f"com.microsoft.Attention with qkv_hidden_sizes = {list(qkv_hidden_sizes)}")
+        raise violation("qkv_hidden_sizes", "be three positive sizes", list(qkv_hidden_sizes))
     sizes = list(qkv_hidden_sizes or [floordiv(projected.shape[2], 3)] * 3)
     q, k, v = (split_heads(ctx, y, num_heads) for y in split_columns(ctx, projected, sizes, "weights of Attention"))
     past_key = past_value = None
     if past is not None:
-        if past.rank != 5:
-            raise InvalidModel(f"com.microsoft.Attention with a past of rank {past.rank}")
+        require_rank(5, past=past)
         past_key, past_value = (select_index(ctx, past, 0, number) for number in (0, 1))
         ctx.require_shape(past, (2, *k.shape[:2], past.shape[3], k.shape[3]), "past of Attention")
     if past_key is not None and past_value is not None and past_sequence_length is not None and past is not None:
@@ -330,14 +333,13 @@ def heads_of_inputs(
     """Q, K and V [batch, heads, sequence, size] of separate inputs, or where two or all three are packed in one."""
 
     def unpacked(x: Tensor, count: int, what: str) -> list[Tensor]:
-        if x.rank != 5:
-            raise InvalidModel(f"MultiHeadAttention with a {what} of rank {x.rank}")
+        require_rank(5, **{what: x})
         ctx.require_shape(x, (*x.shape[:2], heads, count, x.shape[4]), f"{what} of MultiHeadAttention")
         return [permute(ctx, select_index(ctx, x, 3, number), (0, 2, 1, 3)) for number in range(count)]
 
     if key is None:
         if value is not None:
-            raise InvalidModel("MultiHeadAttention with a value and without a key")
+            raise violation("value", "be left out without a key", "a value")
         given = unpacked(query, 3, "packed query")
     elif value is None:
         given = [split_heads(ctx, query, heads), *unpacked(key, 2, "packed key")]
@@ -346,8 +348,7 @@ def heads_of_inputs(
     if bias is None:
         return given[0], given[1], given[2]
     sizes = [x.shape[1] * x.shape[3] for x in given]
-    if bias.rank != 1:
-        raise InvalidModel(f"MultiHeadAttention with a bias of rank {bias.rank}")
+    require_rank(1, bias=bias)
     biases = split_columns(ctx, bias, sizes, "the bias")
     has_heads = key is not None and key.rank == 4
     biased = []
@@ -397,13 +398,12 @@ def rotary_heads(
     ctx: Lowering, operator: str, x: Tensor, cos_cache: Tensor, num_heads: int, rotary_embedding_dim: int
 ) -> tuple[Tensor, int, Dim]:
     """The heads apart, the axis of the sequence, and how many elements of a head are rotated."""
-    if x.rank not in (3, 4) or cos_cache.rank != 2:
-        raise InvalidModel(f"{operator} of rank {x.rank} with a cache of rank {cos_cache.rank}")
+    require_rank((3, 4), input=x)
+    require_rank(2, cos_cache=cos_cache)
     rotated: Dim = rotary_embedding_dim or 2 * cos_cache.shape[1]
     if x.rank == 4:
         return x, 2, rotated
-    if rotary_embedding_dim and num_heads <= 0:
-        raise InvalidModel(f"{operator} with rotary_embedding_dim and without num_heads")
+    require(not rotary_embedding_dim or num_heads > 0, "num_heads", "be positive with rotary_embedding_dim", num_heads)
     size = floordiv(x.shape[2], num_heads) if num_heads > 0 else rotated
     count = num_heads if num_heads > 0 else floordiv(x.shape[2], size)
     ctx.require(eq(count * size, x.shape[2]), f"{operator}: the hidden size is not a multiple of the heads")
@@ -418,7 +418,7 @@ def grouped_heads(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Q, K and V [batch, heads, sequence, size]; without a key the query has all three side by side."""
     if (key is None) != (value is None) or query.rank != 3:
-        raise InvalidModel("GroupQueryAttention takes a query of rank 3, and key and value or neither")
+        raise violation("key and value", "be given together or left out together", f"query of rank {query.rank}")
     if key is not None and value is not None:
         return split_heads(ctx, query, heads), split_heads(ctx, key, kv_heads), split_heads(ctx, value, kv_heads)
     size = floordiv(query.shape[2], heads + 2 * kv_heads)

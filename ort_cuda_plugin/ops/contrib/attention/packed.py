@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.kernels.select import count_prefixes
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, score_bias, split_columns
 from ort_cuda_plugin.ops.onnx.attention.attention import attend
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, M, T, op
+from ort_cuda_plugin.ops.requirements import require_least, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -32,8 +33,7 @@ def remove_padding(ctx: Lowering, x: T, sequence_token_count: M) -> tuple[Tensor
 
     A length that is none counts as the nearest one.
     """
-    if x.rank != 3:
-        raise InvalidModel(f"RemovePadding of rank {x.rank}")
+    require_rank(3, input=x)
     batch, rows, hidden = x.shape
     ctx.require_shape(sequence_token_count, (batch,), "sequence_token_count of RemovePadding")
     last = ctx.host_tensor([rows], (), DType.INT64)
@@ -77,8 +77,7 @@ def restore_padding(ctx: Lowering, x: T, token_offset: M) -> Tensor:
 
 def padded_rows(ctx: Lowering, x: Tensor, token_offset: Tensor, what: str) -> Tensor:
     """x [tokens, size] as [batch, sequence, size], with zeros where no token is; ``what`` names the operator."""
-    if x.rank != 2 or token_offset.rank != 2:
-        raise InvalidModel(f"{what} of tokens of rank {x.rank} with a token_offset of rank {token_offset.rank}")
+    require_rank(2, input=x, token_offset=token_offset)
     batch, rows = token_offset.shape
     result = ctx.empty((batch * rows, x.shape[1]), x.dtype)
     ctx.memset(result, 0)
@@ -113,10 +112,9 @@ def packed_attention(
     scale: float = 0.0,
 ) -> Tensor:
     """Attention of each sequence among the tokens of x @ weights + bias."""
-    if x.rank != 2 or weights.rank != 2:
-        raise InvalidModel(f"PackedAttention of an input of rank {x.rank} and weights of rank {weights.rank}")
+    require_rank(2, input=x, weights=weights)
     if qkv_hidden_sizes and (len(qkv_hidden_sizes) != 3 or min(qkv_hidden_sizes) <= 0):
-        raise InvalidModel(f"PackedAttention with qkv_hidden_sizes = {list(qkv_hidden_sizes)}")
+        raise violation("qkv_hidden_sizes", "be three positive sizes", list(qkv_hidden_sizes))
     ctx.require_shape(bias, weights.shape[1:], "bias of PackedAttention")
     projected = multiply(ctx, x, weights, bias, finish=lambda total, added: total + s.widen(added))
     sizes = list(qkv_hidden_sizes or [floordiv(weights.shape[1], 3)] * 3)
@@ -142,18 +140,16 @@ def packed_multi_head_attention(
 ) -> Tensor:
     """Attention of each sequence among the tokens. No token attends to padding, so nothing has to be filtered."""
     if (key is None) != (value is None):
-        raise InvalidModel("PackedMultiHeadAttention with a key or a value alone")
+        raise violation("key and value", "be given together or left out together", "one alone")
     if key is None or value is None:
-        if query.rank != 4:
-            raise InvalidModel(f"PackedMultiHeadAttention with a packed query of rank {query.rank}")
+        require_rank(4, query=query)
         wanted = (query.shape[0], num_heads, 3, query.shape[3])
         ctx.require_shape(query, wanted, "packed query of PackedMultiHeadAttention")
         heads = [select_index(ctx, query, 2, number) for number in range(3)]
     else:
         heads = [_heads_of_tokens(ctx, x, num_heads) for x in (query, key, value)]
     if bias is not None:
-        if bias.rank != 1:
-            raise InvalidModel(f"PackedMultiHeadAttention with a bias of rank {bias.rank}")
+        require_rank(1, bias=bias)
         parts = split_columns(ctx, bias, [x.shape[1] * x.shape[2] for x in heads], "the bias")
         placed = [reshape(ctx, b, x.shape[1:]) for x, b in zip(heads, parts, strict=True)]
         heads = [elementwise(ctx, lambda a, b: a + b, x, b) for x, b in zip(heads, placed, strict=True)]
@@ -163,8 +159,8 @@ def packed_multi_head_attention(
 
 def _heads_of_tokens(ctx: Lowering, x: Tensor, heads: int) -> Tensor:
     """x [tokens, heads * size] as [tokens, heads, size]."""
-    if x.rank != 2 or heads <= 0:
-        raise InvalidModel(f"packed attention of {heads} heads over tokens of rank {x.rank}")
+    require_rank(2, input=x)
+    require_least(1, num_heads=heads)
     size = floordiv(x.shape[1], heads)
     ctx.require(eq(size * heads, x.shape[1]), "the hidden size is not a multiple of the number of heads")
     return reshape(ctx, x, [x.shape[0], heads, size])
@@ -181,8 +177,7 @@ def _attended(
     scale: float,
 ) -> Tensor:
     """The heads' results for each token, side by side."""
-    if token_offset.rank != 2:
-        raise InvalidModel(f"packed attention with a token_offset of rank {token_offset.rank}")
+    require_rank(2, token_offset=token_offset)
     batch, rows = token_offset.shape
     ctx.require_shape(cumulative, (batch + 1,), "cumulative_sequence_length")
     for x in (k, v):

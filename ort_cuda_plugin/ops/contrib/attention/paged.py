@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.cache import carry_over
 from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map, scatter_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.contrib.attention.multi_head import sink_of_heads, split_columns
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, int64
 from ort_cuda_plugin.ops.onnx.attention.attention import attend, rotate
@@ -20,6 +20,14 @@ from ort_cuda_plugin.ops.onnx.attention.scores import Reach
 from ort_cuda_plugin.ops.onnx.nn.normalization import layer_norm
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, INT32, HostTensor, S, T, op
+from ort_cuda_plugin.ops.requirements import (
+    require_all_or_none,
+    require_heads,
+    require_least,
+    require_one_of,
+    require_rank,
+    violation,
+)
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import MAX
@@ -214,18 +222,16 @@ def cache_of(
 
     ``elements`` names the type of the cache's elements, where the model does.
     """
-    if kind not in ("NONE", "PER_TENSOR", "PER_CHANNEL"):
-        raise InvalidModel(f"a {what} with the quantization {kind!r}")
+    require_one_of(("NONE", "PER_TENSOR", "PER_CHANNEL"), **{f"quantization of {what}": kind})
     if elements.lower() == "float4e2m1":
         raise Unsupported("attribute", f"a {what} of floats of 4 bits")
     if elements.lower() != _STORED.get(blocks.dtype) and (elements or blocks.dtype is DType.UINT8):
-        raise InvalidModel(f"a {what} of {blocks.dtype.short} with elements of the type {elements!r}")
+        raise violation(what, f"hold elements of the type {elements!r} that its attribute names", blocks.dtype.short)
     if (kind == "NONE") != (scale is None) or (kind == "NONE") == (blocks.dtype in QUANTIZED):
-        raise InvalidModel(f"a {what} of {blocks.dtype.short} with the quantization {kind!r}")
+        raise violation(what, "have a scale and be quantized unless it is 'NONE'", f"{kind!r} of {blocks.dtype.short}")
     if scale is None and blocks.dtype is not dtype:
         raise Unsupported("dtype", f"a {what} of {blocks.dtype.short} beside a query of {dtype.short}")
-    if blocks.rank != 4:
-        raise InvalidModel(f"a {what} of rank {blocks.rank}")
+    require_rank(4, **{what: blocks})
     bits = 4 if blocks.dtype is DType.UINT8 else 8
     ctx.require_shape(blocks, (*blocks.shape[:2], heads, size if bits == 8 else ceildiv(size, 2)), what)
     if scale is None:
@@ -308,10 +314,9 @@ def heads_of_tokens(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Q, K and V [tokens, heads, size]; without a key the query has all three side by side."""
-    if heads <= 0 or kv_heads <= 0 or heads % kv_heads:
-        raise InvalidModel(f"paged attention of {heads} query heads and {kv_heads} others")
-    if (key is None) != (value is None) or any(x is not None and x.rank != 2 for x in (query, key, value)):
-        raise InvalidModel("paged attention takes a query of rank 2, and key and value or neither")
+    require_heads(heads, kv_heads)
+    require_all_or_none(key=key, value=value)
+    require_rank(2, query=query, key=key, value=value)
     if key is None or value is None:
         size = floordiv(query.shape[1], heads + 2 * kv_heads)
         sizes = [heads * size, kv_heads * size, kv_heads * size]
@@ -343,7 +348,11 @@ class Preparation:
             return x
         cos, sin = self.caches
         if cos is None or sin is None or cos.rank != 2:
-            raise InvalidModel("do_rotary needs caches of rank 2")
+            raise violation(
+                "cos_cache and sin_cache",
+                "be given with rank 2 for do_rotary",
+                "none" if cos is None or sin is None else f"rank {cos.rank}",
+            )
         tokens = reshape(ctx, x, [1, *x.shape])
         at = reshape(ctx, place, [1, x.shape[0]])
         turned = rotate(
@@ -353,7 +362,7 @@ class Preparation:
 
     def both(self, ctx: Lowering, q: Tensor, k: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
         if (self.norms[0] is None) != (self.norms[1] is None):
-            raise InvalidModel("a norm of queries or of keys alone")
+            raise violation("q_norm_weight and k_norm_weight", "be given together or left out together", "one alone")
         return self(ctx, q, self.norms[0], place), self(ctx, k, self.norms[1], place)
 
 
@@ -446,14 +455,14 @@ def paged_attention(
 ) -> tuple[Tensor, ...]:
     """(output, keys with the new ones, values with the new ones). In a latent cache, keys begin with their values."""
     latent = kv_cache_layout == "LATENT"
-    if kv_cache_layout not in ("SEPARATE", "LATENT") or rotary_offset < 0 or v_head_size < 0:
-        raise InvalidModel(f"PagedAttention with the layout {kv_cache_layout!r}, rotary_offset = {rotary_offset}")
+    require_one_of(("SEPARATE", "LATENT"), kv_cache_layout=kv_cache_layout)
+    require_least(0, rotary_offset=rotary_offset, v_head_size=v_head_size)
     if not is_used(ctx, 1) or (not latent and not is_used(ctx, 2)):
         raise Unsupported("op", "PagedAttention that changes a cache which is not among its outputs")
     if latent and (value is not None or value_cache is not None or key is None or kv_num_heads != 1):
-        raise InvalidModel("PagedAttention with a latent cache takes a query, a key of one head, and a key cache")
+        raise violation("a latent cache", "have a key of one head and no value", f"kv_num_heads = {kv_num_heads}")
     if not latent and value_cache is None:
-        raise InvalidModel("PagedAttention needs its input 'value_cache'")
+        raise violation("value_cache", "be given with separate caches", "none")
     q, k, v = heads_of_tokens(ctx, query, key, key if latent else value, num_heads, kv_num_heads)
     size = q.shape[2]
     tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens, "PagedAttention")
@@ -496,8 +505,7 @@ def paged_attention(
 
 
 def check_pages(ctx: Lowering, tokens: Tokens, table: Tensor, slots: Tensor | None) -> None:
-    if table.rank != 2:
-        raise InvalidModel(f"a block_table of rank {table.rank}")
+    require_rank(2, block_table=table)
     ctx.require_shape(table, (tokens.sequences, table.shape[1]), "block_table")
     if slots is not None:
         ctx.require_shape(slots, (tokens.count,), "slot_mapping")

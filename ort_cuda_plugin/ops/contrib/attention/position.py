@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.attention.multi_head import rotary_heads
 from ort_cuda_plugin.ops.contrib.attention.packed import padded_rows
 from ort_cuda_plugin.ops.onnx.attention.attention import rotate
 from ort_cuda_plugin.ops.registry import FLOAT32, FLOAT_OR_HALF, INT32, INT64, UP_TO_FLOAT32, HostTensor, M, T, U, op
+from ort_cuda_plugin.ops.requirements import require, require_least, require_one_of, require_rank
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -35,8 +36,8 @@ def relative_position_bias(
 
     The table has a row for each bucket by its shape, but stores a head after the other.
     """
-    if bias_table.rank != 2 or max_distance <= 0:
-        raise InvalidModel(f"RelativePositionBias with a table of rank {bias_table.rank}, max_distance {max_distance}")
+    require_rank(2, bias_table=bias_table)
+    require_least(1, max_distance=max_distance)
     length = ctx.host_number(query_length, "query_length of RelativePositionBias")
     keys = ctx.host_number(key_length, "key_length of RelativePositionBias")
     ctx.require(eq(length, keys), "RelativePositionBias: query_length is not key_length")
@@ -78,12 +79,11 @@ def gated_relative_position_bias(
     num_heads: int,
 ) -> Tensor:
     """rel_pos times a gate that each query and head computes. Queries may be packed, see RemovePadding."""
-    if num_heads <= 0 or weight.rank != 2:
-        raise InvalidModel(f"GatedRelativePositionBias of {num_heads} heads with weights of rank {weight.rank}")
+    require_rank(2, weight=weight)
+    require_least(1, num_heads=num_heads)
     if token_offset is not None:
         query_layer = padded_rows(ctx, query_layer, token_offset, "GatedRelativePositionBias")
-    if query_layer.rank != 3:
-        raise InvalidModel(f"GatedRelativePositionBias of a query of rank {query_layer.rank}")
+    require_rank(3, query_layer=query_layer)
     batch, rows, hidden = query_layer.shape
     size, columns = weight.shape
     what = "of GatedRelativePositionBias"
@@ -131,8 +131,8 @@ def multimodal_rotary_embedding(
 
     Where sequences are packed, tokens have positions as everywhere.
     """
-    if len(mrope_section) != 3 or min(mrope_section) < 0 or mrope_layout not in (0, 1):
-        raise InvalidModel(f"MRotaryEmbedding with sections {list(mrope_section)}, layout {mrope_layout}")
+    require(len(mrope_section) == 3 and min(mrope_section) >= 0, "mrope_section", "be three sizes", list(mrope_section))
+    require_one_of((0, 1), mrope_layout=mrope_layout)
     heads, sequence, rotated = rotary_heads(ctx, "MRotaryEmbedding", x, cos_cache, num_heads, rotary_embedding_dim)
     ctx.require(eq(2 * sum(mrope_section), rotated), "MRotaryEmbedding: the sections are not all that is rotated")
     in_time, in_height, in_width = mrope_section
@@ -168,8 +168,8 @@ def multimodal_rotary_embedding(
 )
 def gemma_rotary_embedding(ctx: Lowering, emb: U, q: T, q_rot: T, k: T, k_rot: T) -> tuple[Tensor, ...]:
     """(q * cos(emb) + q_rot * sin(emb), the same of k), where cosine and sine are rounded to float16."""
-    if emb.rank != 3 or any(x.rank != 4 for x in (q, q_rot, k, k_rot)):
-        raise InvalidModel("GemmaRotaryEmbedding takes angles of rank 3 and states of rank 4")
+    require_rank(3, emb=emb)
+    require_rank(4, q=q, q_rot=q_rot, k=k, k_rot=k_rot)
     angles = unsqueeze(ctx, emb, (1,))
 
     def turned(state: Tensor, partner: Tensor, what: str) -> Tensor:

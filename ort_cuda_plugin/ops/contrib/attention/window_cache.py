@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
+from ort_cuda_plugin.ops.requirements import require
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -43,8 +44,7 @@ def window_step(ctx: Lowering, places: Tensor, lengths: Tensor, capacity: Dim, w
     Raises:
         InvalidModel: there is no window.
     """
-    if window <= 0:
-        raise InvalidModel("GroupQueryAttention with sliding_window_cache and without local_window_size")
+    require(window > 0, "local_window_size", "be positive with sliding_window_cache", window)
     ctx.require(le(window, capacity), "GroupQueryAttention: the cache has fewer places than local_window_size")
     begins = select_index(ctx, places, 1, 0)
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map, walk_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import FLOAT32, INDICES, INT32, INT64, M, S, T, op
+from ort_cuda_plugin.ops.requirements import require, require_least, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import copy_of
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -28,10 +29,8 @@ def ngram_repeat_block(ctx: Lowering, input_ids: Tid, scores: T, *, ngram_size: 
 
     A token outside the vocabulary changes nothing.
     """
-    if ngram_size <= 0:
-        raise InvalidModel(f"NGramRepeatBlock with ngram_size = {ngram_size}")
-    if input_ids.rank != 2 or scores.rank != 2:
-        raise InvalidModel(f"NGramRepeatBlock of ranks {input_ids.rank} and {scores.rank}")
+    require_least(1, ngram_size=ngram_size)
+    require_rank(2, input_ids=input_ids, scores=scores)
     batch, length = input_ids.shape
     ctx.require_shape(scores, (batch, scores.shape[1]), "scores of NGramRepeatBlock")
     result = copy_of(ctx, scores)
@@ -77,12 +76,11 @@ class _Hashes:
         pad_id: int,
         reset_on_eos: int,
     ) -> None:
-        if max_ngram_size < 2 or n_head_per_ngram < 1:
-            raise InvalidModel(f"{name} of {n_head_per_ngram} heads for n-grams of up to {max_ngram_size}")
+        require_least(2, max_ngram_size=max_ngram_size)
+        require_least(1, n_head_per_ngram=n_head_per_ngram)
         self.dtype = multipliers.dtype
         limit = 1 << (8 * self.dtype.itemsize - 1)
-        if not -limit <= pad_id < limit:
-            raise InvalidModel(f"{name}: its ids cannot be pad_id = {pad_id}")
+        require(-limit <= pad_id < limit, "pad_id", f"fit {self.dtype.short}", pad_id)
         self.heads = (max_ngram_size - 1) * n_head_per_ngram
         self.window = max_ngram_size - 1
         """How many tokens back an n-gram reaches."""
@@ -90,8 +88,7 @@ class _Hashes:
         self._multipliers, self._vocabularies = multipliers, vocab_sizes
         self._offsets, self._end_of_text = head_offsets, eos_token_id
         self._resets = bool(reset_on_eos) and eos_token_id is not None
-        if multipliers.rank != 1:
-            raise InvalidModel(f"{name} with multipliers of rank {multipliers.rank}")
+        require_rank(1, multipliers=multipliers)
         ctx.require(le(max_ngram_size, multipliers.shape[0]), f"{name} has fewer multipliers than max_ngram_size")
         ctx.require_shape(vocab_sizes, (self.heads,), f"vocab_sizes of {name}")
         if head_offsets is not None:
@@ -157,8 +154,7 @@ def ngram_hash_mapping(
         ctx, name, multipliers, vocab_sizes, head_offsets, eos_token_id,
         max_ngram_size, n_head_per_ngram, pad_id, reset_on_eos,
     )  # fmt: skip
-    if input_ids.rank != 2:
-        raise InvalidModel(f"{name} of ids of rank {input_ids.rank}")
+    require_rank(2, input_ids=input_ids)
     batch, length = input_ids.shape
     if past_ids is not None:
         ctx.require_shape(past_ids, (batch, hashes.window), f"past_ids of {name}")
@@ -219,10 +215,9 @@ def varlen_ngram_hash_mapping(
         max_ngram_size, n_head_per_ngram, pad_id, reset_on_eos,
     )  # fmt: skip
     check_capture(name, state_update_capacity, capture_count)
-    if input_ids.rank != 1:
-        raise InvalidModel(f"{name} of ids of rank {input_ids.rank}")
+    require_rank(1, input_ids=input_ids)
     if segment_ids is None and (past_segment_ids is not None or is_used(ctx, 2)):
-        raise InvalidModel(f"{name} with segment ids of the past, or of the present, alone")
+        raise violation("segment_ids", "be given with past_segment_ids or the output present_segment_ids", "none")
     packed = PackedTokens(ctx, cumulative_sequence_length, input_ids.shape[0], name)
     window = hashes.window
     for x, what in ((past_ids, "past_ids"), (past_segment_ids, "past_segment_ids")):

@@ -12,9 +12,10 @@ from typing import Final
 
 from ort_cuda_plugin.kernels.grouped import Choices, Shared, Weights, group_rows, grouped_product
 from ort_cuda_plugin.kernels.index import IndexMap, Loads, gather_map, scatter_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.math.activation import gelu_tanh
 from ort_cuda_plugin.ops.registry import UP_TO_FLOAT32, T, op
+from ort_cuda_plugin.ops.requirements import require, require_least, require_one_of, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -80,12 +81,11 @@ def make_gate(
     activation: str, fusion: int, alpha: float, beta: float, limit: float | None, third: Tensor | None
 ) -> Gate:
     """Raises InvalidModel for what does not fit together."""
-    if activation not in (*_ACTIVATIONS, "swiglu"):
-        raise InvalidModel(f"a mixture of experts with the activation {activation!r}")
-    if fusion not in (0, 1, 2):
-        raise InvalidModel(f"a mixture of experts with swiglu_fusion = {fusion}")
-    if activation == "swiglu" and third is not None and fusion:
-        raise InvalidModel(f"swiglu with swiglu_fusion = {fusion} and third weights")
+    require_one_of((*_ACTIVATIONS, "swiglu"), activation_type=activation)
+    require_one_of((0, 1, 2), swiglu_fusion=fusion)
+    require(
+        activation != "swiglu" or third is None or not fusion, "swiglu_fusion", "be 0 with fc3_experts_weights", fusion
+    )
     if activation == "swiglu" and third is None and fusion == 0:
         # Exporters before ONNX Runtime 1.27 wrote interleaved parts without the attribute, as in the published
         # gpt-oss-20b. CUDAExecutionProvider takes such a model in the same way.
@@ -207,10 +207,9 @@ def mixture(
     sparse: int,
 ) -> Tensor:
     """The weighted sum of what each token's experts make of it; ``scores`` are [tokens, experts]."""
-    if k < 1:
-        raise InvalidModel(f"a mixture of experts of which a token chooses {k}")
+    require_least(1, k=k)
     if sparse and (k != 2 or given is not None):
-        raise InvalidModel(f"a sparse mixer chooses 2 experts, not {k}, and has no router_weights")
+        raise violation("use_sparse_mixer", "have k = 2 and no router_weights", f"k = {k}")
     tokens, width = product(x.shape[:-1]), x.shape[-1]
     chosen = choose(ctx, scores, k)
     counts = factors(ctx, scores, chosen, given, bool(normalize), bool(sparse))
@@ -231,11 +230,9 @@ def mixture(
 
 def check_tokens(ctx: Lowering, x: Tensor, scores: Tensor, name: str) -> tuple[Dim, Dim, Dim]:
     """The numbers of tokens, of their elements, and of experts."""
-    if x.rank not in (2, 3):
-        raise InvalidModel(f"{name} of rank {x.rank}")
+    require_rank((2, 3), input=x)
     tokens = product(x.shape[:-1])
-    if scores.rank != 2:
-        raise InvalidModel(f"{name} with router_probs of rank {scores.rank}")
+    require_rank(2, router_probs=scores)
     ctx.require(eq(scores.shape[0], tokens), f"the router_probs of {name} do not have one row for each token")
     return tokens, x.shape[-1], scores.shape[1]
 
@@ -288,10 +285,9 @@ def moe(
         activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, fc3_experts_weights
     )
     for name, weights in (("fc1", fc1_experts_weights), ("fc2", fc2_experts_weights)):
-        if weights.rank != 3:
-            raise InvalidModel(f"MoE: {name}_experts_weights has rank {weights.rank}, not 3")
+        require_rank(3, **{f"{name}_experts_weights": weights})
     if fc3_experts_weights is None and fc3_experts_bias is not None:
-        raise InvalidModel("MoE with the bias of third weights that are not there")
+        raise violation("fc3_experts_bias", "be left out without fc3_experts_weights", "a bias")
     _, width, count = check_tokens(ctx, x, router_probs, "MoE")
     older = has_older_shape(ctx, fc1_experts_weights, fc1_experts_bias, fc2_experts_weights, width, gate)
     inner = fc2_experts_weights.shape[1 if older else 2]

@@ -7,11 +7,12 @@ from typing import Final, TypeAlias
 
 from ort_cuda_plugin.kernels.grouped import BLOCK, Shared, WeightBlock, WeightElement, Weights
 from ort_cuda_plugin.kernels.index import Loads
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.contrib.moe.moe import check_tokens, has_older_shape, make_gate, mixture
 from ort_cuda_plugin.ops.contrib.quantization.mixed_gemm_layout import is_interleaved, raw_codes
 from ort_cuda_plugin.ops.contrib.quantization.small_codes import E2M1
-from ort_cuda_plugin.ops.registry import FLOAT32, T1, T2, UP_TO_FLOAT32, T, op
+from ort_cuda_plugin.ops.registry import FLOAT32, T1, T2, UINT8, UP_TO_FLOAT32, T, op
+from ort_cuda_plugin.ops.requirements import require, require_one_of, require_rank, require_type, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.scalar import Scalar
@@ -52,8 +53,7 @@ class _Projection:
     def weights(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> Weights:
         """Raises InvalidModel where the inputs do not fit each other, ``columns`` or ``width``."""
         stored = DType.FLOAT8E4M3FN if self.kind == "fp8" else DType.UINT8
-        if self.codes.dtype is not stored:
-            raise InvalidModel(f"QMoE of quant_type {self.kind!r} with {self.codes.dtype.short} weights")
+        require_type({stored}, **{f"{self.name}_experts_weights": self.codes})
         rows, row = (width, columns) if self.older else (columns, width)
         packed = ceildiv(row * self.bits, 8)
         ctx.require_shape(self.codes, (experts, rows, packed), f"{self.name}_experts_weights of QMoE")
@@ -67,25 +67,22 @@ class _Projection:
 
     def _given(self, x: Tensor | None, what: str) -> Tensor:
         if x is None:
-            raise InvalidModel(f"QMoE of quant_type {self.kind!r} needs its {self.name}_{what}")
+            raise violation(f"{self.name}_{what}", f"be given for quant_type {self.kind!r}", "none")
         return x
 
     def _none(self, x: Tensor | None, what: str) -> None:
-        if x is not None:
-            raise InvalidModel(f"QMoE of quant_type {self.kind!r} has no {self.name}_{what}")
+        require(x is None, f"{self.name}_{what}", f"be left out for quant_type {self.kind!r}", "an input")
 
     def _integers(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> _Made:
         """(code - zero) * scale, with both for a column or for each block of it."""
         scales, zeros, bits = self._given(self.scales, "scales"), self.zeros, self.bits
-        if scales.dtype not in UP_TO_FLOAT32:
-            raise InvalidModel(f"QMoE of integers with {scales.dtype.short} scales")
+        require_type(UP_TO_FLOAT32, **{f"{self.name}_scales": scales})
         shift = self.block.bit_length() - 1
         blocks = ceildiv(width, self.block) if self.block else 1
         shape = (experts, columns, blocks) if self.block else (experts, columns)
         ctx.require_shape(scales, shape, f"{self.name}_scales of QMoE")
         if zeros is not None:
-            if zeros.dtype is not DType.UINT8:
-                raise InvalidModel(f"QMoE of integers with {zeros.dtype.short} zero points")
+            require_type(UINT8, **{f"{self.name}_zero_points": zeros})
             along = blocks if zeros.rank == 3 else columns
             packed = ceildiv(along * bits, 8)
             wanted = (experts, columns, packed) if zeros.rank == 3 else (experts, packed)
@@ -117,8 +114,7 @@ class _Projection:
         shift = self.block.bit_length() - 1
         if self.block:
             scales = self._given(self.scales, "scales")
-            if scales.dtype not in UP_TO_FLOAT32:
-                raise InvalidModel(f"QMoE of quant_type 'fp8' with {scales.dtype.short} scales")
+            require_type(UP_TO_FLOAT32, **{f"{self.name}_scales": scales})
             self._none(self.total, "global_scale")
             shape = (experts, ceildiv(columns, self.block), ceildiv(width, self.block))
             ctx.require_shape(scales, shape, f"{self.name}_scales of QMoE")
@@ -152,8 +148,7 @@ class _Projection:
         """
         self._none(self.zeros, "zero_points")
         scales, total = self._given(self.scales, "scales"), self._given(self.total, "global_scale")
-        if scales.dtype is not _FLOATS_4[self.kind][1]:
-            raise InvalidModel(f"QMoE of quant_type {self.kind!r} with {scales.dtype.short} scales")
+        require_type({_FLOATS_4[self.kind][1]}, **{f"{self.name}_scales": scales})
         shift = self.block.bit_length() - 1
         ctx.require_shape(scales, (experts, columns, ceildiv(width, self.block)), f"{self.name}_scales of QMoE")
         ctx.require_shape(total, (experts,), f"{self.name}_global_scale of QMoE")
@@ -184,7 +179,7 @@ def _check_block(kind: str, block: int) -> int:
     if block <= 0:
         return 0
     if block & (block - 1) or (kind == "int" and block < BLOCK):
-        raise InvalidModel(f"QMoE with block_size = {block}")
+        raise violation("block_size", f"be a power of two, at least {BLOCK} for integers", block)
     if block < BLOCK:
         raise Unsupported("attribute", f"QMoE of quant_type {kind} with block_size = {block}, below {BLOCK}")
     return block
@@ -243,17 +238,14 @@ def qmoe(
     weights_prepacked: int = -1,
 ) -> Tensor:
     """As MoE. Activations keep their type, whatever ``accuracy_level`` or scales of theirs allow."""
-    if quant_type not in ("int", "fp8", *_FLOATS_4):
-        raise InvalidModel(f"QMoE of quant_type {quant_type!r}")
-    if weights_prepacked not in (-1, 0, 1):
-        raise InvalidModel(f"QMoE: weights_prepacked is {weights_prepacked}, expected -1, 0 or 1")
+    require_one_of(("int", "fp8", *_FLOATS_4), quant_type=quant_type)
+    require_one_of((-1, 0, 1), weights_prepacked=weights_prepacked)
     for name, weights in (("fc1", fc1_experts_weights), ("fc2", fc2_experts_weights)):
-        if weights.rank != 3:
-            raise InvalidModel(f"QMoE: {name}_experts_weights has rank {weights.rank}, not 3")
+        require_rank(3, **{f"{name}_experts_weights": weights})
     if fc3_experts_weights is None and any(x is not None for x in (fc3_experts_bias, fc3_scales, fc3_zero_points)):
-        raise InvalidModel("QMoE with a bias, scales or zero points of third weights that are not there")
+        raise violation("biases, scales and zero points of fc3", "be left out without its weights", "one of them")
     if fc3_experts_weights is not None and quant_type != "int" and not (quant_type == "fp8" and block_size > 0):
-        raise InvalidModel(f"QMoE of quant_type {quant_type!r} has no scale for third weights")
+        raise violation("quant_type", "be 'int', or 'fp8' in blocks, with fc3_experts_weights", repr(quant_type))
     gate = make_gate(
         activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, fc3_experts_weights
     )
@@ -262,8 +254,7 @@ def qmoe(
     def bits_of(own: int | None) -> int:
         bits = expert_weight_bits if own is None else own
         bits = {"int": bits, "fp8": 8}.get(quant_type, 4)
-        if bits not in (2, 4, 8):
-            raise InvalidModel(f"QMoE with weights of {bits} bits")
+        require_one_of((2, 4, 8), expert_weight_bits=bits)
         return bits
 
     _, width, experts = check_tokens(ctx, x, router_probs, "QMoE")

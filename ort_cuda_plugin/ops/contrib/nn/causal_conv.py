@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, walk_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
 from ort_cuda_plugin.ops.onnx.nn.causal_conv import causal_convolution, check_convolution
 from ort_cuda_plugin.ops.registry import INT32, UP_TO_FLOAT32, M, T, op
+from ort_cuda_plugin.ops.requirements import require_one_of, require_range, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import SUM
@@ -48,14 +49,13 @@ def microsoft_causal_conv_with_state(
         raise Unsupported("attribute", f"{name} with ndim = {ndim}")
     if (input_channel_offset, input_channels, state_channels_last, state_length, state_update_capacity) != _PLAIN:
         raise Unsupported("attribute", f"{name} of a slice of channels, or with a state of another form")
-    if not 0 <= state_window <= MAX_WINDOW or channels_last not in (0, 1):
-        raise InvalidModel(f"{name} with state_window = {state_window}, channels_last = {channels_last}")
+    require_range(0, MAX_WINDOW, state_window=state_window)
+    require_one_of((0, 1), channels_last=channels_last)
     if x.rank < 3 or (x.rank > 3 and not channels_last):
-        raise InvalidModel(f"{name} of rank {x.rank}")
+        raise violation("input", "have rank 3, or at least 3 with channels_last", f"rank {x.rank}")
     shape, past = x.shape, past_state
     if past is not None and state_window:
-        if past.rank != x.rank + 1:
-            raise InvalidModel(f"{name} of rank {x.rank} with a past of rank {past.rank}")
+        require_rank(x.rank + 1, past_state=past)
         ctx.require(eq(past.shape[0], state_window), f"{name}: the past has no state for each step of state_window")
         newest = part(ctx, past, 0, state_window - 1, 1)
         past = ctx.view(newest, newest.shape[1:], newest.strides[1:], newest.offset)
@@ -118,8 +118,8 @@ def varlen_causal_conv_with_state(
     name = "VarlenCausalConvWithState"
     check_capture(name, state_update_capacity, capture_count)
     check_convolution(name, activation, dilation)
-    if x.rank != 2 or weight.rank != 3:
-        raise InvalidModel(f"{name} of ranks {x.rank} and {weight.rank}")
+    require_rank(2, input=x)
+    require_rank(3, weight=weight)
     tokens, channels = x.shape
     width = weight.shape[2]
     ctx.require(lt(0, width), f"{name}: a filter has no elements")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.model.ir import InvalidModel
 from ort_cuda_plugin.ops.onnx.nn.conv import transposed_convolution
 from ort_cuda_plugin.ops.onnx.nn.windows import Ints
 from ort_cuda_plugin.ops.registry import NO_BFLOAT16, HostTensor, T, op
+from ort_cuda_plugin.ops.requirements import require_rank
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.symbolic import le
 
@@ -27,8 +27,7 @@ def conv_transpose_with_dynamic_pads(
 ) -> Tensor:
     """ConvTranspose whose pads are an input."""
     name = "ConvTransposeWithDynamicPads"
-    if pads is not None and pads.rank != 1:
-        raise InvalidModel(f"{name} with pads of rank {pads.rank}")
+    require_rank(1, pads=pads)
     values = None if pads is None else ctx.host_values(pads, f"pads of {name}")
     for pad in values or ():
         ctx.require(le(0, pad), f"{name} with a negative pad")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.model.ir import InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import Unsupported
 from ort_cuda_plugin.ops.onnx.math.signal import discrete_transform
 from ort_cuda_plugin.ops.registry import NO_BFLOAT16, op
+from ort_cuda_plugin.ops.requirements import require
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.symbolic import eq
 from ort_cuda_plugin.program.views import squeeze, unsqueeze
@@ -14,8 +15,7 @@ def _check(name: str, rank: int, signal_ndim: int, onesided: int, normalized: in
     """``rank`` is that of the real signals."""
     if onesided != 1 or normalized != 0:
         raise Unsupported("attribute", f"{name} with onesided = {onesided}, normalized = {normalized}")
-    if not 1 <= signal_ndim <= rank:
-        raise InvalidModel(f"{name} of {signal_ndim} dimensions of a tensor of rank {rank}")
+    require(1 <= signal_ndim <= rank, "signal_ndim", f"be in [1, {rank}]", signal_ndim)
 
 
 @op("Rfft", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16})

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Mapping
 from typing import Final
 
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.math.activation import fast_gelu, gelu_erf
 from ort_cuda_plugin.ops.onnx.math.matmul import gemm, matrix_product
@@ -18,6 +18,7 @@ from ort_cuda_plugin.ops.onnx.nn.conv import conv
 from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
 from ort_cuda_plugin.ops.onnx.nn.windows import Ints
 from ort_cuda_plugin.ops.registry import BOOL, FLOATS, NO_BFLOAT16, T1, T2, UP_TO_FLOAT32, T, lookup, op
+from ort_cuda_plugin.ops.requirements import require_count, require_least_rank, require_rank
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.reduce import row_map
@@ -33,8 +34,7 @@ def _operand(ctx: Lowering, x: Tensor, transpose: int, transpose_batch: int) -> 
     A vector has nothing to exchange.
     """
     if transpose_batch:
-        if x.rank < 3:
-            raise InvalidModel(f"FusedMatMul exchanges the batch dimensions of a tensor of rank {x.rank}")
+        require_least_rank(3, **{"an input with transBatchA or transBatchB": x})
         x = permute(ctx, x, (*range(1, x.rank - 1), 0, x.rank - 1))
     if transpose and x.rank > 1:
         x = permute(ctx, x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
@@ -157,8 +157,7 @@ def fused_conv(
         ctx.require_shape(z, result.shape, "addend Z of FusedConv")
         result = elementwise(ctx, lambda total, added: total + added, result, z)
     names = _ACTIVATIONS.get(activation, ())
-    if len(activation_params) > len(names):
-        raise InvalidModel(f"FusedConv with {len(activation_params)} parameters of the activation {activation!r}")
+    require_count(range(len(names) + 1), activation_params=activation_params)
     return _activated(ctx, result, activation, dict(zip(names, activation_params, strict=False)))
 
 
@@ -194,8 +193,7 @@ def nhwc_conv(
 
 
 def _channels_first(ctx: Lowering, x: Tensor) -> Tensor:
-    if x.rank < 3:
-        raise InvalidModel(f"a convolution of a tensor of rank {x.rank}")
+    require_least_rank(3, X=x)
     return permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1)))
 
 
@@ -214,8 +212,7 @@ def bias_softmax(ctx: Lowering, data: Tensor, bias: Tensor, *, is_inner_broadcas
 def sum_like_first(ctx: Lowering, name: str, first: Tensor, *others: Tensor) -> Tensor:
     """The sum, in the shape of the first, to which the others broadcast."""
     for other in others:
-        if other.rank > first.rank:
-            raise InvalidModel(f"{name} of rank {first.rank} with an addend of rank {other.rank}")
+        require_rank(range(first.rank + 1), **{f"an addend of {name}": other})
         for dim, wanted in zip(other.shape, first.shape[first.rank - other.rank :], strict=True):
             fits = logical_or(eq(dim, 1), eq(dim, wanted))
             ctx.require(fits, f"an addend of {name} does not broadcast to its first input")
@@ -246,8 +243,7 @@ def bias_add(ctx: Lowering, x: Tensor, bias: Tensor, skip: Tensor) -> Tensor:
 @op("BiasSplitGelu", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16 - {DType.FLOAT64}})
 def bias_split_gelu(ctx: Lowering, x: Tensor, bias: Tensor) -> Tensor:
     """x + bias is cut in two along the last axis: the first half times the Gelu of the second."""
-    if x.rank == 0:
-        raise InvalidModel("BiasSplitGelu of a scalar")
+    require_least_rank(1, X=x)
     last = x.rank - 1
     width = x.shape[last]
     half = floordiv(width, 2)

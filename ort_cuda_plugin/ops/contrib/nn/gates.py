@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.onnx.image.grid_sample import grid_sample
 from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
 from ort_cuda_plugin.ops.onnx.tensor.indexing import trilu
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, NO_BFLOAT16, T1, UP_TO_FLOAT32, HostTensor, M, T, op
+from ort_cuda_plugin.ops.requirements import require_least_rank, require_one_of, require_rank
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -55,8 +56,7 @@ def scaled_silu(ctx: Lowering, x: T, scale: M | None = None, *, alpha: float = 1
 @op("GatedAdd", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
 def gated_add(ctx: Lowering, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
     """x + y * gate, with one gate for each row; the product is rounded to their type."""
-    if x.rank == 0:
-        raise InvalidModel("GatedAdd of scalars")
+    require_least_rank(1, X=x)
     ctx.require_shape(y, x.shape, "second input of GatedAdd")
     ctx.require_shape(gate, (*x.shape[:-1], 1), "gate of GatedAdd")
     return elementwise(ctx, lambda a, b, factor: a + b * factor, x, y, gate)
@@ -67,10 +67,9 @@ def gated_rms_norm(
     ctx: Lowering, x: Tensor, scale: Tensor, gate: Tensor, *, activation: str = "silu", epsilon: float = 1e-5
 ) -> Tensor:
     """Rows are as long as ``scale``; the last dimension of x has a whole number of them."""
-    if activation not in ("silu", "swish", "sigmoid"):
-        raise InvalidModel(f"GatedRMSNorm with the activation {activation!r}")
-    if x.rank == 0 or scale.rank != 1:
-        raise InvalidModel(f"GatedRMSNorm of rank {x.rank} with a scale of rank {scale.rank}")
+    require_one_of(("silu", "swish", "sigmoid"), activation=activation)
+    require_least_rank(1, X=x)
+    require_rank(1, scale=scale)
     ctx.require_shape(gate, x.shape, "gate of GatedRMSNorm")
     width = scale.shape[0]
     count = floordiv(x.shape[-1], width)
@@ -95,8 +94,7 @@ def _complex_product(name: str, sign: float) -> None:
 
     @op(name, domain="com.microsoft", since=1, types={"T": NO_BFLOAT16})
     def function(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
-        if a.rank == 0 or b.rank == 0:
-            raise InvalidModel(f"{name} of scalars")
+        require_least_rank(1, A=a, B=b)
         for x in (a, b):
             ctx.require(eq(x.shape[-1], 2), f"the last dimension of {name} has the two parts of a number")
         shape = [*broadcast_shapes(ctx, a.shape[:-1], b.shape[:-1]), 2]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import UP_TO_FLOAT32, M, T, op
+from ort_cuda_plugin.ops.requirements import require_least, require_least_rank, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -20,10 +21,8 @@ _TYPES = {"T": UP_TO_FLOAT32, "M": UP_TO_FLOAT32}
 
 def _grouped(ctx: Lowering, name: str, x: Tensor, num_branches: int) -> Tensor:
     """x as [..., C, H]; ``num_branches`` is C where x is [..., C * H], else 0."""
-    if num_branches < 0:
-        raise InvalidModel(f"{name} of {num_branches} branches")
-    if x.rank < (1 if num_branches else 2):
-        raise InvalidModel(f"{name} of rank {x.rank}")
+    require_least(0, num_branches=num_branches)
+    require_least_rank(1 if num_branches else 2, X=x)
     if not num_branches:
         return x
     width = floordiv(x.shape[-1], num_branches)
@@ -42,7 +41,7 @@ def _gates(ctx: Lowering, name: str, gates: Tensor, streams: Tensor) -> Tensor:
         ctx.require_shape(gates, (*outer, branches if each else branches * width), f"gates of {name}")
         gates = reshape(ctx, gates, (*outer, branches, 1 if each else width))
     else:
-        raise InvalidModel(f"{name} of streams of rank {streams.rank} with gates of rank {gates.rank}")
+        raise violation("gates", f"have rank {streams.rank} or {streams.rank - 1}", f"rank {gates.rank}")
     return expand(ctx, gates, streams.shape)
 
 
@@ -136,8 +135,7 @@ def engram_gate(
     The gate is sigmoid(sign(d) * sqrt(max(abs(d), 1e-6))) of d, the product of the normalized key and query of a
     stream over the root of its size.
     """
-    if key.rank != 4:
-        raise InvalidModel(f"EngramGate of a key of rank {key.rank}")
+    require_rank(4, key=key)
     batch, steps, branches, width = key.shape
     ctx.require_shape(query, key.shape, "query of EngramGate")
     ctx.require_shape(value, (batch, steps, width), "value of EngramGate")
@@ -145,7 +143,7 @@ def engram_gate(
     normed = is_used(ctx, 1)
     if normed:
         if conv_norm_scale is None:
-            raise InvalidModel("EngramGate gives a normalized value only with conv_norm_scale")
+            raise violation("conv_norm_scale", "be given where the normalized output is used", "none")
         scales.append(conv_norm_scale)
     for scale in scales:
         ctx.require_shape(scale, (branches, width), "scale of EngramGate")

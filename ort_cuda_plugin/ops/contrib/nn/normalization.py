@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.index import gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.contrib.nn.fused import sum_like_first
 from ort_cuda_plugin.ops.onnx.math.activation import swish
 from ort_cuda_plugin.ops.onnx.nn.normalization import group_normalization_21, layer_norm
 from ort_cuda_plugin.ops.onnx.tensor.indexing import gather
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import INT32, T1, UP_TO_FLOAT32, M, T, op
+from ort_cuda_plugin.ops.requirements import require_least_rank, require_one_of, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -56,8 +57,7 @@ def skip_simplified_layer_normalization(
 
 
 def _skipped(ctx: Lowering, x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
-    if x.rank == 0:
-        raise InvalidModel("a normalization of a scalar")
+    require_least_rank(1, input=x)
     return sum_like_first(ctx, "SkipLayerNormalization", x, skip, *([] if bias is None else [bias]))
 
 
@@ -82,11 +82,11 @@ def embed_layer_normalization(
     An id outside its table stands for zeros. ``mask_index_type`` says what the second output is for.
     """
     if (segment_ids is None) != (segment_embedding is None):
-        raise InvalidModel("EmbedLayerNormalization with segment ids or a segment embedding alone")
-    if input_ids.rank != 2:
-        raise InvalidModel(f"EmbedLayerNormalization of ids of rank {input_ids.rank}")
-    if any(x is not None and x.rank != 2 for x in (word_embedding, position_embedding, segment_embedding)):
-        raise InvalidModel("EmbedLayerNormalization takes tables of rank 2")
+        raise violation("segment_ids and segment_embedding", "be given together or left out together", "one alone")
+    require_rank(2, input_ids=input_ids)
+    require_rank(
+        2, word_embedding=word_embedding, position_embedding=position_embedding, segment_embedding=segment_embedding
+    )
     batch, length = input_ids.shape
     if position_ids is None:
         position_ids = gather_map(ctx, [1, length], DType.INT64, lambda _, c: c[1])
@@ -118,10 +118,8 @@ def group_norm(
     epsilon: float = 1e-5,
 ) -> Tensor:
     """A normalization of groups of channels, and with ``activation`` 1 x * sigmoid(x)."""
-    if activation not in (0, 1):
-        raise InvalidModel(f"GroupNorm with activation = {activation}")
-    if x.rank < 3:
-        raise InvalidModel(f"GroupNorm of a tensor of rank {x.rank}")
+    require_one_of((0, 1), activation=activation)
+    require_least_rank(3, X=x)
     first = permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1))) if channels_last else x
     result = group_normalization_21(ctx, first, gamma, beta, num_groups=groups, epsilon=epsilon)
     if activation:
@@ -144,8 +142,7 @@ def skip_group_norm(
     epsilon: float = 1e-5,
 ) -> tuple[Tensor, ...]:
     """(GroupNorm of the sum x + skip + bias, that sum)."""
-    if x.rank != 4:
-        raise InvalidModel(f"SkipGroupNorm of a tensor of rank {x.rank}")
+    require_rank(4, X=x)
     spatial, after = ((1, 2), ()) if channels_last else ((2, 3), (1, 2))
     if skip.rank == 2:
         skip = unsqueeze(ctx, skip, spatial)

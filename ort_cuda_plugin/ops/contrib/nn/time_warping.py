@@ -6,8 +6,9 @@ from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.kernels.time_warping import warping_path
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.registry import FLOAT32, INT32, op
+from ort_cuda_plugin.ops.requirements import require_rank
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import eq, lt
@@ -24,8 +25,7 @@ def dynamic_time_warping(ctx: Lowering, cost: F) -> Tensor:
     if cost.rank == 3:
         ctx.require(eq(cost.shape[0], 1), "DynamicTimeWarping of more than one matrix")
         cost = squeeze(ctx, cost, [0])
-    if cost.rank != 2:
-        raise InvalidModel(f"DynamicTimeWarping of rank {cost.rank}")
+    require_rank(2, input=cost)
     for dim in cost.shape:
         ctx.require(lt(0, dim), "DynamicTimeWarping of a matrix without elements")
     path, count, most = warping_path(ctx, cost)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.model.ir import InvalidModel
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, op
+from ort_cuda_plugin.ops.requirements import require_least
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.symbolic import floordiv, le
 
@@ -12,8 +12,7 @@ from ort_cuda_plugin.program.symbolic import floordiv, le
 @op("UnfoldTensor", domain="com.microsoft", since=1, types={"T": ARITHMETIC | BOOL})
 def unfold_tensor(ctx: Lowering, x: Tensor, *, dim: int = -1, size: int, step: int = 1) -> Tensor:
     """All slices of ``size`` along ``dim``, ``step`` apart: a view, with the elements of a slice along a last axis."""
-    if size <= 0 or step <= 0:
-        raise InvalidModel(f"UnfoldTensor with size = {size}, step = {step}")
+    require_least(1, size=size, step=step)
     axis = normalize_axis(dim, x.rank)
     ctx.require(le(size, x.shape[axis]), "UnfoldTensor of a dimension that is smaller than a slice")
     shape, strides = [*x.shape, size], [*x.strides, x.strides[axis]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, score_bias
 from ort_cuda_plugin.ops.contrib.quantization.cublaslt_ordered_int8 import (
     COL,
@@ -20,6 +20,7 @@ from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
 from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
 from ort_cuda_plugin.ops.onnx.nn.quantization import shifted
 from ort_cuda_plugin.ops.registry import FLOAT32, INT8, INT32, op
+from ort_cuda_plugin.ops.requirements import require_least, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -77,10 +78,10 @@ def qordered_attention(
     if past is not None or attention_bias is not None or unidirectional:
         raise Unsupported("attribute", f"{_NAME} with a past, attention_bias or unidirectional")
     if scale_scores is None or scale_softmax is None:
-        raise InvalidModel(f"{_NAME} without the scales of scores and of softmax")
+        raise violation("scale_QKT_gemm and scale_QKT_softmax", "be given", "one of them or neither")
     weights = (q_weight, k_weight, v_weight)
-    if x.rank != 3 or any(y.rank != 2 for y in weights):
-        raise InvalidModel(f"{_NAME} of an input of rank {x.rank}")
+    require_rank(3, input=x)
+    require_rank(2, Q_weight=weights[0], K_weight=weights[1], V_weight=weights[2])
     if qkv_hidden_sizes is not None and len(set(qkv_hidden_sizes)) != 1:
         raise Unsupported("attribute", f"{_NAME} whose Q, K and V differ in size")
     heads = []
@@ -159,8 +160,10 @@ def qordered_longformer_attention(
     orders = ((order_input, ROW), (order_output, ROW), (order_weight, COL), (order_global_weight, COL))
     for order, wanted in orders:
         check_order(order, name, wanted)
-    if x.rank != 3 or weight.rank != 2 or global_weight.rank != 2 or num_heads <= 0 or window < 0:
-        raise InvalidModel(f"{name} of rank {x.rank}, {num_heads} heads, window = {window}")
+    require_rank(3, input=x)
+    require_rank(2, weight=weight, global_weight=global_weight)
+    require_least(1, num_heads=num_heads)
+    require_least(0, window=window)
 
     def projection(matrix: Tensor, by: Tensor, added: Tensor, scale: Tensor) -> Tensor:
         codes = qordered_matmul(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.contrib.quantization.qlinear import code_of, number_of, real_of
 from ort_cuda_plugin.ops.onnx.math.activation import gelu_erf
@@ -12,6 +12,7 @@ from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
 from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
 from ort_cuda_plugin.ops.onnx.nn.quantization import shifted
 from ort_cuda_plugin.ops.registry import FLOAT32, FLOAT_OR_HALF, INT8, op
+from ort_cuda_plugin.ops.requirements import require, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -31,8 +32,7 @@ _WIDTH: Final = 32
 
 
 def check_order(order: int, name: str, *supported: int) -> None:
-    if order not in range(5):
-        raise InvalidModel(f"{name} with the order {order}, which cuBLASLt does not have")
+    require(order in range(5), "order", "be one of cuBLASLt's orders 0 to 4", order)
     if order not in supported:
         raise Unsupported("attribute", f"{name} with the order {order}")
 
@@ -87,8 +87,7 @@ def dequantize_with_order(
     ctx: Lowering, x: Q, scale: S, *, order_input: int, order_output: int, to: int
 ) -> Tensor:  # fmt: skip
     dtype = DType.of_attribute(to)
-    if dtype not in FLOAT_OR_HALF:
-        raise InvalidModel(f"DequantizeWithOrder to {dtype.name}")
+    require(dtype in FLOAT_OR_HALF, "to", "be float32 or float16", dtype.name)
     real = real_of(ctx, _reordered(ctx, x, "DequantizeWithOrder", order_input, order_output), scale, None)
     return elementwise(ctx, lambda value: s.cast(value, dtype), real)
 
@@ -96,8 +95,7 @@ def dequantize_with_order(
 @op("QOrderedGelu", domain="com.microsoft", since=1, types={"Q": INT8, "S": FLOAT32})
 def qordered_gelu(ctx: Lowering, x: Q, scale_x: S, scale_y: S, *, order_X: int = ROW, order_Y: int = ROW) -> Tensor:
     """The order does not matter, as long as it is one."""
-    if order_X != order_Y:
-        raise InvalidModel(f"QOrderedGelu from the order {order_X} to the order {order_Y}")
+    require(order_X == order_Y, "order_Y", f"be order_X = {order_X}", order_Y)
     return code_of(ctx, elementwise(ctx, gelu_erf, real_of(ctx, x, scale_x, None)), scale_y, None, DType.INT8)
 
 
@@ -155,15 +153,13 @@ def qordered_matmul(
     """(a @ b * scale_a * scale_b + c * scale_c) / scale_y + bias, as int8; b is column-major, all else row-major."""
     for order, wanted in ((order_A, ROW), (order_B, COL), (order_Y, ROW)):
         check_order(order, "QOrderedMatMul", wanted)
-    if a.rank not in (2, 3) or b.rank not in (2, 3) or (c is not None and c.rank not in (2, 3)):
-        raise InvalidModel(f"QOrderedMatMul of ranks {a.rank} and {b.rank}")
+    require_rank((2, 3), A=a, B=b, C=c)
     if (c is None) != (scale_c is None):
-        raise InvalidModel("QOrderedMatMul takes C with its scale")
+        raise violation("C and scale_C", "be given together or left out together", "one alone")
     columns = b.shape[-1]
     right = shifted(ctx, from_order(ctx, b, COL), None)
     total = matrix_product(ctx, shifted(ctx, a, None), right)
-    if total.rank > a.rank:
-        raise InvalidModel("QOrderedMatMul of more matrices B than A")
+    require(total.rank <= a.rank, "B", "have at most as many matrices as A", f"rank {b.rank}")
     of_columns = scale_b
     if scale_b.rank == 0 or scale_b.size == 1:
         of_columns = number_of(ctx, scale_b)
@@ -176,8 +172,7 @@ def qordered_matmul(
     if c is not None and scale_c is not None:
         if c.rank < total.rank:
             c = unsqueeze(ctx, c, (0,))
-        if c.rank > total.rank:
-            raise InvalidModel("QOrderedMatMul of more matrices C than A")
+        require(c.rank <= total.rank, "C", "have at most as many matrices as A", f"rank {c.rank}")
         for axis in range(total.rank):
             fits = eq(c.shape[axis], total.shape[axis])
             fits = logical_or(fits, eq(c.shape[axis], 1)) if axis < total.rank - 2 else fits

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.math.activation import gelu_tanh
 from ort_cuda_plugin.ops.onnx.math.matmul import gemm
 from ort_cuda_plugin.ops.registry import FLOAT32, UP_TO_FLOAT32, op
+from ort_cuda_plugin.ops.requirements import require, require_one_of
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -58,10 +59,8 @@ def gemm_float8(
 ) -> Tensor:
     """scale_y * activation(alpha * (scale_a * a) @ (scale_b * b) + beta * c) as ``dtype``."""
     result = DType.of_attribute(dtype)
-    if result not in UP_TO_FLOAT32 | _EIGHT:
-        raise InvalidModel(f"GemmFloat8 that gives {result.name}")
-    if activation not in _ACTIVATIONS:
-        raise InvalidModel(f"GemmFloat8 with the activation {activation!r}")
+    require(result in UP_TO_FLOAT32 | _EIGHT, "dtype", "be a float of at most 32 bits", result.name)
+    require_one_of(_ACTIVATIONS, activation=activation)
     finish = _ACTIVATIONS[activation]
     left, right = _real(ctx, a, scale_a), _real(ctx, b, scale_b)
     addend = None if c is None or beta == 0.0 else _real(ctx, c, None)

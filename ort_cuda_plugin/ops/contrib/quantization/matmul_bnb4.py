@@ -6,9 +6,16 @@ from collections.abc import Callable
 
 from ort_cuda_plugin.kernels.grouped import BLOCK, Shared, Weights, group_rows, grouped_product
 from ort_cuda_plugin.kernels.index import Loads
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.quantization.small_codes import E2M1, FP4, NF4
 from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, T1, T2, T3, UINT8, UP_TO_FLOAT32, T, op
+from ort_cuda_plugin.ops.requirements import (
+    require_block,
+    require_least,
+    require_least_rank,
+    require_one_of,
+    require_rank,
+)
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -19,8 +26,7 @@ from ort_cuda_plugin.program.views import reshape
 
 def _product(ctx: Lowering, a: Tensor, weights: Weights, width: Dim, bias: Tensor | None, dtype: DType) -> Tensor:
     """a @ weights + bias as ``dtype``: the product of a mixture with one expert."""
-    if a.rank == 0:
-        raise InvalidModel("a product of a scalar")
+    require_least_rank(1, A=a)
     ctx.require(eq(a.shape[-1], width), "the inner dimensions of the matrices differ")
     rows = product(a.shape[:-1])
     one = full(ctx, (rows,), 0, DType.INT32)
@@ -72,8 +78,9 @@ def matmul_bnb4(
     transB: int = 1,
 ) -> Tensor:
     """a @ B.T, or without ``transB`` a @ B, of B [N, K]: codes with a scale for each block of all of them in a row."""
-    if quant_type not in (0, 1) or N <= 0 or K <= 0 or block_size < 16 or block_size & (block_size - 1):
-        raise InvalidModel(f"MatMulBnb4 with quant_type {quant_type}, N = {N}, K = {K}, block_size = {block_size}")
+    require_one_of((0, 1), quant_type=quant_type)
+    require_least(1, N=N, K=K)
+    require_block(block_size)
     ctx.require(eq(b.size, (N * K + 1) // 2), "MatMulBnb4: B has another size than N and K say")
     ctx.require(eq(absmax.size, ceildiv(N * K, block_size)), "MatMulBnb4: there is not one scale for each block")
     table = ctx.constant(NF4 if quant_type else FP4)
@@ -123,8 +130,8 @@ def matmul_fp4(
     block_size: int = 16,
 ) -> Tensor:
     """a @ B.T of B [N, K], two codes in a byte; its scales are the bytes of float8e4m3fn. Those of a change nothing."""
-    if b.rank != 2 or block_size < 1:
-        raise InvalidModel(f"MatMulBlockQuantizedFp4Weight of rank {b.rank} with block_size = {block_size}")
+    require_rank(2, B=b)
+    require_least(1, block_size=block_size)
     columns, width = b.shape[0], 2 * b.shape[1]
     ctx.require_shape(weight_scale, (columns, ceildiv(width, block_size)), "weight_scale")
     ctx.require(eq(weight_scale_2.size, 1), "weight_scale_2 has more than one element")
@@ -161,8 +168,8 @@ def matmul_fp8(
     block_size: int = 128,
 ) -> Tensor:
     """a @ B.T of B [N, K] with a scale for each block of a row; a is rounded to 8 bits where it has a scale."""
-    if b.rank != 2 or block_size < 1:
-        raise InvalidModel(f"MatMulBlockQuantizedFp8Weight of rank {b.rank} with block_size = {block_size}")
+    require_rank(2, B=b)
+    require_least(1, block_size=block_size)
     columns, width = b.shape
     ctx.require_shape(b_scale, (columns, ceildiv(width, block_size)), "b_scale")
     left = a

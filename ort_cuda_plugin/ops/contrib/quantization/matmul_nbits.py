@@ -12,10 +12,11 @@ from typing import TypeAlias
 import numpy as np
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import FLOATS_8, DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import FLOATS_8, DType, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.tensor.indexing import wrapped
 from ort_cuda_plugin.ops.registry import INDICES, INT32, T1, T2, T3, UINT8, UP_TO_FLOAT32, Tind, op
+from ort_cuda_plugin.ops.requirements import require_block, require_least, require_least_rank, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -70,10 +71,9 @@ def matmul_nbits(
     """
     if bits not in WIDTHS or weight_prepacked:
         raise Unsupported("attribute", f"MatMulNBits with bits = {bits}, weight_prepacked = {weight_prepacked}")
-    if N <= 0 or K <= 0 or block_size < 16 or block_size & (block_size - 1):
-        raise InvalidModel(f"MatMulNBits with N = {N}, K = {K}, block_size = {block_size}")
-    if a.rank == 0:
-        raise InvalidModel("MatMulNBits of a scalar")
+    require_least(1, N=N, K=K)
+    require_block(block_size)
+    require_least_rank(1, A=a)
     blocks = -(-K // block_size)
     ctx.require(eq(b.size, N * blocks * (block_size * bits // 8)), "MatMulNBits: B has another size than N, K say")
     ctx.require(eq(scales.size, N * blocks), "MatMulNBits: there is not one scale for each block")
@@ -177,16 +177,16 @@ def gather_block_quantized(
     """Gather of (data - zero points) * scales. An index outside its dimension gives 0."""
     floats = data.dtype in _FLOAT_CODES
     if (block_size < 16 or block_size & (block_size - 1)) and not (floats and block_size == 0):
-        raise InvalidModel(f"GatherBlockQuantized with block_size = {block_size}")
+        raise violation("block_size", "be a power of two of at least 16, or 0 for floats", block_size)
     if floats and zero_points is not None:
-        raise InvalidModel("GatherBlockQuantized of floats has no zero points")
-    if data.rank == 0 or scales.rank != data.rank:
-        raise InvalidModel(f"GatherBlockQuantized of rank {data.rank} with scales of rank {scales.rank}")
+        raise violation("zero_points", "be left out for floats", "zero points")
+    require_least_rank(1, data=data)
+    require_rank(data.rank, scales=scales)
     at, along = normalize_axis(gather_axis, data.rank), normalize_axis(quantize_axis, data.rank)
     default = 0
     if data.dtype is DType.UINT8:
         if bits not in WIDTHS or at == along or at == data.rank - 1:
-            raise InvalidModel(f"GatherBlockQuantized of {bits} bits in bytes, axes {gather_axis}, {quantize_axis}")
+            raise violation("bits", f"be one of {WIDTHS}, with the last axis quantized and another gathered", bits)
         default = 1 << (bits - 1)
         data = _along_last(ctx, data, bits)
         zero_points = None if zero_points is None else _along_last(ctx, zero_points, bits)
@@ -197,8 +197,7 @@ def gather_block_quantized(
         if floats and axis != along:
             fits = logical_or(fits, eq(blocks, 1))
         ctx.require(fits, f"the scales of GatherBlockQuantized do not fit its data in dimension {axis}")
-    if zeros is not None and zeros.rank != codes.rank:
-        raise InvalidModel(f"GatherBlockQuantized with zero points of rank {zeros.rank}")
+    require_rank(codes.rank, zero_points=zeros)
     shape = [*codes.shape[:at], *indices.shape, *codes.shape[at + 1 :]]
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:

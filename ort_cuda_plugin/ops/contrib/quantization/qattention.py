@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from ort_cuda_plugin.model.ir import InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import Unsupported
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, of_projection
 from ort_cuda_plugin.ops.contrib.quantization.qlinear import scaled_product
 from ort_cuda_plugin.ops.registry import BYTES, FLOAT_OR_HALF, INT32, T1, T2, T3, op
+from ort_cuda_plugin.ops.requirements import require_rank
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 
 T4: TypeAlias = Tensor
@@ -41,8 +42,8 @@ def qattention(
     """As Attention of com.microsoft; the sums of the projection are int32."""
     if do_rotary or past_present_share_buffer:
         raise Unsupported("attribute", "QAttention with do_rotary or past_present_share_buffer")
-    if x.rank != 3 or weight.rank != 2:
-        raise InvalidModel(f"QAttention of an input of rank {x.rank} and weights of rank {weight.rank}")
+    require_rank(3, input=x)
+    require_rank(2, weight=weight)
     ctx.require_shape(bias, weight.shape[1:], "bias of QAttention")
     projected = scaled_product(ctx, x, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias)
     return of_projection(

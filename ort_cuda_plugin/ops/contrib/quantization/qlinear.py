@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.math.activation import leaky_relu
 from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
@@ -21,6 +21,7 @@ from ort_cuda_plugin.ops.onnx.nn.recurrent import lstm
 from ort_cuda_plugin.ops.onnx.nn.windows import Ints
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.registry import BYTES, FLOAT32, FLOAT_OR_HALF, INT32, T1, T2, T3, Float32, T, op
+from ort_cuda_plugin.ops.requirements import require, require_least_rank, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -155,12 +156,11 @@ def qlinear_softmax(
 )
 def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, axis: int) -> Tensor:
     """Each of the inputs is followed by its scale and zero point."""
-    if not inputs or len(inputs) % 3:
-        raise InvalidModel(f"QLinearConcat of {len(inputs)} inputs, which are no triples")
+    require(len(inputs) % 3 == 0 < len(inputs), "inputs", "be triples: tensor, scale, zero point", len(inputs))
     parts = []
     for x, scale, zero in zip(inputs[::3], inputs[1::3], inputs[2::3], strict=True):
         if not x.dtype.is_integer or not zero.dtype.is_integer or scale.dtype is not DType.FLOAT32:
-            raise InvalidModel("QLinearConcat takes triples of a tensor, a scale and a zero point")
+            raise violation("inputs", "be triples of integers, a float32 scale and a zero point", x.dtype.short)
         parts.append(code_of(ctx, real_of(ctx, x, scale, zero), y_scale, y_zero_point, y_zero_point.dtype))
     return concat(ctx, *parts, axis=axis)
 
@@ -169,8 +169,7 @@ def _between_layouts(
     ctx: Lowering, x: Tensor, channels_last: int, function: Callable[[Tensor], Tensor]
 ) -> Tensor:  # fmt: skip
     """``function`` of x with its channels in front."""
-    if x.rank < 3:
-        raise InvalidModel(f"pooling of a tensor of rank {x.rank}")
+    require_least_rank(3, X=x)
     if not channels_last:
         return function(x)
     result = function(permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1))))
@@ -250,8 +249,7 @@ def scaled_product(
     bias: Tensor | None,
 ) -> Tensor:
     """(a - a_zero) @ (b - b_zero) * a_scale * b_scale + bias, in the type of the scales; the sums are int32."""
-    if b.rank == 0:
-        raise InvalidModel("a product with a scalar")
+    require_least_rank(1, B=b)
     left = shifted(ctx, a, None if a_zero is None else number_of(ctx, a_zero))
     right = shifted(ctx, b, None if b_zero is None else _of_columns(ctx, b_zero, b))
     total = matrix_product(ctx, left, right)
@@ -309,8 +307,8 @@ def qgemm(
     transB: int = 0,
 ) -> Tensor:
     """alpha * (A @ B + C), as float32 or with ``y_scale`` quantized; C is in units of both scales."""
-    if a.rank != 2 or b.rank != 2 or (c is not None and c.rank > 2):
-        raise InvalidModel(f"QGemm of ranks {a.rank} and {b.rank}")
+    require_rank(2, A=a, B=b)
+    require_rank((0, 1, 2), C=c)
     a = permute(ctx, a, (1, 0)) if transA else a
     b = permute(ctx, b, (1, 0)) if transB else b
     columns = _of_columns(ctx, b_zero_point, b)
@@ -379,8 +377,7 @@ def dynamic_quantize_lstm(
 
 def _recurrent_weights(ctx: Lowering, codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """Weights [directions, inputs, gates] as float32 [directions, gates, inputs]."""
-    if codes.rank != 3:
-        raise InvalidModel(f"DynamicQuantizeLSTM with weights of rank {codes.rank}")
+    require_rank(3, **{"W and R": codes})
     directions, _, gates = codes.shape
     placed = []
     for x in (scale, zero):

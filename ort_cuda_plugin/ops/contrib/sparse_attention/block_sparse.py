@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.attention.decoder import grown
 from ort_cuda_plugin.ops.contrib.attention.multi_head import grouped_heads, split_columns
 from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads, rotate, split_heads
 from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, UP_TO_FLOAT32, HostTensor, M, T, op
+from ort_cuda_plugin.ops.requirements import require_heads, require_least, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -52,14 +53,13 @@ def sparse_attention(
 
     Heads take the layouts in turn. Without a past, new keys begin at 0; else they are the last ones of a sequence.
     """
-    if num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads or sparse_block_size <= 0:
-        raise InvalidModel(f"SparseAttention of {num_heads} heads and {kv_num_heads}, blocks of {sparse_block_size}")
+    require_heads(num_heads, kv_num_heads)
+    require_least(1, sparse_block_size=sparse_block_size)
     q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
     batch, _, rows, _ = q.shape
     total = ctx.host_number(total_sequence_length, "total_sequence_length of SparseAttention")
     ctx.require(le(rows, total), "SparseAttention: total_sequence_length is less than the number of new tokens")
-    if past_key.rank != 4:
-        raise InvalidModel(f"SparseAttention with a past of rank {past_key.rank}")
+    require_rank(4, past_key=past_key)
     ctx.require(le(total, past_key.shape[2]), "SparseAttention: the buffer of keys has no room for all of them")
     ctx.require_shape(key_total_sequence_lengths, (batch,), "key_total_sequence_lengths")
     lengths = key_total_sequence_lengths
@@ -72,7 +72,11 @@ def sparse_attention(
     places = gather_map(ctx, [batch, rows], DType.INT64, lambda maps, c: maps.source(first).at([c[0]]) + c[1])
     if do_rotary:
         if cos_cache is None or sin_cache is None or cos_cache.rank != 2:
-            raise InvalidModel("SparseAttention with do_rotary needs caches of rank 2")
+            raise violation(
+                "cos_cache and sin_cache",
+                "be given with rank 2 for do_rotary",
+                "none" if cos_cache is None or sin_cache is None else f"rank {cos_cache.rank}",
+            )
         rotated, turned = 2 * cos_cache.shape[1], bool(rotary_interleaved)
         q, k = (rotate(ctx, x, 2, cos_cache, sin_cache, places, rotated, interleaved=turned) for x in (q, k))
     present = grown(ctx, (past_key, past_value), (k, v), first, past_key.shape[2])
@@ -99,8 +103,7 @@ def sparse_attention(
 
 def _blocks(ctx: Lowering, starts: Tensor, columns: Tensor) -> Tensor:
     """Which blocks count, bool [layouts, blocks, blocks]: those of ``columns`` that ``starts`` gives to a row."""
-    if starts.rank != 2 or columns.rank != 2:
-        raise InvalidModel(f"SparseAttention with block indices of ranks {starts.rank} and {columns.rank}")
+    require_rank(2, block_row_indices=starts, block_col_indices=columns)
     layouts, count = starts.shape[0], starts.shape[1] - 1
     ctx.require_shape(columns, (layouts, columns.shape[1]), "block_col_indices")
 
@@ -138,8 +141,9 @@ def longformer_attention(
 
     Queries, keys and values of what a global token attends to have weights of their own. The mask is added to scores.
     """
-    if x.rank != 3 or num_heads <= 0 or window < 0:
-        raise InvalidModel(f"LongformerAttention of rank {x.rank}, {num_heads} heads, window = {window}")
+    require_rank(3, input=x)
+    require_least(1, num_heads=num_heads)
+    require_least(0, window=window)
     hidden = x.shape[2]
 
     def projection(weights: Tensor, added: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.kernels.scan import scan
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.attention.decoder import grown
 from ort_cuda_plugin.ops.contrib.attention.multi_head import split_columns
 from ort_cuda_plugin.ops.contrib.sparse_attention.indexer_parts import (
@@ -25,6 +25,7 @@ from ort_cuda_plugin.ops.contrib.sparse_attention.indexer_parts import (
 )
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, HostTensor, T, op
+from ort_cuda_plugin.ops.requirements import require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -104,8 +105,8 @@ def sparse_attention_indexer(
 ) -> tuple[Tensor, ...]:
     """(selected indices, -1 behind them; keys with the new ones; what is not compressed yet)."""
     check_policy(policy_mode, compress_ratio, token_budget, index_topk)
-    if query.rank != 3 or past_key.rank != 3 or query_norm_weight.rank != 1:
-        raise InvalidModel(f"SparseAttentionIndexer of ranks {query.rank}, {past_key.rank}, {query_norm_weight.rank}")
+    require_rank(3, query=query, past_key=past_key)
+    require_rank(1, query_norm_weight=query_norm_weight)
     size = query_norm_weight.shape[0]
     if key is None:
         hidden = query.shape[2] - size
@@ -134,7 +135,7 @@ def sparse_attention_indexer(
 
     if policy_mode == "qsa":
         if any(x is not None for x in (gate, position_bias, head_weights, position_ids, past_proj_buffer)):
-            raise InvalidModel("SparseAttentionIndexer of tokens with inputs of the other policy")
+            raise violation("inputs of policy_mode 'csa'", "be left out with policy_mode 'qsa'", "one of them")
         assert token_budget is not None
         ctx.require_shape(key, (batch, rows, size), "key of SparseAttentionIndexer")
         present = appended(key)
@@ -147,7 +148,7 @@ def sparse_attention_indexer(
         scores = scores_of_heads(ctx, q, pooled, None, scale, None)
         return _chosen_tokens(ctx, scores, visible, compress_ratio, token_budget), present
     if gate is None or position_bias is None or head_weights is None or position_ids is None or mask is not None:
-        raise InvalidModel("SparseAttentionIndexer of compressed entries needs gate, bias, head weights and positions")
+        raise violation("gate, position_bias, head_weights and position_ids", "be given, and no mask", "others")
     assert index_topk is not None
     ids = position_ids
     ctx.require_shape(ids, (batch, rows), "position_ids of SparseAttentionIndexer")

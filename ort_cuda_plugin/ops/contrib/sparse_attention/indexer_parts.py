@@ -8,7 +8,8 @@ from typing import Final, TypeAlias
 
 from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
 from ort_cuda_plugin.kernels.select import sort_rows
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops.requirements import require_least, require_one_of, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.reduce import row_map
@@ -40,8 +41,7 @@ class Rotary:
     """
 
     def __init__(self, ctx: Lowering, cos: Tensor, sin: Tensor, sequences: Dim, *, leading: bool) -> None:
-        if cos.rank not in (2, 3):
-            raise InvalidModel(f"an indexer with rotary tables of rank {cos.rank}")
+        require_rank((2, 3), cos_cache=cos)
         ctx.require_shape(sin, cos.shape, "sin_cache of an indexer")
         if cos.rank == 3:
             ctx.require_shape(cos, (sequences, *cos.shape[1:]), "cos_cache of an indexer")
@@ -146,9 +146,9 @@ def complete(position: Scalar, ratio: int) -> Scalar:
 
 
 def check_policy(mode: str, ratio: int, budget: int | None, top: int | None) -> None:
-    if mode not in ("qsa", "csa") or ratio <= 0:
-        raise InvalidModel(f"an indexer with policy_mode {mode!r}, compress_ratio = {ratio}")
+    require_one_of(("qsa", "csa"), policy_mode=mode)
+    require_least(1, compress_ratio=ratio)
     if mode == "qsa" and (budget is None or budget <= 0 or budget % ratio or top is not None):
-        raise InvalidModel(f"an indexer of tokens with token_budget = {budget}, index_topk = {top}")
+        raise violation("token_budget", f"be a positive multiple of {ratio}, without index_topk", budget)
     if mode == "csa" and (top is None or top <= 0 or budget is not None):
-        raise InvalidModel(f"an indexer of compressed entries with token_budget = {budget}, index_topk = {top}")
+        raise violation("index_topk", "be positive, without token_budget", f"{top}, token_budget = {budget}")

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.cache import carry_over
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map, walk_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.attention.multi_head import split_columns
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture, int64
 from ort_cuda_plugin.ops.contrib.sparse_attention.indexer_parts import (
@@ -28,6 +28,7 @@ from ort_cuda_plugin.ops.contrib.sparse_attention.indexer_parts import (
 )
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, M, T, op
+from ort_cuda_plugin.ops.requirements import require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import SUM
@@ -82,14 +83,14 @@ def packed_sparse_attention_indexer(
     by_tokens, ratio = policy_mode == "qsa", compress_ratio
     of_entries = (gate, position_bias, head_weights, position_ids, past_gate_buffer)
     if any((x is None) != by_tokens for x in of_entries) or (by_tokens and head_weight_scale is not None):
-        raise InvalidModel(f"{_NAME} with policy_mode {policy_mode!r} and inputs of the other one, or without its own")
+        raise violation("the inputs of policy_mode 'csa'", "be given exactly with it", repr(policy_mode))
     check_capture(_NAME, state_update_capacity, state_update_capture_count)
     if state_capacity <= 0 or (not by_tokens and (state_update_capacity or key is None)):
-        raise InvalidModel(f"{_NAME} with state_capacity = {state_capacity}, and no key or updates of compressed keys")
+        raise violation("state_capacity", "be positive, with a key and no updates for 'csa'", state_capacity)
     if by_tokens and is_used(ctx, 4):
-        raise InvalidModel(f"{_NAME} of tokens has no buffer of gates")
-    if query.rank != 2 or query_norm_weight.rank != 1:
-        raise InvalidModel(f"{_NAME} of ranks {query.rank} and {query_norm_weight.rank}")
+        raise violation("the output present_gate_buffer", "be left out with policy_mode 'qsa'", "an output")
+    require_rank(2, query=query)
+    require_rank(1, query_norm_weight=query_norm_weight)
     size = query_norm_weight.shape[0]
     if key is None:
         query, key = split_columns(ctx, query, [query.shape[1] - size, size], f"the packed query of {_NAME}")

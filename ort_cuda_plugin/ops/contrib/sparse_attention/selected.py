@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.contrib.attention.decoder import grown
 from ort_cuda_plugin.ops.contrib.attention.multi_head import grouped_heads, sink_of_heads
 from ort_cuda_plugin.ops.contrib.attention.paged import (
@@ -33,6 +33,15 @@ from ort_cuda_plugin.ops.onnx.nn.normalization import layer_norm
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, INT32, UP_TO_FLOAT32, HostTensor, Int64, M, S, T, op
+from ort_cuda_plugin.ops.requirements import (
+    require,
+    require_all_or_none,
+    require_heads,
+    require_least,
+    require_one_of,
+    require_rank,
+    violation,
+)
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.scalar import Scalar
@@ -49,8 +58,7 @@ def selection(
     ctx: Lowering, shape: tuple[Dim, Dim, Dim], local: Local | None, indices: Tensor, counts: Tensor, place: Place
 ) -> Tensor:
     """Which keys count, bool [entries, 1, rows, keys]: those of ``local``, and the first ``counts`` of ``indices``."""
-    if indices.rank != 2:
-        raise InvalidModel(f"selected_indices of rank {indices.rank}")
+    require_rank(2, selected_indices=indices)
     ctx.require_shape(counts, indices.shape[:1], "selected_counts")
     entries, rows, keys = shape
     if local is None:
@@ -73,10 +81,9 @@ def selection(
 
 
 def _check_modes(mode: str, source: str, window: int) -> None:
-    if mode not in ("selected_only", "local_plus_selected") or source not in ("main", "auxiliary"):
-        raise InvalidModel(f"sparse attention in mode {mode!r} with selected keys from {source!r}")
-    if window == 0 or window < -1:
-        raise InvalidModel(f"sparse attention with local_window_size = {window}")
+    require_one_of(("selected_only", "local_plus_selected"), attention_mode=mode)
+    require_one_of(("main", "auxiliary"), selected_kv_source=source)
+    require(window == -1 or window > 0, "local_window_size", "be positive, or -1 for none", window)
 
 
 def _auxiliary(
@@ -86,7 +93,7 @@ def _auxiliary(
     if not is_selected:
         return None, None
     if key is None or (value is None and not shared):
-        raise InvalidModel("sparse attention to an auxiliary cache needs auxiliary_key and auxiliary_value")
+        raise violation("auxiliary_key and auxiliary_value", "be given for the auxiliary cache", "one or neither")
     return key, key if value is None else value
 
 
@@ -143,8 +150,8 @@ def sparse_paged_attention(
 ) -> tuple[Tensor, ...]:
     """(output, keys with the new ones, values with the new ones), see PagedAttention."""
     _check_modes(attention_mode, selected_kv_source, local_window_size)
-    if auxiliary_cache_layout != "contiguous" or rotary_offset < 0:
-        raise InvalidModel(f"SparsePagedAttention with an auxiliary cache that is {auxiliary_cache_layout!r}")
+    require_one_of(("contiguous",), auxiliary_cache_layout=auxiliary_cache_layout)
+    require_least(0, rotary_offset=rotary_offset)
     if not is_used(ctx, 1) or not is_used(ctx, 2):
         raise Unsupported("op", "SparsePagedAttention that changes a cache which is not among its outputs")
     from_main = selected_kv_source == "main"
@@ -174,7 +181,7 @@ def sparse_paged_attention(
             ctx.require(fits, "the auxiliary cache has neither one head nor as many as the main cache")
     if not from_main:
         if auxiliary_lengths is None:
-            raise InvalidModel("SparsePagedAttention to an auxiliary cache needs auxiliary_lengths")
+            raise violation("auxiliary_lengths", "be given with selected_kv_source = 'auxiliary'", "none")
         ctx.require_shape(auxiliary_lengths, (tokens.sequences,), "auxiliary_lengths")
     all_keys, all_values = (
         gathered(ctx, cache, block_table, batch, q.dtype, room, None if x is None else _other(x))
@@ -278,11 +285,12 @@ def dynamic_sparse_attention(
     _check_modes(attention_mode, selected_kv_source, local_window_size)
     from_main = selected_kv_source == "main"
     if from_main != (attention_mode == "selected_only") or (not from_main and local_window_size < 0):
-        raise InvalidModel(f"DynamicSparseAttention in mode {attention_mode!r} with keys from {selected_kv_source!r}")
-    if is_causal != 1 or num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads or rotary_offset < 0:
-        raise InvalidModel(f"DynamicSparseAttention of {num_heads} query heads and {kv_num_heads} others")
-    if (q_norm_weight is None) != (k_norm_weight is None) or (past_key is None) != (past_value is None):
-        raise InvalidModel("DynamicSparseAttention with a norm or a past of one of two alone")
+        raise violation("selected_kv_source", "be 'main' exactly with 'selected_only'", repr(selected_kv_source))
+    require_one_of((1,), is_causal=is_causal)
+    require_heads(num_heads, kv_num_heads)
+    require_least(0, rotary_offset=rotary_offset)
+    require_all_or_none(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
+    require_all_or_none(past_key=past_key, past_value=past_value)
     q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
     batch, _, rows, size = q.shape
     total = ctx.host_number(total_sequence_length, "total_sequence_length of DynamicSparseAttention")
@@ -300,7 +308,11 @@ def dynamic_sparse_attention(
         k = layer_norm(ctx, k, k_norm_weight, None, [3], qk_norm_epsilon, float32, center=False)[0]
     if do_rotary:
         if cos_cache is None or sin_cache is None or cos_cache.rank != 2:
-            raise InvalidModel("DynamicSparseAttention with do_rotary needs caches of rank 2")
+            raise violation(
+                "cos_cache and sin_cache",
+                "be given with rank 2 for do_rotary",
+                "none" if cos_cache is None or sin_cache is None else f"rank {cos_cache.rank}",
+            )
         if position_ids is None:
             position_ids = gather_map(
                 ctx, [batch, rows], DType.INT64, lambda maps, c: maps.source(first).at([c[0]]) + c[1]

@@ -10,7 +10,7 @@ import numpy as np
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.kernels.stream import FEW_ROWS, SPLIT_KEYS, has_matrices_for
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.attention.cached_attention import CachePart, attend_in_one_walk
 from ort_cuda_plugin.ops.onnx.attention.scores import EVERYWHERE, Reach, biased_score, require_head_shapes, scaled_by
@@ -18,6 +18,7 @@ from ort_cuda_plugin.ops.onnx.tensor.indexing import wrapped
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat, pad
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INT64, T1, T2, Int64, M, T, U, op
+from ort_cuda_plugin.ops.requirements import require_all_or_none, require_one_of, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import copy_of, elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -36,8 +37,9 @@ def split_heads(ctx: Lowering, x: Tensor, heads: int | None) -> Tensor:
     """x [batch, sequence, heads * size] as [batch, heads, sequence, size]; one of rank 4 is that already."""
     if x.rank == 4:
         return x
-    if x.rank != 3 or not heads or heads < 0:
-        raise InvalidModel(f"attention over a tensor of rank {x.rank} with {heads} heads")
+    require_rank((3, 4), **{"query, key and value": x})
+    if heads is None or heads <= 0:
+        raise violation("the number of heads", "be positive", heads)
     size = floordiv(x.shape[2], heads)
     ctx.require(eq(size * heads, x.shape[2]), "the hidden size is not a multiple of the number of heads")
     return permute(ctx, reshape(ctx, x, [x.shape[0], x.shape[1], heads, size]), (0, 2, 1, 3))
@@ -90,8 +92,7 @@ def after_past(
     ctx: Lowering, past_key: Tensor | None, past_value: Tensor | None, k: Tensor, v: Tensor
 ) -> tuple[Dim, Tensor, Tensor]:
     """How many keys the past has, and keys and values with those of the past before them."""
-    if (past_key is None) != (past_value is None):
-        raise InvalidModel("Attention with a past key or a past value alone")
+    require_all_or_none(past_key=past_key, past_value=past_value)
     if past_key is None or past_value is None:
         return 0, k, v
     return past_key.shape[2], concat(ctx, past_key, k, axis=2), concat(ctx, past_value, v, axis=2)
@@ -139,8 +140,7 @@ def attention(
 
     A query that may attend to no key gives zeros.
     """
-    if qk_matmul_output_mode not in (RAW, CAPPED, BIASED, PROBABILITIES):
-        raise InvalidModel(f"Attention with qk_matmul_output_mode = {qk_matmul_output_mode}")
+    require_one_of((RAW, CAPPED, BIASED, PROBABILITIES), qk_matmul_output_mode=qk_matmul_output_mode)
     flat = q.rank == 3
     q, k, v = split_heads(ctx, q, q_num_heads), split_heads(ctx, k, kv_num_heads), split_heads(ctx, v, kv_num_heads)
     past, k, v = after_past(ctx, past_key, past_value, k, v)
@@ -333,10 +333,8 @@ def tensor_scatter(
     ctx: Lowering, past_cache: T, update: T, write_indices: Int64 | None = None, *, axis: int = -2, mode: str = "linear"
 ) -> Tensor:
     """A copy of the cache with ``update`` from write_indices[batch] on; what lies outside of it is not written."""
-    if mode not in ("linear", "circular"):
-        raise InvalidModel(f"TensorScatter in mode {mode!r}")
-    if update.rank != past_cache.rank:
-        raise InvalidModel(f"TensorScatter of rank {past_cache.rank} with an update of rank {update.rank}")
+    require_one_of(("linear", "circular"), mode=mode)
+    require_rank(past_cache.rank, update=update)
     at = normalize_axis(axis, past_cache.rank)
     for other, (dim, updated) in enumerate(zip(past_cache.shape, update.shape, strict=True)):
         fits = le(updated, dim) if other == at else eq(updated, dim)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.linear_attention import LinearAttention, linear_attention
-from ort_cuda_plugin.model.ir import InvalidModel
 from ort_cuda_plugin.ops.onnx.attention.scores import scaled_by
 from ort_cuda_plugin.ops.registry import FLOATS, UP_TO_FLOAT32, S, T, op
+from ort_cuda_plugin.ops.requirements import require, require_one_of, require_range, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -36,9 +36,8 @@ def linear_attention_27(
 ) -> tuple[Tensor, ...]:
     """(output, present state). ``chunk_size`` is a hint for other ways to compute the same."""
     if ("gated" in update_rule) != (decay is not None) or ("delta" in update_rule) != (beta is not None):
-        raise InvalidModel(f"LinearAttention: the update rule {update_rule!r} does not fit its inputs decay and beta")
-    if q_num_heads < kv_num_heads:
-        raise InvalidModel(f"LinearAttention of {q_num_heads} query heads and {kv_num_heads} others")
+        raise violation("decay and beta", f"be given exactly for {update_rule!r}", "one too many or too few")
+    require(q_num_heads >= kv_num_heads, "q_num_heads", f"be at least kv_num_heads = {kv_num_heads}", q_num_heads)
     return _linear_attention(
         ctx, query, key, value, past_state, decay, beta, kv_num_heads, q_num_heads, scale or 0.0, update_rule, 0
     )
@@ -63,9 +62,8 @@ def microsoft_linear_attention(
 ) -> tuple[Tensor, ...]:
     """As that of ai.onnx; heads may share a query or a key, and there may be a state behind each of the last steps."""
     if ("gated" in update_rule and decay is None) or ("delta" in update_rule and beta is None):
-        raise InvalidModel(f"LinearAttention: the update rule {update_rule!r} needs its inputs")
-    if not 0 <= state_window <= MAX_WINDOW:
-        raise InvalidModel(f"LinearAttention with state_window = {state_window}")
+        raise violation("decay and beta", f"be given as {update_rule!r} needs", "one too few")
+    require_range(0, MAX_WINDOW, state_window=state_window)
     return _linear_attention(
         ctx, query, key, value, past_state, decay if "gated" in update_rule else None,
         beta if "delta" in update_rule else None, kv_num_heads, q_num_heads, scale, update_rule, state_window,
@@ -77,12 +75,10 @@ def _linear_attention(
     beta: Tensor | None, heads: int, query_heads: int, scale: float, update_rule: str, window: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(output, present state), which has a first dimension of ``window`` states unless that is 0."""
-    if update_rule not in UPDATE_RULES:
-        raise InvalidModel(f"LinearAttention with the update rule {update_rule!r}")
+    require_one_of(UPDATE_RULES, update_rule=update_rule)
     if heads <= 0 or query_heads <= 0 or (query_heads % heads and heads % query_heads):
-        raise InvalidModel(f"LinearAttention of {query_heads} query heads and {heads} others")
-    if any(x is not None and x.rank != 3 for x in (query, key, value, decay, beta)):
-        raise InvalidModel("LinearAttention takes tensors of rank 3")
+        raise violation("q_num_heads", f"be a positive multiple or divisor of {heads}", query_heads)
+    require_rank(3, query=query, key=key, value=value, decay=decay, beta=beta)
     batch, steps, hidden = query.shape
     group = max(query_heads // heads, 1)
     size, width = floordiv(hidden, query_heads), floordiv(value.shape[2], heads)

@@ -6,9 +6,10 @@ import itertools
 from dataclasses import dataclass
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.onnx.image.resize import clamped, cubic, from_real, triangle
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INT64, T1, T2, HostTensor, op
+from ort_cuda_plugin.ops.requirements import require, require_least_rank, require_one_of, require_rank
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.scalar import Scalar
@@ -20,8 +21,8 @@ def affine_grid(ctx: Lowering, theta: T1, size: HostTensor, *, align_corners: in
     """``theta`` is [n, 2, 3] for images or [n, 3, 4] for volumes; grid coordinates run from the last dimension on."""
     sizes = ctx.host_values(size, "size of AffineGrid")
     rank = len(sizes) - 2
-    if rank not in (2, 3) or theta.rank != 3:
-        raise InvalidModel(f"AffineGrid of {len(sizes)} dimensions")
+    require_rank(3, theta=theta)
+    require(rank in (2, 3), "size", "have 4 or 5 entries", len(sizes))
     ctx.require(eq(theta.shape[0], sizes[0]), "theta has another batch size")
     ctx.require(eq(theta.shape[1], rank), "theta has another number of dimensions")
     ctx.require(eq(theta.shape[2], rank + 1), "theta has another number of dimensions")
@@ -101,10 +102,10 @@ def grid_sample(
     """``x`` is [n, channels, *dims], ``grid`` [n, *places, rank]; version 16 says "bilinear" and "bicubic"."""
     mode = mode.removeprefix("bi")
     rank = x.rank - 2
-    if mode not in ("linear", "cubic", "nearest") or padding_mode not in ("zeros", "border", "reflection"):
-        raise InvalidModel(f"GridSample in mode {mode!r} with padding_mode {padding_mode!r}")
-    if rank < 1 or grid.rank < 2:
-        raise InvalidModel(f"GridSample of ranks {x.rank} and {grid.rank}")
+    require_one_of(("linear", "cubic", "nearest"), mode=mode)
+    require_one_of(("zeros", "border", "reflection"), padding_mode=padding_mode)
+    require_least_rank(3, X=x)
+    require_least_rank(2, grid=grid)
     if rank > 3:
         raise Unsupported("shape", f"GridSample of {rank} spatial dimensions")
     if x.dtype is DType.BOOL and mode != "nearest":

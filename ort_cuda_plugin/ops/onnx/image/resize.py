@@ -11,9 +11,10 @@ from fractions import Fraction
 import numpy as np
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axes
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, NO_BFLOAT16, T1, T2, Float32, HostTensor, T, op
+from ort_cuda_plugin.ops.requirements import require, require_one_of, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -75,11 +76,11 @@ def _original(mode: str, maps: IndexMap, at: Scalar, old: Scalar, new: Scalar, h
         return s.cast(s.cast(offset, DType.FLOAT64) + exact - 0.5, real)
     if mode == "tf_crop_and_resize":
         if how.roi is None:
-            raise InvalidModel("tf_crop_and_resize without a region of interest")
+            raise violation("roi", "be given with tf_crop_and_resize", "none")
         start, end = (s.cast(value, real) for value in how.roi(maps))
         between = start * (length - 1.0) + x * (end - start) * (length - 1.0) / s.maximum(resized - 1.0, 1.0)
         return s.where(new > 1, between, (start + end) * 0.5 * (length - 1.0))
-    raise InvalidModel(f"coordinate_transformation_mode {mode!r}")
+    raise violation("coordinate_transformation_mode", "be one of ONNX's modes", repr(mode))
 
 
 def _nearest(mode: str, x: Scalar, scale: Scalar) -> Scalar:
@@ -91,8 +92,7 @@ def _nearest(mode: str, x: Scalar, scale: Scalar) -> Scalar:
         "ceil": lambda: s.ceil(x),
         "simple": lambda: s.where(s.cast(scale, x.dtype) < 1.0, s.ceil(x), s.floor(x)),
     }
-    if mode not in modes:
-        raise InvalidModel(f"nearest_mode {mode!r}")
+    require_one_of(modes, nearest_mode=mode)
     return s.cast(modes[mode](), DType.INT64)
 
 
@@ -266,8 +266,7 @@ def _scaled(ctx: Lowering, x: Tensor, axes: Sequence[int], scales: Tensor) -> li
 
 
 def _scaled_size(ctx: Lowering, dim: Dim, scale: np.float32) -> Dim:
-    if not np.isfinite(scale) or scale <= 0:
-        raise InvalidModel(f"a scale of {scale}")
+    require(np.isfinite(scale) and scale > 0, "a scale", "be positive and finite", scale)
     exact = Fraction(float(scale))
     if not isinstance(dim, int):
         if exact.numerator <= SHORT_SCALE and exact.denominator <= 1 << 20:
@@ -292,8 +291,7 @@ def _sized(ctx: Lowering, x: Tensor, axes: Sequence[int], sizes: Sequence[Dim], 
             p, q = select(better, size, p), select(better, dim, q)
         sizes = [floordiv(2 * p * dim + q, 2 * q) for dim in dims]
         ratios = [(p, q)] * len(dims)
-    elif policy != "stretch":
-        raise InvalidModel(f"keep_aspect_ratio_policy {policy!r}")
+    require_one_of(("stretch", "not_larger", "not_smaller"), keep_aspect_ratio_policy=policy)
 
     def scale(size: Dim, dim: Dim) -> Callable[[IndexMap], Scalar]:
         return lambda maps: s.cast(maps.dim(size), DType.FLOAT32) / s.cast(maps.dim(dim), DType.FLOAT32)
@@ -322,8 +320,7 @@ def _resize(
         ctx.require(lt(-1, how.size), "Resize to a negative size")
     if mode == "nearest":
         return _nearest_elements(ctx, x, axes, by.transformation, rounding, by.extrapolation)
-    if mode not in ("linear", "cubic"):
-        raise InvalidModel(f"Resize in mode {mode!r}")
+    require_one_of(("nearest", "linear", "cubic"), mode=mode) if mode not in ("linear", "cubic") else None
     if x.dtype is DType.BOOL:
         raise Unsupported("dtype", f"Resize in mode {mode!r} of booleans")
     # With antialias integers are rounded after each axis, and the last axis comes first, as in ONNX Runtime and Pillow.
@@ -352,8 +349,7 @@ def _check_one_per_axis(given: Tensor, axes: int) -> None:
     """``given`` are the scales or the sizes."""
     if not isinstance(given.size, int):
         raise Unsupported("shape", "Resize with a number of scales that is not known before the Run")
-    if given.rank != 1 or given.size != axes:
-        raise InvalidModel(f"Resize of {axes} axes with scales or sizes of shape {list(given.shape)}")
+    require(given.rank == 1 and given.size == axes, "scales or sizes", f"have {axes} elements", list(given.shape))
 
 
 @op("Upsample", since=9, until=9, types={"T": ALL_TENSORS})
@@ -367,8 +363,7 @@ def resize_10(ctx: Lowering, x: T, scales: Float32, *, mode: str = "nearest") ->
 
 @op("Upsample", since=1, until=6, types={"T": ALL_TENSORS})
 def upsample_1(ctx: Lowering, x: T, *, height_scale: float, width_scale: float, mode: str = "nearest") -> Tensor:
-    if x.rank != 4:
-        raise InvalidModel(f"an image of rank {x.rank}, not 4")
+    require_rank(4, X=x)
     return upsample_7(ctx, x, scales=(1.0, 1.0, height_scale, width_scale), mode=mode)
 
 
@@ -400,7 +395,7 @@ def resize(
     roi, scales, sizes = _present(roi), _present(scales), _present(sizes)
     given = scales if scales is not None else sizes
     if given is None or (scales is not None and sizes is not None):
-        raise InvalidModel("Resize needs either scales or sizes")
+        raise violation("scales or sizes", "be given, and not both", "both or neither")
     _check_one_per_axis(given, len(chosen))
     if scales is not None:
         resampled = _scaled(ctx, x, chosen, scales)
@@ -417,7 +412,7 @@ def resize(
 
 def _with_roi(ctx: Lowering, axes: Sequence[Resampling], chosen: Sequence[int], roi: Tensor | None) -> list[Resampling]:
     if roi is None or roi.size != 2 * len(chosen):
-        raise InvalidModel("tf_crop_and_resize needs a start and an end for each axis")
+        raise violation("roi", "have a start and an end for each axis", "none" if roi is None else roi.size)
 
     def bounds(k: int) -> Callable[[IndexMap], tuple[Scalar, Scalar]]:
         start, end = _number_at(roi, k), _number_at(roi, k + len(chosen))

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.onnx.image.resize import clamped, clamped_integer
 from ort_cuda_plugin.ops.registry import FLOATS, INT64, T1, T2, T, op
+from ort_cuda_plugin.ops.requirements import require_count, require_least, require_one_of, require_rank
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import MAX, SUM, Reduction, lowest
@@ -20,8 +21,8 @@ FAR = 1 << 30
 
 
 def _check(ctx: Lowering, name: str, x: Tensor, rois: Tensor, columns: int) -> None:
-    if x.rank != 4 or rois.rank != 2:
-        raise InvalidModel(f"{name} of rank {x.rank} with regions of rank {rois.rank}, not 4 and 2")
+    require_rank(4, X=x)
+    require_rank(2, rois=rois)
     ctx.require(eq(rois.shape[1], columns), f"a region of {name} has {columns} numbers")
 
 
@@ -74,16 +75,14 @@ def _roi_align(
     sampling_ratio: int, spatial_scale: float, half_pixel: bool,
 ) -> Tensor:  # fmt: skip
     _check(ctx, "RoiAlign", x, rois, 4)
-    if batch_indices.rank != 1 or height < 1 or width < 1 or sampling_ratio < 0:
-        raise InvalidModel(
-            f"RoiAlign to {height} x {width} with sampling_ratio {sampling_ratio}, indices of rank {batch_indices.rank}"
-        )
+    require_rank(1, batch_indices=batch_indices)
+    require_least(1, output_height=height, output_width=width)
+    require_least(0, sampling_ratio=sampling_ratio)
     if sampling_ratio > MAX_SAMPLING_RATIO:
         raise Unsupported(
             "attribute", f"RoiAlign with a sampling_ratio of {sampling_ratio}, above {MAX_SAMPLING_RATIO}"
         )
-    if mode not in ("avg", "max"):
-        raise InvalidModel(f"RoiAlign in mode {mode!r}")
+    require_one_of(("avg", "max"), mode=mode)
     ctx.require(eq(batch_indices.shape[0], rois.shape[0]), "RoiAlign: one batch index per region")
     real = s.accumulation_type(x.dtype)
 
@@ -162,8 +161,7 @@ def roi_align_16(
     sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
 ) -> Tensor:
-    if coordinate_transformation_mode not in ("half_pixel", "output_half_pixel"):
-        raise InvalidModel(f"coordinate_transformation_mode {coordinate_transformation_mode!r}")
+    require_one_of(("half_pixel", "output_half_pixel"), coordinate_transformation_mode=coordinate_transformation_mode)
     half_pixel = coordinate_transformation_mode == "half_pixel"
     return _roi_align(
         ctx, x, rois, batch_indices, mode, output_height, output_width, sampling_ratio, spatial_scale, half_pixel
@@ -174,8 +172,8 @@ def roi_align_16(
 def max_roi_pool(ctx: Lowering, x: T, rois: T, *, pooled_shape: tuple[int, ...], spatial_scale: float = 1.0) -> Tensor:
     """A bin without elements gives 0."""
     _check(ctx, "MaxRoiPool", x, rois, 5)
-    if len(pooled_shape) != 2 or min(pooled_shape) < 1:
-        raise InvalidModel(f"MaxRoiPool to {list(pooled_shape)}")
+    require_count(2, pooled_shape=pooled_shape)
+    require_least(1, pooled_shape=min(pooled_shape))
     real = s.accumulation_type(x.dtype)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.math.elementwise import unary
 from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, SIGNED, WIDE_INTS, op
+from ort_cuda_plugin.ops.requirements import require_one_of, require_rank
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -41,8 +42,7 @@ unary("HardSwish", 14, lambda x: x * s.maximum(0.0, s.minimum(1.0, x / 6.0 + 0.5
 @op("SwiGLU", since=28, types={"T": FLOATS})
 def swiglu(ctx: Lowering, a: Tensor, b: Tensor, *, alpha: float = 1.0) -> Tensor:
     """a gates b: a * sigmoid(alpha * a) * b, which do not broadcast to each other."""
-    if a.rank != b.rank:
-        raise InvalidModel(f"SwiGLU of ranks {a.rank} and {b.rank}")
+    require_rank(a.rank, **{"the second input": b})
     for left, right in zip(a.shape, b.shape, strict=True):
         ctx.require(eq(left, right), "the inputs of SwiGLU differ in shape")
     return elementwise(ctx, lambda a, b: a * s.sigmoid(alpha * a) * b, a, b)
@@ -121,8 +121,7 @@ def quick_gelu(ctx: Lowering, x: Tensor, *, alpha: float = 1.702) -> Tensor:
 @op("Gelu", since=20, types={"T": FLOATS})
 def gelu(ctx: Lowering, x: Tensor, *, approximate: str = "none") -> Tensor:
     forms: dict[str, Callable[[Scalar], Scalar]] = {"none": gelu_erf, "tanh": gelu_tanh}
-    if approximate not in forms:
-        raise InvalidModel(f"Gelu approximated by {approximate!r}")
+    require_one_of(forms, approximate=approximate)
     return elementwise(ctx, forms[approximate], x)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ort_cuda_plugin.kernels.determinant import determinants
 from ort_cuda_plugin.kernels.inverse import inverses
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.registry import FLOATS, NO_BFLOAT16, op
+from ort_cuda_plugin.ops.requirements import require_least_rank
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise, elementwise_into
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -14,8 +15,7 @@ from ort_cuda_plugin.program.symbolic import eq
 
 def _matrices(ctx: Lowering, name: str, x: Tensor) -> Tensor:
     """A copy of x in the type that sums have, for a kernel to write over."""
-    if x.rank < 2:
-        raise InvalidModel(f"{name} of rank {x.rank}")
+    require_least_rank(2, X=x)
     ctx.require(eq(x.shape[-1], x.shape[-2]), f"{name} of matrices that are not square")
     matrices = ctx.empty(x.shape, s.accumulation_type(x.dtype))
     elementwise_into(ctx, lambda a: s.cast(a, matrices.dtype), matrices, x)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from ort_cuda_plugin.model.ir import InvalidModel
 from ort_cuda_plugin.ops.onnx.math.matmul import PRODUCTS
 from ort_cuda_plugin.ops.registry import FLOATS, INTS, op
+from ort_cuda_plugin.ops.requirements import require, violation
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.multiply import multiply
@@ -24,12 +24,11 @@ _term_pattern = re.compile(r"[A-Za-z]*(\.\.\.[A-Za-z]*)?")
 
 def _labels(term: str, rank: int) -> Labels:
     """One label per dimension; those that "..." stands for are "...0", "...1", ... from the last one on."""
-    if not _term_pattern.fullmatch(term):
-        raise InvalidModel(f"Einsum: {term!r} is not a list of labels")
+    require(bool(_term_pattern.fullmatch(term)), "a term of equation", "be letters and one ellipsis", repr(term))
     before, ellipsis, after = term.partition("...")
     hidden = rank - len(before) - len(after)
     if hidden < 0 or (hidden and not ellipsis):
-        raise InvalidModel(f"Einsum: {term!r} for a tensor of rank {rank}")
+        raise violation("a term of equation", f"name the {rank} dimensions of its input", repr(term))
     return [*before, *_hidden_labels(hidden), *after]
 
 
@@ -44,8 +43,7 @@ def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], L
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
-    if len(terms) != len(ranks):
-        raise InvalidModel(f"Einsum: {equation!r} for {len(ranks)} inputs")
+    require(len(terms) == len(ranks), "equation", f"have a term for each of {len(ranks)} inputs", repr(equation))
     inputs = [_labels(term, rank) for term, rank in zip(terms, ranks, strict=True)]
     every = [label for labels in inputs for label in labels]
     hidden = _hidden_labels(max((sum(label[0] == "." for label in labels) for labels in inputs), default=0))
@@ -54,7 +52,7 @@ def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], L
     letters = len(right.replace("...", ""))
     output = _labels(right, letters + (len(hidden) if "..." in right else 0))
     if len(set(output)) != len(output) or not set(output) <= set(every):
-        raise InvalidModel(f"Einsum: {equation!r} has an output label twice, or one that no input has")
+        raise violation("the output of equation", "have labels of inputs, each once", repr(equation))
     return inputs, output
 
 

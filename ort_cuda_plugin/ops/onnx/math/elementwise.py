@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ort_cuda_plugin.kernels.codegen import constant_number
-from ort_cuda_plugin.model.ir import FLOATS_8, DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import FLOATS_8, DType, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.registry import (
     ALL_TENSORS,
@@ -24,6 +24,7 @@ from ort_cuda_plugin.ops.registry import (
     T,
     op,
 )
+from ort_cuda_plugin.ops.requirements import require, require_one_of, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -87,7 +88,7 @@ def aligned(ctx: Lowering, a: Tensor, b: Tensor, axis: int | None, broadcast: in
     """
     start = a.rank - b.rank if axis is None else normalize_axis(axis, a.rank)
     if start < 0 or start + b.rank > a.rank or (a.rank != b.rank and not broadcast):
-        raise InvalidModel(f"an input of rank {b.rank} does not fit into rank {a.rank} at axis {axis}")
+        raise violation("the second input", f"fit into rank {a.rank} at axis {axis}", f"rank {b.rank}")
     for dim, wanted in zip(b.shape, a.shape[start:], strict=False):
         fits = logical_or(eq(dim, wanted), eq(dim, 1)) if broadcast else eq(dim, wanted)
         ctx.require(fits, "the second input does not broadcast to the first")
@@ -146,8 +147,7 @@ def variadic(
     """Enters an operator that combines any number of inputs: ``finish(step(step(a, b), c), 3)``."""
 
     def function(ctx: Lowering, *inputs: Tensor) -> Tensor:
-        if not inputs:
-            raise InvalidModel(f"{name} without inputs")
+        require(bool(inputs), "inputs", "be at least one", "none")
         # A kernel has a limited number of parameters.
         rest = list(inputs)
         while len(rest) > MAX_TOGETHER:
@@ -188,8 +188,7 @@ def mod(ctx: Lowering, a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
 
 @op("BitShift", since=11, types={"T": INTS})
 def bit_shift(ctx: Lowering, x: Tensor, y: Tensor, *, direction: str) -> Tensor:
-    if direction not in ("LEFT", "RIGHT"):
-        raise InvalidModel(f"BitShift to {direction!r}")
+    require_one_of(("LEFT", "RIGHT"), direction=direction)
     width = 8 * x.dtype.itemsize
 
     def shift(a: Scalar, b: Scalar) -> Scalar:
@@ -279,8 +278,7 @@ def cast_1(ctx: Lowering, x: T1, *, to: str) -> Tensor:
 
 @op("Cast", since=6, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
 def cast(ctx: Lowering, x: T1, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    if round_mode not in ("up", "down", "nearest"):
-        raise InvalidModel(f"Cast with round_mode {round_mode!r}")
+    require_one_of(("up", "down", "nearest"), round_mode=round_mode)
     dtype = DType.of_attribute(to, "a cast to")
     if x.dtype is dtype:
         return x
@@ -296,8 +294,7 @@ def cast_like(ctx: Lowering, x: T1, target: T2, *, saturate: int = 1, round_mode
 def bit_cast(ctx: Lowering, x: T1, *, to: int) -> Tensor:
     """A copy of the bytes: what is known of the contents of x must not be taken for those of the result."""
     dtype = DType.of_attribute(to, "a cast to")
-    if dtype.bits != x.dtype.bits:
-        raise InvalidModel(f"BitCast from {x.dtype.name} to {dtype.name}, which have different sizes")
+    require(dtype.bits == x.dtype.bits, "to", f"have the {x.dtype.bits} bits of {x.dtype.name}", dtype.name)
     # The byte of a packed integer is sign-extended, that of a float is its code: as those of an unsigned integer.
     code = (DType.UINT2 if x.dtype.bits == 2 else DType.UINT4) if x.dtype.is_packed else None
     if code is not None and x.dtype.is_integer:

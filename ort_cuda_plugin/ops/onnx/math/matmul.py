@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ort_cuda_plugin.ops.registry import FLOATS, WIDE_INTS, T, op
+from ort_cuda_plugin.ops.requirements import require_least_rank, require_rank
 from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import InvalidModel, Lowering, Tensor, Unsupported
+from ort_cuda_plugin.program.lowering import Lowering, Tensor, Unsupported
 from ort_cuda_plugin.program.multiply import multiply
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import eq, logical_or
@@ -22,8 +23,7 @@ def matmul(ctx: Lowering, a: T, b: T) -> Tensor:
 
 def matrix_product(ctx: Lowering, a: Tensor, b: Tensor, finish: Callable[[Scalar], Scalar] | None = None) -> Tensor:
     """``finish`` of the sums of a @ b, where a vector is a row on the left and a column on the right."""
-    if a.rank == 0 or b.rank == 0:
-        raise InvalidModel("MatMul takes no scalars")
+    require_least_rank(1, A=a, B=b)
     left, right = a, b
     if a.rank == 1:
         left = ctx.view(a, (1, *a.shape), (a.shape[0] * a.strides[0], *a.strides), a.offset)
@@ -51,8 +51,7 @@ def gemm(
 ) -> Tensor:
     if a.rank == 1 and not transA:  # a row, as the CPU provider has it
         a = unsqueeze(ctx, a, (0,))
-    if a.rank != 2 or b.rank != 2:
-        raise InvalidModel(f"Gemm takes matrices, not tensors of ranks {a.rank} and {b.rank}")
+    require_rank(2, A=a, B=b)
     if transA:
         a = ctx.view(a, a.shape[::-1], a.strides[::-1], a.offset)
     if transB:
@@ -65,8 +64,7 @@ def gemm(
 
     if c is None or beta == 0.0:
         return multiply(ctx, a, b, finish=scaled)
-    if c.rank > 2:
-        raise InvalidModel(f"the addend C of Gemm has rank {c.rank}")
+    require_rank((0, 1, 2), C=c)
     target = (a.shape[0], b.shape[1])
     for dim, wanted in zip(c.shape, target[2 - c.rank :], strict=True):
         ctx.require(logical_or(eq(dim, 1), eq(dim, wanted)), "the addend C of Gemm does not broadcast to the result")

@@ -11,9 +11,10 @@ from ort_cuda_plugin.kernels.codegen import constant_number
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.kernels.random import Bits, RandomRun, normal, uniform
 from ort_cuda_plugin.kernels.scan import scan
-from ort_cuda_plugin.model.ir import FLOATS_8, DType, InvalidModel
+from ort_cuda_plugin.model.ir import FLOATS_8, DType
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, ARITHMETIC, BOOL, FLOATS, INDICES, NO_BFLOAT16, T1, T2, T, op
+from ort_cuda_plugin.ops.requirements import require, require_least, require_rank
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -32,10 +33,8 @@ _DIGITS = {DType.FLOAT16: (11, -24), DType.BFLOAT16: (8, -133), DType.FLOAT32: (
 
 def _draw(ctx: Lowering, shape: Sequence[Dim], dtype: DType, seed: float | None, distribution: Distribution) -> Tensor:
     """A tensor of independent draws."""
-    if dtype not in FLOATS:
-        raise InvalidModel(f"random numbers of element type {dtype.name}")
-    if any(isinstance(dim, int) and dim < 0 for dim in shape):
-        raise InvalidModel(f"random numbers of shape {tuple(shape)}")
+    require(dtype in FLOATS, "dtype", "be a floating-point type", dtype.name)
+    require(min((n for n in shape if isinstance(n, int)), default=0) >= 0, "shape", "be sizes", tuple(shape))
     random = RandomRun(ctx, seed)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -49,8 +48,7 @@ def _normal(mean: float, scale: float) -> Distribution:
 
 
 def _uniform(low: float, high: float) -> Distribution:
-    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-        raise InvalidModel(f"random numbers from {low} to {high}")
+    require(-math.inf < low <= high < math.inf, "low and high", "be finite and in order", f"{low} and {high}")
 
     def between(bits: Bits, dtype: DType) -> Scalar:
         u = uniform(bits, s.accumulation_type(dtype))
@@ -127,8 +125,7 @@ def random_uniform_like(
 def bernoulli(ctx: Lowering, x: T1, *, dtype: int | None = None, seed: float | None = None) -> Tensor:
     """Probabilities of float32 and half types count in steps of 2**-24."""
     result = x.dtype if dtype is None else DType.of_attribute(dtype)
-    if result not in ARITHMETIC | BOOL:
-        raise InvalidModel(f"Bernoulli of element type {result.name}")
+    require(result in ARITHMETIC | BOOL, "dtype", "be a number or bool", result.name)
     probabilities = reshape(ctx, x, (x.size,))
     random = RandomRun(ctx, seed)
 
@@ -165,10 +162,9 @@ def multinomial(ctx: Lowering, x: T1, *, dtype: int = 6, sample_size: int = 1, s
     As in ONNX Runtime a class whose logarithm is infinite or NaN is never drawn.
     """
     result = DType.of_attribute(dtype)
-    if result not in INDICES:
-        raise InvalidModel(f"Multinomial of element type {result.name}")
-    if x.rank != 2 or sample_size < 1:
-        raise InvalidModel(f"Multinomial of rank {x.rank} with a sample_size of {sample_size}")
+    require(result in INDICES, "dtype", "be int32 or int64", result.name)
+    require_rank(2, input=x)
+    require_least(1, sample_size=sample_size)
     random = RandomRun(ctx, seed)
 
     def draw(maps: IndexMap, row: Scalar, number: Scalar) -> Scalar:
@@ -240,8 +236,7 @@ def dropout_12(
     if ratio is None:
         ratio = ctx.constant(np.array(0.5, np.float32))
     known = constant_number(ratio)
-    if known is not None and not 0 <= known <= 1:
-        raise InvalidModel(f"Dropout with a ratio of {known}")
+    require(known is None or 0 <= known <= 1, "ratio", "be in [0, 1]", known)
     return _dropped(ctx, data, ratio, training_mode, seed, DType.BOOL)
 
 
@@ -254,8 +249,8 @@ def _dropped(
     ctx: Lowering, data: Tensor, ratio: Tensor, training_mode: Tensor | None, seed: int | None, mask_dtype: DType
 ) -> tuple[Tensor, ...]:
     """The device looks whether it is training, and how many elements to drop."""
-    if ratio.size != 1 or (training_mode is not None and training_mode.size != 1):
-        raise InvalidModel("ratio and training_mode of Dropout are scalars")
+    for x in (ratio, training_mode):
+        require(x is None or x.size == 1, "ratio and training_mode", "be scalars", x and x.shape)
     random = RandomRun(ctx, seed)
     real, chance = s.accumulation_type(data.dtype), s.accumulation_type(ratio.dtype)
 

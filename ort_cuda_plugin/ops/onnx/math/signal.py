@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
 from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, INDICES, T1, T2, HostTensor, op
+from ort_cuda_plugin.ops.requirements import require, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import SUM
@@ -197,8 +198,7 @@ def discrete_transform(
     ctx: Lowering, x: Tensor, dft_length: Tensor | None, axis: int, *, inverse: int, onesided: int
 ) -> Tensor:
     """DFT of ai.onnx along ``axis``: the last dimension has the parts of numbers."""
-    if axis == x.rank - 1:
-        raise InvalidModel("DFT along the dimension of real and imaginary parts")
+    require(axis != x.rank - 1, "axis", "not be the dimension of real and imaginary parts", axis)
     parts = _parts(ctx, x)
     # The inverse of one side continues the frequencies symmetrically, and its result is real.
     mirrored = bool(inverse and onesided)
@@ -255,12 +255,10 @@ def stft(
 ) -> Tensor:
     """The signal is [batch, samples, 1 or 2], or [batch, samples]."""
     parts = _parts(ctx, signal) if signal.rank == 3 else 1
-    if signal.rank not in (2, 3):
-        raise InvalidModel(f"STFT of rank {signal.rank}")
+    require_rank((2, 3), signal=signal)
     if window is None and frame_length is None:
-        raise InvalidModel("STFT needs a window or a frame_length")
-    if window is not None and window.rank != 1:
-        raise InvalidModel(f"the window of STFT has rank {window.rank}, not 1")
+        raise violation("window or frame_length", "be given", "neither")
+    require_rank(1, window=window)
     step = ctx.host_number(frame_step, "frame_step")
     ctx.require(lt(0, step), "STFT with a step of no samples")
     if frame_length is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, U, op
+from ort_cuda_plugin.ops.requirements import require_least_rank
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -91,8 +92,7 @@ def batch_norm_training(
 
     The variance is that of the population. Running statistics are old * momentum + new * (1 - momentum).
     """
-    if x.rank < 2:
-        raise InvalidModel(f"BatchNormalization in training of rank {x.rank}")
+    require_least_rank(2, X=x)
     compute = _compute_type(x, scale, mean)
 
     def program(row: Row, x: Scalar, scale: Scalar, bias: Scalar) -> tuple[list[Scalar], list[Scalar]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.model.ir import InvalidModel
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.registry import FLOATS, T, op
+from ort_cuda_plugin.ops.requirements import require_least, require_one_of, require_rank
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -27,10 +27,8 @@ def causal_conv_with_state(
 
 def check_convolution(name: str, activation: str, dilation: int) -> None:
     """Raises InvalidModel for an activation or a distance between taps that no causal convolution has."""
-    if activation not in ("none", "silu", "swish"):
-        raise InvalidModel(f"{name} with the activation {activation!r}")
-    if dilation < 1:
-        raise InvalidModel(f"{name} with dilation = {dilation}")
+    require_one_of(("none", "silu", "swish"), activation=activation)
+    require_least(1, dilation=dilation)
 
 
 def causal_convolution(
@@ -43,8 +41,7 @@ def causal_convolution(
     """
     name = "CausalConvWithState"
     check_convolution(name, activation, dilation)
-    if x.rank != 3 or weight.rank != 3:
-        raise InvalidModel(f"{name} of ranks {x.rank} and {weight.rank}")
+    require_rank(3, input=x, weight=weight)
     batch, channels, length = x.shape
     width = weight.shape[2]
     ctx.require(lt(0, width), f"{name}: a filter has no elements")

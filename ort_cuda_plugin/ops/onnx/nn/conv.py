@@ -7,8 +7,15 @@ from dataclasses import replace
 
 from ort_cuda_plugin.ops.onnx.nn.windows import Ints, per_axis, windows
 from ort_cuda_plugin.ops.registry import FLOATS, T, op
+from ort_cuda_plugin.ops.requirements import (
+    require_count,
+    require_least_rank,
+    require_one_of,
+    require_rank,
+    violation,
+)
 from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import InvalidModel, Lowering, Tensor, Unsupported
+from ort_cuda_plugin.program.lowering import Lowering, Tensor, Unsupported
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.steps import Convolve, Input
 from ort_cuda_plugin.program.symbolic import Dim, ceildiv, eq, lt, product, sym_max
@@ -20,19 +27,18 @@ def _static_kernel(w: Tensor, kernel_shape: Ints | None) -> tuple[int, ...]:
     kernel = tuple(dim for dim in w.shape[2:] if isinstance(dim, int))
     if len(kernel) != w.rank - 2 or not all(isinstance(dim, int) for dim in w.shape):
         raise Unsupported("shape", "the shape of the weights is not known before the Run")
-    if kernel_shape is not None and tuple(kernel_shape) != kernel:
-        raise InvalidModel(f"kernel_shape {list(kernel_shape)} contradicts weights of {list(kernel)}")
+    require_one_of((kernel,), kernel_shape=kernel_shape and tuple(kernel_shape))
     return kernel
 
 
 def check_ranks(x: Tensor, w: Tensor) -> None:
-    if x.rank != w.rank or x.rank < 3:
-        raise InvalidModel(f"input of rank {x.rank}, weights of rank {w.rank}; both need batch, channels, space")
+    require_least_rank(3, X=x)
+    require_rank(x.rank, W=w)
 
 
 def _check_groups(group: int, channels: Dim, rows: Dim) -> None:
     if group < 1 or (isinstance(rows, int) and rows % group) or (isinstance(channels, int) and channels % group):
-        raise InvalidModel(f"{group} groups do not divide {channels!r} input and {rows!r} output channels")
+        raise violation("group", f"be positive and divide {channels!r} input and {rows!r} output channels", group)
 
 
 @op("Conv", since=1, types={"T": FLOATS})
@@ -150,8 +156,7 @@ def transposed_convolution(
     if explicit is None or static is None or len(static) == len(explicit):
         plain = windows(x.shape[2:], kernel, strides, dilations, static, "NOTSET")
     else:
-        if len(explicit) != 2 * rank:
-            raise InvalidModel(f"{len(explicit)} pads for {rank} spatial dimensions")
+        require_count(2 * rank, pads=explicit)
         plain = windows(x.shape[2:], kernel, strides, dilations, None, "NOTSET")
         plain = replace(plain, begin=tuple(explicit[:rank]), end=tuple(explicit[rank:]))
     extra = per_axis("output_padding", output_padding, 0, rank, 0)
@@ -160,8 +165,8 @@ def transposed_convolution(
         for n, step, more, reach in zip(plain.size, plain.strides, extra, plain.extent, strict=True)
     ]
     begin = plain.begin
-    if output_shape is not None and len(output_shape) not in (rank, x.rank):
-        raise InvalidModel(f"output_shape {list(output_shape)} for {rank} spatial dimensions")
+    if output_shape is not None:
+        require_count((rank, x.rank), output_shape=output_shape)
     if output_shape is not None or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         wanted = [n * step for n, step in zip(plain.size, plain.strides, strict=True)]
         spatial: list[Dim] = list(wanted if output_shape is None else output_shape[-rank:])
@@ -170,7 +175,7 @@ def transposed_convolution(
     elif auto_pad in ("NOTSET", "VALID"):
         spatial = [reach - left - right for reach, left, right in zip(full, plain.begin, plain.end, strict=True)]
     else:
-        raise InvalidModel(f"auto_pad is {auto_pad!r}")
+        raise violation("auto_pad", "be one of 'NOTSET', 'SAME_UPPER', 'SAME_LOWER', 'VALID'", repr(auto_pad))
     for size in spatial:
         ctx.require(lt(0, size), "the result has no elements along a spatial dimension")
     window = Windows(plain.size, plain.kernel, plain.strides, plain.dilations, begin, plain.end)

@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Sequence
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, unravel
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.image.resize import clamped_integer
 from ort_cuda_plugin.ops.onnx.nn.windows import windows
 from ort_cuda_plugin.ops.registry import FLOATS, T, op
+from ort_cuda_plugin.ops.requirements import require, require_least, require_least_rank, require_rank
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -83,15 +84,13 @@ def deform_conv(
     strides: tuple[int, ...] | None = None,
 ) -> Tensor:
     """The windows' elements are gathered, then multiplied by the weights as matrices."""
-    if x.rank < 3 or w.rank != x.rank or offset.rank != x.rank or (mask is not None and mask.rank != x.rank):
-        raise InvalidModel(f"DeformConv of rank {x.rank} with weights of rank {w.rank}, offsets of rank {offset.rank}")
-    if group < 1 or offset_group < 1:
-        raise InvalidModel(f"DeformConv in {group} groups and {offset_group} offset groups")
+    require_least_rank(3, X=x)
+    require_rank(x.rank, W=w, offset=offset, mask=mask)
+    require_least(1, group=group, offset_group=offset_group)
     rank, (samples, channels) = x.rank - 2, x.shape[:2]
     kernel, rows, depth = w.shape[2:], floordiv(w.shape[0], group), w.shape[1]
     if kernel_shape is not None:
-        if len(kernel_shape) != rank:
-            raise InvalidModel(f"kernel_shape {list(kernel_shape)} of DeformConv in {rank} dimensions")
+        require(len(kernel_shape) == rank, "kernel_shape", f"have {rank} entries", list(kernel_shape))
         for dim, wanted in zip(kernel, kernel_shape, strict=True):
             ctx.require(eq(dim, wanted), "kernel_shape of DeformConv contradicts its weights")
     window = windows(x.shape[2:], kernel, strides, dilations, pads, "NOTSET")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.nn.normalization import log_softmax_row
 from ort_cuda_plugin.ops.registry import FLOATS, INDICES, T, Tind, op
+from ort_cuda_plugin.ops.requirements import require_least_rank, require_one_of, require_rank
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -47,15 +48,13 @@ def class_loss(
 
     ``weight`` [C] or None is 1 per class. ``reduction`` "mean" divides by the sum of the targets' weights.
     """
-    if x.rank < 2 or target.rank != x.rank - 1:
-        raise InvalidModel(f"a loss for scores of rank {x.rank} and targets of rank {target.rank}")
+    require_least_rank(2, scores=x)
+    require_rank(x.rank - 1, target=target)
     for scored, labelled in zip((x.shape[0], *x.shape[2:]), target.shape, strict=True):
         ctx.require(eq(scored, labelled), "the targets of a loss differ in shape from its scores")
-    if reduction not in ("none", "sum", "mean"):
-        raise InvalidModel(f"a loss with reduction {reduction!r}")
+    require_one_of(("none", "sum", "mean"), reduction=reduction)
     if weight is not None:
-        if weight.rank != 1:
-            raise InvalidModel(f"the weight of a loss has rank {weight.rank}, not 1")
+        require_rank(1, weight=weight)
         ctx.require(eq(weight.size, x.shape[1]), "the weights of a loss are not one per class")
     losses = _class_losses(ctx, x, target, weight, ignore_index, weights=False)
     axes = range(target.rank)
@@ -100,7 +99,6 @@ def softmax_cross_entropy_loss(
     ignore_index: int | None = None,
     reduction: str = "mean",
 ) -> tuple[Tensor, ...]:
-    if scores.rank < 2:
-        raise InvalidModel(f"SoftmaxCrossEntropyLoss of scores of rank {scores.rank}")
+    require_least_rank(2, scores=scores)
     log_prob = row_map(ctx, log_softmax_row, [1], scores)[0]
     return class_loss(ctx, log_prob, labels, weights, ignore_index, reduction), log_prob

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from ort_cuda_plugin.kernels.pool import local_response_normalization
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.axes import normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import FLOATS, T, V, op
+from ort_cuda_plugin.ops.requirements import require_least, require_least_rank, require_one_of, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.reduce import row_map
@@ -74,8 +75,7 @@ _softmax("Hardmax", hardmax_row)
 @op("LpNormalization", since=1, types={"T": FLOATS})
 def lp_normalization(ctx: Lowering, x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
     """A row of zeros stays one."""
-    if p not in (1, 2):
-        raise InvalidModel(f"LpNormalization with p = {p}, which is neither 1 nor 2")
+    require_one_of((1, 2), p=p)
 
     def program(row: Row, x: Scalar) -> Outputs:
         value = s.widen(x)
@@ -93,7 +93,7 @@ def stash(x: Scalar, stash_type: int) -> Scalar:
 
 def _check_stash(stash_type: int) -> None:
     if stash_type not in (DType.FLOAT32.onnx, DType.FLOAT64.onnx, DType.FLOAT16.onnx, DType.BFLOAT16.onnx):
-        raise InvalidModel(f"stash_type {stash_type} is not a floating-point type")
+        raise violation("stash_type", "be a floating-point type", stash_type)
 
 
 def layer_norm(
@@ -177,16 +177,14 @@ def rms_normalization(
 
 def per_channel(ctx: Lowering, x: Tensor, rank: int) -> Tensor:
     """A vector with one element per channel as a tensor that broadcasts to (N, C, ...) of ``rank``."""
-    if x.rank != 1:
-        raise InvalidModel(f"a value per channel has rank {x.rank}, not 1")
+    require_rank(1, **{"a value per channel": x})
     trailing = rank - 2
     return ctx.view(x, (*x.shape, *([1] * trailing)), (*x.strides, *([0] * trailing)), x.offset)
 
 
 @op("InstanceNormalization", since=1, types={"T": FLOATS})
 def instance_normalization(ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
-    if x.rank < 3:
-        raise InvalidModel(f"InstanceNormalization of a tensor of rank {x.rank}")
+    require_least_rank(3, input=x)
     affine = [per_channel(ctx, value, x.rank) for value in (scale, bias)]
 
     def program(row: Row, x: Scalar, scale: Scalar, bias: Scalar) -> Outputs:
@@ -237,8 +235,8 @@ def _group_norm(
 
 
 def _check_groups(x: Tensor, groups: int) -> None:
-    if x.rank < 2 or groups <= 0:
-        raise InvalidModel(f"GroupNormalization of rank {x.rank} in {groups} groups")
+    require_least_rank(2, X=x)
+    require_least(1, num_groups=groups)
 
 
 @op("GroupNormalization", since=18, until=20, types={"T": FLOATS})
@@ -277,8 +275,6 @@ def group_normalization_21(
 def lrn(
     ctx: Lowering, x: T, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
 ) -> Tensor:  # fmt: skip
-    if x.rank < 2:
-        raise InvalidModel(f"LRN of a tensor of rank {x.rank}")
-    if size < 1:
-        raise InvalidModel(f"LRN over {size} channels")
+    require_least_rank(2, X=x)
+    require_least(1, size=size)
     return local_response_normalization(ctx, x, size=size, alpha=alpha, beta=beta, bias=bias)

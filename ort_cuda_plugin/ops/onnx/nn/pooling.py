@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map, unravel
 from ort_cuda_plugin.kernels.pool import launch_pool
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.nn.windows import Ints, per_axis, windows
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, T1, HostTensor, Int64, T, op
+from ort_cuda_plugin.ops.requirements import require, require_count, require_least, require_least_rank, require_rank
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -59,8 +60,7 @@ def average_pool(
 
 
 def _global_pool(ctx: Lowering, x: Tensor, fn: Callable[[Row, Scalar], Scalar]) -> Tensor:
-    if x.rank < 3:
-        raise InvalidModel(f"global pooling of a tensor of rank {x.rank}")
+    require_least_rank(3, X=x)
     return reduce(ctx, fn, x, range(2, x.rank))
 
 
@@ -76,8 +76,7 @@ def global_max_pool(ctx: Lowering, x: T) -> Tensor:
 
 def _norm_pool(ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim], p: float) -> Tensor:
     """The p-norm of every window; positions outside of x count as 0."""
-    if p < 1:
-        raise InvalidModel(f"the norm of order {p}")
+    require_least(1, p=p)
     real = s.accumulation_type(x.dtype)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -157,8 +156,8 @@ def max_unpool(
     Indices outside of it are ignored.
     """
     rank = x.rank - 2
-    if rank < 1 or indices.rank != x.rank:
-        raise InvalidModel(f"MaxUnpool of rank {x.rank} with indices of rank {indices.rank}")
+    require_least_rank(3, X=x)
+    require_rank(x.rank, I=indices)
     for dim, wanted in zip(indices.shape, x.shape, strict=True):
         ctx.require(eq(dim, wanted), "MaxUnpool: one index per element")
     steps, both = per_axis("strides", strides, 1, rank), per_axis("pads", pads, 0, 2 * rank, 0)
@@ -169,8 +168,7 @@ def max_unpool(
     shape: Sequence[Dim] = inferred
     if output_shape is not None:
         shape = ctx.host_values(output_shape, "output_shape of MaxUnpool")
-        if len(shape) != x.rank:
-            raise InvalidModel(f"output_shape of MaxUnpool has {len(shape)} entries for rank {x.rank}")
+        require_count(x.rank, output_shape=shape)
     for dim in (*inferred, *shape):
         ctx.require(le(0, dim), "MaxUnpool to a negative size")
     result = full(ctx, shape, 0, x.dtype)
@@ -199,14 +197,13 @@ def col2im(
     strides: tuple[int, ...] | None = None,
 ) -> Tensor:
     """Every element of the image sums those of the blocks that lie over it."""
-    if x.rank != 3:
-        raise InvalidModel(f"Col2Im of rank {x.rank}, not 3")
+    require_rank(3, input=x)
     image, block = (
         ctx.host_values(shape, f"{what} of Col2Im")
         for shape, what in ((image_shape, "image_shape"), (block_shape, "block_shape"))
     )
-    if not image or len(image) != len(block):
-        raise InvalidModel(f"Col2Im of an image in {len(image)} dimensions from blocks in {len(block)}")
+    require(len(image) > 0, "image_shape", "have an entry", "none")
+    require_count(len(image), block_shape=block)
     rank = len(image)
     steps, gaps = per_axis("strides", strides, 1, rank), per_axis("dilations", dilations, 1, rank)
     both = per_axis("pads", pads, 0, 2 * rank, 0)

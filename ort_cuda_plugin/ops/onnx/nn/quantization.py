@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.index import gather_map
-from ort_cuda_plugin.model.ir import FLOATS_8, DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import FLOATS_8, DType, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.math.matmul import matmul
 from ort_cuda_plugin.ops.onnx.nn.conv import conv
 from ort_cuda_plugin.ops.onnx.nn.windows import Ints
 from ort_cuda_plugin.ops.registry import BYTES, FLOAT32, INT32, PACKED, T1, T2, T3, T, op
+from ort_cuda_plugin.ops.requirements import require, require_least, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -75,8 +76,7 @@ def _by_groups(
     if block_size == 0:
         placed = []
         for parameter in parameters:
-            if parameter.rank > 1:
-                raise InvalidModel(f"scale and zero point of rank {parameter.rank} without a block size")
+            require_rank((0, 1), **{"scale and zero point without a block_size": parameter})
             if parameter.size == 1:
                 placed.append(ctx.view(parameter, (), (), parameter.offset))
             else:
@@ -85,11 +85,9 @@ def _by_groups(
                 placed.append(ctx.view(parameter, shape, strides, parameter.offset))
         return elementwise(ctx, fn, x, *placed)
     along = normalize_axis(axis, x.rank)
-    if block_size < 0:
-        raise InvalidModel(f"a block size of {block_size}")
+    require_least(0, block_size=block_size)
     for parameter in parameters:
-        if parameter.rank != x.rank:
-            raise InvalidModel(f"scale or zero point of rank {parameter.rank} for blocks of rank {x.rank}")
+        require_rank(x.rank, **{"scale and zero point of blocks": parameter})
         for i, (dim, size) in enumerate(zip(parameter.shape, x.shape, strict=True)):
             wanted = ceildiv(size, block_size) if i == along else size
             ctx.require(eq(dim, wanted), f"scale or zero point do not fit blocks of {block_size} along axis {along}")
@@ -127,7 +125,7 @@ def _quantize(
 ) -> Tensor:
     dtype = zero.dtype if zero is not None else _element_type(output_dtype or DType.UINT8.onnx, QUANTIZED)
     if output_dtype and output_dtype != dtype.onnx:
-        raise InvalidModel(f"output_dtype {output_dtype} with a zero point of {dtype.name}")
+        raise violation("output_dtype", f"be that of the zero point, {dtype.name}", output_dtype)
     divided = _element_type(precision, SCALES) if precision else DType.FLOAT32
 
     def fn(value: Scalar, factor: Scalar, offset: Scalar | None = None) -> Scalar:
@@ -228,8 +226,7 @@ def shifted(ctx: Lowering, x: Tensor, zero: Tensor | None, dtype: DType = DType.
         return elementwise(ctx, lambda value: s.cast(value, dtype), x)
     if zero.size == 1:
         zero = ctx.view(zero, (), (), zero.offset)
-    if zero.rank > x.rank:
-        raise InvalidModel(f"a zero point of rank {zero.rank} for a tensor of rank {x.rank}")
+    require(zero.rank <= x.rank, "zero point", f"have at most rank {x.rank}", f"rank {zero.rank}")
     return elementwise(ctx, lambda value, offset: s.cast(value, dtype) - s.cast(offset, dtype), x, zero)
 
 
@@ -290,8 +287,7 @@ def _per_channel(ctx: Lowering, x: Tensor, after: int) -> Tensor:
     """A parameter of one element, or one per channel, which ``after`` dimensions follow."""
     if x.size == 1:
         return _scalar(ctx, x)
-    if x.rank != 1:
-        raise InvalidModel(f"a parameter per channel of rank {x.rank}")
+    require_rank(1, **{"a parameter per channel": x})
     return ctx.view(x, (*x.shape, *[1] * after), (*x.strides, *[0] * after), x.offset)
 
 

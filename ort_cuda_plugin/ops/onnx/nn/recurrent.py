@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ort_cuda_plugin.kernels.cells import Cell, Direction, Gates, Sequences
 from ort_cuda_plugin.kernels.recurrent import run_cells
-from ort_cuda_plugin.model.ir import InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import Unsupported
 from ort_cuda_plugin.ops.onnx.math.activation import softplus
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.registry import FLOATS, INT32, T1, T, op
+from ort_cuda_plugin.ops.requirements import require, require_one_of, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.multiply import multiply
@@ -90,10 +91,9 @@ def _per_direction(
     # The schema of GRU-1 misspells its default.
     backward = {"forward": [False], "foward": [False], "reverse": [True], "bidirectional": [False, True]}.get(direction)
     if backward is None:
-        raise InvalidModel(f"the direction {direction!r}")
+        raise violation("direction", "be one of 'forward', 'reverse', 'bidirectional'", repr(direction))
     names = activations or [*defaults] * len(backward)
-    if len(names) < len(defaults) * len(backward):  # the schema's default of RNN has one too many for one direction
-        raise InvalidModel(f"{len(names)} activations for {len(backward)} directions of {len(defaults)}")
+    require(len(names) >= len(defaults) * len(backward), "activations", f"be {len(defaults)} a direction", names)
     # ONNX Runtime bounds what goes into the gates, and not the cell, which goes into the third function of LSTM.
     clips = [clip if number % len(defaults) < 2 else None for number in range(len(names))]
     functions = _activations(names, alphas, betas, clips)
@@ -107,10 +107,8 @@ def _run(
     initial_h: Tensor | None, initial_c: Tensor | None, layout: int, alike: bool, peepholes: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(Y, last hidden[, last cell]) of one cell per direction; ``alike`` says that these differ in parameters only."""
-    if x.rank != 3 or w.rank != 3 or r.rank != 3:
-        raise InvalidModel("a recurrent operator takes X, W and R of rank 3")
-    if layout not in (0, 1):
-        raise InvalidModel(f"layout {layout}")
+    require_rank(3, X=x, W=w, R=r)
+    require_one_of((0, 1), layout=layout)
     count, size = len(cells), r.shape[2]
     if layout:
         x = permute(ctx, x, (1, 0, 2))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ort_cuda_plugin.program.lowering import InvalidModel, Unsupported
+from ort_cuda_plugin.ops.requirements import require, require_count, require_one_of
+from ort_cuda_plugin.program.lowering import Unsupported
 from ort_cuda_plugin.program.symbolic import Dim, ceildiv, sym_max
 from ort_cuda_plugin.program.windows import Windows
 
@@ -15,10 +16,8 @@ MAX_SPATIAL = 3
 def per_axis(name: str, values: Ints | None, default: int, rank: int, minimum: int = 1) -> tuple[int, ...]:
     """An attribute of ``rank`` integers, all ``default`` where it is left out. Raises InvalidModel for a wrong one."""
     values = (default,) * rank if values is None else tuple(values)
-    if len(values) != rank:
-        raise InvalidModel(f"{name} has {len(values)} entries for {rank} dimensions")
-    if any(value < minimum for value in values):
-        raise InvalidModel(f"{name} = {list(values)} has an entry below {minimum}")
+    require(len(values) == rank, name, f"have {rank} entries", len(values))
+    require(all(value >= minimum for value in values), name, f"have entries of at least {minimum}", list(values))
     return values
 
 
@@ -31,8 +30,7 @@ def windows(
     Raises Unsupported for a rank or padding that the kernels do not have, InvalidModel for contradictions.
     """
     rank = len(size)
-    if len(kernel) != rank:
-        raise InvalidModel(f"the kernel has {len(kernel)} dimensions, the input has {rank}")
+    require_count(rank, kernel_shape=kernel)
     if not 1 <= rank <= MAX_SPATIAL:
         raise Unsupported("shape", f"{rank} spatial dimensions; 1 to {MAX_SPATIAL} are implemented")
     steps = per_axis("strides", strides, 1, rank)
@@ -52,6 +50,5 @@ def windows(
             raise Unsupported("attribute", f"negative pads {list(pads)}")
         both = per_axis("pads", pads, 0, 2 * rank, 0)
         begin, end = both[:rank], both[rank:]
-    elif auto_pad != "VALID":
-        raise InvalidModel(f"auto_pad is {auto_pad!r}")
+    require_one_of(("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"), auto_pad=auto_pad)
     return Windows(tuple(size), tuple(kernel), steps, gaps, begin, end)

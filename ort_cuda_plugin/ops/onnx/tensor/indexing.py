@@ -10,7 +10,7 @@ import numpy as np
 from ort_cuda_plugin.kernels.codegen import constant_number
 from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
 from ort_cuda_plugin.kernels.scan import scan
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
 from ort_cuda_plugin.ops.registry import (
     ALL_TENSORS,
@@ -26,6 +26,7 @@ from ort_cuda_plugin.ops.registry import (
     Tind,
     op,
 )
+from ort_cuda_plugin.ops.requirements import require, require_least_rank, require_range, require_rank
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.host import HostArray, integers, on_host
@@ -87,8 +88,7 @@ def gather(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> Tensor:
 
 def check_within(ctx: Lowering, name: str, data: Tensor, indices: Tensor, axis: int) -> None:
     """Raises InvalidModel, or makes the Run fail, where ``indices`` reach over ``data`` in a dimension but ``axis``."""
-    if indices.rank != data.rank:
-        raise InvalidModel(f"{name} of rank {data.rank} with indices of rank {indices.rank}")
+    require_rank(data.rank, indices=indices)
     for other in range(data.rank):
         if other != axis:
             fits = le(indices.shape[other], data.shape[other])
@@ -112,8 +112,7 @@ def tuple_length(ctx: Lowering, indices: Tensor, most: int, what: str) -> int:
     """The last dimension of ``indices``: how many dimensions one index tuple selects from. A plan is for one length."""
     dim = indices.shape[-1] if indices.rank else 0
     length = ctx.chosen(dim, f"the length of the index tuples of {what}", range(1, max(most, 1) + 1))
-    if not 0 < length <= most:
-        raise InvalidModel(f"{what} with index tuples of length {length}")
+    require(0 < length <= most, f"the index tuples of {what}", f"have a length in [1, {most}]", length)
     return length
 
 
@@ -132,8 +131,7 @@ def index_tuple(
 
 @op("GatherND", since=11, types={"T": ALL_TENSORS})
 def gather_nd(ctx: Lowering, data: T, indices: Int64, *, batch_dims: int = 0) -> Tensor:
-    if not 0 <= batch_dims < min(indices.rank, data.rank):
-        raise InvalidModel(f"GatherND of ranks {data.rank} and {indices.rank} with batch_dims {batch_dims}")
+    require_range(0, min(indices.rank, data.rank) - 1, batch_dims=batch_dims)
     length = tuple_length(ctx, indices, data.rank - batch_dims, "GatherND")
     lead = indices.rank - 1
     for own, other in zip(indices.shape[:batch_dims], data.shape, strict=False):
@@ -150,13 +148,11 @@ def gather_nd(ctx: Lowering, data: T, indices: Int64, *, batch_dims: int = 0) ->
 
 @op("OneHot", since=9, types={"T1": ARITHMETIC, "T2": ARITHMETIC, "T3": ALL_TENSORS})
 def one_hot(ctx: Lowering, indices: T1, depth: HostTensor, values: T3, *, axis: int = -1) -> Tensor:
-    if values.rank != 1:
-        raise InvalidModel("values of OneHot are a vector of two")
+    require_rank(1, values=values)
     at = normalize_axis(axis, indices.rank + 1)
     number = constant_number(depth)
     if depth.dtype.is_float and number is not None:
-        if not math.isfinite(number):
-            raise InvalidModel(f"a depth of OneHot of {number}")
+        require(math.isfinite(number), "depth", "be finite", number)
         classes: Dim = int(number)
     else:
         whole = elementwise(ctx, lambda x: s.cast(x, DType.INT64), depth) if depth.dtype.is_float else depth
@@ -176,8 +172,7 @@ def one_hot(ctx: Lowering, indices: T1, depth: HostTensor, values: T3, *, axis: 
 
 @op("Trilu", since=14, types={"T": ALL_TENSORS})
 def trilu(ctx: Lowering, x: T, k: HostTensor | None = None, *, upper: int = 1) -> Tensor:
-    if x.rank < 2:
-        raise InvalidModel(f"Trilu of rank {x.rank}")
+    require_least_rank(2, input=x)
     diagonal: Dim = 0 if k is None else ctx.host_number(k, "k of Trilu")
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:

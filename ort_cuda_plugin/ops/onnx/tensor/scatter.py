@@ -7,10 +7,11 @@ from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.codegen import Combination
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.tensor.indexing import check_within, index_tuple, wrapped
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, INDICES, Int64, T, Tind, op
+from ort_cuda_plugin.ops.requirements import require_one_of, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise, elementwise_into
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -39,8 +40,7 @@ def _accumulator(dtype: DType) -> DType:
 
 def _scatter(ctx: Lowering, data: Tensor, updates: Tensor, place: Place, reduction: str) -> Tensor:
     """A copy of ``data`` with ``updates`` at their places, or combined with what is there."""
-    if reduction not in REDUCTIONS:
-        raise InvalidModel(f"the reduction {reduction!r}")
+    require_one_of(REDUCTIONS, reduction=reduction)
     how = REDUCTIONS[reduction]
     if data.dtype is DType.BOOL and how is not None:
         # The sum of truth values is that one is true, their product that all are.
@@ -128,8 +128,7 @@ def _length_by_ranks(ctx: Lowering, data: Tensor, indices: Tensor, updates: Tens
     """The length of the index tuples, which the ranks tell even where the dimension is not known."""
     length = data.rank + indices.rank - 1 - updates.rank
     if not 0 < length <= data.rank or indices.rank == 0:
-        ranks = f"{data.rank}, {indices.rank} and {updates.rank}"
-        raise InvalidModel(f"ScatterND of data, indices and updates of ranks {ranks}")
+        raise violation("updates", f"leave index tuples of 1 to {data.rank} numbers", f"rank {updates.rank}")
     ctx.require(eq(indices.shape[-1], length), f"the index tuples of ScatterND do not have the length {length}")
     return length
 

@@ -9,7 +9,7 @@ from ort_cuda_plugin.kernels.scan import scan
 from ort_cuda_plugin.kernels.select import count_prefixes, sort_rows
 from ort_cuda_plugin.kernels.suppress import suppress_boxes
 from ort_cuda_plugin.kernels.top_rows import top_rows
-from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
 from ort_cuda_plugin.ops.registry import (
     ALL_TENSORS,
@@ -24,6 +24,7 @@ from ort_cuda_plugin.ops.registry import (
     T,
     op,
 )
+from ort_cuda_plugin.ops.requirements import require, require_least_rank, require_rank
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -96,8 +97,7 @@ def non_zero(ctx: Lowering, x: T) -> Tensor:
 
 @op("Compress", since=9, types={"T": ALL_TENSORS, "T1": BOOL})
 def compress(ctx: Lowering, x: T, condition: T1, *, axis: int | None = None) -> Tensor:
-    if condition.rank != 1:
-        raise InvalidModel(f"condition of Compress of rank {condition.rank}")
+    require_rank(1, condition=condition)
     if axis is None:
         x = reshape(ctx, x, (x.size,))
     at = 0 if axis is None else normalize_axis(axis, x.rank)
@@ -190,8 +190,7 @@ def non_max_suppression(
     *,
     center_point_box: int = 0,
 ) -> Tensor:
-    if boxes.rank != 3 or scores.rank != 3:
-        raise InvalidModel("boxes and scores of NonMaxSuppression have three dimensions")
+    require_rank(3, boxes=boxes, scores=scores)
     batches, classes, n = scores.shape
     for size, expected in zip(boxes.shape, (batches, n, 4), strict=True):
         ctx.require(eq(size, expected), "boxes of NonMaxSuppression do not fit the scores")
@@ -223,8 +222,8 @@ def non_max_suppression(
 @op("ReverseSequence", since=10, types={"T": ALL_TENSORS})
 def reverse_sequence(ctx: Lowering, x: T, sequence_lens: Int64, *, batch_axis: int = 1, time_axis: int = 0) -> Tensor:
     batch, time = normalize_axis(batch_axis, x.rank), normalize_axis(time_axis, x.rank)
-    if batch == time or x.rank < 2:
-        raise InvalidModel("batch_axis and time_axis of ReverseSequence are the same")
+    require_least_rank(2, input=x)
+    require(batch != time, "batch_axis and time_axis", "be different", f"{batch} twice")
     ctx.require_shape(sequence_lens, (x.shape[batch],), "sequence_lens of ReverseSequence")
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat, slice_axis
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, HostTensor, T, op
+from ort_cuda_plugin.ops.requirements import require, require_least, require_type, violation
 from ort_cuda_plugin.program.containers import Operand, TensorOptional, TensorSequence
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.symbolic import Dim, eq, le
@@ -19,7 +20,7 @@ MAX_LENGTH = 1024
 
 def _sequence(x: Operand, name: str) -> TensorSequence:
     if not isinstance(x, TensorSequence):
-        raise InvalidModel(f"{name} of a value that is no sequence")
+        raise violation(f"the input of {name}", "be a sequence", "another value")
     return x
 
 
@@ -32,18 +33,16 @@ def _position(
     """
     what = f"the position of {name}"
     places = length + ends
-    if places == 0:
-        raise InvalidModel(f"{name} of an empty sequence")
+    require(places != 0, f"the sequence of {name}", "have an element", "none")
     number = ctx.chosen(ctx.host_number(position, what), what, range(places) if choices is None else choices)
-    if not -length <= number < places:
-        raise InvalidModel(f"{what} is {number} in a sequence of {length}")
+    require(-length <= number < places, what, f"be in [{-length}, {places})", number)
     return number + length if number < 0 else number
 
 
 @op("SequenceConstruct", since=11, types={"T": ALL_TENSORS}, containers=True)
 def sequence_construct(ctx: Lowering, *inputs: T) -> TensorSequence:
     if not inputs or any(x.dtype is not inputs[0].dtype for x in inputs):
-        raise InvalidModel("SequenceConstruct takes tensors of one element type")
+        raise violation("inputs", "be tensors of one element type", [x.dtype.short for x in inputs])
     return TensorSequence(inputs[0].dtype, inputs)
 
 
@@ -57,8 +56,7 @@ def sequence_insert(
     ctx: Lowering, input_sequence: Operand, tensor: T, position: HostTensor | None = None
 ) -> TensorSequence:
     sequence = _sequence(input_sequence, "SequenceInsert")
-    if tensor.dtype is not sequence.dtype:
-        raise InvalidModel(f"SequenceInsert of a {tensor.dtype.short} into a sequence of {sequence.dtype.short}")
+    require_type({sequence.dtype}, tensor=tensor)
     length = len(sequence.tensors)
     if length == MAX_LENGTH:
         raise Unsupported("cost", f"a sequence of more than {MAX_LENGTH} tensors")
@@ -70,8 +68,7 @@ def sequence_insert(
 def sequence_erase(ctx: Lowering, input_sequence: Operand, position: HostTensor | None = None) -> TensorSequence:
     sequence = _sequence(input_sequence, "SequenceErase")
     length = len(sequence.tensors)
-    if not length:
-        raise InvalidModel("SequenceErase of an empty sequence")
+    require(length != 0, "the sequence", "have an element", "none")
     at = length - 1 if position is None else _position(ctx, position, length, "SequenceErase")
     return TensorSequence(sequence.dtype, sequence.tensors[:at] + sequence.tensors[at + 1 :])
 
@@ -92,8 +89,7 @@ def sequence_length(ctx: Lowering, input_sequence: Operand) -> Tensor:
 @op("ConcatFromSequence", since=11, containers=True)
 def concat_from_sequence(ctx: Lowering, input_sequence: Operand, *, axis: int, new_axis: int = 0) -> Tensor:
     tensors = _sequence(input_sequence, "ConcatFromSequence").tensors
-    if not tensors:
-        raise InvalidModel("ConcatFromSequence of an empty sequence")
+    require(len(tensors) > 0, "the sequence", "have an element", "none")
     if not new_axis:
         return concat(ctx, *tensors, axis=axis)
     first = tensors[0]
@@ -126,8 +122,7 @@ def _part_sizes(ctx: Lowering, dim: Dim, split: Tensor | None) -> list[Dim]:
     size = 1 if split is None else ctx.host_number(split, "size of SplitToSequence")
     if not isinstance(dim, int) or not isinstance(size, int):
         raise Unsupported("shape", "the number of parts of SplitToSequence is only known in a Run")
-    if size <= 0:
-        raise InvalidModel(f"a size of SplitToSequence of {size}")
+    require_least(1, split=size)
     if dim > size * MAX_LENGTH:
         raise Unsupported("cost", f"a sequence of more than {MAX_LENGTH} tensors")
     return [min(size, dim - start) for start in range(0, dim, size)]
@@ -136,7 +131,7 @@ def _part_sizes(ctx: Lowering, dim: Dim, split: Tensor | None) -> list[Dim]:
 @op("Optional", since=15, containers=True)
 def optional(ctx: Lowering, content: Operand | None = None) -> TensorOptional:
     if isinstance(content, TensorOptional):
-        raise InvalidModel("Optional of an optional value")
+        raise violation("the input of Optional", "be a tensor or a sequence", "an optional value")
     return TensorOptional(DType.FLOAT32 if content is None else content.dtype, content)
 
 
@@ -150,5 +145,5 @@ def optional_has_element(ctx: Lowering, content: Operand | None = None) -> Tenso
 def optional_get_element(ctx: Lowering, content: Operand) -> Tensor | TensorSequence:
     value = content.content if isinstance(content, TensorOptional) else content
     if value is None:
-        raise InvalidModel("OptionalGetElement of an optional value without one")
+        raise violation("the optional value", "hold a value", "none")
     return value

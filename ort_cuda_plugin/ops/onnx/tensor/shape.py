@@ -12,6 +12,7 @@ from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import Constant, DType, InvalidModel
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, HALVES, T1, HostTensor, T, op
+from ort_cuda_plugin.ops.requirements import require, require_one_of, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.host import HostArray, on_host
@@ -58,8 +59,7 @@ def reshape_1(ctx: Lowering, data: Tensor, *, shape: tuple[int, ...] = ()) -> Te
 
 @op("Reshape", since=5, types={"T": ALL_TENSORS})
 def reshape_5(ctx: Lowering, data: T, shape: HostTensor, *, allowzero: int = 0) -> Tensor:
-    if shape.rank != 1:
-        raise InvalidModel(f"the shape of Reshape is a vector, not a tensor of rank {shape.rank}")
+    require_rank(1, shape=shape)
     return _reshape(ctx, data, ctx.host_values(shape, "shape of Reshape"), bool(allowzero))
 
 
@@ -72,13 +72,11 @@ def _reshape(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) 
     inferred = None
     for axis, value in enumerate(values):
         if _stands_for(ctx, value, -1):
-            if inferred is not None:
-                raise InvalidModel(f"Reshape to {tuple(values)}: more than one dimension is -1")
+            require(inferred is None, "shape", "have at most one -1", tuple(values))
             inferred = axis
             dims.append(1)
         elif not allow_zero and _stands_for(ctx, value, 0):
-            if axis >= x.rank:
-                raise InvalidModel(f"Reshape of rank {x.rank} to {tuple(values)}: there is no dimension {axis} to copy")
+            require(axis < x.rank, "shape", f"have no 0 beyond the {x.rank} dimensions of data", tuple(values))
             dims.append(x.shape[axis])
         else:
             dims.append(value)
@@ -193,8 +191,7 @@ def unsqueeze_13(ctx: Lowering, data: T, axes: HostTensor) -> Tensor:
 @op("Transpose", since=1, types={"T": ALL_TENSORS})
 def transpose(ctx: Lowering, data: Tensor, *, perm: tuple[int, ...] | None = None) -> Tensor:
     axes = tuple(reversed(range(data.rank))) if perm is None else normalize_axes(perm, data.rank)
-    if len(axes) != data.rank:
-        raise InvalidModel(f"Transpose of rank {data.rank} by {perm}")
+    require(len(axes) == data.rank, "perm", f"have {data.rank} entries", perm)
     return permute(ctx, data, axes)
 
 
@@ -230,15 +227,14 @@ def constant(
         if number is not None:
             return ctx.constant(np.array(number, dtype))
     if value is None:
-        raise InvalidModel("Constant without a value")
+        raise violation("an attribute with the value", "be given", "none")
     return ctx.initializer(value)
 
 
 @op("ConstantOfShape", since=9, types={"T2": ALL_TENSORS})
 def constant_of_shape(ctx: Lowering, shape: HostTensor, *, value: Constant | None = None) -> Tensor:
     fill = Constant.of(np.zeros((1,), np.float32)) if value is None else value
-    if fill.size != 1:
-        raise InvalidModel(f"ConstantOfShape with {fill.size} values")
+    require(fill.size == 1, "value", "have one element", fill.size)
     dims = _sizes(ctx, shape, "ConstantOfShape")
     if all(isinstance(dim, int) for dim in dims):
         # A weight is uploaded once, a tensor that every Run fills is not.
@@ -261,16 +257,14 @@ def range_11(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor) -> Tens
 def range_27(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor, *, stash_type: int = 1) -> Tensor:
     if start.dtype not in HALVES:
         return _range(ctx, start, limit, delta, start.dtype)
-    if stash_type not in (DType.FLOAT32.onnx, DType.FLOAT64.onnx):
-        raise InvalidModel(f"Range with a stash_type of {stash_type}")
+    require_one_of((DType.FLOAT32.onnx, DType.FLOAT64.onnx), stash_type=stash_type)
     return _range(ctx, start, limit, delta, DType(stash_type))
 
 
 def _range(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor, stash: DType) -> Tensor:
     """``start + i * delta``, computed in ``stash``."""
     inputs = (start, limit, delta)
-    if any(x.size != 1 for x in inputs):
-        raise InvalidModel("the inputs of Range are scalars")
+    require(all(x.size == 1 for x in inputs), "start, limit and delta", "be scalars", [x.size for x in inputs])
     dtype = start.dtype
     count = _count_of_floats(ctx, inputs, stash) if dtype.is_float else _count_of_integers(ctx, inputs)
 
@@ -333,7 +327,6 @@ def _count_of_floats(ctx: Lowering, inputs: Sequence[Tensor], stash: DType) -> D
 
 @op("EyeLike", since=9, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
 def eye_like(ctx: Lowering, x: T1, *, dtype: int | None = None, k: int = 0) -> Tensor:
-    if x.rank != 2:
-        raise InvalidModel(f"EyeLike of rank {x.rank}")
+    require_rank(2, input=x)
     result = x.dtype if dtype is None else DType.of_attribute(dtype)
     return gather_map(ctx, x.shape, result, lambda maps, c: s.cast(s.equal(c[0] + k, c[1]), result))

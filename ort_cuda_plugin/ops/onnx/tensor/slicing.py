@@ -8,9 +8,10 @@ import numpy as np
 
 from ort_cuda_plugin.kernels.codegen import constant_number
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INDICES, HostTensor, T, op
+from ort_cuda_plugin.ops.requirements import require, require_count, require_one_of, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import copy_into, elementwise
 from ort_cuda_plugin.program.host import HostArray, on_host
@@ -82,8 +83,7 @@ def _slice(
 ) -> Tensor:
     chosen = normalize_axes(range(len(starts)) if axes is None else axes, x.rank)
     steps = [1] * len(starts) if steps is None else steps
-    if not len(starts) == len(ends) == len(chosen) == len(steps):
-        raise InvalidModel("starts, ends, axes and steps of Slice differ in length")
+    require_count(len(starts), ends=ends, axes=chosen, steps=steps)
     for axis, start, end, step in zip(chosen, starts, ends, steps, strict=True):
         x = slice_axis(ctx, x, axis, start, end, step)
     return x
@@ -165,11 +165,10 @@ def split_13(
     axis = normalize_axis(axis, x.rank)
     dim = x.shape[axis]
     if split is not None and num_outputs is not None:
-        raise InvalidModel("Split has both split and num_outputs")
+        raise violation("split and num_outputs", "be given one at a time", "both")
     if split is not None:
         return _split(ctx, x, axis, ctx.host_values(split, "split of Split"))
-    if num_outputs is not None and num_outputs != _num_outputs(ctx):
-        raise InvalidModel(f"num_outputs = {num_outputs} of a Split with {_num_outputs(ctx)} outputs")
+    require_one_of((_num_outputs(ctx),), num_outputs=num_outputs)
     if num_outputs is None:
         return _split(ctx, x, axis, _equal_parts(dim, _num_outputs(ctx)))
     part = ceildiv(dim, num_outputs)
@@ -193,8 +192,7 @@ def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
     """
     at = normalize_axis(axis, inputs[0].rank)
     for x in inputs:
-        if x.rank != inputs[0].rank:
-            raise InvalidModel(f"Concat of ranks {inputs[0].rank} and {x.rank}")
+        require_rank(inputs[0].rank, **{"each input": x})
     inputs = tuple(_inputs_that_add(ctx, inputs, at)) or inputs[:1]
     first = inputs[0]
     if len(inputs) == 1:
@@ -239,8 +237,7 @@ def tile_1(ctx: Lowering, x: Tensor, tiles: Tensor, axis: Tensor) -> Tensor:
     if number is None:
         raise Unsupported("shape", "Tile along an axis that is not known before the Run")
     at = normalize_axis(int(number), x.rank)
-    if tiles.size != 1:
-        raise InvalidModel("the number of tiles is a scalar")
+    require(tiles.size == 1, "tiles", "be a scalar", f"{tiles.size} elements")
     (count,) = _float_counts(ctx, tiles, "tiles of Tile")
     return _tile(ctx, x, [count if other == at else 1 for other in range(x.rank)])
 
@@ -252,8 +249,7 @@ def tile(ctx: Lowering, x: T, repeats: HostTensor) -> Tensor:
 
 def _tile(ctx: Lowering, x: Tensor, counts: Sequence[Dim]) -> Tensor:
     """A copy from a view in which each dimension has a second one of stride 0 before it."""
-    if len(counts) != x.rank:
-        raise InvalidModel(f"Tile of rank {x.rank} with {len(counts)} repeats")
+    require_count(x.rank, repeats=counts)
     shape: list[Dim] = []
     strides: list[Dim] = []
     for count, dim, stride in zip(counts, x.shape, x.strides, strict=True):
@@ -342,8 +338,7 @@ def pad_1(
 
 @op("Pad", since=2, types={"T": ALL_TENSORS})
 def pad_2(ctx: Lowering, data: Tensor, *, pads: tuple[int, ...], mode: str = "constant", value: float = 0.0) -> Tensor:
-    if len(pads) != 2 * data.rank:
-        raise InvalidModel(f"Pad of rank {data.rank} with {len(pads)} pads")
+    require_count(2 * data.rank, pads=pads)
     fill = ctx.constant(np.array(value, data.dtype.numpy)) if value else None
     return pad(ctx, data, pads[: data.rank], pads[data.rank :], mode, fill)
 
@@ -361,8 +356,7 @@ def pad_11(
     counts = ctx.host_values(pads, "pads of Pad")
     chosen = range(data.rank) if axes is None else ctx.host_constants(axes, "axes of Pad", range(axes_count(axes)))
     positions = normalize_axes(chosen, data.rank)
-    if len(counts) != 2 * len(positions):
-        raise InvalidModel(f"Pad of {len(positions)} axes with {len(counts)} pads")
+    require_count(2 * len(positions), pads=counts)
     begins: list[Dim] = [0] * data.rank
     ends: list[Dim] = [0] * data.rank
     for axis, begin, end in zip(positions, counts, counts[len(positions) :], strict=False):
@@ -374,8 +368,7 @@ def pad_11(
 def center_crop_pad(ctx: Lowering, x: T, shape: HostTensor, *, axes: tuple[int, ...] | None = None) -> Tensor:
     sizes = ctx.host_values(shape, "shape of CenterCropPad")
     positions = normalize_axes(range(x.rank) if axes is None else axes, x.rank)
-    if len(sizes) != len(positions):
-        raise InvalidModel(f"CenterCropPad of {len(positions)} axes with {len(sizes)} sizes")
+    require_count(len(positions), shape=sizes)
     begins: list[Dim] = [0] * x.rank
     ends: list[Dim] = [0] * x.rank
     for axis, size in zip(positions, sizes, strict=True):
@@ -397,7 +390,7 @@ def depth_to_space(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR
         parted = reshape(ctx, x, [n, depth, blocksize, blocksize, h, w])
         moved = permute(ctx, parted, (0, 1, 4, 2, 5, 3))
     else:
-        raise InvalidModel(f"DepthToSpace in mode {mode!r}")
+        raise violation("mode", "be 'DCR' or 'CRD'", repr(mode))
     return reshape(ctx, moved, [n, depth, h * blocksize, w * blocksize])
 
 
@@ -409,13 +402,11 @@ def space_to_depth(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR
     ctx.require(eq(width * blocksize, w), "SpaceToDepth: the width is not a multiple of the block")
     parted = reshape(ctx, x, [n, c, height, blocksize, width, blocksize])
     orders = {"DCR": (0, 3, 5, 1, 2, 4), "CRD": (0, 1, 3, 5, 2, 4)}
-    if mode not in orders:
-        raise InvalidModel(f"SpaceToDepth in mode {mode!r}")
+    require_one_of(orders, mode=mode)
     moved = permute(ctx, parted, orders[mode])
     return reshape(ctx, moved, [n, c * blocksize * blocksize, height, width])
 
 
 def _image(x: Tensor) -> tuple[Dim, Dim, Dim, Dim]:
-    if x.rank != 4:
-        raise InvalidModel(f"an image of rank {x.rank}, not 4")
+    require_rank(4, input=x)
     return x.shape[0], x.shape[1], x.shape[2], x.shape[3]

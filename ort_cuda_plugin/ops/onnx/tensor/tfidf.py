@@ -7,9 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from ort_cuda_plugin.kernels.index import IndexMap, Source, scatter_map
-from ort_cuda_plugin.model.ir import Array, DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import Array, DType, Unsupported
 from ort_cuda_plugin.ops.onnx.tensor.scatter import REDUCTIONS
 from ort_cuda_plugin.ops.registry import INDICES, op
+from ort_cuda_plugin.ops.requirements import (
+    require,
+    require_least,
+    require_one_of,
+    require_range,
+    require_rank,
+    violation,
+)
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -28,16 +36,14 @@ def _pool(pool: Sequence[int], starts: Sequence[int], columns: Sequence[int]) ->
     """
     ends = [*starts[1:], len(pool)]
     if not starts or any(not 0 <= start <= end <= len(pool) for start, end in zip(starts, ends, strict=True)):
-        raise InvalidModel(f"ngram_counts {list(starts)} are no places in a pool of {len(pool)}, in order")
+        raise violation("ngram_counts", f"be offsets into a pool of {len(pool)}, in order", list(starts))
     remaining = iter(columns)
     result: dict[int, dict[tuple[int, ...], int]] = {}
     for length, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
         grams = [tuple(pool[at : at + length]) for at in range(start, end - length + 1, length)]
-        if len(grams) * length != end - start:
-            raise InvalidModel(f"{end - start} elements of the pool are no n-grams of length {length}")
+        require(len(grams) * length == end - start, "the pool", f"have whole n-grams of length {length}", end - start)
         taken = [next(remaining, None) for _ in grams]
-        if any(column is None for column in taken):
-            raise InvalidModel("ngram_indexes has fewer entries than the pool has n-grams")
+        require(None not in taken, "ngram_indexes", "have an entry for each n-gram of the pool", len(columns))
         # Of equal n-grams the last one counts.
         result[length] = {gram: column for gram, column in zip(grams, taken, strict=True) if column is not None}
     return result
@@ -103,15 +109,13 @@ def tf_idf_vectorizer(
 ) -> Tensor:
     if pool_strings is not None or pool_int64s is None:
         raise Unsupported("dtype", "TfIdfVectorizer of strings")
-    if x.rank > 2 or mode not in ("TF", "IDF", "TFIDF"):
-        raise InvalidModel(f"TfIdfVectorizer of rank {x.rank} in mode {mode!r}")
-    if not 1 <= min_gram_length <= max_gram_length or max_skip_count < 0:
-        raise InvalidModel(f"n-grams of length {min_gram_length} to {max_gram_length}, skipping {max_skip_count}")
-    if not ngram_indexes or min(ngram_indexes) < 0:
-        raise InvalidModel(f"ngram_indexes {list(ngram_indexes)}")
+    require_rank((0, 1, 2), X=x)
+    require_one_of(("TF", "IDF", "TFIDF"), mode=mode)
+    require_range(1, max_gram_length, min_gram_length=min_gram_length)
+    require_least(0, max_skip_count=max_skip_count)
+    require(min(ngram_indexes, default=-1) >= 0, "ngram_indexes", "be indices", list(ngram_indexes))
     columns = max(ngram_indexes) + 1
-    if weights and len(weights) < columns:
-        raise InvalidModel(f"{len(weights)} weights for {columns} columns")
+    require(not weights or len(weights) >= columns, "weights", f"be at least {columns}", weights and len(weights))
     rows = x if x.rank == 2 else reshape(ctx, x, [1, x.size])
     counts = ctx.empty([rows.shape[0], columns], DType.INT32)
     ctx.memset(counts, 0)
