@@ -1,6 +1,6 @@
-"""Operators of applications: what their authors import. See docs/custom_kernels.md.
+"""Custom operators: the names that authors of operators import. See docs/custom_kernels.md.
 
-Modules are imported when a name of theirs is asked for.
+Modules are imported when one of their names is first used.
 """
 
 from __future__ import annotations

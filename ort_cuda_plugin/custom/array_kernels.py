@@ -1,4 +1,4 @@
-"""Kernels in Numba whose tensors are arrays with a shape."""
+"""Numba kernels whose tensors are arrays with a shape."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _DEFINITION = re.compile(r"^def kernel\(", re.MULTILINE)
 
 @dataclass(frozen=True)
 class ArrayKernel(Kernel):
-    """A kernel in Numba that gets, for each tensor, an array of its rank. Made by `array_kernel`."""
+    """A Numba kernel that gets, for each tensor, an array of its rank. Made by `array_kernel`."""
 
     def for_arguments(self, args: Sequence[Any]) -> tuple[Kernel, list[Any]]:
-        """The kernel with pointers and sizes for parameters, and the arguments for it."""
+        """Return the kernel with pointers and sizes for parameters, and its arguments."""
         parameters, passed = [], []
         flat: list[Any] = []
         for number, arg in enumerate(args):
@@ -39,7 +39,7 @@ class ArrayKernel(Kernel):
 
 
 def array_kernel(function: Function) -> ArrayKernel:
-    """A kernel in Numba from a function, decorated with ``numba.cuda.jit`` or not.
+    """Make a Numba kernel from a function, decorated with ``numba.cuda.jit`` or not.
 
     A tensor is an array of its rank: it has ``shape`` and ``size``, and as many indices. Elements of 16-bit floats are
     uint16, of smaller ones uint8.

@@ -1,4 +1,4 @@
-"""Checks of authors, whose errors name the operator, what was checked, and its value."""
+"""Checks in authors' code, whose errors name the operator, the value and the reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..program.symbolic import Dim, Expr, hint, is_read_back
 
 
 def check(ctx: Lowering, condition: Dim | bool, what: str, value: object, why: str) -> None:
-    """Raises InvalidModel with ``what``, its ``value`` and ``why`` where the condition does not hold.
+    """Raise InvalidModel with ``what``, its ``value`` and ``why`` if the condition does not hold.
 
     A condition on sizes or on host values is looked at when they are known: in the Run that brings them, before it
     computes anything. A plan then holds where the condition does. One on values that a Run computes is looked at in

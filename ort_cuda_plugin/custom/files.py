@@ -1,4 +1,4 @@
-"""Files of Python that register operators, as the command line takes them."""
+"""Python files that register operators, as the command line takes them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 
 class NoOperatorsFileError(ValueError):
-    """The path names no Python file."""
+    """The path is not a Python file."""
 
 
 def load_operators(file: str) -> None:
-    """Runs a Python file that registers operators, with whatever errors that has. Raises NoOperatorsFileError.
+    """Run a Python file that registers operators. Its own exceptions pass.
 
     It can import the modules beside it; what is installed comes first.
     """
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     if spec is None or spec.loader is None or not Path(file).is_file():
-        raise NoOperatorsFileError(f"{file} is no Python file")
+        raise NoOperatorsFileError(f"{file} is not a Python file")
     folder = str(Path(file).resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)

@@ -14,7 +14,7 @@ _ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 def check_halves(name: str, source: str, dtypes: Sequence[DType | None]) -> None:
-    """Raises TypeError where the kernel computes with elements of such a parameter; it may move and convert them.
+    """Check a kernel. Raises TypeError if it computes with elements of a 16-bit float; it may move and convert them.
 
     ``dtypes`` has an entry for each parameter, None for a number.
     """
@@ -33,7 +33,7 @@ def check_halves(name: str, source: str, dtypes: Sequence[DType | None]) -> None
 
 @functools.lru_cache(maxsize=256)
 def _computed_with(source: str, halves: tuple[int, ...]) -> int | None:
-    """The first of the parameters with whose elements the kernel computes."""
+    """Return the first of the parameters with whose elements the kernel computes."""
     kernel = next(x for x in ast.parse(source).body if isinstance(x, ast.FunctionDef) and x.name == "kernel")
     names = {kernel.args.args[number].arg: number for number in halves if number < len(kernel.args.args)}
 
@@ -55,7 +55,7 @@ def _computed_with(source: str, halves: tuple[int, ...]) -> int | None:
 
 
 def _operands(kernel: ast.FunctionDef) -> Iterator[ast.expr]:
-    """What the kernel adds, multiplies, compares and so on."""
+    """Yield the operands of additions, multiplications, comparisons and so on."""
     for x in ast.walk(kernel):
         if isinstance(x, ast.BinOp) and isinstance(x.op, _ARITHMETIC):
             yield from (x.left, x.right)

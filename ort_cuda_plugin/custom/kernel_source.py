@@ -1,4 +1,4 @@
-"""The text of a kernel that an application wrote as a Python function."""
+"""Turns a kernel that an application wrote as a Python function into source text."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from typing import Any
 import numpy as np
 
 _ROOTS = ("math", "numba", "numpy")
-"""What a kernel uses of these is imported by its text."""
+"""Modules whose names a kernel may use; the text imports them."""
 _MODULES = ("math", "numba.cuda", "numba.cuda.libdevice", "numba", "numpy", "ort_cuda_plugin.compiler.intrinsics")
-"""Where the names of functions and types are looked for."""
+"""Modules in which names of functions and types are looked up."""
 _KNOWN = {"math": "math", "cuda": "numba.cuda", "libdevice": "numba.cuda.libdevice"}
-"""Modules that every kernel sees, by the names that it sees."""
+"""Modules that every kernel can use, by name."""
 _TYPES = frozenset(
     {"float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))}
-)  # which every kernel sees as well
+)  # names of modules that every kernel can use, too
 _TAKEN = frozenset({"kernel", "author"})
-"""What the text itself defines."""
+"""Names that the text itself defines."""
 
 
 class KernelSourceError(ValueError):
-    """A function cannot be a kernel; the message names it and what to do."""
+    """A function cannot be a kernel. The message names it and says what to do."""
 
 
 @functools.cache
 def kernel_source(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
-    """The text that `KernelSpec.source` wants, and the names of the parameters.
+    """Return the text for `KernelSpec.source`, and the names of the parameters.
 
     What the function uses of its module or of the function around it is in the text: numbers as constants, functions as
     device functions.
@@ -50,10 +50,10 @@ def kernel_source(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
 
 
 def _definition(function: Callable[..., Any], what: str) -> tuple[ast.FunctionDef, FunctionType]:
-    """The text of a function, without decorators and annotations, and the function that Python has."""
-    plain = getattr(function, "py_func", function)  # of numba.cuda.jit
+    """Return the text of a function, without decorators and annotations, and the Python function."""
+    plain = getattr(function, "py_func", function)  # a function that numba.cuda.jit decorates
     if not isinstance(plain, FunctionType):
-        raise KernelSourceError(f"{function!r} is no Python function, which a Numba kernel is")
+        raise KernelSourceError(f"{function!r} is not a Python function, as a Numba kernel is")
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
     except (OSError, TypeError, SyntaxError) as error:
@@ -63,7 +63,7 @@ def _definition(function: Callable[..., Any], what: str) -> tuple[ast.FunctionDe
         ) from error
     definition = tree.body[0]
     if not isinstance(definition, ast.FunctionDef):
-        raise KernelSourceError(f"{what} {plain.__qualname__} is no function with a name: write it with def")
+        raise KernelSourceError(f"{what} {plain.__qualname__} is not a function with a name: write it with def")
     arguments = definition.args
     if arguments.vararg or arguments.kwarg or arguments.kwonlyargs or arguments.defaults:
         raise KernelSourceError(f"{what} {plain.__qualname__} has parameters that are not plain positional ones")
@@ -74,7 +74,7 @@ def _definition(function: Callable[..., Any], what: str) -> tuple[ast.FunctionDe
 
 
 def _add_surroundings(function: FunctionType, definition: ast.FunctionDef, around: dict[str, str], kernel: str) -> None:
-    """Adds to ``around`` the text of each name that the function uses from outside."""
+    """Add the text of each name that the function uses from outside to ``around``."""
     outside = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
     read = {x.id for x in ast.walk(definition) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)}
     for name in sorted((read & outside.keys()) - _local_names(function.__code__)):
@@ -100,7 +100,7 @@ def _add_surroundings(function: FunctionType, definition: ast.FunctionDef, aroun
 
 
 def _text(name: str, value: Any) -> str | None:
-    """What makes ``name`` mean ``value``: "" where every kernel sees it so, None where there is no such text."""
+    """Return text that makes ``name`` mean ``value``: "" if every kernel has it, None if there is no such text."""
     number = _number(value)
     if number is not None:
         return f"{name} = {number}"
@@ -120,7 +120,7 @@ def _text(name: str, value: Any) -> str | None:
 
 
 def _number(value: Any) -> str | None:
-    """The text of a number, or of a tuple of them."""
+    """Return the text of a number, or of a tuple of numbers."""
     if isinstance(value, bool | np.bool_):
         return repr(bool(value))
     if isinstance(value, int):

@@ -1,7 +1,7 @@
-"""Kernels of applications: written with Numba or elsewhere, and launched by a rule of shapes.
+"""Kernels of applications, written with Numba or in another language, and launched with symbolic sizes.
 
 A launch is a record of the plan like any other: a steady Run makes no Python call, CUDA graphs replay it, and compiled
-models store it. Where the emulated device runs a twin in NumPy, Python is called instead.
+models store it. If the emulated device runs a NumPy twin of the kernel, the Run calls Python instead.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class Kernel:
     numpy_twin: Function | None = field(default=None, repr=False)
 
     def for_arguments(self, args: Sequence[Any]) -> tuple[Kernel, Sequence[Any]]:
-        """The kernel that a launch with these arguments launches, and the arguments that it gets."""
+        """Return the kernel for a launch with these arguments, and the arguments that it gets."""
         return self, args
 
     def spec(self, signature: tuple[str, ...], threads: int, owner: str = "") -> KernelSpec:
-        """The kernel for arguments of these types and blocks of so many threads."""
+        """Return the kernel for arguments of these types and blocks of so many threads."""
         if self.foreign is None:
             return KernelSpec(self.name, signature, self.source, threads, owner=owner)
         return ForeignKernel(self.name, signature, self.source, threads, owner=owner, foreign=self.foreign)
 
 
 def numba_kernel(function: Function | str, *, name: str = "", signature: Sequence[str] | None = None) -> Kernel:
-    """A kernel in Numba: a function, decorated with ``numba.cuda.jit`` or not, or its text.
+    """Make a kernel in Numba: from a function, decorated with ``numba.cuda.jit`` or not, or from its text.
 
     Its array parameters are plain pointers: index them with one index. Elements of 16-bit floats are uint16, of smaller
     ones uint8; the kernels' own functions, such as ``f16_to_f32``, convert them.
@@ -83,7 +83,7 @@ def cuda_kernel(
     numba_twin: Function | None = None,
     numpy_twin: Function | None = None,
 ) -> Kernel:
-    """A kernel in CUDA C++, which NVRTC compiles; ``entry`` is an ``extern "C"`` name, or as ``scale<float>``.
+    """Make a kernel in CUDA C++, which NVRTC compiles. ``entry`` is an ``extern "C"`` name, or as ``scale<float>``.
 
     ``signature`` has "*f32" for a pointer to float, "i32", "i64", "f32" or "f64" for a number.
 
@@ -102,7 +102,7 @@ def ptx_kernel(
     numba_twin: Function | None = None,
     numpy_twin: Function | None = None,
 ) -> Kernel:
-    """A kernel in PTX, for all architectures or by architecture. Raises ValueError as `cuda_kernel`."""
+    """Make a kernel in PTX, for all architectures or by architecture. Raises ValueError as `cuda_kernel`."""
     images = {"": ptx.encode()} if isinstance(ptx, str) else ptx
     return _foreign(ForeignCode("ptx", _images(images), entry), signature, numba_twin, numpy_twin)
 
@@ -115,7 +115,7 @@ def cubin_kernel(
     numba_twin: Function | None = None,
     numpy_twin: Function | None = None,
 ) -> Kernel:
-    """A kernel of a cubin for each architecture, such as Triton and CuTe give. Raises ValueError as `cuda_kernel`.
+    """Make a kernel of a cubin for each architecture, such as Triton and CuTe give. Raises ValueError as `cuda_kernel`.
 
     Where a compiler gave the kernel parameters of its own, as Triton does for scratch memory, name them in
     ``signature`` as "i64" and launch with 0.
@@ -131,7 +131,7 @@ def ltoir_kernel(
     numba_twin: Function | None = None,
     numpy_twin: Function | None = None,
 ) -> Kernel:
-    """A kernel in LTO-IR, which nvJitLink links. Raises ValueError as `cuda_kernel`."""
+    """Make a kernel in LTO-IR, which nvJitLink links. Raises ValueError as `cuda_kernel`."""
     return _foreign(ForeignCode("ltoir", _images(ltoir), entry), signature, numba_twin, numpy_twin)
 
 
@@ -146,7 +146,7 @@ def launch(
     reads: Sequence[Tensor] = (),
     shared_bytes: Dim = 0,
 ) -> None:
-    """Records a launch. Grid, block, numbers and ``shared_bytes`` may be expressions of sizes.
+    """Record a launch. Grid, block, numbers and ``shared_bytes`` may be expressions of sizes.
 
     ``args`` are contiguous tensors and numbers. The kernel writes those tensors that are among ``writes``, and reads
     the others and those among ``reads``. A plan is for one block: one that depends on sizes makes a plan for each. An
@@ -248,7 +248,7 @@ def _foreign(
         )
     name = re.sub(r"\W+", "_", code.entry).strip("_") or "kernel"
     kernel = Kernel(name, tuple(signature), code, source, numpy_twin)
-    kernel.spec(tuple(signature), 0)  # its checks
+    kernel.spec(tuple(signature), 0)  # the emulated device's checks
     return kernel
 
 
@@ -261,7 +261,7 @@ def _identifier(function: Function) -> str:
 
 
 def sizes_of(sizes: Sizes) -> tuple[Any, Any, Any]:
-    """All three sizes of a grid or a block. Raises TypeError for more."""
+    """Return the three sizes of a grid or a block. Raises TypeError for more."""
     given = tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
     if not 1 <= len(given) <= 3:
         raise TypeError(f"a grid or a block has one to three sizes, not {len(given)}")
@@ -270,14 +270,14 @@ def sizes_of(sizes: Sizes) -> tuple[Any, Any, Any]:
 
 
 def check_kernel(kernel: object) -> None:
-    """Raises TypeError for what cannot be launched."""
+    """Check that a kernel can be launched. Raises TypeError."""
     if not isinstance(kernel, Kernel):
         makers = "numba_kernel, array_kernel, cuda_kernel, ptx_kernel, cubin_kernel and ltoir_kernel"
-        raise TypeError(f"{kernel!r} is no kernel that can be launched: {makers} make one")
+        raise TypeError(f"{kernel!r} is not a kernel that can be launched: {makers} make one")
 
 
 def checked_block(kernel: Kernel, sizes: Sequence[Any]) -> tuple[int, int, int]:
-    """The threads of a block whose sizes are numbers. Raises TypeError where a device has no such block."""
+    """Return the threads of a block whose sizes are numbers. Raises TypeError if no device has such a block."""
     x, y, z = (operator.index(size_of(kernel, "block", size)) for size in sizes)
     if min(x, y, z) < 1 or x * y * z > 1024:
         raise TypeError(
@@ -287,15 +287,15 @@ def checked_block(kernel: Kernel, sizes: Sequence[Any]) -> tuple[int, int, int]:
 
 
 def size_of(kernel: Kernel, what: str, size: Any) -> Dim:
-    """A size of a launch as it is. Raises TypeError where it is none."""
+    """Return a size of a launch. Raises TypeError if it is not a size."""
     if isinstance(size, Expr):
         return size
     try:
         number = operator.index(size)
     except TypeError:
         raise TypeError(
-            f"kernel {kernel.name}: {size!r} is no size for its {what}: use whole numbers, and ceildiv() or floordiv() "
-            "in place of /"
+            f"kernel {kernel.name}: {size!r} is not a size for its {what}: use whole numbers, and ceildiv() or "
+            "floordiv() in place of /"
         ) from None
     if not 0 <= number < 1 << 31:
         raise TypeError(f"kernel {kernel.name}: a {what} of {number} is not possible")
@@ -312,7 +312,7 @@ def _number(ctx: Lowering, kernel: Kernel, size: Any) -> Any:
 
 
 def arguments(kernel: Kernel, args: Sequence[Any]) -> list[Any]:
-    """The arguments as parameters of the kernel; what has a ``dtype`` is a pointer. Raises TypeError."""
+    """Convert arguments to parameters of the kernel; objects with a ``dtype`` become pointers. Raises TypeError."""
     types = kernel.signature or (None,) * len(args)
     if len(types) != len(args):
         raise TypeError(f"kernel {kernel.name} takes {len(types)} arguments, got {len(args)}")
@@ -348,7 +348,7 @@ def _number_of(wanted: str | None, value: Dim | float) -> Arg:
 
 
 def type_of(arg: Any) -> str:
-    """The type of a parameter, as in a signature."""
+    """Return the type of a parameter, as a signature writes it."""
     return f"*{arg.dtype.short}" if hasattr(arg, "dtype") else scalar_types[type(arg)]
 
 

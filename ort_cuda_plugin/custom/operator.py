@@ -1,4 +1,4 @@
-"""What an application's operator is to the plugin: one record, whichever way its author wrote it."""
+"""Record of a custom operator, the same for every way in which its author may write it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ HOST_DOMAINS: Final = frozenset(
         "org.pytorch.aten",
     }
 )
-"""Domains whose operators ONNX Runtime itself defines: an operator there takes the place of a built-in one."""
+"""Domains whose operators ONNX Runtime defines. A custom operator there replaces a built-in one."""
 
 MAX_VERSION: Final = 1000
-"""The newest version of a domain of an application's own that ONNX Runtime accepts."""
+"""Newest version of a custom domain that ONNX Runtime accepts."""
 
 
 class PortKind(enum.IntEnum):
@@ -43,7 +43,7 @@ class PortKind(enum.IntEnum):
 
 
 class AttributeKind(enum.IntEnum):
-    """What an attribute holds; numbers of ``OrtOpAttrType``."""
+    """The type of an attribute; numbers of ``OrtOpAttrType``."""
 
     INT = 1
     INTS = 2
@@ -80,7 +80,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Attribute:
-    """An attribute: a required one where ``default`` is None, unless it is ``optional``."""
+    """An attribute. It is required if ``default`` is None, unless it is ``optional``."""
 
     name: str
     kind: AttributeKind
@@ -89,7 +89,7 @@ class Attribute:
     is_flag: bool = False
 
     def checked(self, value: AttrValue, operator: str) -> AttrValue | bool:
-        """``value`` as the author's code gets it. Raises InvalidModel where it is of another kind."""
+        """Return ``value`` as the author's code gets it. Raises InvalidModel if it has another type."""
         if self.kind is AttributeKind.FLOAT and type(value) is int:
             return float(value)
         if self.kind is AttributeKind.FLOATS and isinstance(value, tuple) and all(type(x) is int for x in value):
@@ -102,7 +102,7 @@ class Attribute:
             raise InvalidModel(f"{operator}: attribute {self.name!r} = {_shown(value)} is not of the kind {wanted!r}")
         if self.is_flag:
             if value not in (0, 1):
-                raise InvalidModel(f"{operator}: attribute {self.name!r} = {value!r} is neither 0 nor 1")
+                raise InvalidModel(f"{operator}: attribute {self.name!r} = {value!r} is not 0 or 1")
             return bool(value)
         return value
 
@@ -155,7 +155,7 @@ class CustomOperator:
     definition: str = ""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what ONNX Runtime would take no model with."""
+        """Check the record. Raises ValueError for anything with which ONNX Runtime would accept no model."""
         if not re.fullmatch(r"[A-Za-z_]\w*", self.name, re.ASCII):
             raise ValueError(f"{self.name!r} is not the name of an operator")
         if not re.fullmatch(r"(\w[\w.-]*)?", self.domain, re.ASCII):
@@ -163,7 +163,7 @@ class CustomOperator:
         if type(self.version) is not int or not 1 <= self.version <= MAX_VERSION:
             raise ValueError(f"{self.label}: a version is a number from 1 to {MAX_VERSION}")
         if type(self.priority) is not int:
-            raise ValueError(f"{self.label}: priority {self.priority!r} is no whole number")
+            raise ValueError(f"{self.label}: priority {self.priority!r}, expected an integer")
         for what, ports in (("input", self.inputs), ("output", self.outputs)):
             for port in ports[:-1]:
                 if port.kind is PortKind.VARIADIC:
@@ -180,27 +180,27 @@ class CustomOperator:
 
     @property
     def label(self) -> str:
-        """How messages name it: "my.domain::CircularPad-1"."""
+        """The name in messages: "my.domain::CircularPad-1"."""
         return f"{self.qualified_name}-{self.version}"
 
     @property
     def description(self) -> str:
-        """How `explain` names it where it runs a node."""
+        """The name in `explain` where it runs a node."""
         origin = f" of {self.origin}" if self.origin else ""
         return f"run by {self.label}{origin}" + (f", priority {self.priority}" if self.priority else "")
 
     @property
     def is_own_schema(self) -> bool:
-        """Whether ONNX Runtime learns of the operator from the plugin; else it knows the operator itself."""
+        """Whether ONNX Runtime learns of the operator from the plugin, rather than knowing it itself."""
         return self.domain not in HOST_DOMAINS
 
     @property
     def host_inputs(self) -> tuple[int, ...]:
-        """Indices of the inputs that the host reads."""
+        """The indices of inputs that the host reads."""
         return tuple(index for index, port in enumerate(self.inputs) if port.on_host)
 
     def port(self, ports: Sequence[Port], index: int) -> Port:
-        """The input or output number ``index`` of a node. Raises InvalidModel where there are fewer."""
+        """Return the input or output number ``index`` of a node. Raises InvalidModel if there are fewer."""
         if index < len(ports):
             return ports[index]
         if ports and ports[-1].kind is PortKind.VARIADIC:
@@ -208,7 +208,7 @@ class CustomOperator:
         raise InvalidModel(f"{self.label}: a node has more inputs or outputs than the {len(ports)} of the operator")
 
     def bound_attributes(self, attributes: Mapping[str, AttrValue]) -> dict[str, Any]:
-        """What the function gets. Raises InvalidModel for an attribute that is unknown, missing or of another kind."""
+        """Return the function's attributes. Raises InvalidModel for one that is unknown, missing or of another type."""
         known = {attribute.name: attribute for attribute in self.attributes}
         for name, value in attributes.items():
             if name not in known:
@@ -225,7 +225,7 @@ class CustomOperator:
         return bound
 
     def check_inputs(self, dtypes: Sequence[DType | None]) -> dict[str, DType]:
-        """The element type of each constraint; ``dtypes`` has one entry per input of the node.
+        """Check the inputs of a node, and return the element type of each constraint.
 
         Raises InvalidModel for a wrong number of inputs, Unsupported("dtype") for a type that an input cannot have.
         """
@@ -252,7 +252,7 @@ class CustomOperator:
     def lower(
         self, ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[str, AttrValue]
     ) -> tuple[Tensor, ...]:
-        """Runs the author's function on checked inputs and attributes, and checks what it gives.
+        """Run the author's function on checked inputs and attributes, and check its results.
 
         Raises InvalidModel where the node contradicts the operator, and Unsupported where the function declines the
         node or fails; its traceback is in the log.
@@ -281,7 +281,7 @@ class CustomOperator:
         return results
 
     def _check_written(self, results: Sequence[Tensor], written: Collection[Buffer]) -> None:
-        """What nothing writes would have what the memory had before."""
+        """Check that launches write all outputs: one that none writes would have the memory's former contents."""
         for index, result in enumerate(results):
             buffer = result.buffer
             if buffer.kind is BufferKind.SCRATCH and buffer not in written and result.size != 0:
@@ -289,7 +289,7 @@ class CustomOperator:
                 raise InvalidModel(f"{self.label}: nothing writes output {name!r}: launch a kernel that does")
 
     def guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What the author's code gives. Its exceptions become Unsupported, with the traceback in the log."""
+        """Call the author's code. Its exceptions become Unsupported, with the traceback in the log."""
         try:
             return function(*arguments)
         except (Unsupported, NodeError):
@@ -309,10 +309,12 @@ class CustomOperator:
         required = sum(port.kind is PortKind.REQUIRED for port in self.outputs)
         most = None if self.outputs[-1].kind is PortKind.VARIADIC else len(self.outputs)
         if len(given) < required or len(given) > (most or len(given)):
-            raise Unsupported("op", f"{self.label} gave {len(given)} outputs, it has {required}")
+            raise Unsupported("op", f"{self.label} returned {len(given)} outputs, expected {required}")
         for index, tensor in enumerate(given):
             if not isinstance(tensor, Tensor):
-                raise Unsupported("op", f"{self.label} gave {type(tensor).__name__} for output {index}, not a tensor")
+                raise Unsupported(
+                    "op", f"{self.label} returned {type(tensor).__name__} for output {index}, expected a tensor"
+                )
             port = self.port(self.outputs, index)
             wanted = types.setdefault(port.constraint, tensor.dtype) if port.constraint else tensor.dtype
             if tensor.dtype not in port.types or tensor.dtype is not wanted:

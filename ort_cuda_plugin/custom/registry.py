@@ -1,9 +1,10 @@
-"""The operators of applications and of installed packages, and which of them serve a node.
+"""Registry of custom operators of applications and installed packages; selects those that serve a node.
 
-There are three ways in: the decorator `ort_cuda_plugin.op`, `register`, and the entry points ``ort_cuda_plugin.ops`` of
-installed packages. An entry point names a module, whose import registers operators, or a function without arguments.
+Operators are registered by the decorator `ort_cuda_plugin.op`, by `register`, or by the entry points
+``ort_cuda_plugin.ops`` of installed packages. An entry point names a module, whose import registers operators, or a
+function without arguments.
 
-A session takes a `Snapshot` when it is made: what is registered or unregistered later concerns later sessions.
+A session takes a `Snapshot` when it is created: later changes concern later sessions.
 """
 
 from __future__ import annotations
@@ -31,28 +32,30 @@ _Table: TypeAlias = Mapping[tuple[str, str], tuple[CustomOperator, ...]]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The operators that were registered at one moment; ``generation`` counts the changes up to then."""
+    """The operators that were registered at one moment. ``generation`` counts the changes up to then."""
 
     generation: int = 0
     _table: _Table = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(operator: CustomOperator) -> Snapshot:
-        """A registry of one operator."""
+        """Return a registry of one operator."""
         return Snapshot(0, {(operator.domain, operator.name): (operator,)})
 
     @property
     def operators(self) -> list[CustomOperator]:
-        """All, ordered by domain, name, version and priority."""
+        """All operators, ordered by domain, name, version and priority."""
         return [operator for key in sorted(self._table) for operator in self._table[key]]
 
     @property
     def by_name(self) -> _Table:
-        """All, by domain and name, of each the oldest version first."""
+        """All operators, by domain and name, the oldest version of each first."""
         return self._table
 
     def serving(self, domain: str, name: str, version: int) -> list[CustomOperator]:
-        """Those for a node of this version: of each priority the newest that is not newer, highest priority first."""
+        """Return the operators for a node of this version: of each priority the newest that is not newer, highest
+        priority first.
+        """
         best: dict[int, CustomOperator] = {}
         for operator in self._table.get((domain, name), ()):
             if operator.version <= version:
@@ -60,7 +63,7 @@ class Snapshot:
         return [best[priority] for priority in sorted(best, reverse=True)]
 
     def implementations(self, node: Node, opset: int) -> Sequence[Implementation]:
-        """What may run a node, the best first; ``opset`` is the version of its domain that the model imports.
+        """Return what may run a node, the best first. ``opset`` is the version of its domain that the model imports.
 
         Those after the first are for nodes that the first declines. Raises Unsupported where nothing serves the node.
         """
@@ -91,7 +94,7 @@ class Snapshot:
 
 
 def snapshot_of(graph: Graph) -> Snapshot:
-    """The operators of the session that the graph is of, or the present ones."""
+    """Return the operators of the graph's session, or the present ones."""
     return graph.operators if isinstance(graph.operators, Snapshot) else current()
 
 
@@ -102,12 +105,12 @@ _loading = threading.local()
 
 
 def current() -> Snapshot:
-    """What is registered now."""
+    """Return a snapshot of what is registered now."""
     return _current
 
 
 def register(operator: CustomOperator) -> CustomOperator:
-    """Adds an operator for sessions that are made from now on, and gives the record that was added.
+    """Register an operator for sessions that are created from now on, and return the record that was added.
 
     One of the same definition is replaced; sessions that exist keep it.
 
@@ -134,7 +137,7 @@ def register(operator: CustomOperator) -> CustomOperator:
 
 
 def replaces(new: CustomOperator, old: CustomOperator) -> bool:
-    """Whether both are of the same definition, which a notebook or a reload has run again."""
+    """Whether both have the same definition, which a notebook or a reload has run again."""
 
     def place(row: CustomOperator) -> tuple[object, ...]:
         return row.origin, row.definition, row.version, row.priority
@@ -143,7 +146,7 @@ def replaces(new: CustomOperator, old: CustomOperator) -> bool:
 
 
 def unregister(operator: CustomOperator) -> None:
-    """Removes an operator; sessions that exist keep it.
+    """Unregister an operator; existing sessions keep it.
 
     Raises:
         LookupError: it is not registered.
@@ -161,7 +164,7 @@ def unregister(operator: CustomOperator) -> None:
 
 
 def discover(*, again: bool = False) -> None:
-    """Loads the operators of installed packages, once in a process or ``again``.
+    """Load the operators of installed packages, once in a process or ``again``.
 
     The log names a package that fails, with the traceback; it keeps no other from being loaded.
     """
@@ -183,14 +186,16 @@ def _load_all(entries: Iterable[EntryPoint]) -> None:
 
 
 def _load(entry: EntryPoint) -> None:
-    """Holds no lock: what is imported may wait for another thread's import, which registers something."""
+    """Load an entry point without holding a lock: an import may wait for another thread's import, which registers an
+    operator.
+    """
     package = f"package {entry.dist.name} {entry.dist.version}" if entry.dist is not None else f"entry {entry.name}"
     _loading.package = package
     try:
         loaded = entry.load()
         if callable(loaded) and not hasattr(loaded, "operator"):
             loaded()
-    except BaseException:  # also where it ends the program; no signal comes here
+    except BaseException:  # including SystemExit; no signal handler runs on this thread
         what = f"the entry point {entry.name} = {entry.value} of {ENTRY_POINTS}"
         report(f"{package}: {what} failed, so operators are missing\n{traceback.format_exc()}")
     finally:

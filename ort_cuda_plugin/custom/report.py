@@ -1,4 +1,4 @@
-"""What an author's code did wrong, for ONNX Runtime's log."""
+"""Reports faults in an author's code to ONNX Runtime's log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def report(text: str, where: str = "ort_cuda_plugin") -> None:
-    """Writes an error to ONNX Runtime's log, or where there is none to Python's."""
+    """Write an error to ONNX Runtime's log, or else to Python's."""
     try:
         has_log = core().host_logger() != ffi.NULL
     except PluginError:
@@ -24,5 +24,5 @@ def report(text: str, where: str = "ort_cuda_plugin") -> None:
 
 
 def report_failure(where: str, error: BaseException) -> None:
-    """As `report`, for an exception with its traceback."""
+    """Report an exception with its traceback, as `report` does."""
     report(f"{where}:\n{''.join(traceback.format_exception(error))}", where)

@@ -1,4 +1,4 @@
-"""What several operators share, by key: made by the first user, released after the last."""
+"""Resources that several operators share, by key: the first user makes one, the last one releases it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SharedResource(Generic[T]):
         self._open = True
 
     def close(self) -> None:
-        """Ends this use; safe to call again."""
+        """End this use. It is safe to call this again."""
         if self._open:
             self._open = False
             self._owner._give_back(self._key)
@@ -38,14 +38,14 @@ class SharedResource(Generic[T]):
 
 
 class Resources:
-    """Resources of a process by key, with the number of uses of each. From any thread."""
+    """Resources of a process by key, with use counts. Thread safe."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._entries: dict[str, _Entry] = {}
 
     def acquire(self, key: str, make: Callable[[], T], release: Callable[[T], None] | None = None) -> SharedResource[T]:
-        """The resource with this key. The first user's ``make`` makes it, and its ``release`` ends it.
+        """Return a use of the resource with this key. The first user's ``make`` makes it, and its ``release`` ends it.
 
         Raises what ``make`` raises; there is no resource then.
         """
@@ -57,7 +57,7 @@ class Resources:
             return SharedResource(self, key, entry.value)
 
     def users(self, key: str) -> int:
-        """How many uses there are of a resource; 0 where there is none."""
+        """Return the number of uses of a resource; 0 if there is none."""
         with self._lock:
             return self._entries[key].users if key in self._entries else 0
 
@@ -73,4 +73,4 @@ class Resources:
 
 
 RESOURCES = Resources()
-"""Those of this process."""
+"""The resources of this process."""

@@ -81,11 +81,11 @@ class Op(Generic[P, R]):
         return tactics
 
     def register(self) -> None:
-        """Registers the operator. Raises ValueError as `registry.register`."""
+        """Register the operator. Raises ValueError as `registry.register`."""
         self.operator = registry.register(self.operator)
 
     def unregister(self) -> None:
-        """Takes it out of the registry; sessions that exist keep it. Raises LookupError where it is not there."""
+        """Unregister the operator; existing sessions keep it. Raises LookupError if it is not registered."""
         registry.unregister(self.operator)
 
 
@@ -98,7 +98,7 @@ def op(
     priority: int = 0,
     register: bool = True,
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
-    """Makes an operator of a typed function, and registers it.
+    """Make an operator of a typed function, and register it.
 
     Args:
         name: "my.domain::CircularPad". A name of ONNX or of com.microsoft, as "Relu" or "com.microsoft::Gelu", takes
@@ -140,7 +140,7 @@ def op(
 
 
 class _Schema:
-    """What a signature says."""
+    """The schema that a signature describes."""
 
     def __init__(
         self,
@@ -170,11 +170,13 @@ class _Schema:
             if name not in constraints:
                 raise TypeError(f"{operator}: types has {name!r}, with which no input or output is annotated")
             if not all(isinstance(dtype, DType) for dtype in allowed):
-                raise TypeError(f"{operator}: types[{name!r}] = {allowed!r} are no element types, as DType.FLOAT32 is")
+                raise TypeError(
+                    f"{operator}: types[{name!r}] = {allowed!r}: expected element types such as DType.FLOAT32"
+                )
 
     @property
     def num_fixed(self) -> int:
-        """How many inputs are not variadic."""
+        """The number of inputs that are not variadic."""
         return sum(port.kind is not PortKind.VARIADIC for port in self.inputs)
 
     def _input(self, parameter: inspect.Parameter) -> Port:
@@ -188,7 +190,7 @@ class _Schema:
         if hint is Tensor:
             hint = names.T
         if get_origin(hint) is not typing.Annotated or get_args(hint)[0] is not Tensor:
-            raise TypeError(f"{self._operator}: {name!r} is annotated with {hint!r}, which is no type of tensors")
+            raise TypeError(f"{self._operator}: {name!r} is annotated with {hint!r}, which is not a tensor type")
         constraint, allowed, on_host, alias = "", FLOATS, False, None
         for mark in get_args(hint)[1:]:
             if isinstance(mark, str):
@@ -198,7 +200,7 @@ class _Schema:
             elif isinstance(mark, Alias):
                 alias = next((i for i, port in enumerate(self.inputs) if port.name == mark.name), None)
                 if alias is None:
-                    raise TypeError(f"{self._operator}: {name!r} is an alias of {mark.name!r}, which is no input")
+                    raise TypeError(f"{self._operator}: {name!r} is an alias of {mark.name!r}, which is not an input")
             on_host = on_host or isinstance(mark, OnHost)
         return Port(name, allowed, constraint, kind, on_host=on_host, alias=alias)
 
@@ -237,7 +239,7 @@ class _Schema:
 
 
 def _hints(operator: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations as objects. Names that the author imports for type checkers only are those of this package."""
+    """Return the annotations as objects. Names imported only for type checkers must be this package's."""
     known = {name: getattr(names, name) for name in dir(names) if not name.startswith("_")}
     known |= {"Lowering": Lowering, "Tensor": Tensor, "Constant": Constant, "Sequence": Sequence}
     try:
@@ -251,7 +253,7 @@ def _namespace(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    """The annotation, and whether it was one with ``| None``."""
+    """Return the annotation without ``None``, and whether it had it."""
     if get_origin(hint) in (typing.Union, types.UnionType):
         others = [each for each in get_args(hint) if each is not type(None)]
         if len(others) == 1:
@@ -260,7 +262,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _call(function: Callable[..., Any], schema: _Schema) -> Callable[..., Any]:
-    """The function as the record wants it: all inputs by position, None for those that a node leaves out."""
+    """Return the function in the record's form: all inputs by position, None for those that a node leaves out."""
 
     def call(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[str, Any], **tactic: Any) -> Any:
         missing = max(0, schema.num_fixed - len(inputs))

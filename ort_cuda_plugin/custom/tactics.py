@@ -1,7 +1,7 @@
-"""Tactics: several ways in which an author's function can do the same, of which one is taken.
+"""Tactics: alternative implementations of a custom operator, of which the plugin chooses one.
 
-With the session option ``autotune`` each is measured on the session's device, at about the sizes at hand, and the times
-are kept on disk. Without it, and with ``deterministic``, the first one is taken.
+With the session option ``autotune`` each is measured on the session's device, at about the present sizes, and the times
+are stored on disk. Without it, and with ``deterministic``, the first one is used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def choose_tactic(
     names: Sequence[str],
     make: Callable[[Lowering, Sequence[Tensor | None], str], object],
 ) -> Tactic:
-    """The fastest of the tactics ``names`` where that is measured, else the first one.
+    """Return the fastest of the tactics ``names`` if that is measured, else the first one.
 
     ``problem`` is the timing-cache id: what is computed, apart from types and sizes. ``make`` records in a context of
     its own what a tactic does with inputs of its own; a tactic for which it raises is not taken.
@@ -49,7 +49,7 @@ def choose_tactic(
 
 
 class Tactics:
-    """Those of one operator. ``candidates`` says which there are for a node, the default one first."""
+    """The tactics of one operator. ``candidates`` names those of a node, the default one first."""
 
     def __init__(self, label: str, takes_tactic: bool) -> None:
         self.label = label
@@ -58,7 +58,7 @@ class Tactics:
         self.timing_id = ""
 
     def around(self, function: Callable[..., Any]) -> LowerFunction:
-        """The function with the tactic that is taken, where it has any."""
+        """Wrap the function so that it gets its tactic, if it has any."""
 
         def call(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> Sequence[Tensor]:
             if not self.takes_tactic:
@@ -90,7 +90,7 @@ def _text(value: object) -> str:
 
 
 def source_id(*functions: Callable[..., Any]) -> str:
-    """A timing-cache id that changes when the text of the functions does."""
+    """Return a timing-cache id that changes when the text of the functions does."""
     texts = []
     for function in functions:
         try:

@@ -1,9 +1,9 @@
-"""What the parameters and results of an author's function are annotated with.
+"""Annotations for parameters and results of an author's function.
 
 ``T``, ``T1``, ``U`` and so on name a type constraint: inputs and outputs with the same one have the same element type.
 ``Float32``, ``Int64`` and so on are exactly that type. ``HostInt64`` and ``HostInt32`` are inputs whose contents decide
-shapes: the function reads them with ``ctx.host_values``. ``Alias("name")`` beside a result's annotation says whose
-memory it is.
+shapes: the function reads them with ``ctx.host_values``. ``Alias("name")`` beside a result's annotation names the input
+whose memory it shares.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class OnHost:
 
 @dataclass(frozen=True)
 class Alias:
-    """Marks a result that is the memory of the input with this name."""
+    """Marks a result that shares the memory of the input with this name."""
 
     name: str
 

@@ -117,8 +117,8 @@ def two_shifts() -> Any:
         (uses_kernel, "kernel uses_kernel uses 'kernel' from outside, a name that its text has: rename it"),
         (two_shifts(), "uses_two_shifts and its functions mean different things by 'SHIFT': rename one"),
         (has_a_default, "parameters that are not plain positional ones"),
-        (lambda x: None, "no function with a name|cannot be read"),
-        (3, "3 is no Python function"),
+        (lambda x: None, "not a function with a name|cannot be read"),
+        (3, "3 is not a Python function"),
     ],
 )
 def test_a_function_that_is_no_kernel_is_refused(function: Any, message: str) -> None:

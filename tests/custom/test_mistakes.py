@@ -93,7 +93,7 @@ BODIES: dict[str, tuple[Callable[[Lowering, Any], Any], str]] = {
     "a size as a shape": (lambda ctx, x: ctx.empty(x.size, x.dtype), "m*n is no shape, which has a whole number or"),
     "no such axis": (lambda ctx, x: permute(ctx, x, [0, 2]), "there is no axis 2 in 2 dimensions"),
     "another type": (per_place(lambda a: a, DType.INT64), "elements are INT64, the function gives FLOAT32: cast() it"),
-    "too many": (lambda ctx, x: (x, x), "my.domain::Tried-1 gave 2 outputs, it has 1"),
+    "too many": (lambda ctx, x: (x, x), "my.domain::Tried-1 returned 2 outputs, expected 1"),
     "an end of the program": (lambda ctx, x: exit(1), "failed with SystemExit"),
     "an end of a generator": (lambda ctx, x: next(_ends()), "failed with GeneratorExit"),
 }
@@ -181,11 +181,11 @@ def test_a_result_that_nothing_writes() -> None:
 
 
 SIZES: dict[str, tuple[Callable[[Any], Any], Any, Any, str]] = {
-    "a fraction": (lambda x: 1.5, 1, 0, "1.5 is no size for its grid: use whole numbers"),
+    "a fraction": (lambda x: 1.5, 1, 0, "1.5 is not a size for its grid: use whole numbers"),
     "a negative one": (lambda x: (1, -1), 1, 0, "a grid of -1 is not possible"),
     "too large": (lambda x: 1 << 40, 1, 0, "a grid of 1099511627776 is not possible"),
-    "a fraction of a block": (lambda x: 1, 2.0, 0, "2.0 is no size for its block"),
-    "shared memory": (lambda x: 1, 1, "4", "'4' is no size for its shared memory"),
+    "a fraction of a block": (lambda x: 1, 2.0, 0, "2.0 is not a size for its block"),
+    "shared memory": (lambda x: 1, 1, "4", "'4' is not a size for its shared memory"),
 }
 
 
@@ -207,10 +207,10 @@ def test_a_size_of_a_launch(name: str) -> None:
 def test_a_plugin_launches_in_a_run_what_is_not_possible() -> None:
     stream = RunStream(None)  # type: ignore[arg-type]
     given: list[tuple[Any, Any, Any, str]] = [
-        (DOUBLE, 1.5, 1, "kernel double: 1.5 is no size for its grid"),
+        (DOUBLE, 1.5, 1, "kernel double: 1.5 is not a size for its grid"),
         (DOUBLE, -1, 1, "kernel double: a grid of -1 is not possible"),
         (DOUBLE, 1, (64, 64), "kernel double: a block of (64, 64, 1) threads"),
-        (np.exp, 1, 1, "is no kernel that can be launched: numba_kernel, array_kernel"),
+        (np.exp, 1, 1, "is not a kernel that can be launched: numba_kernel, array_kernel"),
     ]
     for kernel, grid, block, said in given:
         with pytest.raises(TypeError, match=re.escape(said)):
@@ -219,13 +219,13 @@ def test_a_plugin_launches_in_a_run_what_is_not_possible() -> None:
 
 def test_a_plugin_gives_no_list() -> None:
     for method, given in (("get_output_shapes", None), ("get_output_shapes", [3]), ("get_output_data_types", "f")):
-        with pytest.raises(PluginFailure, match=rf"plugin Probe-1: {method} gave .*, it gives a"):
+        with pytest.raises(PluginFailure, match=rf"plugin Probe-1: {method} returned .*, expected a"):
             lowered(ProbeCreator(**{method: lambda *_, given=given: given}), tensor(["n"]))
 
 
 def test_a_plugin_gives_another_kind() -> None:
     for method, given in (("get_nb_outputs", 0), ("get_nb_outputs", "1"), ("get_metadata_string", 3)):
-        with pytest.raises(PluginFailure, match=rf"plugin Probe-1: {method} gave {given!r}, it gives "):
+        with pytest.raises(PluginFailure, match=rf"plugin Probe-1: {method} returned {given!r}, expected "):
             lowered(ProbeCreator(**{method: lambda *_, given=given: given}), tensor(["n"]))
 
 
@@ -284,7 +284,12 @@ SIGNATURES: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         "the default of attribute 'k' = 'a' is not of the kind 'int'",
     ),
     "types of nothing": (plain, {"types": {"U": {DType.INT8}}}, TypeError, "types has 'U', with which no input"),
-    "types that are none": (plain, {"types": {"T": {"int8"}}}, TypeError, "types['T'] = {'int8'} are no element types"),
+    "types that are none": (
+        plain,
+        {"types": {"T": {"int8"}}},
+        TypeError,
+        "types['T'] = {'int8'}: expected element types",
+    ),
     "a version that is a text": (plain, {"version": "1"}, ValueError, "a version is a number from 1 to"),
 }
 

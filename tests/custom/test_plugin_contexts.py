@@ -120,7 +120,7 @@ def test_an_enqueue_of_each_run_needs_its_creator(tmp_path: Path) -> None:
     original = ProbeCreator()
     creator = register_creator(ProbeCreator(create_plugin=create))
     try:
-        with pytest.raises(Exception, match="create_plugin with each_run = 1 gave no plugin"):
+        with pytest.raises(Exception, match="create_plugin with each_run = 1 returned no plugin"):
             load(tmp_path / "m.onnx")
         run_probe(load(tmp_path / "m.onnx"), 5)
     finally:

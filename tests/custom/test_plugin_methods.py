@@ -69,7 +69,7 @@ def test_get_plugin_version() -> None:
         def get_plugin_version(self) -> str:
             return "beta"
 
-    with pytest.raises(ValueError, match="plugin Probe: version 'beta' is no number from 1"):
+    with pytest.raises(ValueError, match="plugin Probe: version 'beta', expected a number from 1"):
         register_creator(Beta())
 
 
@@ -122,7 +122,7 @@ def _fields_of(creator: ProbeCreator, **attributes: Any) -> list[PluginFieldColl
     ("attributes", "message"),
     [
         ({"pads": (1, 300)}, r"plugin Probe-1: field 'pads' = \(1, 300\) does not fit INT8"),
-        ({"each_run": (1, 2)}, r"plugin Probe-1: field 'each_run' = \(1, 2\) has 2 elements, not 1"),
+        ({"each_run": (1, 2)}, r"plugin Probe-1: field 'each_run' = \(1, 2\) has 2 elements, expected 1"),
     ],
 )
 def test_a_field_that_does_not_fit_is_an_error_with_its_value(attributes: dict[str, Any], message: str) -> None:
@@ -139,7 +139,7 @@ def test_create_plugin() -> None:
         PluginFailure, match=r"Probe-1: create_plugin with scale = 0.5: ValueError: a scale of 0.5 is too"
     ):
         lowered(ProbeCreator(create_plugin=refuses), tensor([2]), scale=0.5)
-    with pytest.raises(PluginFailure, match="create_plugin with no fields gave no plugin"):
+    with pytest.raises(PluginFailure, match="create_plugin with no fields returned no plugin"):
         lowered(ProbeCreator(create_plugin=lambda *_: None), tensor([2]))
     runtime = ProbeCreator()
     create(runtime, "plugin Probe-1", "mine", PluginFieldCollection(), Phase.RUNTIME)
@@ -154,7 +154,7 @@ def test_get_capability_interface() -> None:
         return None if kind is CapabilityType.BUILD else Probe({}, [], PluginFieldCollection())
 
     creator = ProbeCreator(get_capability_interface=part)
-    with pytest.raises(PluginFailure, match="get_capability_interface gave no BUILD capability"):
+    with pytest.raises(PluginFailure, match="get_capability_interface returned no BUILD capability"):
         lowered(creator, tensor([2]))
     create(creator, "plugin Probe-1", "mine", PluginFieldCollection(), Phase.RUNTIME)  # which needs none
 
@@ -170,7 +170,7 @@ def test_clone() -> None:
     nodes.lower(again, [tensor([2])], {})
     assert creator.phases == [Phase.BUILD], "the node has one plugin, and each plan a clone of it"
     assert len(creator.arguments("clone")) == 4, "one for a plan, and one that is attached"
-    with pytest.raises(PluginFailure, match="clone gave no plugin"):
+    with pytest.raises(PluginFailure, match="clone returned no plugin"):
         lowered(ProbeCreator(clone=lambda: None), tensor([2]))
 
 
@@ -190,7 +190,7 @@ def test_get_nb_outputs() -> None:
         get_output_shapes=lambda inputs, *_: [inputs[0], (3,)],
     )
     assert [y.dtype for y in lowered(creator, tensor([2]))] == [DType.FLOAT32, DType.INT64]
-    with pytest.raises(PluginFailure, match=r"get_output_data_types gave .* for 2 outputs"):
+    with pytest.raises(PluginFailure, match=r"get_output_data_types returned .* for 2 outputs"):
         lowered(ProbeCreator(get_nb_outputs=lambda: 2), tensor([2]))
 
 
@@ -207,8 +207,8 @@ def test_get_output_shapes() -> None:
     assert y.shape[:2] == (n * 2 + 1, 2)
     assert [d if isinstance(d, int) else d.hint for d in y.shape] == [13, 2, 7, 2, 3, 1]
     for wrong, message in (
-        (lambda *_: [], "gave 0 shapes for 1 outputs"),
-        (lambda *_: [("n",)], "get_output_shapes gave 'n' for a size"),
+        (lambda *_: [], "returned 0 shapes for 1 outputs"),
+        (lambda *_: [("n",)], "get_output_shapes returned 'n' for a size"),
         (lambda inputs, *_: 1 // 0, r"get_output_shapes for inputs of \[n.*, 4\]: ZeroDivisionError"),
     ):
         with pytest.raises(PluginFailure, match=message):
@@ -248,7 +248,7 @@ def test_declare_size_tensor() -> None:
     assert (found.shape[0].hint, found.shape[0].is_read_back) == (3, True)  # type: ignore[union-attr]
     assert ctx.trace.requirements[-1].message == "size tensor 1 of plugin Probe-1 is not between 0 and its upper bound"
     for wrong in (creator(0), creator(2), creator(kind=DType.FLOAT32)):
-        with pytest.raises(PluginFailure, match="which is no scalar of type INT32 or INT64"):
+        with pytest.raises(PluginFailure, match="which is not a scalar of type INT32 or INT64"):
             lowered(wrong, x)
 
 
@@ -321,7 +321,7 @@ def test_get_aliased_input() -> None:
     (launch,) = launches(ctx)
     assert y.buffer in launch.reads
     assert y.buffer in launch.writes
-    with pytest.raises(PluginFailure, match=r"get_aliased_input\(0\) = 3, which is no free input"):
+    with pytest.raises(PluginFailure, match=r"get_aliased_input\(0\) = 3, which is not a free input"):
         lowered(ProbeCreator(get_aliased_input=lambda output: 3), x)
     other = ProbeCreator(get_aliased_input=lambda output: 0, get_output_shapes=lambda *_: [(2,)])
     with pytest.raises(PluginFailure, match="output 0 is an alias of input 0 with another type or shape"):
@@ -355,7 +355,7 @@ def test_get_workspace_size() -> None:
     assert (scratch.buffer.nbytes, scratch.offset) == (x.shape[0] * 8, x.shape[0])  # type: ignore[union-attr]
     assert scratch.buffer in launch.reads  # type: ignore[union-attr]
     for wrong in (lambda *_: 1.5, lambda *_: "much"):
-        with pytest.raises(PluginFailure, match="get_workspace_size gave"):
+        with pytest.raises(PluginFailure, match="get_workspace_size returned"):
             lowered(ProbeCreator(get_workspace_size=wrong), x)
     with pytest.raises(InvalidModel, match="less than 0 bytes"):
         lowered(ProbeCreator(get_workspace_size=lambda *_: -1), x)
@@ -381,7 +381,7 @@ def test_configure_plugin() -> None:
 
 def test_get_nb_tactics() -> None:
     creator = ProbeCreator(get_nb_tactics=lambda: 2, get_valid_tactics=lambda: [1])
-    with pytest.raises(PluginFailure, match=r"get_nb_tactics is 2, and get_valid_tactics gave \[1\]"):
+    with pytest.raises(PluginFailure, match=r"get_nb_tactics is 2, and get_valid_tactics returned \[1\]"):
         lowered(creator, tensor([2]))
 
 
@@ -475,7 +475,7 @@ def test_attach_to_context() -> None:
     assert resources.is_emulated
     with resources.resources.acquire("shared by plugins", lambda: 3) as shared:
         assert shared == 3
-    with pytest.raises(PluginFailure, match="attach_to_context gave no plugin with a RUNTIME capability"):
+    with pytest.raises(PluginFailure, match="attach_to_context returned no plugin with a RUNTIME capability"):
         lowered(ProbeCreator(attach_to_context=lambda context: None), tensor([2]))
 
 

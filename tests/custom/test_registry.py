@@ -107,7 +107,7 @@ FLAG = Attribute("flag", AttributeKind.INT, False, is_flag=True)
         ({}, "my.domain::Double-1: a node needs the attribute 'beta'"),
         ({"beta": "x"}, "my.domain::Double-1: attribute 'beta' = 'x' is not of the kind 'float'"),
         ({"beta": 1.0, "pads": (1.5,)}, "attribute 'pads' = (1.5,) is not of the kind 'ints'"),
-        ({"beta": 1.0, "flag": 2}, "attribute 'flag' = 2 is neither 0 nor 1"),
+        ({"beta": 1.0, "flag": 2}, "attribute 'flag' = 2 is not 0 or 1"),
         ({"beta": 1.0, "gamma": 3}, "no attribute 'gamma' = 3; it has beta, pads, flag"),
     ],
 )
@@ -148,7 +148,7 @@ def test_records_that_onnx_runtime_would_not_take_are_refused() -> None:
     with pytest.raises(ValueError, match="a version is a number from 1"):
         operator(version=0)
     given: Any = "high"
-    with pytest.raises(ValueError, match="priority 'high' is no whole number"):
+    with pytest.raises(ValueError, match="priority 'high', expected an integer"):
         operator(priority=given)
 
 
@@ -165,8 +165,8 @@ def test_an_exception_of_an_author_declines_one_node(told: list[str]) -> None:
 @pytest.mark.parametrize(
     ("result", "why"),
     [
-        ([], "gave 0 outputs, it has 1"),
-        (3, "gave int for output 0, not a tensor"),
+        ([], "returned 0 outputs, expected 1"),
+        (3, "returned int for output 0, expected a tensor"),
         (DType.INT64, "made output 'y' INT64, it is FLOAT32"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Kernels in the full form, after IPluginV3 of TensorRT 10: what an author derives from, and what registers it."""
+"""Kernels in the full form, modelled on IPluginV3 of TensorRT 10: base classes for authors, and their registration."""
 
 from __future__ import annotations
 

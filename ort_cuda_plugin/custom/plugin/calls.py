@@ -1,4 +1,4 @@
-"""Calls of authors' methods, and an `enqueue` that each Run calls."""
+"""Calls methods of authors, and runs an `enqueue` that each Run calls."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class PluginFailure(Exception):
-    """A method of a plugin failed, or gave what cannot be; says which plugin, what it was asked, and the values."""
+    """A method of a plugin failed, or returned an impossible value. The message names plugin, method and values."""
 
     ort_code = 1  # ORT_FAIL
     log_level = "ERROR"
 
 
 def called(label: str, subject: str, function: Callable[..., T], *arguments: Any) -> T:
-    """What an author's method gives. Raises PluginFailure for its exceptions, and for a status other than 0."""
+    """Call an author's method. Raises PluginFailure for its exceptions, and for a status other than 0."""
     try:
         result = function(*arguments)
     except (Unsupported, InvalidModel, NodeError, PluginFailure, KeyboardInterrupt):
@@ -42,13 +42,13 @@ def called(label: str, subject: str, function: Callable[..., T], *arguments: Any
 
 
 def attached(label: str, plugin: Plugin, *, is_emulated: bool) -> tuple[Plugin, PluginRuntime]:
-    """A clone that is attached to resources, and its runtime capability. Raises PluginFailure."""
+    """Return a clone that is attached to resources, and its runtime capability. Raises PluginFailure."""
     runtime = plugin.get_capability_interface(CapabilityType.RUNTIME)
     context = PluginResourceContext(is_emulated)
     clone: Plugin | None = called(label, "attach_to_context", runtime.attach_to_context, context)
     own = None if clone is None else clone.get_capability_interface(CapabilityType.RUNTIME)
     if clone is None or not isinstance(own, PluginRuntime):
-        raise PluginFailure(f"{label}: attach_to_context gave no plugin with a RUNTIME capability")
+        raise PluginFailure(f"{label}: attach_to_context returned no plugin with a RUNTIME capability")
     return clone, own
 
 
@@ -67,7 +67,7 @@ class Tensors:
     has_workspace: bool
 
     def descs(self, arrays: Sequence[DeviceArray]) -> tuple[list[PluginTensorDesc | None], list[PluginTensorDesc]]:
-        """Of inputs and outputs, with the sizes of a Run; None for an input that is left out."""
+        """Return descriptions of inputs and outputs with the sizes of a Run; None for an input that is left out."""
         rows = [*self.inputs, *self.outputs]
         descs = []
         for number, ((dtype, format, channels), array) in enumerate(zip(rows, arrays, strict=False)):
@@ -85,7 +85,7 @@ class Tensors:
 
 
 class EnqueueFunction:
-    """Calls `enqueue` in each Run. Runs at the same time have clones of their own, which are attached when needed."""
+    """Calls `enqueue` in each Run. Concurrent Runs have clones of their own, which are attached when needed."""
 
     def __init__(self, label: str, plugin: Plugin, tactic: int, tensors: Tensors) -> None:
         self._label, self._plugin, self._tactic, self._tensors = label, plugin, tactic, tensors
@@ -133,7 +133,7 @@ class EnqueueFunction:
 
 
 class _Watched(DeviceArray):
-    """An output that notes whether anybody asked where it lies: nobody else can have written it."""
+    """An output that records whether anybody asked for its address: otherwise nobody can have written it."""
 
     is_known = False
 
@@ -167,7 +167,7 @@ def each_run(
     inputs: Sequence[Tensor | None],
     writes: Sequence[Tensor],
 ) -> None:
-    """Records a call of `enqueue` in each Run; ``writes`` are the outputs, and scratch memory."""
+    """Record a call of `enqueue` in each Run. ``writes`` are the outputs, and scratch memory."""
     layout = Tensors(
         tuple(x is not None for x in inputs),
         tuple(map(_row, filter(None, given))),

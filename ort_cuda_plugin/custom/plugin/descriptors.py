@@ -1,4 +1,4 @@
-"""What plugins see of tensors: element types, formats, and sizes that may be expressions."""
+"""Descriptions of tensors for plugins: element types, formats, and sizes that may be expressions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _CHANNELS_LAST: Final = {
     TensorFormat.DHWC: (5, 1, None),
     TensorFormat.DHWC8: (5, 8, _HALVES),
 }
-"""Rank, what the channels are a multiple of, and the element types (None: any)."""
+"""By format: rank, divisor of the number of channels, and element types (None: any)."""
 _PACKED: Final = {
     TensorFormat.CHW2: (4, 2, frozenset({DType.FLOAT16})),
     TensorFormat.CHW4: (4, 4, frozenset({DType.FLOAT16, DType.INT8})),
@@ -53,16 +53,16 @@ _PACKED: Final = {
     TensorFormat.CHW32: (4, 32, frozenset({DType.FLOAT32, DType.FLOAT16, DType.INT8})),
     TensorFormat.CDHW32: (5, 32, frozenset({DType.FLOAT16, DType.INT8})),
 }
-"""Rank, channels of a vector, and the element types."""
+"""By format: rank, channels of a vector, and element types."""
 
 
 def packed_channels(format: TensorFormat) -> int:
-    """How many channels a format packs into a vector; 1 where it packs none."""
+    """Return the channels that a format packs into a vector; 1 for a format that packs none."""
     return _PACKED[format][1] if format in _PACKED else 1
 
 
 def why_not(format: TensorFormat, dtype: DType, shape: tuple[Dim, ...]) -> str:
-    """Why the plugin's host cannot give a tensor in a format; "" where it can."""
+    """Explain why the plugin's host cannot provide a tensor in a format; "" if it can."""
     if format is TensorFormat.LINEAR:
         return ""
     rank, multiple, types = _PACKED[format] if format in _PACKED else _CHANNELS_LAST[format]
@@ -105,7 +105,7 @@ class Scope:
         self.asked = False
 
     def wrap(self, dim: Dim) -> Any:
-        """An int, or the `Size` of an expression."""
+        """Return an int, or the `Size` of an expression."""
         return Size(self, dim) if isinstance(dim, Expr) else dim
 
     def decide(self, condition: Dim) -> bool:
@@ -194,7 +194,7 @@ class Size:
     def __index__(self) -> int:
         number = sym.hint(self.dim)
         if not self.scope.decide(sym.eq(self.dim, number)):
-            raise TypeError(f"the size {self!r} is no number yet")
+            raise TypeError(f"the size {self!r} is not a number yet")
         return number
 
     __int__ = __index__
@@ -204,21 +204,22 @@ class Size:
 
 
 def dim_of(size: Operand) -> Dim:
-    """The expression of a size."""
+    """Return the expression of a size."""
     if isinstance(size, Size):
         return size.dim
     if isinstance(size, np.integer):
         return int(size)
     if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"{size!r} is no size")
+        raise TypeError(f"expected a size, got {size!r}")
     return size
 
 
 @dataclass(frozen=True)
 class SizeTensor:
-    """A size that a Run computes: output ``output`` of the plugin, a scalar, gets it. By itself a dimension of outputs.
+    """A size that a Run computes and stores in the plugin's output ``output``, a scalar. By itself it is a dimension of
+    outputs.
 
-    ``upper`` bounds it, and memory is made for that; ``opt`` is what is expected.
+    ``upper`` bounds it, and memory is allocated for that; ``opt`` is the expected size.
     """
 
     output: int
@@ -233,7 +234,7 @@ class ExprBuilder:
         self._scope = scope
 
     def constant(self, value: int) -> int:
-        """A size that is a number."""
+        """Return a size that is a number."""
         return value
 
     def min(self, a: Operand, b: Operand) -> Any:
@@ -246,7 +247,7 @@ class ExprBuilder:
         return self._scope.wrap(sym.ceildiv(dim_of(a), dim_of(b)))
 
     def select(self, condition: Operand, a: Operand, b: Operand) -> Any:
-        """``a`` where the condition is not 0, else ``b``; conditions are made by `equal` and `less`."""
+        """Return ``a`` if the condition is not 0, else ``b``. `equal` and `less` make conditions."""
         return self._scope.wrap(sym.select(dim_of(condition), dim_of(a), dim_of(b)))
 
     def equal(self, a: Operand, b: Operand) -> Any:
@@ -256,5 +257,5 @@ class ExprBuilder:
         return self._scope.wrap(sym.lt(dim_of(a), dim_of(b)))
 
     def declare_size_tensor(self, output_index: int, opt: Operand, upper: Operand) -> SizeTensor:
-        """A size that `PluginRuntime.enqueue` writes to an output of no dimensions, of type INT32 or INT64."""
+        """Declare a size that `PluginRuntime.enqueue` writes to an output of no dimensions, of type INT32 or INT64."""
         return SizeTensor(output_index, dim_of(opt), dim_of(upper))

@@ -1,4 +1,4 @@
-"""Fields of plugins: the attributes that a creator takes, and what a plugin has stored in a compiled model."""
+"""Fields of plugins: the attributes that a creator takes, and the state that a compiled model stores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FieldData: TypeAlias = "NDArray[Any] | str | bytes"
 
 
 class PluginFieldType(enum.Enum):
-    """What a field holds; CHAR is text, UNKNOWN any bytes, DIMS a shape."""
+    """The type of a field; CHAR is text, UNKNOWN any bytes, DIMS a shape."""
 
     FLOAT16 = "float16"
     FLOAT32 = "float32"
@@ -54,7 +54,7 @@ class PluginField:
 
     @staticmethod
     def of(name: str, value: Any, type: PluginFieldType) -> PluginField:
-        """A field with that value. Raises ValueError where the type cannot hold it."""
+        """Return a field with that value. Raises ValueError if the type cannot hold it."""
         kind = type.numpy
         if kind is None:
             wanted = str if type is PluginFieldType.CHAR else bytes
@@ -94,7 +94,7 @@ class PluginFieldCollection(Sequence[PluginField]):
         return iter(self._fields)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of the field of that name, or the default."""
+        """Return the value of the field of that name, or the default."""
         return next((field.value for field in self._fields if field.name == name), default)
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ def _short(value: object) -> str:
 
 
 def attribute_of(field: PluginField) -> Attribute:
-    """The attribute of an ONNX node that a field comes from; a node may leave it out."""
+    """Return the attribute of an ONNX node that a field comes from; a node may leave it out."""
     if field.type.numpy is None:
         return Attribute(field.name, AttributeKind.STRING, optional=True)
     is_single = field.length == 1 and field.type is not PluginFieldType.DIMS
@@ -124,7 +124,7 @@ def attribute_of(field: PluginField) -> Attribute:
 def fields_of(
     wanted: PluginFieldCollection, attributes: Mapping[str, AttrValue | None], label: str
 ) -> PluginFieldCollection:
-    """The fields that a node gives.
+    """Return the fields that a node gives. Raises InvalidModel, which names plugin, field and value.
 
     Raises InvalidModel, with the plugin, the field and the value, where a value does not fit.
     """
@@ -142,17 +142,17 @@ def fields_of(
         is_text = field.type.numpy is None
         if field.length and not is_text and made.length != field.length:
             raise InvalidModel(
-                f"{label}: field {field.name!r} = {_short(value)} has {made.length} elements, not {field.length}"
+                f"{label}: field {field.name!r} = {_short(value)} has {made.length} elements, expected {field.length}"
             )
         found.append(made)
     return PluginFieldCollection(found)
 
 
-# ---- as compiled models store them ----
+# ---- encoding for compiled models ----
 
 
 def fields_to_json(fields: Iterable[PluginField]) -> list[list[str]]:
-    """Name, type and data of each."""
+    """Encode name, type and data of each field."""
     rows = []
     for field in fields:
         data = field.data
@@ -162,7 +162,7 @@ def fields_to_json(fields: Iterable[PluginField]) -> list[list[str]]:
 
 
 def fields_from_json(rows: Iterable[Sequence[str]]) -> PluginFieldCollection:
-    """The inverse. Raises ValueError, KeyError for what is none."""
+    """Decode fields. Raises ValueError or KeyError for data that `fields_to_json` did not make."""
     found = []
     for name, type_name, text in rows:
         type_, raw = PluginFieldType[type_name], base64.b64decode(text, validate=True)

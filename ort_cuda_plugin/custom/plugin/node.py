@@ -1,4 +1,4 @@
-"""Runs a plugin for a node: asks it what a plan needs to know, and records what it enqueues."""
+"""Runs a plugin for a node: asks it for the properties of a plan, and records the work that it enqueues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .streams import RecordedStream, RecordedTensor
 
 T = TypeVar("T")
 _MOST = 2**40
-"""What a size is at most that nobody bounds."""
+"""Upper bound of a size that nobody bounds."""
 _LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 _FIRST = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
 Combination = tuple[TensorFormat, ...]
@@ -54,7 +54,8 @@ class PluginNodes:
     def lower(
         self, ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[str, AttrValue]
     ) -> list[Tensor]:
-        """The node's outputs.
+        """Return the node's outputs. Raises InvalidModel, Unsupported or PluginFailure, which name plugin, method and
+        values.
 
         Raises InvalidModel, Unsupported, PluginFailure with the plugin, what it was asked, and the values.
         """
@@ -77,11 +78,11 @@ class PluginNodes:
 
 
 def create(creator: PluginCreator, label: str, name: str, fields: PluginFieldCollection, phase: Phase) -> Plugin:
-    """A plugin with the capabilities of its phase and its creator's name. Raises PluginFailure, InvalidModel."""
+    """Create a plugin with the capabilities of its phase and its creator's name. Raises PluginFailure, InvalidModel."""
     subject = f"create_plugin with {fields!r}"
     plugin: Plugin | None = called(label, subject, creator.create_plugin, name, fields, phase)
     if plugin is None:
-        raise PluginFailure(f"{label}: {subject} gave no plugin")
+        raise PluginFailure(f"{label}: {subject} returned no plugin")
     needed = [CapabilityType.CORE, CapabilityType.RUNTIME, *([CapabilityType.BUILD] if phase is Phase.BUILD else [])]
     parts = {kind: capability(plugin, label, kind) for kind in needed}
     core: PluginCore = parts[CapabilityType.CORE]
@@ -93,15 +94,15 @@ def create(creator: PluginCreator, label: str, name: str, fields: PluginFieldCol
 
 
 def cloned(label: str, plugin: Plugin) -> Plugin:
-    """Raises PluginFailure where there is none."""
+    """Clone the plugin. Raises PluginFailure if that fails."""
     clone: Plugin | None = called(label, "clone", plugin.clone)
     if clone is None:
-        raise PluginFailure(f"{label}: clone gave no plugin")
+        raise PluginFailure(f"{label}: clone returned no plugin")
     return clone
 
 
 def capability(plugin: Plugin, label: str, kind: CapabilityType) -> Any:
-    """A part of the plugin. Raises PluginFailure where it has none."""
+    """Return a part of the plugin. Raises PluginFailure if it lacks it."""
     part = called(label, f"get_capability_interface({kind.name})", plugin.get_capability_interface, kind)
     classes = {
         CapabilityType.CORE: PluginCore,
@@ -109,17 +110,17 @@ def capability(plugin: Plugin, label: str, kind: CapabilityType) -> Any:
         CapabilityType.RUNTIME: PluginRuntime,
     }
     if not isinstance(part, classes[kind]):
-        raise PluginFailure(f"{label}: get_capability_interface gave no {kind.name} capability")
+        raise PluginFailure(f"{label}: get_capability_interface returned no {kind.name} capability")
     return part
 
 
 @dataclass(frozen=True)
 class _Memory:
-    """An output: where the plugin writes it, and how the node's output is made of that."""
+    """Memory of an output: where the plugin writes it, and how the node's output is made from that."""
 
     tensor: Tensor
     shape: tuple[Any, ...]
-    """With a `SizeTensor` for each size that a Run computes."""
+    """The shape, with a `SizeTensor` for each size that a Run computes."""
 
 
 class _Plan:
@@ -138,14 +139,16 @@ class _Plan:
         return called(self._label, subject, function, *arguments)
 
     def _listed(self, method: str, function: Callable[..., object], *arguments: Any, about: str = "") -> list[Any]:
-        """As `_ask`, for what gives one for each output."""
+        """Call a method that returns a list with one entry for each output."""
         given = self._ask(method, function, *arguments, about=about)
         if isinstance(given, str) or not isinstance(given, Sequence):
-            raise PluginFailure(f"{self._label}: {method} gave {given!r}, it gives a list with one for each output")
+            raise PluginFailure(
+                f"{self._label}: {method} returned {given!r}, expected a list with one entry for each output"
+            )
         return list(given)
 
     def _check(self, method: str, function: Callable[..., Any], *arguments: Any, about: str = "") -> bool:
-        """Calls what may refuse sizes. False where it did, but only because of sizes that are guessed."""
+        """Call a method that may refuse sizes. Return False if it refused guessed sizes."""
         try:
             self._ask(method, function, *arguments, about=about)
         except PluginFailure:
@@ -155,17 +158,17 @@ class _Plan:
         return True
 
     def outputs(self, way: str = "") -> list[Tensor]:
-        """By the fastest way, or the one with this name."""
+        """Return the outputs by the fastest tactic, or by the one with this name."""
         build = self._build
         count = self._ask("get_nb_outputs", build.get_nb_outputs)
         if not isinstance(count, int) or count < 1:
-            raise PluginFailure(f"{self._label}: get_nb_outputs gave {count!r}, it gives a number from 1 on")
+            raise PluginFailure(f"{self._label}: get_nb_outputs returned {count!r}, expected a number from 1")
         types = self._types(count)
         shapes = self._shapes(types)
         aliases = self._aliases(types, shapes)
         note = self._ask("get_metadata_string", build.get_metadata_string)
         if not isinstance(note, str):
-            raise PluginFailure(f"{self._label}: get_metadata_string gave {note!r}, it gives text")
+            raise PluginFailure(f"{self._label}: get_metadata_string returned {note!r}, expected text")
         if note and self._ctx.node is not None:
             self._ctx.notes[self._ctx.node] = note
         combinations = self._combinations(types, shapes)
@@ -181,7 +184,7 @@ class _Plan:
         return results
 
     def _way(self, combinations: Sequence[Combination], way: str) -> tuple[Combination, int, str]:
-        """Formats, tactic, and why: of the ways to compute the node, the fastest or the one with this name.
+        """Return formats, tactic and reason: the fastest combination, or the one with this name.
 
         Nothing is measured where the plugin names no problem for the cache of times.
         """
@@ -202,23 +205,23 @@ class _Plan:
         return *ways[chosen.name], f"{chosen.name}: {chosen.why}"
 
     def _by(self, ctx: Lowering, inputs: Sequence[Tensor | None], way: str) -> None:
-        """Records in another context what the plugin does that way."""
+        """Record the plugin's work by that tactic in another context."""
         _Plan(self._creator, self._label, cloned(self._label, self._plugin), ctx, inputs).outputs(way)
 
-    # ---- what there is ----
+    # ---- inputs and outputs ----
 
     def _types(self, count: int) -> list[DType]:
         given = [None if x is None else x.dtype for x in self._inputs]
         types = self._listed("get_output_data_types", self._build.get_output_data_types, given)
         if len(types) != count or not all(isinstance(dtype, DType) for dtype in types):
-            raise PluginFailure(f"{self._label}: get_output_data_types gave {types!r} for {count} outputs")
+            raise PluginFailure(f"{self._label}: get_output_data_types returned {types!r} for {count} outputs")
         return types
 
     def _dims(self, shape: Sequence[Dim]) -> tuple[Any, ...]:
         return tuple(map(self._scope.wrap, shape))
 
     def _shapes(self, types: Sequence[DType]) -> list[tuple[Any, ...]]:
-        """Of sizes and `SizeTensor`."""
+        """Return the shapes of outputs, with sizes and `SizeTensor`."""
         ctx = self._ctx
         inputs = [None if x is None else self._dims(x.shape) for x in self._inputs]
         on_host = [port.on_host for port in self._creator.inputs]
@@ -231,10 +234,14 @@ class _Plan:
         about = f"for inputs of {_shown(inputs)}"
         given = self._listed("get_output_shapes", self._build.get_output_shapes, inputs, contents, builder, about=about)
         if not all(isinstance(shape, Sequence) for shape in given):
-            raise PluginFailure(f"{self._label}: get_output_shapes gave {given!r}, it gives a shape for each output")
+            raise PluginFailure(
+                f"{self._label}: get_output_shapes returned {given!r}, expected a shape for each output"
+            )
         shapes = [tuple(shape) for shape in given]
         if len(shapes) != len(types):
-            raise PluginFailure(f"{self._label}: get_output_shapes gave {len(shapes)} shapes for {len(types)} outputs")
+            raise PluginFailure(
+                f"{self._label}: get_output_shapes returned {len(shapes)} shapes for {len(types)} outputs"
+            )
         for shape in shapes:
             for size in shape:
                 if isinstance(size, SizeTensor):
@@ -247,30 +254,31 @@ class _Plan:
         try:
             dim = dim_of(size)
         except TypeError as error:
-            raise PluginFailure(f"{self._label}: get_output_shapes gave {size!r} for a size") from error
+            raise PluginFailure(f"{self._label}: get_output_shapes returned {size!r} for a size") from error
         self._ctx.require(le(0, dim), f"{self._label}: get_output_shapes gave a size that is less than 0")
 
     def _check_size_tensor(self, size: SizeTensor, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> None:
         number = size.output
         if not 0 <= number < len(types) or shapes[number] != () or types[number] not in (DType.INT32, DType.INT64):
             raise PluginFailure(
-                f"{self._label}: declare_size_tensor names output {number}, which is no scalar of type INT32 or INT64"
+                f"{self._label}: declare_size_tensor names output {number}, which is not a scalar of type INT32 or "
+                "INT64"
             )
 
     def _aliases(self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> dict[int, int]:
-        """The input of each output that has an input's memory."""
+        """Return for each output the input whose memory it shares."""
         found: dict[int, int] = {}
         for output, (dtype, shape) in enumerate(zip(types, shapes, strict=True)):
             number = self._ask("get_aliased_input", self._build.get_aliased_input, output, about=f"of output {output}")
             if not isinstance(number, int):
                 raise PluginFailure(
-                    f"{self._label}: get_aliased_input({output}) gave {number!r}, not the number of an input"
+                    f"{self._label}: get_aliased_input({output}) returned {number!r}, expected the number of an input"
                 )
             if number == -1:
                 continue
             x = self._inputs[number] if 0 <= number < len(self._inputs) else None
             if x is None or number in found.values():
-                raise PluginFailure(f"{self._label}: get_aliased_input({output}) = {number}, which is no free input")
+                raise PluginFailure(f"{self._label}: get_aliased_input({output}) = {number}, which is not a free input")
             sizes = tuple(size if isinstance(size, SizeTensor) else dim_of(size) for size in shape)
             if x.dtype is not dtype or x.shape != sizes:
                 raise PluginFailure(
@@ -284,7 +292,7 @@ class _Plan:
     def _descs(
         self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]], formats: Combination, wild: Any
     ) -> tuple[list[PluginTensorDesc | None], list[PluginTensorDesc]]:
-        """Of inputs and outputs. ``wild`` stands for a size that a Run computes."""
+        """Return descriptions of inputs and outputs. ``wild`` stands for a size that a Run computes."""
         formats = (*formats, *[TensorFormat.LINEAR] * (len(self._inputs) + len(types) - len(formats)))
         sizes = [tuple(wild if isinstance(size, SizeTensor) else size for size in shape) for shape in shapes]
         inputs = [
@@ -294,7 +302,7 @@ class _Plan:
         return inputs, list(map(PluginTensorDesc, sizes, types, formats[len(inputs) :]))
 
     def _combinations(self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> list[Combination]:
-        """What the plugin supports and can be given, in the order in which it is tried: LINEAR first."""
+        """Yield the combinations that the plugin supports and the host can provide, in trial order: LINEAR first."""
         inputs, outputs = self._descs(types, shapes, (), -1)
         all_descs = [*inputs, *outputs]
         limit = self._ask("get_format_combination_limit", self._build.get_format_combination_limit)
@@ -343,7 +351,7 @@ class _Plan:
     # ---- memory ----
 
     def _placed(self, x: Tensor, format: TensorFormat) -> Tensor:
-        """A contiguous tensor in the format, with its sizes as they lie in memory."""
+        """Return a contiguous tensor in the format, with its sizes in memory order."""
         if packed_channels(format) > 1:
             return pack_channels(self._ctx, x, packed_channels(format))
         return self._ctx.contiguous(x if format is TensorFormat.LINEAR else permute(self._ctx, x, _LAST[x.rank]))
@@ -375,7 +383,7 @@ class _Plan:
         return [self._result(memory, format, memories) for memory, format in pairs]
 
     def _shared(self, x: Tensor) -> Tensor:
-        """Memory that is an input and an output. That of an initializer stays with the node from Run to Run."""
+        """Return memory that is input and output. An initializer's stays with the node from Run to Run."""
         ctx = self._ctx
         if x.is_constant:
             contents = x.constant
@@ -383,7 +391,7 @@ class _Plan:
             state = ctx.state(lambda: np.array(contents))
             return Tensor(x.dtype, x.shape, state.buffer)
         copied = ctx.empty(x.shape, x.dtype)
-        ctx.copy(copied, x)  # nothing, where the application bound both to the same memory
+        ctx.copy(copied, x)  # no copy if the application bound both to the same memory
         return copied
 
     def _result(self, memory: _Memory, format: TensorFormat, memories: Sequence[_Memory]) -> Tensor:
@@ -400,7 +408,7 @@ class _Plan:
         return x if format is TensorFormat.LINEAR else permute(ctx, x, _FIRST[x.rank])
 
     def _found(self, size: SizeTensor, memories: Sequence[_Memory]) -> Dim:
-        """A size that the Run computed; one beyond its bound is an error of the Run."""
+        """Return a size that the Run computed. A size beyond its bound is an error of the Run."""
         what = f"size tensor {size.output} of {self._label}"
         ctx = self._ctx
         (found,) = ctx.read_back(memories[size.output].tensor, what, likely=hint(size.opt))
@@ -408,7 +416,7 @@ class _Plan:
         ctx.require(within, f"{what} is not between 0 and its upper bound")
         return found
 
-    # ---- what it does ----
+    # ---- work ----
 
     def _enqueue(
         self,
@@ -429,7 +437,7 @@ class _Plan:
         try:
             size = dim_of(nbytes)
         except TypeError as error:
-            raise PluginFailure(f"{self._label}: get_workspace_size gave {nbytes!r}") from error
+            raise PluginFailure(f"{self._label}: get_workspace_size returned {nbytes!r}") from error
         ctx.require(le(0, size), f"{self._label}: get_workspace_size gave less than 0 bytes")
         workspace = None if size == 0 else ctx.empty((size,), DType.UINT8)
         tactics = [self._tactic] if self._tactic is not None else self._tactics()
@@ -447,9 +455,11 @@ class _Plan:
         count = self._ask("get_nb_tactics", build.get_nb_tactics)
         found = list(self._ask("get_valid_tactics", build.get_valid_tactics))
         if len(found) != count:
-            raise PluginFailure(f"{self._label}: get_nb_tactics is {count}, and get_valid_tactics gave {found!r}")
+            raise PluginFailure(f"{self._label}: get_nb_tactics is {count}, and get_valid_tactics returned {found!r}")
         if any(not isinstance(tactic, int) or tactic < 1 for tactic in found) or len(set(found)) != len(found):
-            raise PluginFailure(f"{self._label}: get_valid_tactics gave {found!r}: they are different numbers from 1")
+            raise PluginFailure(
+                f"{self._label}: get_valid_tactics returned {found!r}: they are different numbers from 1"
+            )
         return found or [0]
 
     def _record(
@@ -480,7 +490,7 @@ class _Plan:
 
 
 def pack_channels(ctx: Lowering, x: Tensor, vector: int) -> Tensor:
-    """[N, C, ...] as [N, ceil(C / vector), ..., vector], with 0 behind the last channel."""
+    """Convert [N, C, ...] to [N, ceil(C / vector), ..., vector], with 0 behind the last channel."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         channel = c[1] * vector + c[-1]
@@ -491,7 +501,7 @@ def pack_channels(ctx: Lowering, x: Tensor, vector: int) -> Tensor:
 
 
 def unpack_channels(ctx: Lowering, x: Tensor, channels: Dim) -> Tensor:
-    """The reverse of `pack_channels`."""
+    """Convert back from `pack_channels`."""
     vector = x.shape[-1]
     assert isinstance(vector, int)
 
@@ -506,7 +516,7 @@ def _dim_or_wild(size: Any) -> Dim:
 
 
 def dynamic(desc: PluginTensorDesc, *, keep: bool = False) -> DynamicPluginTensorDesc:
-    """With ranges. Sizes that are not known are -1, unless ``keep``."""
+    """Return descriptions with ranges. Unknown sizes are -1, unless ``keep``."""
     low, now, high, dims = [], [], [], []
     for size in desc.dims:
         dim = dim_of(size)

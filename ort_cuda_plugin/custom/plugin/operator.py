@@ -13,7 +13,7 @@ from .interfaces import PluginCreator
 from .node import PluginNodes
 
 DEFAULT_DOMAIN: Final = "trt.plugins"
-"""The domain of models for plugins without a namespace: that of ONNX Runtime's TensorRT provider."""
+"""Domain of plugins without a namespace in models, which is that of ONNX Runtime's TensorRT provider."""
 
 _CreatorKey = tuple[str, str, str]
 
@@ -29,7 +29,7 @@ _creators: dict[_CreatorKey, _Registered] = {}
 
 
 def key_of(creator: PluginCreator) -> _CreatorKey:
-    """Name, version and namespace."""
+    """Return name, version and namespace."""
     return creator.get_plugin_name(), creator.get_plugin_version(), creator.get_plugin_namespace()
 
 
@@ -37,7 +37,7 @@ Creator = TypeVar("Creator", bound="PluginCreator | type[PluginCreator]")
 
 
 def register_creator(given: Creator, *, priority: int = 0) -> Creator:
-    """Adds the operator of a creator for sessions that are made from now on. As a decorator it takes the class.
+    """Register the operator of a creator for sessions that are created from now on. As a decorator it takes the class.
 
     ``priority`` as that of `CustomOperator`. A class that is defined again takes the place of the former one.
 
@@ -47,7 +47,7 @@ def register_creator(given: Creator, *, priority: int = 0) -> Creator:
     creator = given() if isinstance(given, type) else given
     name, version, namespace = key = key_of(creator)
     if not version.isdigit() or version == "0":
-        raise ValueError(f"plugin {name}: version {version!r} is no number from 1")
+        raise ValueError(f"plugin {name}: version {version!r}, expected a number from 1")
     if not creator.inputs and not creator.outputs:
         raise ValueError(f"plugin {name}: its creator has no inputs and outputs; set `inputs` and `outputs` to ports")
     attributes: tuple[Attribute, ...] = tuple(map(attribute_of, creator.get_field_names()))
@@ -75,7 +75,7 @@ def register_creator(given: Creator, *, priority: int = 0) -> Creator:
 
 
 def unregister_creator(given: PluginCreator | type[PluginCreator]) -> None:
-    """Removes a creator and its operator; sessions that exist keep them.
+    """Unregister a creator and its operator. Existing sessions keep them.
 
     Raises:
         LookupError: it is not registered.
@@ -89,7 +89,7 @@ def unregister_creator(given: PluginCreator | type[PluginCreator]) -> None:
 
 
 def find_creator(name: str, version: str, namespace: str) -> PluginCreator | None:
-    """The creator of that name, version and namespace."""
+    """Return the creator of that name, version and namespace."""
     with _lock:
         found = _creators.get((name, version, namespace))
     return None if found is None or not _is_current(found) else found.creator

@@ -1,4 +1,4 @@
-"""Calls of `enqueue` that compiled models have stored: of a plugin that its creator makes again."""
+"""Callbacks of compiled models: calls of `enqueue` of plugins that their creators make again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .operator import find_creator
 
 
 def stored_callback(row: Mapping[str, Any]) -> Callback:
-    """What `each_run` recorded. Its creator is looked up when the fused node is made.
+    """Return the callback that `each_run` recorded. Its creator is looked up when the fused node is made.
 
     Raises what reading a value of another form raises.
     """
@@ -74,11 +74,11 @@ def _function(
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"expected text, got {value!r}")
     return value
 
 
 def _number(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"expected a number, got {value!r}")
     return value

@@ -1,4 +1,4 @@
-"""The stream and the tensors that `PluginRuntime.enqueue` gets: in a plan that is being made, or in a Run."""
+"""Streams and tensors that `PluginRuntime.enqueue` gets: for a plan that is being built, or for a Run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _RECORDED = (
 
 @dataclass(frozen=True, eq=False)
 class RecordedTensor:
-    """Contiguous memory in a plan that is being made: an argument of launches and copies."""
+    """Contiguous memory in a plan that is being built: an argument of launches and copies."""
 
     tensor: Tensor
     scope: Scope
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The sizes, in the order in which they lie in memory."""
+        """The sizes, in memory order."""
         return tuple(map(self.scope.wrap, self.tensor.shape))
 
     @property
@@ -41,11 +41,11 @@ class RecordedTensor:
 
     @property
     def size(self) -> Any:
-        """Number of elements."""
+        """The number of elements."""
         return self.scope.wrap(self.tensor.size)
 
     def view(self, dtype: DType, shape: Sequence[Any], offset: Any = 0) -> RecordedTensor:
-        """Other elements of the same memory, ``offset`` bytes behind its start: a multiple of an element."""
+        """Return other elements of the same memory, ``offset`` bytes behind its start: a multiple of an element."""
         old = self.tensor
         start = _elements(old.offset * old.dtype.itemsize + dim_of(offset), dtype)
         made = Tensor(dtype, tuple(map(dim_of, shape)), old.buffer, offset=start)
@@ -58,20 +58,20 @@ class RecordedTensor:
 def _elements(nbytes: Dim, dtype: DType) -> Dim:
     if isinstance(nbytes, int):
         if nbytes % dtype.itemsize:
-            raise ValueError(f"an offset of {nbytes} bytes is no multiple of a {dtype.name}")
+            raise ValueError(f"an offset of {nbytes} bytes is not a multiple of a {dtype.name}")
         return nbytes // dtype.itemsize
     return nbytes // dtype.itemsize
 
 
 class RecordedStream:
-    """Keeps what is enqueued in the plan."""
+    """Records work in the plan."""
 
     def __init__(self, ctx: Lowering, writes: Sequence[Tensor]) -> None:
         self._ctx = ctx
         self._writes = writes
 
     def launch(self, kernel: Kernel, grid: Any, block: Any, args: Sequence[Any], shared_bytes: Any = 0) -> None:
-        """Launches a kernel on tensors, sizes and numbers."""
+        """Launch a kernel on tensors, sizes and numbers."""
         check_kernel(kernel)
         given = [_plain(arg) for arg in args]
         buffers = {x.buffer for x in self._writes}
@@ -89,11 +89,11 @@ class RecordedStream:
         )
 
     def copy(self, destination: RecordedTensor, source: RecordedTensor) -> None:
-        """Copies all bytes; both have one element type and size."""
+        """Copy all bytes; both tensors have the same element type and size."""
         self._ctx.copy(destination.tensor, source.tensor)
 
     def memset(self, destination: RecordedTensor, byte: int) -> None:
-        """Sets every byte."""
+        """Set every byte."""
         self._ctx.memset(destination.tensor, byte)
 
     @property
@@ -142,11 +142,11 @@ class RunStream:
 
     @property
     def is_emulated(self) -> bool:
-        """Whether the memory is that of the emulated device, which only its own kernels and copies can read."""
+        """Whether the memory is the emulated device's, which only its own kernels and copies can read."""
         return self._stream.is_emulated
 
     def launch(self, kernel: Kernel, grid: Any, block: Any, args: Sequence[Any], shared_bytes: int = 0) -> None:
-        """Launches a kernel on `DeviceArray`s and numbers."""
+        """Launch a kernel on `DeviceArray`s and numbers."""
         check_kernel(kernel)
         threads = checked_block(kernel, sizes_of(block))
         blocks = tuple(operator.index(size_of(kernel, "grid", size)) for size in sizes_of(grid))
@@ -163,21 +163,21 @@ class RunStream:
         self._note_written(values)
 
     def copy(self, destination: DeviceArray, source: DeviceArray) -> None:
-        """Copies all bytes."""
+        """Copy all bytes."""
         self._stream.copy(destination, source)
         self._note_written([destination])
 
     def memset(self, destination: DeviceArray, byte: int) -> None:
-        """Sets every byte."""
+        """Set every byte."""
         self._stream.memset(destination, byte)
         self._note_written([destination])
 
     def read(self, array: DeviceArray) -> Array:
-        """The elements on the host, after what was enqueued so far."""
+        """Return the elements on the host, after the work that was enqueued so far."""
         return self._stream.read(array)
 
     def write(self, array: DeviceArray, values: Array) -> None:
-        """Replaces the elements."""
+        """Replace the elements."""
         self._stream.write(array, np.asarray(values))
         self._note_written([array])
 
