@@ -1,4 +1,4 @@
-/* Sizes and kinds of ONNX element types (ONNXTensorElementDataType). */
+/* Sizes and properties of ONNX element types (ONNXTensorElementDataType). */
 #ifndef OCP_BASE_DTYPE_H
 #define OCP_BASE_DTYPE_H
 

@@ -1,8 +1,8 @@
 /* Errors: a code and a message, made into an OrtStatus at the boundary only (host.h).
  *
- * A function that can fail takes an ocp_error. It sets it when it fails, and returns its code, or NULL in place of what
- * it makes. Where it succeeds it may leave what was there: a caller that looks at the code afterwards clears it before.
- * A caller that knows better what it is about puts that in front of the text and keeps the rest.
+ * A function that can fail takes an ocp_error. When it fails, it fills the error and returns its code, or NULL instead
+ * of the object. When it succeeds, it may leave the error as it was: a caller that reads error->code afterwards clears
+ * it first. A caller adds context in front of the text and keeps the rest.
  *
  * No error has the code ORT_EP_FAIL: InferenceSession.run answers it by making the session again without the provider,
  * and the application stays on the CPU. What the device or the driver refuses is ORT_RUNTIME_EXCEPTION. */

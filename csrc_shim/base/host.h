@@ -1,4 +1,4 @@
-/* ONNX Runtime as the library sees it: its API, statuses and log. */
+/* The host, ONNX Runtime: its API, OrtStatus and log. */
 #ifndef OCP_BASE_HOST_H
 #define OCP_BASE_HOST_H
 
@@ -26,7 +26,7 @@ OrtStatus *ocp_status(const ocp_error *error); /* NULL when error->code is 0 */
 /* Takes over a status of ORT's, not NULL: its code and message go into the error, and it is released. */
 int ocp_fail_status(ocp_error *error, OrtStatus *status);
 
-/* A line in the log of the environment, where there is one; `origin` says what it is of. */
+/* Writes a line to the log of ORT's environment, if there is one; `origin` names the part of the plugin. */
 void ocp_log(OrtLoggingLevel level, const char *text, const char *origin);
 
 #endif

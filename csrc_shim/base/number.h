@@ -1,4 +1,4 @@
-/* Numbers in texts of users: options and environment variables. */
+/* Parses numbers of options and environment variables. */
 #ifndef OCP_BASE_NUMBER_H
 #define OCP_BASE_NUMBER_H
 

@@ -1,4 +1,4 @@
-/* What became of the process: a fork's child, or one whose interpreter is going. */
+/* State of the process: a forked child, or one whose Python interpreter is shutting down. */
 #ifndef OCP_BASE_PROCESS_H
 #define OCP_BASE_PROCESS_H
 
@@ -11,7 +11,7 @@ void ocp_watch_forks(void); /* called where Python or a device is first used */
 #define OCP_FORKED_TEXT                                                                                                \
   "this process was forked from one that used the CUDA plugin; start it with the spawn or forkserver method"
 
-/* True when the interpreter is going: free nothing, call no CUDA. */
+/* Whether the interpreter is shutting down: free nothing, and do not call CUDA. */
 bool ocp_is_shutting_down(void);
 void ocp_shut_down(void);
 

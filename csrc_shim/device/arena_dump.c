@@ -1,5 +1,6 @@
-/* The bins of an arena as text: an out-of-memory error says how much is held, this says in which pieces. Memory that is
- * free in many small pieces is fragmented, and a large piece that waits belongs to another stream. */
+/* The error of an out-of-memory failure says how many bytes the arena holds; this dump says in chunks of which size.
+ * Many small free chunks mean fragmentation. A large chunk that waits is bound to the unfinished work of another
+ * stream. */
 #include "device/arena_dump.h"
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-/* What an arena holds when memory runs out, as text for the log. */
+/* Arena statistics by chunk size, as text for the log of an out-of-memory error. */
 #ifndef OCP_DEVICE_ARENA_DUMP_H
 #define OCP_DEVICE_ARENA_DUMP_H
 
@@ -8,8 +8,8 @@
 
 enum { OCP_ARENA_DUMP_BYTES = 6144 };
 
-/* Writes how many chunks of each power of two are in use, wait for work of a stream, and are free, and the largest free
- * one. The caller holds the pool's lock. */
+/* For each power of two, writes how many chunks are in use, are freed but wait for work of a stream, and are free; then
+ * the largest free chunk. The caller holds the pool's lock. */
 void ocp_arena_dump(const ocp_arena *arena, char *text, size_t room);
 
 #endif

@@ -1,4 +1,5 @@
-/* One CUDA or emulated device: entered by threads, marked lost by sticky errors. */
+/* A CUDA or emulated device: its primary context, entered by threads, and whether a sticky error has made it unusable.
+ */
 #ifndef OCP_DEVICE_DEVICE_H
 #define OCP_DEVICE_DEVICE_H
 
@@ -8,7 +9,7 @@
 #include "device/stay.h"
 #include "driver/driver.h"
 
-enum { OCP_MAX_DEVICES = 64 }; /* of each kind */
+enum { OCP_MAX_DEVICES = 64 }; /* CUDA devices, and as many emulated ones */
 
 /* Made on first use (devices.h), lives as long as the process. */
 typedef struct ocp_device {
@@ -20,7 +21,7 @@ typedef struct ocp_device {
   int cc_major, cc_minor;
   size_t total_bytes;
   atomic_int lost;       /* a sticky CUDA error, 0 while healthy; set once */
-  struct ocp_pool *pool; /* pool.h: the arenas, and the order of the streams */
+  struct ocp_pool *pool; /* pool.h: the arenas, and the progress of the streams */
 } ocp_device;
 
 /* Fails when the device is lost, and in a forked child. */
@@ -28,7 +29,7 @@ int ocp_device_check(const ocp_device *device, ocp_error *error);
 /* Declares a stay that ends with its scope: OCP_STAY stay = ocp_device_enter(device, error); */
 #define OCP_STAY __attribute__((cleanup(ocp_device_leave))) ocp_stay
 /* ocp_device_check, and makes the device's context current on the calling thread until the stay ends; a stay within
- * another one costs one question to the driver. Not entered: with the error. */
+ * another one of the same device costs one cuCtxGetCurrent. Not entered: with the error. */
 ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error);
 /* The same for calls that release something; a lost device accepts them as well. Not entered in a forked child, which
  * must not touch anything of the device. */

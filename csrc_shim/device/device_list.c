@@ -10,7 +10,7 @@
 #include "driver/error.h"
 #include "emulator/calls/table.h"
 
-/* That of CUDA 13.0, whose toolkit makes the kernels: an earlier driver loads none of them. */
+/* CUDA 13.0, as the driver reports it: older drivers cannot load the cubins of the CUDA 13 toolkit. */
 enum { LEAST_DRIVER_VERSION = 13000 };
 
 static int ask(const ocp_driver *driver, CUresult result, const char *what, ocp_error *error) {

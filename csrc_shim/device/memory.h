@@ -23,13 +23,13 @@ void ocp_device_free(ocp_device *device, CUdeviceptr address, ocp_stream *stream
  * work may use it. Free it by ocp_device_free. */
 int ocp_device_reserve(ocp_device *device, size_t bytes, CUdeviceptr *address, ocp_error *error);
 
-/* Returns memory that no enqueued work uses to the driver, and destroys the streams that are not borrowed. The result
- * is the bytes of both kinds of memory. */
+/* Returns memory that no enqueued work uses to the driver, and destroys the idle streams of the pool. Returns the bytes
+ * of device and pinned memory that the driver got. */
 int64_t ocp_device_trim(ocp_device *device);
 /* The same, but a mempool keeps what its options say. */
 int64_t ocp_device_shrink(ocp_device *device);
 
-/* The bytes of device memory that can still be had: what the driver has free and what the arena holds idle, up to the
+/* Available device memory in bytes: what the driver has free and what the arena holds idle, up to the
  * arena's limit. */
 int ocp_device_available(ocp_device *device, uint64_t *bytes, ocp_error *error);
 
@@ -65,7 +65,7 @@ void ocp_pool_stats(ocp_device *device, int memory, ocp_memory_stats *stats);
 /* The end of a Run: chunks whose work has finished are bound to no stream any more. */
 void ocp_pool_run_ended(ocp_device *device);
 
-/* What a tracked Run freed goes back to the device's memory. The owners keep what they have not freed. */
+/* Returns the blocks that a watched Run had freed to the arena. Blocks in use stay with their owners. */
 void ocp_run_memory_release(ocp_run_memory *memory);
 
 #endif

@@ -1,4 +1,4 @@
-/* What is known of the progress of a device's streams, without a call of the driver: the numbers of pool.h. */
+/* Progress of a device's streams, tracked by sequence numbers (pool.h) without calls of the driver. */
 #ifndef OCP_DEVICE_ORDER_H
 #define OCP_DEVICE_ORDER_H
 
@@ -6,15 +6,14 @@
 #include "device/pool.h"
 #include "device/stream_state.h"
 
-/* Says that work was enqueued on the stream. All code that enqueues calls it, before any memory that the work uses can
- * be freed without naming the stream. ocp_device_free on the stream calls it as well. */
+/* Records that work was enqueued on the stream. All code that enqueues calls it, before any memory that the work uses
+ * can be freed without naming the stream. ocp_device_free on the stream calls it as well. */
 void ocp_stream_enqueued(ocp_stream *stream);
-/* Around each Run, on its thread. Until the Run ends, only this thread can have heard of its work; from then on, any
- * thread can. */
+/* Called around each Run, on its thread. Until the Run ends, no other thread can have its results. */
 void ocp_run_started(void);
 void ocp_run_ended(ocp_device *device, bool waited);
 
-/* The number of the stream's latest work. */
+/* The sequence number of the stream's latest work. */
 uint64_t ocp_stream_position(const ocp_stream *stream);
 /* Whether the stream is known to have no unfinished work. */
 bool ocp_stream_is_idle(const ocp_stream *stream);
@@ -32,7 +31,7 @@ void ocp_pool_advance(ocp_pool *pool, ocp_stream *stream);
 /* Whether what `taker` enqueues from now on (NULL: any code, at once) comes after all work up to a number of the stream
  * with that id (0: of all streams). */
 bool ocp_pool_is_finished(const ocp_pool *pool, uint64_t stream_id, uint64_t up_to, const ocp_stream *taker);
-/* Whether the calling thread can have heard of work that the stream has. */
+/* Whether the stream has unfinished work whose results the calling thread can have. */
 bool ocp_stream_is_known_to_be_busy(const ocp_stream *stream);
 
 #endif

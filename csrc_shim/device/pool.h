@@ -1,4 +1,4 @@
-/* What the streams and the memory of a device share; private to this folder.
+/* The streams, arenas and sequence numbers of a device; private to this folder.
  *
  * All work of a device is numbered from one sequence. ocp_stream_enqueued gives the end of a stream the next number,
  * and a stream knows below which number all its work has finished. Freed memory remembers the number at which it was

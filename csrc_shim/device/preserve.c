@@ -8,7 +8,7 @@
 #include "device/run_memory.h"
 #include "driver/driver.h"
 
-static _Thread_local ocp_preserved *current; /* of this thread's Run */
+static _Thread_local ocp_preserved *current; /* the recording of the calling thread's Run */
 
 void ocp_preserve_begin(ocp_preserved *preserved, ocp_device *device) {
   preserved->device = device;

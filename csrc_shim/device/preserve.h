@@ -1,11 +1,11 @@
-/* Keeps what a Run changes of the memory that it reads, for Runs that are repeated.
+/* Copy-on-write snapshot of a Run's inputs, so that the Run can be repeated with the same result.
  *
- * ONNX Runtime repeats the first Run of a session that captures CUDA graphs. A Run that has a state in one memory as
- * input and output would step it each time. So such a Run notes what it reads. Before it writes over that, it saves it,
- * and the end of the Run puts it back.
+ * ONNX Runtime repeats the first Run of a session that captures CUDA graphs. If the application binds one buffer as
+ * input and output (a KV cache, a state), each repetition would advance that state. So a repeated Run records the
+ * ranges that it reads, copies a range before it overwrites it, and restores the copies when it ends.
  *
- * Only memory that something outside the Run owns is noted: what the Run has written before is its own, and may be
- * anybody's when the Run has ended. */
+ * Only memory that the application owns is recorded. Ranges that the Run itself wrote first are its own scratch, which
+ * other Runs may get as soon as it has ended. */
 #ifndef OCP_DEVICE_PRESERVE_H
 #define OCP_DEVICE_PRESERVE_H
 
@@ -13,11 +13,11 @@
 #include "device/device.h"
 #include "device/stream.h"
 
-/* Memory that a Run has read or written, in any order. */
+/* A range of memory that the Run has read or written. */
 typedef struct ocp_touched {
   struct ocp_touched *next;
   uint64_t start, end;
-  uint64_t copy; /* what was there before; 0: nothing has changed it */
+  uint64_t copy; /* device address of the saved contents; 0: not overwritten yet */
   bool written;
 } ocp_touched;
 
@@ -26,21 +26,22 @@ typedef struct ocp_preserved {
   ocp_touched *touched;
 } ocp_preserved;
 
-/* The calling thread's Run on the device is one that is repeated, until ocp_preserve_end or ocp_preserve_forget. */
+/* Starts recording for the calling thread's Run on the device, until ocp_preserve_end or ocp_preserve_forget. */
 void ocp_preserve_begin(ocp_preserved *preserved, ocp_device *device);
-/* The calling thread is in no such Run, even if the one before did not end. */
+/* Stops recording on the calling thread, also where a Run failed before ocp_preserve_end. */
 void ocp_preserve_forget(void);
-/* Puts back what the Run changed, on its stream, and frees the copies. */
+/* Enqueues the restoring copies on the Run's stream, and frees the saved contents. */
 int ocp_preserve_end(ocp_preserved *preserved, ocp_stream *stream, ocp_error *error);
-/* Frees the copies of a Run that nobody ended; its memory may be somebody else's. */
+/* Frees the saved contents of a Run that failed, without restoring: other Runs may own its memory by now. */
 void ocp_preserve_drop(ocp_preserved *preserved);
 
 /* ---- for code that enqueues ---- */
-/* Whether the calling thread is in a Run on the device that is repeated. */
+/* Whether the calling thread records a Run on the device. */
 bool ocp_preserve_is_wanted(const ocp_device *device);
-/* What is enqueued next reads memory. */
+/* Records that the work enqueued next reads the range. */
 int ocp_preserve_reads(uint64_t address, uint64_t bytes, ocp_error *error);
-/* What is enqueued next on the stream writes memory. `kept`: in these very bytes it leaves what the Run reads there. */
+/* Records that the work enqueued next on the stream writes the range, and saves what it overwrites. `kept`: it writes
+ * back the same bytes, so nothing has to be saved. */
 int ocp_preserve_writes(uint64_t address, uint64_t bytes, bool kept, ocp_stream *stream, ocp_error *error);
 
 #endif

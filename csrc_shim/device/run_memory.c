@@ -3,9 +3,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-/* That of this thread. */
+/* The Run that the calling thread watches. */
 static _Thread_local ocp_run_memory *watched;
-/* Those of all threads, for memory that another thread frees; guarded by the lock. */
+/* The watched Runs of all threads, since another thread may free their memory; guarded by the lock. */
 enum { MAX_WATCHED = 64 };
 static ocp_run_memory *all[MAX_WATCHED];
 static atomic_uint num_watched;

@@ -1,7 +1,8 @@
-/* The memory of Runs that are watched, so that a CUDA graph of such a Run can keep it.
+/* Ownership of the memory that a captured CUDA graph refers to.
  *
- * While a thread watches, its allocations on the device are noted. If any thread frees one of them meanwhile, its
- * memory stays with the Run, which may get it again. No other Run gets it as long as a graph refers to it. */
+ * A captured graph holds the addresses of a Run's temporary tensors, so the arena must not hand them to others while
+ * the graph lives. While a thread watches its Run, each of its allocations on the device is recorded. A block that any
+ * thread frees meanwhile goes back to the Run instead of the arena, and serves the Run's later allocations. */
 #ifndef OCP_DEVICE_RUN_MEMORY_H
 #define OCP_DEVICE_RUN_MEMORY_H
 
@@ -13,35 +14,36 @@ typedef struct ocp_run_block {
   uint64_t address;
   size_t bytes;
   int memory;
-  bool freed; /* in the Run, so that it stays with it */
+  bool freed; /* by the Run, which may get it again */
 } ocp_run_block;
 
 typedef struct ocp_run_memory {
   ocp_device *device;
   ocp_run_block *blocks;
-  bool captured; /* by the thread that watches: calls that may wait for the device are not allowed */
+  bool captured; /* a stream capture is open: driver calls that may synchronize are forbidden */
 } ocp_run_memory;
 
-/* The calling thread watches its Run on the device from now on; its blocks so far are those that it may get again. */
+/* Starts to record the allocations of the calling thread's Run. The blocks that `memory` has already serve them first.
+ */
 int ocp_run_memory_watch(ocp_run_memory *memory, ocp_device *device, bool captured, ocp_error *error);
-/* The end of that, on any thread. */
+/* Stops recording; may be called on another thread. */
 void ocp_run_memory_unwatch(ocp_run_memory *memory);
-/* The calling thread watches no Run, even if the watch of the one before did not end. */
+/* Stops recording on the calling thread, also where a Run failed before ocp_run_memory_unwatch. */
 void ocp_run_memory_forget(void);
-/* What the calling thread allocates until it resumes is not its Run's. */
+/* Suspends recording on the calling thread until it resumes. */
 ocp_run_memory *ocp_run_memory_pause(void);
 void ocp_run_memory_resume(ocp_run_memory *paused);
-/* For a Run that is no longer watched: its owner has the memory that it holds from now on. */
+/* Forgets the blocks that are still in use: the application owns them (outputs), and frees them as usual. */
 void ocp_run_memory_forget_held(ocp_run_memory *memory);
 
 /* ---- for code that hands out memory ---- */
-/* Whether the calling thread is capturing. */
+/* Whether the calling thread watches a Run with an open stream capture. */
 bool ocp_run_memory_is_captured(void);
-/* Memory that the Run which this thread watches has freed, of at least so many bytes, or 0. */
+/* A block of at least `bytes` that the calling thread's watched Run has freed; 0: none. */
 uint64_t ocp_run_memory_reuse(const ocp_device *device, int memory, size_t bytes);
-/* Notes that this Run got memory. False: out of host memory. */
+/* Records an allocation of the calling thread's watched Run. False: out of host memory. */
 bool ocp_run_memory_allocated(const ocp_device *device, int memory, uint64_t address, size_t bytes);
-/* Whether the memory that is being freed stays with a Run that is watched, on any thread. */
+/* Whether a watched Run, of any thread, takes back the block that is being freed. */
 bool ocp_run_memory_keeps(const ocp_device *device, int memory, uint64_t address);
 
 #endif

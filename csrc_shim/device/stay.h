@@ -1,5 +1,5 @@
-/* A stay in a device's context. The caller of the library may use CUDA as well: its current context is current again
- * when the stay ends, on every way out. */
+/* A scope in which a device's context is current on the calling thread. The application may use CUDA as well, so the
+ * end of the scope restores the context that was current before, on every return path. */
 #ifndef OCP_DEVICE_STAY_H
 #define OCP_DEVICE_STAY_H
 

@@ -1,4 +1,5 @@
-/* Streams: made or adopted, shared, borrowed, captured, and found by handle. */
+/* CUDA streams: created here or adopted from the application, reference counted, borrowed from a pool, captured, and
+ * looked up by handle. */
 #ifndef OCP_DEVICE_STREAM_H
 #define OCP_DEVICE_STREAM_H
 
@@ -12,9 +13,9 @@ int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error);
  * Fails if the driver does not know the handle, or if the stream is of a context other than the device's primary one.
  */
 int ocp_stream_adopt(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error *error);
-/* Counts one more user, which must release the stream; returns the stream. */
+/* Adds a reference, which must be released; returns the stream. */
 ocp_stream *ocp_stream_share(ocp_stream *stream);
-/* Waits for its work, and destroys it with the last user. */
+/* Drops a reference. The last one waits for the stream's work and destroys the stream. */
 void ocp_stream_release(ocp_stream *stream);
 int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error);
 /* The same for a caller that has entered the device. */
@@ -39,11 +40,11 @@ ocp_stream *ocp_stream_of_handle(const ocp_device *device, void *handle);
 /* Our stream whose slot holds the state; NULL when there is none. The function does not look at what the state points
  * to. */
 ocp_stream *ocp_stream_of_state(ocp_stream_slot_id slot, const void *state);
-/* A stream for work that comes without one. A returned stream is kept for the next borrower, which is cheaper than a
- * new one. */
+/* Takes a stream of the pool, for work whose caller names none. A returned stream waits for the next borrower, which is
+ * cheaper than to create one. */
 int ocp_stream_borrow(ocp_device *device, ocp_stream **out, ocp_error *error);
 void ocp_stream_return(ocp_stream *stream);
-/* Ends the streams that wait to be borrowed. */
+/* Destroys the pool's idle streams. */
 void ocp_pool_release_idle_streams(struct ocp_pool *pool);
 
 #endif

@@ -8,21 +8,21 @@
 #include "device/device.h"
 #include "driver/driver.h"
 
-/* What other rooms keep with a stream: each has its slot. The room that uses the slot sets it. When the
- * stream ends, it calls the slot's release. */
+/* State that another folder attaches to a stream, such as a library handle: one slot for each. The folder that owns the
+ * slot sets it; the end of the stream calls the slot's release. */
 typedef enum ocp_stream_slot_id { OCP_SLOT_ORT, OCP_SLOT_CUBLASLT, OCP_SLOT_CUDNN, OCP_NUM_SLOTS } ocp_stream_slot_id;
 typedef struct ocp_stream_slot {
   _Atomic(void *) state;        /* NULL: none yet */
   void (*release)(void *state); /* NULL: nothing to do */
 } ocp_stream_slot;
 
-/* A CUDA stream and what is ordered on it. */
+/* A CUDA stream with its attached state. */
 typedef struct ocp_stream {
   ocp_device *device;
   CUstream handle;
-  bool owned; /* by us; else by the application, which keeps it alive as long as sessions use it */
+  bool owned; /* created here; else the application's, which keeps it alive as long as sessions use it */
   ocp_stream_slot slots[OCP_NUM_SLOTS];
-  atomic_bool capturing;      /* set by the thread that captures it into a graph, in a turn alone */
+  atomic_bool capturing;      /* set by the thread that captures it into a graph, in an exclusive turn */
   atomic_bool capture_failed; /* set by code that cannot enqueue what the graph needs; cleared when a capture begins */
   struct ocp_stream_private *priv;
 } ocp_stream;

@@ -1,4 +1,4 @@
-/* NVIDIA's driver. */
+/* The driver table over NVIDIA's libcuda.so.1. */
 #ifndef OCP_DRIVER_CUDA_H
 #define OCP_DRIVER_CUDA_H
 

@@ -1,4 +1,4 @@
-/* What the driver answers, as an error. */
+/* Errors of driver calls: name, code and text of a CUresult. */
 #ifndef OCP_DRIVER_ERROR_H
 #define OCP_DRIVER_ERROR_H
 

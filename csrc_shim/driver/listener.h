@@ -1,4 +1,4 @@
-/* Listeners: who gets to know what devices did, and when. A listener is a profile that ONNX Runtime makes, of a session
+/* Listeners: the receivers of what devices ran, and when. A listener is a profile that ONNX Runtime makes, of a session
  * or of one Run (activity.h). Times are nanoseconds of CLOCK_MONOTONIC. */
 #ifndef OCP_DRIVER_LISTENER_H
 #define OCP_DRIVER_LISTENER_H
@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* For whom work is: a listener by its number, and the event of its profile that the thread was in. */
+/* The owner of work: a listener, and the event of its profile in which the work was enqueued. */
 typedef struct ocp_activity_owner {
   uint64_t listener; /* 0: none */
   uint64_t event;
@@ -51,15 +51,15 @@ void ocp_listener_open(ocp_listener *listener);
 void ocp_listener_close(ocp_listener *listener);
 /* Closes it. No thread may use it any more. Ignores NULL. */
 void ocp_listener_destroy(ocp_listener *listener);
-/* What has reached it, in any order, to be freed by the caller; it forgets that. *lost: how many more there were than
- * it keeps. */
+/* Takes the activities received so far, in any order; the caller frees them. *lost: how many were dropped for lack of
+ * room. */
 ocp_activity *ocp_listener_take(ocp_listener *listener, size_t *count, size_t *lost);
 /* Its number, which no other listener ever has; whether the listener of a number is open. */
 uint64_t ocp_listener_number(const ocp_listener *listener);
 bool ocp_listener_is_open(uint64_t number);
 
 extern atomic_uint ocp_num_listeners;
-/* Whether anybody listens: the one question that is asked when nobody does. */
+/* Whether any listener is open: one relaxed load, the whole cost of profiling while it is off. */
 static inline bool ocp_is_anybody_listening(void) {
   return atomic_load_explicit(&ocp_num_listeners, memory_order_relaxed) != 0;
 }

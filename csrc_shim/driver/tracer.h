@@ -1,6 +1,6 @@
-/* The relation between work and what NVIDIA's CUPTI reports of it. Python starts CUPTI and reads its records; here is
- * what happens in Runs. CUPTI gives a record the number that the enqueuing thread pushed last (an "external correlation
- * id"). Each number stands for the owners and the source of some work.
+/* Attributes CUPTI's records to the work of Runs. Python starts CUPTI and reads its records; during Runs, the enqueuing
+ * thread pushes external correlation ids, and CUPTI returns in each record the id that was pushed last. An id stands
+ * for the owners and the source of some work.
  *
  *     start -> push, enqueue, pop (in Runs) -> deliver (records, with their numbers) -> stop
  *

@@ -1,4 +1,4 @@
-/* The checking mode: which operations happen before which. NULL and nothing without it. */
+/* The checking mode's race detector: vector clocks of streams and the host. Clocks are NULL without the mode. */
 #ifndef OCP_EMULATOR_CLOCK_H
 #define OCP_EMULATOR_CLOCK_H
 

@@ -1,4 +1,4 @@
-/* An allocator over a range of addresses that it never touches. */
+/* A two-level segregated-fit allocator over an address range, with its tables outside the range. */
 #ifndef OCP_EMULATOR_HEAP_H
 #define OCP_EMULATOR_HEAP_H
 

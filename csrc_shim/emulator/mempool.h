@@ -1,4 +1,4 @@
-/* Memory pools. */
+/* CUDA memory pools (cuMemPool): blocks, and frees that wait for their stream. */
 #ifndef OCP_EMULATOR_MEMPOOL_H
 #define OCP_EMULATOR_MEMPOOL_H
 
@@ -16,7 +16,7 @@ bool emu_mempool_begin_free(uint64_t address);
 void emu_mempool_cancel_free(uint64_t address);
 /* The free of a block has come in its stream. */
 void emu_mempool_run_free(uint64_t address);
-/* Somebody has waited for work of the device. */
+/* The program has synchronized with the device: trims the pools to their release thresholds. */
 void emu_mempools_synchronized(const emu_device *device);
 
 /* Members of the driver table. */

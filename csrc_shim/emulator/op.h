@@ -1,4 +1,4 @@
-/* Operations: what streams run and graphs consist of. */
+/* Operations: kernel launches, copies, memsets and frees, as streams run them and graph nodes hold them. */
 #ifndef OCP_EMULATOR_OP_H
 #define OCP_EMULATOR_OP_H
 

@@ -1,4 +1,5 @@
-/* The checking mode: what each byte of device memory is. Every function returns at once while config.check is 0. */
+/* The checking mode's shadow memory: the state of each byte of device memory. Every function returns at once while
+ * config.check is 0. */
 #ifndef OCP_EMULATOR_SHADOW_H
 #define OCP_EMULATOR_SHADOW_H
 
@@ -10,14 +11,14 @@
 
 enum { EMU_BYTE_ALLOCATED = 1, EMU_BYTE_WRITTEN = 2, EMU_BYTE_FREED = 4 };
 
-/* What the checking mode leaves in memory that nothing has written: NaN in each type of numbers, and -1 as an index. */
+/* The byte that the checking mode fills unwritten memory with: NaN in every floating-point type, -1 as an index. */
 enum { EMU_UNWRITTEN = 0xff };
 
 /* Starts with all live allocations counted as written; 0, or -1 when the tables cannot be mapped. */
 int emu_shadow_start(void);
 void emu_shadow_stop(void); /* also frees what is in quarantine */
 void emu_shadow_allocated(uint64_t address, uint64_t bytes);
-/* Keeps the block from being used again for a while; false: it was freed before. */
+/* Puts the block into quarantine; false: it was freed before. */
 bool emu_shadow_free(emu_device *device, uint64_t address, uint64_t bytes);
 /* Frees what is in quarantine, for an allocation that finds no room; false: nothing was. */
 bool emu_shadow_flush(emu_device *device);

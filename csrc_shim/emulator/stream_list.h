@@ -1,4 +1,4 @@
-/* The list of all streams, and what every call on a stream does first. */
+/* The list of all streams, and the entry of every call on a stream. */
 #ifndef OCP_EMULATOR_STREAM_LIST_H
 #define OCP_EMULATOR_STREAM_LIST_H
 

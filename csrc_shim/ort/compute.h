@@ -1,4 +1,4 @@
-/* OrtNodeComputeInfo and OrtKernelImpl of a compiled cluster, and Runs of a cluster for other kernels. */
+/* OrtNodeComputeInfo and OrtKernelImpl of a compiled cluster; runs a cluster on tensors of ORT. */
 #ifndef OCP_ORT_COMPUTE_H
 #define OCP_ORT_COMPUTE_H
 
@@ -16,7 +16,7 @@
  * (copied). NULL with the error when out of memory. */
 OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *device, const char *const *names,
                                             uint32_t num_inputs, ocp_error *error);
-/* That of a fused node that is a repetition, which stays the caller's. */
+/* The compute info of a fused node that is a loop (run/repeat.h), which stays the caller's. */
 OrtNodeComputeInfo *ocp_compute_info_of_repeat(const ocp_repeat *repeat, ocp_device *device, const char *const *names,
                                                ocp_error *error);
 void ocp_compute_info_release(OrtNodeComputeInfo *info);

@@ -1,4 +1,4 @@
-/* Kernels of If, Loop and Scan. ORT has them; what they ask of a device is here. */
+/* Kernels of If, Loop and Scan. ORT implements them; this file implements the device helpers that they call. */
 #ifndef OCP_ORT_CONTROL_FLOW_H
 #define OCP_ORT_CONTROL_FLOW_H
 

@@ -11,21 +11,21 @@
 #include "device/device_list.h"
 #include "ort/registration.h"
 
-enum { OCP_MAX_OFFERED = 8 }; /* by one library: ORT takes no more */
+enum { OCP_MAX_OFFERED = 8 }; /* ORT's limit of OrtEpDevices for one library */
 
 /* Its arrays are written once, before num_devices. */
 typedef struct ocp_offer {
   _Atomic uint32_t num_devices;
   ocp_device_info devices[OCP_MAX_OFFERED];
   const OrtHardwareDevice *hardware[OCP_MAX_OFFERED];
-  OrtHardwareDevice *owned[OCP_MAX_OFFERED]; /* of those that ORT did not find */
+  OrtHardwareDevice *owned[OCP_MAX_OFFERED]; /* created here for devices that ORT did not enumerate */
 } ocp_offer;
 
 /* Finds the devices, and makes ORT's objects of as many as there is room for. */
 int ocp_offer_devices(ocp_offer *offer, const ocp_registration_request *request, OrtEpFactory *factory,
                       const OrtHardwareDevice *const *hardware, size_t num_hardware, OrtEpDevice **ep_devices,
                       size_t room, ocp_error *error);
-/* What ORT has of it, it has dropped before. */
+/* Frees the offer, after ORT has released the OrtEpDevices. */
 void ocp_offer_withdraw(ocp_offer *offer);
 /* The device that is offered as this hardware, or NULL. */
 const ocp_device_info *ocp_offered_as(const ocp_offer *offer, const OrtHardwareDevice *hardware);

@@ -1,10 +1,9 @@
-/* Which memory of which device an OrtMemoryDevice means. */
+/* Decodes an OrtMemoryDevice: host, pinned or device memory, and of which device. */
 #ifndef OCP_ORT_PLACE_H
 #define OCP_ORT_PLACE_H
 
 #include "base/ort_abi.h"
 
-/* What an OrtMemoryDevice means. */
 typedef enum ocp_place_kind { OCP_PLACE_HOST, OCP_PLACE_DEVICE, OCP_PLACE_PINNED, OCP_PLACE_FOREIGN } ocp_place_kind;
 typedef struct ocp_place {
   ocp_place_kind kind;

@@ -1,4 +1,4 @@
-/* From activities of a device to events of ORT's profile. */
+/* Converts activities of a device into events of ORT's profile. */
 #ifndef OCP_ORT_PROFILE_EVENT_H
 #define OCP_ORT_PROFILE_EVENT_H
 

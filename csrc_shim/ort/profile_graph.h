@@ -1,4 +1,4 @@
-/* The sources of what graphs did, where a tracer reports it: a record says the launch, not the node. */
+/* Attributes the kernels of CUDA graphs to their nodes: a CUPTI record names the graph launch, not the node. */
 #ifndef OCP_ORT_PROFILE_GRAPH_H
 #define OCP_ORT_PROFILE_GRAPH_H
 

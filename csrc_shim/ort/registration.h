@@ -1,4 +1,5 @@
-/* What a registration of the library asks for: by its name, the environment, or Python's register. */
+/* Which provider name and devices a registration of the library requests: from the registered name, environment
+ * variables, or ort_cuda_plugin.register(). */
 #ifndef OCP_ORT_REGISTRATION_H
 #define OCP_ORT_REGISTRATION_H
 
@@ -9,13 +10,13 @@ typedef struct ocp_registration_request {
   bool cuda, emulated; /* devices to offer */
 } ocp_registration_request;
 
-/* What the next registration on this thread asks for before its environment: the emulated devices or not, and an
+/* Sets what the next registration on this thread requests, over the environment: whether the emulated devices, and an
  * ocp_identity; -1: the environment decides. */
 void ocp_request_registration(int emulated, int identity);
 /* Fails where a variable has no valid value. */
 int ocp_registration_requested(const char *registered_name, ocp_registration_request *request, ocp_error *error);
 
-/* Of the environment alone: 1 or 0 for ORT_CUDA_PLUGIN_EMULATE, an ocp_identity for ORT_CUDA_PLUGIN_AS; -1 with the
+/* Reads the environment alone: 1 or 0 for ORT_CUDA_PLUGIN_EMULATE, an ocp_identity for ORT_CUDA_PLUGIN_AS; -1 with the
  * error. */
 int ocp_emulation_requested(ocp_error *error);
 int ocp_default_identity(ocp_error *error);

@@ -1,4 +1,4 @@
-/* The table that Python gets: everything of the library that it may call. */
+/* The table of functions that Python may call (ocp_core). */
 #ifndef OCP_ORT_TABLE_H
 #define OCP_ORT_TABLE_H
 

@@ -1,4 +1,4 @@
-/* Loads plans, and answers questions about them. */
+/* Loads plans from their serialized form; in-place rules and node names of a plan. */
 #ifndef OCP_PLAN_LOAD_H
 #define OCP_PLAN_LOAD_H
 

@@ -1,4 +1,4 @@
-/* Packing of buffers with known lifetimes into one block of memory. */
+/* Static memory planning: packs buffers with known lifetimes into one slab. */
 #ifndef OCP_PLAN_SLAB_H
 #define OCP_PLAN_SLAB_H
 

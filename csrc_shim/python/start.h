@@ -1,4 +1,4 @@
-/* Finding and starting Python. */
+/* Finds and starts the Python interpreter. */
 #ifndef OCP_PYTHON_START_H
 #define OCP_PYTHON_START_H
 

@@ -10,18 +10,18 @@
 #include "device/stream.h"
 #include "run/instance.h"
 
-/* Before a Run's first segment. */
+/* Called before a Run's first segment. */
 void ocp_aliasing_begin(ocp_instance *instance);
-/* Redirects the outputs of a segment that have to be: bases of inputs are set, and those of the segment's outputs to
- * where they are bound. */
+/* Redirects the outputs of a segment that alias memory which is still read: bases of inputs are set, and those of the
+ * segment's outputs to where they are bound. */
 int ocp_aliasing_resolve(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error);
 /* In a Run that is repeated, before the segment's records are enqueued: keeps what its outputs overwrite of what the
  * Run has read (device/preserve.h). After ocp_aliasing_resolve. */
 int ocp_aliasing_preserve(const ocp_instance *instance, uint32_t segment, const ocp_input *inputs, ocp_stream *stream,
                           ocp_error *error);
-/* Behind the last record of a Run that succeeded: enqueues the copies of redirected outputs. */
+/* Enqueues the copies of redirected outputs to where they are bound, after the last record of a Run that succeeded. */
 int ocp_aliasing_copy(const ocp_instance *instance, ocp_stream *stream, ocp_error *error);
-/* At the end of every Run. */
+/* Frees the scratch memory; called at the end of every Run, also of a failed one. */
 void ocp_aliasing_release(ocp_instance *instance, ocp_stream *stream);
 
 #endif

@@ -1,4 +1,4 @@
-/* Records made concrete: addresses, numbers and grids, and their way onto the stream. */
+/* Evaluates the records of a plan (launch parameters, grids, addresses), and enqueues them. */
 #ifndef OCP_RUN_CALLS_H
 #define OCP_RUN_CALLS_H
 
@@ -14,9 +14,9 @@ int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error 
 void ocp_instance_set_pointers(ocp_instance *instance, uint32_t segment);
 /* Enqueues a segment's records; bases must be set. */
 int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error);
-/* Counts what was enqueued of each ocp_record_kind. */
+/* Adds the numbers of enqueued records of each ocp_record_kind to the counters. */
 void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]);
-/* Where a read-back points. */
+/* The device address of the element that a read-back reads. */
 int ocp_instance_locate(const ocp_instance *instance, const ocp_plan_readback *readback, CUdeviceptr *address,
                         ocp_error *error);
 

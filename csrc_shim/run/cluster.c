@@ -187,7 +187,8 @@ int ocp_cluster_set_host_inputs(ocp_cluster *cluster, const uint32_t *inputs, ui
     if (inputs[i - 1] >= inputs[i])
       return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: host inputs are not in ascending order", cluster->name);
   if (atomic_load(&cluster->variants))
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: host inputs were set after a plan", cluster->name);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: host inputs must be set before the first plan is added",
+                    cluster->name);
   memcpy(cluster->host_inputs, inputs, count * sizeof *inputs);
   cluster->num_host_inputs = count;
   return ORT_OK;
@@ -221,7 +222,7 @@ static bool in_range(const uint32_t *indices, uint32_t count, uint32_t limit) {
   return true;
 }
 
-/* Launching a kernel with parameters that it does not have would read memory that is not there. */
+/* A launch with fewer parameters than the kernel has would read beyond the array of parameters. */
 static bool takes(const ocp_kernel_ref *kernel, const ocp_plan_param *params, uint32_t count) {
   if (kernel->num_params != count)
     return false;
@@ -240,24 +241,35 @@ static bool problem_takes(const ocp_problem *problem, const ocp_plan_param *para
   return pointers + numbers == count && ocp_problem_takes(problem, pointers, numbers);
 }
 
-static bool callback_takes(const ocp_cluster *cluster, const ocp_plan_record *record, const ocp_plan_param *params) {
+static int check_callback(const ocp_cluster *cluster, const ocp_plan *plan, uint32_t index, ocp_error *error) {
+  const ocp_plan_record *record = &plan->records[index];
+  const ocp_plan_param *params = plan->params + record->first_param;
   uint32_t pointers = 0;
   if (record->index >= cluster->num_callbacks)
-    return false;
+    return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: record %u calls callback %u, but %s has %u", index,
+                    record->index, cluster->name, cluster->num_callbacks);
   for (uint32_t i = 0; i < record->num_params; i++)
     pointers += params[i].kind == OCP_PARAM_POINTER;
   const ocp_callback *callback = &cluster->callbacks[record->index];
-  return pointers == callback->num_pointers && record->num_params - pointers == callback->num_numbers;
+  const uint32_t numbers = record->num_params - pointers;
+  if (pointers != callback->num_pointers || numbers != callback->num_numbers)
+    return ocp_fail(
+        error, ORT_INVALID_GRAPH,
+        "invalid plan: record %u calls callback %u of %s with %u pointers and %u numbers, but it takes %u and "
+        "%u",
+        index, record->index, cluster->name, pointers, numbers, callback->num_pointers, callback->num_numbers);
+  return ORT_OK;
 }
 
-/* What a plan takes from its cluster exists. */
+/* Checks that the cluster has what the plan refers to by index. */
 static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_error *error) {
   const ocp_plan_header *h = &plan->header;
   if (!in_range(plan->kernels, h->num_kernels, cluster->num_kernels) ||
       !in_range(plan->weights, h->num_weights, cluster->num_weights) ||
       !in_range(plan->problems, h->num_problems, cluster->num_problems))
     return ocp_fail(error, ORT_INVALID_GRAPH,
-                    "invalid plan: it names kernels, weights or problems that %s does not have", cluster->name);
+                    "invalid plan: it refers to a kernel, weight or library problem by an index that %s does not have",
+                    cluster->name);
   for (uint32_t i = 0; i < h->num_records; i++) {
     const ocp_plan_record *record = &plan->records[i];
     if (record->kind == OCP_RECORD_LAUNCH &&
@@ -268,17 +280,17 @@ static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_e
                                                              plan->params + record->first_param, record->num_params))
       return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: record %u has other parameters than its library problem",
                       i);
-    if (record->kind == OCP_RECORD_CALL && !callback_takes(cluster, record, plan->params + record->first_param))
-      return ocp_fail(error, ORT_INVALID_GRAPH,
-                      "invalid plan: record %u calls back what %s does not have, or with other parameters", i,
-                      cluster->name);
+    if (record->kind == OCP_RECORD_CALL && check_callback(cluster, plan, i, error) != ORT_OK)
+      return error->code;
   }
   for (uint32_t i = 0; i < h->num_inputs; i++)
     if ((plan->inputs[i].host_register != OCP_NO_REG) != is_host_input(cluster, i))
-      return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: it and %s disagree whether input %u is a host input",
-                      cluster->name, i);
+      return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: input %u %s in the plan, and %s in %s", i,
+                      plan->inputs[i].host_register != OCP_NO_REG ? "is a host input" : "is no host input",
+                      is_host_input(cluster, i) ? "is one" : "is none", cluster->name);
   if (cluster->num_host_inputs && cluster->host_inputs[cluster->num_host_inputs - 1] >= h->num_inputs)
-    return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: %s has more inputs", cluster->name);
+    return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: it has %u inputs, but input %u of %s is a host input",
+                    h->num_inputs, cluster->host_inputs[cluster->num_host_inputs - 1], cluster->name);
   return ORT_OK;
 }
 

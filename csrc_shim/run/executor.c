@@ -205,8 +205,10 @@ static ocp_instance *find_instance(const run *r) {
     if (built) {
       if (!newest || !ocp_variant_accepts(newest, r->inputs, r->num_inputs, r->host_counts) ||
           ocp_instance_refusal(newest, r->inputs, r->host_values, r->error) == ORT_OK)
-        ocp_fail(r->error, ORT_FAIL, "%s: the plan that was built for these inputs does not accept them",
-                 cluster->name);
+        ocp_fail(
+            r->error, ORT_FAIL,
+            "%s: internal error: the guards of the plan that was built for these inputs refuse them. Please report it",
+            cluster->name);
       return NULL;
     }
     if (build_variant(r, newest, &built) != ORT_OK)

@@ -1,5 +1,5 @@
-/* The node of a CUDA graph that does what a record of an instance does: a launch, a copy, a memset, or what a library
- * enqueues for its call, captured on a stream of its own. */
+/* CUDA graph nodes of plan records: a kernel, memcpy or memset node, or a child graph for a library call, captured on a
+ * stream of its own. */
 #ifndef OCP_RUN_GRAPH_NODES_H
 #define OCP_RUN_GRAPH_NODES_H
 
@@ -8,11 +8,11 @@
 #include "driver/driver.h"
 #include "run/instance_state.h"
 
-/* Adds the node of a record behind `before`, unless that is NULL. *used is what a library call needs as long as the
- * graph lives. */
+/* Adds the node of a record, which depends on `before` (NULL: on nothing). A library call's algorithm, *used, must live
+ * as long as the graph. */
 CUresult ocp_graph_node_add(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraph graph,
                             CUgraphNode before, CUgraphNode *node, struct ocp_prepared **used, ocp_error *error);
-/* Brings the node of a record up to date with its parameters. */
+/* Updates the node of a record in the executable graph to the record's present parameters. */
 CUresult ocp_graph_node_change(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraphExec exec,
                                CUgraphNode node, struct ocp_prepared **used);
 /* After the graph; `used` may be NULL. */

@@ -1,4 +1,4 @@
-/* Elements that the host needs: host inputs, and what a segment reads back. */
+/* Reads tensor elements to the host: inputs that decide shapes, and read-backs of a segment. */
 #ifndef OCP_RUN_HOST_VALUES_H
 #define OCP_RUN_HOST_VALUES_H
 
@@ -14,7 +14,7 @@ typedef struct ocp_host_read {
   int64_t *values; /* out */
 } ocp_host_read;
 
-/* Reads all of them, waiting for the stream once when any is on the device. */
+/* Reads all of them. Synchronizes the stream once if any is on the device. */
 int ocp_host_values_read(ocp_stream *stream, const ocp_host_read *reads, uint32_t count, ocp_error *error);
 
 #endif

@@ -1,4 +1,4 @@
-/* The inputs of a Run. */
+/* An input tensor of a Run. */
 #ifndef OCP_RUN_INPUT_H
 #define OCP_RUN_INPUT_H
 
@@ -10,7 +10,7 @@ typedef struct ocp_input {
   const int64_t *dims;
   uint32_t rank;
   uint32_t dtype; /* ONNXTensorElementDataType */
-  bool on_device; /* false: a host pointer (ORT can hand one over); the executor copies it up first, counted */
+  bool on_device; /* false: in host memory; the executor uploads it first, and counts that */
 } ocp_input;
 
 #endif

@@ -1,5 +1,5 @@
-/* The instances of a cluster that no Run is using, by key, bounded, least recently used first out. The last one used
- * waits outside the table, where a Run of the same shape takes it without a lock. */
+/* LRU cache of a cluster's idle instances, by key. The instance that was used last waits outside the hash table, where
+ * a Run of the same shapes takes it without a lock. */
 #ifndef OCP_RUN_INSTANCE_CACHE_H
 #define OCP_RUN_INSTANCE_CACHE_H
 

@@ -8,9 +8,9 @@
 #include "run/cluster_state.h"
 #include "run/executor.h"
 
-enum { WARM_RUNS = 3, BATCHES = 7, MOST_RUNS = 64 };
-static const float BATCH_MS = 1;   /* that a batch should take at least */
-static const float TOTAL_MS = 400; /* that all batches should take at most */
+enum { WARM_RUNS = 3, BATCHES = 7, MOST_RUNS = 64 }; /* MOST_RUNS: in a batch */
+static const float BATCH_MS = 1;                     /* minimum duration of a batch */
+static const float TOTAL_MS = 400;                   /* maximum duration of all batches */
 
 typedef struct measurement {
   ocp_cluster *cluster;
@@ -20,7 +20,8 @@ typedef struct measurement {
 
 static int no_output(void *context, uint32_t index, const int64_t *dims, uint32_t rank, void **data, ocp_error *error) {
   (void)context, (void)index, (void)dims, (void)rank, (void)data;
-  return ocp_fail(error, ORT_INVALID_GRAPH, "what is measured has no outputs");
+  return ocp_fail(error, ORT_INVALID_GRAPH,
+                  "internal error: the program that the autotuner times has an output. Please report it");
 }
 
 static int run(const measurement *m, int runs, ocp_error *error) {
@@ -31,7 +32,7 @@ static int run(const measurement *m, int runs, ocp_error *error) {
   return ORT_OK;
 }
 
-/* Milliseconds of some Runs. */
+/* Times `runs` Runs between two events. */
 static int time_runs(const measurement *m, int runs, float *milliseconds, ocp_error *error) {
   ocp_device *const device = m->stream->device;
   CUresult result = device->driver->EventRecord(m->begin, m->stream->handle);
@@ -77,7 +78,7 @@ int ocp_cluster_measure(ocp_cluster *cluster, double *seconds, ocp_error *error)
   OCP_STAY stay = ocp_device_enter(device, error);
   if (!stay.entered || ocp_stream_borrow(device, &m.stream, error) != ORT_OK)
     return error->code;
-  /* As a session runs it. */
+  /* A session replays a graph, so time that. */
   ocp_cluster_set_graphs(cluster, 1, 1);
   CUresult result = device->driver->EventCreate(&m.begin, CU_EVENT_DEFAULT);
   if (!result)

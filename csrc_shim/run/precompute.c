@@ -12,11 +12,15 @@ typedef struct result_list {
   uint32_t count;
 } result_list;
 
-static int place_result(void *context, uint32_t index, const int64_t *dims, uint32_t rank, void **data,
-                        ocp_error *error) {
+static int bind_weight(void *context, uint32_t index, const int64_t *dims, uint32_t rank, void **data,
+                       ocp_error *error) {
   const result_list *results = context;
   if (index >= results->count || rank != 1 || (uint64_t)dims[0] != ocp_weight_bytes(results->weights[index]))
-    return ocp_fail(error, ORT_INVALID_GRAPH, "it is no weight of this size");
+    return ocp_fail(error, ORT_INVALID_GRAPH,
+                    "internal error: output %u of the constant-folding plan is not the %zu bytes of precomputed weight "
+                    "%u (of %u). Please report it",
+                    index, index < results->count ? ocp_weight_bytes(results->weights[index]) : 0, index,
+                    results->count);
   const CUdeviceptr address = ocp_weight_address(results->weights[index]);
   memcpy(data, &address, sizeof *data);
   return ORT_OK;
@@ -31,7 +35,7 @@ int ocp_cluster_precompute(ocp_cluster *cluster, ocp_weight *const *results, uin
     return error->code;
   result_list list = {results, count};
   const ocp_input none = {0};
-  ocp_cluster_run(cluster, stream, &none, 0, place_result, &list, error);
+  ocp_cluster_run(cluster, stream, &none, 0, bind_weight, &list, error);
   /* Also after an error: what was enqueued may still write the weights, which the caller then frees. */
   ocp_error late = {0};
   if (ocp_stream_synchronize(stream, &late) != ORT_OK && error->code == ORT_OK)

@@ -1,4 +1,4 @@
-/* Weights that are computed once, on the device. */
+/* Constant folding on the device: computes weights once, when a cluster is created. */
 #ifndef OCP_RUN_PRECOMPUTE_H
 #define OCP_RUN_PRECOMPUTE_H
 
@@ -6,8 +6,8 @@
 #include "device/weights.h"
 #include "run/cluster.h"
 
-/* Runs a cluster without inputs once, and waits for it. Output i is bytes, and fills results[i]. From then on every
- * stream may read them. */
+/* Runs a cluster that has no inputs once, and waits for it. Output i, a tensor of bytes, fills results[i], which every
+ * stream may read from then on. */
 int ocp_cluster_precompute(ocp_cluster *cluster, ocp_weight *const *results, uint32_t count, ocp_error *error);
 
 #endif

@@ -76,12 +76,13 @@ ocp_repeat *ocp_repeat_create(ocp_device *device, const ocp_repeat_spec *spec, o
     most_sources = parts[i]->num_sources > most_sources ? parts[i]->num_sources : most_sources;
   }
   if (!valid) {
-    ocp_fail(error, ORT_INVALID_ARGUMENT, "the parts of a repetition do not fit each other");
+    ocp_fail(error, ORT_INVALID_ARGUMENT,
+             "a repeated node: its first, step and last cluster disagree on the number of states");
     return NULL;
   }
   ocp_repeat *self = calloc(1, sizeof *self + count * sizeof *self->numbers);
   if (!self) {
-    ocp_fail(error, ORT_FAIL, "out of host memory");
+    ocp_fail(error, ORT_FAIL, "not enough host memory");
     return NULL;
   }
   uint32_t *next = self->numbers;
@@ -117,7 +118,7 @@ static int make_state(void *context, uint32_t index, const int64_t *dims, uint32
   size_t bytes = ocp_dtype_bits(it->repeat->state_types[number]) / 8;
   for (uint32_t i = 0; i < rank; i++)
     if (dims[i] < 0 || __builtin_mul_overflow(bytes, (size_t)dims[i], &bytes))
-      return ocp_fail(error, ORT_INVALID_ARGUMENT, "a state of the repetition is too large");
+      return ocp_fail(error, ORT_INVALID_ARGUMENT, "a repeated node: a state has more bytes than an address can count");
   if (ocp_device_alloc(it->repeat->device, bytes, it->stream, &made->address, error) != ORT_OK)
     return error->code;
   made->rank = rank;
@@ -179,7 +180,8 @@ int ocp_repeat_run(const ocp_repeat *repeat, ocp_stream *stream, const ocp_input
                    ocp_output_fn output, void *output_context, ocp_error *error) {
   error->code = ORT_OK;
   if (num_inputs != repeat->num_inputs)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "a repetition of %u inputs got %u", repeat->num_inputs, num_inputs);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "a repeated node expects %u inputs, got %u", repeat->num_inputs,
+                    num_inputs);
   if (atomic_load_explicit(&stream->capturing, memory_order_relaxed))
     return ocp_fail(error, ORT_NOT_IMPLEMENTED,
                     "the number of iterations is decided on the device, which a CUDA graph cannot capture; run with "
@@ -188,7 +190,7 @@ int ocp_repeat_run(const ocp_repeat *repeat, ocp_stream *stream, const ocp_input
   ocp_input *sources = calloc((size_t)repeat->most_sources + 1, sizeof *sources);
   OCP_STAY stay = ocp_device_enter(repeat->device, error);
   if (!states || !sources)
-    ocp_fail(error, ORT_FAIL, "out of host memory");
+    ocp_fail(error, ORT_FAIL, "not enough host memory");
   else if (stay.entered)
     run(repeat, stream, inputs, states, sources, output, output_context, error);
   for (uint32_t i = 0; states && i < 2 * repeat->num_states; i++)

@@ -1,9 +1,10 @@
-/* A repetition: a node that is three clusters and values between them, its states. The first cluster makes the states
- * of the node's inputs, the step makes new ones as long as the first state, a flag, is set, and the last makes the
- * node's outputs. States stay on the device; the flag comes back after each iteration.
+/* A loop over a cluster, for nodes such as GreedySearch: three clusters that share device tensors, the states.
  *
- * A step is an ordinary Run of a cluster: sizes may change from one to the next, and one whose sizes have been seen
- * finds its instance. */
+ *     inputs -> first -> states -> step -> states -> ... -> last -> outputs
+ *
+ * `step` repeats as long as the first state, a flag, is set; the flag is read back after each iteration, the other
+ * states stay on the device. A step is an ordinary Run: shapes may change between iterations, and shapes that were seen
+ * before find their instance. */
 #ifndef OCP_RUN_REPEAT_H
 #define OCP_RUN_REPEAT_H
 
@@ -14,8 +15,8 @@
 #include "run/executor.h"
 #include "run/input.h"
 
-/* A cluster with what it takes and gives. A source below the number of states is a state, others are inputs of the node
- * behind the states. Results are states, each at most once; those that the step does not give stay what they are. */
+/* A cluster of the loop. sources: for each of its inputs, a state (below num_states) or num_states + an input of the
+ * node. results: the states that its outputs replace, each at most once; the others keep their values. */
 typedef struct ocp_repeat_part {
   ocp_cluster *cluster;
   uint32_t num_sources, num_results;

@@ -1,4 +1,5 @@
-/* The numbers of the records of all plans, by which what devices did finds its ONNX nodes (driver/activity.h). */
+/* Source ids for profiles: each record of a plan has a number, by which a kernel or copy that a device ran is
+ * attributed to its ONNX nodes (driver/activity.h). */
 #ifndef OCP_RUN_SOURCES_H
 #define OCP_RUN_SOURCES_H
 
@@ -15,14 +16,14 @@ typedef struct ocp_source {
   const ocp_plan_record *record;
 } ocp_source;
 
-/* Gives the records of a new variant their numbers: variant->first_source and following. False: out of memory. */
+/* Assigns numbers to the records of a new variant, from variant->first_source on. False: out of memory. */
 bool ocp_sources_add(ocp_variant *variant);
-/* Before the variant is freed. While somebody listens, this keeps what its numbers stand for, and takes the plan over.
- */
+/* Called before the variant is freed. While a profile is open, this takes the plan over, so that its numbers can still
+ * be resolved. */
 void ocp_sources_remove(ocp_variant *variant);
-/* What a number stands for; valid as long as the caller listens. */
+/* Resolves a number; the result is valid as long as the caller's profile is open. */
 bool ocp_source_find(uint64_t number, ocp_source *source);
-/* Frees what was kept, if nobody listens any more. */
+/* Frees the plans that were taken over, if no profile is open any more. */
 void ocp_sources_sweep(void);
 
 #endif

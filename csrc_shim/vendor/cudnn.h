@@ -1,4 +1,5 @@
-/* What problems of cuDNN share: its functions, descriptors in the making, and the search for a plan. */
+/* Common part of cuDNN problems: the library's functions, building of descriptors, and the search for an execution
+ * plan. */
 #ifndef OCP_VENDOR_CUDNN_H
 #define OCP_VENDOR_CUDNN_H
 

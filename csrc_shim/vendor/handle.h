@@ -1,7 +1,7 @@
-/* The handle that a stream has of a vendor library.
+/* A stream's handle of a vendor library (cublasLtHandle_t, cudnnHandle_t).
  *
- * Threads that share a stream share its handle, and NVIDIA forbids that two of them use one at a time: a call holds the
- * handle from its first use to its last. The stream's slot keeps it, so that it is closed with the stream. */
+ * Threads that share a stream share its handle. The libraries allow one thread at a time to use a handle, so a call
+ * locks it from its first use to its last. The handle stands in a slot of the stream, and is closed with it. */
 #ifndef OCP_VENDOR_HANDLE_H
 #define OCP_VENDOR_HANDLE_H
 

@@ -1,4 +1,5 @@
-/* A vendor library: its functions, and what it does for problems. Types only. */
+/* The interface of a vendor library to problem.c: its symbols, and functions that choose, run, save and load
+ * algorithms. Types only. */
 #ifndef OCP_VENDOR_LIBRARY_H
 #define OCP_VENDOR_LIBRARY_H
 

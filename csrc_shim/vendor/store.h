@@ -1,7 +1,7 @@
-/* What libraries made for problems, kept from process to process, so that the next one need not compile it again.
+/* Persistent cache of the vendor libraries' algorithms: cuDNN compiles an engine once, not in each process.
  *
- * Python keeps it, by the rules of the kernel cache: only what this user or root wrote is believed. A key is a text
- * with all that decides an algorithm: the library's version, the device, the problem, its sizes and alignments. */
+ * Python stores the entries beside the kernel cache, under its rules: only files that this user or root wrote are
+ * loaded. The key is a text of all that decides an algorithm: library version, device, problem, sizes, alignments. */
 #ifndef OCP_VENDOR_STORE_H
 #define OCP_VENDOR_STORE_H
 
@@ -18,7 +18,7 @@ typedef struct ocp_plan_store {
   void (*keep)(const char *key, const char *data, uint64_t bytes);
 } ocp_plan_store;
 
-/* Before this nothing is kept. */
+/* Sets the store; until then nothing is loaded or kept. */
 void ocp_store_use(const ocp_plan_store *store);
 /* False where nothing is kept of the library's algorithms. `measured`: the algorithm is the fastest of several. */
 bool ocp_store_key(const ocp_library *library, const ocp_problem_spec *spec, const ocp_library_handle *handle,

@@ -143,7 +143,7 @@ def test_results_without_a_weight_of_their_size_are_refused(sizes: list[int]) ->
     with TestCluster(precomputation(400), weights=[np.ones(100, np.float32)]) as cluster:
         error = new_error()
         core().cluster_precompute(cluster.pointer, ffi.new("ocp_weight *[]", results), len(results), error)
-        with pytest.raises(PluginError, match="output 0: it is no weight of this size"):
+        with pytest.raises(PluginError, match="output 0 of the constant-folding plan is not the"):
             check(error)
     for weight in results:
         core().weight_release(weight)

@@ -7,13 +7,13 @@
 #include "emulator/config.h"
 #include "emulator/kernel.h"
 
-/* What launches are counted in; NULL: they run as ever. */
+/* The present request to count (ocp_emu_count_launches); NULL: launches run normally. */
 ocp_emu_count *emu_counting(void);
 /* The next block whose accesses are noted, by its number among those that run; and its end. */
 void emu_count_begin(ocp_emu_count *count, uint32_t number);
 void emu_count_end(ocp_emu_count *count);
 
-/* Until it is called again, launches of the process do what count says; NULL: they run as ever. Only one thread may
+/* Until it is called again, launches of the process do what count says; NULL: they run normally. Only one thread may
  * launch meanwhile. */
 void ocp_emu_count_launches(ocp_emu_count *count);
 

@@ -1,4 +1,4 @@
-/* The times of launches. */
+/* Launch times, written to the file that ORT_CUDA_PLUGIN_EMULATE_PROFILE names. */
 #ifndef OCP_EMULATOR_BLOCKS_PROFILE_H
 #define OCP_EMULATOR_BLOCKS_PROFILE_H
 

@@ -1,4 +1,4 @@
-/* What kernel objects may call. */
+/* The symbols that kernel objects may import. */
 #ifndef OCP_EMULATOR_BLOCKS_SYMBOLS_H
 #define OCP_EMULATOR_BLOCKS_SYMBOLS_H
 

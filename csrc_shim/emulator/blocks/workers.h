@@ -1,4 +1,4 @@
-/* The threads that run blocks. */
+/* The pool of host threads that run blocks. */
 #ifndef OCP_EMULATOR_BLOCKS_WORKERS_H
 #define OCP_EMULATOR_BLOCKS_WORKERS_H
 

@@ -1,4 +1,5 @@
-/* The way of operations and graphs into a stream: they run, wait in its queue, or become nodes of a capture. */
+/* Enqueues operations and graph launches: they run at once, wait in the stream's queue, or become nodes of a capture.
+ */
 #ifndef OCP_EMULATOR_WORK_ENQUEUE_H
 #define OCP_EMULATOR_WORK_ENQUEUE_H
 

@@ -6,7 +6,7 @@
 #include "emulator/op.h"
 #include "emulator/state.h"
 
-/* What a node does: one operation, or those of a child graph in their order. Never changes; shared by graphs,
+/* The work of a node: one operation, or those of a child graph in order. Never changes; shared by graphs,
  * executable graphs and launches that are still to run. */
 typedef struct emu_work {
   atomic_int references;

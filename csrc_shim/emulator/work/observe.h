@@ -1,4 +1,4 @@
-/* Operations whose times somebody asked for. */
+/* Runs operations, and reports their times to the profiles that are open. */
 #ifndef OCP_EMULATOR_WORK_OBSERVE_H
 #define OCP_EMULATOR_WORK_OBSERVE_H
 

@@ -1,4 +1,4 @@
-/* The adversarial mode's queues. */
+/* The adversarial mode's queues: deferred operations, run in a random order that streams and events allow. */
 #ifndef OCP_EMULATOR_WORK_QUEUE_H
 #define OCP_EMULATOR_WORK_QUEUE_H
 
@@ -15,7 +15,7 @@ extern pthread_mutex_t emu_order;
 void emu_queue_seed(uint64_t seed);
 void emu_queue_run_all(void);
 uint32_t emu_random(uint32_t below);
-/* Runs something that may run, of any stream; false: there is nothing. */
+/* Runs the first operation of a random stream that is ready; false: none is. */
 bool emu_queue_run(void);
 void emu_queue_drain(CUstream stream);
 CUresult emu_queue_op(CUstream stream, const emu_op *op);

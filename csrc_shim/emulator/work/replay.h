@@ -1,4 +1,4 @@
-/* Executable graphs, and their launches on the way through a stream. */
+/* Executable graphs, and their launches, which streams run node by node. */
 #ifndef OCP_EMULATOR_WORK_REPLAY_H
 #define OCP_EMULATOR_WORK_REPLAY_H
 
@@ -11,8 +11,8 @@
 #include "emulator/clock.h"
 #include "emulator/work/graph.h"
 
-/* What all nodes do. A launch that has not run yet keeps the snapshot of the time when it was enqueued: a snapshot
- * changes only while it has a single user. */
+/* The work of all nodes. A launch keeps the snapshot of the time when it was enqueued: copy on write, a snapshot with
+ * several users does not change. */
 typedef struct emu_snapshot {
   atomic_int references;
   uint32_t count;
