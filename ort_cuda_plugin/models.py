@@ -150,7 +150,7 @@ def with_input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
     inputs = {value.name: value for value in changed.graph.input}
     for name, shape in shapes.items():
         if name not in inputs:
-            raise ValueError(f"{name!r} is no input; the inputs are {', '.join(inputs)}")
+            raise ValueError(f"{name!r} is not an input; the inputs are {', '.join(inputs)}")
         given = inputs[name].type.tensor_type.shape
         if inputs[name].type.tensor_type.HasField("shape") and len(given.dim) != len(shape):
             raise ValueError(f"input {name!r} has {len(given.dim)} dimensions")

@@ -175,7 +175,7 @@ def claim(
             reason = f"this ONNX Runtime does not pass {missing.name!r} to a cluster where only a body reads it"
             changed[node] = whole.as_single(node, Unsupported("control-flow", reason))
         for node, value in _crossing(graph, clusters):
-            changed[node] = decline(node, "op", f"{value.name!r} is no tensor, and only tensors can leave a cluster")
+            changed[node] = decline(node, "op", f"{value.name!r} is not a tensor, and only tensors can leave a cluster")
         if not changed and (len(clusters) > 1 or len(ours) < len(graph.nodes) or singles):
             for cluster in clusters:
                 alone = _Analysis(graph, device, options, ranks, provider, has_kernel, singles, compiled)
@@ -420,7 +420,7 @@ class _Analysis:
         for value in node.reads():
             if not self.lowering.knows(value):
                 if value.is_container and value in self._waiting and self.ranks.trial is None:
-                    raise UnknownRank(f"what {value.name!r} holds is not known")
+                    raise UnknownRank(f"the contents of {value.name!r} are not known")
                 self.lowering.add_input(value, symbolic_input(self._symbols, value, 0, ranks=self.ranks))
         shape = node.inputs[0].shape if node.inputs and node.inputs[0] is not None else None
         if shape is not None and len(shape) < 2 and self._may_become_channels_last(node):

@@ -102,9 +102,9 @@ def _body(lowering: NodeLowering, node: Node, name: str, arguments: Sequence[Ope
     """Lower a body of ``node`` for these arguments, and return its results."""
     body = node.subgraphs.get(name)
     if body is None:
-        raise InvalidModel(f"{node.op_type} needs its body {name!r}")
+        raise InvalidModel(f"{node.op_type}: body {name!r} is missing")
     if len(arguments) != len(body.inputs):
-        raise InvalidModel(f"the body {name!r} of {node.op_type} has {len(body.inputs)} inputs, not {len(arguments)}")
+        raise InvalidModel(f"{node.op_type}: body {name!r} has {len(body.inputs)} inputs, expected {len(arguments)}")
     for value, argument in zip(body.inputs, arguments, strict=True):
         lowering.set(value, argument)
     for inner in body.nodes:
@@ -135,16 +135,16 @@ def _if(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
     branches = _valid_branches(lowering, node)
     results, others = branches[0], branches[-1]
     if len(results) != len(others):
-        raise InvalidModel(f"the branches of If have {len(results)} and {len(others)} results")
+        raise InvalidModel(f"If: the branches have {len(results)} and {len(others)} results, expected the same number")
     possible: list[Operand] = []
     for number, (x, other) in enumerate(zip(results, others, strict=True)):
         if not isinstance(x, Tensor) or not isinstance(other, Tensor):
             raise Unsupported(
-                "control-flow", f"result {number} of an If whose branch is only known in a Run is no tensor"
+                "control-flow", f"result {number} of If is not a tensor, and its branch is only known in a Run"
             )
         if x.dtype is not other.dtype:
             types = f"{x.dtype.short} in one branch, {other.dtype.short} in the other"
-            raise InvalidModel(f"result {number} of If is {types}")
+            raise InvalidModel(f"If: result {number} is {types}, expected the same type")
         if x.rank != other.rank and ctx.trial is None:
             raise UnknownRank(f"result {number} of If has rank {x.rank} in one branch, {other.rank} in the other")
         possible.append(_either(ctx, x, other) if (ctx.trial or 0) % 2 == 0 else _either(ctx, other, x))
@@ -161,7 +161,10 @@ def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
         if not any(map(is_read_back, others)):
             return own
         if len(own) != len(others):
-            raise Unsupported("control-flow", "the branches of If have results of different sizes, one computed")
+            raise Unsupported(
+                "control-flow",
+                "the branches of If have results of different sizes, of which one is computed in the Run",
+            )
         return others
 
     return ctx.defer_host(ctx.stand_in(x.shape, x.dtype), (x, other), contents)
@@ -186,13 +189,15 @@ def _loop(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
     states = _given(node, inputs[2:])
     body = node.subgraphs.get("body")
     if body is None:
-        raise InvalidModel("Loop needs its body")
+        raise InvalidModel("Loop: its body is missing")
     most = None if trips is None else _known_number(trips, "the trip count of Loop")
     size = unrolled_nodes(body, lowering.compiled)
     rows: list[list[Operand]] = []
     scanned = len(body.outputs) - 1 - len(states)
     if scanned < 0:
-        raise InvalidModel(f"the body of Loop has {len(body.outputs)} results, and the loop {len(states)} states")
+        raise InvalidModel(
+            f"Loop: the body has {len(body.outputs)} results, fewer than a condition and {len(states)} states"
+        )
     count = 0
     while most is None or count < most:
         if not _known_number(on, "the condition of Loop"):
@@ -234,13 +239,13 @@ def _scan(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
 def _scan_8(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
     """Lower Scan-8, which scans each item of a batch (the first dimension of all inputs) by itself."""
     if not _is_missing(inputs, 0):
-        raise Unsupported("control-flow", "Scan-8 with lengths of sequences")
+        raise Unsupported("control-flow", "Scan-8 with sequence_lens is not implemented")
     body, states, sequences = _parts_of_scan(node, inputs[1:])
     batched = _tensors(node, [*states, *sequences])
     if any(x.rank < 1 + (k >= len(states)) for k, x in enumerate(batched)):
-        raise InvalidModel("an input of Scan-8 lacks the dimension of the batch or of the sequence")
+        raise InvalidModel("Scan-8: each input must have the dimensions batch and sequence")
     for x in batched[1:]:
-        lowering.ctx.require(eq(batched[0].shape[0], x.shape[0]), "the inputs of Scan-8 have different batches")
+        lowering.ctx.require(eq(batched[0].shape[0], x.shape[0]), "Scan-8: the inputs have different batch sizes")
     batch = _known(batched[0].shape[0], "the batch of Scan")
     directions = _numbers(node, "directions", len(sequences))
     items: list[list[Tensor]] = []
@@ -253,7 +258,7 @@ def _scan_8(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]
         scanned = [_stacked(lowering, parts, 0, value) for parts, value in zip(columns, values, strict=True)]
         items.append([*_tensors(node, last), *scanned])
     if not items:
-        raise Unsupported("control-flow", "Scan-8 of an empty batch")
+        raise Unsupported("control-flow", "Scan-8 of an empty batch is not implemented")
     return [
         _stacked(lowering, parts, 0, value) for parts, value in zip(zip(*items, strict=True), body.outputs, strict=True)
     ]
@@ -264,10 +269,10 @@ def _parts_of_scan(node: Node, inputs: Inputs) -> tuple[Graph, list[Operand], li
     body, count = node.subgraphs.get("body"), node.attributes.get("num_scan_inputs")
     given = _given(node, inputs)
     if body is None or not isinstance(count, int) or not 0 < count <= len(given):
-        raise InvalidModel(f"Scan of {len(given)} inputs needs a body and num_scan_inputs, which is {count}")
+        raise InvalidModel(f"Scan: a body and num_scan_inputs from 1 to {len(given)} are required, got {count}")
     states, sequences = given[:-count], _tensors(node, given[-count:])
     if len(body.outputs) < len(states):
-        raise InvalidModel(f"the body of Scan has {len(body.outputs)} results, and the scan {len(states)} states")
+        raise InvalidModel(f"Scan: the body has {len(body.outputs)} results, fewer than its {len(states)} states")
     return body, states, sequences
 
 
@@ -301,13 +306,13 @@ def _stacked(lowering: NodeLowering, parts: Sequence[Tensor], axis: int, declare
     if not parts:
         shape = [dim for dim in declared.shape or [None] if isinstance(dim, int)]
         if declared.dtype is None or declared.shape is None or len(shape) != len(declared.shape):
-            raise Unsupported("control-flow", f"no iteration says what shape {declared.name!r} has")
+            raise Unsupported("control-flow", f"there is no iteration, so the shape of {declared.name!r} is not known")
         shape.insert(normalize_axis(axis, len(shape) + 1), 0)
         return ctx.empty(shape, declared.dtype)
     at = normalize_axis(axis, parts[0].rank + 1)
     for part in parts:
         if part.dtype is not parts[0].dtype:
-            raise InvalidModel(f"{declared.name!r} changes its element type")
+            raise InvalidModel(f"{declared.name!r} changes its element type between iterations")
         ctx.require_shape(part, parts[0].shape, f"result {declared.name!r} of an iteration")
     return concat(ctx, *(unsqueeze(ctx, part, (at,)) for part in parts), axis=at)
 
@@ -335,7 +340,7 @@ def _is_missing(inputs: Inputs, index: int) -> bool:
 def _scalar(node: Node, inputs: Inputs, index: int, dtype: DType) -> Tensor:
     x = inputs[index] if index < len(inputs) else None
     if not isinstance(x, Tensor) or x.dtype is not dtype or x.size != 1:
-        raise InvalidModel(f"input {index} of {node.op_type} must be one {dtype.short}, it is {x!r}")
+        raise InvalidModel(f"{node.op_type}: input {index} must be one {dtype.short}, got {x!r}")
     return x
 
 
@@ -343,14 +348,14 @@ def _tensors(node: Node, operands: Iterable[Operand]) -> list[Tensor]:
     operands = list(operands)
     tensors = [x for x in operands if isinstance(x, Tensor)]
     if len(tensors) != len(operands):
-        raise InvalidModel(f"{node.op_type} stacks or slices what is no tensor")
+        raise InvalidModel(f"{node.op_type}: scanned inputs and stacked results must be tensors")
     return tensors
 
 
 def _given(node: Node, inputs: Iterable[Operand | None]) -> list[Operand]:
     given = [x for x in inputs if x is not None]
     if len(given) != len(list(inputs)):
-        raise InvalidModel(f"{node.op_type} lacks an input")
+        raise InvalidModel(f"{node.op_type}: a required input is missing")
     return given
 
 
@@ -358,5 +363,5 @@ def _numbers(node: Node, name: str, count: int) -> tuple[int, ...]:
     value = node.attributes.get(name, (0,) * count)
     numbers = tuple(number for number in value if isinstance(number, int)) if isinstance(value, tuple) else ()
     if len(numbers) != count:
-        raise InvalidModel(f"{name} of {node.op_type} must be {count} numbers, it is {value!r}")
+        raise InvalidModel(f"{node.op_type}: {name} must be {count} numbers, got {value!r}")
     return numbers

@@ -209,7 +209,7 @@ class NodeLowering:
         """
         inputs = [None if value is None else self.operand(value) for value in node.inputs]
         if node.unreadable_attributes and node.op_type != "Optional":  # the type of the result follows from the input's
-            raise Unsupported("attribute", f"attribute {node.unreadable_attributes[0]!r} has an unsupported type")
+            raise Unsupported("attribute", f"the type of attribute {node.unreadable_attributes[0]!r} is not supported")
         self.ctx.node = node
         self.ctx.guessed = False
         self.ctx.opset = self.graph.opsets.get(node.domain, node.since_version)
@@ -224,7 +224,9 @@ class NodeLowering:
             result = results[number]
             if not isinstance(result, Tensor):
                 if value.dtype is not None:
-                    raise InvalidModel(f"{value.name!r} is no tensor, the model says that it is {value.dtype.name}")
+                    raise InvalidModel(
+                        f"{value.name!r}: expected a tensor of {value.dtype.name}, as the model declares, got no tensor"
+                    )
                 self.set(value, result)
                 continue
             if self.ctx.guessed and self._guesses and (value.shape is None or len(value.shape) == result.rank):
@@ -253,7 +255,9 @@ class NodeLowering:
             if not any(map(is_read_back, found)):
                 return tuple(symbols.number() for _ in positions)
             if len(found) != len(positions):
-                raise Unsupported("shape", f"the model says that {value.name!r} has another number of elements")
+                raise Unsupported(
+                    "shape", f"{value.name!r} does not have the number of elements that the model declares"
+                )
             return tuple(found)
 
         return self.ctx.defer_host(guess, [result], contents)
@@ -290,7 +294,7 @@ class NodeLowering:
             return implementation.lower(self.ctx, inputs, node.attributes)
         tensors = [x for x in inputs if isinstance(x, Tensor | None)]
         if len(tensors) < len(inputs):
-            raise Unsupported("dtype", f"{implementation.label} of a sequence or an optional value")
+            raise Unsupported("dtype", f"{implementation.label} takes tensors, not sequences or optional values")
         results = implementation.lower(self.ctx, tensors, node.attributes)
         self.served[node] = implementation
         return results

@@ -46,5 +46,5 @@ def as_repetition(node: Node, opsets: Mapping[str, int]) -> Repetition:
     if model == _GPT:
         return GptDecoder(kind).repetition()
     if model not in (_T5, _WHISPER) or not isinstance(kind, BeamSearch):
-        raise Unsupported("attribute", f"{node.op_type} with the model_type {model}")
+        raise Unsupported("attribute", f"{node.op_type} with model_type {model} is not implemented")
     return EncoderDecoder(kind, has_mask=model == _T5).repetition()

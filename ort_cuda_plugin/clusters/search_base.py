@@ -37,14 +37,14 @@ class Choice:
 def attribute_number(node: Node, name: str, default: int | None = None) -> int:
     value = node.attributes.get(name, default)
     if not isinstance(value, int):
-        raise InvalidModel(f"{node.op_type} needs a number {name}, it is {value!r}")
+        raise InvalidModel(f"{node.op_type}: {name} must be an integer, got {value!r}")
     return value
 
 
 def attribute_real(node: Node, name: str, default: float) -> float:
     value = node.attributes.get(name, default)
     if not isinstance(value, int | float):
-        raise InvalidModel(f"{name} of {node.op_type} must be a number, it is {value!r}")
+        raise InvalidModel(f"{node.op_type}: {name} must be a number, got {value!r}")
     return float(value)
 
 
@@ -65,9 +65,9 @@ class Search(ABC):
         self.given = {name: x for name, x in zip(names, node.inputs, strict=False) if x is not None}
         for name in ("input_ids", "max_length"):
             if name not in self.given:
-                raise InvalidModel(f"{node.op_type} lacks its input {name}")
+                raise InvalidModel(f"{node.op_type}: input {name} is missing")
         if not node.outputs or node.outputs[0] is None:
-            raise InvalidModel(f"{node.op_type} gives no sequences")
+            raise InvalidModel(f"{node.op_type}: output sequences is missing")
         self.rules = search.Rules(
             self.end,
             attribute_number(node, "no_repeat_ngram_size", 0),
@@ -104,7 +104,7 @@ class Search(ABC):
         """Return a body of the node. Raises InvalidModel if the node lacks it."""
         body = self.node.subgraphs.get(name)
         if body is None:
-            raise InvalidModel(f"{self.node.op_type} needs its body {name!r}")
+            raise InvalidModel(f"{self.node.op_type}: body {name!r} is missing")
         return body
 
     def room(self, ctx: Lowering, given: Given, length: Dim) -> Dim:

@@ -27,12 +27,12 @@ class BeamSearch(Search):
         super().__init__(node, opsets)
         for name in ("num_beams", "num_return_sequences"):
             if name not in self.given:
-                raise InvalidModel(f"{node.op_type} lacks its input {name}")
+                raise InvalidModel(f"{node.op_type}: input {name} is missing")
         if any(value is not None for value in node.outputs[2:]):
-            raise Unsupported("attribute", f"{node.op_type} that gives the scores of all tokens")
+            raise Unsupported("attribute", f"{node.op_type} with the output scores is not implemented")
         processor = self.given.get("logits_processor")
         if processor is not None and (processor.constant is None or processor.constant.any()):
-            raise Unsupported("attribute", f"{node.op_type} with a logits_processor")
+            raise Unsupported("attribute", f"{node.op_type} with a logits_processor is not implemented")
         self._early = attribute_number(node, "early_stopping", 0) == 1
 
     def beams(self, ctx: Lowering, given: Given) -> Dim:
@@ -92,4 +92,4 @@ class WhisperBeamSearch(BeamSearch):
         super().__init__(node, opsets)
         for name in ("cross_qk_layer_head", "extra_decoding_ids", "temperature"):
             if name in self.given:
-                raise Unsupported("attribute", f"{node.op_type} with {name}")
+                raise Unsupported("attribute", f"{node.op_type} with {name} is not implemented")

@@ -34,17 +34,17 @@ class EncoderDecoder:
         self._check_names("decoder", self._decoder.inputs, names)
         self._check_names("decoder", self._decoder.outputs, ["logits"])
         if len(self._decoder.inputs) == len(names):
-            raise InvalidModel("the decoder has no caches")
+            raise InvalidModel("the decoder has no inputs for caches")
         self._has_hidden = self._decoder.inputs[len(names)].name == "encoder_hidden_states"
         self._first_cache = len(names) + self._has_hidden
         self._caches = self._decoder.inputs[self._first_cache :]
         self._num_self = len(self._decoder.outputs) - 1
         if len(self._caches) != 2 * self._num_self or self._num_self < 2:
-            raise Unsupported("control-flow", "a decoder whose past and present share a buffer")
+            raise Unsupported("control-flow", "a decoder whose past and present share a buffer is not implemented")
         if (shape := self._decoder.inputs[0].shape) is None or len(shape) != 2 or shape[1] != 1:
-            raise Unsupported("control-flow", "a decoder that takes all tokens again")
+            raise Unsupported("control-flow", "a decoder that takes all tokens again is not implemented")
         if any(value.dtype not in _REALS or len(value.shape or ()) != 4 for value in self._caches):
-            raise InvalidModel("the caches of a decoder must have 4 dimensions, and be float32 or float16")
+            raise InvalidModel("the caches of the decoder must have 4 dimensions, and be float32 or float16")
         encoder_names = ["encoder_input_ids", *names[1:]]
         self._decodes_first = len(self._encoder.inputs) > len(encoder_names)
         if self._decodes_first:
@@ -53,15 +53,15 @@ class EncoderDecoder:
         expected = 2 * self._decodes_first + len(self._caches) - (0 if self._decodes_first else self._num_self)
         self._check_names("encoder", self._encoder.inputs, encoder_names)
         if len(self._encoder.outputs) != expected or len(self._encoder.inputs) != len(encoder_names):
-            raise InvalidModel(f"the encoder has {len(self._encoder.outputs)} outputs, not {expected}")
+            raise InvalidModel(f"the encoder has {len(self._encoder.outputs)} outputs, expected {expected}")
         if not self._decodes_first and self._has_hidden:
-            raise InvalidModel("the decoder takes encoder_hidden_states, which the encoder does not give")
+            raise InvalidModel("the decoder has the input encoder_hidden_states, and the encoder has no such output")
 
     @staticmethod
     def _check_names(body: str, values: Sequence[Value], wanted: Sequence[str]) -> None:
         names = [value.name for value in values[: len(wanted)]]
         if names != list(wanted):
-            raise InvalidModel(f"the {body} has {names}, where it needs {list(wanted)}")
+            raise InvalidModel(f"the {body} has {names}, expected {list(wanted)}")
 
     def repetition(self) -> Repetition:
         kind, name, opsets = self._search, self._search.node.name, self._search.opsets
@@ -119,13 +119,13 @@ class EncoderDecoder:
         if tokens is None or self._has_mask:
             start = attribute_number(kind.node, "decoder_start_token_id", -1)
             if start < 0:
-                raise InvalidModel(f"{kind.node.op_type} needs decoder_start_token_id")
+                raise InvalidModel(f"{kind.node.op_type}: decoder_start_token_id is missing")
             tokens = full(ctx, (prompts, 1), start, DType.INT32)
         room = kind.room(ctx, given, tokens.shape[1])
         if not self._has_mask:
             mask = full(ctx, (prompts, 1), 1, DType.INT32)
         elif encoded.rank != 2:
-            raise InvalidModel(f"input_ids of {kind.node.op_type} have rank {encoded.rank}, not 2")
+            raise InvalidModel(f"{kind.node.op_type}: input_ids must have rank 2, got {encoded.rank}")
         elif mask is None:
             mask = search.mask_of_leading_padding(ctx, encoded, kind.pad)
         else:

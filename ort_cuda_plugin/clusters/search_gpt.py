@@ -40,7 +40,7 @@ class GptDecoder:
         if "init_decoder" in kind.node.subgraphs:
             self._first_decoder = kind.body("init_decoder")
             if self._caches_of("init_decoder", self._first_decoder) != self._caches:
-                raise InvalidModel(f"the bodies of {kind.node.op_type} have different caches")
+                raise InvalidModel(f"{kind.node.op_type}: the bodies have different caches, expected the same")
 
     def repetition(self) -> Repetition:
         kind, name, opsets = self._search, self._search.node.name, self._search.opsets
@@ -66,7 +66,7 @@ class GptDecoder:
         """Compute the token buffer with room for all, the lengths of the prompts, and the decoder's first inputs."""
         ids, mask = needed(given, "input_ids"), given.get("attention_mask")
         if ids.rank != 2:
-            raise InvalidModel(f"input_ids of {self._search.node.op_type} have rank {ids.rank}, not 2")
+            raise InvalidModel(f"{self._search.node.op_type}: input_ids must have rank 2, got {ids.rank}")
         room = self._search.room(ctx, given, ids.shape[1])
         if mask is not None:
             ctx.require_shape(mask, ids.shape, "attention_mask")
@@ -102,7 +102,7 @@ class GptDecoder:
         def states(ctx: Lowering, given: Given) -> list[Tensor]:
             logits, mask, positions = (needed(given, name) for name in ("logits", "mask", "positions"))
             if logits.rank != 3:
-                raise InvalidModel(f"the logits of a decoder have rank {logits.rank}, not 3")
+                raise InvalidModel(f"the logits of the decoder must have rank 3, got {logits.rank}")
             made = self._search.choose(ctx, given, mask.shape[1], is_first=lengths is not None)
             later = positions if lengths is not None else elementwise(ctx, lambda x: x + 1, positions)
             kept: list[Tensor] = []
@@ -129,11 +129,11 @@ class GptDecoder:
         first = [value.name for value in inputs[: _NUM_FIRST + 1]]
         wanted = ["input_ids", "position_ids", "attention_mask", "past_0"]
         if first != wanted or [value.name for value in outputs[:2]] != ["logits", "present_0"]:
-            raise InvalidModel(f"the {name} of {self._search.node.op_type} has inputs {first}, not {wanted}")
+            raise InvalidModel(f"{self._search.node.op_type}: the {name} has inputs {first}, expected {wanted}")
         if len(inputs) != len(outputs) + _NUM_FIRST - 1:
-            raise Unsupported("control-flow", f"a {name} whose past and present share a buffer")
+            raise Unsupported("control-flow", f"a {name} whose past and present share a buffer is not implemented")
         if any(value.dtype is not DType.INT32 for value in inputs[:_NUM_FIRST]):
-            raise InvalidModel(f"the first inputs of the {name} of {self._search.node.op_type} must be int32")
+            raise InvalidModel(f"{self._search.node.op_type}: the first inputs of the {name} must be int32")
         caches: list[Cache] = []
         for value in inputs[_NUM_FIRST:]:
             shape = value.shape or ()

@@ -42,7 +42,9 @@ class Sampling(GreedySearch):
     def __init__(self, node: Node, opsets: dict[str, int]) -> None:
         super().__init__(node, opsets)
         if any(value is not None for value in node.outputs[1:]):
-            raise Unsupported("attribute", "Sampling that gives filtered_logits, which ONNX Runtime leaves out as well")
+            raise Unsupported(
+                "attribute", "Sampling with the output filtered_logits is not implemented, nor is it in ONNX Runtime"
+            )
         self._filter = Filter(
             attribute_real(node, "top_p", 0.0),
             attribute_real(node, "filter_value", -1e20),

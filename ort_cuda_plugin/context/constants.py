@@ -305,5 +305,5 @@ def _decoded(value: Json) -> Parameter:
     if isinstance(value, list):
         return dims_of(value)
     if not isinstance(value, (bool, int)):
-        raise ValueError(f"{value!r} is no parameter of a recipe")
+        raise ValueError(f"expected a parameter of a recipe, got {value!r}")
     return value

@@ -193,7 +193,7 @@ class Container:
         except ValueError as error:
             raise self.damaged(f"its index: {error}") from error
         if not isinstance(index, dict):
-            raise self.damaged("its index is no object")
+            raise self.damaged("its index is not a JSON object")
         self._end = offset
         return index
 
@@ -238,7 +238,7 @@ def parse_json(text: bytes) -> Json:
         return found
 
     def no_constant(name: str) -> None:
-        raise ValueError(f"{name} is no number")
+        raise ValueError(f"{name} is not a JSON number")
 
     try:
         return json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)

@@ -77,7 +77,7 @@ class ModelFolder:
         try:
             return open_file((self.home if is_at_home else self.path) / relative, check)
         except OSError as error:
-            why = error.strerror or "it is no regular file"
+            why = error.strerror or "it is not a regular file"
             raise ContextError(
                 f"{subject} cannot be read in {str(self.path)!r}: {why}; it belongs beside the model"
             ) from error

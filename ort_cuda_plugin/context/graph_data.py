@@ -86,7 +86,7 @@ class _Encoder:
 
 def _typed(kind: type[Any], value: Any) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"expected {kind.__name__}, got {value!r}")
     return value
 
 

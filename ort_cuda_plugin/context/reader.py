@@ -158,7 +158,7 @@ class Context:
 
 def _index(number: Json) -> int:
     if type(number) is not int or number < 0:
-        raise TypeError(f"{number!r} is no number of anything")
+        raise TypeError(f"expected an index, got {number!r}")
     return number
 
 

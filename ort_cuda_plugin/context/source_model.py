@@ -159,7 +159,7 @@ class SourceModel:
                         tensor = self._tensor(_span(value))
                         self.tensors[tensor.name] = tensor
         except (_Malformed, UnicodeDecodeError) as error:
-            raise ContextError(f"{subject} is no ONNX model, or damaged") from error
+            raise ContextError(f"{subject} is not an ONNX model, or is damaged") from error
 
     def external_files(self) -> list[Path]:
         """Return the files with external data of all tensors, bodies of nodes and functions included."""
@@ -208,7 +208,7 @@ class SourceModel:
                     if part := _PARTS[kind].get(number):
                         waiting.append((part, _span(value)))
         except (_Malformed, UnicodeDecodeError) as error:
-            raise ContextError(f"{self.subject} is no ONNX model, or damaged") from error
+            raise ContextError(f"{self.subject} is not an ONNX model, or is damaged") from error
 
     def _place(self, tensor: SourceTensor) -> tuple[Readable, int, int]:
         """Return the file with the bytes of an initializer, their offset, and their number. Raises ContextError."""
@@ -269,7 +269,7 @@ class SourceModel:
         try:
             offset, length = int(entries.get("offset", 0)), int(entries.get("length", wanted))
         except ValueError as error:
-            raise self._unreadable(tensor, "its place in the external file is no number") from error
+            raise self._unreadable(tensor, "its offset in the external file is not a number") from error
         location = entries.get(_EXTERNAL_LOCATION, "")
         if self._folder is None:
             raise self._unreadable(

@@ -144,4 +144,4 @@ def _parameter(spec: KernelSpec, number: int, arg: DeviceArray | Number) -> Any:
     try:
         return ffi.new("char[]", struct.pack(_FORMATS[entry], arg))
     except struct.error as error:
-        raise TypeError(f"kernel {spec.name}: argument {number}, {arg!r}, is no {entry}: {error}") from None
+        raise TypeError(f"kernel {spec.name}: argument {number} must be {entry}, got {arg!r}: {error}") from None

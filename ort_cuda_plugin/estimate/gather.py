@@ -201,7 +201,7 @@ def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) ->
     initializers = {tensor.name for tensor in model.graph.initializer}
     inputs = [info for info in model.graph.input if info.name not in initializers]
     if unknown := shapes.keys() - {info.name for info in inputs}:
-        raise ShapeError(f"{unknown.pop()!r} is no input; the inputs are {', '.join(info.name for info in inputs)}")
+        raise ShapeError(f"{unknown.pop()!r} is not an input; the inputs are {', '.join(info.name for info in inputs)}")
     told: dict[str, int] = {}
     for info in inputs:
         dims = info.type.tensor_type.shape.dim

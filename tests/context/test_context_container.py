@@ -172,8 +172,8 @@ def test_a_name_leads_nowhere_out_of_the_folder(tmp_path: Path) -> None:
         "..\\c.bin": "inside the model's folder",
         "link.bin": "leaves the model's folder",
         "door/c.bin": "leaves the model's folder",
-        "pipe": "is no regular file",
-        "sub": "is no regular file",
+        "pipe": "is not a regular file",
+        "sub": "is not a regular file",
         "missing.bin": "belongs beside the model",
     }
     for name, reason in refused.items():

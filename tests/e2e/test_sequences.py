@@ -118,7 +118,7 @@ def test_what_makes_a_sequence_is_in_the_cluster_that_reads_it() -> None:
         (
             "(float[n, 4] x) => (seq(float[n, 4]) s) { a = Neg(x) s = SequenceConstruct(a, x) }",
             "SequenceConstruct",
-            "'s' is no tensor, and only tensors can leave a cluster",
+            "'s' is not a tensor, and only tensors can leave a cluster",
         ),
         (
             "(seq(float[n, 4]) x) => (float[n, 4] y) { i = Constant<value_int = 0>() a = SequenceAt(x, i) y = Neg(a) }",

@@ -81,7 +81,7 @@ def one_node(**changes: object) -> Graph:
             "internal error: LookupError: a mistake",
         ),
         ({"attributes": {"axis": 1}}, "attribute", "axis"),
-        ({"unreadable_attributes": ("body",)}, "attribute", "'body' has an unsupported type"),
+        ({"unreadable_attributes": ("body",)}, "attribute", "the type of attribute 'body' is not supported"),
         ({"has_subgraphs": True}, "control-flow", "the bodies of Add nest too deeply"),
         ({"inputs": (Value("s", DType.STRING, ("n",)),) * 2}, "dtype", "'s' has element type STRING"),
         ({"inputs": (Value("q", None, None),) * 2}, "dtype", "'q' is not a tensor"),
