@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from ort_cuda_plugin.kernels.cache import CachePart, append
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType, Unsupported
-from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, score_bias, split_columns
-from ort_cuda_plugin.ops.onnx.attention.attention import BIASED, after_past, attend, merge_heads, split_heads
+from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, split_columns
+from ort_cuda_plugin.ops.onnx.attention.attention import after_past, attend, merge_heads, split_heads
+from ort_cuda_plugin.ops.onnx.attention.scores import BIASED, Variant
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
@@ -77,10 +79,7 @@ def decoder_masked_multi_head_attention(
         ctx,
         split_heads(ctx, q, num_heads),
         *_of_beams(ctx, keys, values, cache_indirection),
-        mask_index,
-        attention_bias,
-        mask_filter_value,
-        scale,
+        Masking(mask_index, attention_bias, mask_filter_value, scale),
     )
     if is_used(ctx, 3) and not output_qk:
         raise violation("output_qk", "be 1 where the output qk is used", output_qk)
@@ -124,10 +123,7 @@ def decoder_masked_self_attention(
         ctx,
         split_heads(ctx, q, num_heads),
         *_of_beams(ctx, keys, values, cache_indirection),
-        mask_index,
-        attention_bias,
-        mask_filter_value,
-        scale,
+        Masking(mask_index, attention_bias, mask_filter_value, scale),
     )
     return output, concat(ctx, unsqueeze(ctx, key, (0,)), unsqueeze(ctx, value, (0,)), axis=0)
 
@@ -230,19 +226,10 @@ def _of_beams(ctx: Lowering, keys: Tensor, values: Tensor, beams: Tensor | None)
     return gathered(keys), gathered(values)
 
 
-def _attended(
-    ctx: Lowering,
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    attention_bias: Tensor | None,
-    masked: float,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    require_rank(2, mask_index=mask)
-    added = score_bias(ctx, mask, attention_bias, q.shape[0], q.shape[2], keys.shape[2], masked)
-    output, scores = attend(ctx, q, keys, values, mask=added, scale=scale or None, kept=BIASED)
+def _attended(ctx: Lowering, q: Tensor, keys: Tensor, values: Tensor, masking: Masking) -> tuple[Tensor, Tensor]:
+    require_rank(2, mask_index=masking.mask)
+    variant = masking.variant(ctx, q, keys.shape[2])
+    output, scores = attend(ctx, q, keys, values, replace(variant, returned=BIASED))
     given = ctx.node.outputs[3] if ctx.node is not None and is_used(ctx, 3) else None
     if given is not None and given.dtype is not None and given.dtype is not scores.dtype:
         wanted = given.dtype
@@ -312,5 +299,5 @@ def decoder_attention(
             raise violation("key_padding_mask", "be given with has_key_padding_mask", "none")
         ctx.require_shape(key_padding_mask, (batch, keys.shape[2]), "key_padding_mask of DecoderAttention")
         mask = unsqueeze(ctx, elementwise(ctx, lambda x: ~x, key_padding_mask), (1, 2))
-    output, _ = attend(ctx, q, keys, values, mask=mask)
+    output, _ = attend(ctx, q, keys, values, Variant(mask=mask))
     return permute(ctx, merge_heads(ctx, output), (1, 0, 2)), keys, values

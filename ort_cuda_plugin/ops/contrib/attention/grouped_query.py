@@ -7,26 +7,27 @@ plan and the CUDA graph of the step before it.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from ort_cuda_plugin.kernels.cache import CachePart, append
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, grouped_heads, score_bias, sink_of_heads
+from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation
 from ort_cuda_plugin.ops.contrib.attention.window_cache import (
     bias_of_window,
     places_in_window,
     window_after,
     window_step,
 )
-from ort_cuda_plugin.ops.onnx.attention.attention import BIASED, PROBABILITIES, RAW, attend, merge_heads, rotate
+from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads
 from ort_cuda_plugin.ops.onnx.attention.cached_attention import attend_in_one_walk
-from ort_cuda_plugin.ops.onnx.attention.scores import Reach
-from ort_cuda_plugin.ops.onnx.nn.normalization import layer_norm
+from ort_cuda_plugin.ops.onnx.attention.scores import BIASED, PROBABILITIES, RAW, Variant, window_before
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import FLOAT32, INT32, UP_TO_FLOAT32, HostTensor, Int64, M, T, op
-from ort_cuda_plugin.ops.requirements import require_all_or_none, require_heads, require_one_of, require_rank, violation
+from ort_cuda_plugin.ops.requirements import require_heads, require_one_of, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -103,23 +104,10 @@ def group_query_attention(
     ctx.require(le(1, rows), "GroupQueryAttention without a new token")
     lengths = reshape(ctx, seqlens_k, [batch])
     places = _places(ctx, lengths, rows, total_sequence_length)
-    require_all_or_none(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
-    if q_norm_weight is not None and k_norm_weight is not None:
-        float32 = DType.FLOAT32.onnx
-        q = layer_norm(ctx, q, q_norm_weight, None, [3], qk_norm_epsilon, float32, center=False)[0]
-        k = layer_norm(ctx, k, k_norm_weight, None, [3], qk_norm_epsilon, float32, center=False)[0]
-    if do_rotary:
-        if cos_cache is None or sin_cache is None or cos_cache.rank != 2:
-            raise violation(
-                "cos_cache and sin_cache",
-                "be given with rank 2 for do_rotary",
-                "none" if cos_cache is None or sin_cache is None else f"rank {cos_cache.rank}",
-            )
-        at = places if position_ids is None else position_ids
-        rotated, turned = 2 * cos_cache.shape[1], bool(rotary_interleaved)
-        q, k = (
-            rotate(ctx, x, 2, cos_cache, sin_cache, at, rotated, interleaved=turned) for x in (q, k)
-        )  # fmt: skip
+    prepare = Preparation(
+        do_rotary, cos_cache, sin_cache, rotary_interleaved, 0, q_norm_weight, k_norm_weight, qk_norm_epsilon
+    )
+    q, k = prepare(ctx, q, k, places if position_ids is None else position_ids)
     bias = _bias(ctx, attention_bias, batch, rows)
     window = None
     if sliding_window_cache and past_key is not None:
@@ -134,24 +122,19 @@ def group_query_attention(
     keys = _cache(ctx, past_key, k, capacity, k_scale, k_quant_type, kv_cache_bit_width)
     values = _cache(ctx, past_value, v, capacity, v_scale, v_quant_type, kv_cache_bit_width)
     append(ctx, [keys, values], select_index(ctx, places, 1, 0))
-    position = unsqueeze(ctx, places, (1, 3))
-    sink = sink_of_heads(ctx, head_sink, num_heads, smooth_softmax)
-    reach = Reach(is_causal=bool(causal), left=local_window_size - 1 if local_window_size > 0 else -1)
+    variant = Variant(
+        mask=bias,
+        count=None if bias is None else bias.shape[-1],
+        position=unsqueeze(ctx, places, (1, 3)),
+        last=unsqueeze(ctx, lengths, (1, 2, 3)),
+        sink=sink_of_heads(ctx, head_sink, num_heads, smooth_softmax),
+        reach=window_before(causal, local_window_size),
+        scale=scale or None,
+        softcap=softcap,
+        returned=(RAW, BIASED, PROBABILITIES)[qk_output],
+    )
     if not is_used(ctx, 3):
-        output = attend_in_one_walk(
-            ctx,
-            q,
-            keys,
-            values,
-            mask=bias,
-            count=None if bias is None else bias.shape[-1],
-            position=position,
-            last=unsqueeze(ctx, lengths, (1, 2, 3)),
-            sink=sink,
-            reach=reach,
-            scale=scale or None,
-            softcap=softcap,
-        )
+        output = attend_in_one_walk(ctx, q, keys, values, variant)
         if window is not None:
             return output, *(window_after(ctx, window, x.present) for x in (keys, values))
         return output, keys.present, values.present
@@ -159,20 +142,8 @@ def group_query_attention(
         raise Unsupported("attribute", "GroupQueryAttention that gives its scores and has a quantized cache")
     total = ctx.host_number(total_sequence_length, "total_sequence_length of GroupQueryAttention")
     k, v = (_valid(ctx, x.present, lengths, total) for x in (keys, values))
-    output, scores = attend(
-        ctx,
-        q,
-        k,
-        v,
-        mask=bias,
-        position=position,
-        length=unsqueeze(ctx, elementwise(ctx, lambda x: s.cast(x, DType.INT64) + 1, lengths), (1, 2, 3)),
-        sink=sink,
-        reach=reach,
-        scale=scale or None,
-        softcap=softcap,
-        kept=(RAW, BIASED, PROBABILITIES)[qk_output],
-    )
+    counts = unsqueeze(ctx, elementwise(ctx, lambda x: s.cast(x, DType.INT64) + 1, lengths), (1, 2, 3))
+    output, scores = attend(ctx, q, k, v, replace(variant, count=None, last=None, length=counts))
     if qk_output == 1:
         # The scores of keys that a query does not attend to are zeros, as in the CPU provider.
         scores = elementwise(ctx, lambda x: s.where(s.equal(x, -math.inf), 0.0, x), scores)

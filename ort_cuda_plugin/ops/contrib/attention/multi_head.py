@@ -6,6 +6,7 @@ What is masked there gets ``mask_filter_value`` added to its score. So a row of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
@@ -19,7 +20,7 @@ from ort_cuda_plugin.ops.onnx.attention.attention import (
     split_heads,
 )
 from ort_cuda_plugin.ops.onnx.attention.cached_attention import CachePart, append, attend_in_one_walk
-from ort_cuda_plugin.ops.onnx.attention.scores import Reach
+from ort_cuda_plugin.ops.onnx.attention.scores import Reach, Variant
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
@@ -88,6 +89,22 @@ def score_bias(
     return elementwise(ctx, lambda a, b: s.widen(a) + b, attention_bias, padding)
 
 
+@dataclass(frozen=True)
+class Masking:
+    """The masks of attention of com.microsoft, its causality, and the scale of its scores, 0 for 1 / sqrt(size)."""
+
+    mask: Tensor | None
+    attention_bias: Tensor | None = None
+    filter_value: float = MASKED
+    scale: float = 0.0
+    is_causal: int = 0
+
+    def variant(self, ctx: Lowering, q: Tensor, keys: Dim) -> Variant:
+        """The attention variant for queries [batch, heads, rows, size], without the places of these."""
+        added = score_bias(ctx, self.mask, self.attention_bias, q.shape[0], q.shape[2], keys, self.filter_value)
+        return Variant(mask=added, reach=Reach(is_causal=bool(self.is_causal)), scale=self.scale or None)
+
+
 # ---- attention over projected or packed inputs ----
 
 
@@ -136,34 +153,18 @@ def attention_of_projection(
     for y in addends:
         ctx.require_shape(y, weights.shape[1:], "bias of Attention")
     projected = multiply(ctx, x, weights, *addends, finish=lambda total, *b: total + s.widen(b[0]) if b else total)
-    return of_projection(
-        ctx,
-        projected,
-        mask_index,
-        past,
-        attention_bias,
-        past_sequence_length,
-        num_heads=num_heads,
-        mask_filter_value=mask_filter_value,
-        qkv_hidden_sizes=qkv_hidden_sizes,
-        scale=scale,
-        unidirectional=unidirectional,
-    )
+    masking = Masking(mask_index, attention_bias, mask_filter_value, scale, unidirectional)
+    return of_projection(ctx, projected, past, masking, num_heads, past_sequence_length, qkv_hidden_sizes)
 
 
 def of_projection(
     ctx: Lowering,
     projected: Tensor,
-    mask_index: Tensor | None,
     past: Tensor | None,
-    attention_bias: Tensor | None = None,
-    past_sequence_length: Tensor | None = None,
-    *,
+    masking: Masking,
     num_heads: int,
-    mask_filter_value: float,
+    past_sequence_length: Tensor | None = None,
     qkv_hidden_sizes: tuple[int, ...] | None = None,
-    scale: float,
-    unidirectional: int,
 ) -> tuple[Tensor, ...]:
     """The results of Attention where queries, keys and values stand side by side in ``projected``."""
     if qkv_hidden_sizes and (len(qkv_hidden_sizes) != 3 or min(qkv_hidden_sizes) <= 0):
@@ -181,54 +182,24 @@ def of_projection(
             CachePart(before, select_index(ctx, shared, 0, number), new)
             for number, (before, new) in enumerate(((past_key, k), (past_value, v)))
         )
-        output = attended_in_place(
-            ctx,
-            q,
-            keys,
-            values,
-            past_sequence_length,
-            mask_index,
-            attention_bias,
-            mask_filter_value,
-            scale,
-            unidirectional,
-        )
-        return output, shared
+        return attended_in_place(ctx, q, keys, values, past_sequence_length, masking), shared
     length, k, v = after_past(ctx, past_key, past_value, k, v)
-    output = attended(ctx, q, k, v, length, mask_index, attention_bias, mask_filter_value, scale, unidirectional)[0]
+    output = attended(ctx, q, k, v, length, masking)[0]
     stacked = ctx.known(eq(k.shape[3], v.shape[3])) is not False
     present = [concat(ctx, unsqueeze(ctx, k, (0,)), unsqueeze(ctx, v, (0,)), axis=0)] if stacked else []
     return output, *present
 
 
-def attended(
-    ctx: Lowering,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    past: Dim,
-    mask: Tensor | None,
-    attention_bias: Tensor | None,
-    masked: float,
-    scale: float,
-    unidirectional: int,
-) -> tuple[Tensor, Tensor]:
+def attended(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, past: Dim, masking: Masking) -> tuple[Tensor, Tensor]:
     """(the heads' results side by side, scores before anything is added to them).
 
     Where there are more keys than queries and past, the last query sees all keys, as with ONNX Runtime's CUDA provider.
     """
-    batch, _, rows, _ = q.shape
-    before = sym_max(past, k.shape[2] - rows)
-    output, scores = attend(
-        ctx,
-        q,
-        k,
-        v,
-        mask=score_bias(ctx, mask, attention_bias, batch, rows, k.shape[2], masked),
-        position=query_places(ctx, rows, before, None) if unidirectional else None,
-        reach=Reach(is_causal=bool(unidirectional)),
-        scale=scale or None,
-    )
+    rows, keys = q.shape[2], k.shape[2]
+    variant = masking.variant(ctx, q, keys)
+    if masking.is_causal:
+        variant = replace(variant, position=query_places(ctx, rows, sym_max(past, keys - rows), None))
+    output, scores = attend(ctx, q, k, v, variant)
     return merge_heads(ctx, output), scores
 
 
@@ -238,11 +209,7 @@ def attended_in_place(
     keys: CachePart,
     values: CachePart,
     past_length: Tensor,
-    mask: Tensor | None,
-    attention_bias: Tensor | None,
-    masked: float,
-    scale: float,
-    unidirectional: int,
+    masking: Masking,
 ) -> Tensor:
     """Puts the new keys and values behind ``past_length`` others, and gives the heads' results side by side.
 
@@ -259,20 +226,15 @@ def attended_in_place(
         ctx, [batch, rows], DType.INT64, lambda maps, c: s.cast(maps.number(past_length), DType.INT64) + c[1]
     )
     append(ctx, [keys, values], select_index(ctx, places, 1, 0))
-    given = attention_bias if attention_bias is not None else mask
+    given = masking.attention_bias if masking.attention_bias is not None else masking.mask
     count = given.shape[-1] if given is not None and given.rank > 1 else keys.present.shape[2]
-    return attend_in_one_walk(
-        ctx,
-        q,
-        keys,
-        values,
-        mask=score_bias(ctx, mask, attention_bias, batch, rows, count, masked),
+    variant = replace(
+        masking.variant(ctx, q, count),
         count=count,
-        position=unsqueeze(ctx, places, (1, 3)) if unidirectional else None,
+        position=unsqueeze(ctx, places, (1, 3)) if masking.is_causal else None,
         last=unsqueeze(ctx, part(ctx, places, 1, rows - 1, 1), (1, 2)),
-        reach=Reach(is_causal=bool(unidirectional)),
-        scale=scale or None,
     )
+    return attend_in_one_walk(ctx, q, keys, values, variant)
 
 
 @op("MultiHeadAttention", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": INT32})
@@ -300,6 +262,7 @@ def multi_head_attention(
         raise Unsupported("attribute", "MultiHeadAttention that gives its scores and masks them")
     if cache_indirection is not None:
         raise Unsupported("attribute", "MultiHeadAttention of beams in a cache that they share")
+    masking = Masking(key_padding_mask, attention_bias, mask_filter_value, scale, unidirectional)
     q, k, v = heads_of_inputs(ctx, query, key, value, bias, num_heads)
     if past_sequence_length is not None and past_key is not None and past_value is not None:
         if is_used(ctx, 3):
@@ -307,23 +270,10 @@ def multi_head_attention(
         keys, values = (
             CachePart(past, ctx.empty(past.shape, past.dtype), new) for past, new in ((past_key, k), (past_value, v))
         )
-        output = attended_in_place(
-            ctx,
-            q,
-            keys,
-            values,
-            past_sequence_length,
-            key_padding_mask,
-            attention_bias,
-            mask_filter_value,
-            scale,
-            unidirectional,
-        )
+        output = attended_in_place(ctx, q, keys, values, past_sequence_length, masking)
         return output, keys.present, values.present
     length, k, v = after_past(ctx, past_key, past_value, k, v)
-    output, scores = attended(
-        ctx, q, k, v, length, key_padding_mask, attention_bias, mask_filter_value, scale, unidirectional
-    )
+    output, scores = attended(ctx, q, k, v, length, masking)
     return output, k, v, scores
 
 

@@ -6,10 +6,12 @@ outside its tensor counts as padding.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.kernels.select import count_prefixes
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, score_bias, split_columns
+from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, split_columns
 from ort_cuda_plugin.ops.onnx.attention.attention import attend
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, M, T, op
@@ -187,13 +189,10 @@ def _attended(
         starts = maps.source(cumulative)
         return s.cast(starts.at([c[0] + 1]), DType.INT64) - s.cast(starts.at([c[0]]), DType.INT64)
 
-    output, _ = attend(
-        ctx,
-        *(sequences_of_tokens(ctx, x, cumulative, rows) for x in (q, k, v)),
-        mask=score_bias(ctx, None, attention_bias, batch, rows, rows, MASKED),
-        length=gather_map(ctx, [batch, 1, 1, 1], DType.INT64, length),
-        scale=scale or None,
-    )
+    queries, keys, values = (sequences_of_tokens(ctx, x, cumulative, rows) for x in (q, k, v))
+    variant = Masking(None, attention_bias, scale=scale).variant(ctx, queries, rows)
+    lengths = gather_map(ctx, [batch, 1, 1, 1], DType.INT64, length)
+    output, _ = attend(ctx, queries, keys, values, replace(variant, length=lengths))
     flat = reshape(ctx, token_offset, [batch * rows])
     tokens = reshape(ctx, permute(ctx, output, (0, 2, 1, 3)), [batch * rows, v.shape[1] * v.shape[2]])
 

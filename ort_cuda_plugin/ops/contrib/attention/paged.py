@@ -14,10 +14,10 @@ from ort_cuda_plugin.kernels.cache import carry_over
 from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.contrib.attention.multi_head import sink_of_heads, split_columns
+from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, int64
-from ort_cuda_plugin.ops.onnx.attention.attention import attend, rotate
-from ort_cuda_plugin.ops.onnx.attention.scores import Reach
-from ort_cuda_plugin.ops.onnx.nn.normalization import layer_norm
+from ort_cuda_plugin.ops.onnx.attention.attention import attend
+from ort_cuda_plugin.ops.onnx.attention.scores import Variant, window_before
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, INT32, HostTensor, S, T, op
 from ort_cuda_plugin.ops.requirements import (
@@ -330,42 +330,6 @@ def heads_of_tokens(
     return split(query, heads, "query"), split(key, kv_heads, "key"), split(value, kv_heads, "value")
 
 
-@dataclass(frozen=True)
-class Preparation:
-    """What is done to queries and new keys [tokens, heads, size]: a norm of each head, and a rotary embedding."""
-
-    norms: tuple[Tensor | None, Tensor | None]
-    epsilon: float
-    caches: tuple[Tensor | None, Tensor | None] | None
-    interleaved: bool
-    offset: int
-
-    def __call__(self, ctx: Lowering, x: Tensor, norm: Tensor | None, place: Tensor) -> Tensor:
-        if norm is not None:
-            ctx.require_shape(norm, x.shape[2:], "norm weight of paged attention")
-            x = layer_norm(ctx, x, norm, None, [2], self.epsilon, DType.FLOAT32.onnx, center=False)[0]
-        if self.caches is None:
-            return x
-        cos, sin = self.caches
-        if cos is None or sin is None or cos.rank != 2:
-            raise violation(
-                "cos_cache and sin_cache",
-                "be given with rank 2 for do_rotary",
-                "none" if cos is None or sin is None else f"rank {cos.rank}",
-            )
-        tokens = reshape(ctx, x, [1, *x.shape])
-        at = reshape(ctx, place, [1, x.shape[0]])
-        turned = rotate(
-            ctx, tokens, 1, cos, sin, at, 2 * cos.shape[1], interleaved=self.interleaved, offset=self.offset
-        )
-        return reshape(ctx, turned, x.shape)
-
-    def both(self, ctx: Lowering, q: Tensor, k: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-        if (self.norms[0] is None) != (self.norms[1] is None):
-            raise violation("q_norm_weight and k_norm_weight", "be given together or left out together", "one alone")
-        return self(ctx, q, self.norms[0], place), self(ctx, k, self.norms[1], place)
-
-
 def queries(ctx: Lowering, q: Tensor, batch: Batch) -> Tensor:
     """q [tokens, heads, size] as [entries, heads, rows, size]."""
 
@@ -467,11 +431,17 @@ def paged_attention(
     size = q.shape[2]
     tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens, "PagedAttention")
     check_pages(ctx, tokens, block_table, slot_mapping)
-    rotary = (cos_cache, sin_cache) if do_rotary else None
     prepare = Preparation(
-        (q_norm_weight, k_norm_weight), qk_norm_epsilon, rotary, bool(rotary_interleaved), rotary_offset
+        do_rotary,
+        cos_cache,
+        sin_cache,
+        rotary_interleaved,
+        rotary_offset,
+        q_norm_weight,
+        k_norm_weight,
+        qk_norm_epsilon,
     )
-    q, k = prepare.both(ctx, q, k, tokens.place)
+    q, k = prepare(ctx, q, k, tokens.place)
     keys = cache_of(ctx, key_cache, kv_num_heads, size, k_scale, k_quant_type, q.dtype, "key_cache", k_cache_dtype)
     keys = written(ctx, keys, k, tokens, block_table, slot_mapping)
     batch = batch_of(ctx, tokens, block_table.shape[1] * key_cache.shape[1], attention_metadata, 1)
@@ -489,18 +459,16 @@ def paged_attention(
         values = written(ctx, values, v, tokens, block_table, slot_mapping)
         all_values = gathered(ctx, values, block_table, batch, q.dtype)
         present.append(values.blocks)
-    output, _ = attend(
-        ctx,
-        queries(ctx, q, batch),
-        all_keys,
-        all_values,
+    rows = queries(ctx, q, batch)
+    variant = Variant(
         position=query_places(ctx, batch),
         length=key_counts(ctx, batch),
         sink=sink_of_heads(ctx, head_sink, num_heads, 0),
-        reach=Reach(is_causal=bool(is_causal), left=local_window_size - 1 if local_window_size > 0 else -1),
+        reach=window_before(is_causal, local_window_size),
         scale=scale or None,
         softcap=softcap,
     )
+    output, _ = attend(ctx, rows, all_keys, all_values, variant)
     return results(ctx, output, batch), *present
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from ort_cuda_plugin.model.ir import Unsupported
-from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, of_projection
+from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, of_projection
 from ort_cuda_plugin.ops.contrib.quantization.qlinear import scaled_product
 from ort_cuda_plugin.ops.registry import BYTES, FLOAT_OR_HALF, INT32, T1, T2, T3, op
 from ort_cuda_plugin.ops.requirements import require_rank
@@ -46,13 +46,5 @@ def qattention(
     require_rank(2, weight=weight)
     ctx.require_shape(bias, weight.shape[1:], "bias of QAttention")
     projected = scaled_product(ctx, x, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias)
-    return of_projection(
-        ctx,
-        projected,
-        mask_index,
-        past,
-        num_heads=num_heads,
-        mask_filter_value=mask_filter_value,
-        scale=scale,
-        unidirectional=unidirectional,
-    )
+    masking = Masking(mask_index, None, mask_filter_value, scale, unidirectional)
+    return of_projection(ctx, projected, past, masking, num_heads)

@@ -10,9 +10,11 @@ from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.attention.decoder import grown
 from ort_cuda_plugin.ops.contrib.attention.multi_head import grouped_heads, split_columns
-from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads, rotate, split_heads
+from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation
+from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads, split_heads
+from ort_cuda_plugin.ops.onnx.attention.scores import Variant
 from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, UP_TO_FLOAT32, HostTensor, M, T, op
-from ort_cuda_plugin.ops.requirements import require_heads, require_least, require_rank, violation
+from ort_cuda_plugin.ops.requirements import require_heads, require_least, require_rank
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -70,15 +72,7 @@ def sparse_attention(
 
     first = gather_map(ctx, [batch], DType.INT64, begin)
     places = gather_map(ctx, [batch, rows], DType.INT64, lambda maps, c: maps.source(first).at([c[0]]) + c[1])
-    if do_rotary:
-        if cos_cache is None or sin_cache is None or cos_cache.rank != 2:
-            raise violation(
-                "cos_cache and sin_cache",
-                "be given with rank 2 for do_rotary",
-                "none" if cos_cache is None or sin_cache is None else f"rank {cos_cache.rank}",
-            )
-        rotated, turned = 2 * cos_cache.shape[1], bool(rotary_interleaved)
-        q, k = (rotate(ctx, x, 2, cos_cache, sin_cache, places, rotated, interleaved=turned) for x in (q, k))
+    q, k = Preparation(do_rotary, cos_cache, sin_cache, rotary_interleaved)(ctx, q, k, places)
     present = grown(ctx, (past_key, past_value), (k, v), first, past_key.shape[2])
     blocks = _blocks(ctx, block_row_indices, block_col_indices)
     layouts, count = blocks.shape[:2]
@@ -91,13 +85,9 @@ def sparse_attention(
         known = (c[3] <= place) & (row < maps.dim(count)) & (column < maps.dim(count))
         return maps.source(blocks).at([s.trunc_modulo(c[1], maps.dim(layouts)), row, column], known)
 
-    output, _ = attend(
-        ctx,
-        q,
-        *(part(ctx, x, 2, 0, total) for x in present),
-        mask=gather_map(ctx, [batch, num_heads, rows, total], DType.BOOL, counts),
-        scale=scale or None,
-    )
+    keys, values = (part(ctx, x, 2, 0, total) for x in present)
+    mask = gather_map(ctx, [batch, num_heads, rows, total], DType.BOOL, counts)
+    output, _ = attend(ctx, q, keys, values, Variant(mask=mask, scale=scale or None))
     return merge_heads(ctx, output), *present
 
 
@@ -176,9 +166,9 @@ def longformer_of_projections(
 
     near = elementwise(ctx, nearby, added, flags, reshape(ctx, places, [rows, 1]), places)
     q, k, v = heads(projected[0])
-    local, _ = attend(ctx, q, k, v, mask=near)
+    local, _ = attend(ctx, q, k, v, Variant(mask=near))
     q, k, v = heads(projected[1])
-    everywhere, _ = attend(ctx, q, k, v, mask=added)
+    everywhere, _ = attend(ctx, q, k, v, Variant(mask=added))
     chosen = elementwise(
         ctx,
         lambda flag, a, b: s.where(s.not_equal(flag, 0), a, b),

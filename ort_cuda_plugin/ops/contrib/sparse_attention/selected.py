@@ -16,7 +16,6 @@ from ort_cuda_plugin.ops.contrib.attention.paged import (
     T_CACHE,
     T_KV_SCALE,
     Batch,
-    Preparation,
     batch_of,
     cache_of,
     check_pages,
@@ -27,9 +26,10 @@ from ort_cuda_plugin.ops.contrib.attention.paged import (
     results,
     written,
 )
+from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation
 from ort_cuda_plugin.ops.contrib.packed_tokens import int64
-from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads, rotate
-from ort_cuda_plugin.ops.onnx.nn.normalization import layer_norm
+from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads
+from ort_cuda_plugin.ops.onnx.attention.scores import Variant
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, INT32, UP_TO_FLOAT32, HostTensor, Int64, M, S, T, op
@@ -159,11 +159,17 @@ def sparse_paged_attention(
     size = q.shape[2]
     tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens, "SparsePagedAttention")
     check_pages(ctx, tokens, block_table, slot_mapping)
-    rotary = (cos_cache, sin_cache) if do_rotary else None
     prepare = Preparation(
-        (q_norm_weight, k_norm_weight), qk_norm_epsilon, rotary, bool(rotary_interleaved), rotary_offset
+        do_rotary,
+        cos_cache,
+        sin_cache,
+        rotary_interleaved,
+        rotary_offset,
+        q_norm_weight,
+        k_norm_weight,
+        qk_norm_epsilon,
     )
-    q, k = prepare.both(ctx, q, k, tokens.place)
+    q, k = prepare(ctx, q, k, tokens.place)
     ctx.require_shape(value_cache, key_cache.shape, "value_cache of SparsePagedAttention")
     keys = cache_of(ctx, key_cache, kv_num_heads, size, k_scale, k_quant_type, q.dtype, "key_cache")
     values = cache_of(ctx, value_cache, kv_num_heads, size, v_scale, v_quant_type, q.dtype, "value_cache")
@@ -213,16 +219,10 @@ def sparse_paged_attention(
         selected_counts,
         place,
     )
-    output, _ = attend(
-        ctx,
-        queries(ctx, q, batch),
-        all_keys,
-        all_values,
-        mask=mask,
-        sink=sink_of_heads(ctx, head_sink, num_heads, 0),
-        scale=scale or None,
-        softcap=softcap,
-    )
+    rows = queries(ctx, q, batch)
+    sink = sink_of_heads(ctx, head_sink, num_heads, 0)
+    variant = Variant(mask=mask, sink=sink, scale=scale or None, softcap=softcap)
+    output, _ = attend(ctx, rows, all_keys, all_values, variant)
     return results(ctx, output, batch), keys.blocks, values.blocks
 
 
@@ -289,7 +289,6 @@ def dynamic_sparse_attention(
     require_one_of((1,), is_causal=is_causal)
     require_heads(num_heads, kv_num_heads)
     require_least(0, rotary_offset=rotary_offset)
-    require_all_or_none(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
     require_all_or_none(past_key=past_key, past_value=past_value)
     q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
     batch, _, rows, size = q.shape
@@ -302,26 +301,19 @@ def dynamic_sparse_attention(
         DType.INT64,
         lambda maps, c: int64(maps.source(lengths).at(c)) + 1 - maps.dim(rows),
     )
-    if q_norm_weight is not None and k_norm_weight is not None:
-        float32 = DType.FLOAT32.onnx
-        q = layer_norm(ctx, q, q_norm_weight, None, [3], qk_norm_epsilon, float32, center=False)[0]
-        k = layer_norm(ctx, k, k_norm_weight, None, [3], qk_norm_epsilon, float32, center=False)[0]
-    if do_rotary:
-        if cos_cache is None or sin_cache is None or cos_cache.rank != 2:
-            raise violation(
-                "cos_cache and sin_cache",
-                "be given with rank 2 for do_rotary",
-                "none" if cos_cache is None or sin_cache is None else f"rank {cos_cache.rank}",
-            )
-        if position_ids is None:
-            position_ids = gather_map(
-                ctx, [batch, rows], DType.INT64, lambda maps, c: maps.source(first).at([c[0]]) + c[1]
-            )
-        rotated, turned = 2 * cos_cache.shape[1], bool(rotary_interleaved)
-        q, k = (
-            rotate(ctx, x, 2, cos_cache, sin_cache, position_ids, rotated, interleaved=turned, offset=rotary_offset)
-            for x in (q, k)
-        )
+    if position_ids is None and do_rotary:
+        position_ids = gather_map(ctx, [batch, rows], DType.INT64, lambda maps, c: maps.source(first).at([c[0]]) + c[1])
+    prepare = Preparation(
+        do_rotary,
+        cos_cache,
+        sin_cache,
+        rotary_interleaved,
+        rotary_offset,
+        q_norm_weight,
+        k_norm_weight,
+        qk_norm_epsilon,
+    )
+    q, k = prepare(ctx, q, k, first if position_ids is None else position_ids)
     capacity = total if past_key is None or past_key.rank != 4 else ctx.settled_size(sym_max(past_key.shape[2], total))
     present = grown(ctx, (past_key, past_value), (k, v), first, capacity)
     keys, values = (part(ctx, x, 2, 0, total) for x in present)
@@ -354,5 +346,5 @@ def dynamic_sparse_attention(
         place,
     )
     sink = sink_of_heads(ctx, head_sink, num_heads, smooth_softmax)
-    output, _ = attend(ctx, q, keys, values, mask=mask, sink=sink, scale=scale or None)
+    output, _ = attend(ctx, q, keys, values, Variant(mask=mask, sink=sink, scale=scale or None))
     return merge_heads(ctx, output), *present

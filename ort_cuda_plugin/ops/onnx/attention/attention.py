@@ -13,7 +13,17 @@ from ort_cuda_plugin.kernels.stream import FEW_ROWS, SPLIT_KEYS, has_matrices_fo
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.attention.cached_attention import CachePart, attend_in_one_walk
-from ort_cuda_plugin.ops.onnx.attention.scores import EVERYWHERE, Reach, biased_score, require_head_shapes, scaled_by
+from ort_cuda_plugin.ops.onnx.attention.scores import (
+    BIASED,
+    CAPPED,
+    PROBABILITIES,
+    RAW,
+    Reach,
+    Variant,
+    biased_score,
+    require_head_shapes,
+    scaled_by,
+)
 from ort_cuda_plugin.ops.onnx.tensor.indexing import wrapped
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat, pad
 from ort_cuda_plugin.ops.outputs import is_used
@@ -28,9 +38,6 @@ from ort_cuda_plugin.program.row_program import MAX, SUM, Row
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, hint, le, mod
 from ort_cuda_plugin.program.views import permute, reshape, unsqueeze
-
-RAW, CAPPED, BIASED, PROBABILITIES = range(4)
-"""What ``qk_matmul_output_mode`` makes the fourth output of Attention."""
 
 
 def split_heads(ctx: Lowering, x: Tensor, heads: int | None) -> Tensor:
@@ -146,20 +153,17 @@ def attention(
     past, k, v = after_past(ctx, past_key, past_value, k, v)
     reach = Reach(bool(is_causal), left_window_size, right_window_size)
     lengths = nonpad_kv_seqlen if past_key is None else None
-    output, scores = attend(
-        ctx,
-        q,
-        k,
-        v,
+    variant = Variant(
         mask=None if attn_mask is None else _padded_mask(ctx, attn_mask, k.shape[2]),
         position=query_places(ctx, q.shape[2], past, lengths) if reach.is_limited else None,
         length=None if nonpad_kv_seqlen is None else unsqueeze(ctx, nonpad_kv_seqlen, (1, 2, 3)),
         reach=reach,
         scale=scale,
         softcap=softcap,
-        kept=qk_matmul_output_mode,
+        returned=qk_matmul_output_mode,
         precise=softmax_precision == DType.FLOAT64.onnx,
     )
+    output, scores = attend(ctx, q, k, v, variant)
     return merge_heads(ctx, output) if flat else output, k, v, scores
 
 
@@ -179,59 +183,28 @@ def is_for_one_walk(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
     return hint(rows) <= FEW_ROWS and hint(keys) >= 2 * SPLIT_KEYS
 
 
-def attend(
-    ctx: Lowering,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    mask: Tensor | None = None,
-    position: Tensor | None = None,
-    length: Tensor | None = None,
-    sink: Tensor | None = None,
-    reach: Reach = EVERYWHERE,
-    scale: float | None = None,
-    softcap: float = 0.0,
-    kept: int = RAW,
-    precise: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """softmax(q @ k * scale) @ v for tensors [batch, heads, sequence, size], and the scores that ``kept`` names.
+def attend(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, variant: Variant) -> tuple[Tensor, Tensor]:
+    """softmax(q @ k * scale) @ v for tensors [batch, heads, sequence, size], and the scores that the variant returns.
 
-    The scores are computed where the node's fourth output is used; otherwise that tensor is anything. What broadcasts
-    to the scores: the ``mask``, a bias or whether the key counts; the ``position`` of each query among the keys; the
-    ``length``, the number of keys; the ``sink``, see `_probability`. ``precise`` computes the softmax in float64.
+    The scores are computed where the node's fourth output is used; otherwise that tensor is anything.
     """
     k, v = require_head_shapes(ctx, q, k, v)
     assert ctx.node is not None
     wants_scores = is_used(ctx, 3)
-    if not wants_scores and not precise and is_for_one_walk(ctx, q, k, v):
-        keys, values = CachePart(None, k, k), CachePart(None, v, v)
-        walked = attend_in_one_walk(
-            ctx,
-            q,
-            keys,
-            values,
-            mask=mask,
-            position=position,
-            length=length,
-            sink=sink,
-            reach=reach,
-            scale=scale,
-            softcap=softcap,
-        )
+    if not wants_scores and not variant.precise and is_for_one_walk(ctx, q, k, v):
+        walked = attend_in_one_walk(ctx, q, CachePart(None, k, k), CachePart(None, v, v), variant)
         return split_heads(ctx, walked, operator.index(q.shape[1])), walked
     # The query is scaled rather than the products, which would leave the range of float16.
-    scores = _product_of_heads(ctx, scaled_by(ctx, q, q.shape[3], scale), permute(ctx, k, (0, 1, 3, 2)))
-    given = {"mask": mask, "position": position, "length": length, "sink": sink}
-    operands = {"score": scores} | {name: x for name, x in given.items() if x is not None}
-    precision = DType.FLOAT64 if precise or q.dtype is DType.FLOAT64 else DType.FLOAT32
+    scores = _product_of_heads(ctx, scaled_by(ctx, q, q.shape[3], variant.scale), permute(ctx, k, (0, 1, 3, 2)))
+    operands, softcap, kept = {"score": scores} | variant.operands, variant.softcap, variant.returned
+    precision = DType.FLOAT64 if variant.precise or q.dtype is DType.FLOAT64 else DType.FLOAT32
 
     def program(row: Row, *elements: Scalar) -> tuple[Sequence[Scalar], Sequence[Scalar]]:
         at = dict(zip(operands, elements, strict=True))
         capped = s.cast(at["score"], precision)
         if softcap > 0.0:
             capped = softcap * s.tanh(capped / softcap)
-        biased = biased_score(row, capped, at, reach)
+        biased = biased_score(row, capped, at, variant.reach)
         probability = _probability(row, biased, s.cast(at["sink"], precision) if "sink" in at else None)
         results = [s.cast(probability, v.dtype)]
         if wants_scores and kept != RAW:

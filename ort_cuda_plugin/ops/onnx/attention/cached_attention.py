@@ -7,7 +7,7 @@ import math
 from ort_cuda_plugin.kernels.cache import CachePart, append
 from ort_cuda_plugin.kernels.stream import Reading, stream_attention
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops.onnx.attention.scores import EVERYWHERE, Reach, biased_score, require_head_shapes, scaled_by
+from ort_cuda_plugin.ops.onnx.attention.scores import Variant, biased_score, require_head_shapes, scaled_by
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise, loadable
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -21,44 +21,26 @@ from ort_cuda_plugin.program.views import part, reshape, unsqueeze
 __all__ = ["CachePart", "append", "attend_in_one_walk"]
 
 
-def attend_in_one_walk(
-    ctx: Lowering,
-    q: Tensor,
-    keys: CachePart,
-    values: CachePart,
-    *,
-    mask: Tensor | None = None,
-    position: Tensor | None = None,
-    last: Tensor | None = None,
-    length: Tensor | None = None,
-    sink: Tensor | None = None,
-    count: Dim | None = None,
-    reach: Reach = EVERYWHERE,
-    scale: float | None = None,
-    softcap: float = 0.0,
-) -> Tensor:
-    """As `attention.attend` over what ``present`` of keys and values has; the result is [batch, rows, heads * width].
+def attend_in_one_walk(ctx: Lowering, q: Tensor, keys: CachePart, values: CachePart, variant: Variant) -> Tensor:
+    """FlashAttention over what ``present`` of keys and values has; the result is [batch, rows, heads * width].
 
-    ``last`` is the place of the last key, instead of a ``length``. No device stores scores, and no key is read that no
-    row may attend to by that and by its ``position``: what stands behind it may be anything. A ``mask`` is for the
-    first ``count`` places, by default for all.
+    No device stores scores, and no key is read that no row may attend to by the variant's ``last`` or ``length`` and by
+    its ``position``: what stands behind it may be anything.
     """
     k, v = require_head_shapes(ctx, q, keys.elements, values.elements)
     batch, heads, rows, size = q.shape
     kv_heads, width = k.shape[1], v.shape[3]
-    if count is not None:
-        k, v = (part(ctx, x, 2, 0, count) for x in (k, v))
+    if variant.count is not None:
+        k, v = (part(ctx, x, 2, 0, variant.count) for x in (k, v))
+    reach, scale, softcap = variant.reach, variant.scale, variant.softcap
     groups = floordiv(heads, kv_heads)
     factor = scale if scale is not None else 1 / math.sqrt(size) if isinstance(size, int) and size > 0 else None
     rows_of_q = _grouped_query(ctx, q, keys, kv_heads, factor is not None)
     shape = (batch, heads, rows, k.shape[2])
-    given = {"mask": mask, "position": position, "last": last, "length": length, "sink": sink}
-    leaves: dict[str, Scalar] = {}
-    inputs: list[Input] = []
-    for name, x in given.items():
-        if x is not None:
-            leaves[name] = Scalar(x.dtype, "leaf")
-            inputs.append((leaves[name], _by_group(ctx, x, shape, kv_heads, groups)))
+    leaves = {name: Scalar(x.dtype, "leaf") for name, x in variant.operands.items()}
+    inputs: list[Input] = [
+        (leaves[name], _by_group(ctx, x, shape, kv_heads, groups)) for name, x in variant.operands.items()
+    ]
     score, row = Scalar(DType.FLOAT32, "leaf"), Row()
     value = score if factor is None else score * factor
     capped = softcap * s.tanh(value / softcap) if softcap > 0.0 else value

@@ -56,6 +56,51 @@ class Reach:
 EVERYWHERE = Reach()
 
 
+def window_before(is_causal: int, size: int) -> Reach:
+    """The reach of com.microsoft's ``local_window_size``: a query's own place and those before it; -1 for all."""
+    return Reach(is_causal=bool(is_causal), left=size - 1 if size > 0 else -1)
+
+
+RAW, CAPPED, BIASED, PROBABILITIES = range(4)
+"""The scores that attention may return: as multiplied, capped, masked, and normalised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """An attention variant: how the scores of queries and keys are scaled, masked and normalised.
+
+    Attributes:
+        mask: a bias, or whether the key counts; for the first ``count`` keys, by default for all.
+        position: the place of each query among the keys, from which ``reach`` counts.
+        length, last: the number of keys, or the place of the last one. At most one of them is given.
+        sink: the score of one more key, whose value is zero.
+        scale: of the scores, by default 1 / sqrt(size of a head).
+        softcap: c of ``c * tanh(score / c)``, 0 for none.
+        returned: the scores that attention returns beside its result.
+        precise: computes the softmax in float64.
+
+    ``mask``, ``position``, ``length``, ``last`` and ``sink`` broadcast to the scores [batch, heads, queries, keys].
+    """
+
+    mask: Tensor | None = None
+    position: Tensor | None = None
+    length: Tensor | None = None
+    last: Tensor | None = None
+    sink: Tensor | None = None
+    count: Dim | None = None
+    reach: Reach = EVERYWHERE
+    scale: float | None = None
+    softcap: float = 0.0
+    returned: int = RAW
+    precise: bool = False
+
+    @property
+    def operands(self) -> dict[str, Tensor]:
+        """The tensors that a kernel reads beside queries, keys and values, by name."""
+        names = ("mask", "position", "last", "length", "sink")
+        return {name: x for name in names if (x := getattr(self, name)) is not None}
+
+
 def biased_score(row: Row, value: Scalar, given: Mapping[str, Scalar], reach: Reach) -> Scalar:
     """The score ``value`` with its bias, -inf for a key that is not attended to.
 

@@ -1,0 +1,54 @@
+"""What attention of com.microsoft does to queries and new keys first: a norm of each head, and a rotary embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops.onnx.attention.attention import rotate
+from ort_cuda_plugin.ops.onnx.nn.normalization import layer_norm
+from ort_cuda_plugin.ops.requirements import require_all_or_none, require_rank, violation
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.views import reshape
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """The inputs and attributes of an operator that say so, under their ONNX names."""
+
+    do_rotary: int
+    cos_cache: Tensor | None
+    sin_cache: Tensor | None
+    rotary_interleaved: int
+    rotary_offset: int = 0
+    q_norm_weight: Tensor | None = None
+    k_norm_weight: Tensor | None = None
+    qk_norm_epsilon: float = 1e-6
+
+    def __call__(self, ctx: Lowering, q: Tensor, k: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Heads [batch, heads, sequence, size] with ``places`` [batch, sequence], or tokens [tokens, heads, size]."""
+        require_all_or_none(q_norm_weight=self.q_norm_weight, k_norm_weight=self.k_norm_weight)
+        q, k = self._normalized(ctx, q, self.q_norm_weight), self._normalized(ctx, k, self.k_norm_weight)
+        return self._rotated(ctx, q, places), self._rotated(ctx, k, places)
+
+    def _normalized(self, ctx: Lowering, x: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None:
+            return x
+        ctx.require_shape(weight, x.shape[-1:], "norm weight of attention")
+        return layer_norm(ctx, x, weight, None, [x.rank - 1], self.qk_norm_epsilon, DType.FLOAT32.onnx, center=False)[0]
+
+    def _rotated(self, ctx: Lowering, x: Tensor, places: Tensor) -> Tensor:
+        if not self.do_rotary:
+            return x
+        cos, sin = self.cos_cache, self.sin_cache
+        if cos is None or sin is None:
+            raise violation("cos_cache and sin_cache", "be given with do_rotary", "one or neither")
+        require_rank(2, cos_cache=cos)
+        sequence, heads = 2, x
+        if x.rank == 3:  # tokens are one sequence
+            sequence, heads, places = 1, reshape(ctx, x, [1, *x.shape]), reshape(ctx, places, [1, x.shape[0]])
+        turned = rotate(
+            ctx, heads, sequence, cos, sin, places, 2 * cos.shape[1],
+            interleaved=bool(self.rotary_interleaved), offset=self.rotary_offset,
+        )  # fmt: skip
+        return reshape(ctx, turned, x.shape) if x.rank == 3 else turned
