@@ -1,8 +1,9 @@
-"""Every file and module that a document names exists, and chapters of the architecture stay short."""
+"""Files and names that documents mention exist, and the README and the chapters of the architecture stay short."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,14 @@ MOST_WORDS = 1200
 PLACES = ("", "ort_cuda_plugin", "csrc_shim", "bench", "docs", "tests/harness")
 """Folders in which a path of a document may begin."""
 _path = re.compile(r"(?:[\w.-]+/)+(?:[\w-]+\.(?:py|pyi|c|h|md|json|yml|toml))?")
+
+
+MOST_LINES = 130
+"""Lines of the README."""
+MAINTAINERS = [*CHAPTERS, *(ROOT / file for file in ("docs/architecture.md", "docs/invariants.md", "CONTRIBUTING.md"))]
+SOURCES = {".py", ".c", ".h", ".json"}
+OTHERS_NAMES = {"GetModelCompatibilityForEpDevices", "mlp_ctx"}
+"""Names of ONNX Runtime's API that no source has, and of examples."""
 
 
 def name(path: Path) -> str:
@@ -49,6 +58,38 @@ def test_each_path_that_a_document_names_exists(document: Path) -> None:
 def test_a_path_that_does_not_exist_is_found() -> None:
     paths = named_paths("`kernels/nothing.py` and `csrc_shim/run/executor.c`, `a/b`\n```\n`kernels/other.py`\n```")
     assert [path for path in sorted(paths) if not exists(path)] == ["kernels/nothing.py"]
+
+
+@cache
+def words_of_sources() -> frozenset[str]:
+    """All identifiers of the sources and the tests."""
+    found: set[str] = set()
+    for folder in ("ort_cuda_plugin", "csrc_shim", "tests", "bench"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in SOURCES:
+                found.update(re.findall(r"\w+", path.read_text()))
+    return frozenset(found)
+
+
+def named_identifiers(text: str) -> set[str]:
+    """Names in back quotes that look like those of code: with an underscore, or with capitals inside."""
+    codes = [code for code in re.findall(r"`([^`\n]+)`", without_code(text)) if not re.search(r"[/ ]", code)]
+    names = {found for code in codes for found in re.findall(r"[A-Za-z_]\w+", code)}
+    return {found for found in names if "_" in found.strip("_") or re.search("[a-z][A-Z]", found)}
+
+
+@pytest.mark.parametrize("document", MAINTAINERS, ids=name)
+def test_each_name_of_code_that_a_document_mentions_is_in_the_sources(document: Path) -> None:
+    assert named_identifiers(document.read_text()) - words_of_sources() <= OTHERS_NAMES
+
+
+def test_a_name_that_no_source_has_is_found() -> None:
+    nowhere = "launch_" + "nothing"
+    assert named_identifiers(f"`{nowhere}(ctx)` and `CompiledCluster`") - words_of_sources() == {nowhere}
+
+
+def test_the_readme_is_a_page() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MOST_LINES
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=name)
