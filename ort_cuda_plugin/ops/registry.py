@@ -9,7 +9,8 @@ the ONNX attributes with their names and defaults::
 An input's annotation names its ONNX type constraint: an alias such as ``T`` or ``Tind`` below. ``Tensor`` means the
 only constraint, or else ``T``; ``Int64`` and ``Float32`` are inputs that ONNX gives no other type; ``HostTensor`` marks
 an integer input whose contents decide shapes, which the function reads with ``ctx.host_values``. An input that may be
-``None`` is optional, ``*inputs`` is variadic. Several functions may serve one operator: each serves the versions from
+``None`` is optional, ``*inputs`` is variadic. Operators that share optional attributes name them in a ``TypedDict``,
+``**window: Unpack[WindowAttributes]``. Several functions may serve one operator: each serves the versions from
 its ``since`` up to the next one's, or to its own ``until``.
 """
 
@@ -19,7 +20,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
@@ -122,12 +123,21 @@ class Operator:
     @cached_property
     def inputs(self) -> tuple[inspect.Parameter, ...]:
         """The parameters that are ONNX inputs; the last may be variadic."""
-        return tuple(p for p in self._parameters if p.kind != p.KEYWORD_ONLY)
+        return tuple(p for p in self._parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD))
 
     @cached_property
     def attributes(self) -> Mapping[str, inspect.Parameter]:
-        """The parameters that are ONNX attributes, by name."""
-        return {p.name: p for p in self._parameters if p.kind == p.KEYWORD_ONLY}
+        """The parameters that are ONNX attributes, by name, those of a family included."""
+        own = {p.name: p for p in self._parameters if p.kind == p.KEYWORD_ONLY}
+        families = [p for p in self._parameters if p.kind == p.VAR_KEYWORD]
+        return own | {name: p for family in families for name, p in self._members(family)}
+
+    def _members(self, family: inspect.Parameter) -> Iterator[tuple[str, inspect.Parameter]]:
+        """The attributes of ``**family: Unpack[TypedDict]``, which may all be left out."""
+        unpacked = eval(family.annotation, inspect.unwrap(self.function).__globals__)
+        for name, annotation in unpacked.__args__[0].__annotations__.items():
+            kind = annotation.__forward_arg__
+            yield name, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
     @cached_property
     def host_inputs(self) -> tuple[int, ...]:

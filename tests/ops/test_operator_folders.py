@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 import ort_cuda_plugin
+from ort_cuda_plugin.model.ir import Unsupported
 from ort_cuda_plugin.ops import registry
 
 PACKAGE = Path(ort_cuda_plugin.__file__).parent
@@ -24,3 +27,13 @@ def test_every_module_is_imported_with_the_table() -> None:
         for path in (PACKAGE / "ops").rglob("[!_]*.py")
     }
     assert names - sys.modules.keys() - {"ort_cuda_plugin.ops.kernel_definitions"} == set()
+
+
+def test_attributes_of_a_family_are_those_of_each_operator() -> None:
+    conv = registry.lookup("", "Conv", 11)
+    assert [*conv.attributes] == ["group", "kernel_shape", "auto_pad", "pads", "strides", "dilations"]
+    assert str(conv.attributes["strides"].annotation) == "Ints | None"
+    assert [parameter.name for parameter in conv.inputs] == ["x", "w", "b"]
+    assert conv.bind_attributes({"strides": (2, 2)}) == {"strides": (2, 2)}
+    with pytest.raises(Unsupported, match="Conv with the attribute 'padding'"):
+        conv.bind_attributes({"padding": 1})

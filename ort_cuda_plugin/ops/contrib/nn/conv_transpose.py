@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from ort_cuda_plugin.ops.onnx.nn.conv import transposed_convolution
-from ort_cuda_plugin.ops.onnx.nn.windows import Ints
+from ort_cuda_plugin.ops.onnx.nn.windows import TransposedConvAttributes
 from ort_cuda_plugin.ops.registry import NO_BFLOAT16, HostTensor, T, op
 from ort_cuda_plugin.ops.requirements import require_rank
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -17,13 +19,7 @@ def conv_transpose_with_dynamic_pads(
     w: T,
     pads: HostTensor | None = None,
     b: T | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
-    output_padding: Ints | None = None,
-    strides: Ints | None = None,
+    **attributes: Unpack[TransposedConvAttributes],
 ) -> Tensor:
     """ConvTranspose whose pads are an input."""
     name = "ConvTransposeWithDynamicPads"
@@ -31,7 +27,4 @@ def conv_transpose_with_dynamic_pads(
     values = None if pads is None else ctx.host_values(pads, f"pads of {name}")
     for pad in values or ():
         ctx.require(le(0, pad), f"{name} with a negative pad")
-    return transposed_convolution(
-        ctx, x, w, b, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape,
-        output_padding=output_padding, output_shape=None, pads=values, strides=strides,
-    )  # fmt: skip
+    return transposed_convolution(ctx, x, w, b, values, **attributes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Unpack
 
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axis
@@ -16,7 +16,7 @@ from ort_cuda_plugin.ops.onnx.math.matmul import gemm, matrix_product
 from ort_cuda_plugin.ops.onnx.math.random import dropout_12
 from ort_cuda_plugin.ops.onnx.nn.conv import conv
 from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
-from ort_cuda_plugin.ops.onnx.nn.windows import Ints
+from ort_cuda_plugin.ops.onnx.nn.windows import ConvAttributes
 from ort_cuda_plugin.ops.registry import BOOL, FLOATS, NO_BFLOAT16, T1, T2, UP_TO_FLOAT32, T, lookup, op
 from ort_cuda_plugin.ops.requirements import require_count, require_least_rank, require_rank
 from ort_cuda_plugin.program.elementwise import elementwise
@@ -133,26 +133,10 @@ def fused_conv(
     *,
     activation: str = "",
     activation_params: tuple[float, ...] = (),
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    **attributes: Unpack[ConvAttributes],
 ) -> Tensor:
     """activation(conv(x, w) + b + z)."""
-    result = conv(
-        ctx,
-        x,
-        w,
-        b,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
+    result = conv(ctx, x, w, b, **attributes)
     if z is not None:
         ctx.require_shape(z, result.shape, "addend Z of FusedConv")
         result = elementwise(ctx, lambda total, added: total + added, result, z)
@@ -167,28 +151,11 @@ def nhwc_conv(
     x: T,
     w: T,
     b: T | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    **attributes: Unpack[ConvAttributes],
 ) -> Tensor:
     """Input, weights and output are channels-last."""
     x, w = (_channels_first(ctx, tensor) for tensor in (x, w))
-    result = conv(
-        ctx,
-        x,
-        w,
-        b,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
+    result = conv(ctx, x, w, b, **attributes)
     return permute(ctx, result, (0, *range(2, result.rank), 1))
 
 

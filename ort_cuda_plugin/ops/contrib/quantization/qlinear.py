@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, Unpack
 
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axis
@@ -17,8 +17,8 @@ from ort_cuda_plugin.ops.onnx.nn.quantization import (
     quantize_linear_10,
     shifted,
 )
-from ort_cuda_plugin.ops.onnx.nn.recurrent import lstm
-from ort_cuda_plugin.ops.onnx.nn.windows import Ints
+from ort_cuda_plugin.ops.onnx.nn.recurrent import CellAttributes, lstm
+from ort_cuda_plugin.ops.onnx.nn.windows import Ints, PaddingAttributes
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.registry import BYTES, FLOAT32, FLOAT_OR_HALF, INT32, T1, T2, T3, Float32, T, op
 from ort_cuda_plugin.ops.requirements import require, require_least_rank, require_rank, violation
@@ -186,25 +186,15 @@ def qlinear_average_pool(
     y_zero_point: T | None = None,
     *,
     kernel_shape: Ints,
-    auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
     channels_last: int = 0,
     count_include_pad: int = 0,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    **attributes: Unpack[PaddingAttributes],
 ) -> Tensor:
     def pool(real: Tensor) -> Tensor:
-        result = average_pool(
-            ctx,
-            real,
-            kernel_shape=kernel_shape,
-            auto_pad=auto_pad,
-            ceil_mode=ceil_mode,
-            count_include_pad=count_include_pad,
-            pads=pads,
-            strides=strides,
-        )
-        return result[0] if isinstance(result, tuple) else result
+        return average_pool(
+            ctx, real, kernel_shape=kernel_shape, ceil_mode=ceil_mode, count_include_pad=count_include_pad, **attributes
+        )[0]
 
     pooled = _between_layouts(ctx, real_of(ctx, x, x_scale, x_zero_point), channels_last, pool)
     return code_of(ctx, pooled, y_scale, y_zero_point, x.dtype)
@@ -346,13 +336,8 @@ def dynamic_quantize_lstm(
     r_scale: T,
     r_zero_point: T2,
     *,
-    activation_alpha: tuple[float, ...] | None = None,
-    activation_beta: tuple[float, ...] | None = None,
-    activations: tuple[str, ...] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
     input_forget: int = 0,
+    **attributes: Unpack[CellAttributes],
 ) -> tuple[Tensor, ...]:
     """An LSTM whose weights are quantized; its inputs and states stay float32."""
     return lstm(
@@ -365,13 +350,8 @@ def dynamic_quantize_lstm(
         initial_h,
         initial_c,
         p,
-        activation_alpha=activation_alpha,
-        activation_beta=activation_beta,
-        activations=activations,
-        clip=clip,
-        direction=direction,
-        hidden_size=hidden_size,
         input_forget=input_forget,
+        **attributes,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Unpack
 
-from ort_cuda_plugin.ops.onnx.nn.windows import Ints, per_axis, windows
+from ort_cuda_plugin.ops.onnx.nn.windows import Ints, TransposedConvAttributes, WindowAttributes, per_axis, windows
 from ort_cuda_plugin.ops.registry import FLOATS, T, op
 from ort_cuda_plugin.ops.requirements import (
     require_count,
@@ -48,12 +49,9 @@ def conv(
     w: T,
     b: T | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
     group: int = 1,
     kernel_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    **attributes: Unpack[WindowAttributes],
 ) -> Tensor:
     check_ranks(x, w)
     kernel = _static_kernel(w, kernel_shape)
@@ -61,7 +59,7 @@ def conv(
     ctx.require(eq(x.shape[1], w.shape[1] * group), "the weights are for another number of input channels")
     if b is not None:
         ctx.require(eq(b.size, w.shape[0]), "the bias has another size than the output channels")
-    window = windows(x.shape[2:], kernel, strides, dilations, pads, auto_pad)
+    window = windows(x.shape[2:], kernel, **attributes)
     spatial = window.count(ctx)
     return _convolve(ctx, x, w, b, (x.shape[0], w.shape[0], *spatial), window, group)
 
@@ -122,25 +120,17 @@ def conv_transpose(
     w: T,
     b: T | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
-    output_padding: Ints | None = None,
     output_shape: Ints | None = None,
     pads: Ints | None = None,
-    strides: Ints | None = None,
+    **attributes: Unpack[TransposedConvAttributes],
 ) -> Tensor:
-    return transposed_convolution(
-        ctx, x, w, b, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape,
-        output_padding=output_padding, output_shape=output_shape, pads=pads, strides=strides,
-    )  # fmt: skip
+    return transposed_convolution(ctx, x, w, b, pads, output_shape, **attributes)
 
 
 def transposed_convolution(
-    ctx: Lowering, x: Tensor, w: Tensor, b: Tensor | None, *, auto_pad: str, dilations: Ints | None, group: int,
-    kernel_shape: Ints | None, output_padding: Ints | None, output_shape: Ints | None, pads: Sequence[Dim] | None,
-    strides: Ints | None,
+    ctx: Lowering, x: Tensor, w: Tensor, b: Tensor | None, pads: Sequence[Dim] | None, output_shape: Ints | None = None,
+    *, auto_pad: str = "NOTSET", dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None,
+    output_padding: Ints | None = None, strides: Ints | None = None,
 ) -> Tensor:  # fmt: skip
     """ConvTranspose with these attributes; ``pads`` may be sizes that only a Run knows, which are not negative."""
     check_ranks(x, w)
@@ -154,10 +144,10 @@ def transposed_convolution(
     explicit = pads if auto_pad == "NOTSET" and output_shape is None else None
     static = None if explicit is None else [pad for pad in explicit if isinstance(pad, int)]
     if explicit is None or static is None or len(static) == len(explicit):
-        plain = windows(x.shape[2:], kernel, strides, dilations, static, "NOTSET")
+        plain = windows(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=static)
     else:
         require_count(2 * rank, pads=explicit)
-        plain = windows(x.shape[2:], kernel, strides, dilations, None, "NOTSET")
+        plain = windows(x.shape[2:], kernel, strides=strides, dilations=dilations)
         plain = replace(plain, begin=tuple(explicit[:rank]), end=tuple(explicit[rank:]))
     extra = per_axis("output_padding", output_padding, 0, rank, 0)
     full = [

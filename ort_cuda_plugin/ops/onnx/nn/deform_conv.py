@@ -93,7 +93,7 @@ def deform_conv(
         require(len(kernel_shape) == rank, "kernel_shape", f"have {rank} entries", list(kernel_shape))
         for dim, wanted in zip(kernel, kernel_shape, strict=True):
             ctx.require(eq(dim, wanted), "kernel_shape of DeformConv contradicts its weights")
-    window = windows(x.shape[2:], kernel, strides, dilations, pads, "NOTSET")
+    window = windows(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads)
     spatial = window.count(ctx)
     positions, taps = product(spatial), product(kernel)
     ctx.require(eq(depth * group, channels), "the weights are for another number of input channels")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Unpack
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map, unravel
 from ort_cuda_plugin.kernels.pool import launch_pool
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops.onnx.nn.windows import Ints, per_axis, windows
+from ort_cuda_plugin.ops.onnx.nn.windows import Ints, PaddingAttributes, WindowAttributes, per_axis, windows
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, T1, HostTensor, Int64, T, op
 from ort_cuda_plugin.ops.requirements import require, require_count, require_least, require_least_rank, require_rank
@@ -27,14 +28,11 @@ def max_pool(
     x: T,
     *,
     kernel_shape: Ints,
-    auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
-    dilations: Ints | None = None,
-    pads: Ints | None = None,
     storage_order: int = 0,
-    strides: Ints | None = None,
+    **attributes: Unpack[WindowAttributes],
 ) -> tuple[Tensor, ...]:
-    window = windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
+    window = windows(x.shape[2:], kernel_shape, **attributes)
     spatial = window.count(ctx, bool(ceil_mode), may_exceed=True)
     return launch_pool(ctx, x, window, spatial, "max", indices=is_used(ctx, 1), column_major=bool(storage_order))
 
@@ -45,14 +43,11 @@ def average_pool(
     x: T,
     *,
     kernel_shape: Ints,
-    auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
     count_include_pad: int = 0,
-    dilations: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    **attributes: Unpack[WindowAttributes],
 ) -> tuple[Tensor, ...]:
-    window = windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
+    window = windows(x.shape[2:], kernel_shape, **attributes)
     spatial = window.count(ctx, bool(ceil_mode), may_exceed=True)
     if window.kernel == window.size and not any((*window.begin, *window.end)) and x.rank > 2:
         return (global_average_pool(ctx, x),)
@@ -107,15 +102,12 @@ def lp_pool(
     ctx: Lowering,
     x: T,
     *,
-    kernel_shape: tuple[int, ...],
-    auto_pad: str = "NOTSET",
+    kernel_shape: Ints,
     ceil_mode: int = 0,
-    dilations: tuple[int, ...] | None = None,
     p: int = 2,
-    pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
+    **attributes: Unpack[WindowAttributes],
 ) -> Tensor:
-    window = windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
+    window = windows(x.shape[2:], kernel_shape, **attributes)
     return _norm_pool(ctx, x, window, window.count(ctx, bool(ceil_mode), may_exceed=True), p)
 
 
@@ -124,19 +116,17 @@ def lp_pool_1(
     ctx: Lowering,
     x: T,
     *,
-    kernel_shape: tuple[int, ...],
-    auto_pad: str = "NOTSET",
+    kernel_shape: Ints,
     p: float = 2.0,
-    pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
+    **attributes: Unpack[PaddingAttributes],
 ) -> Tensor:
-    window = windows(x.shape[2:], kernel_shape, strides, None, pads, auto_pad)
+    window = windows(x.shape[2:], kernel_shape, **attributes)
     return _norm_pool(ctx, x, window, window.count(ctx, may_exceed=True), p)
 
 
 @op("GlobalLpPool", since=1, types={"T": FLOATS})
 def global_lp_pool(ctx: Lowering, x: T, *, p: float = 2.0) -> Tensor:
-    window = windows(x.shape[2:], x.shape[2:], None, None, None, "NOTSET")
+    window = windows(x.shape[2:], x.shape[2:])
     return _norm_pool(ctx, x, window, [1] * (x.rank - 2), p)
 
 

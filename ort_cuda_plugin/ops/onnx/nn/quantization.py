@@ -6,14 +6,14 @@ A quantized x stands for (x - zero_point) * scale. Products are those of int32, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, Unpack
 
 from ort_cuda_plugin.kernels.index import gather_map
 from ort_cuda_plugin.model.ir import FLOATS_8, DType, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.math.matmul import matmul
 from ort_cuda_plugin.ops.onnx.nn.conv import conv
-from ort_cuda_plugin.ops.onnx.nn.windows import Ints
+from ort_cuda_plugin.ops.onnx.nn.windows import ConvAttributes
 from ort_cuda_plugin.ops.registry import BYTES, FLOAT32, INT32, PACKED, T1, T2, T3, T, op
 from ort_cuda_plugin.ops.requirements import require, require_least, require_rank, violation
 from ort_cuda_plugin.program import scalar as s
@@ -298,26 +298,10 @@ def conv_integer(
     w: T2,
     x_zero_point: T1 | None = None,
     w_zero_point: T2 | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    **attributes: Unpack[ConvAttributes],
 ) -> Tensor:
     weights_zero = None if w_zero_point is None else _per_channel(ctx, w_zero_point, w.rank - 1)
-    return conv(
-        ctx,
-        shifted(ctx, x, x_zero_point),
-        shifted(ctx, w, weights_zero),
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
+    return conv(ctx, shifted(ctx, x, x_zero_point), shifted(ctx, w, weights_zero), **attributes)
 
 
 @op("QLinearConv", since=10, types={"T1": BYTES, "T2": BYTES, "T3": BYTES, "T4": INT32})
@@ -332,27 +316,9 @@ def qlinear_conv(
     y_scale: Tensor,
     y_zero_point: T3,
     b: T4 | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    **attributes: Unpack[ConvAttributes],
 ) -> Tensor:
-    total = conv_integer(
-        ctx,
-        x,
-        w,
-        x_zero_point,
-        w_zero_point,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
+    total = conv_integer(ctx, x, w, x_zero_point, w_zero_point, **attributes)
     parameters = [_per_channel(ctx, p, total.rank - 2) for p in (x_scale, w_scale, y_scale, y_zero_point)]
     bias = None if b is None else _per_channel(ctx, b, total.rank - 2)
     return _requantize(ctx, total, parameters[0], parameters[1], parameters[2], parameters[3], bias)

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import TypedDict, Unpack
 
 from ort_cuda_plugin.kernels.cells import Cell, Direction, Gates, Sequences
 from ort_cuda_plugin.kernels.recurrent import run_cells
@@ -77,28 +78,40 @@ def _activations(
     return [clipped(of(name), clip) for name, clip in zip(names, clips, strict=True)]
 
 
-def _are_alike(names: Sequence[str] | None, alphas: Sequence[float] | None, betas: Sequence[float] | None) -> bool:
-    """Whether two directions have the same functions."""
-    half = len(names or ()) // 2
-    return not alphas and not betas and (names is None or names[:half] == names[half:])
+class CellAttributes(TypedDict, total=False):
+    """Attributes of recurrent operators that choose the functions of each direction; see `_per_direction`."""
+
+    activation_alpha: tuple[float, ...] | None
+    activation_beta: tuple[float, ...] | None
+    activations: tuple[str, ...] | None
+    clip: float | None
+    direction: str
+    hidden_size: int | None
 
 
 def _per_direction(
-    direction: str, defaults: Sequence[str], activations: Sequence[str] | None,
-    alphas: Sequence[float] | None, betas: Sequence[float] | None, clip: float | None,
-) -> Iterator[tuple[list[Activation], bool]]:  # fmt: skip
-    """For each direction its functions, and whether it runs backward."""
+    defaults: Sequence[str], *, activations: Sequence[str] | None = None,
+    activation_alpha: Sequence[float] | None = None, activation_beta: Sequence[float] | None = None,
+    clip: float | None = None, direction: str = "forward", hidden_size: int | None = None,
+) -> tuple[list[tuple[list[Activation], bool]], bool]:  # fmt: skip
+    """For each direction its functions and whether it runs backward; and whether two have the same functions.
+
+    ``hidden_size`` says nothing that the shape of the weights does not.
+    """
     # The schema of GRU-1 misspells its default.
     backward = {"forward": [False], "foward": [False], "reverse": [True], "bidirectional": [False, True]}.get(direction)
     if backward is None:
         raise violation("direction", "be one of 'forward', 'reverse', 'bidirectional'", repr(direction))
     names = activations or [*defaults] * len(backward)
-    require(len(names) >= len(defaults) * len(backward), "activations", f"be {len(defaults)} a direction", names)
+    size = len(defaults)
+    # The schema's default of RNN has one too many for one direction.
+    require(len(names) >= size * len(backward), "activations", f"be {size} a direction", names)
     # ONNX Runtime bounds what goes into the gates, and not the cell, which goes into the third function of LSTM.
-    clips = [clip if number % len(defaults) < 2 else None for number in range(len(names))]
-    functions = _activations(names, alphas, betas, clips)
-    for number, reverse in enumerate(backward):
-        yield functions[number * len(defaults) : (number + 1) * len(defaults)], reverse
+    clips = [clip if number % size < 2 else None for number in range(len(names))]
+    functions = _activations(names, activation_alpha, activation_beta, clips)
+    half = len(activations or ()) // 2
+    alike = not activation_alpha and not activation_beta and (activations or ())[:half] == (activations or ())[half:]
+    return [(functions[at * size : (at + 1) * size], reverse) for at, reverse in enumerate(backward)], alike
 
 
 def _run(
@@ -186,20 +199,14 @@ def rnn(
     sequence_lens: T1 | None = None,
     initial_h: T | None = None,
     *,
-    activation_alpha: tuple[float, ...] | None = None,
-    activation_beta: tuple[float, ...] | None = None,
-    activations: tuple[str, ...] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
     layout: int = 0,
     output_sequence: int = 0,
+    **attributes: Unpack[CellAttributes],
 ) -> tuple[Tensor, ...]:
     def cell(f: Activation) -> Cell:
         return Cell(1, lambda inputs, sums, hidden, state: (f(inputs[0] + sums[0]), None))
 
-    alike = _are_alike(activations, activation_alpha, activation_beta)
-    directions = _per_direction(direction, ["Tanh"], activations, activation_alpha, activation_beta, clip)
+    directions, alike = _per_direction(["Tanh"], **attributes)
     cells = [(cell(*functions), backward, ()) for functions, backward in directions]
     return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, None, layout, alike)
 
@@ -229,18 +236,12 @@ def gru(
     sequence_lens: T1 | None = None,
     initial_h: T | None = None,
     *,
-    activation_alpha: tuple[float, ...] | None = None,
-    activation_beta: tuple[float, ...] | None = None,
-    activations: tuple[str, ...] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
     layout: int = 0,
-    output_sequence: int = 0,
     linear_before_reset: int = 0,
+    output_sequence: int = 0,
+    **attributes: Unpack[CellAttributes],
 ) -> tuple[Tensor, ...]:
-    alike = _are_alike(activations, activation_alpha, activation_beta)
-    directions = _per_direction(direction, ["Sigmoid", "Tanh"], activations, activation_alpha, activation_beta, clip)
+    directions, alike = _per_direction(["Sigmoid", "Tanh"], **attributes)
     cells = [(_gru_cell(f, g, linear_before_reset), backward, ()) for (f, g), backward in directions]
     return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, None, layout, alike)
 
@@ -275,21 +276,15 @@ def lstm(
     initial_c: T | None = None,
     p: T | None = None,
     *,
-    activation_alpha: tuple[float, ...] | None = None,
-    activation_beta: tuple[float, ...] | None = None,
-    activations: tuple[str, ...] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
     input_forget: int = 0,
     layout: int = 0,
     output_sequence: int = 0,
+    **attributes: Unpack[CellAttributes],
 ) -> tuple[Tensor, ...]:
     defaults = ["Sigmoid", "Tanh", "Tanh"]
     compute = s.accumulation_type(x.dtype)
     cells = []
-    alike = _are_alike(activations, activation_alpha, activation_beta)
-    directions = _per_direction(direction, defaults, activations, activation_alpha, activation_beta, clip)
+    directions, alike = _per_direction(defaults, **attributes)
     for number, ((f, g, h), backward) in enumerate(directions):
         parameters: list[tuple[Scalar, Tensor]] = []
         if p is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 from ort_cuda_plugin.ops.requirements import require, require_count, require_one_of
 from ort_cuda_plugin.program.lowering import Unsupported
@@ -11,6 +12,38 @@ from ort_cuda_plugin.program.windows import Windows
 
 Ints = Sequence[int]
 MAX_SPATIAL = 3
+
+
+class PaddingAttributes(TypedDict, total=False):
+    """How sliding windows are placed; the meaning and the defaults are those of `windows`."""
+
+    auto_pad: str
+    pads: Ints | None
+    strides: Ints | None
+
+
+class WindowAttributes(PaddingAttributes, total=False):
+    """With dilations."""
+
+    dilations: Ints | None
+
+
+class ConvAttributes(WindowAttributes, total=False):
+    """The attributes of Conv."""
+
+    group: int
+    kernel_shape: Ints | None
+
+
+class TransposedConvAttributes(TypedDict, total=False):
+    """The attributes of ConvTranspose but those that give its padding as numbers."""
+
+    auto_pad: str
+    dilations: Ints | None
+    group: int
+    kernel_shape: Ints | None
+    output_padding: Ints | None
+    strides: Ints | None
 
 
 def per_axis(name: str, values: Ints | None, default: int, rank: int, minimum: int = 1) -> tuple[int, ...]:
@@ -22,8 +55,8 @@ def per_axis(name: str, values: Ints | None, default: int, rank: int, minimum: i
 
 
 def windows(
-    size: Sequence[Dim], kernel: Sequence[Dim], strides: Ints | None, dilations: Ints | None, pads: Ints | None,
-    auto_pad: str,
+    size: Sequence[Dim], kernel: Sequence[Dim], *, auto_pad: str = "NOTSET", dilations: Ints | None = None,
+    pads: Ints | None = None, strides: Ints | None = None,
 ) -> Windows:  # fmt: skip
     """Resolves the attributes that convolutions and pooling share.
 
