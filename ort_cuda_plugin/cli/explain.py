@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--program",
         action="store_true",
-        help="print the program of each compiled cluster, after each pass, instead of nodes",
+        help="print what each compiled cluster does, and what each of the compiler's passes changed, in place of nodes",
     )
     what.add_argument(
         "--plans",

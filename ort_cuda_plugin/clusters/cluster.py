@@ -6,14 +6,13 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ..compiler.kernel import KernelSpec
-from ..kernels.tactics import Tuner
 from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, NodeError, UnknownRank, Unsupported, Value
-from ..passes.table import Watch
+from ..passes.table import PASSES, Watch
 from ..plan.format import Plan, PlanInput
 from ..plan.planner import make_plan
 from ..plan.precompute import precompute
@@ -22,11 +21,11 @@ from ..program.callbacks import Callback
 from ..program.libraries import LibraryProblem
 from ..program.lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
 from ..program.plan_record import plan_record
-from ..program.program_text import ProgramText
+from ..program.program_text import ProgramHistory, ProgramText
 from ..program.symbolic import Dim
 from ..program.trace import Step
 from ..program.traffic import ProgramTraffic
-from ..program.tuning import OperatorTuner
+from ..program.tuning import Tuner
 from .control_flow import CompiledBodies
 from .launches import make_launches, place_outputs
 from .node_lowering import InputSymbols, NodeLowering, UnknownValue, symbolic_input
@@ -68,10 +67,6 @@ def _agrees(value: Value, shape: Sequence[int] | None) -> bool:
     return len(value.shape) == len(shape) and all(dim == size for dim, size in pairs if isinstance(dim, int))
 
 
-class ClusterTuner(Tuner, OperatorTuner, Protocol):
-    """Chooses kernels of steps, and tactics of custom operators, by measured times."""
-
-
 class WeightReader:
     """Gets weights back from the device. ``read`` gives the bytes of a weight by its number in the cluster."""
 
@@ -93,8 +88,8 @@ class CompiledCluster:
     others added before, and ``tuner`` chooses kernels by what they took. The owner sets
     ``weight_reader.read`` while the weights that were added exist. ``host_inputs`` are the indices of the inputs whose
     contents decide shapes; set by `prepare`. ``show_program``, where it is set, gets the program of each plan as text,
-    once after each pass, and ``show_plan`` its `plan_record`; ``watch`` gets the steps. ``traffic`` is that of the last
-    plan, at the sizes that it was built for. ``states`` are those of nodes that have one.
+    by a `ProgramHistory`, and ``show_plan`` its `plan_record`; ``watch`` gets the program after each pass. ``traffic``
+    is that of the last plan, at the sizes that it was built for. ``states`` are those of nodes that have one.
     """
 
     def __init__(
@@ -108,7 +103,7 @@ class CompiledCluster:
         fed: Collection[str] | None = None,
         compiled: CompiledBodies | None = None,
         known: KnownEntries | None = None,
-        tuner: ClusterTuner | None = None,
+        tuner: Tuner | None = None,
     ) -> None:
         self.graph = graph
         self.device = device
@@ -325,21 +320,28 @@ class CompiledCluster:
         tables = Tables(self._known)
         placed = place_outputs(lowering.ctx, results)
         live: list[Step] = []
-        fixed, launches, self.traffic = make_launches(lowering.ctx, self._watch(live), self._tuner)
+        history = self._history()
+        fixed, launches, self.traffic = make_launches(lowering.ctx, self._watch(live, history))
+        if history is not None:
+            history.finish()
         if self.show_plan is not None:
             self.show_plan(plan_record(input_shapes, live, launches))
         precompute(fixed, launches, tables)
         plan = make_plan(lowering.ctx.trace, launches, plan_inputs, placed, symbols.guards, tables, symbols.count)
         return plan, tables
 
-    def _watch(self, live: list[Step]) -> Watch | None:
-        """Return the watcher of steps. ``live`` gets the steps before fusion, if ``show_plan`` wants them."""
-        watches = [] if self.watch is None else [self.watch]
-        if self.show_program is not None:
-            show, text = self.show_program, ProgramText([v.name for v in self.inputs], [v.name for v in self.outputs])
-            watches.append(lambda name, steps: show(text.program(name, steps)))
+    def _history(self) -> ProgramHistory | None:
+        """The watch that tells ``show_program`` what each pass does."""
+        if self.show_program is None:
+            return None
+        text = ProgramText([v.name for v in self.inputs], [v.name for v in self.outputs])
+        return ProgramHistory(text, self.show_program, [each.name for each in PASSES], whole={"emission"})
+
+    def _watch(self, live: list[Step], history: ProgramHistory | None) -> Watch | None:
+        """Return the watch of steps. ``live`` gets the steps before fusion, if ``show_plan`` wants them."""
+        watches: list[Watch] = [each for each in (self.watch, history) if each is not None]
         if self.show_plan is not None:
-            watches.append(lambda name, steps: live.extend(steps if name == "live" else ()))
+            watches.append(lambda name, steps: live.extend(steps if name == "dead_code_elimination" else ()))
 
         def watch(name: str, steps: Sequence[Step]) -> None:
             for each in watches:

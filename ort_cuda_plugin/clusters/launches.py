@@ -6,22 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kernels.emit import emit
 from ..kernels.packed import pack
-from ..kernels.tactics import Tuner, is_of_integers
 from ..model.ir import Node
-from ..passes.constant_folding import fixed_buffers, is_fixed, split_constants
-from ..passes.fold_dequantize import fold_dequantize, fold_dequantize_into_inputs
-from ..passes.horizontal_integer_gemm import merge_integer_gemms
-from ..passes.kernel_selection import choose
-from ..passes.split_k_fusion import fuse_split_k
-from ..passes.squeeze_excite_fusion import fuse_squeeze_excite
-from ..passes.table import Watch, run_passes
-from ..passes.tf32_as_scaled_f16 import store_tf32_as_scaled_f16
+from ..passes.constant_folding import fixed_buffers, is_fixed
+from ..passes.fold_dequantize import fold_dequantize
+from ..passes.table import FUSION, KERNELS, LOWERED, Watch, run_passes
 from ..program.lowering import Lowering
+from ..program.steps import Map
 from ..program.tensor import BufferKind, Tensor
 from ..program.trace import Recordable, Step
-from ..program.traffic import ProgramTraffic, traffic
+from ..program.traffic import ProgramTraffic, Traffic, traffic
 from ..program.verify import Verifier, is_wanted
 
 Output = tuple[Tensor, Node | None]
@@ -52,65 +46,41 @@ def place_outputs(ctx: Lowering, outputs: Sequence[Output]) -> list[Output]:
     return placed
 
 
-def _both(first: Watch | None, second: Watch) -> Watch:
-    def watch(name: str, steps: Sequence[Step]) -> None:
-        if first is not None:
-            first(name, steps)
-        second(name, steps)
-
-    return watch
-
-
 def make_launches(
-    ctx: Lowering, watch: Watch | None = None, tuner: Tuner | None = None
+    ctx: Lowering, watch: Watch | None = None
 ) -> tuple[list[list[Recordable]], list[Recordable], ProgramTraffic]:
-    """Compile the steps in ``ctx.trace``: return launches that run once, in independent groups, launches of each Run,
-    and traffic.
+    """Return what the plan for the steps in ``ctx.trace`` does: once, in independent groups, and in each Run.
 
-    ``watch`` sees the steps after each pass, and the launches. ``tuner`` is asked before heuristics choose a kernel.
-    The traffic is that of a Run.
+    ``watch`` sees the program after each pass. The traffic is that of a Run.
     """
-    verify, show = Verifier(ctx.stand_ins) if is_wanted() else None, watch
-    if verify is not None:
-        watch = _both(watch, verify)
-    steps = run_passes(ctx.trace.steps, ctx.options.fusion, watch, attention=ctx.options.fuses_attention)
-    if ctx.options.fusion:
-        steps = fuse_squeeze_excite(ctx, steps)
-        if watch:
-            watch("chain", steps)
-    least = fold_dequantize(steps) if ctx.options.fusion else steps
-    known = fixed_buffers(least) if ctx.options.fusion else {}
-    compulsory = traffic(step for step in least if not is_fixed(step, known))
-    is_chosen = bool(ctx.device.libraries) or not ctx.device.emulated or tuner is not None
-    if is_chosen:
-        if ctx.options.fusion:
-            # What tensor cores multiply as it is stored does not become float32 for a library.
-            steps = fold_dequantize_into_inputs(fold_dequantize(steps, lambda step: is_of_integers(ctx, step)))
-            steps = merge_integer_gemms(ctx, steps)
-            if watch:
-                watch("integers", steps)
-            steps = store_tf32_as_scaled_f16(ctx, steps)
-            if watch:
-                watch("halves", steps)
-            steps = fuse_split_k(ctx, steps)
-            if watch:
-                watch("cut", steps)
-        steps = choose(ctx, steps, tuner, verify)
-        if watch:
-            watch("choose", steps)
-    if ctx.options.fusion:
-        steps = fold_dequantize(steps) if is_chosen else least
-        if watch:
-            watch("narrow", steps)
-    launches = emit(ctx, steps)
-    if watch:
-        watch("emitted", launches)
+    watch = _verified(ctx, watch)
+    if watch is not None:
+        watch(LOWERED, ctx.trace.steps)
+    steps = run_passes(ctx, ctx.trace.steps, FUSION, watch)
+    compulsory = _compulsory(ctx, steps)
+    launches = [step for step in run_passes(ctx, steps, KERNELS, watch) if not isinstance(step, Map)]
+    return ctx.trace.folded, launches, ProgramTraffic(compulsory, traffic(launches))
+
+
+def _verified(ctx: Lowering, watch: Watch | None) -> Watch | None:
+    """``watch``, behind the verifier where that is wanted."""
+    if not is_wanted():
+        return watch
+    verify = Verifier(ctx.stand_ins)
+
+    def both(name: str, steps: Sequence[Step]) -> None:
+        once = (launch for group in ctx.trace.folded for launch in group)
+        verify(name, [*once, *steps])
+        if watch is not None:
+            watch(name, steps)
+
+    return both
+
+
+def _compulsory(ctx: Lowering, steps: Sequence[Step]) -> Traffic:
+    """Count the bytes that any kernels for the program have to move in a Run."""
     if not ctx.options.fusion:
-        return [], launches, ProgramTraffic(compulsory, traffic(launches))
-    fixed, rest = split_constants(launches)
-    if verify is not None:
-        verify("split", [*(launch for group in fixed for launch in group), *rest])
-    if show and fixed:
-        show("split, of what is computed once", [launch for group in fixed for launch in group])
-        show("split, of each Run", rest)
-    return fixed, rest, ProgramTraffic(compulsory, traffic(rest))
+        return traffic(steps)
+    least = fold_dequantize(steps)
+    fixed = fixed_buffers(least)
+    return traffic(step for step in least if not is_fixed(step, fixed))

@@ -19,7 +19,7 @@ from ort_cuda_plugin.model.ir import DType, Graph, InvalidModel, Unsupported
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.ops import registry
 from ort_cuda_plugin.ops.registry import Operator
-from ort_cuda_plugin.passes.kernel_selection import choose
+from ort_cuda_plugin.passes.table import KERNEL_SELECTION, run_passes
 from ort_cuda_plugin.program.libraries import ATTENTION, CONV, MATMUL
 from ort_cuda_plugin.program.lowering import Buffer, DeviceProperties, LoweringOptions
 from ort_cuda_plugin.program.symbolic import Dim
@@ -102,10 +102,8 @@ def _lowered(graph: Graph) -> Iterator[tuple[Operator, set[str]]]:
             before = len(steps)
             lowering.lower(node)
             operator = registry.lookup(node.domain, node.op_type, node.since_version)
-            yield (
-                operator,
-                {_kind(step) for step in emit(lowering.ctx, choose(lowering.ctx, steps[before:]))} or {NO_LAUNCH},
-            )
+            selected = run_passes(lowering.ctx, steps[before:], KERNEL_SELECTION)
+            yield operator, {_kind(step) for step in emit(lowering.ctx, selected)} or {NO_LAUNCH}
     except (Unsupported, InvalidModel, ZeroDivisionError, OverflowError, KeyError):
         return
 

@@ -114,7 +114,7 @@ class Watched:
         self._last: Sequence[PlannedStep] = ()
 
     def __call__(self, name: str, steps: Sequence[PlannedStep]) -> None:
-        if name == "emitted":
+        if name == "emission":
             for step in self._last:
                 if isinstance(step, (Map, Launch)):
                     self._note(step, tuple(node.label for node in step.nodes))

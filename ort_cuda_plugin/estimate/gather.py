@@ -168,9 +168,9 @@ def work_of_model(
             launches: list[Sequence[Recordable]] = launches,
             lowered: list[Sequence[PlannedStep]] = lowered,
         ) -> None:
-            if name == "live":
+            if name == "dead_code_elimination":
                 lowered.append(steps)
-            if name in ("emitted", "split, of each Run"):
+            if name in ("emission", "constant_folding"):
                 launches.append(steps)  # type: ignore[arg-type]
             if watch:
                 watch(name, steps)

@@ -21,9 +21,14 @@ __all__ = ["emit", "launch_step"]
 
 
 def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
-    """``steps`` with launches in place of those that say no kernel yet. Guards of the kernels join the trace's.
+    """Emit a kernel for each step that is not yet a launch.
 
     The function that makes a step's launches may record more steps before them, such as a copy of weights.
+
+    Assumes: kernels are selected; steps without a tactic get the one that rules prefer.
+    Guarantees: only launches, library calls, copies, fills, read-backs and calls of Python are left. A launch knows
+        which inputs may share the memory of a result. Guards of the kernels join those of the plan.
+    Example: ``y = Relu(MatMul(a, b))`` -> ``launch matmul_relu(a, b, y)``.
     """
     launched: list[Recordable] = []
     for step in steps:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
 
 from ..program.lowering import Lowering
 from ..program.steps import Attend, Contract, Convolve, Map, Sums, Tactic
 from ..program.symbolic import hint
-from ..program.trace import Launch
+from ..program.trace import Launch, Step
 from .attend import attention_tactics
 from .attend_matrices import fits_matrices, is_small_attention
 from .contract import integer_product_kind, is_one_row, is_small, product_tactics
 from .convolve import convolution_tactics
-from .image_layout import matrix_convolution_kind
+from .depthwise import is_depthwise
+from .image_layout import is_channels_last, matrix_convolution_kind, wants_channels_last
 from .library_attention import attention_form
 from .matrix_conv import is_small_convolution, matrix_convolution_tactics
 from .tile_shapes import INTEGERS
@@ -28,13 +28,6 @@ SMALL_ATTENTION = 1 << 14
 """Scores of a head below which launches cost more than arithmetic. An estimate: no GPU has measured it."""
 DECODED_ROWS, MANY_KEYS = 4, 256
 """Rows of a head, and keys, that are a decoder's with a cache."""
-
-
-class Tuner(Protocol):
-    """Who chooses among tactics by what they took."""
-
-    def tactic(self, ctx: Lowering, step: Sums, names: Sequence[str]) -> Tactic:
-        """The fastest of ``names``, of which rules prefer the first; without a name where that is not known."""
 
 
 def own_tactics(ctx: Lowering, step: Sums) -> list[str]:
@@ -65,6 +58,25 @@ def tactics(ctx: Lowering, step: Sums) -> list[str]:
     if may_call and ruled(ctx, step).name:
         return [own[0], LIBRARY, *own[1:]]
     return [*[LIBRARY] * may_call, *own]
+
+
+def with_tactic(ctx: Lowering, step: Step) -> Step:
+    """Return the step with the tactic that the tuner finds the fastest, or that rules prefer to a library."""
+    if not isinstance(step, Sums) or step.tactic.name or is_depthwise_in_memory_order(ctx, step):
+        return step
+    names = tactics(ctx, step) if ctx.tuner is not None else []
+    tuned = ctx.tuner.tactic(ctx, step, names) if ctx.tuner is not None and len(names) > 1 else Tactic()
+    return replace(step, tactic=tuned if tuned.name else ruled(ctx, step))
+
+
+def is_depthwise_in_memory_order(ctx: Lowering, step: Sums) -> bool:
+    """Whether the step is a depthwise convolution whose image has its channels last, where that is wanted."""
+    return (
+        isinstance(step, Convolve)
+        and wants_channels_last(ctx, step)
+        and is_channels_last(step.operands[0])
+        and is_depthwise(ctx, step)
+    )
 
 
 def ruled(ctx: Lowering, step: Sums) -> Tactic:

@@ -18,7 +18,14 @@ TYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 
 
 def fuse_attention(steps: Sequence[Step]) -> list[Step]:
-    """The steps with one in place of two products and the row program between them, which stores no scores."""
+    """Fuse a GEMM, a row program such as Softmax over its rows, and a second GEMM into one attention step.
+
+    Assumes: the masks and scales between the GEMMs are fused into the row program; no operand of the GEMMs is a
+        constant.
+    Guarantees: scores are not stored. The step keeps the three steps as its ``parts``, which
+        attention_decomposition may bring back.
+    Example: ``s = MatMul(q, k); p = Softmax(s); y = MatMul(p, v)`` -> ``y = attention(q, k, v)``.
+    """
     return _Attention(steps).run()
 
 

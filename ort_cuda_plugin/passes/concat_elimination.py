@@ -16,10 +16,15 @@ from .uses import Uses
 
 
 def eliminate_concats(steps: Sequence[Step]) -> list[Step]:
-    """The steps without copies of whole intermediates into other tensors, as Concat makes them.
+    """Let producers write into slices of a concatenation, so that no copy is left.
 
-    What is copied becomes a view of where it is copied to, for all steps that use it. The last copies come first, so
-    that what would be copied from tensor to tensor ends in the last one.
+    What is copied becomes a view of where it is copied to, for all steps that use it. The last copies come first,
+    so that what would be copied from tensor to tensor ends in the last one.
+
+    Assumes: a Concat is maps that copy whole intermediates, each to its slice.
+    Guarantees: slices tile the result (invariant 4). A copy stays where a step cannot write or read the strides of
+        its slice.
+    Example: ``a = Exp(x); y[:, :4] = a; y[:, 4:] = b`` -> ``y[:, :4] = Exp(x); y[:, 4:] = b``.
     """
     return _Placement(steps).run()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+from ..program.lowering import Lowering
 from ..program.steps import Map
 from ..program.symbolic import Dim
 from ..program.tensor import Buffer, BufferKind, Tensor, known_bytes
@@ -50,6 +51,19 @@ def fixed_buffers(steps: Sequence[Step]) -> Fixed:
 def is_fixed(step: Step, fixed: Fixed) -> bool:
     """Whether all that a step writes is fixed."""
     return bool(step.writes) and all(buffer in fixed for buffer in step.writes)
+
+
+def fold_constants(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """Take the launches out of a Run that depend on weights only; the device does them once.
+
+    Assumes: every step is a launch, a copy or a fill.
+    Guarantees: ``ctx.trace.folded`` has them in groups that share no intermediate, which the plan keeps as weights.
+        A result that is much larger than its weights stays in the Run.
+    Example: ``w2 = transpose(w); y = gemm(x, w2)`` -> once ``w2 = transpose(w)``, each Run ``y = gemm(x, w2)``.
+    """
+    launches = [step for step in steps if not isinstance(step, Map)]
+    ctx.trace.folded, rest = split_constants(launches)
+    return list[Step](rest)
 
 
 def split_constants(launches: Sequence[Recordable]) -> tuple[list[list[Recordable]], list[Recordable]]:

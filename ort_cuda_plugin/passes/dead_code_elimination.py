@@ -11,7 +11,13 @@ from ..program.trace import ReadBack, Step
 
 
 def eliminate_dead_code(steps: Sequence[Step]) -> list[Step]:
-    """The steps that an output depends on, without what they would store for none."""
+    """Drop the steps and the results that no output depends on.
+
+    Assumes: nothing beside the invariants.
+    Guarantees: each intermediate that a map stores is read by a later step. Steps whose values the host reads back
+        stay: they may be the size of an output, or end a Run with an error.
+    Example: ``a = Exp(x); y = Neg(x)`` -> ``y = Neg(x)``, where only y is an output.
+    """
     needed: set[Buffer] = set()
     kept = []
     for step in reversed(steps):

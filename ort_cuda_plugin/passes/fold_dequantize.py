@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from ..kernels.contract import contiguous_axis
 from ..kernels.convolve import in_strips
+from ..kernels.tactics import is_of_integers
 from ..model.ir import DType
+from ..program.lowering import Lowering
 from ..program.scalar import Scalar, reachable
 from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Contract, Conversion, Convolve, Map, Substitution, Sums, dense, stored, used_inputs
@@ -28,9 +30,14 @@ _NARROW_FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
 
 def fold_dequantize(steps: Sequence[Step], wanted: Callable[[Sums], bool] | None = None) -> list[Step]:
-    """The steps with operands that are converted as they are loaded, without the steps that stored them wide.
+    """Fold dequantisation and casts into the operand loads of GEMMs and convolutions of ours (operand prologues).
 
-    With ``wanted`` only the steps have them for which it holds then, whichever kernel they would have without.
+    With ``wanted`` only for the steps for which it holds afterwards, whichever kernel they would have without.
+
+    Assumes: kernels are selected: a library takes no such operand, so that in front of it the map stays.
+    Guarantees: an operand's prologue is at most 16 operations, on the operand, constants and a vector along one of
+        its axes. What nobody reads any more is not stored.
+    Example: ``w = Cast(w8) * scale; y = MatMul(x, w)`` -> ``y = MatMul(x, w8 with prologue Cast(w8) * scale)``.
     """
     result = list(steps)
     uses = Uses(enumerate(steps))
@@ -48,6 +55,18 @@ def fold_dequantize(steps: Sequence[Step], wanted: Callable[[Sums], bool] | None
                 if old is not new:
                     _change(result, uses, place, old)
     return eliminate_dead_code(result)
+
+
+def fold_dequantize_of_integers(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """Fold DequantizeLinear into the operands of products whose codes tensor cores multiply.
+
+    Assumes: vertical fusion has made one map of each operand's conversion.
+    Guarantees: no library gets such a product in float32. A product that would not become an integer GEMM stays as
+        it was.
+    Example: ``a = (qa - za) * sa; y = MatMul(a, b)`` -> ``y = MatMul(qa with prologue (qa - za) * sa, ...)``,
+        multiplied as integers.
+    """
+    return fold_dequantize(steps, lambda step: is_of_integers(ctx, step))
 
 
 def _operands(step: Step, strips: bool) -> Sequence[int]:
@@ -104,7 +123,13 @@ def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: i
 
 
 def fold_dequantize_into_inputs(steps: Sequence[Step]) -> list[Step]:
-    """The steps that read what is stored narrow for a product, in place of the wide value that is made of it."""
+    """Fold DequantizeLinear into the epilogues and maps that read a dequantised tensor, such as the sum of a
+    residual.
+
+    Assumes: the codes are stored anyway, for a product.
+    Guarantees: where nobody else reads the float tensor it is not stored.
+    Example: ``q = Quantize(r); f = Dequantize(q); y = p + f`` -> ``q = Quantize(r); y = p + Dequantize(q)``.
+    """
     result = list(steps)
     uses = Uses(enumerate(steps))
     for position, step in enumerate(steps):

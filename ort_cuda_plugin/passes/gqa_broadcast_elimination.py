@@ -18,7 +18,13 @@ from .uses import Uses
 
 
 def eliminate_gqa_broadcasts(steps: Sequence[Step]) -> list[Step]:
-    """The steps without copies that repeat what attention reads."""
+    """Remove the Expand that repeats K and V for the query heads of a group (grouped-query attention).
+
+    Assumes: attention is one step; the copies that repeat K and V have no other reader.
+    Guarantees: heads are two dimensions, groups and heads of a group; K and V have a stride of 0 along the second.
+    Example: ``k [1, 2, 4, n, d] = Expand(cache [1, 2, 1, n, d]); attention(q, k, v)`` -> ``attention(q, cache,
+        ...)``.
+    """
     found: list[Step | None] = list(steps)
     uses: Uses[int] = Uses(enumerate(steps))
     for position, step in enumerate(steps):

@@ -29,10 +29,13 @@ __all__ = ["merge_convolutions"]
 
 
 def merge_convolutions(ctx: Lowering, steps: Iterable[Step]) -> list[Step]:
-    """The steps with one kernel in place of convolutions of one image that it computes in less time.
+    """Merge convolutions of one image that differ in their weights only into one kernel, which writes each result
+    to its own tensor.
 
-    They are what tensor cores multiply, and all of them are small together, or no library does them. Guards join the
-    trace's.
+    Assumes: images have their channels last; results have one writer.
+    Guarantees: readers of the results do not change. The merged kernel takes less time than one by one, or no
+        library computes them. Guards of the kernel join those of the plan.
+    Example: ``a = Conv1x1(x, wa); b = Conv1x1(x, wb)`` -> ``a, b = launch(x, [wa wb])``.
     """
     return merge_contractions(steps, _Convolutions(ctx))
 

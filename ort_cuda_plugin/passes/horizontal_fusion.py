@@ -17,7 +17,13 @@ MAX_BYTES = 1 << 20
 
 
 def fuse_horizontally(steps: Sequence[Step]) -> list[Step]:
-    """The steps with maps of one shape at the place of the first of them, where nothing between depends on either."""
+    """Fuse independent maps of one shape into one launch, at the place of the first.
+
+    Assumes: vertical fusion is done: a map that others could take in is gone.
+    Guarantees: no step in between reads what the later map writes, or writes what it reads. What runs once stays
+        apart from what each Run does.
+    Example: ``k2 = Copy(k); v2 = Copy(v)`` of one shape -> ``k2, v2 = Copy(k), Copy(v)`` in one map.
+    """
     result: list[Step] = []
     fixed = fixed_buffers(steps)
     places: dict[tuple[tuple[Dim, ...], bool], int] = {}

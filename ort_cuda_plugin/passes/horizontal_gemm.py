@@ -21,7 +21,14 @@ COLUMNS = -1
 
 
 def merge_gemms(steps: Sequence[Step]) -> list[Step]:
-    """The steps with one product in place of those that differ in their weights only; their results become views."""
+    """Merge GEMMs of one left operand with constant weights into one GEMM over joined columns, as Q, K and V
+    projections.
+
+    Assumes: epilogues are fused. Steps beside the merged GEMM do not write its left operand in between.
+    Guarantees: results become views of the joined result. A shorter epilogue gets additions of -0.0 and factors of
+        1.0, which keep the bits.
+    Example: ``q = MatMul(x, wq); k = MatMul(x, wk)`` -> ``qk = MatMul(x, [wq wk]); q, k = views of qk``.
+    """
     result: list[Step] = list(steps)
     groups: dict[Hashable, list[int]] = {}
     for position, step in enumerate(result):

@@ -16,9 +16,13 @@ __all__ = ["merge_integer_gemms"]
 
 
 def merge_integer_gemms(ctx: Lowering, steps: Iterable[Step]) -> list[Step]:
-    """The steps with one product in place of those that multiply the same codes with different known weights.
+    """Merge integer GEMMs of one left operand with constant weights into one launch that writes each result to its
+    own tensor.
 
-    Tensor cores multiply them, in tiles of all k. Guards join the trace's.
+    Assumes: DequantizeLinear is folded into the operands.
+    Guarantees: readers of the results do not change. Tiles have all of k. Guards of the kernel join those of the
+        plan.
+    Example: ``q = MatMul(codes, wq); k = MatMul(codes, wk)`` -> ``q, k = MatMul(codes, [wq wk])``, two tensors.
     """
     return merge_contractions(steps, _Products(ctx))
 

@@ -2,98 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from ..kernels.dense_batches import call_with_dense_batches
-from ..kernels.depthwise import is_depthwise, launch_depthwise
-from ..kernels.image_layout import (
-    is_channels_last,
-    wants_channels_last,
-    with_channels_last_result,
-)
+from ..kernels.depthwise import launch_depthwise
+from ..kernels.image_layout import with_channels_last_result
 from ..kernels.library_attention import call_cudnn_attention
 from ..kernels.library_calls import call_cublaslt, call_cudnn
 from ..kernels.matrix_conv import launch_matrix_convolution, matrix_convolution_tactics
-from ..kernels.tactics import LIBRARY, PARTS, Tuner, by_rules, explain, is_parted, parts_of, ruled, tactics
+from ..kernels.tactics import LIBRARY, by_rules, explain, is_depthwise_in_memory_order, with_tactic
 from ..program.elementwise import copy_into
 from ..program.lowering import Lowering
-from ..program.steps import Attend, Contract, Convolve, Map, Sums, Tactic
+from ..program.steps import Attend, Contract, Convolve, Sums, Tactic
 from ..program.trace import LibraryCall, Step
 from ..program.views import part
-from .channel_axes import join_channels
-from .horizontal_conv import merge_convolutions
-from .l2_batch_tiling import tile_batches_for_l2
-from .layout_propagation import propagate_channels_last
-from .loop_interchange import in_memory_order, unit_axis_last
-from .pointwise_as_gemm import pointwise_as_gemm
-from .table import Watch
 
 AnyStep = TypeVar("AnyStep", bound=Step)
 
 
-def choose(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None = None, watch: Watch | None = None) -> list[Step]:
-    """The steps with calls of the libraries that the device offers, where these can do the sums.
+def select_kernels(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """Select the engine of each contraction: a library's call, or one of our kernels with its tactic.
 
-    Such a call takes as much of the step's epilogue as the library has; what is left is a map after it. Guards of the
-    calls join the trace's. With ``tuner`` what was measured goes before rules, and so does a tactic that a step has.
-    ``watch`` sees the steps on the way.
+    What was measured goes before rules, and so does a tactic that a step has already.
+
+    Assumes: layouts are final.
+    Guarantees: a library's call takes as much of the epilogue as the library has, and a map computes the rest. A
+        step that stays a contraction carries its tactic for emission. Guards of the calls join those of the plan.
+    Example: ``y = Exp(MatMul(a, b) + c)`` -> ``t = cublasLt(a, b, c); y = Exp(t)``.
     """
-
-    def seen(name: str, steps: Iterable[Step]) -> list[Step]:
-        found = list(steps)
-        if watch:
-            watch(f"choose, {name}", found)
-        return found
-
-    chosen: list[Step] = []
-    joined = seen("attention and channels", (one for step in _parted(ctx, steps, tuner) for one in _joined(ctx, step)))
-    ordered = seen("order of images", propagate_channels_last(ctx, joined))
-    parted = seen("images in parts", tile_batches_for_l2(ctx, ordered))
-    for step in seen("merged convolutions", merge_convolutions(ctx, parted)):
+    selected: list[Step] = []
+    for step in steps:
         with ctx.recording(step.nodes) as made:
-            tuned = _tuned(ctx, pointwise_as_gemm(ctx, step), tuner)
+            tuned = with_tactic(ctx, step)
             is_called = _is_called(ctx, tuned)
         if not is_called:
             with ctx.recording(step.nodes) as made:
                 made.append(_readable(ctx, _without_library(tuned)))
-        chosen += made
-    return [unit_axis_last(in_memory_order(step)) if isinstance(step, Map) else step for step in chosen]
-
-
-def _tuned(ctx: Lowering, step: Step, tuner: Tuner | None) -> Step:
-    """The step with the tactic that is the fastest where that is known, or that rules prefer to a library."""
-    if not isinstance(step, Sums) or step.tactic.name or _is_depthwise(ctx, step):
-        return step
-    names = tactics(ctx, step) if tuner is not None else []
-    tuned = tuner.tactic(ctx, step, names) if tuner is not None and len(names) > 1 else Tactic()
-    return replace(step, tactic=tuned if tuned.name else ruled(ctx, step))
-
-
-def _parted(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None) -> Iterator[Step]:
-    """The steps, with the parts of attention in its place where these are faster."""
-    for step in steps:
-        if not isinstance(step, Attend):
-            yield step
-            continue
-        tuned = _tuned(ctx, step, tuner)
-        assert isinstance(tuned, Attend)
-        is_in_parts = tuned.tactic.name == PARTS if tuned.tactic.name else is_parted(ctx, step)
-        yield from parts_of(ctx, tuned) if is_in_parts else (tuned,)
+        selected += made
+    return selected
 
 
 def _without_library(step: AnyStep) -> AnyStep:
     """The step that no library takes after all."""
     return replace(step, tactic=Tactic()) if isinstance(step, Sums) and step.tactic.name == LIBRARY else step
-
-
-def _joined(ctx: Lowering, step: Step) -> Sequence[Step]:
-    """The step as cuDNN may take it."""
-    if not isinstance(step, Convolve) or step.channel_axes == 1 or "cudnn" not in ctx.device.libraries:
-        return [step]
-    ctx.nodes = step.nodes
-    return join_channels(ctx, step)
 
 
 def _readable(ctx: Lowering, step: Step) -> Step:
@@ -110,7 +63,7 @@ def _is_called(ctx: Lowering, step: Step) -> bool:
     if not isinstance(step, Sums):
         return False
     if step.tactic.name in ("", LIBRARY):
-        if _is_depthwise(ctx, step):
+        if is_depthwise_in_memory_order(ctx, step):
             assert isinstance(step, Convolve)
             placed = with_channels_last_result(ctx, step)
             launch_depthwise(ctx, placed)
@@ -145,13 +98,3 @@ def _call(ctx: Lowering, step: Sums) -> bool:
         case Convolve():
             return 0 not in step.shape and call_cudnn(ctx, step)
     return False
-
-
-def _is_depthwise(ctx: Lowering, step: Sums) -> bool:
-    """Whether the step is a convolution of each channel by itself, in the order that cuDNN's images have."""
-    return (
-        isinstance(step, Convolve)
-        and wants_channels_last(ctx, step)
-        and is_channels_last(step.operands[0])
-        and is_depthwise(ctx, step)
-    )

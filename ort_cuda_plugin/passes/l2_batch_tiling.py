@@ -29,21 +29,32 @@ MOST_PARTS = 4
 """More launches take as long as the memory."""
 
 
-def tile_batches_for_l2(ctx: Lowering, steps: Sequence[Step]) -> Iterator[Step]:
-    """The steps, with pairs of convolutions that are done for some images after the others."""
-    size = 0 if ctx.device.emulated else L2_BYTES.get(ctx.device.compute_capability, 0)
-    uses = Uses(enumerate(steps)) if size else None
+def tile_batches_for_l2(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """Tile the batch of an expansion and the depthwise convolution after it, so that the image between them stays
+    in L2.
+
+    Assumes: images have their channels last; the image between has one writer and one reader.
+    Guarantees: the tiles cover the batch in order, and each has an image of its own between both convolutions.
+    Example: ``e = Conv1x1(x [64, ...]); y = Depthwise(e)`` -> for 16 images at a time: ``e = Conv1x1(x[i:i+16]);
+        y[i:i+16] = Depthwise(e)``.
+    """
+    size = L2_BYTES.get(ctx.device.compute_capability, 0)
+    if not size:
+        return list(steps)
+    uses = Uses(enumerate(steps))
+    tiled: list[Step] = []
     number = 0
     while number < len(steps):
         pair = steps[number : number + 2]
-        count = 1 if uses is None else _parts(ctx, uses, number, pair, size)
+        count = _parts(ctx, uses, number, pair, size)
         if count > 1:
             first, second = _convolutions(pair)
-            yield from _in_parts(ctx, first, second, count)
+            tiled += _in_parts(ctx, first, second, count)
             number += 2
         else:
-            yield steps[number]
+            tiled.append(steps[number])
             number += 1
+    return tiled
 
 
 def _parts(ctx: Lowering, uses: Uses[int], number: int, pair: Sequence[Step], size: int) -> int:

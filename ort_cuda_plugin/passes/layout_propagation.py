@@ -38,7 +38,14 @@ __all__ = ["propagate_channels_last"]
 
 
 def propagate_channels_last(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """The steps with channels last wherever a convolution of cuDNN's gains by it. Guards join the trace's."""
+    """Propagate the channels-last layout (NHWC) from convolutions that need it for tensor cores to all steps
+    between them.
+
+    Assumes: convolutions have one channel axis where cuDNN computes them.
+    Guarantees: images of such convolutions have their channels last, or are copied there once. Steps that refuse
+        get a dense copy. Operators' own launches are made again for the new strides.
+    Example: ``r = Conv(x NCHW); y = Conv(r NCHW)`` -> ``x' = transpose(x); r NHWC = Conv(x'); y = Conv(r)``.
+    """
     wanting = {number for number, step in enumerate(steps) if isinstance(step, Convolve) and _gains(ctx, step)}
     return _Propagation(ctx, steps, wanting).run() if wanting else list(steps)
 

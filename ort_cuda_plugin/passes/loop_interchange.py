@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..kernels.image_layout import permuted, place_stride, to_memory
@@ -9,11 +10,23 @@ from ..program.shapes import broadcast_strides
 from ..program.steps import Map
 from ..program.symbolic import hint
 from ..program.tensor import Tensor
+from ..program.trace import Step
 
-__all__ = ["in_memory_order", "unit_axis_last"]
+__all__ = ["interchange_loops"]
 
 
-def in_memory_order(step: Map) -> Map:
+def interchange_loops(steps: Sequence[Step]) -> list[Step]:
+    """Interchange the loops of maps, so that the innermost one walks over adjacent elements.
+
+    Assumes: layouts are final.
+    Guarantees: a map's dimensions are in the order of its tensors in memory, where they agree; each element is
+        computed as before.
+    Example: ``map over [n, c, h, w]`` of NHWC images -> ``map over [n, h, w, c]``.
+    """
+    return [_unit_axis_last(_in_memory_order(step)) if isinstance(step, Map) else step for step in steps]
+
+
+def _in_memory_order(step: Map) -> Map:
     """A map that writes an image with channels last, over the dimensions in their order in memory."""
     if type(step) is not Map or not step.outputs:
         return step
@@ -23,7 +36,7 @@ def in_memory_order(step: Map) -> Map:
     return permuted(step, to_memory(rank))
 
 
-def unit_axis_last(step: Map) -> Map:
+def _unit_axis_last(step: Map) -> Map:
     """A map whose tensors all have neighbours along an axis that is not the last, with its axes as memory has them."""
     if type(step) is not Map or not step.outputs or len(step.shape) < 3:
         return step

@@ -6,6 +6,8 @@ places. cuBLASLt writes lines of a result that are apart, and reads such lines.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..kernels.contract import is_small
 from ..kernels.image_layout import permuted, place_stride, places_first, to_memory
 from ..kernels.library_form import product_form
@@ -17,7 +19,23 @@ from ..program.views import permute
 __all__ = ["pointwise_as_gemm"]
 
 
-def pointwise_as_gemm(ctx: Lowering, step: Step) -> Step:
+def pointwise_as_gemm(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """Rewrite pointwise (1x1) convolutions as GEMMs where cuDNN would copy their result, as a slice of a
+    concatenation.
+
+    Assumes: images have their channels last: output pixels are the rows of the GEMM.
+    Guarantees: cuBLASLt has the whole epilogue of such a GEMM. Small convolutions stay, since our kernel is faster.
+    Example: ``y[:, :8] = Conv1x1(x, w)`` -> ``y[:, :8] = MatMul(x [pixels, channels], w)``.
+    """
+    result: list[Step] = []
+    for step in steps:
+        with ctx.recording(step.nodes) as made:
+            product = _as_product(ctx, step)
+        result += [step] if product is step else [*made, product]
+    return result
+
+
+def _as_product(ctx: Lowering, step: Step) -> Step:
     """The step, as a product if it is a convolution whose result cuDNN would copy, and cuBLASLt would not.
 
     Its rows are the places of all images, whose channels come last. All of the epilogue has to be cuBLASLt's. Small

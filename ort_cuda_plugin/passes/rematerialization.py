@@ -9,6 +9,7 @@ from ..program.scalar import Scalar
 from ..program.steps import Attend, Map, Output, Substitution, stored, used_inputs
 from ..program.tensor import BufferKind, Tensor
 from ..program.trace import Step
+from .dead_code_elimination import eliminate_dead_code
 from .uses import Uses
 
 MAX_OPERATIONS = 8
@@ -16,13 +17,19 @@ MAX_OPERATIONS = 8
 
 
 def rematerialize(steps: Sequence[Step]) -> list[Step]:
-    """The steps without reads of intermediates that the same step can make of others that it reads."""
+    """Recompute an input of a step that is a cheap function of another input of the same step, instead of loading
+    it.
+
+    Assumes: producers are fused, so that both inputs are results of one step.
+    Guarantees: a recomputed value has the bits of the stored one. What nobody loads any more is not stored.
+    Example: ``h, q = h, h * h (stored); y = h / Sum(q)`` -> ``y = h / Sum(h * h)``, which reads h alone.
+    """
     result = list(steps)
     uses = Uses(enumerate(steps))
     for position, step in enumerate(steps):
         if isinstance(step, Map) and not isinstance(step, Attend):
             result[position] = _with_fewer_reads(step, result, uses)
-    return result
+    return eliminate_dead_code(result)
 
 
 def _with_fewer_reads(step: Map, steps: Sequence[Step], uses: Uses[int]) -> Map:

@@ -20,7 +20,15 @@ __all__ = ["fuse_split_k"]
 
 
 def fuse_split_k(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """The steps with products in parts, where these take less time. Guards join the trace's."""
+    """Split k of a GEMM with few tiles, and fuse the reduction of the partial sums into the step that reads the
+    result.
+
+    Assumes: the only early reader is a map or a row program, such as a normalisation.
+    Guarantees: the partial sums are float32 tensors of a new buffer, which the reader adds in a fixed order. Guards
+        join those of the plan.
+    Example: ``p = MatMul(a, b); y = LayerNorm(p + r)`` -> ``p[3] = MatMul over thirds of k; y = LayerNorm(p[0] +
+        p[1] + p[2] + r)``.
+    """
     result: list[Sequence[Step]] = [(step,) for step in steps]
     uses = Uses(enumerate(steps))
     for position, step in enumerate(steps):

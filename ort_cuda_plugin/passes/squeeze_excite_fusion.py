@@ -24,9 +24,15 @@ _types = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 
 
 def fuse_squeeze_excite(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """The steps with launches in place of pairs of such convolutions, where the first one's result is the second's."""
-    if ctx.device.emulated:
-        return list(steps)
+    """Launch the two pointwise convolutions of a squeeze-and-excitation block as one kernel, whose hidden values
+    stay in shared memory.
+
+    Assumes: epilogues are fused; a GPU's kernels, not those of the emulated device.
+    Guarantees: a launch in place of both convolutions where that is faster than two calls of a library; it reads
+        what they read.
+    Example: ``h = Relu(Conv1x1(x, a)); y = Sigmoid(Conv1x1(h, b))`` with one output pixel -> ``y = launch(x, a,
+        b)``.
+    """
     found: list[Step | None] = list(steps)
     uses = Uses(enumerate(steps))
     for number, step in enumerate(steps):

@@ -1,53 +1,172 @@
-"""The passes between lowering and the making of kernels, in order."""
+"""The table of passes: every stage between the operators' lowering and a cluster's launches, in order.
+
+A pass is a function from a program to a program. Its docstring says what it does, what it assumes beside
+docs/invariants.md, and what it guarantees to the passes after it. `run_passes` runs those of the table that apply to a
+device and its options, and tells a `Watch` the program after each. tests/passes has one test of before and after for
+each pass, and refuses a pass without one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
+from ..kernels.emit import emit
+from ..kernels.stream import has_tf32
+from ..program.lowering import Lowering
 from ..program.trace import Step
+from .attention_decomposition import decompose_attention
 from .attention_fusion import fuse_attention
-from .common_subexpressions import eliminate_common_subexpressions
+from .common_subexpression_elimination import eliminate_common_subexpressions
 from .concat_elimination import eliminate_concats
+from .constant_folding import fold_constants
 from .dead_code_elimination import eliminate_dead_code
+from .flatten_channel_axes import flatten_channel_axes
+from .fold_dequantize import fold_dequantize, fold_dequantize_into_inputs, fold_dequantize_of_integers
 from .gqa_broadcast_elimination import eliminate_gqa_broadcasts
+from .horizontal_conv import merge_convolutions
 from .horizontal_fusion import fuse_horizontally
 from .horizontal_gemm import merge_gemms
+from .horizontal_integer_gemm import merge_integer_gemms
+from .kernel_selection import select_kernels
+from .l2_batch_tiling import tile_batches_for_l2
+from .layout_propagation import propagate_channels_last
+from .loop_interchange import interchange_loops
+from .pointwise_as_gemm import pointwise_as_gemm
 from .rematerialization import rematerialize
 from .sink_through_concat import sink_through_concat
+from .split_k_fusion import fuse_split_k
+from .squeeze_excite_fusion import fuse_squeeze_excite
+from .tf32_as_scaled_f16 import store_tf32_as_scaled_f16
 from .vertical_fusion import fuse_vertically
 
+__all__ = ["FUSION", "KERNELS", "KERNEL_SELECTION", "LOWERED", "PASSES", "Pass", "Watch", "run_passes"]
+
 Watch: TypeAlias = Callable[[str, Sequence[Step]], None]
-"""Is told the name of a pass, and the steps after it."""
+"""Is told the name of a pass that has run, and the program after it."""
+
+LOWERED = "lowering"
+"""The name under which a watch gets the program that the operators recorded, before the first pass."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One stage of the compiler. It runs where ``when`` holds for the device and the options of the context.
+
+    ``run`` gets the context, in which it records guards and what is computed once, and the program, which it leaves as
+    it is.
+    """
+
+    name: str
+    run: Callable[[Lowering, Sequence[Step]], Sequence[Step]]
+    when: Callable[[Lowering], bool]
 
 
 def run_passes(
-    recorded: Sequence[Step], fusion: bool, watch: Watch | None = None, *, attention: bool = True
-) -> list[Step]:
-    """The steps that are to be launched for those that operators recorded. Without ``fusion`` each stays its own.
-
-    Without ``attention`` its products and softmax stay apart.
-    """
-    steps = list(recorded)
-    if watch:
-        watch("lowered", steps)
-    for name, run in PASSES:
-        if name == "live" or (fusion and (attention or name != "attend")):
-            steps = run(steps)
-            if watch:
-                watch(name, steps)
+    ctx: Lowering, steps: Sequence[Step], passes: Sequence[Pass], watch: Watch | None = None
+) -> Sequence[Step]:
+    """Return the program after those of ``passes`` that apply, in order; ``watch`` sees it after each of them."""
+    for each in passes:
+        if each.when(ctx):
+            steps = each.run(ctx, steps)
+            if watch is not None:
+                watch(each.name, steps)
     return steps
 
 
-PASSES: tuple[tuple[str, Callable[[Sequence[Step]], list[Step]]], ...] = (
-    ("live", eliminate_dead_code),
-    ("spread", sink_through_concat),
-    ("fuse", fuse_vertically),
-    ("recompute", lambda steps: eliminate_dead_code(rematerialize(steps))),
-    ("twins", eliminate_common_subexpressions),
-    ("merge", merge_gemms),
-    ("place", eliminate_concats),
-    ("attend", fuse_attention),
-    ("heads", eliminate_gqa_broadcasts),
-    ("bundle", fuse_horizontally),
+# ---- when a pass applies ----
+
+
+def _always(ctx: Lowering) -> bool:
+    return True
+
+
+def _fuses(ctx: Lowering) -> bool:
+    """With the session option fusion=0 each step of an operator stays its own, and is computed in each Run."""
+    return ctx.options.fusion
+
+
+def _fuses_attention(ctx: Lowering) -> bool:
+    return ctx.options.fusion and ctx.options.fuses_attention
+
+
+def _fuses_for_gpu(ctx: Lowering) -> bool:
+    return ctx.options.fusion and not ctx.device.emulated
+
+
+def _selects(ctx: Lowering) -> bool:
+    """The emulated device has one kernel for each step, unless a tuner measures several."""
+    return bool(ctx.device.libraries) or not ctx.device.emulated or ctx.tuner is not None
+
+
+def _selects_and_fuses(ctx: Lowering) -> bool:
+    return ctx.options.fusion and _selects(ctx)
+
+
+def _has_tf32(ctx: Lowering) -> bool:
+    return _fuses_for_gpu(ctx) and has_tf32(ctx)
+
+
+def _has_cudnn(ctx: Lowering) -> bool:
+    return "cudnn" in ctx.device.libraries
+
+
+def _has_libraries(ctx: Lowering) -> bool:
+    return ctx.device.libraries.issuperset({"cublaslt", "cudnn"})
+
+
+# ---- the table ----
+
+
+def _of_steps(run: Callable[[Sequence[Step]], Sequence[Step]]) -> Callable[[Lowering, Sequence[Step]], Sequence[Step]]:
+    """A pass that needs no context, as the table calls it."""
+
+    def with_context(ctx: Lowering, steps: Sequence[Step]) -> Sequence[Step]:
+        return run(steps)
+
+    with_context.__doc__ = run.__doc__
+    return with_context
+
+
+FUSION = (
+    Pass("dead_code_elimination", _of_steps(eliminate_dead_code), _always),
+    Pass("sink_through_concat", _of_steps(sink_through_concat), _fuses),
+    Pass("vertical_fusion", _of_steps(fuse_vertically), _fuses),
+    Pass("rematerialization", _of_steps(rematerialize), _fuses),
+    Pass("common_subexpression_elimination", _of_steps(eliminate_common_subexpressions), _fuses),
+    Pass("horizontal_gemm", _of_steps(merge_gemms), _fuses),
+    Pass("concat_elimination", _of_steps(eliminate_concats), _fuses),
+    Pass("attention_fusion", _of_steps(fuse_attention), _fuses_attention),
+    Pass("gqa_broadcast_elimination", _of_steps(eliminate_gqa_broadcasts), _fuses),
+    Pass("horizontal_fusion", _of_steps(fuse_horizontally), _fuses),
+    Pass("squeeze_excite_fusion", fuse_squeeze_excite, _fuses_for_gpu),
 )
+"""Passes that make fewer steps, which move fewer bytes. What a program has to move at least is counted after them."""
+
+KERNEL_SELECTION = (
+    Pass("attention_decomposition", decompose_attention, _selects),
+    Pass("flatten_channel_axes", flatten_channel_axes, _has_cudnn),
+    Pass("layout_propagation", propagate_channels_last, _selects),
+    Pass("l2_batch_tiling", tile_batches_for_l2, _fuses_for_gpu),
+    Pass("horizontal_conv", merge_convolutions, _selects),
+    Pass("pointwise_as_gemm", pointwise_as_gemm, _has_libraries),
+    Pass("kernel_selection", select_kernels, _selects),
+    Pass("loop_interchange", _of_steps(interchange_loops), _selects),
+)
+"""Passes that choose the engine of each GEMM, convolution and attention, and the layouts that it wants."""
+
+KERNELS = (
+    Pass("fold_dequantize_of_integers", fold_dequantize_of_integers, _selects_and_fuses),
+    Pass("fold_dequantize_into_inputs", _of_steps(fold_dequantize_into_inputs), _selects_and_fuses),
+    Pass("horizontal_integer_gemm", merge_integer_gemms, _selects_and_fuses),
+    Pass("tf32_as_scaled_f16", store_tf32_as_scaled_f16, _has_tf32),
+    Pass("split_k_fusion", fuse_split_k, _selects_and_fuses),
+    *KERNEL_SELECTION,
+    Pass("fold_dequantize", _of_steps(fold_dequantize), _fuses),
+    Pass("emission", emit, _always),
+    Pass("constant_folding", fold_constants, _fuses),
+)
+"""Passes that know the kernels of a device, up to the launches."""
+
+PASSES = (*FUSION, *KERNELS)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from ..kernels.attend_matrices import fits_matrices
 from ..kernels.compact_weights import half_lines, has_compact_lines, power_of
 from ..kernels.contract import is_faster_in_halves
-from ..kernels.stream import has_tf32
 from ..model.ir import DType
 from ..program import scalar as s
 from ..program.lowering import Lowering, Tensor
@@ -35,9 +34,16 @@ LARGEST = 2.0**14
 
 
 def store_tf32_as_scaled_f16(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """The steps with tensors in 16 bits for the products that take less time with these. Guards join the trace's."""
-    if not ctx.options.fusion or not has_tf32(ctx) or ctx.device.emulated:
-        return list(steps)
+    """Store tensors between TF32 GEMMs as float16 with a power of two for each column.
+
+    TF32 and float16 have the same 10 bits of mantissa. Range analysis bounds each tensor from weights and
+    normalisations, so that the scaled values fit float16.
+
+    Assumes: attention is fused; TF32 is allowed; a GPU's kernels.
+    Guarantees: only GEMMs that this makes faster read such tensors. The scales of a left operand are factors of the
+        weights, computed once.
+    Example: ``n = LayerNorm(x) f32; y = MatMul(n, w)`` -> ``n = f16(LayerNorm(x) * s); y = MatMul(n, w / s)``.
+    """
     halves = _Halves(ctx, steps)
     halves.decide()
     return halves.rewritten() if halves.readers else list(steps)

@@ -49,7 +49,14 @@ FEW_ROWS, MANY_COLUMNS = 128, 8192
 
 
 def fuse_vertically(steps: Sequence[Step]) -> list[Step]:
-    """The steps of a trace with producers joined to their consumers. Order and dependencies are kept."""
+    """Fuse producers into their consumers: maps, reductions, and maps as epilogues of GEMM, convolution and
+    attention.
+
+    Assumes: one step for each operation of an operator.
+    Guarantees: the order of reads and writes of each buffer stays. A value that the model stores in a narrow type
+        is rounded there (`stored`), so that the bits stay.
+    Example: ``p = MatMul(a, b); y = Relu(p)`` -> one GEMM whose epilogue is Relu.
+    """
     return _Fusion(steps).run()
 
 

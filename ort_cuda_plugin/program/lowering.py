@@ -61,7 +61,7 @@ from .trace import (
     Use,
     scalar_types,
 )
-from .tuning import OperatorTuner
+from .tuning import Tuner
 
 __all__ = [
     "MAX_HOST_ELEMENTS",
@@ -121,7 +121,7 @@ class Lowering:
         self.nodes: tuple[Node, ...] = ()
         self.opset = 0
         self.trace = Trace()
-        self.tuner: OperatorTuner | None = None
+        self.tuner: Tuner | None = None
         """Chooses among tactics of applications' operators, where anything is measured."""
         self.guessed = False
         self.trial = trial

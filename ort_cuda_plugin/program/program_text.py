@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from difflib import SequenceMatcher
+from typing import TypeAlias
 
 from .steps import Attend, Contract, Map, Rows, Sums
 from .tensor import Buffer, BufferKind
 from .trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step
 from .traffic import Access, accesses, traffic
+
+Block: TypeAlias = tuple[str, ...]
+"""The lines of a step."""
 
 
 class ProgramText:
@@ -18,20 +23,41 @@ class ProgramText:
         self._names: dict[Buffer, str] = {}
 
     def program(self, name: str, steps: Sequence[Step]) -> str:
-        """The steps after the pass ``name``."""
-        lines = []
-        for number, step in enumerate(steps):
-            reads, writes = accesses(step)
-            nodes = ", ".join(f"{node.op_type} {node.name}".strip() for node in step.nodes) or "(inputs)"
-            lines.append(f"{number:4}  {step_kind(step):28} {self._list(writes)} <- {self._list(reads)}")
-            lines.append(f"      {'':28} {nodes}")
-            if isinstance(step, (Launch, LibraryCall)) and step.note:
-                lines.append(f"      {'':28} {step.note}")
-            if isinstance(step, HostCall):
-                lines.append(f"      {'':28} {step.callback.name}")
-        total = traffic(steps)
-        header = f"after {name}: {len(steps)} steps, {_size(total.read)} read, {_size(total.written)} written"
-        return "\n".join([header, *lines, ""])
+        """The steps after the pass ``name``, numbered."""
+        lines = [f"after {name}: {_totals(steps)}"]
+        for number, block in enumerate(self.blocks(steps)):
+            first, *others = block
+            lines += [f"{number:4}  {first}", *(f"      {line}" for line in others)]
+        return "\n".join([*lines, ""])
+
+    def change(self, name: str, before: Sequence[Block], steps: Sequence[Step]) -> str:
+        """What the pass ``name`` changed: a unified diff whose numbers count steps, with a step around each change."""
+        after = self.blocks(steps)
+        lines = [f"changed by {name}: {_totals(steps)}"]
+        matcher = SequenceMatcher(None, before, after, autojunk=False)
+        for group in matcher.get_grouped_opcodes(1):
+            (_, start, _, other, _), (_, _, end, _, other_end) = group[0], group[-1]
+            lines.append(f"@@ -{start},{end - start} +{other},{other_end - other} @@")
+            for kind, i, j, k, m in group:
+                if kind == "equal":
+                    lines += [f"  {line}" for block in before[i:j] for line in block]
+                else:
+                    lines += [f"- {line}" for block in before[i:j] for line in block]
+                    lines += [f"+ {line}" for block in after[k:m] for line in block]
+        return "\n".join([*lines, ""])
+
+    def blocks(self, steps: Sequence[Step]) -> list[Block]:
+        """The lines of each step: what it computes, for which nodes, and notes."""
+        return [tuple(self._lines(step)) for step in steps]
+
+    def _lines(self, step: Step) -> Iterator[str]:
+        reads, writes = accesses(step)
+        yield f"{step_kind(step):28} {self._list(writes)} <- {self._list(reads)}"
+        yield f"{'':28} " + (", ".join(f"{node.op_type} {node.name}".strip() for node in step.nodes) or "(inputs)")
+        if isinstance(step, (Launch, LibraryCall)) and step.note:
+            yield f"{'':28} {step.note}"
+        if isinstance(step, HostCall):
+            yield f"{'':28} {step.callback.name}"
 
     def _list(self, accesses: Iterable[Access]) -> str:
         parts = []
@@ -53,6 +79,40 @@ class ProgramText:
                 name = f"{prefix.get(buffer.kind, '%')}{len(self._names)}"
             self._names[buffer] = name
         return self._names[buffer]
+
+
+class ProgramHistory:
+    """Tells what each pass did to one program, of which ``text`` has the names: the watch of ``explain --program``.
+
+    ``show`` gets the whole program once at the beginning and after each pass of ``whole``, and a diff after each other
+    pass that changed it. `finish` names all ``passes``: those that changed it, those that did not, those that did not
+    run.
+    """
+
+    def __init__(
+        self, text: ProgramText, show: Callable[[str], None], passes: Sequence[str], whole: Collection[str] = ()
+    ) -> None:
+        self._text, self._show, self._passes, self._whole = text, show, passes, whole
+        self._last: list[Block] | None = None
+        self._changed: dict[str, bool] = {}
+
+    def __call__(self, name: str, steps: Sequence[Step]) -> None:
+        before, self._last = self._last, self._text.blocks(steps)
+        self._changed[name] = before != self._last
+        if before is None or name in self._whole:
+            self._show(self._text.program(name, steps))
+        elif before != self._last:
+            self._show(self._text.change(name, before, steps))
+
+    def finish(self) -> None:
+        """Shows the names of all passes, by what they did."""
+        kinds: dict[str, list[str]] = {"changed the program": [], "changed nothing": [], "did not run here": []}
+        for name in self._passes:
+            if name not in self._changed:
+                kinds["did not run here"].append(name)
+            else:
+                kinds["changed the program" if self._changed[name] else "changed nothing"].append(name)
+        self._show("".join(f"passes that {kind}: {', '.join(names) or 'none'}\n" for kind, names in kinds.items()))
 
 
 def step_kind(step: Step) -> str:
@@ -80,6 +140,11 @@ def step_kind(step: Step) -> str:
             return "read-back"
         case HostCall():
             return "Python, in each Run"
+
+
+def _totals(steps: Sequence[Step]) -> str:
+    total = traffic(steps)
+    return f"{len(steps)} steps, {_size(total.read)} read, {_size(total.written)} written"
 
 
 def _size(count: int) -> str:

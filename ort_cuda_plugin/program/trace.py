@@ -191,6 +191,8 @@ class Trace:
     guards: dict[Expr, None] = field(default_factory=dict)
     origins: dict[Expr | Monomial, Node] = field(default_factory=dict)
     """The first node that needs a value, or the product of symbols and operations that is a part of it."""
+    folded: list[list[Recordable]] = field(default_factory=list)
+    """What constant folding took out of each Run: groups of launches that share no intermediate, each done once."""
 
     def originate(self, node: Node | None, dims: Iterable[Dim]) -> None:
         """Notes that ``node`` needs ``dims``: an error names it where one of them has no value in a Run."""

@@ -1,11 +1,11 @@
-"""Who chooses among the ways in which an application's operator can do the same."""
+"""The tuner: chooses among the ways to compute a step, or an application's operator, by what they take."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from .steps import Tactic
+from .steps import Sums, Tactic
 from .tensor import Tensor
 
 if TYPE_CHECKING:
@@ -15,8 +15,11 @@ Make: TypeAlias = "Callable[[Lowering, Sequence[Tensor | None], str], object]"
 """Records in a context what an operator does with its inputs by the tactic of this name."""
 
 
-class OperatorTuner(Protocol):
+class Tuner(Protocol):
     """Chooses by measuring."""
+
+    def tactic(self, ctx: Lowering, step: Sums, names: Sequence[str]) -> Tactic:
+        """The fastest of ``names``, of which rules prefer the first; without a name where that is not known."""
 
     def fastest(
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make

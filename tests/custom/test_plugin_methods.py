@@ -399,6 +399,9 @@ def test_get_timing_cache_id() -> None:
     asked: list[tuple[str, list[str]]] = []
 
     class Tuner:
+        def tactic(self, ctx: Any, step: Any, names: Any) -> Tactic:
+            raise AssertionError(f"an operator is measured, and no step: got {step}")
+
         def fastest(self, ctx: Any, problem: str, inputs: Any, names: Sequence[str], make: Any) -> Tactic:
             asked.append((problem, list(names)))
             return Tactic(names[-1], "measured")

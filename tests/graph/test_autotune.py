@@ -80,7 +80,7 @@ def compiled(
     texts: list[str] = []
     cluster.show_program = texts.append
     variant = cluster.prepare() if shapes is None else cluster.build(shapes, [])
-    return variant, next(text for text in reversed(texts) if text.startswith("after emitted"))
+    return variant, next(text for text in reversed(texts) if text.startswith("after emission"))
 
 
 def names(variant: Variant) -> list[str]:
@@ -134,7 +134,7 @@ def test_rules_choose_without_measuring_and_say_so(tmp_path: Path) -> None:
         texts: list[str] = []
         cluster.show_program = texts.append
         cluster.prepare()
-        assert why in texts[-1]
+        assert any(why in text for text in texts)
 
 
 def test_what_cannot_run_now_is_measured_another_time_and_what_never_can_is_not(tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ from kernel_harness import run_model
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.onnx_graph import read_model, storage
+from ort_cuda_plugin.passes.table import PASSES
 from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
 from ort_cuda_plugin.program.steps import Attend, Contract, Convolve, Map, Rows
+from pass_programs import programs_after
 from random_models import ModelMaker, feed
 
 
@@ -278,12 +280,7 @@ def test_an_encoder_takes_seven_steps_a_layer(decomposed: bool) -> None:
     counts = []
     for layers in (2, 3):
         model = onnx.shape_inference.infer_shapes(encoder(layers, 48, 3, decomposed=decomposed))
-        cluster = CompiledCluster(read_model(model), DeviceProperties(), LoweringOptions(fusion=True))
-        texts: list[str] = []
-        cluster.show_program = texts.append
-        cluster.prepare()
-        last = next(text for text in reversed(texts) if text.startswith("after attend"))
-        counts.append(int(last.split()[2]))
+        counts.append(int(programs_after(model)["attention_fusion"].split()[2]))
     assert counts[1] - counts[0] <= 7
     assert counts[0] <= 2 * 7 + 8
 
@@ -296,11 +293,7 @@ def test_results_that_are_equal_are_stored_once(second: str, stored: int) -> Non
         {{ k = Constant<value_float = 2.0>() l = Constant<value_float = {second}>() e = Exp(x)
           s = Mul(e, k) t = Mul(e, l) y = MatMul(s, a) z = MatMul(t, b) }}"""
     )
-    cluster = CompiledCluster(read_model(model), DeviceProperties(), LoweringOptions(fusion=True))
-    texts: list[str] = []
-    cluster.show_program = texts.append
-    cluster.prepare()
-    (text,) = (text for text in texts if text.startswith("after twins"))
+    text = programs_after(model)["common_subexpression_elimination"]
     (line,) = (line for line in text.splitlines() if " map " in line)
     assert line.split("<-")[0].count("f32[") == stored
     compare(model, [weights(9, 8), weights(8, 6, seed=1), weights(8, 6, seed=2)])
@@ -316,11 +309,7 @@ def test_what_is_made_of_what_a_step_reads_is_not_stored(squares: str) -> None:
           h = MatMul(x, a) q = {squares} m = ReduceMean(q, axes) v = Add(m, eps) r = Sqrt(v) n = Div(h, r) s = Mul(n, w)
           y = Add(s, h) }}"""
     )
-    cluster = CompiledCluster(read_model(model), DeviceProperties(), LoweringOptions(fusion=True))
-    texts: list[str] = []
-    cluster.show_program = texts.append
-    cluster.prepare()
-    (text,) = (text for text in texts if text.startswith("after recompute"))
+    text = programs_after(model)["rematerialization"]
     lines = [line.split("<-") for line in text.splitlines() if "<-" in line]
     assert [sides[0].count("f32[") for sides in lines] == [1, 1], text
     compare(model, [weights(9, 8), weights(8, 6, seed=1), weights(6, seed=2)])
@@ -379,14 +368,27 @@ def test_the_option_turns_fusion_on_and_off() -> None:
     assert counts == [4, 1]
 
 
-def test_explain_shows_the_program_after_each_pass(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_explain_names_all_passes_and_shows_as_a_diff_what_one_changed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "chain.onnx"
     onnx.save(program(PROGRAMS["a chain"][0]), path)
     assert main(["explain", str(path), "--program", "--device", "emulated"]) == 0
     out = capsys.readouterr().out
-    assert "after lowered: 4 steps" in out
-    assert "after fuse: 1 steps, 128 B read, 128 B written" in out
-    assert "Relu" in out.split("after emitted")[1]
+    assert "after lowering: 4 steps" in out
+    header = "changed by vertical_fusion: 1 steps, 128 B read, 128 B written\n"
+    fusion, emission = out.split(header)[1].split("after emission")
+    lines = fusion.strip().splitlines()
+    assert lines[0] == "@@ -0,4 +0,1 @@"
+    assert [line[0] for line in lines[1:]] == ["-"] * 8 + ["+"] * 2, fusion
+    assert lines[-1] == f"+ {'':28} Relu, Neg, Add, Sigmoid"
+    assert "Relu" in emission
+    changed, same, absent = [line for line in emission.splitlines() if line.startswith("passes that ")]
+    assert changed == "passes that changed the program: vertical_fusion, emission"
+    assert same.startswith("passes that changed nothing: dead_code_elimination, sink_through_concat, rematerialization")
+    assert absent.startswith("passes that did not run here: squeeze_excite_fusion, fold_dequantize_of_integers, ")
+    named = {name for line in (changed, same, absent) for name in line.partition(": ")[2].split(", ")}
+    assert named == {each.name for each in PASSES}
 
 
 @pytest.mark.parametrize("step", [Map, Rows, Contract, Attend, Convolve])

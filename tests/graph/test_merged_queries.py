@@ -47,7 +47,7 @@ def products_of_x(model: ModelProto) -> list[Contract]:
     found: list[Contract] = []
 
     def watch(name: str, steps: object) -> None:
-        if name == "merge":
+        if name == "horizontal_gemm":
             assert isinstance(steps, (list, tuple))
             found[:] = [step for step in steps if isinstance(step, Contract) and step.b.is_constant]
 

@@ -40,11 +40,11 @@ def quantized(body: str, inputs: str, **constants: np.ndarray) -> ModelProto:
 
 
 MODELS: dict[str, Callable[[], tuple[ModelProto, list[np.ndarray]]]] = {
-    "place": lambda: (
+    "concat_elimination": lambda: (
         quantized("s = Mul(s0, two) z = Concat<axis = 0>(s, t)", f"float[{SCALES}] s0, float[4] t"),
         [noise(SCALES, seed=1), noise(4, seed=2)],
     ),
-    "merge": lambda: (
+    "horizontal_gemm": lambda: (
         quantized(
             "a = MatMul(u, v) b = MatMul(u, w) s = Reshape(b, flat) r = Reshape(a, flat) z = Softmax<axis = 0>(r)",
             "float[1, 8] u",
@@ -53,7 +53,7 @@ MODELS: dict[str, Callable[[], tuple[ModelProto, list[np.ndarray]]]] = {
         ),
         [noise(1, 8, seed=1)],
     ),
-    "twins": lambda: (
+    "common_subexpression_elimination": lambda: (
         quantized("e = Exp(s0) r = Mul(e, two) s = Mul(e, two) z = Softmax<axis = 0>(r)", f"float[{SCALES}] s0"),
         [noise(SCALES, seed=1)],
     ),

@@ -190,9 +190,9 @@ def test_a_rewriting_that_forgets_what_conversions_read_is_found(fusion: bool, m
     prepare(quantized("float16"), gpu, fusion=fusion)
     prepare(placed())
     monkeypatch.setattr(Conversion, "map_tensors", lambda self, function: self)
-    with pytest.raises(InvalidProgramError, match=r"^pass choose, order of images, step \d+: product, node y .* 3: "):
+    with pytest.raises(InvalidProgramError, match=r"^pass layout_propagation, step \d+: product, node y .* 3: "):
         prepare(quantized("float16"), gpu, fusion=fusion)
-    with pytest.raises(InvalidProgramError, match=r"^pass place, step \d+: product, node y"):
+    with pytest.raises(InvalidProgramError, match=r"^pass concat_elimination, step \d+: product, node y"):
         prepare(placed())
 
 

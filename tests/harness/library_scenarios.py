@@ -197,7 +197,7 @@ def tuned(path: str) -> dict[str, Any]:
     measured = ort_cuda_plugin.counters()["candidates_measured"]
     runs = number(fake, "fake_runs") - before
     alive = number(fake, "fake_descriptors")
-    return {"measured": measured, "runs": runs, "kept": kept, "text": texts[-1], "alive": alive}
+    return {"measured": measured, "runs": runs, "kept": kept, "text": "".join(texts), "alive": alive}
 
 
 def searches(path: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.kernels import attend
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
+from pass_programs import programs_after
 
 FORMS = {
     "few threads": attend.Form(32, 64, 64, 32, resident=False),
@@ -47,11 +48,7 @@ def numbers(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
 
 def is_one_step(model: Any) -> bool:
     """Whether the fused program has one step for attention itself."""
-    cluster = CompiledCluster(read_model(model), DeviceProperties(), LoweringOptions())
-    texts: list[str] = []
-    cluster.show_program = texts.append
-    cluster.prepare()
-    return "attention" in next(text for text in texts if text.startswith("after attend"))
+    return " attention " in programs_after(model)["attention_fusion"]
 
 
 def compare(model: Any, inputs: list[np.ndarray], *, dynamic: bool = False) -> None:

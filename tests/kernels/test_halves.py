@@ -17,6 +17,7 @@ from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.estimate.gather import LIBRARIES, work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep, LibraryStep
 from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.passes.table import KERNELS
 from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
 
 GPU = DeviceProperties.gpu((9, 0))
@@ -112,7 +113,8 @@ def as_float64(model: ModelProto, x: Array) -> Array:
 
 def in_tf32(monkeypatch: pytest.MonkeyPatch, model: ModelProto, x: Array) -> Array:
     """The result where each product rounds its own operands."""
-    monkeypatch.setattr("ort_cuda_plugin.clusters.launches.store_tf32_as_scaled_f16", lambda ctx, steps: steps)
+    others = [each for each in KERNELS if each.name != "tf32_as_scaled_f16"]
+    monkeypatch.setattr("ort_cuda_plugin.clusters.launches.KERNELS", others)
     (result,) = run(monkeypatch, model, x)
     monkeypatch.undo()
     return result

@@ -168,7 +168,7 @@ def test_tensors_between_convolutions_are_bytes(monkeypatch: pytest.MonkeyPatch,
     compiled = CompiledCluster(read_model(model), GPU)
     compiled.watch = lambda name, steps: program.append(ProgramText(["x"], ["y"]).program(name, steps))
     compiled.prepare()
-    rest = next(text for text in program if text.startswith("after split, of each Run"))
+    rest = next(text for text in program if text.startswith("after constant_folding"))
     convolutions = [line for line in rest.splitlines() if "d_mma_" in line]
     assert len(convolutions) == 6
     assert all("u8[" in line.split("<-")[1] and "i8[" in line.split("<-")[1] for line in convolutions), rest

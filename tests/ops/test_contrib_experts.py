@@ -193,7 +193,7 @@ def test_traffic_is_that_of_the_chosen_experts() -> None:
     texts: list[str] = []
     cluster.show_program = texts.append
     cluster.prepare()
-    (summary,) = (line for text in texts for line in text.splitlines() if line.startswith("after emitted"))
+    (summary,) = (line for text in texts for line in text.splitlines() if line.startswith("after emission"))
     experts = 2 * 2 * INNER * WIDTH * 4
     read = float(summary.split(" steps, ")[1].split(" kB read")[0]) * 1000
     assert experts < read < 1.6 * experts

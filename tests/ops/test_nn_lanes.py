@@ -48,7 +48,7 @@ def compiled(model: onnx.ModelProto) -> tuple[list[str], list[Contract]]:
     products: list[Contract] = []
 
     def watch(name: str, steps: Sequence[object]) -> None:
-        if name == "narrow":
+        if name == "fold_dequantize":
             products[:] = [step for step in steps if isinstance(step, Contract)]
 
     cluster = CompiledCluster(read_model(model, False), DeviceProperties(emulated=True))

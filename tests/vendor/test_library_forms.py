@@ -28,7 +28,7 @@ class Chosen:
 
 
 def prepare(text: str, options: LoweringOptions | None = None) -> tuple[Variant, list[str]]:
-    """The only plan of a model, and its program after each pass."""
+    """The only plan of a model, and what each pass did to its program."""
     return prepare_model(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> chosen {text}'), options)
 
 
@@ -49,7 +49,7 @@ def choose(text: str, *, fusion: bool = True, use_tf32: bool = True) -> Chosen:
     (problem,) = variant.problems
     kinds = [record.kind for record in variant.plan.records]
     assert kinds.count(RecordKind.LIBRARY) == 1
-    (chosen,) = (text for text in texts if text.startswith("after choose"))
+    (chosen,) = (text for text in texts if text.startswith("after emission"))
     return Chosen(problem, problem.flags & ~ProblemFlags.TF32, len(kinds) - 1, chosen)
 
 
@@ -263,7 +263,7 @@ def test_images_between_convolutions_keep_their_channels_last(dtype: int) -> Non
     flags = [problem.flags & ~ProblemFlags.TF32 for problem in variant.problems]
     assert flags == [BIASED | RELU, LAST, BIASED | RESIDUAL | RELU]  # the last call is of the second problem
     # What comes in is copied, two of the weights among it. What goes out is ordered by the map that computes it.
-    (chosen,) = (text for text in texts if text.startswith("after choose"))
+    (chosen,) = (text for text in texts if text.startswith("after emission"))
     assert variant.plan is not None
     kinds = [record.kind for record in variant.plan.records]
     assert (kinds.count(RecordKind.LIBRARY), len(kinds)) == (4, 4 + 5), chosen

@@ -15,11 +15,17 @@ from .uses import Uses
 
 
 def eliminate_common_subexpressions(steps: Sequence[Step]) -> list[Step]:
-    """The steps without intermediates that are equal to another result of the same step, which is read instead."""
+    """Store equal results of one step once, and let all readers load that one.
+
+    Assumes: equal computations of one input are fused into one step, as several operators that quantise one tensor
+        are.
+    Guarantees: no two dense intermediates of one step have equal expressions, unless a reader cannot take a view.
+    Example: ``a, b = Exp(x), Exp(x)`` -> ``a = Exp(x)``; the readers of b read a.
+    """
     result = list(steps)
     uses = Uses(enumerate(steps))
     for position, step in enumerate(steps):
-        measure = Measure("common_subexpressions")
+        measure = Measure("common_subexpression_elimination")
         while isinstance(step, Map):
             measure.fall(len(step.outputs), step.node)
             if not _drop_one(result, uses, position, step):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..program.lowering import Lowering
@@ -10,11 +11,30 @@ from ..program.shapes import broadcast_strides
 from ..program.steps import Convolve, Input, Map
 from ..program.symbolic import product
 from ..program.tensor import contiguous_strides
+from ..program.trace import Step
 
-__all__ = ["join_channels"]
+__all__ = ["flatten_channel_axes"]
 
 
-def join_channels(ctx: Lowering, step: Convolve) -> list[Map]:
+def flatten_channel_axes(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """Flatten the channel axes of a convolution into one, with a map that moves the result; cuDNN has no other
+    form.
+
+    Assumes: only a number for each channel follows the accumulators; else the convolution stays.
+    Guarantees: a flattened convolution writes one dense image, which the map reads.
+    Example: ``conv -> [n, 8, 2, 2, h, w]`` (channels of three axes) -> ``conv -> [n, 32, h, w]; map``.
+    """
+    flat: list[Step] = []
+    for step in steps:
+        if isinstance(step, Convolve) and step.channel_axes > 1:
+            ctx.nodes = step.nodes
+            flat += _flattened(ctx, step)
+        else:
+            flat.append(step)
+    return flat
+
+
+def _flattened(ctx: Lowering, step: Convolve) -> list[Map]:
     """The convolution with one axis of channels, and a map that moves its result; a library has no other form of it.
 
     The step alone where something other than a number for each channel follows the sums.
@@ -29,7 +49,7 @@ def join_channels(ctx: Lowering, step: Convolve) -> list[Map]:
             return [step]
         shape = (product(channels), *[1] * len(step.space))
         inputs.append((leaf, ctx.view(x, shape, (1, *[0] * len(step.space)), x.offset)))
-    if step.channel_axes == 1 or len(step.outputs) != 1:
+    if len(step.outputs) != 1:
         return [step]
     value, out = step.outputs[0]
     space = [step.shape[axis] for axis in step.space]
