@@ -67,7 +67,7 @@ GENERAL = (
 """Variables of every device."""
 
 EMULATED = (
-    Variable("ORT_CUDA_PLUGIN_EMULATE_DEVICES", "1 to 64", "1", "number of emulated devices"),
+    Variable("ORT_CUDA_PLUGIN_EMULATE_DEVICES", "1 to 8", "1", "number of emulated devices"),
     Variable("ORT_CUDA_PLUGIN_EMULATE_MEMORY", "bytes, such as 512M or 16G", "16G", "memory of each device"),
     Variable(
         "ORT_CUDA_PLUGIN_EMULATE_WORKERS",

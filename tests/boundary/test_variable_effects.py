@@ -15,7 +15,7 @@ import pytest
 from c_programs import build_host
 from isolated import HARNESS, add_model, python
 from ort_cuda_plugin import get_library_path
-from ort_cuda_plugin.doctor.variables import VARIABLES
+from ort_cuda_plugin.doctor.variables import EMULATED, VARIABLES
 
 PREFIX = "ORT_CUDA_PLUGIN_"
 
@@ -146,3 +146,10 @@ def test_the_interpreter_of_a_host_is_the_one_that_the_variable_names(tmp_path: 
     ]
     assert "/nonexistent/python" not in said[0]
     assert "/nonexistent/python cannot be executed" in said[1]
+
+
+def test_the_table_has_the_numbers_of_devices_that_the_emulator_takes() -> None:
+    state = (HARNESS.parents[1] / "csrc_shim" / "emulator" / "state.h").read_text()
+    most = state.split("#define EMU_MAX_DEVICES ")[1].split()[0]
+    (row,) = (variable for variable in EMULATED if variable.name.endswith("_DEVICES"))
+    assert row.takes == f"1 to {most}"
