@@ -1,0 +1,150 @@
+"""Programs compute the same after each pass as they do when lowered, for every device kind; broken passes are found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import numpy_helper, parser
+
+from fuzzing.profiles import Profile
+from ort_cuda_plugin.passes import attention_fusion, vertical_fusion
+from ort_cuda_plugin.program.steps import Attend
+from programs.campaign import check
+from programs.interpreter import Interpreter
+from programs.models import network, random_model
+from programs.states import DEVICES, differing, first_difference, record
+from programs.values import Array, Reading
+
+SAMPLE = 24
+
+
+def numbers(*shape: int, seed: int = 0, dtype: str = "float32") -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def model(text: str, **constants: Array) -> onnx.ModelProto:
+    """A model of one graph in ONNX's text form."""
+    made = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {text}')
+    made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    return made
+
+
+# ---- the interpreter ----
+
+
+def test_a_program_as_lowered_computes_what_the_cpu_provider_does() -> None:
+    """Without an operator's own kernel the interpreter is a reference of its own."""
+    made = model(
+        """(float[n, 4, 6, 6] x, float[n, 5, 8] q) => (float[n, 6, 3, 3] y, float[n, 5, 3] z, int64[n, 5] i)
+        { c = Conv<strides = [2, 2], pads = [1, 1, 1, 1], group = 2>(x, w, b) y = Sigmoid(c)
+          h = MatMul(q, v) e = Erf(h) z = Softmax(e) a = ArgMax<axis = 2, keepdims = 0>(q)
+          l = ReduceSum<keepdims = 0>(q, axis) t = CastLike(l, a) i = Sub(a, t) }""",
+        w=numbers(6, 2, 3, 3), b=numbers(6, seed=1), v=numbers(8, 3, seed=2), axis=np.array([2]),
+    )  # fmt: skip
+    feeds = [numbers(2, 4, 6, 6, seed=3), numbers(2, 5, 8, seed=4)]
+    recorded = record(made, feeds, DEVICES["emulated"])
+    values = recorded.values(feeds)
+    assert values is not None
+    found = Interpreter(values, feeds, Reading.EXACT).run(recorded.states[0].steps)
+    session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    for number, wanted in enumerate(session.run(None, dict(zip("xq", feeds, strict=True)))):
+        np.testing.assert_allclose(found["output", number], wanted.reshape(-1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_value_that_a_model_stores_in_float16_is_rounded_in_one_reading() -> None:
+    made = model("(float16[n] x) => (float16[n] y) { t = Sigmoid(x) y = Mul(t, t) }")
+    feeds = [numbers(7, dtype="float16")]
+    recorded = record(made, feeds, DEVICES["emulated"])
+    values = recorded.values(feeds)
+    assert values is not None
+    exact, rounded = (Interpreter(values, feeds, reading).run(recorded.states[0].steps) for reading in Reading)
+    t = 1 / (1 + np.exp(-feeds[0].astype(np.float64)))
+    np.testing.assert_allclose(exact["output", 0], t * t, rtol=1e-12)
+    halves = t.astype(np.float16).astype(np.float64)
+    np.testing.assert_array_equal(rounded["output", 0], (halves * halves).astype(np.float16))
+
+
+def test_a_plan_takes_other_sizes_where_its_guards_hold() -> None:
+    feeds = [numbers(2, 3), numbers(2, 3, seed=1)]
+    recorded = record(
+        model("(float[n, m] a, float[n, m] b) => (float[n, m] c) { c = Add(a, b) }"), feeds, DEVICES["sm_90"]
+    )
+    assert recorded.values(feeds) != recorded.values([numbers(4, 5)] * 2)
+    assert recorded.values([numbers(4, 5)] * 2) is not None
+    assert recorded.values([numbers(4, 5), numbers(4, 6)]) is None
+
+
+def test_a_result_that_is_missing_or_has_another_element_differs() -> None:
+    expected = {("output", 0): np.arange(4.0)}
+    assert not differing({("output", 0): np.arange(4.0) + 1e-9}, expected)
+    assert differing({}, expected) == "output 0 is not written"
+    text = differing({("output", 0): np.array([0.0, 1.0, 2.5, 3.0])}, expected)
+    assert text == "output 0: 1 of 4 elements, element 2 is 2.5, not 2.0"
+
+
+# ---- every pass ----
+
+
+def test_random_models_compute_the_same_after_each_pass_on_every_device_kind() -> None:
+    report = check([random_model(Profile.GRAPHS, number) for number in range(SAMPLE)])
+    assert not report.findings, "\n\n".join(f"{name}: {found}" for name, found in report.findings)
+    assert report.runs["of the plan's sizes"] > 3 * SAMPLE
+    assert report.runs["of other sizes"] > 3 * SAMPLE
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "devices"),
+    [
+        ("bert_base", "float32", ("emulated", "sm_90", "sm_90 with libraries")),
+        ("bert_base", "int8", ("sm_90",)),
+        ("llama_decode", "float16", ("sm_90 with libraries",)),
+        ("mobilenet_v2", "float32", ("sm_80", "sm_90 with libraries")),
+        ("efficientnet_b0", "float16", ("sm_120",)),
+        ("resnet50", "float32", ("sm_90",)),
+    ],
+)
+def test_networks_compute_the_same_after_each_pass(name: str, dtype: str, devices: tuple[str, ...]) -> None:
+    report = check([network(name, dtype)], devices)
+    assert not report.findings, "\n\n".join(f"{name}: {found}" for name, found in report.findings)
+    assert report.programs == len(devices)
+
+
+# ---- passes that are broken ----
+
+
+HALVES = "(float16[n, 8] x) => (float16[n, 8] y) { a = Exp(x) b = Mul(a, x) y = Sub(b, a) }"
+ATTENTION = """(float[2, 3, 5, 8] q, float[2, 3, 5, 8] k, float[2, 3, 5, 8] v) => (float[2, 3, 5, 8] y)
+    { t = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, t) w = Softmax(s) y = MatMul(w, v) }"""
+"""Models that a pass changes."""
+
+
+def difference(made: onnx.ModelProto, shapes: Sequence[tuple[int, ...]], dtype: str = "float32") -> str:
+    """The first difference on the emulated device, as text."""
+    feeds = [numbers(*shape, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes)]
+    return str(first_difference(record(made, feeds, DEVICES["emulated"]), feeds) or "")
+
+
+def test_fusion_that_forgets_where_the_model_rounds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not difference(model(HALVES), [(3, 8)], "float16")
+    monkeypatch.setattr(vertical_fusion, "stored", lambda x: x)
+    found = difference(model(HALVES), [(3, 8)], "float16")
+    assert found.startswith("after fuse (before it: spread): output 0: ")
+    assert "(rounded)\n-    0  map" in found
+    assert "Exp" in found
+    assert "+    0  map" in found
+
+
+def test_attention_that_forgets_its_softmax_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, shapes = model(ATTENTION), [(2, 3, 5, 8)] * 3
+    assert not difference(made, shapes)
+
+    def without_softmax(*arguments: Any, **named: Any) -> Attend:
+        return Attend(*arguments, **{**named, "weight": named["score"]})
+
+    monkeypatch.setattr(attention_fusion, "Attend", without_softmax)
+    assert difference(made, shapes).startswith("after attend")

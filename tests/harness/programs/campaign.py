@@ -1,0 +1,97 @@
+"""Compares the program of a model after each pass with the program as lowered, for many models and device kinds.
+
+    PYTHONPATH=tests/harness python -m programs [--count 500] [--first 0] [--profile graphs] [--device sm_90]
+                                                [--networks]
+
+Prints the first state of a program that computes something else, with the steps that the pass took out and put in.
+Exits with 1 where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from fuzzing.profiles import Profile
+from programs.models import Model, network, random_model
+from programs.states import DEVICES, CannotRunError, Difference, first_difference, record
+
+NETWORKS = (
+    "bert_base", "llama_prefill", "llama_decode", "resnet50", "mobilenet_v2", "efficientnet_b0", "unet", "vit_b_16",
+)  # fmt: skip
+DTYPES = ("float32", "float16", "int8")
+
+
+@dataclass
+class Report:
+    """What was compared, and what differs: by the model, the device kind and the number of the Run."""
+
+    programs: int = 0
+    """Plans: pairs of a model and a device kind."""
+    runs: Counter[str] = field(default_factory=Counter)
+    states: Counter[str] = field(default_factory=Counter)
+    """Comparisons after each pass."""
+    refused: Counter[str] = field(default_factory=Counter)
+    findings: list[tuple[str, Difference]] = field(default_factory=list)
+
+    def text(self) -> str:
+        runs = ", ".join(f"{count} {name}" for name, count in self.runs.items())
+        refused = "".join(f"\n  {count:6} not run: {reason}" for reason, count in self.refused.most_common(8))
+        return f"{self.states.total()} states of {self.programs} programs agree in Runs: {runs}{refused}"
+
+
+def check(models: Iterable[Model], devices: Sequence[str] = tuple(DEVICES), loud: bool = False) -> Report:
+    """Compares the programs of the models for these device kinds, at the sizes of their inputs and at others."""
+    report = Report()
+    for model in models:
+        for name in devices:
+            try:
+                recorded = record(model.proto, model.feeds, DEVICES[name])
+            except CannotRunError as error:
+                report.refused[str(error)[:80]] += 1
+                continue
+            report.programs += 1
+            for number, feeds in enumerate([model.feeds, *model.other_sizes()]):
+                compared: list[str] = []
+                try:
+                    found = first_difference(recorded, feeds, compared)
+                except CannotRunError as error:
+                    report.refused[str(error)[:80]] += 1
+                    continue
+                report.runs["of other sizes" if number else "of the plan's sizes"] += 1
+                report.states.update(compared)
+                if found is not None:
+                    label = f"{model.name}, {name}, Run {number}"
+                    report.findings.append((label, found))
+                    if loud:
+                        print(f"{label}: {found}\n", flush=True)
+                    break
+    return report
+
+
+def networks() -> Iterator[Model]:
+    """The networks of benchmarks, small, in each element type."""
+    for name in NETWORKS:
+        for dtype in DTYPES:
+            yield network(name, dtype)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="programs", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--profile", type=Profile, choices=list(Profile), default=Profile.GRAPHS)
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first random model")
+    parser.add_argument(
+        "--device", action="append", choices=list(DEVICES), help="a device kind; all where none is said"
+    )
+    parser.add_argument("--networks", action="store_true", help="the networks of benchmarks in place of random models")
+    options = parser.parse_args(arguments)
+    numbers = range(options.first, options.first + options.count)
+    models = networks() if options.networks else (random_model(options.profile, number) for number in numbers)
+    report = check(models, options.device or tuple(DEVICES), loud=True)
+    print(report.text())
+    return 1 if report.findings else 0

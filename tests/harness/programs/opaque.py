@@ -1,0 +1,45 @@
+"""What stands for kernels that operators launch themselves: a fixed smooth function of all elements that they read.
+
+It depends on each element and on its place, so that a program that reads something else, or in another order, gives
+other results. It knows the nodes and the number of a result, and nothing of the kernel. A result is between 1/4 and
+5/4, so that logarithms and roots of it exist; integers are 0 to 3.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from ort_cuda_plugin.model.ir import DType, Node
+from programs.values import Array
+
+
+def identity(nodes: Sequence[Node], name: str = "") -> float:
+    """A number from 0 to 1 for what launches something."""
+    text = "|".join([name, *(node.label for node in nodes)])
+    return (zlib.crc32(text.encode()) & 0xFFFF) / 0x10000
+
+
+def digest(arrays: Sequence[Array]) -> float:
+    """A smooth function of all elements of all arrays, in row-major order."""
+    total = 0.0
+    for number, array in enumerate(arrays):
+        flat = np.sin(np.nan_to_num(array.astype(np.float64).reshape(-1), nan=0.5, posinf=2.5, neginf=-2.5))
+        if flat.size:
+            weights = 1.25 + np.sin(1.0 + number + 0.7 * np.arange(flat.size))
+            total += (0.3 + 0.2 * number) * float(flat @ weights) / np.sqrt(flat.size)
+    return total
+
+
+def result(key: float, number: int, total: float, shape: tuple[int, ...], dtype: DType) -> Array:
+    """Elements that follow from a digest."""
+    size = int(np.prod(shape, dtype=np.int64))
+    phase = 6.0 * key + (1.0 + 0.5 * number) * total
+    values: Array = 0.75 + 0.5 * np.sin(phase + 0.37 * np.arange(size)).reshape(shape)
+    if dtype.is_float:
+        return values
+    if dtype is DType.BOOL:
+        return np.greater(values, 0.75)
+    return np.asarray(np.floor(4.0 * (values - 0.25)).clip(0, 3), dtype.numpy)

@@ -1,0 +1,314 @@
+"""The program of a plan after each pass, and the first that computes something else than the program as lowered."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import onnx
+from onnx.defs import SchemaError
+
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.model.ir import DType, NodeError, UnknownRank, Unsupported
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.plan.format import Plan
+from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, LoweringOptions
+from ort_cuda_plugin.program.program_text import ProgramText
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.steps import Map
+from ort_cuda_plugin.program.trace import Launch, LibraryCall, Remake, Step, View
+from ort_cuda_plugin.program.verify import VERIFY_VARIABLE, Verifier, tensors_of
+from plan_interpreter import evaluate_registers
+from programs.interpreter import Gather, Interpreter, InvalidViewError, Meaning, opaque_of
+from programs.values import Array, Reading, is_narrow
+
+LIBRARIES = frozenset({"cublaslt", "cudnn"})
+DEVICES: Mapping[str, DeviceProperties] = {
+    "emulated": DeviceProperties(),
+    "sm_80": DeviceProperties.gpu((8, 0)),
+    "sm_90": DeviceProperties.gpu((9, 0)),
+    "sm_120": DeviceProperties.gpu((12, 0)),
+    "sm_90 with libraries": DeviceProperties.gpu((9, 0), libraries=LIBRARIES),
+    "sm_90 emulated": DeviceProperties(emulated=False),
+}
+"""The last one is the emulated device that runs kernels of a GPU: without TF32."""
+TOLERANCE = 1e-6
+"""Of floats, relative to the largest number of a result: constants that passes make are float32."""
+EMITTERS = ("launch_step", "launch_depthwise", "launch_matrix_convolution")
+"""Functions that launch what computes a step, which is their second argument."""
+
+
+class CannotRunError(Exception):
+    """A model that no plan is made for, or that the interpreter cannot run at these sizes as it was lowered."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A program after the pass ``name``, or the program as ``lowered``."""
+
+    name: str
+    steps: tuple[Step, ...]
+
+
+@dataclass
+class Recorded:
+    """The programs of a plan, for inputs of the sizes that it was built for."""
+
+    cluster: CompiledCluster
+    plan: Plan
+    states: list[State]
+    computes: dict[Step, tuple[Meaning, ...]] = field(default_factory=dict)
+
+    def values(self, feeds: Sequence[Array]) -> dict[int, int] | None:
+        """The values of symbols in a Run with these inputs; None where the plan does not take them."""
+        known: dict[int, int] = {}
+        for array, declared in zip(feeds, self.plan.inputs, strict=True):
+            if array.ndim != declared.rank:
+                return None
+            known.update({declared.first_register + axis: dim for axis, dim in enumerate(array.shape)})
+            if declared.host_register is not None:
+                numbers = array.reshape(-1)
+                if numbers.size != declared.host_count:
+                    return None
+                known.update({declared.host_register + i: int(x) for i, x in enumerate(numbers)})
+        registers = dict(known)
+        try:
+            evaluate_registers(self.plan, registers)
+        except ZeroDivisionError:
+            return None
+        if not all(registers[guard] for guard in self.plan.guards):
+            return None
+        checks = [check for check in self.plan.asserts if check.segment == 0]
+        return known if all(registers[check.register] for check in checks) else None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first state of a program that computes something else."""
+
+    state: str
+    before: str
+    what: str
+    steps: str
+
+    def __str__(self) -> str:
+        return f"after {self.state} (before it: {self.before}): {self.what}\n{self.steps}"
+
+
+def record(
+    model: onnx.ModelProto, feeds: Sequence[Array], device: DeviceProperties, options: LoweringOptions | None = None
+) -> Recorded:
+    """Builds the plan for these inputs. Raises CannotRunError where there is none."""
+    with _watched() as (states, computes):
+        try:
+            cluster = CompiledCluster(read_model(model), device, options or LoweringOptions())
+            cluster.prepare()
+            states.clear()
+
+            def watch(name: str, steps: Sequence[Step]) -> None:
+                if not states:
+                    _note_remakes(steps, computes)
+                states.append(State(name, tuple(steps)))
+
+            def verify(verifier: Verifier, name: str, steps: Sequence[Step]) -> None:
+                # The passes within the choice of kernels show their programs to nobody else.
+                if "choose, " in name:
+                    watch(name, steps)
+
+            cluster.watch = watch
+            hosts = [[int(x) for x in feeds[index].reshape(-1)] for index in cluster.host_inputs]
+            with mock.patch.object(Verifier, "__call__", verify), mock.patch.dict(os.environ, {VERIFY_VARIABLE: "1"}):
+                plan = cluster.build([array.shape for array in feeds], hosts).plan
+        except (NodeError, Unsupported, UnknownRank, SchemaError) as error:
+            raise CannotRunError(str(error)) from error
+    assert plan is not None
+    _note_chains(states, computes)
+    return Recorded(cluster, plan, _joined(states), computes)
+
+
+def _note_remakes(steps: Sequence[Step], computes: dict[Step, tuple[Meaning, ...]]) -> None:
+    """Has what passes launch in place of an operator's launch, with other views, mean the same with these views."""
+
+    def noting(step: Launch, remake: Remake) -> Remake:
+        def noted(ctx: Lowering, view: View) -> None:
+            before = len(ctx.trace.steps)
+            remake(ctx, view)
+            made = [each for each in ctx.trace.steps[before:] if isinstance(each, Launch)]
+            computes.update(dict.fromkeys(made, ()))
+            if made:
+                computes[made[-1]] = (opaque_of(step, view),)
+
+        return noted
+
+    for step in steps:
+        if isinstance(step, Launch):
+            computes.pop(step, None)
+            if step.remake is not None:
+                step.remake = noting(step, step.remake)
+
+
+@contextmanager
+def _watched() -> Iterator[tuple[list[State], dict[Step, tuple[Meaning, ...]]]]:
+    """Notes the programs that the verifier sees, and which steps launches stand for."""
+    states, computes = list[State](), dict[Step, tuple[Meaning, ...]]()
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(ctx: Lowering, step: Map, *arguments: Any, **options: Any) -> Any:
+            before = len(ctx.trace.steps)
+            result = function(ctx, step, *arguments, **options)
+            made = ctx.trace.steps[before:]
+            writing = [each for each in made if not set(step.writes).isdisjoint(each.writes)]
+            # What launches parts of the step, or other steps on the way to it, has noted these already.
+            if writing and writing[-1] not in computes:
+                others = [each for each in made if isinstance(each, Launch) and each not in computes]
+                computes.update(dict.fromkeys((*others, *writing), ()))
+                computes[writing[-1]] = computes.get(step, (step,))
+            return result
+
+        return noted
+
+    def noting_gather(function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(
+            ctx: Lowering, shape: Any, dtype: DType, element: Callable[..., Scalar], *others: Any, **named: Any
+        ) -> Any:
+            found: list[tuple[tuple[Scalar, ...], Scalar]] = []
+
+            def noted_element(maps: Any, coordinates: Any) -> Scalar:
+                value = element(maps, coordinates)
+                found.append((tuple(coordinates), value))
+                return value
+
+            before = len(ctx.trace.steps)
+            out = function(ctx, shape, dtype, noted_element, *others, **named)
+            made = [each for each in ctx.trace.steps[before:] if isinstance(each, Launch)]
+            if made and found:
+                computes[made[-1]] = (Gather(out, *found[-1]),)
+            return out
+
+        return noted
+
+    with ExitStack() as stack:
+        for name, wrap in (*((name, noting) for name in EMITTERS), ("gather_map", noting_gather)):
+            for module in _modules():
+                function = vars(module).get(name)
+                if callable(function):
+                    stack.enter_context(mock.patch.object(module, name, wrap(function)))
+        yield states, computes
+
+
+def _note_chains(states: Sequence[State], computes: dict[Step, tuple[Meaning, ...]]) -> None:
+    """Notes what a launch computes that a pass made of steps of the same nodes."""
+    for before, after in pairwise(states):
+        old, new = set(before.steps), set(after.steps)
+        gone = [step for step in before.steps if isinstance(step, Map) and step not in new]
+        for launch in after.steps:
+            if isinstance(launch, Launch) and launch not in old and launch not in computes:
+                steps = tuple(step for step in gone if set(step.nodes) <= set(launch.nodes))
+                if steps:
+                    computes[launch] = steps
+
+
+def _modules() -> list[ModuleType]:
+    return [module for name, module in sys.modules.items() if name.startswith("ort_cuda_plugin.")]
+
+
+def _joined(states: Sequence[State]) -> list[State]:
+    """The states, with what is computed once before what each Run does."""
+    result: list[State] = []
+    once: tuple[Step, ...] = ()
+    for state in states:
+        if state.name == "split, of what is computed once":
+            once = state.steps
+        else:
+            result.append(State(state.name, (*once, *state.steps)))
+    return result
+
+
+def first_difference(
+    recorded: Recorded, feeds: Sequence[Array], compared: list[str] | None = None
+) -> Difference | None:
+    """The first state that computes something else at the sizes of ``feeds`` than the program as lowered.
+
+    ``compared`` gets the name of each state that was compared. Raises CannotRunError where the program as lowered
+    cannot be run.
+    """
+    values = recorded.values(feeds)
+    if values is None:
+        raise CannotRunError("guards do not hold")
+    lowered, *others = recorded.states
+    for reading in Reading:
+        if reading is Reading.ROUNDED and not _has_narrow(lowered):
+            continue
+        interpreter = Interpreter(values, feeds, reading, recorded.computes)
+        try:
+            expected = interpreter.run(lowered.steps)
+        except (InvalidViewError, ZeroDivisionError) as error:
+            raise CannotRunError(f"as lowered: {error}") from error
+        before = lowered
+        for state in others:
+            if reading is Reading.ROUNDED and _may_round_elsewhere(recorded, state):
+                break
+            try:
+                what = differing(interpreter.run(state.steps), expected)
+            except (InvalidViewError, IndexError, ValueError, KeyError) as error:
+                what = f"{type(error).__name__}: {error}"
+            if what:
+                return Difference(state.name, before.name, f"{what} ({reading})", changes(recorded, before, state))
+            if compared is not None:
+                compared.append(state.name)
+            before = state
+    return None
+
+
+def _may_round_elsewhere(recorded: Recorded, state: State) -> bool:
+    """Whether a state rounds at other places than the model: a library rounds once, and TF32 is stored as float16."""
+    if any(isinstance(step, LibraryCall) for step in state.steps):
+        return True
+    known = {x.buffer for step in recorded.states[0].steps for x in tensors_of(step)}
+    tensors = (x for step in state.steps for x in tensors_of(step) if x.buffer not in known)
+    return recorded.cluster.device.tf32 and any(is_narrow(x.dtype) for x in tensors)
+
+
+def _has_narrow(state: State) -> bool:
+    return any(is_narrow(x.dtype) for step in state.steps for x in tensors_of(step))
+
+
+def differing(found: Mapping[tuple[str, int], Array], expected: Mapping[tuple[str, int], Array]) -> str:
+    """What differs between results, or ""."""
+    for key, wanted in expected.items():
+        name = f"{key[0]} {key[1]}"
+        if key not in found:
+            return f"{name} is not written"
+        actual = found[key]
+        if actual.shape != wanted.shape:
+            return f"{name} has {actual.size} elements, not {wanted.size}"
+        if wanted.dtype.kind == "f":
+            scale = np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)
+            same = np.isclose(actual, wanted, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
+        else:
+            same = actual == wanted
+        if not same.all():
+            first = int(np.argmin(same))
+            count = int(np.size(same) - np.count_nonzero(same))
+            return f"{name}: {count} of {same.size} elements, element {first} is {actual[first]}, not {wanted[first]}"
+    return ""
+
+
+def changes(recorded: Recorded, before: State, after: State) -> str:
+    """The steps that a pass took out and put in, as ``explain --program`` writes them."""
+    names = [value.name for value in recorded.cluster.inputs], [value.name for value in recorded.cluster.outputs]
+    text = ProgramText(*names)
+    lines = []
+    for mark, state, other in (("-", before, after), ("+", after, before)):
+        kept = set(other.steps)
+        changed = [step for step in state.steps if step not in kept]
+        lines += [f"{mark} {line}" for line in text.program(state.name, changed).splitlines()[1:]]
+    return "\n".join(lines)
