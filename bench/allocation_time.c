@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "device/device.h"
-#include "device/devices.h"
-#include "device/memory.h"
+#include "device/memory/memory.h"
+#include "device/open/devices.h"
 #include "device/stream.h"
 #include "driver/driver.h"
 

@@ -29,9 +29,6 @@ from source_graph import (
 MAX_SOURCES = 12  # of a folder; a C source and its header count once
 
 LARGE_FOLDERS = {
-    "csrc_shim/device": 19,
-    "csrc_shim/ort": 21,
-    "csrc_shim/run": 18,
     "ort_cuda_plugin/cli": 23,
     "ort_cuda_plugin/clusters": 19,
     "ort_cuda_plugin/compiler": 23,

@@ -16,7 +16,7 @@ typedef enum ocp_counter {
   OCP_PLAN_VARIANTS_BUILT,
   OCP_PLAN_HITS,
   OCP_HOST_VALUE_READS,
-  OCP_OUTPUTS_REDIRECTED, /* copied behind a Run to memory that they share with an input: run/aliasing.h */
+  OCP_OUTPUTS_REDIRECTED, /* copied behind a Run to memory that they share with an input: run/instance/aliasing.h */
   OCP_KERNELS_COMPILED,   /* added to by Python through counter_add */
   OCP_KERNEL_CACHE_HITS,  /* likewise */
   OCP_CANDIDATES_MEASURED,

@@ -3,7 +3,7 @@
  * A listener is a profile that ONNX Runtime makes: of a session, or of one Run. ORT says on each thread which event of
  * the profile begins and ends. Work that the thread enqueues meanwhile is that event's, and every listener whose event
  * the thread is in gets it. The code that enqueues also gives the source of the work, a number
- * that run/sources.h resolves to ONNX nodes.
+ * that run/instance/sources.h resolves to ONNX nodes.
  *
  *     StartEvent -> enter --+                              +-> driver: runs the work, now or later -> deliver
  *                           +-> owners and source of a call-+

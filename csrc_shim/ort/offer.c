@@ -7,8 +7,8 @@
 #include <string.h>
 #include <strings.h>
 
-#include "device/devices.h"
-#include "ort/allocator.h"
+#include "device/open/devices.h"
+#include "ort/data/allocator.h"
 
 /* ---- ORT's hardware devices ---- */
 

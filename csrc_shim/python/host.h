@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 #include "python/tables.h"
-#include "run/input.h"
+#include "run/instance/input.h"
 
 /* The table to make one call into Python through, counted in OCP_PYTHON_CALLS; NULL with the error when Python must not
  * be called: it cannot be loaded, is shutting down, or this process is a forked child. */

@@ -10,15 +10,15 @@
 #include "device/arena_options.h"
 #include "device/device.h"
 #include "device/device_list.h"
+#include "device/memory/weights.h"
 #include "device/stream.h"
-#include "device/weights.h"
 #include "driver/driver.h"
 #include "driver/tracer.h"
 #include "emulator/config.h"
 #include "plan/slab.h"
 #include "run/cluster.h"
 #include "run/executor.h"
-#include "run/input.h"
+#include "run/instance/input.h"
 #include "run/measure.h"
 #include "run/plan_memory.h"
 #include "run/precompute.h"
@@ -179,7 +179,7 @@ typedef struct ocp_core {
   uint32_t (*host_api_version)(void);
   uint32_t (*host_version)(void);
   const OrtLogger *(*host_logger)(void);
-  /* kind: OCP_INFO_... of ort/allocator.h */
+  /* kind: OCP_INFO_... of ort/data/allocator.h */
   int (*memory_info)(int emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error);
   OrtNodeComputeInfo *(*compute_info_create)(ocp_cluster *cluster, ocp_device *device, const char *const *names,
                                              uint32_t num_inputs, ocp_error *error);
@@ -220,7 +220,8 @@ typedef struct ocp_core {
   /* The index of a callback of the cluster that goes to call_back, or -1. */
   int (*cluster_add_callback)(ocp_cluster *cluster, uint32_t num_pointers, uint32_t num_numbers, ocp_error *error);
   CUstream (*stream_handle)(const ocp_stream *stream);
-  const OrtCustomOp *(*custom_op_create)(const ocp_custom_op_spec *spec, ocp_error *error); /* ort/custom_op.h */
+  const OrtCustomOp *(*custom_op_create)(const ocp_custom_op_spec *spec,
+                                         ocp_error *error); /* ort/kernels/custom_op.h */
   /* ---- registrations: ort/registration.h, device/device_list.h ---- */
   void (*request_registration)(int emulated, int identity);
   int (*emulation_requested)(ocp_error *error);

@@ -3,14 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "device/memory.h"
+#include "device/memory/memory.h"
 #include "plan/format.h"
 #include "plan/load.h"
 #include "run/cluster_state.h"
-#include "run/instance.h"
-#include "run/instance_cache.h"
-#include "run/replay.h"
-#include "run/sources.h"
+#include "run/instance/instance.h"
+#include "run/instance/instance_cache.h"
+#include "run/instance/replay.h"
+#include "run/instance/sources.h"
 
 /* ---- the cluster and its handles ---- */
 

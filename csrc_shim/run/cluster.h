@@ -4,9 +4,9 @@
 
 #include "base/error.h"
 #include "device/device.h"
-#include "device/weights.h"
+#include "device/memory/weights.h"
 #include "driver/driver.h"
-#include "run/handles.h"
+#include "run/instance/handles.h"
 #include "vendor/problem.h"
 
 /* Makes a cluster for `device` with a name for errors (copied). `build` is called with the handle when no plan matches.

@@ -5,11 +5,11 @@
 #include <pthread.h>
 
 #include "device/device.h"
-#include "device/memory.h"
-#include "device/weights.h"
-#include "run/handles.h"
-#include "run/instance_cache.h"
-#include "run/replay.h"
+#include "device/memory/memory.h"
+#include "device/memory/weights.h"
+#include "run/instance/handles.h"
+#include "run/instance/instance_cache.h"
+#include "run/instance/replay.h"
 #include "vendor/problem.h"
 
 typedef struct ocp_callback {

@@ -1,5 +1,6 @@
 /* The hot path: evaluates a plan for one call and enqueues it. No GIL and no Python, except when no variant matches.
- * Independent of ORT's kernel context, so that tests drive it directly; ort/compute.c adapts OrtNodeComputeInfo to it.
+ * Independent of ORT's kernel context, so that tests drive it directly; ort/kernels/compute.c adapts OrtNodeComputeInfo
+ * to it.
  */
 #ifndef OCP_RUN_EXECUTOR_H
 #define OCP_RUN_EXECUTOR_H
@@ -7,7 +8,7 @@
 #include "base/error.h"
 #include "device/stream.h"
 #include "run/cluster.h"
-#include "run/input.h"
+#include "run/instance/input.h"
 
 /* Gives the memory of output `index` for these dimensions (device memory of the cluster's device). Returns 0, or an
  * error code. */

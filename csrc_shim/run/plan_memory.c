@@ -4,8 +4,8 @@
 
 #include "plan/load.h"
 #include "run/cluster_state.h"
-#include "run/instance.h"
-#include "run/instance_cache.h"
+#include "run/instance/instance.h"
+#include "run/instance/instance_cache.h"
 
 /* The most bytes of a segment's buffers that are alive at one record. */
 static uint64_t alive_at_once(const ocp_instance *instance, uint32_t segment) {

@@ -3,7 +3,7 @@
 #define OCP_RUN_PRECOMPUTE_H
 
 #include "base/error.h"
-#include "device/weights.h"
+#include "device/memory/weights.h"
 #include "run/cluster.h"
 
 /* Runs a cluster that has no inputs once, and waits for it. Output i, a tensor of bytes, fills results[i], which every

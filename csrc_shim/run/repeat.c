@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "base/dtype.h"
-#include "device/memory.h"
+#include "device/memory/memory.h"
 #include "plan/format.h"
-#include "run/host_values.h"
+#include "run/instance/host_values.h"
 
 struct ocp_repeat {
   ocp_device *device;

@@ -13,7 +13,7 @@
 #include "device/stream.h"
 #include "run/cluster.h"
 #include "run/executor.h"
-#include "run/input.h"
+#include "run/instance/input.h"
 
 /* A cluster of the loop. sources: for each of its inputs, a state (below num_states) or num_states + an input of the
  * node. results: the states that its outputs replace, each at most once; the others keep their values. */

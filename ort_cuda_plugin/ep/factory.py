@@ -15,7 +15,7 @@ from ..abi.core import check, core, ffi, new_error
 from .devices import DeviceInfo
 from .identity import Identity
 
-#: The kinds of memory for which ORT may ask for an allocator: OCP_INFO_... of ``csrc_shim/ort/allocator.h``.
+#: The kinds of memory for which ORT may ask for an allocator: OCP_INFO_... of ``csrc_shim/ort/data/allocator.h``.
 DEVICE_MEMORY, PINNED_MEMORY, INITIALIZER_MEMORY = range(3)
 
 #: ONNX Runtime takes four factories of a library, and a process may register it under many names.

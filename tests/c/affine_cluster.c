@@ -5,8 +5,8 @@
 #include "base/counters.h"
 #include "base/error.h"
 #include "device/device.h"
-#include "device/devices.h"
-#include "device/memory.h"
+#include "device/memory/memory.h"
+#include "device/open/devices.h"
 #include "device/order.h"
 #include "device/stream.h"
 #include "driver/driver.h"
@@ -14,7 +14,7 @@
 #include "plan/format.h"
 #include "python/host.h"
 #include "run/cluster.h"
-#include "run/input.h"
+#include "run/instance/input.h"
 
 enum { MAX_BYTES = 1 << 20 };
 

@@ -9,11 +9,11 @@
 #include "base/counters.h"
 #include "base/error.h"
 #include "device/device.h"
-#include "device/memory.h"
+#include "device/memory/memory.h"
 #include "device/order.h"
 #include "device/stream.h"
 #include "driver/driver.h"
-#include "ort/capture.h"
+#include "ort/data/capture.h"
 
 enum { NUM_THREADS = 4, NUM_IDS = 3, WARM = 2 };
 

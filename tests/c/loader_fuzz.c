@@ -10,7 +10,7 @@
 #include "check.h"
 #include "damage_object.h"
 #include "device/device.h"
-#include "device/devices.h"
+#include "device/open/devices.h"
 #include "driver/driver.h"
 #include "emulator/kernel.h"
 #include "emulator/module.h"

@@ -8,17 +8,17 @@
 #include "base/error.h"
 #include "check.h"
 #include "device/device.h"
-#include "device/devices.h"
-#include "device/memory.h"
+#include "device/memory/memory.h"
+#include "device/memory/weights.h"
+#include "device/open/devices.h"
 #include "device/stream.h"
-#include "device/weights.h"
 #include "driver/driver.h"
 #include "emulator/calls/emulator.h"
 #include "plan/format.h"
 #include "python/host.h"
 #include "run/cluster.h"
 #include "run/executor.h"
-#include "run/input.h"
+#include "run/instance/input.h"
 
 enum { MAX_BYTES = 1 << 20, DEVICE_BYTES = 32 << 20 };
 

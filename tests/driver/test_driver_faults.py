@@ -61,7 +61,7 @@ faults.arm(Fault("MemcpyHtoDAsync", 3, 999, "once"))
 run()
 assert faults.fired == 0
 assert "cuMemcpyHtoDAsync failed: CUDA_ERROR_UNKNOWN" in error_of(run) and faults.fired == 1
-assert any(place.startswith("enqueue_copy (ort/memory.c:") for place in faults.places(faults.frames()))
+assert any(place.startswith("enqueue_copy (ort/data/memory.c:") for place in faults.places(faults.frames()))
 run()
 faults.arm(Fault("MemcpyHtoDAsync", 2, 999, "on"))
 assert error_of(run) and error_of(run) and faults.fired == 2

@@ -1,0 +1,102 @@
+/* A best-fit arena with coalescing: regions of the driver's memory, cut into chunks that are handed out and come back.
+ * Addresses and numbers only: nothing here calls the driver. Private to memory.c; all functions under the pool's lock.
+ *
+ * Chunks come back in stream order. A chunk that work of a stream may still use is bound: the stream may have it
+ * again at once, others when that work has finished.
+ *
+ *                              cuMemAlloc
+ *                                  |
+ *              first bytes         v        the rest
+ *            +----------------- (region) ----------------+
+ *            |                     ^                     |
+ *            |                     | remove_unused: it covers its region; cuMemFree
+ *            |                     +-------------------+ |
+ *            v                                         | v
+ *      +------------+     take: for any stream        +------+
+ *      |            |<--------------------------------|      |
+ *      | handed out |                                 | free |
+ *      |            |-------------------------------->|      |
+ *      +------------+     give: no work uses it       +------+
+ *         |      ^                                       ^
+ *    give |      | take: for its own stream, or for      | unbind: the work
+ *         |      | another one that comes after its work | has finished
+ *         v      |                                       |
+ *      +------------+                                    |
+ *      |   bound    |------------------------------------+
+ *      +------------+
+ *
+ * Invariants:
+ * - The chunks of a region follow each other without gaps and cover it, linked from left to right.
+ * - Every chunk is in the table. A chunk that is not handed out is in the bin of its size, and a bound one also in the
+ *   list of bound chunks.
+ * - freed_at is 0 for free chunks, and for no bound one. stream_id is 0 where any stream may use the chunk.
+ * - No two neighbours are both free, or both bound to the same stream: they would have merged.
+ * - A reserved region is one chunk, handed out. Given back, its region leaves the arena, or becomes part of it where
+ *   work may still use it. */
+#ifndef OCP_DEVICE_MEMORY_ARENA_H
+#define OCP_DEVICE_MEMORY_ARENA_H
+
+#include "device/arena_options.h"
+#include "device/memory/chunk_table.h"
+#include "device/pool.h"
+#include "device/stream.h"
+
+enum { OCP_ARENA_ALIGNMENT = 256, OCP_ARENA_BINS = 320 };
+#define OCP_ARENA_MAX_BYTES ((size_t)1 << 47)
+
+/* Memory as the driver gave it. */
+struct ocp_region {
+  ocp_region *previous, *next;
+  uint64_t address;
+  size_t size;
+  ocp_chunk *first; /* the chunks cover the region */
+  bool reserved;    /* one chunk, which bypasses the arena */
+};
+
+struct ocp_arena {
+  ocp_arena_config config;
+  ocp_chunk *newest[OCP_ARENA_BINS], *oldest[OCP_ARENA_BINS]; /* free chunks by size */
+  uint64_t bin_mask[OCP_ARENA_BINS / 64];
+  ocp_chunk *bound;
+  ocp_region *regions;
+  ocp_chunk_table table; /* of all chunks */
+  ocp_chunk *spare;      /* unused structs, linked by older */
+  size_t next_region_bytes;
+  size_t most_growth_bytes; /* beside what the options say; 0: no more than that */
+  int64_t pooled_bytes;     /* handed out by a CUDA pool in the arena's place */
+  ocp_memory_stats stats;
+};
+
+/* The size of a chunk for a request; `redzone` bytes more where something looks for overruns. */
+size_t ocp_arena_round(size_t bytes, size_t redzone);
+
+/* Takes a chunk of at least `size` bytes (rounded) that `taker` may use at once (NULL: every stream), or NULL. *blocked
+ * says that one would fit but may still be in use. The arena keeps what the request does not need of a chunk. */
+ocp_chunk *ocp_arena_take(ocp_pool *pool, ocp_arena *arena, size_t size, const ocp_stream *taker, bool *blocked);
+/* Gives back a chunk that was handed out; stream_id and freed_at are set. */
+void ocp_arena_give(ocp_pool *pool, ocp_arena *arena, ocp_chunk *chunk);
+/* Frees the bound chunks whose work has finished, and merges them. True when there was one. */
+bool ocp_arena_unbind(ocp_pool *pool, ocp_arena *arena);
+
+/* The size of the next region for a request of that size: what the extend strategy says, and at most what the limit
+ * leaves; 0 if that is less than the request. `exactly` ignores the strategy. The bytes count as held from now on; call
+ * ocp_arena_cancel if the driver does not give them. */
+size_t ocp_arena_plan_region(ocp_arena *arena, size_t size, bool exactly);
+void ocp_arena_cancel(ocp_arena *arena, size_t region_bytes);
+/* Takes the driver's memory over and hands out its first `size` bytes: NULL without host memory. */
+ocp_chunk *ocp_arena_add_region(ocp_arena *arena, uint64_t address, size_t region_bytes, size_t size);
+
+/* The arena's limit and statistics include memory that a CUDA pool hands out in its place. The first counts bytes
+ * before the pool is asked, and is false if the limit leaves less. The others count what the pool gave, and what was
+ * freed. */
+bool ocp_arena_expect_pooled(ocp_arena *arena, size_t size);
+void ocp_arena_pooled(ocp_arena *arena, size_t size, bool given);
+void ocp_arena_pooled_freed(ocp_arena *arena, size_t size);
+
+/* Removes all unused regions, or one region if it is unused. Returns them linked by next, for the driver. */
+ocp_region *ocp_arena_remove_unused(ocp_pool *pool, ocp_arena *arena);
+ocp_region *ocp_arena_remove_region(ocp_pool *pool, ocp_arena *arena, ocp_region *region);
+/* After a shrink, growth begins with a small region again. */
+void ocp_arena_restart_growth(ocp_arena *arena);
+
+#endif

@@ -1,0 +1,71 @@
+/* Device and pinned memory: the policy over arenas, CUDA's pools and the driver. */
+#ifndef OCP_DEVICE_MEMORY_MEMORY_H
+#define OCP_DEVICE_MEMORY_MEMORY_H
+
+#include "base/error.h"
+#include "device/arena_options.h"
+#include "device/device.h"
+#include "device/pool.h"
+#include "device/run_memory.h"
+#include "device/stream.h"
+#include "driver/driver.h"
+
+/* Device memory, at least 256-byte aligned, never host readable; bytes == 0 gives a valid, separate address.
+ * Work enqueued on `stream` may use the memory; if that is NULL, all work may. While a graph is captured on the stream,
+ * an allocation succeeds only if it needs no call of the driver. Free what a graph refers to only after the graph.
+ *
+ * Free is stream ordered. On a stream: all work that used the memory comes before the stream's end. Later work on the
+ * stream can get the memory at once, other streams when that work has finished. With NULL: any stream may have used it.
+ * A stream can get it again once the work that is enqueued now on the other streams has finished. */
+int ocp_device_alloc(ocp_device *device, size_t bytes, ocp_stream *stream, CUdeviceptr *address, ocp_error *error);
+void ocp_device_free(ocp_device *device, CUdeviceptr address, ocp_stream *stream);
+/* A separate allocation of the driver, not of the arena, for long-lived data that is only read, such as weights. All
+ * work may use it. Free it by ocp_device_free. */
+int ocp_device_reserve(ocp_device *device, size_t bytes, CUdeviceptr *address, ocp_error *error);
+
+/* Returns memory that no enqueued work uses to the driver, and destroys the idle streams of the pool. Returns the bytes
+ * of device and pinned memory that the driver got. */
+int64_t ocp_device_trim(ocp_device *device);
+/* The same, but a mempool keeps what its options say. */
+int64_t ocp_device_shrink(ocp_device *device);
+
+/* Available device memory in bytes: what the driver has free and what the arena holds idle, up to the
+ * arena's limit. */
+int ocp_device_available(ocp_device *device, uint64_t *bytes, ocp_error *error);
+
+/* Keeps device memory that it can release, such as the slabs of instances that no Run uses. When memory runs out, an
+ * allocating thread that holds none of our locks calls `reclaim`, which frees what it can. Removing a reclaimer waits
+ * for a call in progress. */
+typedef struct ocp_reclaimer {
+  struct ocp_reclaimer *next;
+  void (*reclaim)(struct ocp_reclaimer *self);
+} ocp_reclaimer;
+void ocp_reclaimer_add(ocp_device *device, ocp_reclaimer *reclaimer);
+void ocp_reclaimer_remove(ocp_device *device, ocp_reclaimer *reclaimer);
+
+/* ---- pools ---- */
+
+ocp_pool *ocp_pool_create(void);
+/* On a small device regions stay small, so that an allocation keeps few bytes from going back to the driver. */
+void ocp_pool_set_device_bytes(ocp_pool *pool, size_t total_bytes);
+void ocp_pool_destroy(ocp_pool *pool); /* of a pool that was never used */
+/* The arena's options from now on. A lower limit frees nothing. */
+void ocp_pool_configure(ocp_pool *pool, int memory, const ocp_arena_config *config);
+
+/* The two kinds of memory behind the functions above. free returns false for an address that is not handed out.
+ * A known stream may be named, as in ocp_device_free. */
+int ocp_pool_alloc(ocp_device *device, int memory, size_t bytes, ocp_stream *stream, uint64_t *address,
+                   ocp_error *error);
+bool ocp_pool_free(ocp_device *device, int memory, uint64_t address, ocp_stream *stream);
+/* A separate allocation, not of the arena, for long-lived data. */
+int ocp_pool_reserve(ocp_device *device, int memory, size_t bytes, uint64_t *address, ocp_error *error);
+/* Returns unused memory to the driver; the result is its bytes. `keep`: a mempool keeps what its options say. */
+int64_t ocp_pool_shrink(ocp_device *device, int memory, bool keep);
+void ocp_pool_stats(ocp_device *device, int memory, ocp_memory_stats *stats);
+/* The end of a Run: chunks whose work has finished are bound to no stream any more. */
+void ocp_pool_run_ended(ocp_device *device);
+
+/* Returns the blocks that a watched Run had freed to the arena. Blocks in use stay with their owners. */
+void ocp_run_memory_release(ocp_run_memory *memory);
+
+#endif

@@ -1,0 +1,23 @@
+/* The options of the living arenas: one set for each kind of device, ordinal and memory. They are kept from the first
+ * user of an arena to its last, whether the device is open or not, since ORT makes allocators before that. */
+#ifndef OCP_DEVICE_OPEN_ARENA_SETTINGS_H
+#define OCP_DEVICE_OPEN_ARENA_SETTINGS_H
+
+#include "base/error.h"
+#include "device/pool.h"
+
+/* A user of the arena (an OrtAllocator) comes or goes. Release returns whether it was the last one; after the last
+ * one the options are the defaults again. */
+void ocp_arena_retain(bool emulated, int ordinal, int memory);
+bool ocp_arena_release(bool emulated, int ordinal, int memory);
+/* Options for the arena. An arena without options takes them. An arena that already has different options keeps those,
+ * and `warning` (of OCP_ARENA_WARNING_BYTES) gets a sentence that names the keys. It stays "" if no option differs, or
+ * if the same options for another memory of the device have just given that warning. */
+int ocp_arena_configure(int emulated, int ordinal, int memory, const char *const *keys, const char *const *values,
+                        size_t count, char *warning, ocp_error *error);
+/* The same, but the limit always changes. bytes: INT64_MAX for none. */
+int ocp_arena_set_limit(int emulated, int ordinal, int memory, int64_t bytes, ocp_error *error);
+/* The device was opened: its pool gets the options, now and when they change. */
+void ocp_arena_attach(bool emulated, int ordinal, ocp_pool *pool);
+
+#endif

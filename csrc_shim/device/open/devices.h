@@ -1,0 +1,20 @@
+/* The devices of the process, by kind and ordinal: opened once, on first use. */
+#ifndef OCP_DEVICE_OPEN_DEVICES_H
+#define OCP_DEVICE_OPEN_DEVICES_H
+
+#include "base/error.h"
+#include "device/device.h"
+
+/* Vendor ids of OrtMemoryDevices. PCI vendor ids have 16 bits, so no EP for real hardware has the emulated one. */
+enum { OCP_VENDOR_NVIDIA = 0x10DE, OCP_VENDOR_EMULATED = 0x10DE0E };
+/* The vendor id of the device's memory. In a process that sees no GPU the emulated device has NVIDIA's id, so that
+ * "cuda" in IO binding and DLPack mean the emulated device. In a process that sees a GPU it has its own id. The id does
+ * not change while the process lives. */
+uint32_t ocp_vendor_id(bool emulated);
+
+/* The device with that ordinal, opened on first use (thread safe), or NULL with the error. Never closed. */
+ocp_device *ocp_device_open(bool emulated, int ordinal, ocp_error *error);
+/* The same if it is open, else NULL. */
+ocp_device *ocp_device_find(bool emulated, int ordinal);
+
+#endif

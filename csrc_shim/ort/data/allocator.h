@@ -1,0 +1,28 @@
+/* OrtMemoryInfo and OrtAllocator over the arenas. */
+#ifndef OCP_ORT_DATA_ALLOCATOR_H
+#define OCP_ORT_DATA_ALLOCATOR_H
+
+#include "base/error.h"
+#include "device/stream.h"
+
+/* The OrtMemoryInfo to advertise for a device (EpDevice_AddAllocatorInfo): device memory, pinned host memory, or device
+ * memory for initializers. Made on first use and never released, since ORT keeps the pointer. Does not open the device.
+ */
+enum { OCP_INFO_DEVICE = 0, OCP_INFO_PINNED = 1, OCP_INFO_READ_ONLY = 2, OCP_NUM_INFOS = 3 };
+int ocp_ort_memory_info(bool emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error);
+
+/* ---- slots of OrtEpFactory ---- */
+/* Options: "arena.<key>". All allocators of one memory share its arena; the arena takes the first options that
+ * are given, and if later ones differ, a warning names the keys. One of type OrtReadOnlyAllocator bypasses the arena.
+ */
+OrtStatus *ocp_ort_create_allocator(OrtEpFactory *factory, const OrtMemoryInfo *memory_info,
+                                    const OrtKeyValuePairs *options, OrtAllocator **out);
+void ocp_ort_release_allocator(OrtEpFactory *factory, OrtAllocator *allocator);
+
+/* ---- for the other ORT views ---- */
+/* Why a tensor has no memory: why the calling thread's latest failed allocation through ORT's allocators failed. */
+const char *ocp_ort_why_no_memory(void);
+/* What ORT's allocators give on this thread is for work on the stream, or for all work if it is NULL. */
+void ocp_ort_allocating_on(ocp_stream *stream);
+
+#endif

@@ -1,0 +1,37 @@
+/* OrtSyncStreamImpl over ocp_stream. */
+#ifndef OCP_ORT_DATA_STREAM_H
+#define OCP_ORT_DATA_STREAM_H
+
+#include "base/error.h"
+#include "device/device.h"
+#include "device/stream.h"
+
+/* ---- slots of OrtEpFactory ---- */
+bool ocp_ort_is_stream_aware(const OrtEpFactory *factory); /* true */
+OrtStatus *ocp_ort_create_sync_stream(OrtEpFactory *factory, const OrtMemoryDevice *memory_device,
+                                      const OrtKeyValuePairs *options, OrtSyncStreamImpl **out);
+
+/* For OrtEp::Sync: waits until all work enqueued on the device's streams has finished. */
+OrtStatus *ocp_ort_synchronize_device(ocp_device *device);
+
+/* ---- for the other ORT views ---- */
+/* ORT's view of the stream: releasing it releases a reference that the caller has. NULL with the error. */
+OrtSyncStreamImpl *ocp_ort_stream_view(ocp_stream *stream, ocp_error *error);
+/* The ocp_stream behind ORT's stream, or NULL when it is NULL or not ours. */
+ocp_stream *ocp_ort_stream(OrtSyncStream *stream);
+/* The stream that a kernel is to enqueue on, or NULL when ORT runs it without one: then a borrowed stream serves, and
+ * the kernel waits for it. */
+int ocp_ort_stream_of_context(const OrtKernelContext *context, const ocp_device *device, ocp_stream **out,
+                              ocp_error *error);
+
+/* Around work that ORT may give no stream for. Such work goes to a borrowed one, after all that the calling thread can
+ * have heard of, and its end waits for it. */
+typedef struct ocp_work {
+  ocp_stream *stream; /* NULL before the begin: there is none */
+  bool borrowed;
+} ocp_work;
+int ocp_ort_begin_work(ocp_work *work, ocp_device *device, ocp_error *error);
+/* Keeps an earlier error. */
+void ocp_ort_end_work(const ocp_work *work, ocp_error *error);
+
+#endif

@@ -1,0 +1,34 @@
+/* OrtNodeComputeInfo and OrtKernelImpl of a compiled cluster; runs a cluster on tensors of ORT. */
+#ifndef OCP_ORT_KERNELS_COMPUTE_H
+#define OCP_ORT_KERNELS_COMPUTE_H
+
+#include "base/error.h"
+#include "device/device.h"
+#include "device/stream.h"
+#include "python/tables.h"
+#include "run/cluster.h"
+#include "run/executor.h"
+#include "run/instance/input.h"
+#include "run/repeat.h"
+
+/* The compute info of a fused node. Inputs and outputs of the cluster are those of the fused node, in its order. The
+ * cluster stays the caller's, and must live until ocp_compute_info_release. `names` are the inputs', for errors
+ * (copied). NULL with the error when out of memory. */
+OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *device, const char *const *names,
+                                            uint32_t num_inputs, ocp_error *error);
+/* The compute info of a fused node that is a loop (run/repeat.h), which stays the caller's. */
+OrtNodeComputeInfo *ocp_compute_info_of_repeat(const ocp_repeat *repeat, ocp_device *device, const char *const *names,
+                                               ocp_error *error);
+void ocp_compute_info_release(OrtNodeComputeInfo *info);
+
+/* The kernel of one node, for ORT to release; the cluster stays the caller's, and must live until then. */
+OrtKernelImpl *ocp_node_kernel_create(const ocp_node_kernel_spec *spec, ocp_error *error);
+/* A tensor as an input of a cluster; index and name, which may be NULL, are for messages. `device_memory`: of the
+ * cluster's device. */
+int ocp_ort_input_of(const OrtValue *value, uint32_t index, const char *name, const OrtMemoryDevice *device_memory,
+                     ocp_input *input, ocp_error *error);
+/* ocp_cluster_run on a stream of the Run, or without one where ORT gave none. The error is clear before. */
+int ocp_ort_run_cluster(ocp_cluster *cluster, ocp_device *device, ocp_stream *stream, const ocp_input *inputs,
+                        uint32_t num_inputs, ocp_output_fn output, void *output_context, ocp_error *error);
+
+#endif

@@ -1,0 +1,71 @@
+#include "ort/profile/profile_graph.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "driver/tracer.h"
+#include "run/instance/sources.h"
+
+static int by_launch(const void *a, const void *b) {
+  const ocp_activity *x = a, *y = b;
+  if (x->launch != y->launch)
+    return (x->launch > y->launch) - (x->launch < y->launch);
+  return (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+/* Whether the source is one that an activity must be of to be of it: a kernel of ours, a copy or a memset. */
+static bool is_exactly(uint64_t number, const ocp_activity *activity) {
+  ocp_source source;
+  if (!ocp_source_find(number, &source))
+    return false;
+  switch (source.record->kind) {
+  case OCP_RECORD_LAUNCH:
+    return activity->kind == OCP_ACTIVITY_KERNEL && activity->kernel && strcmp(activity->kernel, source.kernel) == 0;
+  case OCP_RECORD_COPY:
+    return activity->kind == OCP_ACTIVITY_COPY;
+  case OCP_RECORD_MEMSET:
+    return activity->kind == OCP_ACTIVITY_SET;
+  default:
+    return false;
+  }
+}
+
+static bool is_library(uint64_t number) {
+  ocp_source source;
+  return ocp_source_find(number, &source) && source.record->kind == OCP_RECORD_LIBRARY;
+}
+
+/* One launch. */
+static void resolve(ocp_activity *activities, size_t count) {
+  uint32_t num_sources, next = 0;
+  const uint64_t *sources = ocp_tracer_layout(activities->layout, &num_sources);
+  uint64_t library = 0; /* that is under way */
+  for (size_t i = 0; i < count && sources; i++) {
+    if (next < num_sources && is_exactly(sources[next], &activities[i])) {
+      activities[i].source = sources[next++];
+      library = 0;
+      continue;
+    }
+    /* The library's last call may be over: then this is the next call's, or not of a graph of ours. Two calls of
+     * libraries in a row share what they enqueue: nothing tells where the first one ends. */
+    while (next < num_sources && is_library(sources[next]))
+      library = sources[next++];
+    if (library)
+      activities[i].source = library;
+  }
+}
+
+void ocp_profile_resolve_graphs(ocp_activity *activities, size_t count) {
+  bool any = false;
+  for (size_t i = 0; i < count && !any; i++)
+    any = activities[i].layout != 0;
+  if (!any)
+    return;
+  qsort(activities, count, sizeof *activities, by_launch);
+  for (size_t first = 0, end; first < count; first = end) {
+    for (end = first + 1; end < count && activities[end].launch == activities[first].launch; end++) {
+    }
+    if (activities[first].layout)
+      resolve(activities + first, end - first);
+  }
+}

@@ -1,0 +1,325 @@
+#include "run/instance/calls.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/counters.h"
+#include "base/dtype.h"
+#include "device/device.h"
+#include "driver/activity.h"
+#include "plan/load.h"
+#include "vendor/problem.h"
+
+/* ---- memory that records name ---- */
+
+/* The size of what a reference names. */
+static uint64_t ref_bytes(const ocp_instance *instance, uint32_t kind, uint32_t index) {
+  const ocp_plan *plan = instance->variant->plan;
+  switch (kind) {
+  case OCP_REF_INPUT:
+    return instance->memory_bytes[index];
+  case OCP_REF_OUTPUT:
+    return instance->memory_bytes[plan->header.num_inputs + index];
+  case OCP_REF_WEIGHT:
+    return instance->variant->weight_bytes[index];
+  default:
+    return (uint64_t)instance->registers[plan->buffers[index].size_register];
+  }
+}
+
+/* The base that a reference is relative to (see ocp_fixup), and the offset of its memory from there. */
+static uint32_t ref_base(const ocp_instance *instance, uint32_t kind, uint32_t index, uint64_t *offset) {
+  const ocp_plan_header *h = &instance->variant->plan->header;
+  *offset = 0;
+  if (kind == OCP_REF_INPUT)
+    return index;
+  if (kind == OCP_REF_OUTPUT)
+    return h->num_inputs + index;
+  *offset = instance->buffer_offset[index];
+  return h->num_inputs + h->num_outputs + instance->variant->plan->buffers[index].segment;
+}
+
+/* ---- parameters ---- */
+
+static int fail_record(const ocp_instance *instance, uint32_t record, ocp_error *error, const char *what) {
+  const ocp_plan *plan = instance->variant->plan;
+  return ocp_fail(error, ORT_INVALID_ARGUMENT, "node '%.200s': %s",
+                  ocp_plan_node_name(plan, plan->records[record].node), what);
+}
+
+/* The value of a number, as the 8 bytes of a parameter; false when it does not fit its kind. Integers may be meant as
+ * signed or unsigned. */
+static bool number(const ocp_plan_param *param, const int64_t *registers, uint64_t *value) {
+  const int64_t v = param->reg == OCP_NO_REG ? param->imm : registers[param->reg];
+  *value = (uint64_t)v;
+  switch (param->kind) {
+  case OCP_PARAM_I8:
+    return v >= INT8_MIN && v <= UINT8_MAX;
+  case OCP_PARAM_I16:
+    return v >= INT16_MIN && v <= UINT16_MAX;
+  case OCP_PARAM_I32:
+    return v >= INT32_MIN && v <= (int64_t)UINT32_MAX;
+  default:
+    return true;
+  }
+}
+
+/* Resolves one pointer that at least `needed` bytes must follow: a fixup, or the final address of a weight. */
+static bool pointer(ocp_instance *instance, const ocp_plan_param *param, uint64_t needed, uint64_t *value,
+                    ocp_fixup **next_fixup) {
+  int64_t offset = param->imm;
+  if (param->reg != OCP_NO_REG && __builtin_add_overflow(offset, instance->registers[param->reg], &offset))
+    return false;
+  const uint64_t bytes = ref_bytes(instance, param->ref_kind, param->ref_index);
+  if (offset < 0 || (uint64_t)offset > bytes || needed > bytes - (uint64_t)offset)
+    return false;
+  if (param->ref_kind == OCP_REF_WEIGHT) {
+    *value = instance->variant->weights[param->ref_index] + (uint64_t)offset;
+    return true;
+  }
+  ocp_fixup *fixup = (*next_fixup)++;
+  fixup->value = (uint32_t)(value - instance->values);
+  fixup->base = ref_base(instance, param->ref_kind, param->ref_index, &fixup->offset);
+  fixup->offset += (uint64_t)offset;
+  return true;
+}
+
+/* Grid and shared memory of a launch. An empty grid skips it. */
+static int fill_launch(ocp_instance *instance, uint32_t index, ocp_error *error) {
+  static const int64_t max_grid[3] = {INT32_MAX, 65535, 65535};
+  const ocp_plan_record *record = &instance->variant->plan->records[index];
+  ocp_call *call = &instance->calls[index];
+  for (int d = 0; d < 3; d++) {
+    const int64_t size = instance->registers[record->grid[d]];
+    if (size < 0 || size > max_grid[d])
+      return fail_record(instance, index, error, "the launch grid is out of range");
+    call->grid[d] = (unsigned)size;
+    call->skipped |= size == 0;
+  }
+  const int64_t shared = record->shared_register == OCP_NO_REG ? 0 : instance->registers[record->shared_register];
+  if (shared < 0 || shared > INT32_MAX)
+    return fail_record(instance, index, error, "the dynamic shared memory is out of range");
+  call->shared_bytes = (unsigned)shared;
+  return ORT_OK;
+}
+
+/* Numbers of a copy or memset; none to move skips it. */
+static int fill_move(ocp_instance *instance, uint32_t index, uint64_t *bytes, ocp_error *error) {
+  const ocp_plan *plan = instance->variant->plan;
+  const ocp_plan_param *params = plan->params + plan->records[index].first_param;
+  uint64_t byte;
+  if (plan->records[index].kind == OCP_RECORD_MEMSET &&
+      (!number(&params[1], instance->registers, &byte) || byte > UINT8_MAX))
+    return fail_record(instance, index, error, "a memset with something else than a byte");
+  number(&params[2], instance->registers, bytes);
+  instance->calls[index].skipped |= *bytes == 0;
+  return ORT_OK;
+}
+
+/* The values of the parameters in their order, or for library calls and callbacks the addresses before the numbers.
+ * `needed` bytes must follow each address. */
+static int fill_values(ocp_instance *instance, uint32_t index, uint64_t needed, ocp_fixup **next_fixup,
+                       ocp_error *error) {
+  const ocp_plan *plan = instance->variant->plan;
+  const ocp_plan_record *record = &plan->records[index];
+  const ocp_plan_param *params = plan->params + record->first_param;
+  ocp_call *call = &instance->calls[index];
+  const bool apart = record->kind == OCP_RECORD_LIBRARY || record->kind == OCP_RECORD_CALL;
+  uint32_t slot = 0;
+  for (uint32_t i = 0; i < record->num_params; i++) {
+    if (params[i].kind != OCP_PARAM_POINTER)
+      continue;
+    if (!pointer(instance, &params[i], needed, &call->values[apart ? slot : i], next_fixup))
+      return fail_record(instance, index, error, "it would use memory outside a tensor");
+    slot++;
+  }
+  call->num_pointers = slot;
+  for (uint32_t i = 0; i < record->num_params; i++) {
+    if (params[i].kind == OCP_PARAM_POINTER)
+      continue;
+    if (!number(&params[i], instance->registers, &call->values[apart ? slot++ : i]))
+      return fail_record(instance, index, error, "a size does not fit the kernel's parameter");
+  }
+  return ORT_OK;
+}
+
+static int fill_call(ocp_instance *instance, uint32_t index, ocp_fixup **next_fixup, ocp_error *error) {
+  const ocp_plan_record *record = &instance->variant->plan->records[index];
+  ocp_call *call = &instance->calls[index];
+  uint64_t moved = 0;
+  call->skipped = record->condition_register != OCP_NO_REG && instance->registers[record->condition_register] == 0;
+  if (record->kind == OCP_RECORD_LAUNCH && fill_launch(instance, index, error) != ORT_OK)
+    return error->code;
+  if ((record->kind == OCP_RECORD_COPY || record->kind == OCP_RECORD_MEMSET) &&
+      fill_move(instance, index, &moved, error) != ORT_OK)
+    return error->code;
+  return call->skipped ? ORT_OK : fill_values(instance, index, moved, next_fixup, error);
+}
+
+int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error *error) {
+  const ocp_segment_view *view = &instance->variant->plan->views[segment];
+  ocp_fixup *const first = instance->fixups + view->pointers.first, *next = first;
+  for (uint32_t i = view->records.first; i < view->records.first + view->records.count; i++)
+    if (fill_call(instance, i, &next, error) != ORT_OK)
+      return error->code;
+  instance->num_fixups[segment] = (uint32_t)(next - first);
+  instance->is_fresh = true;
+  return ORT_OK;
+}
+
+/* ---- enqueueing ---- */
+
+static int fail_call(const ocp_instance *instance, uint32_t index, CUresult result, ocp_error *error) {
+  static const char *const what[OCP_RECORD_NUM_KINDS] = {"cuLaunchKernel", "cuMemcpyDtoDAsync", "cuMemsetD8Async",
+                                                         "library call", "callback"};
+  const ocp_variant *variant = instance->variant;
+  const ocp_plan_record *record = &variant->plan->records[index];
+  char text[400];
+  const bool launch = record->kind == OCP_RECORD_LAUNCH;
+  snprintf(text, sizeof text, "node '%.200s': %s%s%.100s", ocp_plan_node_name(variant->plan, record->node),
+           what[record->kind], launch ? " of " : "", launch ? variant->function_names[record->index] : "");
+  return ocp_device_fail(variant->device, result, text, error);
+}
+
+void ocp_instance_set_pointers(ocp_instance *instance, uint32_t segment) {
+  const ocp_fixup *fixups = instance->fixups + instance->variant->plan->views[segment].pointers.first;
+  for (uint32_t i = 0; i < instance->num_fixups[segment]; i++)
+    instance->values[fixups[i].value] = instance->bases[fixups[i].base] + fixups[i].offset;
+}
+
+void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]) {
+  ocp_count(OCP_LAUNCHES, counts[OCP_RECORD_LAUNCH]);
+  if (counts[OCP_RECORD_COPY])
+    ocp_count(OCP_COPIES_D2D, counts[OCP_RECORD_COPY]);
+  if (counts[OCP_RECORD_LIBRARY])
+    ocp_count(OCP_LIBRARY_CALLS, counts[OCP_RECORD_LIBRARY]);
+}
+
+/* The node's name before the reason of a call that failed. */
+static int name_node(const ocp_instance *instance, uint32_t index, ocp_error *error) {
+  const ocp_plan *plan = instance->variant->plan;
+  const ocp_error reason = *error;
+  return ocp_fail(error, reason.code, "node '%.200s': %.700s", ocp_plan_node_name(plan, plan->records[index].node),
+                  reason.text);
+}
+
+static int call_back(const ocp_instance *instance, uint32_t index, ocp_stream *stream, ocp_error *error) {
+  const ocp_variant *variant = instance->variant;
+  const ocp_plan_record *record = &variant->plan->records[index];
+  const ocp_call *call = &instance->calls[index];
+  if (atomic_load_explicit(&stream->capturing, memory_order_relaxed) ||
+      (!stream->owned && ocp_stream_is_captured(stream))) {
+    atomic_store(&stream->capture_failed, true);
+    return ocp_fail(error, ORT_NOT_IMPLEMENTED,
+                    "its code is called in each Run, which a CUDA graph cannot capture; run with gpu_graph_id=-1, or "
+                    "without enable_cuda_graph");
+  }
+  const int code = variant->calls[record->index](variant->handle, record->index, call->values, call->num_pointers,
+                                                 (const int64_t *)call->values + call->num_pointers,
+                                                 record->num_params - call->num_pointers, stream, error);
+  if (code != ORT_OK && error->code == ORT_OK)
+    ocp_fail(error, ORT_FAIL, "a callback failed without a message");
+  return code;
+}
+
+static uint32_t num_values(const ocp_instance *instance, uint32_t index) {
+  return instance->variant->plan->records[index].num_params - instance->calls[index].num_pointers;
+}
+
+/* Has libraries prepare the calls of a segment together, where that takes long: once for new sizes. */
+static void prepare_libraries(ocp_instance *instance, ocp_range records, ocp_stream *stream) {
+  const ocp_variant *variant = instance->variant;
+  ocp_library_call *calls = calloc(records.count ? records.count : 1, sizeof *calls);
+  uint32_t count = 0;
+  for (uint32_t i = records.first; calls && i < records.first + records.count; i++) {
+    const ocp_call *call = &instance->calls[i];
+    if (call->kind == OCP_RECORD_LIBRARY && !call->skipped)
+      calls[count++] = (ocp_library_call){.problem = variant->problems[variant->plan->records[i].index],
+                                          .pointers = (void *const *)call->values,
+                                          .num_pointers = call->num_pointers,
+                                          .num_values = num_values(instance, i),
+                                          .values = (const int64_t *)call->values + call->num_pointers};
+  }
+  if (count)
+    ocp_library_prepare(calls, count, stream);
+  free(calls);
+}
+
+int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error) {
+  const ocp_variant *variant = instance->variant;
+  const ocp_plan *plan = variant->plan;
+  const ocp_driver *driver = variant->device->driver;
+  const ocp_range records = plan->views[segment].records;
+  ocp_instance_set_pointers(instance, segment);
+  if (instance->is_fresh && plan->header.num_problems)
+    prepare_libraries(instance, records, stream);
+  instance->is_fresh = false;
+  /* A graph keeps the sources, also for listeners that come later. */
+  const bool named = ocp_is_anybody_listening() || atomic_load_explicit(&stream->capturing, memory_order_relaxed);
+  int64_t counts[OCP_RECORD_NUM_KINDS] = {0};
+  CUresult result = CUDA_SUCCESS;
+  int code = ORT_OK;
+  for (uint32_t i = records.first; i < records.first + records.count; i++) {
+    const ocp_plan_record *record = &plan->records[i];
+    const ocp_call *call = &instance->calls[i];
+    if (call->skipped)
+      continue;
+    if (named)
+      ocp_activity_of(variant->first_source + i);
+    const uint64_t *values = call->values;
+    switch (call->kind) {
+    case OCP_RECORD_LAUNCH:
+      result = driver->LaunchKernel(variant->functions[record->index], call->grid[0], call->grid[1], call->grid[2],
+                                    record->block[0], record->block[1], record->block[2], call->shared_bytes,
+                                    stream->handle, call->params, NULL);
+      break;
+    case OCP_RECORD_COPY:
+      if (values[0] == values[1]) /* ORT gave the output its input's memory */
+        continue;
+      result = driver->MemcpyDtoDAsync(values[0], values[1], values[2], stream->handle);
+      break;
+    case OCP_RECORD_MEMSET:
+      result = driver->MemsetD8Async(values[0], (unsigned char)values[1], values[2], stream->handle);
+      break;
+    case OCP_RECORD_CALL:
+      code = call_back(instance, i, stream, error);
+      if (code != ORT_OK)
+        name_node(instance, i, error);
+      break;
+    default:
+      code =
+          ocp_library_run(variant->problems[record->index], stream, (void *const *)values, call->num_pointers,
+                          (const int64_t *)values + call->num_pointers, record->num_params - call->num_pointers, error);
+      if (code != ORT_OK)
+        name_node(instance, i, error);
+    }
+    if (result != CUDA_SUCCESS)
+      code = fail_call(instance, i, result, error);
+    if (code != ORT_OK)
+      break;
+    counts[call->kind]++;
+  }
+  if (named)
+    ocp_activity_of(0);
+  ocp_count_records(counts);
+  return code;
+}
+
+int ocp_instance_locate(const ocp_instance *instance, const ocp_plan_readback *readback, CUdeviceptr *address,
+                        ocp_error *error) {
+  const int64_t offset =
+      readback->byte_offset_register == OCP_NO_REG ? 0 : instance->registers[readback->byte_offset_register];
+  const uint64_t bytes = ref_bytes(instance, readback->ref_kind, readback->ref_index);
+  const uint64_t needed = (uint64_t)readback->count * (ocp_dtype_bits(readback->dtype) / 8);
+  if (offset < 0 || (uint64_t)offset > bytes || needed > bytes - (uint64_t)offset)
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: a read-back lies outside its tensor",
+                    instance->variant->cluster_name);
+  if (readback->ref_kind == OCP_REF_WEIGHT) {
+    *address = instance->variant->weights[readback->ref_index] + (uint64_t)offset;
+    return ORT_OK;
+  }
+  uint64_t base_offset;
+  const uint32_t base = ref_base(instance, readback->ref_kind, readback->ref_index, &base_offset);
+  *address = instance->bases[base] + base_offset + (uint64_t)offset;
+  return ORT_OK;
+}

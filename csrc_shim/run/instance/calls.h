@@ -1,0 +1,23 @@
+/* Evaluates the records of a plan (launch parameters, grids, addresses), and enqueues them. */
+#ifndef OCP_RUN_INSTANCE_CALLS_H
+#define OCP_RUN_INSTANCE_CALLS_H
+
+#include "base/error.h"
+#include "device/stream.h"
+#include "driver/driver.h"
+#include "plan/format.h"
+#include "run/instance/instance_state.h"
+
+/* Fills the calls of a segment whose registers, sizes and offsets are known. */
+int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error *error);
+/* Writes the addresses into the parameters of a segment's calls; bases must be set. */
+void ocp_instance_set_pointers(ocp_instance *instance, uint32_t segment);
+/* Enqueues a segment's records; bases must be set. */
+int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error);
+/* Adds the numbers of enqueued records of each ocp_record_kind to the counters. */
+void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]);
+/* The device address of the element that a read-back reads. */
+int ocp_instance_locate(const ocp_instance *instance, const ocp_plan_readback *readback, CUdeviceptr *address,
+                        ocp_error *error);
+
+#endif

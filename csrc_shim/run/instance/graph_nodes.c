@@ -1,0 +1,192 @@
+#include "run/instance/graph_nodes.h"
+
+#include "base/counters.h"
+#include "driver/activity.h"
+#include "driver/error.h"
+#include "plan/format.h"
+#include "plan/load.h"
+#include "run/instance/calls.h"
+
+static CUDA_KERNEL_NODE_PARAMS kernel_params(const ocp_instance *instance, uint32_t index) {
+  const ocp_plan_record *record = &instance->variant->plan->records[index];
+  const ocp_call *call = &instance->calls[index];
+  return (CUDA_KERNEL_NODE_PARAMS){.func = instance->variant->functions[record->index],
+                                   .gridDimX = call->grid[0],
+                                   .gridDimY = call->grid[1],
+                                   .gridDimZ = call->grid[2],
+                                   .blockDimX = record->block[0],
+                                   .blockDimY = record->block[1],
+                                   .blockDimZ = record->block[2],
+                                   .sharedMemBytes = call->shared_bytes,
+                                   .kernelParams = call->params};
+}
+
+static CUDA_MEMCPY3D copy_params(const uint64_t *values) {
+  return (CUDA_MEMCPY3D){.dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                         .dstDevice = values[0],
+                         .srcMemoryType = CU_MEMORYTYPE_DEVICE,
+                         .srcDevice = values[1],
+                         .WidthInBytes = values[2],
+                         .Height = 1,
+                         .Depth = 1};
+}
+
+static CUDA_MEMSET_NODE_PARAMS memset_params(const uint64_t *values) {
+  return (CUDA_MEMSET_NODE_PARAMS){
+      .dst = values[0], .value = (unsigned char)values[1], .elementSize = 1, .width = values[2], .height = 1};
+}
+
+/* A library call of an instance. */
+typedef struct library_call {
+  ocp_problem *problem;
+  void *const *pointers;
+  const int64_t *numbers;
+  uint32_t num_pointers, num_numbers;
+} library_call;
+
+static library_call library_call_of(const ocp_instance *instance, uint32_t index) {
+  const ocp_plan_record *record = &instance->variant->plan->records[index];
+  const ocp_call *call = &instance->calls[index];
+  return (library_call){.problem = instance->variant->problems[record->index],
+                        .pointers = (void *const *)call->values,
+                        .numbers = (const int64_t *)call->values + call->num_pointers,
+                        .num_pointers = call->num_pointers,
+                        .num_numbers = record->num_params - call->num_pointers};
+}
+
+bool ocp_graph_call_is_warm(const ocp_instance *instance, uint32_t index, ocp_stream *stream) {
+  const library_call call = library_call_of(instance, index);
+  struct ocp_prepared *none;
+  ocp_error ignored = {0};
+  return ocp_library_capture(call.problem, stream, NULL, call.pointers, call.num_pointers, call.numbers,
+                             call.num_numbers, &none, &ignored) ||
+         ignored.code != ORT_OK;
+}
+
+/* What a library enqueues for a call, captured on a stream of its own, with the handle of the Run's stream. *used is
+ * what the graph needs then. */
+static CUresult capture_library(const ocp_instance *instance, uint32_t index, ocp_stream *run_stream, CUgraph *child,
+                                struct ocp_prepared **used, ocp_error *error) {
+  const library_call call = library_call_of(instance, index);
+  ocp_device *device = instance->variant->device;
+  ocp_stream *stream;
+  *child = NULL;
+  *used = NULL;
+  if (ocp_stream_borrow(device, &stream, error) != ORT_OK)
+    return CUDA_ERROR_UNKNOWN;
+  ocp_stream_take_turn(stream, true);
+  atomic_store(&stream->capturing, true);
+  CUresult result = device->driver->StreamBeginCapture(stream->handle, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  if (result == CUDA_SUCCESS) {
+    if (!ocp_library_capture(call.problem, run_stream, stream, call.pointers, call.num_pointers, call.numbers,
+                             call.num_numbers, used, error) &&
+        error->code == ORT_OK)
+      ocp_fail(error, ORT_RUNTIME_EXCEPTION, "a library call that never ran");
+    result = ocp_stream_end_capture(stream, child);
+  }
+  atomic_store(&stream->capturing, false);
+  ocp_stream_end_turn(stream);
+  ocp_stream_return(stream);
+  size_t num_nodes = 0;
+  if (result == CUDA_SUCCESS && error->code == ORT_OK)
+    result = device->driver->GraphGetNodes(*child, NULL, &num_nodes);
+  if (result != CUDA_SUCCESS)
+    ocp_fail_cuda(error, device->driver, result, "capturing a library call");
+  else if (error->code == ORT_OK && num_nodes == 0)
+    ocp_fail(error, ORT_RUNTIME_EXCEPTION, "a library call that enqueues nothing on its stream");
+  if (error->code == ORT_OK)
+    return CUDA_SUCCESS;
+  if (*child)
+    device->driver->GraphDestroy(*child);
+  ocp_library_let_go(call.problem, *used);
+  *child = NULL;
+  *used = NULL;
+  return result != CUDA_SUCCESS ? result : CUDA_ERROR_UNKNOWN;
+}
+
+void ocp_graph_node_release(const ocp_variant *variant, uint32_t index, struct ocp_prepared *used) {
+  if (used)
+    ocp_library_let_go(variant->problems[variant->plan->records[index].index], used);
+}
+
+static CUresult add(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraph graph, CUgraphNode before,
+                    CUgraphNode *node, struct ocp_prepared **used, ocp_error *error) {
+  const ocp_device *device = instance->variant->device;
+  const ocp_driver *driver = device->driver;
+  const uint64_t *values = instance->calls[index].values;
+  const size_t num_before = before != NULL;
+  switch (instance->calls[index].kind) {
+  case OCP_RECORD_LAUNCH: {
+    const CUDA_KERNEL_NODE_PARAMS params = kernel_params(instance, index);
+    return driver->GraphAddKernelNode(node, graph, &before, num_before, &params);
+  }
+  case OCP_RECORD_COPY: {
+    const CUDA_MEMCPY3D params = copy_params(values);
+    return driver->GraphAddMemcpyNode(node, graph, &before, num_before, &params, device->context);
+  }
+  case OCP_RECORD_MEMSET: {
+    const CUDA_MEMSET_NODE_PARAMS params = memset_params(values);
+    return driver->GraphAddMemsetNode(node, graph, &before, num_before, &params, device->context);
+  }
+  default: {
+    CUgraph child;
+    CUresult result = capture_library(instance, index, stream, &child, used, error);
+    if (result == CUDA_SUCCESS) {
+      result = driver->GraphAddChildGraphNode(node, graph, &before, num_before, child);
+      driver->GraphDestroy(child);
+    }
+    return result;
+  }
+  }
+}
+
+CUresult ocp_graph_node_add(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraph graph,
+                            CUgraphNode before, CUgraphNode *node, struct ocp_prepared **used, ocp_error *error) {
+  ocp_activity_of(instance->variant->first_source + index);
+  const CUresult result = add(instance, index, stream, graph, before, node, used, error);
+  ocp_activity_of(0);
+  return result;
+}
+
+static CUresult change(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraphExec exec,
+                       CUgraphNode node, struct ocp_prepared **used) {
+  const ocp_device *device = instance->variant->device;
+  const ocp_driver *driver = device->driver;
+  const uint64_t *values = instance->calls[index].values;
+  ocp_count(OCP_GRAPH_UPDATES, 1);
+  switch (instance->calls[index].kind) {
+  case OCP_RECORD_LAUNCH: {
+    const CUDA_KERNEL_NODE_PARAMS params = kernel_params(instance, index);
+    return driver->GraphExecKernelNodeSetParams(exec, node, &params);
+  }
+  case OCP_RECORD_COPY: {
+    const CUDA_MEMCPY3D params = copy_params(values);
+    return driver->GraphExecMemcpyNodeSetParams(exec, node, &params, device->context);
+  }
+  case OCP_RECORD_MEMSET: {
+    const CUDA_MEMSET_NODE_PARAMS params = memset_params(values);
+    return driver->GraphExecMemsetNodeSetParams(exec, node, &params, device->context);
+  }
+  default: {
+    CUgraph child;
+    struct ocp_prepared *newer;
+    ocp_error ignored = {0}; /* the graph is made anew then, which reports it */
+    CUresult result = capture_library(instance, index, stream, &child, &newer, &ignored);
+    if (result == CUDA_SUCCESS) {
+      result = driver->GraphExecChildGraphNodeSetParams(exec, node, child);
+      driver->GraphDestroy(child);
+      ocp_graph_node_release(instance->variant, index, *used);
+      *used = newer;
+    }
+    return result;
+  }
+  }
+}
+
+CUresult ocp_graph_node_change(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraphExec exec,
+                               CUgraphNode node, struct ocp_prepared **used) {
+  ocp_activity_of(instance->variant->first_source + index);
+  const CUresult result = change(instance, index, stream, exec, node, used);
+  ocp_activity_of(0);
+  return result;
+}

@@ -1,0 +1,34 @@
+/* What a cluster and its plans refer to by index: kernels, callbacks, and the builder of plans. Types only. */
+#ifndef OCP_RUN_INSTANCE_HANDLES_H
+#define OCP_RUN_INSTANCE_HANDLES_H
+
+#include "base/error.h"
+#include "driver/driver.h"
+#include "run/instance/input.h"
+
+#define OCP_MAX_HOST_INPUTS 256u
+
+typedef struct ocp_cluster ocp_cluster;
+typedef struct ocp_stream ocp_stream;
+
+/* What a cluster refers to by index. The cluster owns a weight once it was added. The caller owns functions and
+ * problems, and keeps them until the cluster is released. */
+typedef struct ocp_kernel_ref {
+  CUfunction function;
+  const char *name; /* copied */
+  uint32_t num_params;
+  const uint8_t *params; /* the ocp_param_kind of each; copied */
+} ocp_kernel_ref;
+
+/* A callback of a plan, in each Run: enqueues on the stream what it computes. The device is entered. `pointers` are
+ * addresses on the device, in the order of the record's pointers, `numbers` its numbers. The same signature as
+ * ocp_python.call_back. */
+typedef int (*ocp_call_fn)(int64_t handle, uint32_t callback, const uint64_t *pointers, uint32_t num_pointers,
+                           const int64_t *numbers, uint32_t num_numbers, ocp_stream *stream, ocp_error *error);
+
+/* Builds and adds the plan that these inputs need, with the same signature as ocp_python.build_variant. host_values:
+ * for each host input in turn its elements as int64. */
+typedef int (*ocp_build_fn)(int64_t handle, const ocp_input *inputs, uint32_t num_inputs, const int64_t *host_values,
+                            const uint32_t *host_counts, uint32_t num_host_inputs, ocp_error *error);
+
+#endif

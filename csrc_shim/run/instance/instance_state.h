@@ -1,0 +1,123 @@
+/* A plan made concrete: variants bind a plan to the handles of a cluster, instances evaluate a variant for one set of
+ * dimensions and host values.
+ *
+ * One Run at a time has an instance; between Runs it waits in its cluster's cache (instance_cache.h).
+ *
+ *     created, first segment resolved
+ *                  |
+ *                  v         put, at the end of the Run
+ *             +---------+ -----------------------------> +-------------+   the next one is put   +----------+
+ *             | in Run  |                                | last used   | ----------------------> | in table |
+ *             +---------+ <----------------------------- +-------------+                         +----------+
+ *                  ^          take: the same key                                                   |      |
+ *                  +---------------------------------------------------------------- take ---------+      | evicted
+ *                                                                                                         v
+ *                                                                                                       freed
+ *
+ * Beside that it becomes warm, and may have a CUDA graph (replay.h):
+ *
+ *     +------+  warm_runs Runs   +------+  the next Run makes it  +--------------+  each Run: change nodes
+ *     | cold | ----------------> | warm | ----------------------> | has a graph  | ----+  that hold other
+ *     +------+                   +------+                         +--------------+ <---+  addresses, launch
+ *        ^                          |                                    |
+ *        |  cool: twice as many     | the driver or a library cannot:    | another instance, or a thread without
+ *        |  Runs as before          | refused for ever                   | memory, takes the graph
+ *        +--------------------------|------------------------------------+
+ *                                   v
+ *                        (its records are enqueued)
+ *
+ * Where each Run's key is new, an instance that was used once leaves its warm Runs and its graph to the next one of the
+ * same variant.
+ *
+ * Invariants:
+ * - Registers, sizes, offsets and calls of a segment are valid once it is resolved; those of the first segment as long
+ *   as the instance lives, those of later ones until the next Run, since read-backs decide them.
+ * - bases are those of the present Run. A parameter is an address of this Run only after ocp_instance_set_pointers.
+ * - An instance with a graph is taken only for streams whose work comes after the graph's latest launch. */
+#ifndef OCP_RUN_INSTANCE_INSTANCE_STATE_H
+#define OCP_RUN_INSTANCE_INSTANCE_STATE_H
+
+#include "base/counters.h"
+#include "device/device.h"
+#include "driver/driver.h"
+#include "plan/plan.h"
+#include "run/instance/handles.h"
+#include "vendor/problem.h"
+
+/* A plan and the handles that its indices stand for. Immutable; lives as long as its cluster. */
+typedef struct ocp_variant {
+  const struct ocp_variant *next; /* the one added before it */
+  ocp_plan *plan;
+  ocp_device *device;
+  const char *cluster_name; /* the cluster's */
+  CUfunction *functions;    /* of the plan's kernels */
+  const char **function_names;
+  CUdeviceptr *weights;
+  uint64_t *weight_bytes;
+  ocp_problem **problems;
+  ocp_call_fn *calls;    /* of the cluster's callbacks */
+  int64_t handle;        /* the cluster's, for callbacks */
+  uint64_t first_source; /* the number of the first record: sources.h */
+} ocp_variant;
+
+/* One record, ready to be enqueued. */
+typedef struct ocp_call {
+  uint32_t kind; /* ocp_record_kind */
+  bool skipped;
+  unsigned grid[3], shared_bytes;
+  uint32_t num_pointers; /* LIBRARY, CALL: the first parameters of `values`, the rest are numbers */
+  uint64_t *values;      /* the parameters */
+  void **params;         /* LAUNCH: kernelParams, pointing at values */
+} ocp_call;
+
+/* A pointer parameter that differs from Run to Run: values[value] = bases[base] + offset. */
+typedef struct ocp_fixup {
+  uint32_t value; /* index into the instance's values */
+  uint32_t base; /* index of an input, num_inputs + index of an output, or num_inputs + num_outputs + segment: a slab */
+  uint64_t offset;
+} ocp_fixup;
+
+/* Everything of a plan that follows from dimensions and host values, and the scratch of a Run. Used by one Run at a
+ * time and then kept for the next one with the same key. One block of memory. */
+typedef struct ocp_instance {
+  const ocp_variant *variant;
+  struct ocp_instance *newer, *older, *chain; /* the cache's */
+  size_t bytes;
+  /* the key */
+  uint64_t hash;
+  uint32_t key_words;
+  const uint64_t *key;
+  /* evaluated */
+  int64_t *registers;
+  int64_t *dims;           /* of the outputs, as the plan's dims */
+  uint64_t *memory_bytes;  /* sizes of inputs, then of outputs */
+  uint64_t *buffer_offset; /* in the slab of the buffer's segment */
+  uint64_t *slab_bytes;    /* per segment */
+  ocp_call *calls;         /* per record */
+  uint64_t *values;        /* of all parameters; those of a record start where the plan's do */
+  ocp_fixup *fixups;       /* those of a segment start at the first of its view's pointers */
+  uint32_t *num_fixups;    /* per segment: less where records are skipped */
+  /* its CUDA graph, once it is warm: replay.h */
+  struct ocp_replay *replay;
+  void (*release_replay)(struct ocp_replay *replay);
+  uint64_t replay_stream_id, replay_position; /* where it was launched last, and the end of that stream then */
+  uint32_t warm_runs;                         /* without a graph */
+  uint32_t replay_evictions;  /* how often other graphs took its graph's place: each time it needs more warm Runs */
+  ocp_counter replay_refused; /* why it can never have one; 0: it can */
+  bool is_fresh;              /* its calls have not been enqueued since they were filled */
+  bool inherited;             /* the graph does what another instance did */
+  bool used_again;            /* a Run after the one that made it had the same key */
+  /* scratch of a Run */
+  uint64_t *bases;
+  uint64_t *targets; /* of the outputs: where they are bound, where bases may have scratch memory: aliasing.h */
+  uint64_t *scratch; /* per segment: the memory of redirected outputs, 0: none */
+  bool redirects;    /* an output is redirected */
+  /* what targets and the inputs' addresses mean, from the last Run with other ones */
+  bool aliasing_is_known;
+  uint64_t *known_inputs; /* their addresses */
+  bool *is_redirected;    /* of the outputs */
+  uint64_t redirected_bytes;
+  uint32_t *by_address; /* inputs, and outputs behind them, in order */
+} ocp_instance;
+
+#endif

@@ -1,0 +1,425 @@
+#include "run/instance/replay.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/counters.h"
+#include "base/host.h"
+#include "device/memory/memory.h"
+#include "driver/activity.h"
+#include "driver/driver.h"
+#include "driver/error.h"
+#include "plan/format.h"
+#include "plan/load.h"
+#include "run/instance/calls.h"
+#include "run/instance/graph_nodes.h"
+
+/* A graph of fewer nodes is no cheaper than the call itself. */
+enum { MIN_NODES = 2 };
+
+/* What the slabs of a cluster's graphs may take together, as a share of the device's memory; a single one may take
+ * more. */
+enum { MEMORY_SHARE = 4 };
+
+/* What a node of the graph does, beside its parameters. */
+typedef struct node_state {
+  uint32_t kind;
+  bool skipped; /* there is no node */
+  unsigned grid[3], shared_bytes;
+} node_state;
+
+struct ocp_replay {
+  ocp_replay_budget *budget;
+  const ocp_variant *variant;
+  CUgraph graph; /* kept: changes name its nodes */
+  CUgraphExec exec;
+  uint64_t slab, slab_bytes;
+  int64_t counts[OCP_RECORD_NUM_KINDS]; /* of its nodes */
+  CUgraphNode *nodes;                   /* of the records */
+  struct ocp_prepared **used;           /* by the records that are library calls */
+  uint64_t *values;                     /* of all parameters, as the executable graph has them */
+  node_state *states;                   /* of the records */
+  bool *changed;                        /* which records have other parameters than their nodes: scratch of a Run */
+  uint32_t *records;                    /* of the fixups: which record each belongs to */
+  ocp_graph_sources sources;            /* of the nodes */
+  uint64_t *bases;                      /* of inputs and outputs, as the executable graph has them */
+};
+
+static void fall_back(ocp_counter reason) {
+  ocp_count(OCP_GRAPH_FALLBACKS, 1);
+  ocp_count(reason, 1);
+}
+
+/* The reason for this and all later Runs of the instance; a cluster says the first one. */
+static void refuse(ocp_replay_budget *budget, ocp_instance *instance, ocp_counter reason, const ocp_error *error) {
+  char text[1200];
+  instance->replay_refused = reason;
+  if (atomic_exchange(&budget->said_refusal, true))
+    return;
+  snprintf(text, sizeof text, "%.100s runs without a CUDA graph: %.1000s", budget->cluster_name, error->text);
+  ocp_log(ORT_LOGGING_LEVEL_WARNING, text, OCP_EP_NAME);
+}
+
+static int fail_memory(ocp_error *error) { return ocp_fail(error, ORT_FAIL, "not enough host memory"); }
+
+static uint32_t num_bases(const ocp_instance *instance) {
+  return instance->variant->plan->header.num_inputs + instance->variant->plan->header.num_outputs;
+}
+
+/* By ORT, or by the application whose stream it is. */
+static bool is_captured(const ocp_stream *stream) {
+  return atomic_load_explicit(&stream->capturing, memory_order_relaxed) ||
+         (!stream->owned && ocp_stream_is_captured(stream));
+}
+
+bool ocp_replay_is_due(const ocp_replay_budget *budget, ocp_instance *instance, const ocp_stream *stream) {
+  if (atomic_load_explicit(&budget->max_replays, memory_order_relaxed) == 0)
+    return false;
+  if (!instance->replay) {
+    if (instance->warm_runs < atomic_load_explicit(&budget->warm_runs, memory_order_relaxed)
+                                  << instance->replay_evictions) {
+      instance->warm_runs++;
+      return false;
+    }
+    uint32_t nodes = 0;
+    for (uint32_t i = 0; i < instance->variant->plan->header.num_records && nodes < MIN_NODES; i++)
+      nodes += !instance->calls[i].skipped;
+    if (nodes < MIN_NODES)
+      return false;
+  }
+  ocp_counter reason = instance->replay_refused;
+  if (instance->variant->plan->header.num_segments > 1)
+    reason = OCP_GRAPH_FALLBACKS_READ_BACK;
+  else if (instance->variant->plan->has_calls)
+    reason = OCP_GRAPH_FALLBACKS_CALL;
+  else if (is_captured(stream))
+    reason = OCP_GRAPH_FALLBACKS_CAPTURING;
+  if (reason)
+    fall_back(reason);
+  return !reason;
+}
+
+/* ---- making ---- */
+
+static void give_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
+  atomic_fetch_sub(&budget->num_replays, 1);
+  atomic_fetch_sub(&budget->slab_bytes, slab_bytes);
+}
+
+void ocp_replay_release(ocp_replay *replay) {
+  if (!replay)
+    return;
+  ocp_device *device = replay->budget->device;
+  OCP_STAY stay = ocp_device_enter_to_release(device);
+  if (stay.entered) {
+    if (replay->exec)
+      device->driver->GraphExecDestroy(replay->exec);
+    if (replay->graph)
+      device->driver->GraphDestroy(replay->graph);
+    if (replay->slab)
+      ocp_device_free(device, replay->slab, NULL); /* the stream of a launch that goes on may be gone meanwhile */
+  }
+  for (uint32_t i = 0; i < replay->variant->plan->header.num_records; i++)
+    ocp_graph_node_release(replay->variant, i, replay->used[i]);
+  give_place(replay->budget, replay->slab_bytes);
+  ocp_count(OCP_GRAPHS_LIVE, -1);
+  ocp_graph_sources_clear(&replay->sources);
+  free(replay);
+}
+
+static bool try_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
+  const unsigned graphs = atomic_fetch_add(&budget->num_replays, 1);
+  const uint64_t held = atomic_fetch_add(&budget->slab_bytes, slab_bytes);
+  if (graphs < atomic_load_explicit(&budget->max_replays, memory_order_relaxed) &&
+      (held == 0 || held + slab_bytes <= budget->device->total_bytes / MEMORY_SHARE))
+    return true;
+  give_place(budget, slab_bytes);
+  return false;
+}
+
+/* Takes a place among the cluster's graphs, if need be from the instance that waits for its next Run the longest. */
+static bool take_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
+  while (!try_place(budget, slab_bytes)) {
+    ocp_replay *oldest = ocp_instance_cache_take_replay(budget->cache);
+    if (!oldest)
+      return false;
+    ocp_replay_release(oldest);
+  }
+  return true;
+}
+
+/* An empty graph with its arrays, in one block; the place in the cluster is taken. */
+static ocp_replay *allocate(ocp_replay_budget *budget, const ocp_instance *instance, ocp_error *error) {
+  const ocp_plan_header *h = &instance->variant->plan->header;
+  const uint32_t num_records = h->num_records, num_fixups = h->num_params; /* there are no more */
+  ocp_replay *replay = calloc(1, sizeof *replay + num_bases(instance) * sizeof *replay->bases +
+                                     num_records * (sizeof *replay->nodes + sizeof *replay->used +
+                                                    sizeof *replay->states + sizeof *replay->changed) +
+                                     h->num_params * (sizeof *replay->values + sizeof *replay->records));
+  if (!replay) {
+    give_place(budget, instance->slab_bytes[0]);
+    fail_memory(error);
+    return NULL;
+  }
+  replay->budget = budget;
+  replay->variant = instance->variant;
+  replay->slab_bytes = instance->slab_bytes[0];
+  replay->nodes = (CUgraphNode *)(replay + 1);
+  replay->used = (struct ocp_prepared **)(replay->nodes + num_records);
+  replay->bases = (uint64_t *)(replay->used + num_records);
+  replay->values = replay->bases + num_bases(instance);
+  replay->states = (node_state *)(replay->values + h->num_params);
+  replay->records = (uint32_t *)(replay->states + num_records);
+  replay->changed = (bool *)(replay->records + num_fixups);
+  ocp_count(OCP_GRAPHS_LIVE, 1);
+  return replay;
+}
+
+/* Both are in the order of the parameters. */
+static void find_records(const ocp_instance *instance, ocp_replay *replay) {
+  const ocp_plan_record *records = instance->variant->plan->records;
+  for (uint32_t i = 0, record = 0; i < instance->num_fixups[0]; i++) {
+    while (instance->fixups[i].value >= records[record].first_param + records[record].num_params)
+      record++;
+    replay->records[i] = record;
+  }
+}
+
+static node_state state_of(const ocp_instance *instance, uint32_t index) {
+  const ocp_call *call = &instance->calls[index];
+  return (node_state){.kind = call->kind,
+                      .skipped = call->skipped,
+                      .grid = {call->grid[0], call->grid[1], call->grid[2]},
+                      .shared_bytes = call->shared_bytes};
+}
+
+/* Notes that the node of a record has the parameters of the instance. */
+static void note_node(const ocp_instance *instance, uint32_t index, ocp_replay *replay) {
+  const ocp_plan_record *record = &instance->variant->plan->records[index];
+  replay->states[index] = state_of(instance, index);
+  memcpy(replay->values + record->first_param, instance->calls[index].values,
+         record->num_params * sizeof *replay->values);
+}
+
+static CUresult fill(const ocp_instance *instance, ocp_replay *replay, ocp_stream *stream, uint32_t *record,
+                     ocp_error *error) {
+  const ocp_driver *driver = instance->variant->device->driver;
+  CUresult result = driver->GraphCreate(&replay->graph, 0);
+  CUgraphNode last = NULL;
+  for (; *record < instance->variant->plan->header.num_records && result == CUDA_SUCCESS; ++*record) {
+    note_node(instance, *record, replay);
+    if (instance->calls[*record].skipped)
+      continue;
+    result = ocp_graph_node_add(instance, *record, stream, replay->graph, last, &replay->nodes[*record],
+                                &replay->used[*record], error);
+    if (result != CUDA_SUCCESS)
+      break;
+    last = replay->nodes[*record];
+    replay->counts[instance->calls[*record].kind]++;
+  }
+  return result == CUDA_SUCCESS ? driver->GraphInstantiate(&replay->exec, replay->graph, 0) : result;
+}
+
+/* Gives the instance a graph with the present addresses; where that is not possible the reason is counted. */
+static bool make(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *stream) {
+  const ocp_plan *plan = instance->variant->plan;
+  ocp_error error = {0};
+  if (!take_place(budget, instance->slab_bytes[0])) {
+    fall_back(OCP_GRAPH_FALLBACKS_CACHE_FULL);
+    return false;
+  }
+  ocp_replay *replay = allocate(budget, instance, &error);
+  if (!replay || (instance->slab_bytes[0] &&
+                  ocp_device_alloc(budget->device, instance->slab_bytes[0], stream, &replay->slab, &error) != ORT_OK)) {
+    ocp_replay_release(replay);
+    ocp_instance_cool(instance);
+    fall_back(OCP_GRAPH_FALLBACKS_MEMORY);
+    return false;
+  }
+  instance->bases[num_bases(instance)] = replay->slab;
+  ocp_instance_set_pointers(instance, 0);
+  instance->bases[num_bases(instance)] = 0; /* the Run itself takes none */
+  memcpy(replay->bases, instance->bases, num_bases(instance) * sizeof *replay->bases);
+  find_records(instance, replay);
+  instance->inherited = false;
+  uint32_t record = 0;
+  ocp_activity_begin_graph();
+  const CUresult result = fill(instance, replay, stream, &record, &error);
+  ocp_activity_end_graph(&replay->sources);
+  if (result == CUDA_SUCCESS) {
+    instance->replay = replay;
+    instance->release_replay = ocp_replay_release;
+    ocp_count(OCP_GRAPH_CAPTURES, 1);
+    return true;
+  }
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+    ocp_replay_release(replay);
+    ocp_instance_cool(instance);
+    fall_back(OCP_GRAPH_FALLBACKS_MEMORY);
+    return false;
+  }
+  const bool in_library = record < plan->header.num_records && plan->records[record].kind == OCP_RECORD_LIBRARY;
+  if (error.code == ORT_OK)
+    ocp_fail_cuda(&error, budget->device->driver, result, "making a CUDA graph");
+  const ocp_counter reason = in_library ? OCP_GRAPH_FALLBACKS_LIBRARY : OCP_GRAPH_FALLBACKS_DRIVER;
+  refuse(budget, instance, reason, &error);
+  fall_back(reason);
+  ocp_replay_release(replay);
+  return false;
+}
+
+/* ---- running ---- */
+
+typedef enum outcome { READY, COLD, FAILED } outcome;
+
+/* Sets the addresses that differ from those of the graph, and notes their records. */
+static void find_changes(ocp_instance *instance) {
+  ocp_replay *replay = instance->replay;
+  const uint32_t count = instance->num_fixups[0];
+  memset(replay->changed, 0, instance->variant->plan->header.num_records * sizeof *replay->changed);
+  for (uint32_t i = 0; i < count; i++) {
+    /* All addresses of a record, since a Run without the graph may have left others. */
+    const ocp_fixup *fixup = &instance->fixups[i];
+    const bool in_slab = fixup->base >= num_bases(instance);
+    instance->values[fixup->value] = (in_slab ? replay->slab : instance->bases[fixup->base]) + fixup->offset;
+    replay->changed[replay->records[i]] |= !in_slab && replay->bases[fixup->base] != instance->bases[fixup->base];
+  }
+}
+
+static bool change_node(const ocp_instance *instance, uint32_t index, ocp_replay *replay, ocp_stream *stream) {
+  if (ocp_graph_node_change(instance, index, stream, replay->exec, replay->nodes[index], &replay->used[index]) !=
+      CUDA_SUCCESS)
+    return false;
+  note_node(instance, index, replay);
+  return true;
+}
+
+/* Gives the graph a slab that holds the instance's, and some more for those that follow it; false where memory or the
+ * cluster's share of it does not suffice. */
+static bool fit_slab(ocp_replay *replay, const ocp_instance *instance, ocp_stream *stream) {
+  const uint64_t needed = instance->slab_bytes[0], bytes = needed + needed / 4, held = replay->slab_bytes;
+  ocp_replay_budget *budget = replay->budget;
+  ocp_error ignored = {0};
+  uint64_t slab;
+  if (needed <= held)
+    return true;
+  if (atomic_load(&budget->num_replays) > 1 &&
+      atomic_load(&budget->slab_bytes) + bytes - held > budget->device->total_bytes / MEMORY_SHARE)
+    return false;
+  if (ocp_device_alloc(budget->device, bytes, stream, &slab, &ignored) != ORT_OK)
+    return false;
+  if (replay->slab)
+    ocp_device_free(budget->device, replay->slab, NULL);
+  atomic_fetch_add(&budget->slab_bytes, bytes - held);
+  replay->slab = slab;
+  replay->slab_bytes = bytes;
+  return true;
+}
+
+/* Notes the records whose nodes do something else in a graph that was made for another instance; false where the graph
+ * would need other nodes. */
+static bool find_differences(ocp_instance *instance, ocp_stream *stream) {
+  ocp_replay *replay = instance->replay;
+  const ocp_plan *plan = instance->variant->plan;
+  for (uint32_t i = 0; i < plan->header.num_records; i++)
+    if (replay->states[i].kind != instance->calls[i].kind || replay->states[i].skipped != instance->calls[i].skipped)
+      return false;
+  if (!fit_slab(replay, instance, stream))
+    return false;
+  find_records(instance, replay);
+  instance->bases[num_bases(instance)] = replay->slab;
+  ocp_instance_set_pointers(instance, 0);
+  instance->bases[num_bases(instance)] = 0;
+  for (uint32_t i = 0; i < plan->header.num_records; i++) {
+    const ocp_plan_record *record = &plan->records[i];
+    const node_state state = state_of(instance, i);
+    replay->changed[i] = !state.skipped && (memcmp(state.grid, replay->states[i].grid, sizeof state.grid) != 0 ||
+                                            state.shared_bytes != replay->states[i].shared_bytes ||
+                                            memcmp(instance->calls[i].values, replay->values + record->first_param,
+                                                   record->num_params * 8) != 0);
+  }
+  return true;
+}
+
+/* Changes the nodes that do something else than the instance's calls. COLD: a library call among them never ran with
+ * the stream's handle, and nothing was changed. */
+static outcome update(ocp_instance *instance, ocp_stream *stream) {
+  ocp_replay *replay = instance->replay;
+  const ocp_plan *plan = instance->variant->plan;
+  const size_t bytes = num_bases(instance) * sizeof *replay->bases;
+  if (!instance->inherited && memcmp(replay->bases, instance->bases, bytes) == 0)
+    return READY;
+  if (!instance->inherited)
+    find_changes(instance);
+  else if (!find_differences(instance, stream))
+    return FAILED;
+  for (uint32_t i = 0; i < plan->header.num_records; i++)
+    if (replay->changed[i] && plan->records[i].kind == OCP_RECORD_LIBRARY &&
+        !ocp_graph_call_is_warm(instance, i, stream))
+      return COLD;
+  for (uint32_t i = 0; i < plan->header.num_records; i++)
+    if (replay->changed[i] && !change_node(instance, i, replay, stream))
+      return FAILED;
+  memcpy(replay->bases, instance->bases, bytes);
+  instance->inherited = false;
+  return READY;
+}
+
+/* Whether every library call of the instance has run with the stream's handle and the present addresses. */
+static bool are_all_warm(ocp_instance *instance, ocp_stream *stream) {
+  const ocp_plan *plan = instance->variant->plan;
+  bool warm = true, pointers = false;
+  for (uint32_t i = 0; i < plan->header.num_records && warm; i++)
+    if (plan->records[i].kind == OCP_RECORD_LIBRARY && !instance->calls[i].skipped) {
+      if (!pointers)
+        ocp_instance_set_pointers(instance, 0);
+      pointers = true;
+      warm = ocp_graph_call_is_warm(instance, i, stream);
+    }
+  return warm;
+}
+
+int ocp_replay_run(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *stream, bool *launched,
+                   ocp_error *error) {
+  *launched = false;
+  const outcome updated = instance->replay ? update(instance, stream) : READY;
+  if (updated == COLD)
+    return ORT_OK;
+  if (updated == FAILED) {
+    const bool first = instance->replay_evictions == 0;
+    ocp_replay_release(instance->replay);
+    instance->replay = NULL;
+    ocp_instance_cool(instance);
+    if (!first) { /* a new graph would fail in the next Run as well */
+      fall_back(OCP_GRAPH_FALLBACKS_DRIVER);
+      return ORT_OK;
+    }
+  }
+  if (!instance->replay && (!are_all_warm(instance, stream) || !make(budget, instance, stream)))
+    return ORT_OK;
+  *launched = true;
+  const ocp_device *device = budget->device;
+  const bool named = ocp_is_anybody_listening();
+  if (named)
+    ocp_activity_of_graph(&instance->replay->sources);
+  const CUresult result = device->driver->GraphLaunch(instance->replay->exec, stream->handle);
+  if (named)
+    ocp_activity_of(0);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) { /* the first launch takes memory */
+    ocp_replay_release(instance->replay);
+    instance->replay = NULL;
+    ocp_instance_cool(instance);
+    fall_back(OCP_GRAPH_FALLBACKS_MEMORY);
+    *launched = false;
+    return ORT_OK;
+  }
+  if (result != CUDA_SUCCESS) {
+    char what[300];
+    snprintf(what, sizeof what, "%.200s: cuGraphLaunch", budget->cluster_name);
+    return ocp_device_fail(budget->device, result, what, error);
+  }
+  ocp_count(OCP_GRAPH_REPLAYS, 1);
+  ocp_count_records(instance->replay->counts);
+  return ORT_OK;
+}
