@@ -77,8 +77,11 @@ RECORDING_PREDICATES = {
 }
 """Predicates (``is_``, ``has_``, ``fits_``, ``wants_``) that record a step or add a guard to the plan."""
 
-FRAGMENTS = 73  # comments of constants of the package
-"""How many of them begin as `FRAGMENT` says. A comment of a constant names quantity and unit (CONTRIBUTING.md)."""
+FRAGMENTS = {"compiler/host/matrices.py": 1}
+"""The comments of constants that begin as `FRAGMENT` says, by file. They have to name quantity and unit.
+
+The keys of cached kernels hash the text of the files that stand here: mend their comments with the next change.
+"""
 
 FRAGMENT = re.compile(r"(Of|That|So many|So few|Which|Whose)\b|\.\.\.")
 
@@ -278,7 +281,8 @@ def fragments(package: Path) -> list[str]:
 
 def test_comments_of_constants_name_what_they_are() -> None:
     found = fragments(ROOT / PACKAGE)
-    assert len(found) <= FRAGMENTS, "\n".join(found)
+    allowed = sum(1 for fragment in found if fragment.split(":")[0] in FRAGMENTS)
+    assert len(found) == allowed <= sum(FRAGMENTS.values()), "\n".join(found)
 
 
 def test_a_fragment_is_found(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from ort_cuda_plugin.benchmark.sides import CPU, PLUGIN, Feeds, Runner
 from ort_cuda_plugin.profiles.collect import is_of_device, windows_of_runs, within
 
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "int8": 1e-1}
-"""Of max|a-b|/max|b| beside the CPU provider, by the type that the model computes with. Where values are quantized,
-a different order of sums moves some of them by a step."""
+"""Bounds of max|a-b|/max|b| against the CPU provider, by the type that the model computes with. Where values are
+quantized, a different order of sums moves some of them by a step."""
 
 
 @dataclass(frozen=True)

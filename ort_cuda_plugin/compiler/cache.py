@@ -29,9 +29,9 @@ from ort_cuda_plugin.compiler.toolchain import (
 
 max_cache_bytes = 512 << 20
 max_entry_bytes = 64 << 20
-"""Of an entry, and of the texts of an IR."""
+"""Maximum size of an entry, and of the LLVM IR of a kernel, in bytes."""
 tools_prefix = "tools-"
-"""Of the files that say with which tools entries were compiled, for processes without tools."""
+"""Prefix of the files that record the tools of the entries, for processes without the tools."""
 max_tools = 8
 
 

@@ -15,7 +15,7 @@ from .work import Access, Region, Step, distinct
 
 _ALIGNMENT = 1 << 21
 MAX_CHUNKS = 1 << 11
-"""Of the cache."""
+"""Maximum number of chunks that the model of the cache tracks."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from .work import KernelStep, Pointer, Region, Work
 
 SECTOR, LINE, BANKS, WARP = 32, 128, 32, 32
 KINDS = ("issued", "float", "double", "special", "matrix", "matrix_tf32", "matrix_int8", "barriers", "shuffles")
-"""Of instructions; `compiler.host.counts` says what they are."""
+"""Kinds of instructions, in the order of `compiler.host.counts`."""
 MAX_BLOCKS = 5
 MAX_TURNS = 24
 MAX_ACCESSES = 3_000_000

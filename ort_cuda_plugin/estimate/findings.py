@@ -36,7 +36,7 @@ VECTOR = 16
 MUCH = 1 << 18
 """Bytes that a launch moves, of which the width of accesses matters."""
 SHARE = 1 / 8
-"""Of a launch's bytes, or of its requests of shared memory: what less of them do does not matter."""
+"""Minimum share of a launch's bytes, or of its shared-memory requests, that a finding concerns."""
 WAYS = 2.01
 """Wavefronts of an access of shared memory, by those that would do: two-way conflicts are allowed."""
 WINDOW = 3

@@ -30,7 +30,7 @@ ROUNDS = 6
 FACTORS = (0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.4, 2.0)
 _shares = {"dram", "l2", "tensor_kernel", "tensor_library", "float32_library", "issue"}
 MAX_SHARE = 1.2
-"""Of a peak, which a clock above the one that the figures are for may pass."""
+"""Maximum fraction of a peak rate. More than 1, since a GPU may clock higher than its data sheet says."""
 
 
 @dataclass(frozen=True)

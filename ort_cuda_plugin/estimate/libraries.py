@@ -19,9 +19,9 @@ from ..model.ir import DType
 from .work import LibraryStep
 
 GROUPED = 0.25
-"""Of the rate without tensor cores: convolutions whose groups have few channels."""
+"""Efficiency of a convolution with few channels per group, relative to the peak without tensor cores."""
 ATTENTION = 0.6
-"""Of a product's rate: the exponentials of the scores lie between two products."""
+"""Efficiency of attention relative to a GEMM: the softmax stands between two products."""
 ATTENTION_ROWS = 128
 CHANNELS_LAST = "CHANNELS_LAST"
 

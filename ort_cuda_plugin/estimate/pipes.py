@@ -26,7 +26,7 @@ FROM_L2 = 64
 MATRIX_FLOPS = {"matrix": 16 * 8 * 16 * 2, "matrix_tf32": 16 * 8 * 8 * 2, "matrix_int8": 16 * 8 * 32 * 2}
 MATRIX_RATES = {"matrix": "float16", "matrix_tf32": "tf32", "matrix_int8": "int8"}
 OPERATIONS_IN_FLIGHT = 2.5
-"""Of one thread, of instructions that do not depend on each other."""
+"""Independent instructions of one thread that are in flight at once."""
 
 
 @dataclass(frozen=True)

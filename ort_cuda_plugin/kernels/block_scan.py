@@ -29,9 +29,9 @@ PART = 8192
 BLOCKS_PER_MULTIPROCESSOR = 4
 """Parts get smaller before there are fewer blocks."""
 MOST_PARTS = 1280
-"""Of a row, whose blocks look at all parts before theirs."""
+"""Maximum number of parts of a row. Each block reads the sums of all parts before its own."""
 ROWS_PER_MULTIPROCESSOR = 2
-"""So many rows are blocks enough."""
+"""Rows per multiprocessor from which on one block per row keeps the GPU busy."""
 _TYPES = {DType.INT32: "i32", DType.INT64: "i64", DType.UINT32: "u32", DType.UINT64: "u64", DType.FLOAT64: "f64"}
 _TYPES |= dict.fromkeys((DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16), "f32")
 

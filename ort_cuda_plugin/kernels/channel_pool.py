@@ -25,7 +25,7 @@ from .vector_map import VECTOR_BYTES, begins_at_vectors, vector_threads
 __all__ = ["launch_channel_pool"]
 
 PLACES, ROWS = 4, 2
-"""Of a thread, at most: its places along the last two dimensions."""
+"""Maximum output pixels of a thread along the last dimension, and along the one before."""
 SIDE = 8
 """Vectors of channels that neighbouring threads take before they go on to the next places: a line of the caches."""
 MAX_READS = 32

@@ -34,7 +34,7 @@ LINE = 32
 _largest = 2.0**10
 """What the largest number of a column is at least, in float16."""
 _bounds = (2.0**-100, 2.0**127)
-"""Of a column's largest number: what is less gets a power of two that is a float32, and so does infinity."""
+"""Bounds of a column's maximum, to which it is clamped: then the power-of-two scale is a normal float32."""
 
 
 def has_compact_lines(ctx: Lowering, step: Sums) -> bool:

@@ -33,13 +33,13 @@ __all__ = ["is_depthwise", "launch_depthwise"]
 MAX_TAPS = 49
 """Elements of a window that the kernel has written out."""
 WIDTH, PLACES, ROWS = 4, 4, 2
-"""Of a thread, at most: its channels, and its places along the last two dimensions."""
+"""Maximum channels of a thread, and its output pixels along the last dimension and the one before."""
 FEW_TAPS = 25
 """With more a thread has one place: its weights take the registers."""
 SIDE, LEAST_SIDE = 32, 16
 """Vectors of channels that neighbouring threads take before they go on to the next places, at most and at least."""
 BLOCKS = 8
-"""Of each multiprocessor, if possible: the last ones to end are few."""
+"""Blocks per multiprocessor, where there is work enough: a small tail effect."""
 THREADS = 256
 """For each multiprocessor; a thread has less where there would be fewer of them."""
 

@@ -33,7 +33,7 @@ from .tiles import Element, Operand, Tile, declare, fill_matrix, joined, log2, p
 __all__ = ["BLOCK", "Choices", "Shared", "WeightBlock", "WeightElement", "Weights", "group_rows", "grouped_product"]
 
 MAX_FEW_ROWS = 16
-"""So many rows have blocks of their own. Those of one expert find its weights in a cache."""
+"""Maximum rows that each get a block of their own. Blocks of one expert share its weights in the L2."""
 THREADS = 128
 
 Shared: TypeAlias = tuple[Scalar, ...]

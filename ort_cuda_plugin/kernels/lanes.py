@@ -12,9 +12,9 @@ from .matmul import Product
 from .tiles import Element, batch_offsets, indent, indented, joined, suffix
 
 ACCUMULATORS = 128
-"""Of a thread: eight of its longest vectors."""
+"""Accumulators of a thread: eight of its longest vectors."""
 COLUMNS = 4
-"""Of a thread where b is contiguous along k."""
+"""Columns of a thread where b is contiguous along k."""
 _STORAGES = frozenset({"f32", "f64", "f16", "bf16", "i32"})
 """What vectors are loaded of."""
 _ACCUMULATORS = frozenset({"float32", "float64", "int32"})

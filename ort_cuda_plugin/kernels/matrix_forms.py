@@ -16,7 +16,7 @@ MATRIX_ROWS, WARPS = 16, 4
 SMALL_WIDTH = 64
 """Columns up to which a warp's registers have room for the sums of two matrices of rows."""
 MOST_WARP_KEYS = 32
-"""Of a tile, for whose scores the registers of a warp of many rows have room."""
+"""Maximum keys of a tile for which the scores of a warp with many rows fit its registers."""
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from .tiles import Element, Operand, Tile, batch_offsets, joined, log2
 from .vector_map import vector_store
 
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
-"""Of one multiplication in each of `matrix_tiles`. Estimates: larger tiles load less for each."""
+"""Time of one multiply-add in each of `matrix_tiles`, relative to the first. Estimates: larger tiles load less."""
 SPLIT_STEPS = 8
-"""That a part of k has at least. An estimate: what the parts' sums cost is small beside that."""
+"""Minimum k steps per split of split-K. An estimate: with fewer, the reduction dominates."""
 MAX_SPLITS = 8
 MOST_WAYS = 6
-"""That are worth a measurement, for which each is compiled."""
+"""Maximum candidates that the autotuner compiles and times."""
 
 
 def matrix_kind(ctx: Lowering, elements: tuple[Element, Element]) -> str:

@@ -21,11 +21,11 @@ from .tiles import batch_offsets, indented, log2
 RESULT_GAP = 8
 """Floats between rows of the result in shared memory, so that neighbouring rows begin in other banks."""
 STEP_BYTES = 32
-"""Of a row, that a matrix has of it."""
+"""Bytes of a row that one step of mma along the inner dimension reads."""
 LANES = 4
 """Columns of the result that a thread stores at once."""
 MANY_THREADS = 256
-"""Of a block, up to which each has as many registers as there are."""
+"""Maximum threads of a block that can each have 255 registers."""
 MOST_SHARED = 96 << 10
 """Bytes of a block that every device has for the results of parts."""
 ONES = {"f16": 0x3C003C00, "bf16": 0x3F803F80, "tf32": 0x3F800000}

@@ -32,7 +32,7 @@ from .tile_shapes import DECLARED_BYTES, GAP, INTEGERS, SIZES, Team, block_bytes
 from .tiles import Element, Operand, Tile, indented, log2, store_rows, suffix
 
 MOST_SUMS = 128
-"""Of a thread: blocks of one team, of which several are resident, leave so many no registers for places."""
+"""Accumulators of a thread above which addresses would spill: several blocks of one team are resident."""
 
 
 def is_compact(kind: str, elements: Sequence[Element]) -> bool:

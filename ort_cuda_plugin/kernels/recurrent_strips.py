@@ -20,7 +20,7 @@ from .cells import CellKernel, Direction, Elements, Gates
 from .codegen import kernel_name
 
 ACCUMULATORS = 128
-"""Of a thread: eight of its longest vectors."""
+"""Accumulators of a thread: eight of its longest vectors."""
 ROWS = 4
 """Sequences of a thread; one where there are not more of them than `FEW`."""
 FEW = 2

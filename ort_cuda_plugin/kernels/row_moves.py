@@ -13,7 +13,7 @@ from .row_registers import RowForm
 from .vector_map import begins_at_vectors
 
 AHEAD_REGISTERS = 24
-"""Of a thread for what later passes need, which is loaded before the first one."""
+"""Registers of a thread for operands of later passes that are prefetched before the first pass."""
 
 
 class RowMoves:

@@ -17,9 +17,9 @@ from .vector_map import VECTOR_BYTES
 
 WARP = 32
 MOST_COLUMNS = 4
-"""Of a block where b is contiguous along k: what a thread reads of a, it multiplies so often."""
+"""Maximum columns of a block where b is contiguous along k: a thread reuses each element of a for all of them."""
 MOST_VECTORS = 4
-"""Of a column that a thread has in flight there; other numbers of its vectors divide better."""
+"""Maximum vectors of a column that a thread has in flight there, unless another number divides better."""
 MOST_THREADS = 512
 ROWS_IN_FLIGHT = 8
 """Vectors of b that a thread has in flight where b is contiguous along n."""

@@ -25,12 +25,12 @@ from .vector_map import VECTOR_BYTES, is_dense
 LONG = 16384
 """Shorter rows are in the registers of a block."""
 ROWS_PER_MULTIPROCESSOR = 2
-"""So many rows are blocks enough."""
+"""Rows per multiprocessor from which on one block per row keeps the GPU busy."""
 THREADS = 256
 LANES = 16
 MOST_PARTS = 65535
 UPRIGHT_THREADS, UPRIGHT_LANES = 32, (64, 32, 16, 8)
-"""Of a part of rows that lie side by side, of which a block has as many: fewer lanes where blocks are too few."""
+"""Threads along a strided axis, and adjacent rows of a block: fewer where there would be too few blocks."""
 UPRIGHT_LONG = 2048
 """Shorter rows that lie side by side take a block less time than a second launch would."""
 

@@ -25,11 +25,11 @@ __all__ = ["ChainForm", "choose_form", "launch_chain"]
 
 THREADS, WARP = 512, 32
 MOST_BYTES = 1 << 18
-"""Of the weights of a product: each block reads all of the first one's."""
+"""Maximum bytes of a product's weights: each block reads all of the first product's."""
 MOST_VECTORS = 12
-"""Of an image, and of the second weights, that a thread has."""
+"""Maximum vectors of an image, and of the second weights, in a thread."""
 MOST_KEPT = 24
-"""That it keeps in registers while it adds up others; values of 16 bits take twice as many as they are loaded with."""
+"""Maximum vectors that a thread keeps in registers between the products, after 16-bit values are widened."""
 AT_ONCE = 15
 """Vectors of weights that a thread loads before it adds them up."""
 LEAST_ROWS = 64

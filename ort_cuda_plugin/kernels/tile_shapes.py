@@ -9,11 +9,11 @@ from .tiles import Tile
 STEP = 64
 """Bytes along k of a step, of the first operand; those of some teams are twice as long."""
 BLOCK_BYTES = 99 << 10
-"""Of shared memory that a block may have on each GPU."""
+"""Shared memory that a block may have on every supported GPU, in bytes."""
 DECLARED_BYTES = 48 << 10
-"""Of shared memory that a kernel may declare. For more a launch has to ask."""
+"""Shared memory that a launch gets without cuFuncSetAttribute, in bytes."""
 MOST_COPIES = 8
-"""Of 16 bytes of the first operand that a thread makes in a step. Each has its place in registers."""
+"""Maximum 16-byte copies of the first operand by a thread in a step. Each keeps its address in registers."""
 RESIDENT = 384
 """Threads of blocks of one team that a multiprocessor should hold: with fewer, warps wait. So many leave sums and
 operands in registers."""

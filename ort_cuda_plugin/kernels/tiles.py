@@ -20,9 +20,9 @@ from .epilogue import Epilogue
 CHUNK = 4
 """Consecutive elements that one thread stores at a time."""
 ROWS = 4
-"""That a thread of `store_rows` has at once, at most, and..."""
+"""Maximum rows of a thread in `store_rows`."""
 VECTORS = 8
-"""...vectors, where it has these."""
+"""Maximum vectors of a thread in `store_rows`."""
 WARP = 32
 THREADS = 128
 """Threads of a block in kernels with one thread per element."""

@@ -246,7 +246,7 @@ _sort_source = """
 _FORMS = ((32, 4), (128, 8), (512, 8), (1024, 8))
 """Threads of blocks, and elements of a thread."""
 _PART_FORMS = _FORMS[2:]
-"""Of blocks that have a part of a row, for few elements of it and for many."""
+"""The forms of blocks that each have a part of a row: for few elements, and for many."""
 
 
 def top_rows(ctx: Lowering, x: Tensor, k: Dim, *, largest: bool) -> tuple[Tensor, Tensor] | None:

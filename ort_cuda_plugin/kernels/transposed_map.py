@@ -19,7 +19,7 @@ from .vector_map import FEW_ELEMENTS
 SIDE = 32
 """Elements of a side of a tile."""
 ROWS = 8
-"""Of threads of a block: each has `SIDE` / `ROWS` elements."""
+"""Rows of threads in a block: each thread moves `SIDE` / `ROWS` elements."""
 LEAST = 16
 """Shorter sides leave most of a tile empty, and the cache holds what neighbours share."""
 MAX_TILES = 4

@@ -23,9 +23,9 @@ SHORT_COLUMNS = 64
 MANY_ROWS = 512
 """Rows for each multiprocessor that keep it busy with one thread each."""
 BLOCKS_PER_MULTIPROCESSOR = 4
-"""Fewer blocks have more threads, since what one thread does takes longer than theirs to meet..."""
+"""Blocks per multiprocessor below which a row gets more threads: one thread is slower than several and a reduction."""
 BLOCKS_OF_SHORT_COLUMNS = 2
-"""...and of `SHORT_COLUMNS` still fewer."""
+"""The same for rows of at most `SHORT_COLUMNS` elements."""
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ _LAST_BEFORE: Final[Mapping[str, tuple[int, int]]] = {
     "Less": (-1, 0),
     "LessOrEqual": (0, -1),
 }
-"""Of a comparison with a number: what to add to it for the last width before the answer changes. The first entry is
+"""For a comparison with a number: what to add to it for the last width before the answer changes. The first entry is
 that of (width, number), the second that of (number, width)."""
 _INTEGERS: Final[Mapping[object, tuple[int, int]]] = {6: (5, 4), 7: (7, 8)}
-"""Of int32 and int64 in TensorProto: the field that lists elements, and the bytes of one."""
+"""For int32 and int64 in TensorProto: the field that lists elements, and the bytes of one."""
 
 
 class _Node(NamedTuple):

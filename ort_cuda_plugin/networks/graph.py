@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 DTYPES = ("float32", "float16", "int8")
 OPSET = 17
 _STEP = 1 / 32
-"""Of quantized activations: the networks keep theirs around 1, so that few leave -4 to 4."""
+"""Quantization step of activations: the networks keep them around 1, so that few leave -4 to 4."""
 
 
 class NetworkGraph:

@@ -25,7 +25,7 @@ from .dead_code_elimination import eliminate_dead_code
 from .uses import Uses
 
 MAX_OPERATIONS = 16
-"""Of a conversion: kernels load an element of an operand once for each tile of the result that it is in."""
+"""Maximum operations of a prologue: kernels repeat it for each tile of the result that reads the element."""
 _NARROW_FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
 

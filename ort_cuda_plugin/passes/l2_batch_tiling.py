@@ -21,7 +21,7 @@ from ..program.views import part, permute
 from .uses import Uses
 
 L2_BYTES = {(8, 0): 40 << 20, (8, 9): 48 << 20, (9, 0): 50 << 20, (10, 0): 126 << 20, (12, 0): 64 << 20}
-"""Of the smaller cards for servers, by compute capability. Others have too little for some images of a batch."""
+"""L2 of the smallest data-center GPU of each compute capability, in bytes. Others hold too few images."""
 FULL, PART = 0.75, 0.6
 """Shares of the L2: what both convolutions read and write between them stays there up to the first; parts take up to
 the second."""

@@ -13,7 +13,7 @@ from .dead_code_elimination import eliminate_dead_code
 from .uses import Uses
 
 MAX_OPERATIONS = 8
-"""That take less than to store a value and to read it."""
+"""Maximum operations that cost less than to store a value and load it again."""
 
 
 def rematerialize(steps: Sequence[Step]) -> list[Step]:

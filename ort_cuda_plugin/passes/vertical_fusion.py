@@ -45,7 +45,7 @@ MAX_REPEATED_OPERATIONS = 16
 MAX_DISTANCE = 400
 """Steps between producer and consumer that are looked at for dependencies."""
 FEW_ROWS, MANY_COLUMNS = 128, 8192
-"""So few rows of so many columns keep few threads busy: work on each element stays in a separate map."""
+"""At most so many rows of at least so many columns are too few blocks: elementwise work stays in a map of its own."""
 
 
 def fuse_vertically(steps: Sequence[Step]) -> list[Step]:

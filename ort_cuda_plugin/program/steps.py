@@ -27,7 +27,7 @@ Input: TypeAlias = tuple[Scalar, Tensor]
 Output: TypeAlias = tuple[Scalar, Tensor]
 """An expression and the tensor that its values are stored in, in the tensor's type."""
 CODES_PER_WORD = 8
-"""Of a packed operand; see `Conversion`."""
+"""4-bit codes in a 32-bit word of a packed operand; see `Conversion`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, lt
 from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
 
 CHUNK_BYTES: Final = 16
-"""Of a cache whose keys lie in chunks: as many bytes of each key as a thread of a GPU reads at once."""
+"""Chunk of a key in a chunked cache, in bytes: what a thread of a GPU reads at once."""
 
 # ---- one new token ----
 

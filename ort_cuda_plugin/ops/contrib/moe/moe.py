@@ -34,7 +34,7 @@ _ACTIVATIONS: Final[dict[str, Callable[[Scalar], Scalar]]] = {
 INTERLEAVED: Final = 1
 """`Gate.fusion` of a first product whose columns are gate and linear part in turns."""
 _JITTER: Final = 0.01
-"""Of the sparse mixer: experts whose probabilities are farther than twice this share from the best one do not count."""
+"""Jitter of the sparse mixer: experts farther from the best probability than twice this share are masked."""
 
 
 @dataclass(frozen=True)

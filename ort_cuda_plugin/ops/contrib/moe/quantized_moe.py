@@ -26,7 +26,7 @@ _FLOATS_4: Final = {
     "wfp4afp8": (32, DType.FLOAT8E8M0),
     "nvfp4": (16, DType.FLOAT8E4M3FN),
 }
-"""Of quant_types with floats of 4 bits: inputs that share a scale, and its type."""
+"""Quantization block (inputs per scale) and type of the scale, for the quant_types with 4-bit floats."""
 _Made: TypeAlias = tuple[WeightElement, WeightBlock, tuple[Tensor, ...]]
 
 
