@@ -49,11 +49,11 @@ int ocp_arena_check(const char *const *keys, const char *const *values, size_t c
 int ocp_arena_read_limit(const char *text, int64_t *bytes, ocp_error *error);
 
 /* ---- sets of keys, as bits ---- */
-/* Those of `given` for which the two differ. */
+/* The options of `given` whose values differ between the two. */
 uint32_t ocp_arena_config_differences(const ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given);
 /* Sets the given members to the wanted values. */
 void ocp_arena_config_take(ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given);
-/* Those that also mean something for pinned memory. */
+/* The options that apply to pinned memory as well. */
 uint32_t ocp_arena_config_of_pinned(uint32_t given);
 /* "arena.max_mem, arena.extend_strategy" */
 void ocp_arena_config_list(uint32_t given, char *text, size_t text_bytes);

@@ -31,8 +31,8 @@ int ocp_device_check(const ocp_device *device, ocp_error *error);
 /* ocp_device_check, and makes the device's context current on the calling thread until the stay ends; a stay within
  * another one of the same device costs one cuCtxGetCurrent. Not entered: with the error. */
 ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error);
-/* The same for calls that release something; a lost device accepts them as well. Not entered in a forked child, which
- * must not touch anything of the device. */
+/* ocp_device_enter for calls that release something, which a lost device accepts as well. Not entered in a forked
+ * child, which must not touch anything of the device. */
 ocp_stay ocp_device_enter_to_release(const ocp_device *device);
 void ocp_device_leave(ocp_stay *stay);
 /* ocp_fail_cuda that also marks the device lost when the error is a sticky one. */

@@ -18,7 +18,7 @@ enum { OCP_MAX_WAITED = 8 };
 
 struct ocp_stream_private {
   ocp_stream *next;      /* of the pool's streams */
-  ocp_stream *next_idle; /* of those to borrow */
+  ocp_stream *next_idle; /* list of the streams to borrow */
   uint64_t id;           /* never used twice */
   atomic_uint users;     /* the last one to release it ends it */
   /* Written under the lock; the thread that enqueues on the stream may read it without the lock. */

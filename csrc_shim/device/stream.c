@@ -56,7 +56,7 @@ ocp_stream *ocp_stream_of_handle(const ocp_device *device, void *handle) {
     ocp_stream *stream;
     unsigned generation;
   } answer;
-  /* Of this thread, which asks for the same stream again and again, with its device and without. */
+  /* Cache of the calling thread, which looks up the same stream again and again, with its device and without. */
   static _Thread_local answer answers[2];
   answer *latest = &answers[device != NULL];
   unsigned generation = atomic_load_explicit(&all_generation, memory_order_acquire);

@@ -18,7 +18,7 @@ ocp_stream *ocp_stream_share(ocp_stream *stream);
 /* Drops a reference. The last one waits for the stream's work and destroys the stream. */
 void ocp_stream_release(ocp_stream *stream);
 int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error);
-/* The same for a caller that has entered the device. */
+/* ocp_stream_synchronize, for a caller that has entered the device. */
 int ocp_stream_wait(ocp_stream *stream, ocp_error *error);
 /* Asks the driver whether all its work has finished. */
 void ocp_stream_query(ocp_stream *stream);

@@ -11,7 +11,7 @@ int ocp_device_synchronize(ocp_device *device, ocp_error *error);
  * the memory that it reads or writes. Does not wait for unfinished Runs of other threads, whose results nobody has yet.
  */
 int ocp_device_settle(ocp_device *device, ocp_error *error);
-/* The same as ocp_device_synchronize, for a caller that has entered the device. */
+/* ocp_device_synchronize, for a caller that has entered the device. */
 int ocp_pool_synchronize(ocp_device *device, ocp_error *error);
 /* Queries which streams have become idle (cuStreamQuery), without waiting. */
 void ocp_pool_poll(ocp_device *device);

@@ -52,7 +52,7 @@ enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 }; /* int; the only one that call
 /* The handle of the default stream that synchronises with all others but non-blocking ones. NULL means the same stream.
  */
 #define CU_STREAM_LEGACY ((CUstream)1)
-/* That of each thread. */
+/* The per-thread default stream. */
 #define CU_STREAM_PER_THREAD ((CUstream)2)
 enum { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DEFAULT = 0, CU_EVENT_DISABLE_TIMING = 2, CU_MEMHOSTALLOC_PORTABLE = 1 };
 enum { CU_STREAM_CAPTURE_MODE_GLOBAL = 0, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1, CU_STREAM_CAPTURE_MODE_RELAXED = 2 };

@@ -34,8 +34,8 @@ typedef struct ocp_activity {
   uint8_t kind, direction;             /* ocp_activity_kind, ocp_activity_direction */
   bool in_graph;
   int32_t device; /* ordinal */
-  int32_t thread; /* that ran it while it enqueued it; 0: the device ran it by itself */
-  /* Of a tracer, for the nodes of a graph, whose sources it does not know: the layout that has them (tracer.h), and the
+  int32_t thread; /* the host thread, where the emulated device ran it inline; else 0 */
+  /* For a node of a CUDA graph in a CUPTI record: the layout with the sources of the graph's nodes (tracer.h), and the
    * number of the launch. 0: the source is known. */
   uint64_t layout, launch;
 } ocp_activity;

@@ -22,7 +22,7 @@ typedef struct ocp_tracer_functions {
 
 /* One record of CUPTI's. */
 typedef struct ocp_trace_record {
-  uint64_t id;     /* that was pushed */
+  uint64_t id;     /* the external correlation id */
   uint64_t launch; /* equal for what one call of the driver enqueued */
   int64_t begin, end;
   const char *kernel; /* copied; NULL: none */

@@ -210,7 +210,7 @@ uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t
       store(&history->atomic, updated, clock, first, last);
     return conflict;
   }
-  /* Of two readers both stay, unless one of them was before this one anyway. */
+  /* Keep the last access of two streams; replace one that happens before this access anyway. */
   int place = is_own(reads[0], clock)                   ? 0
               : is_own(reads[1], clock)                 ? 1
               : !reads[0] || is_before(reads[0], clock) ? 0

@@ -28,7 +28,7 @@ enum {
 typedef struct ocp_emu_access {
   uint64_t address;
   uint32_t what;
-  uint32_t turn;  /* how often the thread had been at the place */
+  uint32_t turn;  /* how often the thread had executed the place before */
   uint32_t block; /* by its number in ocp_emu_count.blocks */
   uint16_t thread;
   uint16_t place;
@@ -38,14 +38,14 @@ typedef struct ocp_emu_access {
 typedef struct ocp_emu_count {
   const uint64_t *blocks; /* the only ones of a launch that run, one after the other */
   uint32_t num_blocks;
-  uint32_t num_places; /* of the kernel: places of accesses, and parts without branches */
-  uint32_t max_turns;  /* of a thread at a place that are noted */
-  uint32_t block;      /* that runs */
-  uint32_t num_left;   /* blocks that ended where they would have accessed no memory of the device */
+  uint32_t num_places; /* of the kernel: instructions that access memory, and basic blocks */
+  uint32_t max_turns;  /* per thread and place; later accesses are not recorded */
+  uint32_t block;      /* the one that runs now */
+  uint32_t num_left;   /* blocks that ended early, at an access outside of all memory */
   uint64_t max_accesses, num_accesses;
   ocp_emu_access *accesses;
-  uint64_t *executed; /* how often threads were at each place */
-  uint64_t *issued;   /* how often warps were: as often as the lane of theirs that was there most */
+  uint64_t *executed; /* executions of each place, by threads */
+  uint64_t *issued;   /* executions by warps: the maximum over the lanes */
   uint32_t *turns;    /* num_places * 1024 */
 } ocp_emu_count;
 

@@ -13,7 +13,7 @@ struct emu_heap_block {
     struct {
       uint32_t previous, next; /* free list */
     };
-    uint64_t bytes; /* as asked for */
+    uint64_t bytes; /* requested */
   };
 };
 

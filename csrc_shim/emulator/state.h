@@ -70,7 +70,7 @@ typedef struct emu_state {
   ptrdiff_t alias;
   emu_heap pinned; /* page-locked host memory; its addresses are host pointers */
   struct CUctx_st devices[EMU_MAX_DEVICES];
-  uint32_t threads;            /* that run blocks, the launching one included */
+  uint32_t threads;            /* host threads that run blocks, the launching one included */
   atomic_int live;             /* allocations, streams, events, modules and graphs */
   atomic_bool started, forked; /* the address space is reserved; this process is a forked child */
 } emu_state;

@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <unwind.h>
 
-/* Of the library that unwinds the stack for C++, and so is in each process with ONNX Runtime. */
+/* Functions of libgcc_s to unwind the stack, which every process with ONNX Runtime has loaded. */
 typedef struct unwinder {
   _Unwind_Reason_Code (*walk)(_Unwind_Trace_Fn, void *);
   _Unwind_Ptr (*address)(struct _Unwind_Context *);

@@ -22,7 +22,7 @@ const ocp_python *ocp_python_call(ocp_error *error);
 /* Call it after each call into Python: if Python has turned an interrupt into an error, this sends the interrupt again.
  */
 void ocp_python_returned(void);
-/* The same; returns what ORT gets for the status that Python returned. */
+/* ocp_python_returned; translates the status that Python returned into the one for ORT. */
 OrtStatus *ocp_python_status(OrtStatus *status);
 int ocp_set_python(const ocp_python *python, ocp_error *error);
 void ocp_interrupt_after_call(void);

@@ -98,7 +98,7 @@ void ocp_cluster_release_graphs(ocp_cluster *cluster) {
 
 static int fail_memory(ocp_error *error) { return ocp_fail(error, ORT_FAIL, "not enough host memory"); }
 
-/* Makes room for `more` elements behind `count`. */
+/* Grows an array for `more` elements. */
 static bool grow(void *array_of_pointers, uint32_t count, uint32_t more, size_t element) {
   void *old;
   memcpy(&old, array_of_pointers, sizeof old);
@@ -328,7 +328,7 @@ static ocp_variant *make_variant(const ocp_cluster *cluster, ocp_plan *plan) {
   variant->plan = plan;
   if (ocp_sources_add(variant))
     return variant;
-  variant->plan = NULL; /* the caller's */
+  variant->plan = NULL; /* the caller frees it */
   free_variant(variant);
   return NULL;
 }

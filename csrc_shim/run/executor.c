@@ -97,7 +97,7 @@ static int read_host_inputs(run *r) {
   return ocp_host_values_read(r->stream, reads, cluster->num_host_inputs, r->error);
 }
 
-/* Whether the stream is captured into a graph of others, where nothing can be read back. */
+/* Whether the application or ONNX Runtime captures the stream, so that nothing can be read back. */
 static bool is_capturing(const run *r) { return atomic_load_explicit(&r->stream->capturing, memory_order_relaxed); }
 
 static int fail_capture(const run *r, const char *why, uint32_t input) {
@@ -191,7 +191,7 @@ static int build_variant(const run *r, const ocp_variant *seen, bool *built) {
   return code;
 }
 
-/* NULL with the error. */
+/* Returns the instance for the Run's key; NULL with the error. */
 static ocp_instance *find_instance(const run *r) {
   ocp_cluster *cluster = r->cluster;
   ocp_instance *instance = ocp_instance_cache_take(&cluster->cache, r->key, r->key_words, r->stream);
@@ -221,7 +221,7 @@ static ocp_instance *find_instance(const run *r) {
 
 /* ---- execution ---- */
 
-/* Says what an error is about. */
+/* Puts the cluster or tensor that an error concerns in front of its text. */
 static int name_subject(const run *r, const char *what) {
   const ocp_error cause = *r->error;
   return ocp_fail(r->error, cause.code, "%s: %.900s", what, cause.text); /* ORT names the node */
@@ -239,7 +239,7 @@ static int name_output(const run *r, const ocp_plan *plan, uint32_t index) {
 
 static uint64_t align(uint64_t bytes) { return (bytes + 255) & ~(uint64_t)255; }
 
-/* Sets the bases of the inputs; those in host memory that the device needs are copied up. */
+/* Sets the bases of the inputs; uploads those in host memory that the device needs. */
 static int bind_inputs(run *r, ocp_instance *instance) {
   const ocp_plan *plan = instance->variant->plan;
   uint64_t bytes = 0;
@@ -291,7 +291,7 @@ static int read_back(const run *r, ocp_instance *instance, uint32_t segment) {
   return code;
 }
 
-/* The base of a segment's slab; 0 where there is none. */
+/* The address of a segment's slab; 0: it has none. */
 static uint64_t *slab_of(const ocp_instance *instance, uint32_t segment) {
   const ocp_plan_header *h = &instance->variant->plan->header;
   return &instance->bases[h->num_inputs + h->num_outputs + segment];

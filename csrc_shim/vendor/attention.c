@@ -60,12 +60,12 @@ static cudnnBackendDescriptor_t stored(attention *a, int64_t number, int64_t row
                                                      .strides = own});
 }
 
-/* What the operations give to each other: a row of `columns`, in the operands' type if `narrow`. */
-static cudnnBackendDescriptor_t between(attention *a, int64_t columns, bool narrow) {
+/* A virtual tensor between two operations, with rows of `columns`; in the operands' type if `is_half`, else float32. */
+static cudnnBackendDescriptor_t between(attention *a, int64_t columns, bool is_half) {
   const int64_t *key = a->key, dims[RANK] = {key[BATCHES], key[HEADS], key[ROWS], columns};
   const int64_t strides[RANK] = {key[HEADS] * key[ROWS] * columns, key[ROWS] * columns, columns, 1};
   return ocp_dnn_make_tensor(a->b,
-                             &(ocp_dnn_tensor){.type = narrow ? ocp_dnn_data_type(a->spec->dtype) : CUDNN_DATA_FLOAT,
+                             &(ocp_dnn_tensor){.type = is_half ? ocp_dnn_data_type(a->spec->dtype) : CUDNN_DATA_FLOAT,
                                                .number = FIRST_VIRTUAL + a->num_virtual++,
                                                .rank = RANK,
                                                .alignment = MAX_ALIGNMENT,

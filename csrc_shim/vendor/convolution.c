@@ -2,7 +2,7 @@
  *
  * Engines that are compiled already exist for a convolution alone, and for one with a residual, a bias and ReLU in this
  * order, of which residual and ReLU may be missing; what lies between the operations is float32. Others compile for
- * seconds. Images of the result, or with channels last its places, may be apart where there is no residual. */
+ * seconds. Images of the result, or its output pixels in NHWC, may be apart where there is no residual. */
 #include "vendor/convolution.h"
 
 #include <stdlib.h>
@@ -47,7 +47,7 @@ static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, 
 }
 
 /* The strides of a tensor with such dimensions. `step` is OUT_STRIDE's number where its images, or with channels last
- * its places, are apart; else 0. */
+ * its output pixels, are apart; else 0. */
 static void fill_strides(const ocp_problem_spec *spec, const int64_t *dims, int64_t step, int64_t *strides) {
   const int64_t rank = spec->rank + 2;
   if (spec->flags & OCP_PROBLEM_CHANNELS_LAST) {

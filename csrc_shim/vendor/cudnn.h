@@ -148,7 +148,7 @@ enum { NUM_DNN_SYMBOLS = sizeof(ocp_dnn_functions) / sizeof(void *) };
 extern const char *const ocp_dnn_symbols[NUM_DNN_SYMBOLS];
 
 enum { MAX_CONFIGS = 16, MAX_ALIGNMENT = 16 };
-/* Those of the largest graph, and of two heuristics with their results. */
+/* Maximum descriptors: of the largest operation graph, and of two heuristics with their results. */
 enum { MAX_DESCRIPTORS = 64 + 2 * (1 + MAX_CONFIGS) };
 
 /* Descriptors that live until the plan is destroyed, in the order of their making. */

@@ -16,11 +16,11 @@ typedef enum ocp_problem_kind {
   OCP_PROBLEM_MATMUL = 0,
   /* out = activation(convolution of x with w (+ residual) (+ bias)), all contiguous: [images, channels, space...],
    * [rows, channels / groups, space...], out and residual [images, rows, space...], bias [rows]. With CHANNELS_LAST
-   * memory has the channels of x, w, out and residual last. The images of out, or with CHANNELS_LAST its places, may be
+   * memory has the channels of x, w, out and residual last. The images of out, or with CHANNELS_LAST its pixels, may be
    * apart, but not with a residual. A residual or an activation needs a bias, since cuDNN has no engine without one
    * for this layout; nor has it one for DOUBLE.
    * pointers: out, x, w, [bias,] [residual,] workspace
-   * values: images, channels, rows, groups, elements from image to image (or place to place) of out, then for each of
+   * values: images, channels, rows, groups, elements from image to image (or pixel to pixel) of out, then for each of
    * `rank` (2 or 3) dimensions: size of x, of the kernel, of out, stride, dilation, pad at the beginning, pad at the
    * end; then workspace bytes */
   OCP_PROBLEM_CONV = 1,
@@ -44,7 +44,7 @@ enum {
   OCP_PROBLEM_BRIEF = 256,    /* CONV: the heuristic that takes the least time */
   OCP_PROBLEM_MEASURED = 512, /* the fastest of some algorithms, which the first call with new sizes measures, unless
                                * it must be deterministic or is captured */
-  OCP_PROBLEM_CHANNELS_LAST = 1024, /* CONV: the channels of a place are neighbours in memory, in all tensors */
+  OCP_PROBLEM_CHANNELS_LAST = 1024, /* CONV: NHWC layout of all tensors */
   OCP_PROBLEM_SWISH = 2048,         /* CONV with CHANNELS_LAST: the activation x * sigmoid(x) */
   OCP_PROBLEM_RELU6 = 4096          /* CONV with CHANNELS_LAST: the activation that keeps x from 0 to 6 */
 };

@@ -262,7 +262,7 @@ static bool make_room(ocp_device *device, int memory, int attempt, ocp_error *er
 typedef struct request {
   ocp_device *device;
   int memory;
-  size_t bytes, size; /* as asked for; of the chunk */
+  size_t bytes, size; /* requested; of the chunk */
   ocp_stream *stream;
   bool reserve, exactly;
 } request;

@@ -26,7 +26,7 @@ int ocp_device_reserve(ocp_device *device, size_t bytes, CUdeviceptr *address, o
 /* Returns memory that no enqueued work uses to the driver, and destroys the idle streams of the pool. Returns the bytes
  * of device and pinned memory that the driver got. */
 int64_t ocp_device_trim(ocp_device *device);
-/* The same, but a mempool keeps what its options say. */
+/* ocp_device_trim, but a mempool keeps as many bytes as its options say. */
 int64_t ocp_device_shrink(ocp_device *device);
 
 /* Available device memory in bytes: what the driver has free and what the arena holds idle, up to the

@@ -161,7 +161,7 @@ static CUresult driver_alloc(ocp_device *device, const ocp_mempool *mempool, siz
                "cuMemAllocFromPoolAsync", error);
 }
 
-/* For anybody at once: the stream in whose order it is allocated must have come that far. */
+/* For any stream: the allocating stream must have reached the allocation. */
 static CUresult driver_alloc_at_once(ocp_device *device, const ocp_mempool *mempool, size_t size, uint64_t *address,
                                      ocp_error *error) {
   ocp_stream *stream;

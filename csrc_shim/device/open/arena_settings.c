@@ -26,7 +26,7 @@ static settings *settings_of(bool emulated, int ordinal, int memory) {
   return s;
 }
 
-/* Of the devices that are open. */
+/* Pools of the open devices. */
 static ocp_pool *pools[2][OCP_MAX_DEVICES];
 
 static void apply(bool emulated, int ordinal, int memory, const settings *s) {

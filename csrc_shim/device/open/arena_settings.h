@@ -15,7 +15,7 @@ bool ocp_arena_release(bool emulated, int ordinal, int memory);
  * if the same options for another memory of the device have just given that warning. */
 int ocp_arena_configure(int emulated, int ordinal, int memory, const char *const *keys, const char *const *values,
                         size_t count, char *warning, ocp_error *error);
-/* The same, but the limit always changes. bytes: INT64_MAX for none. */
+/* Sets the arena's limit, also where options exist already. bytes: INT64_MAX for none. */
 int ocp_arena_set_limit(int emulated, int ordinal, int memory, int64_t bytes, ocp_error *error);
 /* The device was opened: its pool gets the options, now and when they change. */
 void ocp_arena_attach(bool emulated, int ordinal, ocp_pool *pool);

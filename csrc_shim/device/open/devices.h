@@ -14,7 +14,7 @@ uint32_t ocp_vendor_id(bool emulated);
 
 /* The device with that ordinal, opened on first use (thread safe), or NULL with the error. Never closed. */
 ocp_device *ocp_device_open(bool emulated, int ordinal, ocp_error *error);
-/* The same if it is open, else NULL. */
+/* The device if it is open already, else NULL. */
 ocp_device *ocp_device_find(bool emulated, int ordinal);
 
 #endif

@@ -32,7 +32,7 @@ _Thread_local __attribute__((tls_model("initial-exec"))) emu_cpu *emu_running;
 
 /* Saves the callee-saved registers on the stack and the stack pointer in *save; goes on where `load` was saved. */
 void ocp_emu_switch(void **save, void *load);
-/* The same, but goes on in ocp_emu_fiber_main(fiber) on a stack that nothing is on yet. */
+/* As ocp_emu_switch, but starts ocp_emu_fiber_main(fiber) on an empty stack. */
 void ocp_emu_switch_new(void **save, void *stack_top, emu_fiber *fiber);
 /* Goes on where `load` was saved, and leaves nothing to come back to. */
 _Noreturn void ocp_emu_switch_last(void *load);

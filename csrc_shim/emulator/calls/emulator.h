@@ -16,7 +16,8 @@
 int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_bytes);
 void ocp_emu_get_config(ocp_emu_config *config);
 
-/* The host alias of an emulated device address, for the twins of library calls; NULL when the range is not allocated.
+/* The host alias of an emulated device address, for host implementations of library calls; NULL when the range is not
+ * allocated.
  */
 void *ocp_emu_host_pointer(uint64_t address, size_t bytes);
 /* 1 when the address lies in the emulated devices' address space. */

@@ -14,7 +14,7 @@ struct emu_capture {
   CUgraph graph;
   CUstream origin;
   int mode;
-  pthread_t thread; /* that began it */
+  pthread_t thread; /* the thread that called BeginCapture */
   bool invalidated;
   CUevent events; /* recorded in it */
   struct emu_capture *next;

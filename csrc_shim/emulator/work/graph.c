@@ -56,7 +56,7 @@ CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work)
   return result ? result : single(CU_GRAPH_NODE_TYPE_KERNEL, &op, work);
 }
 
-/* Those that copy one row within the device: no other is ever asked for. */
+/* Only copies of one row within a device are emulated: the plugin makes no others. */
 CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work) {
   const bool row = params->srcMemoryType == CU_MEMORYTYPE_DEVICE && params->dstMemoryType == CU_MEMORYTYPE_DEVICE &&
                    !params->srcXInBytes && !params->srcY && !params->srcZ && !params->srcLOD && !params->dstXInBytes &&

@@ -29,7 +29,7 @@ typedef struct emu_item {
   emu_clock *clock;
   emu_context context;
   void *staged; /* contents of a pageable source */
-  emu_op op;    /* as long as it needs */
+  emu_op op;    /* truncated behind its parameters: emu_op_bytes */
 } emu_item;
 
 uint32_t emu_random(uint32_t below) {

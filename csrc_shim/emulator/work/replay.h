@@ -46,7 +46,8 @@ emu_replay *emu_replay_make(CUgraphExec exec, CUstream stream);
 bool emu_replay_step(emu_replay *replay, const emu_clock *clock, uint32_t (*random)(uint32_t below));
 /* Runs all of it at once. An executable graph runs once at a time, in the order of its launches. */
 CUresult emu_replay_run(emu_replay *replay, const emu_clock *clock);
-/* The same for launches that are kept, under emu_order: one was queued, and whether those before it have run. */
+/* For deferred launches, under emu_order: counts one that was queued; whether all earlier launches of the graph have
+ * run. */
 void emu_replay_queued(emu_replay *replay);
 bool emu_replay_is_next(const emu_replay *replay);
 CUresult emu_replay_result(const emu_replay *replay);

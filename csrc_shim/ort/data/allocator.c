@@ -56,7 +56,7 @@ static bool has_failure_key;
 
 static void make_failure_key(void) { has_failure_key = pthread_key_create(&failure_key, free) == 0; }
 
-/* That of this thread; NULL where there was none, and with `make` only without memory. */
+/* The failure of the calling thread; NULL: none (with `make`: out of memory). */
 static ocp_error *last_failure(bool make) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, make_failure_key);
@@ -178,7 +178,7 @@ static OrtStatus *allocator_shrink(OrtAllocator *this_) {
 
 /* ---- options ---- */
 
-/* Those whose keys begin with the prefix. */
+/* Applies the options whose keys begin with the prefix. */
 static int configure(const ort_allocator *allocator, const OrtKeyValuePairs *options, const char *prefix,
                      ocp_error *error) {
   enum { MAX_OPTIONS = 64 };

@@ -52,7 +52,7 @@ struct ocp_capture {
 static pthread_mutex_t links = PTHREAD_MUTEX_INITIALIZER;
 static pthread_key_t thread_key; /* the list of the thread's */
 static bool has_thread_key;
-/* Whose Run this thread is in. */
+/* The capture state of the Run that the calling thread is in. */
 static _Thread_local ocp_capture_thread *running;
 
 /* ---- graphs ---- */

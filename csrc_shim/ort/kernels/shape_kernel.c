@@ -8,7 +8,7 @@
 typedef struct shape_kernel {
   OrtKernelImpl ort;
   bool is_size;
-  int64_t start, end; /* as Shape's attributes */
+  int64_t start, end; /* attributes of Shape */
 } shape_kernel;
 
 static int64_t clamp(int64_t axis, int64_t rank) {

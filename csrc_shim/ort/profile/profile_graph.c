@@ -39,7 +39,7 @@ static bool is_library(uint64_t number) {
 static void resolve(ocp_activity *activities, size_t count) {
   uint32_t num_sources, next = 0;
   const uint64_t *sources = ocp_tracer_layout(activities->layout, &num_sources);
-  uint64_t library = 0; /* that is under way */
+  uint64_t library = 0; /* source of the library call whose kernels are being matched */
   for (size_t i = 0; i < count && sources; i++) {
     if (next < num_sources && is_exactly(sources[next], &activities[i])) {
       activities[i].source = sources[next++];

@@ -11,7 +11,7 @@
 
 static uint64_t align(uint64_t bytes) { return (bytes + 255) & ~(uint64_t)255; }
 
-/* Where a tensor is bound: [start, end). */
+/* The address range of a bound tensor: [start, end). */
 typedef struct extent {
   uint64_t start, end;
 } extent;
@@ -30,13 +30,13 @@ static bool overlaps(extent a, extent b) {
   return a.start < a.end && b.start < b.end && a.start < b.end && b.start < a.end;
 }
 
-/* Where input `number`, or output `number` - num_inputs, is bound. */
+/* The range of input `number`, or of output `number` - num_inputs. */
 static uint64_t start_of(const ocp_instance *instance, uint32_t number) {
   const uint32_t num_inputs = instance->variant->plan->header.num_inputs;
   return number < num_inputs ? instance->bases[number] : instance->targets[number - num_inputs];
 }
 
-/* Sorts inputs and outputs by address. They are in the order of the Run before, which is nearly that of this one. */
+/* Sorts inputs and outputs by address: insertion sort, since the order of the previous Run is nearly right. */
 static void sort_by_address(const ocp_instance *instance, uint32_t count) {
   uint32_t *order = instance->by_address;
   for (uint32_t i = 1; i < count; i++) {
@@ -98,7 +98,7 @@ void ocp_aliasing_begin(ocp_instance *instance) {
   instance->redirects = false;
   for (uint32_t s = 0; s < h->num_segments; s++)
     instance->scratch[s] = 0;
-  /* Outputs of later segments are nowhere yet. */
+  /* Outputs of later segments are not allocated yet. */
   for (uint32_t i = 0; h->num_segments > 1 && i < h->num_outputs; i++)
     instance->targets[i] = 0;
 }
@@ -154,7 +154,7 @@ int ocp_aliasing_resolve(ocp_instance *instance, uint32_t segment, ocp_stream *s
   return ORT_OK;
 }
 
-/* Whether an output gets the memory of an input, of which the plan changes nothing that it reads. */
+/* Whether an output is bound to the memory of an input of which the plan keeps every byte that it reads. */
 static bool is_kept(const ocp_instance *instance, uint32_t output) {
   const ocp_plan *plan = instance->variant->plan;
   const extent own = output_extent(instance, output);

@@ -10,9 +10,9 @@
 #include "plan/load.h"
 #include "vendor/problem.h"
 
-/* ---- memory that records name ---- */
+/* ---- references to memory ---- */
 
-/* The size of what a reference names. */
+/* The bytes of the tensor or buffer that a reference names. */
 static uint64_t ref_bytes(const ocp_instance *instance, uint32_t kind, uint32_t index) {
   const ocp_plan *plan = instance->variant->plan;
   switch (kind) {
@@ -103,7 +103,7 @@ static int fill_launch(ocp_instance *instance, uint32_t index, ocp_error *error)
   return ORT_OK;
 }
 
-/* Numbers of a copy or memset; none to move skips it. */
+/* Numbers of a copy or memset; one of 0 bytes is skipped. */
 static int fill_move(ocp_instance *instance, uint32_t index, uint64_t *bytes, ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_plan_param *params = plan->params + plan->records[index].first_param;
@@ -195,7 +195,7 @@ void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]) {
     ocp_count(OCP_LIBRARY_CALLS, counts[OCP_RECORD_LIBRARY]);
 }
 
-/* The node's name before the reason of a call that failed. */
+/* Puts the node's name in front of the error of a failed call. */
 static int name_node(const ocp_instance *instance, uint32_t index, ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_error reason = *error;
@@ -226,7 +226,8 @@ static uint32_t num_values(const ocp_instance *instance, uint32_t index) {
   return instance->variant->plan->records[index].num_params - instance->calls[index].num_pointers;
 }
 
-/* Has libraries prepare the calls of a segment together, where that takes long: once for new sizes. */
+/* Prepares all library calls of a segment by several threads, once for new sizes, where the library is slow to do so.
+ */
 static void prepare_libraries(ocp_instance *instance, ocp_range records, ocp_stream *stream) {
   const ocp_variant *variant = instance->variant;
   ocp_library_call *calls = calloc(records.count ? records.count : 1, sizeof *calls);
@@ -254,7 +255,7 @@ int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *s
   if (instance->is_fresh && plan->header.num_problems)
     prepare_libraries(instance, records, stream);
   instance->is_fresh = false;
-  /* A graph keeps the sources, also for listeners that come later. */
+  /* Set always: a CUDA graph keeps the sources for profiles that begin later. */
   const bool named = ocp_is_anybody_listening() || atomic_load_explicit(&stream->capturing, memory_order_relaxed);
   int64_t counts[OCP_RECORD_NUM_KINDS] = {0};
   CUresult result = CUDA_SUCCESS;

@@ -18,7 +18,7 @@
 
 /* ---- memory ---- */
 
-/* Space for `count` elements in the one block of an instance; with a NULL block it only adds up the size. */
+/* Reserves `count` elements in the single allocation of an instance; with a NULL block it only adds up the size. */
 static void *carve(char *block, size_t *position, size_t count, size_t element) {
   void *array = block ? block + *position : NULL;
   *position += (count * element + 15) & ~(size_t)15;

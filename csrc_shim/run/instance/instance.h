@@ -25,11 +25,11 @@ void ocp_instance_inherit(ocp_instance *instance, ocp_instance *from);
  * is that of the assertion that forbids such inputs, else that of the arithmetic. ORT_OK if neither fails. */
 int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
                          ocp_error *error);
-/* Notes where its graph was launched; after ocp_stream_enqueued. */
+/* Records the stream and position of its graph's latest launch; after ocp_stream_enqueued. */
 void ocp_instance_replayed(ocp_instance *instance, const ocp_stream *stream);
-/* It lost its graph, or memory did not suffice for one: it needs more warm Runs the next time. */
+/* Raises the number of warm Runs before the next graph, after it lost its graph or memory did not suffice for one. */
 void ocp_instance_cool(ocp_instance *instance);
-/* With its graph. */
+/* Frees the instance and its graph. */
 void ocp_instance_free(ocp_instance *instance);
 uint64_t ocp_instance_key_hash(const uint64_t *key, uint32_t words);
 /* Evaluates a segment, whose read-backs are in their registers: checks its assertions, sets the dimensions of its

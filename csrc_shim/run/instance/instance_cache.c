@@ -5,7 +5,8 @@
 
 #include "device/order.h"
 
-/* Concurrent Runs of one shape keep an instance each, so both limits leave room for many threads. */
+/* Limits of the cache. Concurrent Runs of one shape have an instance each, so the limits leave room for many threads.
+ */
 static const size_t max_bytes = (size_t)32 << 20;
 static const uint32_t max_count = 128;
 

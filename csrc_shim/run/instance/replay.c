@@ -15,35 +15,35 @@
 #include "run/instance/calls.h"
 #include "run/instance/graph_nodes.h"
 
-/* A graph of fewer nodes is no cheaper than the call itself. */
+/* Minimum nodes of a graph: below, launching the kernels one by one costs no more. */
 enum { MIN_NODES = 2 };
 
 /* What the slabs of a cluster's graphs may take together, as a share of the device's memory; a single one may take
  * more. */
 enum { MEMORY_SHARE = 4 };
 
-/* What a node of the graph does, beside its parameters. */
+/* What distinguishes graph nodes beside their parameters. */
 typedef struct node_state {
   uint32_t kind;
-  bool skipped; /* there is no node */
+  bool skipped; /* the record has no node */
   unsigned grid[3], shared_bytes;
 } node_state;
 
 struct ocp_replay {
   ocp_replay_budget *budget;
   const ocp_variant *variant;
-  CUgraph graph; /* kept: changes name its nodes */
+  CUgraph graph; /* kept, since updates of the executable graph name its nodes */
   CUgraphExec exec;
   uint64_t slab, slab_bytes;
   int64_t counts[OCP_RECORD_NUM_KINDS]; /* of its nodes */
   CUgraphNode *nodes;                   /* of the records */
   struct ocp_prepared **used;           /* by the records that are library calls */
-  uint64_t *values;                     /* of all parameters, as the executable graph has them */
+  uint64_t *values;                     /* parameters of the executable graph */
   node_state *states;                   /* of the records */
-  bool *changed;                        /* which records have other parameters than their nodes: scratch of a Run */
-  uint32_t *records;                    /* of the fixups: which record each belongs to */
+  bool *changed;                        /* records whose nodes must be updated: scratch of a Run */
+  uint32_t *records;                    /* the record of each fixup */
   ocp_graph_sources sources;            /* of the nodes */
-  uint64_t *bases;                      /* of inputs and outputs, as the executable graph has them */
+  uint64_t *bases;                      /* addresses of inputs and outputs in the executable graph */
 };
 
 static void fall_back(ocp_counter reason) {
@@ -51,7 +51,7 @@ static void fall_back(ocp_counter reason) {
   ocp_count(reason, 1);
 }
 
-/* The reason for this and all later Runs of the instance; a cluster says the first one. */
+/* Refuses a graph for this and all later Runs of the instance; the first refusal of a cluster goes to the log. */
 static void refuse(ocp_replay_budget *budget, ocp_instance *instance, ocp_counter reason, const ocp_error *error) {
   char text[1200];
   instance->replay_refused = reason;
@@ -67,7 +67,7 @@ static uint32_t num_bases(const ocp_instance *instance) {
   return instance->variant->plan->header.num_inputs + instance->variant->plan->header.num_outputs;
 }
 
-/* By ORT, or by the application whose stream it is. */
+/* Whether ORT or the application captures the stream. */
 static bool is_captured(const ocp_stream *stream) {
   return atomic_load_explicit(&stream->capturing, memory_order_relaxed) ||
          (!stream->owned && ocp_stream_is_captured(stream));
@@ -118,7 +118,7 @@ void ocp_replay_release(ocp_replay *replay) {
     if (replay->graph)
       device->driver->GraphDestroy(replay->graph);
     if (replay->slab)
-      ocp_device_free(device, replay->slab, NULL); /* the stream of a launch that goes on may be gone meanwhile */
+      ocp_device_free(device, replay->slab, NULL); /* the stream of a launch in progress may have been destroyed */
   }
   for (uint32_t i = 0; i < replay->variant->plan->header.num_records; i++)
     ocp_graph_node_release(replay->variant, i, replay->used[i]);
@@ -138,7 +138,7 @@ static bool try_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
   return false;
 }
 
-/* Takes a place among the cluster's graphs, if need be from the instance that waits for its next Run the longest. */
+/* Takes one of the cluster's graph slots, if need be from the instance that was used the longest time ago. */
 static bool take_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
   while (!try_place(budget, slab_bytes)) {
     ocp_replay *oldest = ocp_instance_cache_take_replay(budget->cache);
@@ -149,7 +149,7 @@ static bool take_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
   return true;
 }
 
-/* An empty graph with its arrays, in one block; the place in the cluster is taken. */
+/* Allocates an empty graph with its arrays; its slot of the cluster is taken already. */
 static ocp_replay *allocate(ocp_replay_budget *budget, const ocp_instance *instance, ocp_error *error) {
   const ocp_plan_header *h = &instance->variant->plan->header;
   const uint32_t num_records = h->num_records, num_fixups = h->num_params; /* there are no more */
@@ -176,7 +176,7 @@ static ocp_replay *allocate(ocp_replay_budget *budget, const ocp_instance *insta
   return replay;
 }
 
-/* Both are in the order of the parameters. */
+/* Fixups and records are in the order of the parameters. */
 static void find_records(const ocp_instance *instance, ocp_replay *replay) {
   const ocp_plan_record *records = instance->variant->plan->records;
   for (uint32_t i = 0, record = 0; i < instance->num_fixups[0]; i++) {
@@ -194,7 +194,7 @@ static node_state state_of(const ocp_instance *instance, uint32_t index) {
                       .shared_bytes = call->shared_bytes};
 }
 
-/* Notes that the node of a record has the parameters of the instance. */
+/* Records that the node has the instance's parameters now. */
 static void note_node(const ocp_instance *instance, uint32_t index, ocp_replay *replay) {
   const ocp_plan_record *record = &instance->variant->plan->records[index];
   replay->states[index] = state_of(instance, index);
@@ -221,7 +221,7 @@ static CUresult fill(const ocp_instance *instance, ocp_replay *replay, ocp_strea
   return result == CUDA_SUCCESS ? driver->GraphInstantiate(&replay->exec, replay->graph, 0) : result;
 }
 
-/* Gives the instance a graph with the present addresses; where that is not possible the reason is counted. */
+/* Builds the instance's graph with the present addresses; counts the reason if that fails. */
 static bool make(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *stream) {
   const ocp_plan *plan = instance->variant->plan;
   ocp_error error = {0};
@@ -239,7 +239,7 @@ static bool make(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *
   }
   instance->bases[num_bases(instance)] = replay->slab;
   ocp_instance_set_pointers(instance, 0);
-  instance->bases[num_bases(instance)] = 0; /* the Run itself takes none */
+  instance->bases[num_bases(instance)] = 0; /* the Run itself needs no slab */
   memcpy(replay->bases, instance->bases, num_bases(instance) * sizeof *replay->bases);
   find_records(instance, replay);
   instance->inherited = false;
@@ -273,13 +273,13 @@ static bool make(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *
 
 typedef enum outcome { READY, COLD, FAILED } outcome;
 
-/* Sets the addresses that differ from those of the graph, and notes their records. */
+/* Updates the addresses that differ from the graph's, and marks their records as changed. */
 static void find_changes(ocp_instance *instance) {
   ocp_replay *replay = instance->replay;
   const uint32_t count = instance->num_fixups[0];
   memset(replay->changed, 0, instance->variant->plan->header.num_records * sizeof *replay->changed);
   for (uint32_t i = 0; i < count; i++) {
-    /* All addresses of a record, since a Run without the graph may have left others. */
+    /* Set all addresses of a record: a Run without the graph may have left others in the instance. */
     const ocp_fixup *fixup = &instance->fixups[i];
     const bool in_slab = fixup->base >= num_bases(instance);
     instance->values[fixup->value] = (in_slab ? replay->slab : instance->bases[fixup->base]) + fixup->offset;
@@ -317,7 +317,7 @@ static bool fit_slab(ocp_replay *replay, const ocp_instance *instance, ocp_strea
   return true;
 }
 
-/* Notes the records whose nodes do something else in a graph that was made for another instance; false where the graph
+/* Marks the records whose nodes differ in a graph that was built for another instance; false where the graph
  * would need other nodes. */
 static bool find_differences(ocp_instance *instance, ocp_stream *stream) {
   ocp_replay *replay = instance->replay;
@@ -342,7 +342,7 @@ static bool find_differences(ocp_instance *instance, ocp_stream *stream) {
   return true;
 }
 
-/* Changes the nodes that do something else than the instance's calls. COLD: a library call among them never ran with
+/* Updates the nodes of changed records. COLD: a library call among them never ran with
  * the stream's handle, and nothing was changed. */
 static outcome update(ocp_instance *instance, ocp_stream *stream) {
   ocp_replay *replay = instance->replay;
@@ -406,7 +406,7 @@ int ocp_replay_run(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream
   const CUresult result = device->driver->GraphLaunch(instance->replay->exec, stream->handle);
   if (named)
     ocp_activity_of(0);
-  if (result == CUDA_ERROR_OUT_OF_MEMORY) { /* the first launch takes memory */
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) { /* the first launch allocates memory in the driver */
     ocp_replay_release(instance->replay);
     instance->replay = NULL;
     ocp_instance_cool(instance);

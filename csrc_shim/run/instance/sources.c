@@ -9,13 +9,13 @@
 /* The records of one variant. */
 typedef struct block {
   uint64_t first;
-  const ocp_variant *variant; /* NULL: it is gone, and the names are the block's own */
+  const ocp_variant *variant; /* NULL: freed; the block owns the names */
   ocp_plan *plan;
   char *cluster, **kernels;
 } block;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static block *blocks; /* by number */
+static block *blocks; /* sorted by first number */
 static size_t num_blocks, max_blocks, num_kept;
 static uint64_t next_number = 1;
 
