@@ -133,7 +133,7 @@ def test_fusion_that_forgets_where_the_model_rounds_is_found(monkeypatch: pytest
     assert not difference(model(HALVES), [(3, 8)], "float16")
     monkeypatch.setattr(vertical_fusion, "stored", lambda x: x)
     found = difference(model(HALVES), [(3, 8)], "float16")
-    assert found.startswith("after fuse (before it: spread): output 0: ")
+    assert found.startswith("after vertical_fusion (before it: sink_through_concat): output 0: ")
     assert "(rounded)\n-    0  map" in found
     assert "Exp" in found
     assert "+    0  map" in found
@@ -147,4 +147,4 @@ def test_attention_that_forgets_its_softmax_is_found(monkeypatch: pytest.MonkeyP
         return Attend(*arguments, **{**named, "weight": named["score"]})
 
     monkeypatch.setattr(attention_fusion, "Attend", without_softmax)
-    assert difference(made, shapes).startswith("after attend")
+    assert difference(made, shapes).startswith("after attention_fusion")

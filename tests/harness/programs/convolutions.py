@@ -31,7 +31,7 @@ def convolution(
         window = [slice(k * d, k * d + (n - 1) * s + 1, s) for k, d, n, s
                   in zip(place, dilations, places, strides, strict=True)]  # fmt: skip
         part = x[(slice(None), slice(None), slice(None), *window)]
-        flat = part.reshape(images, groups, depth, -1).astype(kind)
+        flat = part.reshape(images, groups, depth, math.prod(places)).astype(kind)
         result += np.matmul(w[(slice(None), slice(None), slice(None), *place)].astype(kind), flat)
     return result.reshape(images, rows, *places)
 
@@ -47,7 +47,7 @@ def transposed_convolution(
     full = [max(e, b + p) for e, b, p in zip(extent, begin, places, strict=True)]
     kind = np.float64 if x.dtype.kind == "f" else np.int64
     result = np.zeros((images, groups, rows, *full), kind)
-    flat = x.reshape(images, groups, depth, -1).astype(kind)
+    flat = x.reshape(images, groups, depth, math.prod(sizes)).astype(kind)
     weights = w.reshape(groups, depth, rows, *w.shape[2:]).astype(kind)
     for place in np.ndindex(*kernel):
         window = [slice(k * d, k * d + (n - 1) * s + 1, s) for k, d, n, s

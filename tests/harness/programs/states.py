@@ -113,25 +113,20 @@ def record(
             cluster.prepare()
             states.clear()
 
-            def watch(name: str, steps: Sequence[Step]) -> None:
+            def verify(verifier: Verifier, name: str, steps: Sequence[Step]) -> None:
                 if not states:
                     _note_remakes(steps, computes)
                 states.append(State(name, tuple(steps)))
 
-            def verify(verifier: Verifier, name: str, steps: Sequence[Step]) -> None:
-                # The passes within the choice of kernels show their programs to nobody else.
-                if "choose, " in name:
-                    watch(name, steps)
-
-            cluster.watch = watch
             hosts = [[int(x) for x in feeds[index].reshape(-1)] for index in cluster.host_inputs]
+            # The verifier sees what is computed once before what each Run does.
             with mock.patch.object(Verifier, "__call__", verify), mock.patch.dict(os.environ, {VERIFY_VARIABLE: "1"}):
                 plan = cluster.build([array.shape for array in feeds], hosts).plan
         except (NodeError, Unsupported, UnknownRank, SchemaError) as error:
             raise CannotRunError(str(error)) from error
     assert plan is not None
     _note_chains(states, computes)
-    return Recorded(cluster, plan, _joined(states), computes)
+    return Recorded(cluster, plan, states, computes)
 
 
 def _note_remakes(steps: Sequence[Step], computes: dict[Step, tuple[Meaning, ...]]) -> None:
@@ -218,18 +213,6 @@ def _note_chains(states: Sequence[State], computes: dict[Step, tuple[Meaning, ..
 
 def _modules() -> list[ModuleType]:
     return [module for name, module in sys.modules.items() if name.startswith("ort_cuda_plugin.")]
-
-
-def _joined(states: Sequence[State]) -> list[State]:
-    """The states, with what is computed once before what each Run does."""
-    result: list[State] = []
-    once: tuple[Step, ...] = ()
-    for state in states:
-        if state.name == "split, of what is computed once":
-            once = state.steps
-        else:
-            result.append(State(state.name, (*once, *state.steps)))
-    return result
 
 
 def first_difference(
