@@ -48,7 +48,7 @@ def is_view(operator: HasName) -> bool:
 
 @dataclass(frozen=True)
 class KernelDefinition:
-    """What ORT is told of a kernel.
+    """Definition of a kernel for ORT's registry.
 
     Attributes:
         name, domain: of the operator.

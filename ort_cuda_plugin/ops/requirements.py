@@ -1,4 +1,4 @@
-"""What operators require of their inputs and attributes, and the one form of the message where a model breaks it.
+"""Checks of inputs and attributes, with one form of error message.
 
 Every message reads ``<input or attribute> must <what is expected>, got <what was found>``. The node's name and operator
 stand before it, see `NodeError`. Sizes that only a Run knows are `Lowering.require`'s.

@@ -88,7 +88,7 @@ def test_attention_of_ai_onnx_gives_the_same_in_one_walk(monkeypatch: pytest.Mon
         return result
 
     plain = run()
-    monkeypatch.setattr(attention, "is_for_one_walk", lambda ctx, q, k, v: True)
+    monkeypatch.setattr(attention, "prefers_flash_attention", lambda ctx, q, k, v: True)
     monkeypatch.setattr(stream, "has_matrices", lambda ctx: True)
     kernels = CompiledCluster(read_model(model), DeviceProperties()).prepare().kernels
     assert any(kernel.name.startswith("matrix_stream") for kernel in kernels)

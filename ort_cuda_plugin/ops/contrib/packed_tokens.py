@@ -1,4 +1,4 @@
-"""Sequences of several lengths whose tokens are side by side in one dimension."""
+"""Packed variable-length sequences: tokens of all sequences in one dimension, with cumulative lengths."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class PackedTokens:
         self._owners: Tensor | None = None
 
     def range(self, maps: IndexMap, sequence: Scalar) -> tuple[Scalar, Scalar]:
-        """Where the tokens of a sequence begin, and how many they are."""
+        """Return the first token and the number of tokens of a sequence."""
         bounds, total = maps.source(self._bounds), maps.dim(self._total)
         begin, end = (int64(bounds.at([at])) for at in (sequence, sequence + 1))
         begin = s.minimum(s.maximum(begin, 0), total)
         return begin, s.minimum(s.maximum(end, begin), total) - begin
 
     def are_whole(self, maps: IndexMap) -> Scalar:
-        """Whether the bounds begin at 0 and end behind the last token."""
+        """Return whether the cumulative lengths begin at 0 and end at the number of tokens."""
         first, last = (maps.source(self._bounds).at([at]) for at in (s.constant(0, DType.INT64), maps.dim(self.count)))
         return s.equal(first, 0) & s.equal(int64(last), maps.dim(self._total))
 

@@ -1,4 +1,4 @@
-"""Decision trees as arrays that kernels walk through, checked and laid out on the host.
+"""Decision trees as arrays: validation and memory layout, on the host.
 
 A node compares an element of a row with its threshold and names two children. Leaves stand after all other nodes, and
 are their own children, so that a walk of any length ends in one. Which comparison a node makes is a number of five

@@ -1,4 +1,4 @@
-"""What operators of ai.onnx.ml make of scores at last."""
+"""post_transform of ai.onnx.ml: softmax, logistic and probit of scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tree ensembles: every row walks through every tree, then each target takes in what the leaves give it."""
+"""Tree ensembles: each row descends each tree, then the leaf values are aggregated for each target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The channels-last forms of operators: their functions between two views.
+"""Channels-last (NHWC) operators: the function of ai.onnx between two transposed views.
 
 Where a session prefers channels-last tensors, ONNX Runtime gives claimed nodes this form and puts transposes around
 them. Those are views as well, so that a function reads and writes what it would without them.

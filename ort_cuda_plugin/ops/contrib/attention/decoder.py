@@ -1,4 +1,4 @@
-"""Attention of com.microsoft for one new token of each sequence, or with weights and caches of its own."""
+"""Decoder attention of com.microsoft: one new token of each sequence, or projections and caches in the operator."""
 
 from __future__ import annotations
 

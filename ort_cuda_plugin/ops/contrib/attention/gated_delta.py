@@ -1,4 +1,4 @@
-"""GatedDeltaNet and LinearAttentionGate of com.microsoft: linear attention of packed tokens, and what gates it."""
+"""GatedDeltaNet and LinearAttentionGate of com.microsoft: linear attention over packed tokens, and its gates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GroupQueryAttention: its cache grows in place where past and present are one buffer, and may be quantized.
+"""GroupQueryAttention: grouped-query attention with a K/V cache that may be quantized and grow in place.
 
 Where a sequence's keys end is read on the device. So a step of a decoder, of which nothing but that changes, has the
 plan and the CUDA graph of the step before it.
@@ -22,7 +22,7 @@ from ort_cuda_plugin.ops.contrib.attention.window_cache import (
     window_step,
 )
 from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads
-from ort_cuda_plugin.ops.onnx.attention.cached_attention import attend_in_one_walk
+from ort_cuda_plugin.ops.onnx.attention.flash_attention import flash_attention
 from ort_cuda_plugin.ops.onnx.attention.scores import BIASED, PROBABILITIES, RAW, Variant, window_before
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.outputs import is_used
@@ -134,7 +134,7 @@ def group_query_attention(
         returned=(RAW, BIASED, PROBABILITIES)[qk_output],
     )
     if not is_used(ctx, 3):
-        output = attend_in_one_walk(ctx, q, keys, values, variant)
+        output = flash_attention(ctx, q, keys, values, variant)
         if window is not None:
             return output, *(window_after(ctx, window, x.present) for x in (keys, values))
         return output, keys.present, values.present
@@ -151,7 +151,7 @@ def group_query_attention(
 
 
 def _places(ctx: Lowering, lengths: Tensor, rows: Dim, total: Tensor) -> Tensor:
-    """The places of the new keys, int64 [batch, rows]: they begin at 0 for a prompt, in which all keys are new.
+    """Return the positions of the new keys, int64 [batch, rows]: from 0 for a prompt, in which all keys are new.
 
     ``total`` is read on the device, unless it follows from shapes: it changes with each token.
     """
@@ -167,7 +167,7 @@ def _places(ctx: Lowering, lengths: Tensor, rows: Dim, total: Tensor) -> Tensor:
 
 
 def _capacity(ctx: Lowering, past: Tensor | None, rows: Dim, total: Tensor) -> Dim:
-    """How many places the present has: those of the past, or where that has too few, as many as there are keys.
+    """Return the capacity of the present: that of the past, or the number of keys where that is greater.
 
     The host needs the total for that. Exporters compute it from the shape of a mask; then nothing is read back.
     """
@@ -214,7 +214,7 @@ def _bias(ctx: Lowering, attention_bias: Tensor | None, batch: Dim, rows: Dim) -
 
 
 def _valid(ctx: Lowering, x: Tensor, lengths: Tensor, total: Dim) -> Tensor:
-    """The keys or values that a sequence has, and zeros in place of what stands behind them."""
+    """Return the valid keys or values of each sequence, and zeros behind them."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return maps.source(x).at(c, c[2] <= s.cast(maps.source(lengths).at([c[0]]), DType.INT64))

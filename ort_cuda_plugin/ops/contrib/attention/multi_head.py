@@ -1,4 +1,4 @@
-"""Attention of com.microsoft: its masks, packed inputs and caches, around the mechanism of ai.onnx.
+"""Attention and MultiHeadAttention of com.microsoft: masks, packed Q/K/V and caches.
 
 What is masked there gets ``mask_filter_value`` added to its score. So a row of which all is masked is not zero.
 """
@@ -19,7 +19,7 @@ from ort_cuda_plugin.ops.onnx.attention.attention import (
     rotate,
     split_heads,
 )
-from ort_cuda_plugin.ops.onnx.attention.cached_attention import CachePart, append, attend_in_one_walk
+from ort_cuda_plugin.ops.onnx.attention.flash_attention import CachePart, append, flash_attention
 from ort_cuda_plugin.ops.onnx.attention.scores import Reach, Variant
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
@@ -43,7 +43,7 @@ MASKED: Final = -10000.0
 
 
 def _mask_bias(ctx: Lowering, mask: Tensor, batch: Dim, rows: Dim, keys: Dim, masked: float) -> Tensor:
-    """What a mask of any form adds to scores [batch, heads, rows, keys]: 0, or ``masked``.
+    """Return the additive bias of a mask of any form for scores [batch, heads, rows, keys]: 0, or ``masked``.
 
     A vector has the number of keys of each sequence, perhaps followed by where the sequences start, or by cumulated
     lengths, which say nothing more. Else there is a number for each key, or for each query and key: 0 masks.
@@ -100,7 +100,7 @@ class Masking:
     is_causal: int = 0
 
     def variant(self, ctx: Lowering, q: Tensor, keys: Dim) -> Variant:
-        """The attention variant for queries [batch, heads, rows, size], without the places of these."""
+        """The attention variant for queries [batch, heads, rows, size], without their positions."""
         added = score_bias(ctx, self.mask, self.attention_bias, q.shape[0], q.shape[2], keys, self.filter_value)
         return Variant(mask=added, reach=Reach(is_causal=bool(self.is_causal)), scale=self.scale or None)
 
@@ -166,7 +166,7 @@ def of_projection(
     past_sequence_length: Tensor | None = None,
     qkv_hidden_sizes: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, ...]:
-    """The results of Attention where queries, keys and values stand side by side in ``projected``."""
+    """Lower Attention over a merged Q/K/V projection [batch, sequence, columns]."""
     if qkv_hidden_sizes and (len(qkv_hidden_sizes) != 3 or min(qkv_hidden_sizes) <= 0):
         raise violation("qkv_hidden_sizes", "be three positive sizes", list(qkv_hidden_sizes))
     sizes = list(qkv_hidden_sizes or [floordiv(projected.shape[2], 3)] * 3)
@@ -191,7 +191,7 @@ def of_projection(
 
 
 def attended(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, past: Dim, masking: Masking) -> tuple[Tensor, Tensor]:
-    """(the heads' results side by side, scores before anything is added to them).
+    """Return (output [batch, sequence, heads * size], scores without bias).
 
     Where there are more keys than queries and past, the last query sees all keys, as with ONNX Runtime's CUDA provider.
     """
@@ -211,7 +211,7 @@ def attended_in_place(
     past_length: Tensor,
     masking: Masking,
 ) -> Tensor:
-    """Puts the new keys and values behind ``past_length`` others, and gives the heads' results side by side.
+    """Append the new K/V rows to the cache behind ``past_length`` others, and attend to all of them.
 
     The length is read on the device: nothing that a plan depends on changes from token to token.
     """
@@ -234,7 +234,7 @@ def attended_in_place(
         position=unsqueeze(ctx, places, (1, 3)) if masking.is_causal else None,
         last=unsqueeze(ctx, part(ctx, places, 1, rows - 1, 1), (1, 2)),
     )
-    return attend_in_one_walk(ctx, q, keys, values, variant)
+    return flash_attention(ctx, q, keys, values, variant)
 
 
 @op("MultiHeadAttention", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": INT32})
@@ -347,7 +347,7 @@ def rotary_embedding(
 def rotary_heads(
     ctx: Lowering, operator: str, x: Tensor, cos_cache: Tensor, num_heads: int, rotary_embedding_dim: int
 ) -> tuple[Tensor, int, Dim]:
-    """The heads apart, the axis of the sequence, and how many elements of a head are rotated."""
+    """Return (x with separate heads, its sequence axis, the rotated elements of a head)."""
     require_rank((3, 4), input=x)
     require_rank(2, cos_cache=cos_cache)
     rotated: Dim = rotary_embedding_dim or 2 * cos_cache.shape[1]

@@ -1,4 +1,4 @@
-"""Sequences of different lengths of com.microsoft: padded to one length, or packed one behind the other.
+"""Variable-length sequences of com.microsoft: padding, its removal, and attention over packed tokens.
 
 ``token_offset`` has the places of all tokens among the padded ones, and behind them those of the padding. What is
 outside its tensor counts as padding.

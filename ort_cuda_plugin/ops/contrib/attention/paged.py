@@ -1,4 +1,4 @@
-"""Attention of com.microsoft over keys and values in pages: blocks of a cache, which a table gives to sequences.
+"""PagedAttention: attention over a paged K/V cache, whose blocks a table assigns to sequences.
 
 The tokens of all sequences are packed one behind the other. A page or a slot that does not exist reads as zeros and is
 not written; a token of no sequence gives zeros.
@@ -65,7 +65,7 @@ class Tokens:
         return s.where(inside, sequence, maps.dim(self.sequences))
 
     def length(self, maps: IndexMap, sequence: Scalar) -> Scalar:
-        """How many keys a sequence has with its new ones; none where the sequence does not exist."""
+        """Return the number of keys of a sequence with its new ones, 0 for a sequence that does not exist."""
         known = (sequence >= 0) & (sequence < maps.dim(self.sequences))
         number = s.where(known, sequence, 0)
         new = s.where(known, self.packed.range(maps, number)[1], 0)
@@ -113,7 +113,7 @@ class Batch:
 
 
 def batch_of(ctx: Lowering, tokens: Tokens, room: Dim, metadata: Tensor | None, key_bound: int | None) -> Batch:
-    """How attention over the tokens is cut, for sequences of at most ``room`` keys.
+    """Choose the batch of attention over packed tokens, for sequences of at most ``room`` keys.
 
     As few tokens as there are sequences are a batch each. ``metadata`` bounds the new tokens of a sequence (its first
     number) and the keys (number ``key_bound``, if any); 0 is no bound. Without it the Run reads what they are back.
@@ -173,7 +173,7 @@ class Cache:
         return s.cast(s.cast(code, DType.FLOAT32) * self._scale(maps, head, at), dtype)
 
     def stored(self, maps: IndexMap, new: Source, token: Scalar, head: Scalar, at: Scalar) -> Scalar:
-        """What memory has at ``at`` of a head that is in ``new`` [tokens, heads, size]."""
+        """Return the stored code of element ``at`` of a head of ``new`` [tokens, heads, size]."""
         if self.scale is None:
             return new.at([token, head, at])
         if self.bits == 8:
@@ -204,7 +204,7 @@ _STORED = {
     DType.FLOAT8E4M3FN: "float8e4m3fn",
     DType.UINT8: "int4",
 }
-"""What k_cache_dtype calls the elements of a cache, by the type of its tensor."""
+"""Values of k_cache_dtype and v_cache_dtype, by element type of the cache."""
 
 
 def cache_of(
@@ -353,7 +353,7 @@ def results(ctx: Lowering, output: Tensor, batch: Batch) -> Tensor:
 
 
 def query_places(ctx: Lowering, batch: Batch) -> Tensor:
-    """The place of each row among the keys, int64 [entries, 1, rows, 1]."""
+    """Return the position of each query row among the keys, int64 [entries, 1, rows, 1]."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         token, inside = batch.token(maps, c[0], c[2])
@@ -363,7 +363,7 @@ def query_places(ctx: Lowering, batch: Batch) -> Tensor:
 
 
 def key_counts(ctx: Lowering, batch: Batch) -> Tensor:
-    """How many keys each entry has, int64 [entries, 1, 1, 1]."""
+    """Return the number of keys of each entry, int64 [entries, 1, 1, 1]."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return batch.tokens.length(maps, batch.sequence(maps, c[0]))

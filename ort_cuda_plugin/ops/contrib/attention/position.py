@@ -1,4 +1,4 @@
-"""What tells attention of com.microsoft where tokens are: biases by distance, rotary embeddings of special models."""
+"""Position encodings of com.microsoft: relative position bias, multi-axis and Gemma rotary embedding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attention of com.microsoft does to queries and new keys first: a norm of each head, and a rotary embedding."""
+"""QK norm and rotary embedding of queries and new keys, before attention of com.microsoft."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ort_cuda_plugin.program.views import reshape
 
 @dataclass(frozen=True)
 class Preparation:
-    """The inputs and attributes of an operator that say so, under their ONNX names."""
+    """QK norm and rotary embedding as data: the inputs and attributes of an operator, under their ONNX names."""
 
     do_rotary: int
     cos_cache: Tensor | None

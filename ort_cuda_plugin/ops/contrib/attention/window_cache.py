@@ -1,4 +1,4 @@
-"""A cache that holds the newest keys of each sequence, in the order of their positions, from its first place on.
+"""Sliding-window K/V cache: the newest keys of each sequence, in the order of their positions, from index 0 on.
 
 How many it holds follows from the number of tokens so far alone, as the definition of ``sliding_window_cache`` says.
 So the places of a step are numbers that the device computes from the lengths of the sequences.
@@ -29,11 +29,11 @@ class WindowStep:
 
     capacity: Dim
     first: Tensor
-    """Where the first new key stands."""
+    """Index of the first new key."""
     last: Tensor
-    """Where the last one stands."""
+    """Index of the last one."""
     dropped: Tensor
-    """How many keys leave the cache after the step."""
+    """Number of keys that are evicted after the step."""
     position: Tensor
     """The position in the sequence of the key that stands at 0."""
 
@@ -80,12 +80,12 @@ def window_step(ctx: Lowering, places: Tensor, lengths: Tensor, capacity: Dim, w
 
 
 def places_in_window(ctx: Lowering, step: WindowStep, places: Tensor) -> Tensor:
-    """Where the new keys stand, int64 [batch, rows]."""
+    """Return the indices of the new keys in the cache, int64 [batch, rows]."""
     return elementwise(ctx, lambda place, position: place - position, places, unsqueeze(ctx, step.position, (1,)))
 
 
 def bias_of_window(ctx: Lowering, bias: Tensor, batch: Dim, keys: Dim, step: WindowStep) -> Tensor:
-    """Of a ``bias`` [batch or 1, heads or 1, rows, positions] what is for the keys that stand at 0 to ``keys``."""
+    """Return the columns of a ``bias`` [batch or 1, heads or 1, rows, positions] for the first ``keys`` cached keys."""
     is_shared = ctx.settled(eq(bias.shape[0], 1))
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:

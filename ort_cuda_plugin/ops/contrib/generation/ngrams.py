@@ -1,4 +1,4 @@
-"""Operators of com.microsoft on n-grams of token ids: hashes of them, and scores of those that would repeat."""
+"""N-grams of token ids of com.microsoft: hashes, and masks of n-grams that would repeat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search for tokens does between two calls of its decoder: scores, the choice of tokens, the next inputs.
+"""Token search, shared part: logits processing, the choice of tokens, and the inputs of the next decoder step.
 
 The functions work on batches of rows: the score of each token of the vocabulary, and the tokens found so far, of which
 the first ``length`` count.
@@ -29,7 +29,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 @dataclass(frozen=True)
 class Rules:
-    """How scores change before a token is chosen. Tensors are optional inputs of the search."""
+    """Logits processors that apply before a token is chosen. Tensors are optional inputs of the search."""
 
     end: int
     ngram: int = 0

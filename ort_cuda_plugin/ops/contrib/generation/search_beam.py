@@ -1,4 +1,4 @@
-"""What a beam search does between two calls of its decoder.
+"""Beam search: the choice of beams and hypotheses between two decoder steps.
 
 Each prompt has a number of beams, which are rows one after the other: row ``prompt * beams + beam``. Beams that reach
 the end become hypotheses, of which each prompt keeps as many as it has beams, the best ones first.
@@ -27,7 +27,7 @@ from ort_cuda_plugin.program.views import reshape
 
 _LOWEST: Final = float(np.finfo(np.float32).min)
 _FAR_BEHIND: Final = -1e9
-"""What all beams but the first of a prompt score at first, so that not all of them go on with the same tokens."""
+"""Initial score of all beams of a prompt but the first, so that the beams diverge."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The choice of tokens by Sampling of com.microsoft: the least likely ones are filtered out, then one is drawn.
+"""Top-p sampling of com.microsoft: the least likely tokens are filtered out, then one is drawn.
 
 Random numbers are those of the CPU provider on Linux, where C++'s default engine is a linear congruential generator:
 the same seed gives the same tokens.

@@ -1,4 +1,4 @@
-"""Mixtures of experts: each token goes through the small networks that it has chosen, whose results are weighted.
+"""Mixture of experts: a router assigns each token to k feed-forward networks, whose results are weighted.
 
 Tokens choose on the device, by ranks among their probabilities. `grouped_product` multiplies each choice with the
 weights of its expert and reads no others. In between numbers are float32, and the result is rounded once.
@@ -39,7 +39,7 @@ _JITTER: Final = 0.01
 
 @dataclass(frozen=True)
 class Gate:
-    """What happens between the products: ``kind`` is an activation, or "swiglu" with its parameters.
+    """The gate between the two GEMMs: ``kind`` is an activation, or "swiglu" with its parameters.
 
     ``fusion`` says where the first product has both parts of swiglu: 0 in two products, 1 in turns, 2 in halves.
     """

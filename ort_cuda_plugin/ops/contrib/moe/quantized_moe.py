@@ -1,4 +1,4 @@
-"""Mixtures of experts whose weights have 2, 4 or 8 bits: they stay packed until they are multiplied."""
+"""QMoE: mixture of experts with weights of 2, 4 or 8 bits, dequantised in the operand loads of a grouped GEMM."""
 
 from __future__ import annotations
 

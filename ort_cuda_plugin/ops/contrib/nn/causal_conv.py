@@ -1,4 +1,4 @@
-"""Causal convolutions of com.microsoft: as that of ai.onnx, with distances between taps, layouts and more states."""
+"""Causal convolution of com.microsoft: dilated, channels-last, variable-length, with several states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_WINDOW = 8
 
 
 _PLAIN = (0, 0, -1, 0, 0)
-"""What attributes that newer schemas have are in a node that says nothing of them."""
+"""Defaults of the attributes of newer schemas: (input_channel_offset, input_channels, state_channels_last, ...)."""
 
 
 @op("CausalConvWithState", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})

@@ -1,4 +1,4 @@
-"""Maps and rows of com.microsoft: gates of sums and norms, complex numbers, operators that ai.onnx has as well."""
+"""Elementwise operators and norms of com.microsoft: gates, complex products, variants of ai.onnx operators."""
 
 from __future__ import annotations
 

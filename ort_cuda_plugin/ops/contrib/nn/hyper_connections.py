@@ -1,4 +1,4 @@
-"""Operators of com.microsoft on hyper-connections: C streams of H features each, and gates between them."""
+"""Hyper-connections of com.microsoft: C residual streams of H features each, mixed by gates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of int8 matrices, whose scores and weights are int8 as well."""
+"""QOrderedAttention: int8 attention, with int8 scores and weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators on int8 matrices in an order of cuBLASLt's: each element is a code that one scale makes a number of."""
+"""QOrdered operators: int8 matrices with one scale each, in the memory orders of cuBLASLt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The product of floats of 8 bits, or of wider ones, with a scale for each matrix."""
+"""GemmFloat8: GEMM of float8 or wider operands, with one scale for each matrix."""
 
 from __future__ import annotations
 

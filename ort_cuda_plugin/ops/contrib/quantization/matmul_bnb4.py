@@ -1,4 +1,4 @@
-"""Products with weights of 4 and 8 bits that are floats: they stay packed until they are multiplied."""
+"""Weight-only quantised GEMM with float4 and float8 codes, dequantised in the operand loads."""
 
 from __future__ import annotations
 

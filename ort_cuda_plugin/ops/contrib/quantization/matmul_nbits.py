@@ -1,4 +1,4 @@
-"""Products with, and look-ups in, weights of few bits: integers in bytes, with a scale for each block of them.
+"""Weight-only quantised GEMM and gather: integer codes of 2 to 8 bits in bytes, with a scale for each block.
 
 A product reads packed weights of a model as they are, and makes numbers of them as it multiplies. Where a map has to
 make the numbers, a plan does so once if the weights are constants.

@@ -1,4 +1,4 @@
-"""Attention whose projection is a product of quantized numbers."""
+"""QAttention: attention with a quantised Q/K/V projection."""
 
 from __future__ import annotations
 

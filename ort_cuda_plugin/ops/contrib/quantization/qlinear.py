@@ -1,4 +1,4 @@
-"""Quantized operators of com.microsoft: operators of ai.onnx between conversions from and to quantized numbers."""
+"""QLinear operators of com.microsoft: dequantise, an operator of ai.onnx, quantise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What codes of few bits stand for."""
+"""Tables of the values of 4-bit floating-point codes: E2M1, FP4 and NF4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of com.microsoft with a pattern of keys for each query: blocks of them, or a window and global tokens."""
+"""Attention with a fixed sparsity pattern of com.microsoft: blocks of keys, or a window and global tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which keys a query may attend to, of com.microsoft: tokens in blocks ("qsa"), or compressed entries ("csa").
+"""SparseAttentionIndexer: top-k selection of keys by block of tokens ("qsa") or by compressed entry ("csa").
 
 Everything is computed in float32. What is equally good comes in the order of its number.
 """
@@ -199,13 +199,13 @@ class _Visible:
         self._order, self._counts = order, counts
 
     def count(self, maps: IndexMap, batch: Scalar, row: Scalar) -> Scalar:
-        """How many tokens a query sees."""
+        """Return the number of tokens that a query may attend to."""
         if self._counts is None:
             return maps.dim(self.before) + row + 1
         return maps.source(self._counts).at([batch, maps.dim(self.before) + row])
 
     def token(self, maps: IndexMap, batch: Scalar, number: Scalar) -> Scalar:
-        """The place of the ``number``-th token that queries see."""
+        """Return the position of the ``number``-th token that queries may attend to."""
         if self._order is None:
             return number
         return maps.source(self._order).at([batch, number], number < maps.dim(self.total))
@@ -303,7 +303,7 @@ class _Windows:
         return gather_map(self._ctx, [self._batch, self.count, size], FLOAT, element)
 
     def left(self) -> Tensor:
-        """What waits for the next Run, as ``past_proj_buffer``."""
+        """Return the projections that are buffered for the next Run, as ``past_proj_buffer``."""
         shape = [2, self._batch, self._kept, 2 * self._size]
         always = s.constant(True, DType.BOOL)
 

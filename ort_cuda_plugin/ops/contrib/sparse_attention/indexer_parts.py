@@ -1,4 +1,4 @@
-"""Parts of the indexers of com.microsoft: norms, rotation, pooling, and an order of scores. They compute in float32."""
+"""Shared parts of the sparse attention indexers, in float32: norms, rotary embedding, pooling, ranking."""
 
 from __future__ import annotations
 

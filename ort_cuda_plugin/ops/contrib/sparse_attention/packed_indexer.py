@@ -1,4 +1,4 @@
-"""PackedSparseAttentionIndexer: which keys a query may attend to, for tokens of several sequences side by side.
+"""PackedSparseAttentionIndexer: top-k selection of keys for packed variable-length sequences.
 
 A sequence has a state of fixed room: keys of complete blocks, ready to be compared with queries, and a buffer of tokens
 behind them. What the sequences have is data: it is read on the device, and checked there. A sequence whose state has no
@@ -170,7 +170,7 @@ class _Row:
 
 
 class _Steps:
-    """What a Run does to the state of each sequence.
+    """Update of the state of each sequence by a Run.
 
     The tokens of a sequence are those that wait in its buffer, and behind them the new ones; they are counted from the
     begin of the buffer on. The buffer of compressed entries may begin with the last complete block.
@@ -195,7 +195,7 @@ class _Steps:
         self._before, self._ctx = gather_map(ctx, [tokens.count, 3], DType.INT64, before), ctx
 
     def _state(self, maps: IndexMap, sequence: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """How many entries there were, how many tokens wait, and whether the sequence changes."""
+        """Return (past entries, buffered tokens, whether the sequence changes)."""
         source = maps.source(self._before)
         entries, waiting, changes = (source.at([sequence, s.constant(i, DType.INT64)]) for i in range(3))
         return entries, waiting, changes > 0
@@ -234,7 +234,7 @@ class _Steps:
         return s.where(token < waiting, old, new)
 
     def after(self, maps: IndexMap, sequence: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """How many entries there are now, and how many tokens wait from which one on."""
+        """Return (entries, buffered tokens, first buffered token)."""
         entries, waiting, changes = self._state(maps, sequence)
         pending = self._pending(maps, sequence, waiting)
         new = s.trunc_divide(pending, self.ratio)
@@ -334,7 +334,7 @@ def _update(
 
 
 def _seen(ctx: Lowering, steps: _Steps, count: Dim, position: Place) -> Tensor:
-    """How many tokens of its sequence each token sees, or how many compressed entries."""
+    """Return the number of tokens, or of compressed entries, that each token may attend to."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         row, at = steps.of_token(maps, c[0]), position(maps, c)
@@ -385,7 +385,7 @@ def _chosen(ctx: Lowering, steps: _Steps, seen: Tensor, order: Tensor, picked: i
     room = picked * ratio + ratio - 1 if steps.by_tokens else picked
 
     def lengths(maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """How many indices come from the order, how many there are in all, and the first one that does not."""
+        """Return (indices taken from the ranking, indices in all, first index behind the ranking)."""
         number = maps.source(seen).at([token])
         if not steps.by_tokens:
             best = s.minimum(number, picked)

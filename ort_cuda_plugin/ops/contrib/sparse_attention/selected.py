@@ -1,4 +1,4 @@
-"""Attention of com.microsoft to keys that an indexer has selected: of the main cache, or of an auxiliary one.
+"""Attention to keys that an indexer selected, from the main cache or an auxiliary one.
 
 An index outside its keys selects nothing; one that is there twice counts once.
 """
@@ -49,9 +49,9 @@ from ort_cuda_plugin.program.symbolic import Dim, eq, le, logical_or, sym_max
 from ort_cuda_plugin.program.views import part, reshape
 
 Local: TypeAlias = Callable[[IndexMap, Scalar, Scalar, Scalar], Scalar]
-"""Whether a query, by its entry and row, attends to a key without a selection."""
+"""Predicate (entry, row, key): the query attends to the key without a selection."""
 Place: TypeAlias = Callable[[IndexMap, Scalar, Scalar], tuple[list[Scalar], Scalar]]
-"""Entry, row and key of an index that a token selects, and whether there is such a key for it."""
+"""Maps (token, index) to (entry, row, key) and whether this key exists."""
 
 
 def selection(

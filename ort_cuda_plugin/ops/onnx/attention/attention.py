@@ -1,4 +1,4 @@
-"""Attention and what transformers put around it: rotary embedding and caches of keys and values."""
+"""Attention of ai.onnx, rotary embedding and cache update; `attend` lowers every attention variant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.kernels.stream import FEW_ROWS, SPLIT_KEYS, has_matrices_for
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.axes import normalize_axis
-from ort_cuda_plugin.ops.onnx.attention.cached_attention import CachePart, attend_in_one_walk
+from ort_cuda_plugin.ops.onnx.attention.flash_attention import CachePart, flash_attention
 from ort_cuda_plugin.ops.onnx.attention.scores import (
     BIASED,
     CAPPED,
@@ -74,7 +74,7 @@ def _product_of_heads(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
 
 
 def query_places(ctx: Lowering, rows: Dim, past: Dim, lengths: Tensor | None) -> Tensor:
-    """The place of each query among the keys, int64 [batch or 1, 1, rows, 1]; the last query has the last valid key."""
+    """Return the position of each query among the keys, int64 [batch or 1, 1, rows, 1]; the last one is the last key."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         if lengths is None:
@@ -98,7 +98,7 @@ def _padded_mask(ctx: Lowering, mask: Tensor, keys: Dim) -> Tensor:
 def after_past(
     ctx: Lowering, past_key: Tensor | None, past_value: Tensor | None, k: Tensor, v: Tensor
 ) -> tuple[Dim, Tensor, Tensor]:
-    """How many keys the past has, and keys and values with those of the past before them."""
+    """Return the number of past keys, and keys and values with the past prepended."""
     require_all_or_none(past_key=past_key, past_value=past_value)
     if past_key is None or past_value is None:
         return 0, k, v
@@ -168,11 +168,11 @@ def attention(
 
 
 MANY_SCORES = 1 << 26
-"""Scores that no device should store, however fast a library makes them."""
+"""Number of scores above which they are not stored (256 MiB of float32): FlashAttention is used instead."""
 
 
-def is_for_one_walk(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether a GPU does better so: its tensor cores can do it, there are too many scores, or few rows of many keys."""
+def prefers_flash_attention(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether FlashAttention is faster: on tensor cores, for very many scores, or few rows of many keys."""
     (batch, heads, rows, _), keys = q.shape, k.shape[2]
     if ctx.device.emulated or not ctx.options.fuses_attention or not isinstance(heads, int):
         return False
@@ -191,8 +191,8 @@ def attend(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, variant: Variant) -> 
     k, v = require_head_shapes(ctx, q, k, v)
     assert ctx.node is not None
     wants_scores = is_used(ctx, 3)
-    if not wants_scores and not variant.precise and is_for_one_walk(ctx, q, k, v):
-        walked = attend_in_one_walk(ctx, q, CachePart(None, k, k), CachePart(None, v, v), variant)
+    if not wants_scores and not variant.precise and prefers_flash_attention(ctx, q, k, v):
+        walked = flash_attention(ctx, q, CachePart(None, k, k), CachePart(None, v, v), variant)
         return split_heads(ctx, walked, operator.index(q.shape[1])), walked
     # The query is scaled rather than the products, which would leave the range of float16.
     scores = _product_of_heads(ctx, scaled_by(ctx, q, q.shape[3], variant.scale), permute(ctx, k, (0, 1, 3, 2)))

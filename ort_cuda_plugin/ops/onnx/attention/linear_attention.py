@@ -1,4 +1,4 @@
-"""Linear attention: a matrix of each head instead of keys and values; those of ai.onnx and of com.microsoft."""
+"""Linear attention of ai.onnx and com.microsoft: a recurrent state matrix for each head replaces keys and values."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, product
 from ort_cuda_plugin.program.views import expand, part, reshape, squeeze
 
 UPDATE_RULES = ("linear", "gated", "delta", "gated_delta")
-"""Whether the state decays ("gated"), and whether a value is corrected by what the state has for its key ("delta")."""
+""""gated": the state decays. "delta": the value is corrected by the value that the state holds for its key."""
 MAX_WINDOW = 8
-"""The most states that a node may be asked to keep."""
+"""Maximum of state_window, in states."""
 
 
 @op("LinearAttention", since=27, types={"T": FLOATS, "S": FLOATS})

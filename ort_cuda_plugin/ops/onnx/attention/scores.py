@@ -1,4 +1,4 @@
-"""Scores of attention: how they are scaled, what is added to them, and which keys a query attends to."""
+"""Attention variants as data: scale, mask, bias, window and sink of the scores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def require_head_shapes(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> tuple
 
 @dataclass(frozen=True)
 class Reach:
-    """How far from its own place a query attends to keys: none after it, ``left`` before, ``right`` after; -1: all."""
+    """Causality and sliding window: a query attends to ``left`` keys before its position, ``right`` after; -1: all."""
 
     is_causal: bool = False
     left: int = -1
@@ -43,7 +43,7 @@ class Reach:
         return self.is_causal or self.left >= 0 or self.right >= 0
 
     def within(self, attended: Scalar, distance: Scalar) -> Scalar:
-        """Whether what is ``attended`` is within reach, too; ``distance`` is the key's place less the query's."""
+        """Restrict ``attended`` to the window; ``distance`` is the key's position minus the query's."""
         if self.is_causal:
             attended = attended & (distance <= 0)
         if self.left >= 0:
@@ -57,7 +57,7 @@ EVERYWHERE = Reach()
 
 
 def window_before(is_causal: int, size: int) -> Reach:
-    """The reach of com.microsoft's ``local_window_size``: a query's own place and those before it; -1 for all."""
+    """Return the window of ``local_window_size``: the query's own position and those before it; -1: all."""
     return Reach(is_causal=bool(is_causal), left=size - 1 if size > 0 else -1)
 
 

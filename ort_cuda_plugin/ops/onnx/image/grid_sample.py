@@ -1,4 +1,4 @@
-"""Operators that read an image at computed places: sampling grids."""
+"""AffineGrid and GridSample: interpolation of an image at the positions of a grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that resample images: every element is a weighted sum of a few elements near one place."""
+"""Resize and Upsample: separable interpolation, a weighted sum of neighbouring elements along each axis."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUMS = Reduction(
     lambda totals, elements: tuple(total + element for total, element in zip(totals, elements, strict=True)),
     lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)),
 )
-"""Several sums side by side."""
+"""Component-wise addition of several sums."""
 
 ONE_8_BIT = 1 << 22
 """The weight 1 in fixed point, in which ONNX Runtime and Pillow resample 8-bit images with antialias."""
@@ -38,7 +38,7 @@ ONE_8_BIT = 1 << 22
 
 @dataclass(frozen=True)
 class Resampling:
-    """How one axis is resampled. ``scale(maps)`` and ``roi(maps)`` give float32 Scalars; ``unscaled``: surely by 1."""
+    """Resampling of one axis. ``scale(maps)`` and ``roi(maps)`` give float32 Scalars; ``unscaled``: surely by 1."""
 
     axis: int
     size: Dim
@@ -55,7 +55,7 @@ def _number_at(x: Tensor, at: int) -> Callable[[Lowering, IndexMap], Scalar]:
 
 
 def _original(mode: str, maps: IndexMap, at: Scalar, old: Scalar, new: Scalar, how: Resampling, real: DType) -> Scalar:
-    """Where element ``at`` of a resampled axis lies on the axis of size ``old``, by the transformation mode."""
+    """Return the source coordinate of element ``at``, by the coordinate transformation mode."""
     x, length, resized = (s.cast(value, real) for value in (at, old, new))
     scale = s.cast(how.scale(maps), real)
     if mode == "half_pixel":

@@ -1,4 +1,4 @@
-"""Einsum: sums of products of elements that labels of dimensions pick, as matrix products and reductions."""
+"""Einsum, as matrix products and reductions."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def mel_weight_matrix(
 
 
 _FEW = 32
-"""Up to so many inputs are summed at once: taking them apart would cost more."""
+"""Maximum length of a directly evaluated DFT, in elements; longer ones are factorised."""
 _LARGEST_DIVISOR = 2**16
 """Larger ones are not looked for, which finds the factors of all lengths below 2**32."""
 

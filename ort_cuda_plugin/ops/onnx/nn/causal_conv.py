@@ -1,4 +1,4 @@
-"""Causal convolution of sequences that come in pieces."""
+"""Causal convolution with a state that carries the last inputs from Run to Run."""
 
 from __future__ import annotations
 

@@ -174,12 +174,12 @@ def transposed_convolution(
         size == n * step for size, n, step in zip(spatial, window.size, window.strides, strict=True)
     )
     if apart and whole and group == 1 and (not ctx.device.emulated or "cudnn" in ctx.device.libraries):
-        return _spread(ctx, x, w, b, window)
+        return _without_overlap(ctx, x, w, b, window)
     return _convolve(ctx, x, w, b, (x.shape[0], rows, *spatial), window, group, transposed=True)
 
 
-def _spread(ctx: Lowering, x: Tensor, w: Tensor, b: Tensor | None, window: Windows) -> Tensor:
-    """A transposed convolution whose windows do not overlap: one of single places, whose channels are spread out.
+def _without_overlap(ctx: Lowering, x: Tensor, w: Tensor, b: Tensor | None, window: Windows) -> Tensor:
+    """Lower a transposed convolution without overlap to a 1x1 convolution and a depth-to-space map.
 
     That runs on tensor cores, where a kernel that gathers what reaches each element does not.
     """

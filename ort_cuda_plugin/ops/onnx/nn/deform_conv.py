@@ -1,4 +1,4 @@
-"""DeformConv: a convolution whose windows read each position from its own place."""
+"""DeformConv: a convolution that samples its input at learned offsets."""
 
 from __future__ import annotations
 

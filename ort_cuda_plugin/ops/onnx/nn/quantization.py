@@ -1,4 +1,4 @@
-"""Quantized numbers: conversion from and to floats, and products and convolutions of them.
+"""Quantisation: QuantizeLinear, DequantizeLinear, and integer MatMul and Conv.
 
 A quantized x stands for (x - zero_point) * scale. Products are those of int32, after the zero points are taken off.
 """

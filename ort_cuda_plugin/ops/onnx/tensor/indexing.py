@@ -1,4 +1,4 @@
-"""Operators whose elements come from places that other elements name."""
+"""Gather operators: elements read at indices that another tensor holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that write updates to places that indices name."""
+"""Scatter operators: updates written at indices that another tensor holds."""
 
 from __future__ import annotations
 

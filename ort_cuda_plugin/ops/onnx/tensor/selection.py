@@ -72,7 +72,7 @@ def top_k(
 
 
 def _found(ctx: Lowering, flags: Tensor, what: str) -> tuple[Tensor, Dim]:
-    """The place of each flag that is set among those that are, int64 of the shape of ``flags``, and their number."""
+    """Return the index of each set flag among the set flags (exclusive prefix count), int64, and their number."""
     before, total = count_prefixes(ctx, flags)
     (count,) = ctx.read_back(total, what, 0, flags.size)
     return reshape(ctx, before, flags.shape), count

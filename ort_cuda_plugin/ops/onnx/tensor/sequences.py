@@ -15,7 +15,7 @@ from ort_cuda_plugin.program.symbolic import Dim, eq, le
 from ort_cuda_plugin.program.views import squeeze, unsqueeze
 
 MAX_LENGTH = 1024
-"""What a plan makes of a sequence grows with its length."""
+"""Maximum length of a sequence, in tensors: the size of a plan grows with it."""
 
 
 def _sequence(x: Operand, name: str) -> TensorSequence:

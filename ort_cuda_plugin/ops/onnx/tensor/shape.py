@@ -245,7 +245,7 @@ def constant_of_shape(ctx: Lowering, shape: HostTensor, *, value: Constant | Non
 
 _RANGE_TYPES = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT16, DType.INT32, DType.INT64})
 _MAX_RANGE = 2**62
-"""What a longer floating-point Range is cut to; its allocation fails."""
+"""Maximum element count of a floating-point Range; the allocation of a longer one fails anyway."""
 
 
 @op("Range", since=11, types={"T": _RANGE_TYPES})

@@ -1,4 +1,4 @@
-"""Operators that take tensors apart, put them together, or repeat them."""
+"""Slice, Split, Concat, Tile, Pad and space-to-depth operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TfIdfVectorizer of integers: how often each n-gram of a pool occurs."""
+"""TfIdfVectorizer of integers: counts of the n-grams of a pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention to a cache of keys and values, which one kernel walks over once."""
+"""FlashAttention over a K/V cache: one pass over the keys with an online softmax."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ort_cuda_plugin.program.steps import Input
 from ort_cuda_plugin.program.symbolic import Dim, floordiv
 from ort_cuda_plugin.program.views import part, reshape, unsqueeze
 
-__all__ = ["CachePart", "append", "attend_in_one_walk"]
+__all__ = ["CachePart", "append", "flash_attention"]
 
 
-def attend_in_one_walk(ctx: Lowering, q: Tensor, keys: CachePart, values: CachePart, variant: Variant) -> Tensor:
+def flash_attention(ctx: Lowering, q: Tensor, keys: CachePart, values: CachePart, variant: Variant) -> Tensor:
     """FlashAttention over what ``present`` of keys and values has; the result is [batch, rows, heads * width].
 
     No device stores scores, and no key is read that no row may attend to by the variant's ``last`` or ``length`` and by
