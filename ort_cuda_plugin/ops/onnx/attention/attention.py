@@ -74,7 +74,7 @@ def _product_of_heads(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
 
 
 def query_places(ctx: Lowering, rows: Dim, past: Dim, lengths: Tensor | None) -> Tensor:
-    """Return the position of each query among the keys, int64 [batch or 1, 1, rows, 1]; the last one is the last key."""
+    """Return the position of each query among the keys, int64 [batch or 1, 1, rows, 1]; the last is the last key."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         if lengths is None:
