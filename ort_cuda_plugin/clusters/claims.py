@@ -89,9 +89,9 @@ def analyze(
 ) -> list[NodeVerdict]:
     """One verdict per node of ``graph``, in order. Runs operators on symbolic shapes; reads no large initializer.
 
-    A node that is declined does not stop the analysis: its results are taken from ORT's own type and shape inference.
-    ``ranks`` says more than that about some values, and gets what the operators' functions say. ``provider`` is the
-    plugin's own name: ORT asks again about nodes that it has, after it changed the layout of their tensors.
+    A declined node does not stop the analysis: its results get the types and shapes that ORT infers. ``ranks`` knows
+    more about some values, and learns ranks from the operators' functions. ``provider`` is the plugin's own name,
+    because ORT asks again about the plugin's nodes after it changed their layout.
     """
     analysis = _Analysis(graph, device, options or LoweringOptions(), ranks or Ranks(), provider)
     verdicts = analysis.verdicts(graph.nodes)
@@ -101,7 +101,7 @@ def analyze(
 def is_unrolled(body: Graph, device: DeviceProperties, options: LoweringOptions, passes_implicit_inputs: bool) -> bool:
     """Whether the node of ``body`` will be lowered together with its bodies, so that their nodes must not be fused.
 
-    ORT shows a body before the graph around it. So this goes by the node alone: an If stays what it is unless its
+    ORT shows a body before the graph around it, so only the node itself can decide: an If is not unrolled unless its
     condition is a constant.
     """
     parent = body.parent
@@ -130,15 +130,15 @@ def claim(
 ) -> Claims:
     """Decide what the plugin runs of ``graph``. ``ranks`` gets what the analysis of the whole graph infers.
 
-    ``passes_implicit_inputs`` tells whether ORT gives a fused node what only bodies in it read; ``has_kernel`` whether
-    the kernel registry has a kernel for a control-flow node. With ``claim_unprofitable_nodes`` nodes are
-    claimed also where their copies cost more than they gain. With ``single_nodes`` each node is a cluster of its own,
-    and shape arithmetic is left to the CPU. ``compiled`` has the clusters that bodies got, by the names of their nodes.
-    Where ``budget`` has no room for a node, that and all later ones are declined.
+    ``passes_implicit_inputs`` tells whether ORT passes a fused node the values that only bodies in it read;
+    ``has_kernel`` whether the kernel registry has a kernel for a control-flow node. With ``claim_unprofitable_nodes``
+    nodes are claimed also if their copies cost more than they gain. With ``single_nodes`` each node is a cluster of its
+    own, and shape arithmetic is left to the CPU. ``compiled`` has the clusters of bodies, by the names of their nodes.
+    The first node that does not fit in the ``budget`` and all later ones are declined.
 
-    What an operator knows about its inputs in the whole graph (say the contents of a shape) it may not know in its
-    cluster, when a declined node or another cluster lies between. So each cluster is analysed again alone, and nodes
-    that are declined there are taken out until nothing changes.
+    An operator may know less about its inputs in its cluster (say the contents of a shape) than in the whole graph, if
+    a declined node or another cluster lies between. So each cluster is analysed again alone, and nodes that are
+    declined there are removed until nothing changes.
     """
     options = options or LoweringOptions()
     ranks = ranks or Ranks()
@@ -233,9 +233,9 @@ def _crossing(graph: Graph, clusters: list[list[Node]]) -> Iterator[tuple[Node, 
 class _Analysis:
     """Runs operators' functions on symbolic shapes.
 
-    What waits for a rank that nobody knows is judged once for each trial: see `ranks`. ``singles`` gets the
-    control-flow nodes that a kernel runs: nodes that read their results get unknown inputs. Unless it ``inlines`` these
-    are all of them.
+    Nodes that wait for an unknown rank are judged once for each trial: see `ranks`. ``singles`` gets the control-flow
+    nodes that a kernel runs; nodes that read their results get unknown inputs. Without ``inlines`` these are all
+    control-flow nodes.
     """
 
     def __init__(
@@ -347,7 +347,7 @@ class _Analysis:
         return result[::-1]
 
     def without_shape_arithmetic(self, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
-        """Declines what the host can compute, where each node is a launch: its results would be copied to the host.
+        """Decline nodes that the host can compute, if each node is a launch: their results would be copied to the host.
 
         A kernel of Shape or Size leaves its result in host memory.
         """

@@ -37,12 +37,12 @@ _SMALL_CONSTANT = 64 * 1024
 
 @dataclass(frozen=True)
 class Variant:
-    """A plan and what it needs that no earlier plan of the cluster did.
+    """A plan, with the kernels, weights and problems that no earlier plan of the cluster added.
 
-    Indices in ``plan`` count the cluster's kernels, weights and problems in the order in which all variants so far
-    added theirs. So add each list, tell the cluster (`CompiledCluster.kernels_added`, ...), and add the plan last.
-    ``plan`` is None where shapes are not known yet: the lists are then what plans are expected to need. ``stored`` are
-    plans that were built before, as `plan.format.encode` gives them.
+    Indices in ``plan`` count the cluster's kernels, weights and problems in the order in which all variants added
+    theirs. So add each list, tell the cluster (`CompiledCluster.kernels_added`, ...), and add the plan last. ``plan``
+    is None if shapes are not known yet; the lists are then those that plans will probably need. ``stored`` are plans
+    that were built before, in the form of `plan.format.encode`.
     """
 
     plan: Plan | None
@@ -80,7 +80,7 @@ class WeightReader:
 
 
 class CompiledCluster:
-    """The nodes of one fused node. Not thread safe: `build` and what is added for it belong together.
+    """The nodes of one fused node. Not thread safe: add each variant before the next `build`.
 
     ``inputs`` and ``outputs`` name the fused node's, in its order; default: those of the graph. ``ranks`` are
     those that were assumed when the nodes were claimed. ``fed`` names the values that the application feeds, so that
@@ -271,9 +271,9 @@ class CompiledCluster:
     ) -> tuple[Plan, Tables]:
         """The plan for these shapes; None stands for unknown ones.
 
-        Host inputs are those of ``host_values``. With ``found`` every input that is asked for becomes one, and its
-        index is added there: such a plan knows too little to run. ``settles`` and ``trial`` as for `Lowering`.
-        Raises UnknownRank where there is no trial and a rank is not known.
+        Host inputs are those of ``host_values``. With ``found`` every input whose contents are asked for becomes a host
+        input, and its index is added there; such a plan knows too little to run. ``settles`` and ``trial`` as for
+        `Lowering`. Raises UnknownRank if there is no trial and a rank is not known.
         """
         symbols = InputSymbols()
         plan_inputs: list[PlanInput] = []

@@ -69,7 +69,7 @@ class CompiledBodies:
 def inline(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
     """Lower a node with bodies in its place, and return its results.
 
-    Raises Unsupported where it is not known what to lower, and for what a body's nodes raise it.
+    Raises Unsupported if the branch or the number of iterations is not known, or as the body's nodes do.
     """
     if not node.subgraphs:
         raise Unsupported("control-flow", f"the bodies of {node.op_type} nest too deeply")

@@ -27,8 +27,8 @@ _TYPICAL_DIM = 16
 class InputSymbols:
     """Symbols for the dimensions and the host values of the inputs of one plan.
 
-    They are numbered in the order of creation. When all inputs are made in order, and then all host inputs, a symbol's
-    number is the plan's register. ``guards`` are the conditions under which the symbols mean what they stand for.
+    They are numbered in the order of creation. If all inputs are made in order, and then all host inputs, a symbol's
+    number is the plan's register. ``guards`` are the conditions under which the symbols stand for the sizes.
     """
 
     def __init__(self) -> None:
@@ -83,9 +83,9 @@ def symbolic_input(
 ) -> Tensor:
     """The tensor that stands for an input of a cluster or of the graph; its elements are packed as ORT's.
 
-    ``hints`` are its dimensions at the Run that the plan is built for. Without them ``ranks`` says the rank where ORT
-    does not. Raises Unsupported where the device cannot hold it, UnknownRank, or InvalidModel where ``hints``
-    contradict what the model says.
+    ``hints`` are its dimensions in the Run for which the plan is built. Without them ``ranks`` supplies the rank if ORT
+    does not know it. Raises Unsupported if the device cannot hold the tensor, UnknownRank, or InvalidModel if ``hints``
+    contradict the model.
     """
     if value.dtype is None:
         raise Unsupported("dtype", f"{value.name!r} is not a tensor")
@@ -124,9 +124,9 @@ class UnknownValue(KeyError):
 class NodeLowering:
     """Lowers nodes one after the other on tensors that are made for values as they are needed.
 
-    ``read_host_input(buffer, count)`` gives the symbols of a host input's elements. ``guesses`` are given where
-    contents of host inputs are not known yet: they make symbols for what depends on those. ``compiled`` are clusters
-    that bodies may have. ``trial``, ``states`` and ``settles`` as for `Lowering`.
+    ``read_host_input(buffer, count)`` returns the symbols of a host input's elements. ``guesses`` are given if contents
+    of host inputs are not known yet: they make symbols for values that depend on these. ``compiled`` are clusters that
+    bodies may contain. ``trial``, ``states`` and ``settles`` as for `Lowering`.
     """
 
     def __init__(
@@ -239,11 +239,10 @@ class NodeLowering:
             self.tensors[value] = result
 
     def _guessed(self, symbols: InputSymbols, value: Value, result: Tensor) -> Tensor:
-        """What stands for ``value``, of which ``result`` is one that it may be in a Run.
+        """Return an operand for ``value`` if ``result`` is only one of the results that a Run may give.
 
-        The guess is good for the rank and the type; what can be known of the shape is what ORT infers. An
-        operator that asks for the contents gets numbers that nothing is known about, or those of ``result`` where they
-        are read back.
+        Rank and type of ``result`` hold for every Run, and its shape as far as ORT infers it. An operator that asks for
+        the contents gets unknown numbers, or those of ``result`` if they are read back.
         """
         known = value.shape or [None] * result.rank
         guess = self.ctx.stand_in([d if isinstance(d, int) else symbols.dimension(d) for d in known], result.dtype)

@@ -102,7 +102,7 @@ _FIXED: Final = {
 def learn_declined(node: Node, ranks: RanksOfTrial) -> None:
     """Record the ranks of results of a node that others run, as far as they follow from its operator.
 
-    ORT infers no shapes for ai.onnx.ml, and no rank of what a Loop carries.
+    ORT infers no shapes for ai.onnx.ml, and no ranks of states that a Loop carries.
     """
     for result, rank in _results_of_bodies(node, ranks):
         ranks.learn(result, rank)

@@ -36,10 +36,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Repetition:
-    """``node`` as what is repeated.
+    """A node in the form of three clusters and their states.
 
-    The first of ``states`` is the flag; as values they are what the step and the last cluster read. ``first`` makes
-    all of them. What ``step`` does not make stays what it is.
+    The first of ``states`` is the flag; the values are inputs of the step and of the last cluster. ``first`` computes
+    all states. A state that ``step`` does not compute stays constant.
     """
 
     node: Node

@@ -22,8 +22,8 @@ _REALS = (DType.FLOAT32, DType.FLOAT16)
 class EncoderDecoder:
     """A search with such bodies as a repetition.
 
-    States are the flag, ``sequences``, the decoder's inputs, and the search's own. What the decoder takes of the
-    encoder is the same for all beams of a prompt, and stays what it is.
+    States are the flag, ``sequences``, the decoder's inputs, and the search's own. The decoder's inputs from the
+    encoder are the same for all beams of a prompt, and stay constant.
     """
 
     def __init__(self, kind: Search, has_mask: bool) -> None:

@@ -52,8 +52,8 @@ class MeasuringTuner:
     def tactic(self, ctx: Lowering, step: Sums, names: Sequence[str]) -> Tactic:
         """The fastest of ``names`` at the sizes at hand.
 
-        A plan with a tactic that was measured holds for sizes up to the next power of two: beyond that, another plan is
-        made, and measured. Nothing is measured for sizes that nobody knows, which are guessed or computed in the Run.
+        A plan with a measured tactic holds for sizes up to the next power of two; larger sizes get another plan, which
+        is measured again. Sizes that are guessed, or computed in the Run, are not measured.
         """
         return self._fastest(
             ctx,

@@ -153,7 +153,7 @@ class StoredConstants:
 
     ``sources`` are the models that initializers come from, by their numbers; who loads the context puts them there.
 
-    Raises ContextError, and what reading a value of another form raises.
+    Raises ContextError, and the exceptions of `MALFORMED`.
     """
 
     def __init__(self, container: Container) -> None:

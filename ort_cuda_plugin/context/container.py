@@ -64,7 +64,7 @@ class Builder:
     def add(self, data: Buffer | np.ndarray[Any, Any], again: Callable[[], Buffer] | None = None) -> int:
         """Add an array and return its number. The contents must not change until the container is written.
 
-        Where there is ``again``, it gives the contents then, and memory holds none until then.
+        With ``again``, which returns the contents when the container is written, memory need not hold them until then.
         """
         if isinstance(data, np.ndarray):
             data = array_bytes(data)
@@ -124,7 +124,7 @@ class Builder:
 
 
 class Container:
-    """A container in ``data``. ``subject`` is what messages call it; ``index`` is the JSON object.
+    """A container in ``data``. Errors call it ``subject``; ``index`` is the JSON object.
 
     Raises:
         ContextError: the bytes are no container of a version that this code reads, or damaged.

@@ -107,7 +107,7 @@ def read(source: Readable, offset: int, length: int, subject: str) -> memoryview
 def refuse_to_replace(outputs: Mapping[str, Path | None], sources: Iterable[Path], why: str) -> None:
     """Check that no output replaces a file that is still needed, under whatever name or link.
 
-    ``outputs`` are paths by what messages call them, None for what is not written.
+    ``outputs`` are paths by their names in messages, None for a file that is not written.
 
     Raises:
         ContextError: one is; ``why`` says why the file is needed.
@@ -132,7 +132,7 @@ def write_whole(path: Path, pieces: Iterable[Buffer], subject: str) -> OpenFile:
     """Write a file atomically: readers see all of it or nothing, also if the process is killed. Return the file for
     reading.
 
-    Until it is whole it has no name, or where the file system cannot do that, a temporary one beside ``path``. Several
+    An incomplete file has no name, or on a file system without unnamed files a temporary one beside ``path``. Several
     processes may write the same file: the last one wins.
 
     Raises:

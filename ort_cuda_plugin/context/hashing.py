@@ -60,7 +60,7 @@ def in_pieces(length: int) -> Iterator[tuple[int, int]]:
 def in_threads(function: Callable[[T], R], items: Iterable[T], nbytes: int) -> list[R]:
     """Return the results for all items; for much data, threads compute them. ``function`` must release the GIL.
 
-    Raises what ``function`` raises, when no call is at work any more.
+    Raises the exception of ``function``, once no call is in progress.
     """
     threads = min(_cores(), MAX_THREADS, nbytes // PIECE)
     if threads < 2:

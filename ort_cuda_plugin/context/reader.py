@@ -28,7 +28,7 @@ from .writer import cpu_digest
 
 @dataclass(frozen=True)
 class Session:
-    """What the session that loads a context is: its device, and what it asks for.
+    """The session that loads a context: its device and its options.
 
     ``allow_host_code`` says whether code of the context may run on this computer's CPU; ``refits`` whether initializers
     that the context does not store may have new contents. ``driver_version`` is the CUDA version of the driver.
@@ -44,7 +44,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A cluster out of a context. Where it is compiled again, ``why`` says why what is stored is not used.
+    """A cluster from a context. If it is compiled again, ``why`` says why the stored plans are not used.
 
     ``refitted`` names the initializers with new contents.
     """

@@ -121,7 +121,7 @@ def _span(value: int | Span) -> Span:
 
 @dataclass
 class SourceTensor:
-    """An initializer: what it is, and where its elements are. ``span`` and ``pieces`` lie in the model."""
+    """An initializer: its type and shape, and the place of its elements. ``span`` and ``pieces`` lie in the model."""
 
     name: str = ""
     dtype: DType | None = None
@@ -137,9 +137,9 @@ class SourceTensor:
 
 
 class SourceModel:
-    """The initializers of a model's graph, by name. ``subject`` is what messages call it.
+    """The initializers of a model's graph, by name. Errors call the model ``subject``.
 
-    ``folder`` has the files with external data, None: nobody knows.
+    ``folder`` has the files with external data; None if it is not known.
 
     Raises:
         ContextError: ``data`` is no ONNX model.

@@ -190,7 +190,7 @@ class ContextSession:
         refuse_to_replace(beside, models, "which is the model that is compiled")
 
     def partition_name(self, fused: str) -> str:
-        """What the context calls the cluster of a fused node."""
+        """Return the name of a fused node's partition in the context."""
         return (self.output.prefix if self.output is not None else "") + fused
 
     def nodes(self) -> list[Any]:

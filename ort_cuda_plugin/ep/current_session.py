@@ -33,7 +33,7 @@ def begin(provider: Any, record: Any) -> None:
 
 
 def forget() -> None:
-    """Forget the session: what follows concerns one that is created now."""
+    """Forget the session: later calls concern one that is created now."""
     _state.provider = _state.record = None
 
 

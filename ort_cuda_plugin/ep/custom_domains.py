@@ -1,9 +1,9 @@
 """Declares custom operators to ONNX Runtime: an OrtCustomOpDomain for each domain, with an OrtCustomOp for each schema.
 
-ONNX Runtime asks when an application adds the plugin to a session's options, so each session knows what was registered
-by then. A name has one schema in a domain, which covers all versions that are registered; which version serves a node
-follows from the opset that the model imports. Element types that go together are an OrtCustomOp of their own, so that
-ONNX Runtime infers the types of results.
+ONNX Runtime asks for the domains when an application adds the plugin to a session's options, so each session knows the
+operators that are registered by then. An operator has one schema for all of its versions; the opset that the model
+imports selects the version of a node. Combinations of element types are schemas of their own, so that ONNX Runtime can
+infer the types of results.
 """
 
 from __future__ import annotations

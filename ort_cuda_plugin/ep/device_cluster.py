@@ -16,7 +16,7 @@ from .open_device import LoadedKernel, OpenDevice
 
 
 class Notes(Protocol):
-    """Is told what of a variant has been added, also if a later step of the addition fails."""
+    """Receives each part of a variant that has been added, also if the addition fails later."""
 
     def kernels_added(self, variant: Variant) -> None: ...
 
@@ -30,8 +30,8 @@ class Notes(Protocol):
 class DeviceCluster:
     """Owns an ``ocp_cluster`` with its kernels, problems and weights. Not thread safe.
 
-    ``handle`` is what C gives `build_variant`; ``are_stored`` as for `NewWeights`. ``callbacks`` are what records call
-    by number. ``weights`` has each ``ocp_weight *``, which the cluster holds, and its size in bytes.
+    ``handle`` is the number that C passes to `build_variant`; ``are_stored`` as for `NewWeights`. Records refer to
+    ``callbacks`` by number. ``weights`` has each ``ocp_weight *``, which the cluster holds, and its size in bytes.
     """
 
     def __init__(self, name: str, device: OpenDevice, handle: int = 0, *, are_stored: bool = False) -> None:

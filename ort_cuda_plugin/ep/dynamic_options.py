@@ -27,7 +27,7 @@ KEYS = (*_LIMITS, *_OF_SESSION, _WORKLOAD_TYPE)
 
 @dataclass(frozen=True)
 class Changes:
-    """What a call changes.
+    """The changes of one call.
 
     Attributes:
         options: the session's options from now on.

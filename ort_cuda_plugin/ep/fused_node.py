@@ -71,7 +71,7 @@ class FusedNode:
     def prepare(self, later: bool = False) -> None:
         """Copy what ONNX Runtime is about to free, and build the plan now if the model fixes all shapes.
 
-        With ``later`` it only keeps what dies: kernels are compiled in the first Run, if there is one.
+        With ``later`` it only copies: kernels are compiled in the first Run, if there is one.
 
         Raises:
             NodeError: a node cannot be run after all.

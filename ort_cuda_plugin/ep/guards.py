@@ -65,9 +65,9 @@ def _pass_on(error: BaseException) -> None:
 def _install(name: str, call: Callable[..., Any], failed: Callable[[BaseException, Any], Any], error: Any) -> None:
     """Makes ``call`` the callback.
 
-    A signal handler or the limit of recursion can raise before the first line of ``call``, outside of its try:
-    ``failed`` gets that exception and the arguments, or None where there was no frame yet. ``error`` is what C gets
-    also when ``failed`` raises.
+    A signal handler or the recursion limit can raise before the first line of ``call``, outside of its try. ``failed``
+    gets that exception and the arguments, or None if there is no frame yet. C gets ``error`` if ``failed`` raises as
+    well.
     """
 
     def on_error(kind: Any, exception: BaseException, trace: TracebackType | None) -> Any:

@@ -24,7 +24,7 @@ def kept() -> tuple[list[KernelDefinition], list[str]] | None:
     """Return the stored definitions for this ONNX Runtime and this plugin, with the faults of the operator table; None
     if none are stored.
 
-    None where nobody has kept any.
+    None if none are stored.
     """
     data = kernel_library().cache.read_file(_name())
     try:

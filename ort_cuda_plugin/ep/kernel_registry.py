@@ -35,8 +35,9 @@ def add_kernels(registry: Any, ep_name: str, operators: int) -> None:
 
     ``operators`` is the `number_of` those of applications that get kernels too.
 
-    What in the operator table contradicts the schemas of this ORT is logged at level INFO: they are those of another
-    version, about which a user can do nothing. The tests compare the table with the version that it is written for.
+    Contradictions between the operator table and the schemas of this ORT are logged at level INFO: they come from
+    another version of ORT, about which a user can do nothing. The tests compare the table with the version for which it
+    is written.
 
     Raises:
         OrtCallError: ORT does not take a definition.

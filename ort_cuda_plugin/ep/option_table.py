@@ -34,7 +34,7 @@ class Decides(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """What the plugin and its documents know of an option beside its default.
+    """A row of the table: everything about an option but its name and default.
 
     Attributes:
         reader: how its text is read, and the values that it takes.

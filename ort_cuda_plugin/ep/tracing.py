@@ -115,7 +115,7 @@ class Tracing:
             del name
 
     def _describe(self, record: Any, trace: Any) -> Any:
-        """Fills what depends on the kind; returns what the trace points to."""
+        """Fill in the fields that depend on the kind. Return the memory that the trace points to."""
         if record.kind == self._cupti.ActivityKind.MEMCPY:
             copies = self._cupti.ActivityMemcpyKind
             directions = {copies.HTOD: lib.OCP_ACTIVITY_H2D, copies.DTOH: lib.OCP_ACTIVITY_D2H}
