@@ -277,7 +277,9 @@ def placement(
     provider_options: Mapping[str, object] | None = None,
     sess_options: Any = None,
 ) -> Placement:
-    """The verdicts of `explain`, and what is known of values. Arguments and errors are those of `explain`."""
+    """Return the verdicts of `explain`, and the types and shapes of values. Arguments and errors are those of
+    `explain`.
+    """
     try:
         session, provider = create_session(model, emulate, provider_options, sess_options)
     except NoProviderError as error:

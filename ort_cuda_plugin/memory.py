@@ -31,7 +31,7 @@ NAMES = {
 
 
 def memory_stats(device: Any = None) -> dict[str, dict[str, int]]:
-    """What this process has of a device's memory and of pinned memory, since its start.
+    """Return statistics of a device's memory and of pinned memory, since the start of this process.
 
     Args:
         device: one of `devices`, what `register` returned of it, or its ordinal; None: the first one.
@@ -64,7 +64,7 @@ def trim(device: Any = None) -> int:
 def set_limit(device: Any, nbytes: int | str | None) -> None:
     """Limit the device memory that this process may hold from now on, weights included.
 
-    A limit below what is held takes nothing back: see `trim`.
+    A limit below the bytes that are held releases nothing: see `trim`.
 
     Args:
         device: as for `memory_stats`.

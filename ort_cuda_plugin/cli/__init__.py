@@ -127,7 +127,7 @@ class _Interrupts:
 
 
 def _make_streams_safe() -> None:
-    """Make no character fail to print, whatever the locale, nor a stream that the caller has closed."""
+    """Keep output from failing: on characters that the locale lacks, and on streams that the caller has closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

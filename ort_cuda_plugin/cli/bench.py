@@ -1,7 +1,7 @@
 """Time a model, or the suite, on the plugin and on other providers that take turns in one process.
 
-Results are compared with the CPU provider's first. Inputs and outputs stay on the device. Without a GPU the times are
-those of the emulated device, and what a GPU would take is estimated: docs/estimates.md says what that knows.
+Results are first compared with the CPU provider's. Inputs and outputs stay on the device. Without a GPU the times are
+those of the emulated device, and the times of a GPU are estimated (docs/estimates.md).
 """
 
 from __future__ import annotations

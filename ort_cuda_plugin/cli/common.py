@@ -99,7 +99,7 @@ def written_model(model: bytes, name: str) -> Path:
 
 
 def read_model(path: Path, name: str) -> onnx.ModelProto:
-    """Read the model of a file without its external data. ``name`` is what the user called it."""
+    """Read the model of a file without its external data. ``name`` is the user's name for it."""
     try:
         return onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf raises errors of its own types

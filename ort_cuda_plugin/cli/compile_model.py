@@ -1,7 +1,7 @@
 """Compile a model ahead of time, for one or several architectures; no GPU is needed.
 
-Writes a model that any ONNX Runtime with the plugin loads without compiling, with a file of its own beside it.
-Models that share weights, as prefill and decoding of one decoder, are compiled together: they share that file.
+Writes a model that any ONNX Runtime with the plugin loads without compiling, and a context file next to it. Models that
+share weights, such as prefill and decoding of one decoder, are compiled together into one context file.
 """
 
 from __future__ import annotations

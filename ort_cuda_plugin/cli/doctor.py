@@ -1,4 +1,4 @@
-"""Look for what may be wrong with the installation, and say what to do about each finding.
+"""Examine the installation, and say what to do about each finding.
 
 The exit code is 0 where nothing is broken, and 1 where something is.
 """

@@ -1,7 +1,7 @@
-"""Estimate what a Run of a model takes on a GPU, step by step; no GPU is needed.
+"""Estimate the time of a Run of a model on a GPU, step by step; no GPU is needed.
 
-The model is planned for the GPU with its libraries, and a model of the GPU says what each step takes. These are
-estimates: docs/estimates.md says what they know and what not.
+The model is compiled to a plan for the GPU with its libraries, and a cost model predicts the time of each step.
+docs/estimates.md describes the limits of the estimates.
 """
 
 from __future__ import annotations

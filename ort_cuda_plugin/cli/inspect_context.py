@@ -1,6 +1,6 @@
-"""Show what a compiled model holds: plans with their guards, kernels, and bytes by kind.
+"""Show the contents of a compiled model: plans with their guards, kernels, and bytes by kind.
 
-FILE is a compiled model, or the context file beside one.
+FILE is a compiled model or a context file.
 """
 
 from __future__ import annotations

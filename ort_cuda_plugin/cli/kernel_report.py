@@ -28,8 +28,8 @@ ALLOWED_SPILLS: dict[tuple[str, str], str] = {}
 class KernelUsage:
     """One kernel on one architecture; all sizes in bytes.
 
-    ``stack`` is the stack of a thread, of which local arrays and spills are part; ``static_shared`` counts the 1024
-    that the system reserves where the architecture does that. ``reason`` says why its spills are accepted, or is "".
+    ``stack`` is the stack of a thread, local arrays and spills included. ``static_shared`` includes the 1024 bytes that
+    the system reserves on some architectures. ``reason`` says why its spills are accepted, or is "".
     """
 
     kernel: str

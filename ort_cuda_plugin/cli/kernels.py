@@ -1,8 +1,7 @@
 """Compile kernels for GPU architectures, without a GPU, and report registers, shared memory and spills.
 
-The kernels are those that the test suite asked for, from the manifest that it records, or a fixed sample: the
-operators that models spend their time in. What is compiled is kept in the kernel cache: an interrupted command goes on
-where it was.
+The kernels are those in the manifest that a run of the test suite records, or a fixed sample of common operators.
+Compiled kernels stay in the kernel cache, so an interrupted command continues where it stopped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run a model and say where the time of a Run goes: by ONNX node, step and kernel, on the device and on the host.
 
-The times are those of ONNX Runtime's profile (docs/profiling.md), as medians over the runs after the first ones. On the
-emulated device the estimate of a GPU stands beside them.
+The times come from ONNX Runtime's profile (docs/profiling.md), as medians over the Runs after the first ones. On the
+emulated device the estimate of a GPU is shown as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run a model on the execution provider and compare it with ONNX Runtime's CPU provider.
 
-The weights of the onnx wheel's light models are one constant: they are replaced by seeded noise, and what stands
-before the final Softmax is compared, so that the comparison can fail.
+The weights of the onnx wheel's light models are one constant each. They are replaced by seeded noise, and the input of
+the final Softmax is compared, so that the comparison can fail.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
 def load(
     path: Path, arguments: argparse.Namespace, model: onnx.ModelProto | None = None
 ) -> tuple[str | bytes, list[str], dict[str, NDArray[np.generic]]]:
-    """Return the model of a session, the outputs to compare, and the inputs. ``model`` is what the file holds.
+    """Return the model of a session, the outputs to compare, and the inputs. ``model`` is the parsed file.
 
     Raises UserError where the file is no model, or has no inputs to run with.
     """

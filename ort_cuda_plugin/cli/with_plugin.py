@@ -1,7 +1,7 @@
 """Run a Python program in which the plugin is registered under its own name.
 
 `ort-cuda-plugin with -- python app.py` is `exec` for programs that name CudaPluginExecutionProvider themselves, or that
-take what get_available_providers() lists; it works with every wheel of ONNX Runtime.
+use all of get_available_providers(). It works with every wheel of ONNX Runtime.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class NoOperatorsFileError(ValueError):
 def load_operators(file: str) -> None:
     """Run a Python file that registers operators. Its own exceptions pass.
 
-    It can import the modules beside it; what is installed comes first.
+    It can import modules in its folder; installed packages come first.
     """
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     if spec is None or spec.loader is None or not Path(file).is_file():

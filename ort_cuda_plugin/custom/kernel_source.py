@@ -35,8 +35,8 @@ class KernelSourceError(ValueError):
 def kernel_source(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
     """Return the text for `KernelSpec.source`, and the names of the parameters.
 
-    What the function uses of its module or of the function around it is in the text: numbers as constants, functions as
-    device functions.
+    The text includes everything that the function uses from its module or from an enclosing function: numbers as
+    constants, functions as device functions.
 
     Raises:
         KernelSourceError: its text cannot be found, or it uses something else of its surroundings.

@@ -187,8 +187,8 @@ def launch(
 class NumpyTwin:
     """Runs a function on copies of the tensors in NumPy, and copies back those that it may write.
 
-    ``kinds`` says what each argument is: "t" a tensor, "n" a number of the Run, "f" the float that ``floats`` has
-    there. ``written`` and ``unread`` count tensors. The first three numbers of a Run are the grid.
+    ``kinds`` has the kind of each argument: "t" a tensor, "n" a number of the Run, "f" the float in ``floats`` at that
+    position. ``written`` and ``unread`` count tensors. The first three numbers of a Run are the grid.
     """
 
     function: Function

@@ -130,8 +130,8 @@ LowerFunction: TypeAlias = "Callable[[Lowering, Sequence[Tensor | None], Mapping
 class CustomOperator:
     """An operator of an application or of an installed package.
 
-    ``function(ctx, inputs, attributes)`` does what operators' functions in ``ops/`` do: it gives tensors for the
-    outputs and tells the context how they are computed. It gets one entry per input of the node, None for one that is
+    ``function(ctx, inputs, attributes)`` works like the operators' functions in ``ops/``: it returns tensors for the
+    outputs, and tells the context how they are computed. It gets one entry per input of the node, None for one that is
     left out, and every attribute, with the defaults. It runs on symbolic shapes when ONNX Runtime asks for shapes and
     for claims, and again for each plan.
 

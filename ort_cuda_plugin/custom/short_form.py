@@ -63,14 +63,14 @@ class Op(Generic[P, R]):
     def autotune(
         self, tactics: Callable[..., Sequence[Any]] | None = None, *, timing_id: str = ""
     ) -> Callable[..., Any]:
-        """Makes ``tactics`` say which tactics there are for a node, the default one first; also a decorator.
+        """Let ``tactics`` return the tactics of a node, the default one first. Also a decorator.
 
-        It gets what the operator's function gets. The function finds the tactic that it is to take in ``tactic``, a
-        keyword-only parameter that is no attribute: a block size, a memory format, a kernel. Sessions with the option
-        ``autotune`` measure them. ``timing_id`` names what was measured in the cache of times; default: the text of
-        both functions, so that changed ones are measured again.
+        It gets the arguments of the operator's function. That function gets its tactic (a block size, a memory format,
+        a kernel) in ``tactic``, a keyword-only parameter that is not an attribute. Sessions with the option
+        ``autotune`` measure the tactics. ``timing_id`` identifies the measurement in the cache of times; default: the
+        text of both functions, so that changed functions are measured again.
 
-        Raises TypeError where the function has no ``tactic``.
+        Raises TypeError if the function has no parameter ``tactic``.
         """
         if tactics is None:
             return lambda given: self.autotune(given, timing_id=timing_id)

@@ -28,8 +28,8 @@ def choose_tactic(
 ) -> Tactic:
     """Return the fastest of the tactics ``names`` if that is measured, else the first one.
 
-    ``problem`` is the timing-cache id: what is computed, apart from types and sizes. ``make`` records in a context of
-    its own what a tactic does with inputs of its own; a tactic for which it raises is not taken.
+    ``problem`` is the timing-cache id: it identifies the computation apart from types and sizes. ``make`` records in a
+    context of its own the work of a tactic on inputs of its own; a tactic for which it raises is not used.
     """
 
     def guarded(own: Lowering, given: Sequence[Tensor | None], name: str) -> None:

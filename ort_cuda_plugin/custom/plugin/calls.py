@@ -54,7 +54,8 @@ def attached(label: str, plugin: Plugin, *, is_emulated: bool) -> tuple[Plugin, 
 
 @dataclass(frozen=True)
 class Tensors:
-    """What a Run brings an `enqueue`: which inputs there are, types and formats, and whether there is scratch memory.
+    """The tensors of an `enqueue` in a Run: which inputs are given, types and formats, and whether there is scratch
+    memory.
 
     ``wild`` has for each output the dimensions that `enqueue` computes. Where a format packs channels into vectors,
     their number follows type and format.

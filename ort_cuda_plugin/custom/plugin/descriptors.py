@@ -15,11 +15,11 @@ from ...program.symbolic import Dim, Expr
 
 
 class TensorFormat(enum.Enum):
-    """How a tensor lies in memory. ``dims`` of a descriptor are in the model's order, N, C, H, W, whatever the format.
+    """Memory layout of a tensor. ``dims`` of a descriptor are in the model's order, N, C, H, W, for every format.
 
-    LINEAR is the model's order. With HWC and the like channels come last in memory; the number after it says of what
-    the number of channels is a multiple, and D stands for a third dimension in space. With CHW4 and the like channels
-    are packed into vectors, which come last: [N, ceil(C / 4), H, W, 4]. What is behind the last channel is 0 in inputs.
+    LINEAR is the model's order. HWC and the like store channels last; the number in the name divides the number of
+    channels, and D stands for a third spatial dimension. CHW4 and the like pack channels into vectors, which come last:
+    [N, ceil(C / 4), H, W, 4]. In inputs, elements behind the last channel are 0.
     """
 
     LINEAR = "linear"
@@ -89,7 +89,7 @@ class PluginTensorDesc:
 
 @dataclass(frozen=True)
 class DynamicPluginTensorDesc:
-    """A tensor whose sizes are not known yet: -1 in ``desc.dims``, and the range; ``opt`` is what is expected."""
+    """A tensor of unknown sizes: -1 in ``desc.dims``, and the range of each; ``opt`` is the expected size."""
 
     desc: PluginTensorDesc
     min: tuple[int, ...]

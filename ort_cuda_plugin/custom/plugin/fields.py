@@ -43,7 +43,7 @@ class PluginFieldType(enum.Enum):
 class PluginField:
     """A field: an array of one dimension, text or bytes.
 
-    What `PluginCreator.get_field_names` gives has no ``data``; ``length`` is then the number of elements that the field
+    Fields of `PluginCreator.get_field_names` have no ``data``; ``length`` is then the number of elements that the field
     must have, 0 for any number.
     """
 

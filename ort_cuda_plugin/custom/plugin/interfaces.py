@@ -1,8 +1,8 @@
 """Base classes for authors of plugins, modelled on IPluginV3 and its capabilities.
 
-A method without a sensible default raises NotImplementedError. Errors are exceptions. A method of which TensorRT wants
-a status may also return a number other than 0, and one that makes a plugin may return None. An input that a node leaves
-out, and after which others come, is None in all lists of inputs.
+A method without a sensible default raises NotImplementedError. Errors are exceptions. Methods that return a status in
+TensorRT may also return a number other than 0 for an error, and methods that make a plugin may return None. If a node
+leaves out an input before others, that input is None in all lists of inputs.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class PluginNodes:
         """Return the node's outputs. Raises InvalidModel, Unsupported or PluginFailure, which name plugin, method and
         values.
 
-        Raises InvalidModel, Unsupported, PluginFailure with the plugin, what it was asked, and the values.
+        Raises InvalidModel, Unsupported or PluginFailure.
         """
         plugin = self._clone(ctx, attributes)
         return _Plan(self._creator, self.label, plugin, ctx, inputs).outputs()
