@@ -49,6 +49,7 @@ def is_depthwise(ctx: Lowering, step: Convolve) -> bool:
     rows, channels, *kernel = step.operands[1].static_shape
     return (
         not step.transposed
+        and step.channel_axes == 1
         and step.groups == rows > 1 == channels
         and product(kernel) <= MAX_TAPS
         and len(step.outputs) == 1

@@ -236,6 +236,13 @@ def test_a_program_takes_so_many_launches_and_has_the_bits_of_the_unfused_one(na
     compare(model, [weights(*shape, seed=seed) for seed, shape in enumerate(sizes)])
 
 
+@pytest.mark.parametrize("libraries", [(), ("cublaslt", "cudnn")], ids=["own kernels", "libraries"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_has_a_plan_for_a_gpu(name: str, libraries: tuple[str, ...]) -> None:
+    device = DeviceProperties.gpu((8, 0), libraries=frozenset(libraries))
+    assert CompiledCluster(read_model(program(PROGRAMS[name][0])), device).prepare().plan is not None
+
+
 def test_a_chain_of_three_hundred_operators_is_one_launch() -> None:
     steps = " ".join(f"x{i + 1} = {'Sin' if i % 2 else 'Add'}(x{i}{'' if i % 2 else ', x0'})" for i in range(300))
     model = program(f"(float[4, 8] x0) => (float[4, 8] x300) {{ {steps} }}")

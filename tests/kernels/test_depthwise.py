@@ -112,6 +112,21 @@ def test_what_begins_beside_a_vector_is_read_one_by_one(monkeypatch: pytest.Monk
     check(actual, np.maximum(expected(x, w, b[1:], given), 0))
 
 
+def test_channels_of_several_axes_take_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A map behind the convolution makes two axes of its channels, as a shuffle of channels does."""
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: FEW)
+    text = """<ir_version: 10, opset_import: ["" : 20]> shuffled (float16[2, 6, 9, 10] x) => (float16[2, 6, 7, 8] y)
+        <float16[6, 1, 3, 3] w = {0}, int64[5] apart = {2, 2, 3, 7, 8}, int64[4] joined = {2, 6, 7, 8}> {
+        c = Conv<group = 6>(x, w) h = Reshape(c, apart) t = Transpose<perm = [0, 2, 1, 3, 4]>(h)
+        y = Reshape(t, joined) }"""
+    model = parser.parse_model(text)
+    x, w = noise(2, 6, 9, 10, seed=1).astype(np.float16), noise(6, 1, 3, 3, seed=2).astype(np.float16)
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(w, "w"))
+    (actual,) = run_model(model, [x])
+    wanted = expected(x, w, np.zeros(6, np.float16), {"group": 6})
+    check(actual, np.asarray(wanted).reshape(2, 2, 3, 7, 8).swapaxes(1, 2).reshape(2, 6, 7, 8))
+
+
 def test_images_of_the_plan_are_read_by_vectors_alone() -> None:
     """No code for single elements stands beside that for vectors, whose loads are in flight together."""
     x, w, b = halves((8, 64, 56, 56), (3, 3))
