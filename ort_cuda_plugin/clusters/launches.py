@@ -10,7 +10,7 @@ from ..kernels.packed import pack
 from ..model.ir import Node
 from ..passes.constant_folding import fixed_buffers, is_fixed
 from ..passes.fold_dequantize import fold_dequantize
-from ..passes.table import FUSION, KERNELS, LOWERED, Watch, run_passes
+from ..passes.table import FUSION, KERNEL_SELECTION, KERNELS, LOWERED, Watch, run_passes
 from ..program.lowering import Lowering
 from ..program.steps import Map
 from ..program.tensor import BufferKind, Tensor
@@ -56,9 +56,19 @@ def make_launches(
     watch = _verified(ctx, watch)
     if watch is not None:
         watch(LOWERED, ctx.trace.steps)
-    steps = run_passes(ctx, ctx.trace.steps, FUSION, watch)
-    compulsory = _compulsory(ctx, steps)
-    launches = [step for step in run_passes(ctx, steps, KERNELS, watch) if not isinstance(step, Map)]
+    fused = run_passes(ctx, ctx.trace.steps, FUSION, watch)
+    folded: list[Sequence[Step]] = []
+
+    def note(name: str, steps: Sequence[Step]) -> None:
+        if name == "fold_dequantize":
+            folded.append(steps)
+        if watch is not None:
+            watch(name, steps)
+
+    launches = [step for step in run_passes(ctx, fused, KERNELS, note) if not isinstance(step, Map)]
+    if folded and any(each.when(ctx) for each in KERNEL_SELECTION):
+        folded = [fold_dequantize(fused)]  # the other one has the selected kernels
+    compulsory = _compulsory(ctx, folded[0] if folded else fused)
     return ctx.trace.folded, launches, ProgramTraffic(compulsory, traffic(launches))
 
 
@@ -78,9 +88,6 @@ def _verified(ctx: Lowering, watch: Watch | None) -> Watch | None:
 
 
 def _compulsory(ctx: Lowering, steps: Sequence[Step]) -> Traffic:
-    """Count the bytes that any kernels for the program have to move in a Run."""
-    if not ctx.options.fusion:
-        return traffic(steps)
-    least = fold_dequantize(steps)
-    fixed = fixed_buffers(least)
-    return traffic(step for step in least if not is_fixed(step, fixed))
+    """Count the bytes that any kernels for a program have to move in a Run."""
+    fixed = fixed_buffers(steps) if ctx.options.fusion else {}
+    return traffic(step for step in steps if not is_fixed(step, fixed))
