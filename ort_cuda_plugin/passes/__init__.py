@@ -1,1 +1,1 @@
-"""From steps to steps: what fusion does between lowering and the making of kernels."""
+"""Compiler passes: functions from a program to a program, between the operators' lowering and the launches."""

@@ -1,4 +1,4 @@
-"""How the coordinates of a view lead to those of the tensor beneath it."""
+"""Composition of strided views: how the indices of a view map to those of the dense tensor beneath it."""
 
 from __future__ import annotations
 

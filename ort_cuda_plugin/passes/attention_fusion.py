@@ -1,4 +1,4 @@
-"""Recognises attention by what it computes: a product, a row program over its rows, and a product with the results."""
+"""Attention fusion: matches a GEMM, a row program over its rows, and a GEMM with the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores results of a step that are equal once, as what several operators quantise alike."""
+"""Common subexpression elimination among the results of one step, as of a tensor that is quantized several times."""
 
 from __future__ import annotations
 

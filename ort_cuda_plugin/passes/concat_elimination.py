@@ -1,4 +1,4 @@
-"""Writes the parts of a larger tensor where they belong, instead of copying them there."""
+"""Concat elimination: producers write into slices of the concatenation, so that no copy is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What depends on weights only, and so is the same in every Run."""
+"""Constant folding on the device: finds what depends on weights only, and takes it out of each Run."""
 
 from __future__ import annotations
 

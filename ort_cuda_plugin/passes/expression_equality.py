@@ -1,4 +1,4 @@
-"""What makes one step of several that multiply one tensor with different weights: equal expressions, joined constants.
+"""Structural comparison for horizontal fusion: products that share an input and differ only in constants.
 
 The results of such steps lie side by side along one axis, that of ``columns``.
 """

@@ -1,4 +1,4 @@
-"""Convolutions whose channels have several axes, as those have that a map afterwards spreads over places."""
+"""Flattens the channel axes of a convolution whose epilogue distributes channels over several axes."""
 
 from __future__ import annotations
 

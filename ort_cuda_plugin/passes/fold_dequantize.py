@@ -1,4 +1,4 @@
-"""Stores operands of products in their narrowest form: kernels of ours convert elements as they load them.
+"""Operand prologues: folds dequantization and casts into the operand loads of GEMMs and convolutions.
 
 Where a model dequantises an operand, the product reads the quantised elements. A product that a library computes is out
 of this: libraries take no such operand, and win more by tensor cores than by fewer bytes.

@@ -1,4 +1,4 @@
-"""Attention reads keys and values that were repeated for several heads of queries where they were before that.
+"""Removes the Expand that repeats K/V heads for grouped-query attention.
 
 The heads that share them become a dimension of their own, along which keys and values have a stride of 0.
 """

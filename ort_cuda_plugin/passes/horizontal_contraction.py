@@ -1,4 +1,4 @@
-"""One step in place of several that multiply one tensor with different weights, and store each result where it was.
+"""Horizontal fusion of contractions whose results stay separate tensors: shared by integer GEMMs and convolutions.
 
 Results of the one are side by side, but each has its own tensor: so what reads them does not change.
 """

@@ -1,4 +1,4 @@
-"""One convolution in place of several of one image, as the modules of Inception networks have them.
+"""Merges small convolutions of one image into one kernel, as in the modules of Inception networks.
 
 A small convolution takes about as long as a launch, and all of them read the same image. In one kernel their channels
 are side by side. What it stores stays apart: each result has its own tensor, with its own distance from place to place.

@@ -1,4 +1,4 @@
-"""Makes one launch of maps that do not depend on each other, as copies of a past and of new keys and values are."""
+"""Horizontal fusion: one launch for independent maps of one shape, as copies of keys and values."""
 
 from __future__ import annotations
 

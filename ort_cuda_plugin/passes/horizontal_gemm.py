@@ -1,4 +1,4 @@
-"""Makes one product of several that multiply one tensor with different weights, as queries, keys and values do."""
+"""Merged GEMM: one product for several that multiply one tensor with different weights, as Q, K and V projections."""
 
 from __future__ import annotations
 

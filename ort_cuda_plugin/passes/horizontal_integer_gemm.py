@@ -1,4 +1,4 @@
-"""One product of integers in place of several of one tensor, as queries, keys and values of a quantised model."""
+"""Merged integer GEMM: one product for several of the same codes, as Q, K and V projections of a quantized model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses what computes the sums of a product or convolution: a vendor library, or a kernel of ours."""
+"""Kernel selection: a library's call or one of our kernels for each contraction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two convolutions in a row, for some images after the others, where what is between them does not fit a GPU's L2.
+"""Batch tiling for L2 reuse: an expansion and its depthwise convolution for part of the batch at a time.
 
 A network that makes many channels of few, and then convolves each by itself, has its largest images between the two.
 Of all images at once they go to the memory and come back; those of some images stay in the L2.

@@ -1,4 +1,4 @@
-"""Images whose channels come last in memory, so that cuDNN convolves them on tensor cores and moves nothing itself.
+"""Channels-last (NHWC) layout propagation for the convolutions of tensor cores.
 
 Convolutions that a library does, and all that lies between them, keep their images in that order. What another step
 reads in the order of the model, such as an output of the cluster, is copied there once.

@@ -1,4 +1,4 @@
-"""Convolutions of single places as the matrix products that they are, where cuDNN would copy their results.
+"""Pointwise (1x1) convolutions as GEMMs, where cuDNN would copy their result.
 
 cuDNN writes a result whose places are apart, as a part of a concatenation, to its workspace, and copies it to its
 places. cuBLASLt writes lines of a result that are apart, and reads such lines.

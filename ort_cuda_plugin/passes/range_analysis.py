@@ -1,4 +1,4 @@
-"""How large the numbers of tensors can be at most, from what computes them and from weights, whatever a Run reads.
+"""Value range analysis: bounds on the magnitude of each tensor that hold for any input.
 
 A normalised row has no number larger than the square root of its length. What products, weights and activations make of
 that has limits as well. They are tensors that depend on weights alone, so that a device computes them once.

@@ -1,4 +1,4 @@
-"""Computes again what a step reads beside what it is made of, as the squares of what a normalisation divides."""
+"""Rematerialization: recomputes an input of a step from another input of the same step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does what follows a Concat to each of its parts, so that it joins what makes them."""
+"""Sinks elementwise maps below a Concat, so that they fuse with the producers of its inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products in parts of k, which the step after them adds up: as those of few rows that a normalisation reads.
+"""Split-K whose reduction is fused into the step that reads the result, such as a normalization of few rows.
 
 Such a product has few tiles for each of which there is much to multiply. Parts of k give all multiprocessors large
 tiles, which read less. A kernel of its own that adds up the parts would take longer than that saves.

@@ -1,4 +1,4 @@
-"""Two convolutions of single places, one after the other, in one kernel: how the channels of an image are weighted.
+"""Fused squeeze-and-excitation: two pointwise convolutions of one output pixel in one kernel.
 
 Networks with squeeze and excitation make two products of a few channels for each image. For a library each is a launch
 that takes longer to begin than to compute, and often a map of what it leaves. Here a block makes all of the first

@@ -1,4 +1,4 @@
-"""Tensors between TF32 products in 16 bits, where `RangeAnalysis` knows how large their numbers can be.
+"""Float16 storage between TF32 products, with a power of two for each column, within bounds of `RangeAnalysis`.
 
 TF32 has as many bits of a number's fraction as float16. So a normalisation, a product or attention stores float16
 numbers, which are to be multiplied by a power of two for each column, or one for all of them. Tensor cores multiply

@@ -1,4 +1,4 @@
-"""Which steps write and which read a buffer."""
+"""Def-use chains: which steps write and which read a buffer."""
 
 from __future__ import annotations
 

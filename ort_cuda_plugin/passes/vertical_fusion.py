@@ -1,4 +1,4 @@
-"""Combines maps and row programs, so that what one computes for another goes through no memory.
+"""Vertical fusion: joins producers into consumers, so that no tensor between them goes through memory.
 
 A producer joins its consumer where the consumer reads each element of it along strides, nothing between the two has to
 run after the one and before the other, and no other step needs the result (unless the joint step can store it as
