@@ -149,7 +149,7 @@ class ContextSession:
         if output.embed:
             if output.shares:
                 raise ContextError(
-                    "ep.context_embed_mode=1: ep.share_ep_contexts=1 writes one file for all models. Set it to 0"
+                    "ep.context_embed_mode=1: sessions with ep.share_ep_contexts=1 write one file. Use mode 0"
                 )
             for cluster in clusters:
                 writer = ContextWriter(kernel_library().get_many)
