@@ -16,8 +16,8 @@ from ..program.scalar import Scalar
 from ..program.steps import Attend
 from ..program.symbolic import ceildiv, hint, le, product
 from ..program.views import expand
+from .guards import try_guard
 from .library_attention import Softmax, softmax_of, uncast
-from .library_form import holds
 from .matrix_forms import small_form
 from .stream import FEW_ROWS, SPLIT_KEYS, Reading, has_matrices, has_matrices_for, stream_attention
 
@@ -70,7 +70,7 @@ def is_small_attention(ctx: Lowering, step: Attend) -> bool:
     if _share_keys(q, k, v):
         batch, rows = batch[:-1], batch[-1] * rows
     form = small_form(product(batch), rows, v.shape[-1], v.dtype.itemsize, ctx.device.multiprocessors)
-    return form is not None and holds(ctx, le(product(batch) * ceildiv(rows, form.m), ctx.device.multiprocessors))
+    return form is not None and try_guard(ctx, le(product(batch) * ceildiv(rows, form.m), ctx.device.multiprocessors))
 
 
 def _logit(step: Attend, softmax: Softmax) -> tuple[Scalar, float, Scalar | None]:

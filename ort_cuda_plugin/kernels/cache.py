@@ -20,7 +20,7 @@ from ..program.trace import InPlace, Use, in_place_of
 from .codegen import KernelBuilder, kernel_name, load_text, offset_text
 from .layout import Plane
 from .tiles import Element
-from .vector_map import FEW_ELEMENTS, VECTOR_BYTES, vector_width
+from .vectors import FEW_ELEMENTS, VECTOR_BYTES, vector_width
 
 ROWS = 16
 """Rows of the cache that a thread looks after."""

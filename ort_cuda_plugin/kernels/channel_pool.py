@@ -20,7 +20,7 @@ from .codegen import KernelBuilder, kernel_name, register_type
 from .layout import Plane, coordinates, extent, index_type, reach
 from .places import Reads, batches_of, reads_of, size_text
 from .tiles import Element
-from .vector_map import VECTOR_BYTES, begins_at_vectors, vector_threads
+from .vectors import VECTOR_BYTES, begins_at_vectors, vector_threads
 
 __all__ = ["launch_channel_pool"]
 

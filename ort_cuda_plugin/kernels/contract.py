@@ -19,10 +19,11 @@ from .codegen import KernelBuilder, Parameters
 from .compact_weights import compact_columns, compact_lines, has_compact_columns, has_compact_lines
 from .convert import make_element
 from .epilogue import Axes, Epilogue, make_epilogue
+from .guards import try_guard
 from .integer_products import MAX_DEPTH, PIECE, integer_form, integer_step
 from .lanes import LaneProduct
 from .layout import index_type, reach
-from .library_form import holds, product_form
+from .library_form import product_form
 from .matmul import FLAT, LONG, SQUARE, TALL, Product, RowProduct, TiledProduct
 from .matrix_product import (
     MatrixProduct,
@@ -261,7 +262,7 @@ def integer_product_kind(ctx: Lowering, step: Contract) -> str:
         return ""
     form = integer_form(step) if all(dim == 1 for dim in b.shape[:-2]) else None
     rows = folded(ctx, step).sizes[0]
-    return form.kind if form is not None and hint(rows) > MAX_ROWS and holds(ctx, lt(MAX_ROWS, rows)) else ""
+    return form.kind if form is not None and hint(rows) > MAX_ROWS and try_guard(ctx, lt(MAX_ROWS, rows)) else ""
 
 
 def _with_integers(ctx: Lowering, step: Contract) -> Contract:
@@ -305,7 +306,7 @@ def is_one_row(ctx: Lowering, step: Contract) -> bool:
     call = folded(ctx, step)
     if ctx.device.emulated or hint(call.sizes[0]) != 1 or not takes(_elements(step)[0], *call.contiguous):
         return False
-    return holds(ctx, le(call.sizes[0], 1))
+    return try_guard(ctx, le(call.sizes[0], 1))
 
 
 def is_small(ctx: Lowering, step: Contract) -> bool:

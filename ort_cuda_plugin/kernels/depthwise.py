@@ -26,7 +26,7 @@ from ..program.views import permute
 from .codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from .layout import Plane, coordinates, extent, index_type, reach
 from .places import batches_of, reads_of, size_text
-from .vector_map import begins_at_vectors, vector_threads
+from .vectors import begins_at_vectors, vector_threads
 
 __all__ = ["is_depthwise", "launch_depthwise"]
 

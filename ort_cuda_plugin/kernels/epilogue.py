@@ -14,7 +14,7 @@ from ..program.steps import Map, Sums
 from ..program.symbolic import Dim, divides, product
 from .codegen import Emitter, KernelBuilder, Parameters, load_text, offset_text, register_type
 from .layout import coordinates, extent, index_type
-from .vector_map import begins_at_vectors, vector_load, vector_store
+from .vectors import begins_at_vectors, vector_load, vector_store
 
 PREFIX = "e_"
 """Begins the names of an epilogue, which no kernel has."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ort_cuda_plugin.kernels.codegen import Combination, KernelBuilder, atomic_type, kernel_name, load_text, offset_text
 from ort_cuda_plugin.kernels.layout import Plane
-from ort_cuda_plugin.kernels.vector_map import CALL_WORK, begins_at_vectors, cheap, vector_width
+from ort_cuda_plugin.kernels.vectors import CALL_WORK, begins_at_vectors, cheap, vector_width
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor

@@ -13,7 +13,7 @@ from ..program.steps import Input, Map
 from ..program.symbolic import Dim, ceildiv, divides, hint, product
 from .codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from .layout import coordinates, extent, index_type
-from .vector_map import FEW_ELEMENTS, MAX_WORK, VECTOR_BYTES, is_dense, vector_threads, work_of
+from .vectors import FEW_ELEMENTS, MAX_WORK, VECTOR_BYTES, is_dense, vector_threads, work_of
 
 MOST_PLANES = 4
 

@@ -17,7 +17,7 @@ from ..program.shapes import broadcast_strides
 from ..program.steps import Attend, Map, used_inputs
 from ..program.symbolic import Dim, divides, hint, lt
 from .codegen import constant_number
-from .library_form import holds
+from .guards import try_guard
 
 __all__ = ["Softmax", "attention_form", "call_cudnn_attention", "softmax_of", "uncast"]
 
@@ -62,7 +62,7 @@ class Softmax:
 def call_cudnn_attention(ctx: Lowering, step: Attend) -> bool:
     """Records a call of cuDNN; False where the device, the library or the step does not offer it."""
     form = attention_form(ctx, step)
-    if form is None or not holds(ctx, lt(0, step.score_shape[-1])):
+    if form is None or not try_guard(ctx, lt(0, step.score_shape[-1])):
         return False
     out = step.outputs[0][1]
     biases = [] if form.bias is None else [form.bias]

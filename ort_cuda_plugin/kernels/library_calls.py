@@ -17,6 +17,7 @@ from ..program.steps import Contract, Convolve, Map, Output, Substitution, Sums,
 from ..program.symbolic import Dim, le, logical_or, lt, product
 from ..program.tensor import contiguous_strides
 from .contract import Folded, folded
+from .guards import try_guard
 from .image_layout import (
     channels_last_strides,
     channels_last_weights,
@@ -25,7 +26,7 @@ from .image_layout import (
     place_stride,
     wants_channels_last,
 )
-from .library_form import GELU, RELU, RELU6, SILU, LibraryForm, convolution_form, holds, product_form
+from .library_form import GELU, RELU, RELU6, SILU, LibraryForm, convolution_form, product_form
 
 __all__ = ["call_cublaslt", "call_cudnn", "cudnn_form"]
 
@@ -58,11 +59,11 @@ def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
         stride = x.strides[-1 if transposed else -2]
         flags |= flag if transposed else ProblemFlags(0)
         # The library does not take lines that overlap, such as those of a broadcast matrix.
-        if not holds(ctx, logical_or(le(lines, 1), le(line, stride))):
+        if not try_guard(ctx, logical_or(le(lines, 1), le(line, stride))):
             return False
         leading.append(stride)
     m, n, k = call.sizes
-    if not holds(ctx, lt(0, k)):
+    if not try_guard(ctx, lt(0, k)):
         return False
 
     def sizes(out: Tensor) -> list[Dim] | None:

@@ -16,9 +16,10 @@ from ..program.lowering import Lowering
 from ..program.scalar import Scalar, reachable
 from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Contract, Convolve, Sums, stored
-from ..program.symbolic import Dim, eq, is_read_back, logical_or
+from ..program.symbolic import Dim, eq, logical_or
 from ..program.tensor import Tensor, contiguous_strides
 from .codegen import constant_number
+from .guards import try_guard
 
 RELU, GELU, SILU, RELU6 = "ReLU", "GELU", "SiLU", "ReLU6"
 MAX_ACTIVATION = 80
@@ -67,11 +68,6 @@ class LibraryForm:
             self.activation,
         ]
         return ", ".join(part for part in parts if part)
-
-
-def holds(ctx: Lowering, condition: Dim) -> bool:
-    """As a guard, but False where only a Run's own results can tell."""
-    return not is_read_back(condition) and ctx.guard(condition)
 
 
 def find_form(ctx: Lowering, step: Sums, offer: Offer) -> LibraryForm | None:
@@ -200,7 +196,7 @@ class _Search:
             logical_or(eq(dim, 1), eq(stride, dense))
             for dim, stride, dense in zip(self.step.shape, strides, wanted, strict=True)
         ]
-        return 0 not in conditions and all(holds(self.ctx, condition) for condition in conditions)
+        return 0 not in conditions and all(try_guard(self.ctx, condition) for condition in conditions)
 
     def _activations(self, x: Scalar) -> Iterator[tuple[str, Scalar]]:
         """What is an activation of x, where the step uses x for nothing else."""

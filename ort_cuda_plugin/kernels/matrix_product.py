@@ -18,7 +18,7 @@ from .matmul import Product
 from .matrix_tiles import MatrixTile
 from .tile_shapes import Team, matrix_tiles
 from .tiles import Element, Operand, Tile, batch_offsets, joined, log2
-from .vector_map import vector_store
+from .vectors import vector_store
 
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
 """Time of one multiply-add in each of `matrix_tiles`, relative to the first. Estimates: larger tiles load less."""

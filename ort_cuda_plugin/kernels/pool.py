@@ -22,7 +22,7 @@ from .codegen import KernelBuilder, register_type, text_property
 from .index import IndexMap, gather_into, gather_map
 from .layout import index_type
 from .tiles import THREADS, Element, element_number, indent
-from .vector_map import VECTOR_BYTES
+from .vectors import VECTOR_BYTES
 
 EMULATED_WIDTH = 32
 """Neighbours that a thread of pooling computes on the emulated device."""

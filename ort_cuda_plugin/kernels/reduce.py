@@ -16,7 +16,7 @@ from ort_cuda_plugin.kernels.row_moves import RowMoves
 from ort_cuda_plugin.kernels.row_registers import RowForm, choose_row_form, row_height
 from ort_cuda_plugin.kernels.row_sums import WARP, Accumulators, PartialResults, stepped
 from ort_cuda_plugin.kernels.upright import Upright, choose_upright, row_vectors
-from ort_cuda_plugin.kernels.vector_map import is_dense, vector_load
+from ort_cuda_plugin.kernels.vectors import is_dense, vector_load
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import Stage, grouped_stages

@@ -10,7 +10,7 @@ from ..program.lowering import Tensor
 from ..program.symbolic import Dim, divides
 from .codegen import Emitter
 from .row_registers import RowForm
-from .vector_map import begins_at_vectors
+from .vectors import begins_at_vectors
 
 AHEAD_REGISTERS = 24
 """Registers of a thread for operands of later passes that are prefetched before the first pass."""

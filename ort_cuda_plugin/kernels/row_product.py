@@ -13,7 +13,7 @@ from ..program.symbolic import Dim, ceildiv, hint
 from .codegen import text_property
 from .matmul import Product
 from .tiles import Element, batch_offsets, indent, indented, joined, suffix
-from .vector_map import VECTOR_BYTES
+from .vectors import VECTOR_BYTES
 
 WARP = 32
 MOST_COLUMNS = 4

@@ -14,7 +14,7 @@ from ..program.row_program import Stage
 from ..program.scalar import Scalar, reachable
 from ..program.steps import Rows
 from ..program.symbolic import Dim, hint, le
-from .vector_map import CALL_WORK, VECTOR_BYTES, cheap
+from .vectors import CALL_WORK, VECTOR_BYTES, cheap
 
 WARP = 32
 SHARES = {WARP: (16, 96), 128: (16, 96), 256: (32, 96), 512: (32, 64)}

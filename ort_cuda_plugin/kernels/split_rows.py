@@ -20,7 +20,7 @@ from ..program.symbolic import Dim, ceildiv, hint, le, product
 from .map import launch_map
 from .reduce import RowKernel
 from .row_registers import RowForm
-from .vector_map import VECTOR_BYTES, is_dense
+from .vectors import VECTOR_BYTES, is_dense
 
 LONG = 16384
 """Shorter rows are in the registers of a block."""

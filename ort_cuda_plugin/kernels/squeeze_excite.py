@@ -19,7 +19,7 @@ from ..program.steps import Convolve, joined_nodes, stored
 from ..program.symbolic import hint
 from ..program.trace import Launch, Step
 from .codegen import KernelBuilder, kernel_name, load_text, offset_text
-from .vector_map import VECTOR_BYTES
+from .vectors import VECTOR_BYTES
 
 __all__ = ["ChainForm", "choose_form", "launch_chain"]
 

@@ -19,7 +19,7 @@ from ..program.scalar import reachable
 from ..program.steps import Sums
 from ..program.symbolic import Dim, ceildiv, hint, le, product
 from .epilogue import VECTOR
-from .library_form import holds
+from .guards import try_guard
 from .tile_shapes import SIZES, STEP, Team, team_forms
 from .tiles import VECTORS
 
@@ -203,7 +203,7 @@ def team_blocks(team: Team, rows: Dim, columns: Dim, batch: Dim) -> Dim:
 def holds_for(ctx: Lowering, team: Team, rows: Dim, columns: Dim, batch: Dim) -> bool:
     """Whether the choice of a team holds: the busiest multiprocessor has no block more. A guard says so."""
     blocks, multiprocessors = team_blocks(team, rows, columns, batch), ctx.device.multiprocessors
-    return holds(ctx, le(blocks, -(-hint(blocks) // multiprocessors) * multiprocessors))
+    return try_guard(ctx, le(blocks, -(-hint(blocks) // multiprocessors) * multiprocessors))
 
 
 def fastest_team(device: DeviceProperties, problem: Problem) -> tuple[Team, float]:

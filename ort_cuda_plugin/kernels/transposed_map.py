@@ -14,7 +14,7 @@ from ..program.steps import Input, Map
 from ..program.symbolic import Dim, ceildiv, hint, product
 from .codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from .layout import coordinates, extent, index_type
-from .vector_map import FEW_ELEMENTS
+from .vectors import FEW_ELEMENTS
 
 SIDE = 32
 """Elements of a side of a tile."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..program.lowering import DeviceProperties, Tensor
 from ..program.symbolic import Dim, ceildiv, divides, hint
-from .vector_map import VECTOR_BYTES
+from .vectors import VECTOR_BYTES
 
 WARP = 32
 SIDE = 8

@@ -14,7 +14,7 @@ from ort_cuda_plugin.compiler.compile import compile_kernel
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.open_device import OpenDevice
-from ort_cuda_plugin.kernels import vector_map
+from ort_cuda_plugin.kernels import vector_map, vectors
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties
 
@@ -148,9 +148,9 @@ def test_a_cache_grows_by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_blocks_are_small_where_large_ones_leave_multiprocessors_idle() -> None:
     few, many = (DeviceProperties(emulated=False, multiprocessors=count) for count in (16, 132))
-    assert vector_map.vector_threads(few, 16384) == 256
-    assert vector_map.vector_threads(many, 16384) == 64
-    assert vector_map.vector_threads(many, 16384, vector_map.FEWER_BLOCKS) == 128
+    assert vectors.vector_threads(few, 16384) == 256
+    assert vectors.vector_threads(many, 16384) == 64
+    assert vectors.vector_threads(many, 16384, vector_map.FEWER_BLOCKS) == 128
 
 
 @pytest.mark.parametrize(("size", "vectors"), [(224, 1), (1024, 2)])
