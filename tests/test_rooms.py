@@ -60,8 +60,8 @@ def test_python_rooms_are_those_that_there_are() -> None:
 @pytest.mark.parametrize(
     ("file", "text", "fault"),
     [
-        ("kernels/scan.py", f"from {PACKAGE}.ops.registry import op", "kernels imports ops.registry"),
-        ("kernels/scan.py", f"import {PACKAGE}.clusters.claims as c", "kernels imports clusters.claims"),
+        ("kernels/scan_sort/scan.py", f"from {PACKAGE}.ops.registry import op", "kernels imports ops.registry"),
+        ("kernels/scan_sort/scan.py", f"import {PACKAGE}.clusters.claims as c", "kernels imports clusters.claims"),
         ("abi/core.py", "def f():\n    from .. import plan", "abi imports plan"),
         ("compiler/host/ir.py", "def f():\n    from ... import get_ep_name", "compiler imports __init__"),
         ("model/ir.py", "if TYPE_CHECKING:\n    from ..ep.factory import Factory", "model imports ep.factory"),

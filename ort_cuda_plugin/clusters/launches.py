@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kernels.packed import pack
+from ..kernels.elementwise.sub_byte import pack
 from ..model.ir import Node
 from ..passes.constant_folding import fixed_buffers, is_fixed
 from ..passes.fold_dequantize import fold_dequantize

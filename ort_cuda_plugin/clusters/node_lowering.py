@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from ..custom.operator import CustomOperator
 from ..custom.registry import Implementation, snapshot_of
+from ..kernels.elementwise.sub_byte import packed_bytes, unpack
 from ..kernels.emit import launch_step
-from ..kernels.packed import packed_bytes, unpack
 from ..model.ir import Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
 from ..program.containers import Operand, TensorOptional, TensorSequence
 from ..program.lowering import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..kernels.index import gather_map, scatter_map
-    from ..kernels.scan import scan
-    from ..kernels.select import count_prefixes, sort_rows
+    from ..kernels.elementwise.index_map import gather_map, scatter_map
+    from ..kernels.scan_sort.scan import scan
+    from ..kernels.scan_sort.select import count_prefixes, sort_rows
     from ..model.ir import Constant, DType, InvalidModel, Unsupported
     from ..ops.registry import ALL_TENSORS, ARITHMETIC, FLOATS, INTS
     from ..program import scalar
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     )
 
 _NAMES = {
-    "..kernels.index": ("gather_map", "scatter_map"),
-    "..kernels.scan": ("scan",),
-    "..kernels.select": ("count_prefixes", "sort_rows"),
+    "..kernels.elementwise.index_map": ("gather_map", "scatter_map"),
+    "..kernels.scan_sort.scan": ("scan",),
+    "..kernels.scan_sort.select": ("count_prefixes", "sort_rows"),
     "..model.ir": ("Constant", "DType", "InvalidModel", "Unsupported"),
     "..ops.registry": ("ALL_TENSORS", "ARITHMETIC", "FLOATS", "INTS"),
     "..program.elementwise": ("elementwise",),

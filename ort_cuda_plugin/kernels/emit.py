@@ -9,12 +9,12 @@ from ..program.shapes import broadcast_strides
 from ..program.steps import Attend, Contract, Convolve, Map, Rows, Sums
 from ..program.tensor import Buffer
 from ..program.trace import InPlace, Launch, Recordable, Step
-from .attend import launch_attend
-from .attend_matrices import attend_by_matrices
-from .contract import launch_contract
-from .convolve import launch_convolve
-from .map import launch_map
-from .split_rows import launch_rows
+from .attention.flash_mma_schedule import attend_by_matrices
+from .attention.multi_pass import launch_attend
+from .conv.dispatch import launch_convolve
+from .elementwise.map import launch_map
+from .gemm.dispatch import launch_contract
+from .reduction.split_rows import launch_rows
 from .tactics import MATRICES, explain
 
 __all__ = ["emit", "launch_step"]

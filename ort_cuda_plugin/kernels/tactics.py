@@ -9,15 +9,15 @@ from ..program.lowering import Lowering
 from ..program.steps import Attend, Contract, Convolve, Map, Sums, Tactic
 from ..program.symbolic import hint
 from ..program.trace import Launch, Step
-from .attend import attention_tactics
-from .attend_matrices import fits_matrices, is_small_attention
-from .contract import integer_product_kind, is_one_row, is_small, product_tactics
-from .convolve import convolution_tactics
-from .depthwise import is_depthwise
-from .image_layout import is_channels_last, matrix_convolution_kind, wants_channels_last
-from .library_attention import attention_form
-from .matrix_conv import is_small_convolution, matrix_convolution_tactics
-from .tile_shapes import INTEGERS
+from .attention.flash_mma_schedule import fits_matrices, is_small_attention
+from .attention.multi_pass import attention_tactics
+from .conv.channels_last import is_channels_last, matrix_convolution_kind, wants_channels_last
+from .conv.depthwise_conv import is_depthwise
+from .conv.dispatch import convolution_tactics
+from .conv.implicit_gemm_mma import is_small_convolution, matrix_convolution_tactics
+from .gemm.dispatch import integer_product_kind, is_one_row, is_small, product_tactics
+from .gemm.tile_shapes import INTEGERS
+from .library.library_attention import attention_form
 
 LIBRARY = "library"
 """The call of cuBLASLt or cuDNN."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..kernels.contract import contiguous_axis
-from ..kernels.convolve import in_strips
+from ..kernels.conv.dispatch import in_strips
+from ..kernels.gemm.dispatch import contiguous_axis
 from ..kernels.tactics import is_of_integers
 from ..model.ir import DType
 from ..program.lowering import Lowering

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
-from ..kernels.contract import ProductTactic
-from ..kernels.image_layout import matrix_convolution_kind, place_stride
-from ..kernels.matrix_conv import (
+from ..kernels.conv.channels_last import matrix_convolution_kind, place_stride
+from ..kernels.conv.implicit_gemm_mma import (
     holds_for_convolution,
     launch_matrix_convolution,
     matrix_convolution_tactics,
     team_of_convolution,
 )
+from ..kernels.gemm.dispatch import ProductTactic
+from ..kernels.gemm.tile_shapes import Team
 from ..kernels.tactics import explain, is_of_integers
-from ..kernels.tile_shapes import Team
 from ..program.lowering import Lowering
 from ..program.steps import Convolve, Tactic
 from ..program.trace import Step

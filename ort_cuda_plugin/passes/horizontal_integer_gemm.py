@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
-from ..kernels.contract import product_tactics
+from ..kernels.gemm.dispatch import product_tactics
 from ..kernels.tactics import is_of_integers
 from ..program.lowering import Lowering
 from ..program.steps import Contract, Tactic

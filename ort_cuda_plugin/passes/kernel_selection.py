@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from ..kernels.dense_batches import call_with_dense_batches
-from ..kernels.depthwise import launch_depthwise
-from ..kernels.image_layout import with_channels_last_result
-from ..kernels.library_attention import call_cudnn_attention
-from ..kernels.library_calls import call_cublaslt, call_cudnn
-from ..kernels.matrix_conv import launch_matrix_convolution, matrix_convolution_tactics
+from ..kernels.conv.channels_last import with_channels_last_result
+from ..kernels.conv.depthwise_conv import launch_depthwise
+from ..kernels.conv.implicit_gemm_mma import launch_matrix_convolution, matrix_convolution_tactics
+from ..kernels.library.dense_batches import call_with_dense_batches
+from ..kernels.library.library_attention import call_cudnn_attention
+from ..kernels.library.library_calls import call_cublaslt, call_cudnn
 from ..kernels.tactics import LIBRARY, by_rules, explain, is_depthwise_in_memory_order, with_tactic
 from ..program.elementwise import copy_into
 from ..program.lowering import Lowering

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ..kernels.depthwise import is_depthwise
-from ..kernels.image_layout import empty_channels_last, is_channels_last, wants_channels_last
+from ..kernels.conv.channels_last import empty_channels_last, is_channels_last, wants_channels_last
+from ..kernels.conv.depthwise_conv import is_depthwise
 from ..program.elementwise import rearranged
 from ..program.lowering import Lowering, Tensor
 from ..program.steps import Convolve

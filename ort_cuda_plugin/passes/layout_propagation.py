@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..kernels.image_layout import (
+from ..kernels.contraction.epilogue_patterns import convolution_form
+from ..kernels.conv.channels_last import (
     channels_first,
     empty_channels_last,
     is_channels_last,
@@ -21,9 +22,8 @@ from ..kernels.image_layout import (
     to_memory,
     wants_channels_last,
 )
-from ..kernels.index import gather_map
-from ..kernels.library_form import convolution_form
-from ..kernels.tile_shapes import piece_of
+from ..kernels.elementwise.index_map import gather_map
+from ..kernels.gemm.tile_shapes import piece_of
 from ..program.lowering import Lowering, Tensor
 from ..program.scalar import Scalar
 from ..program.steps import Attend, Contract, Convolve, Map, dense

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..kernels.image_layout import permuted, place_stride, to_memory
+from ..kernels.conv.channels_last import permuted, place_stride, to_memory
 from ..program.shapes import broadcast_strides
 from ..program.steps import Map
 from ..program.symbolic import hint

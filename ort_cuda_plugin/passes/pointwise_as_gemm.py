@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kernels.contract import is_small
-from ..kernels.image_layout import permuted, place_stride, places_first, to_memory
-from ..kernels.library_form import product_form
+from ..kernels.contraction.epilogue_patterns import product_form
+from ..kernels.conv.channels_last import permuted, place_stride, places_first, to_memory
+from ..kernels.gemm.dispatch import is_small
 from ..program.lowering import Lowering
 from ..program.steps import Contract, Convolve
 from ..program.trace import Step

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..kernels.codegen import constant_number
+from ..kernels.codegen.source import constant_number
 from ..model.ir import DType, Node
 from ..program import scalar as s
 from ..program.lowering import Lowering, Tensor

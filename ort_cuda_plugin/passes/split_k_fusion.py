@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kernels.contract import cut_along_k, parts_along_k
+from ..kernels.gemm.dispatch import cut_along_k, parts_along_k
 from ..program.lowering import Lowering
 from ..program.steps import Contract, Map, Sums
 from ..program.tensor import BufferKind

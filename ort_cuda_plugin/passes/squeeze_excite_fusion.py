@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kernels.squeeze_excite import choose_form, launch_chain
+from ..kernels.conv.squeeze_excite import choose_form, launch_chain
 from ..model.ir import DType
 from ..program.lowering import Lowering
 from ..program.steps import Convolve, dense

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ..kernels.attention.flash import has_tf32
 from ..kernels.emit import emit
-from ..kernels.stream import has_tf32
 from ..program.lowering import Lowering
 from ..program.trace import Step
 from .attention_decomposition import decompose_attention

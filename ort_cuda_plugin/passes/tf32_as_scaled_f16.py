@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..kernels.attend_matrices import fits_matrices
-from ..kernels.compact_weights import half_lines, has_compact_lines, power_of
-from ..kernels.contract import is_faster_in_halves
+from ..kernels.attention.flash_mma_schedule import fits_matrices
+from ..kernels.gemm.dispatch import is_faster_in_halves
+from ..kernels.gemm.tf32_weights_as_f16 import half_lines, has_compact_lines, power_of
 from ..model.ir import DType
 from ..program import scalar as s
 from ..program.lowering import Lowering, Tensor

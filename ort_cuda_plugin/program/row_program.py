@@ -7,7 +7,7 @@ A row program is a function of Scalars, as for `elementwise`, that may also redu
         return e / row.reduce(SUM, e)
 
 A reduction is declared by an initial value, a step that takes in an element, and a combination of two partial results;
-all that follows is an expression again. `ort_cuda_plugin.kernels.reduce` makes kernels of such programs.
+all that follows is an expression again. `ort_cuda_plugin.kernels.reduction.reduce` makes kernels of such programs.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.ep.option_table import OTHER_NAMES, ROWS
 from ort_cuda_plugin.ep.options import parse
 from ort_cuda_plugin.ep.provider import Provider, last_provider
-from ort_cuda_plugin.kernels.library_attention import attention_form
+from ort_cuda_plugin.kernels.library.library_attention import attention_form
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.plan.format import encode
 from ort_cuda_plugin.program.lowering import DeviceProperties

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ort_cuda_plugin.kernels import contract, matrix_conv
-from ort_cuda_plugin.kernels.tile_shapes import Team
+from ort_cuda_plugin.kernels.conv import implicit_gemm_mma as matrix_conv
+from ort_cuda_plugin.kernels.gemm import dispatch as contract
+from ort_cuda_plugin.kernels.gemm.tile_shapes import Team
 
 
 def use_team(monkeypatch: pytest.MonkeyPatch, team: Team | None) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from ort_cuda_plugin import gpus
 from ort_cuda_plugin.gpus import Gpu, closest, typical_multiprocessors
-from ort_cuda_plugin.kernels import teams
-from ort_cuda_plugin.kernels.tile_shapes import SIZES as BYTES
+from ort_cuda_plugin.kernels.gemm import cost_model as teams
+from ort_cuda_plugin.kernels.gemm.tile_shapes import SIZES as BYTES
 from ort_cuda_plugin.program.device import DeviceProperties
 
 SIZES = [*itertools.product((8, 197, 784), (64, 768), (256, 3072))]

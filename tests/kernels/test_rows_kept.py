@@ -11,8 +11,8 @@ from onnx import parser
 from kernel_harness import run_model
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.ep.open_device import OpenDevice
-from ort_cuda_plugin.kernels import reduce
-from ort_cuda_plugin.kernels.kept import find_kept
+from ort_cuda_plugin.kernels.codegen.row_cache import find_kept
+from ort_cuda_plugin.kernels.reduction import reduce
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program import scalar as s

@@ -14,7 +14,8 @@ from ort_cuda_plugin.cli.kernel_report import report
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.open_device import OpenDevice
-from ort_cuda_plugin.kernels import merge_sort, top_rows
+from ort_cuda_plugin.kernels.scan_sort import merge_sort
+from ort_cuda_plugin.kernels.scan_sort import top_k as top_rows
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties
 

@@ -18,8 +18,8 @@ from ort_cuda_plugin.estimate import sass
 from ort_cuda_plugin.estimate.count import count_all
 from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep
-from ort_cuda_plugin.kernels.matrix_product import form_name
-from ort_cuda_plugin.kernels.tile_shapes import Team, block_bytes, operand_sizes, team_forms
+from ort_cuda_plugin.kernels.gemm.gemm_mma import form_name
+from ort_cuda_plugin.kernels.gemm.tile_shapes import Team, block_bytes, operand_sizes, team_forms
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties
 from team_choice import use_team

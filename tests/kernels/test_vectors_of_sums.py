@@ -14,8 +14,8 @@ from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.estimate import sass
-from ort_cuda_plugin.kernels.tile_shapes import Team, team_forms
-from ort_cuda_plugin.kernels.tiles import Tile
+from ort_cuda_plugin.kernels.codegen.simt_fragments import Tile
+from ort_cuda_plugin.kernels.gemm.tile_shapes import Team, team_forms
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties
 from team_choice import use_team

@@ -13,8 +13,8 @@ from kernel_harness import make_model, run_op
 from nn_reference import check_close, check_op, conv_transpose, noise, tolerance_of
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.ep.open_device import OpenDevice
-from ort_cuda_plugin.kernels.conv import OUTSIDE, packed_shape, patch_table
-from ort_cuda_plugin.kernels.matmul import FLAT
+from ort_cuda_plugin.kernels.conv.implicit_gemm_simt import OUTSIDE, packed_shape, patch_table
+from ort_cuda_plugin.kernels.gemm.gemm_simt import FLAT
 from ort_cuda_plugin.model.ir import NodeError
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.model.recipes import pack_tiles

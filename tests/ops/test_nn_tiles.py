@@ -10,8 +10,8 @@ import pytest
 
 from kernel_harness import Array, run_op
 from nn_reference import noise
-from ort_cuda_plugin.kernels import contract
-from ort_cuda_plugin.kernels.convolve import STRIP_ROWS
+from ort_cuda_plugin.kernels.conv.dispatch import STRIP_ROWS
+from ort_cuda_plugin.kernels.gemm import dispatch as contract
 
 
 def both_forms(

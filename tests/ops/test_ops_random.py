@@ -20,8 +20,8 @@ from kernel_harness import run_model, run_op
 from kernel_launch import run
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.conformance.mode import findings
-from ort_cuda_plugin.kernels.codegen import Emitter
-from ort_cuda_plugin.kernels.random import philox_4x32
+from ort_cuda_plugin.kernels.codegen.source import Emitter
+from ort_cuda_plugin.kernels.elementwise.random import philox_4x32
 from ort_cuda_plugin.model.ir import DType, NodeError
 from ort_cuda_plugin.model.onnx_graph import storage
 from ort_cuda_plugin.ops.onnx.math.random import _largest_below

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...kernels.index import IndexMap, gather_map
+from ...kernels.elementwise.index_map import IndexMap, gather_map
 from ...model.ir import AttrValue, DeclinedLayout, DType, Node
 from ...program import scalar as s
 from ...program.lowering import Lowering, Tensor

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import Array, DType, Unsupported
 from ort_cuda_plugin.ops.registry import INDICES, T1, Int64, T, op
 from ort_cuda_plugin.ops.requirements import (

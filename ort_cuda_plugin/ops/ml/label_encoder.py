@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import Array, Constant, DType, Unsupported
 from ort_cuda_plugin.ops.registry import T1, op
 from ort_cuda_plugin.ops.requirements import require, require_count

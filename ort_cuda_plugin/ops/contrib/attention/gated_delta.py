@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.kernels.linear_attention import LinearAttention, linear_attention
+from ort_cuda_plugin.kernels.attention.linear_attention import LinearAttention, linear_attention
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
 from ort_cuda_plugin.ops.onnx.attention.linear_attention import UPDATE_RULES

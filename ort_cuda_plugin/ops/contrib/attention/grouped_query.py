@@ -10,8 +10,8 @@ import math
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from ort_cuda_plugin.kernels.cache import CachePart, append
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.attention.kv_cache import CachePart, append
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, grouped_heads, score_bias, sink_of_heads
 from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation

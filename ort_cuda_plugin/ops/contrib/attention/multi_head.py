@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.onnx.attention.attention import (
     after_past,

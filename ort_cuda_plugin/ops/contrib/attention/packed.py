@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.kernels.select import count_prefixes
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.kernels.scan_sort.select import count_prefixes
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, split_columns
 from ort_cuda_plugin.ops.onnx.attention.attention import attend

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ort_cuda_plugin.kernels.cache import carry_over
-from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map, scatter_map
+from ort_cuda_plugin.kernels.attention.kv_cache import carry_over
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.contrib.attention.multi_head import sink_of_heads, split_columns
 from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.attention.multi_head import rotary_heads
 from ort_cuda_plugin.ops.contrib.attention.packed import padded_rows

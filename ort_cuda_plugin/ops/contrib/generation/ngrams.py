@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map, walk_map
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, walk_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
 from ort_cuda_plugin.ops.outputs import is_used

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.kernels.scan import scan
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.math.reduction import argmax
 from ort_cuda_plugin.program import scalar as s

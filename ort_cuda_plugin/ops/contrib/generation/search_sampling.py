@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.kernels.scan import scan
-from ort_cuda_plugin.kernels.select import sort_rows
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.kernels.scan_sort.scan import scan
+from ort_cuda_plugin.kernels.scan_sort.select import sort_rows
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.math.random import drawn_classes
 from ort_cuda_plugin.program import scalar as s

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ort_cuda_plugin.kernels.grouped import Choices, Shared, Weights, group_rows, grouped_product
-from ort_cuda_plugin.kernels.index import IndexMap, Loads, gather_map, scatter_map
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Loads, gather_map, scatter_map
+from ort_cuda_plugin.kernels.gemm.grouped_gemm import Choices, Shared, Weights, group_rows, grouped_product
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.math.activation import gelu_tanh
 from ort_cuda_plugin.ops.registry import UP_TO_FLOAT32, T, op

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from ort_cuda_plugin.kernels.grouped import BLOCK, Shared, WeightBlock, WeightElement, Weights
-from ort_cuda_plugin.kernels.index import Loads
+from ort_cuda_plugin.kernels.elementwise.index_map import Loads
+from ort_cuda_plugin.kernels.gemm.grouped_gemm import BLOCK, Shared, WeightBlock, WeightElement, Weights
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.contrib.moe.moe import check_tokens, has_older_shape, make_gate, mixture
 from ort_cuda_plugin.ops.contrib.quantization.mixed_gemm_layout import is_interleaved, raw_codes

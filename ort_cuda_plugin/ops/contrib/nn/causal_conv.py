@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map, walk_map
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, walk_map
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
 from ort_cuda_plugin.ops.onnx.nn.causal_conv import causal_convolution, check_convolution

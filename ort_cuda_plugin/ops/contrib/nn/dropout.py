@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.codegen import constant_number
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.codegen.source import constant_number
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.nn.fused import sum_like_first
 from ort_cuda_plugin.ops.onnx.math.random import dropout_12

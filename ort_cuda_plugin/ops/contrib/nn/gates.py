@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.onnx.image.grid_sample import grid_sample
 from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs

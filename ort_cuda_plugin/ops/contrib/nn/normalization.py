@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.index import gather_map
+from ort_cuda_plugin.kernels.elementwise.index_map import gather_map
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.contrib.nn.fused import sum_like_first
 from ort_cuda_plugin.ops.onnx.math.activation import swish

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.kernels.time_warping import warping_path
+from ort_cuda_plugin.kernels.block_algorithms.dynamic_time_warping import warping_path
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.registry import FLOAT32, INT32, op
 from ort_cuda_plugin.ops.requirements import require_rank

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ort_cuda_plugin.kernels.grouped import BLOCK, Shared, Weights, group_rows, grouped_product
-from ort_cuda_plugin.kernels.index import Loads
+from ort_cuda_plugin.kernels.elementwise.index_map import Loads
+from ort_cuda_plugin.kernels.gemm.grouped_gemm import BLOCK, Shared, Weights, group_rows, grouped_product
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.quantization.small_codes import E2M1, FP4, NF4
 from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, T1, T2, T3, UINT8, UP_TO_FLOAT32, T, op

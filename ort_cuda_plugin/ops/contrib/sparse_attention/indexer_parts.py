@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
-from ort_cuda_plugin.kernels.select import sort_rows
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map
+from ort_cuda_plugin.kernels.scan_sort.select import sort_rows
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.requirements import require_least, require_one_of, require_rank, violation
 from ort_cuda_plugin.program import scalar as s

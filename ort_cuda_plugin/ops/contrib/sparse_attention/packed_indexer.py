@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ort_cuda_plugin.kernels.cache import carry_over
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map, walk_map
+from ort_cuda_plugin.kernels.attention.kv_cache import carry_over
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, walk_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.attention.multi_head import split_columns
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture, int64

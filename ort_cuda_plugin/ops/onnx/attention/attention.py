@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.kernels.stream import FEW_ROWS, SPLIT_KEYS, has_matrices_for
+from ort_cuda_plugin.kernels.attention.flash import FEW_ROWS, SPLIT_KEYS, has_matrices_for
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.attention.flash_attention import CachePart, flash_attention

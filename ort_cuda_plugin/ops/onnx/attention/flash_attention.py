@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ort_cuda_plugin.kernels.cache import CachePart, append
-from ort_cuda_plugin.kernels.stream import Reading, stream_attention
+from ort_cuda_plugin.kernels.attention.flash import Reading, stream_attention
+from ort_cuda_plugin.kernels.attention.kv_cache import CachePart, append
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.attention.scores import Variant, biased_score, require_head_shapes, scaled_by
 from ort_cuda_plugin.program import scalar as s

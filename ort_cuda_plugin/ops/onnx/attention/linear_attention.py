@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.linear_attention import LinearAttention, linear_attention
+from ort_cuda_plugin.kernels.attention.linear_attention import LinearAttention, linear_attention
 from ort_cuda_plugin.ops.onnx.attention.scores import scaled_by
 from ort_cuda_plugin.ops.registry import FLOATS, UP_TO_FLOAT32, S, T, op
 from ort_cuda_plugin.ops.requirements import require, require_one_of, require_range, require_rank, violation

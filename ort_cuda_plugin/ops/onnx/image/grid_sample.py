@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.onnx.image.resize import clamped, cubic, from_real, triangle
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INT64, T1, T2, HostTensor, op

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axes
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, NO_BFLOAT16, T1, T2, Float32, HostTensor, T, op

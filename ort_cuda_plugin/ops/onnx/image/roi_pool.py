@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.onnx.image.resize import clamped, clamped_integer
 from ort_cuda_plugin.ops.registry import FLOATS, INT64, T1, T2, T, op

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.determinant import determinants
-from ort_cuda_plugin.kernels.inverse import inverses
+from ort_cuda_plugin.kernels.block_algorithms.determinant import determinants
+from ort_cuda_plugin.kernels.block_algorithms.inverse import inverses
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.registry import FLOATS, NO_BFLOAT16, op
 from ort_cuda_plugin.ops.requirements import require_least_rank

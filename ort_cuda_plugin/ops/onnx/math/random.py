@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.codegen import constant_number
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.kernels.random import Bits, RandomRun, normal, uniform
-from ort_cuda_plugin.kernels.scan import scan
+from ort_cuda_plugin.kernels.codegen.source import constant_number
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
+from ort_cuda_plugin.kernels.elementwise.random import Bits, RandomRun, normal, uniform
+from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.model.ir import FLOATS_8, DType
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, ARITHMETIC, BOOL, FLOATS, INDICES, NO_BFLOAT16, T1, T2, T, op

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map, unravel
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, unravel
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.image.resize import clamped_integer
 from ort_cuda_plugin.ops.onnx.nn.windows import windows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.nn.normalization import log_softmax_row
 from ort_cuda_plugin.ops.registry import FLOATS, INDICES, T, Tind, op

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from ort_cuda_plugin.kernels.pool import local_response_normalization
+from ort_cuda_plugin.kernels.conv.pool import local_response_normalization
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.axes import normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import FLOATS, T, V, op

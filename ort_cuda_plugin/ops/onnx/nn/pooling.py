@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Unpack
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map, unravel
-from ort_cuda_plugin.kernels.pool import launch_pool
+from ort_cuda_plugin.kernels.conv.pool import launch_pool
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, unravel
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.nn.windows import Ints, PaddingAttributes, WindowAttributes, per_axis, windows
 from ort_cuda_plugin.ops.outputs import is_used

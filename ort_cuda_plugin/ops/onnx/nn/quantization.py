@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, Unpack
 
-from ort_cuda_plugin.kernels.index import gather_map
+from ort_cuda_plugin.kernels.elementwise.index_map import gather_map
 from ort_cuda_plugin.model.ir import FLOATS_8, DType, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.math.matmul import matmul

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypedDict, Unpack
 
-from ort_cuda_plugin.kernels.cells import Cell, Direction, Gates, Sequences
-from ort_cuda_plugin.kernels.recurrent import run_cells
+from ort_cuda_plugin.kernels.rnn.rnn_cell import Cell, Direction, Gates, Sequences
+from ort_cuda_plugin.kernels.rnn.rnn_per_sequence import run_cells
 from ort_cuda_plugin.model.ir import Unsupported
 from ort_cuda_plugin.ops.onnx.math.activation import softplus
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index

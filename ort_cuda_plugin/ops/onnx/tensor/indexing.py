@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.codegen import constant_number
-from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
-from ort_cuda_plugin.kernels.scan import scan
+from ort_cuda_plugin.kernels.codegen.source import constant_number
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map
+from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
 from ort_cuda_plugin.ops.registry import (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.kernels.scan import scan
-from ort_cuda_plugin.kernels.select import count_prefixes, sort_rows
-from ort_cuda_plugin.kernels.suppress import suppress_boxes
-from ort_cuda_plugin.kernels.top_rows import top_rows
+from ort_cuda_plugin.kernels.block_algorithms.non_max_suppression import suppress_boxes
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.kernels.scan_sort.scan import scan
+from ort_cuda_plugin.kernels.scan_sort.select import count_prefixes, sort_rows
+from ort_cuda_plugin.kernels.scan_sort.top_k import top_rows
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
 from ort_cuda_plugin.ops.registry import (

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.codegen import constant_number
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.codegen.source import constant_number
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import Constant, DType, InvalidModel
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, HALVES, T1, HostTensor, T, op

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.index import IndexMap, Source, scatter_map
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, scatter_map
 from ort_cuda_plugin.model.ir import Array, DType, Unsupported
 from ort_cuda_plugin.ops.onnx.tensor.scatter import REDUCTIONS
 from ort_cuda_plugin.ops.registry import INDICES, op

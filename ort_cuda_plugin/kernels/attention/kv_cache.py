@@ -1,0 +1,248 @@
+"""A cache of keys and values that grows in place: past and present are one buffer where the caller says so.
+
+Whether they are is known when a Run binds them: the kernel compares the two addresses. Where they are one, it writes
+the new rows and touches nothing else. A cache may be quantized: to int8, to a float of 8 bits, or to 4 bits, two
+neighbours in a byte, the first in its low half, 8 added to each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...model.ir import DType
+from ...program import scalar as s
+from ...program.lowering import Lowering, Tensor
+from ...program.scalar import Scalar
+from ...program.shapes import broadcast_strides
+from ...program.symbolic import Dim, ceildiv, eq
+from ...program.trace import InPlace, Use, in_place_of
+from ..codegen.launch_geometry import Plane
+from ..codegen.simt_fragments import Element
+from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text
+from ..codegen.vectors import FEW_ELEMENTS, VECTOR_BYTES, vector_width
+
+ROWS = 16
+"""Rows of the cache that a thread looks after."""
+
+
+@dataclass(frozen=True, eq=False)
+class CachePart:
+    """Keys or values: ``past`` and ``present`` [batch, heads, capacity, size], ``new`` [batch, heads, rows, size].
+
+    Where the cache is quantized, ``scale`` is what its numbers are multiplied by: one, or one for each channel [heads,
+    1, size]. With 4 ``bits`` a byte has two elements, and the size of past and present is half of it.
+    """
+
+    past: Tensor | None
+    present: Tensor
+    new: Tensor
+    scale: Tensor | None = None
+    bits: int = 8
+
+    @property
+    def elements(self) -> Tensor:
+        """The present as if each of its elements had an address."""
+        if self.bits == 8:
+            return self.present
+        *outer, size = self.present.shape
+        strides = [2 * stride for stride in self.present.strides[:-1]]
+        return Tensor(self.present.dtype, (*outer, 2 * size), self.present.buffer, strides=[*strides, 1])
+
+    @property
+    def element(self) -> Element:
+        """How kernels load an element; the scale is not in it."""
+        return CacheElement("f32", self.present.dtype, self.bits)
+
+
+@dataclass(frozen=True)
+class CacheElement(Element):
+    """An element of a cache in the type ``source``, or half a byte."""
+
+    source: DType = DType.FLOAT32
+    bits: int = 8
+
+    @property
+    def memory(self) -> str:
+        return self.source.short if self.bits == 8 else "packed"
+
+    def load(self, pointer: str, index: str, outer: str = "", inner: str = "") -> str:
+        if self.bits == 8:
+            return f"float32({load_text(pointer, index, self.source)})"
+        byte = f"int32({pointer}[({index}) >> 1])"
+        return f"float32((({byte} >> ((int32({index}) & 1) << 2)) & 15) - 8)"
+
+
+def append(ctx: Lowering, parts: Sequence[CachePart], first: Tensor) -> None:
+    """Writes what the parts' ``present`` has: the ``new`` rows from ``first`` [batch] on, those of the past before.
+
+    What is behind the new rows is zero, or the past's where both are one buffer. The parts have the same shapes.
+    """
+    builder = KernelBuilder()
+    emit = builder.emit
+    batch, heads, capacity, size = parts[0].present.shape
+    n_capacity, n_rows = builder.integer(capacity), builder.integer(parts[0].new.shape[2])
+    begins = _Place(builder, first)
+    width = _vector_width(ctx, parts)
+    writers = [_Writer(builder, part, width) for part in parts]
+    plane = Plane(ctx, builder, [batch, heads, ceildiv(capacity, ROWS), ceildiv(size, width)])
+    b, h, chunk, d = plane.names
+    with emit.block(f"if {plane.inside}:"):
+        if width > 1:
+            d = emit.assign(f"{d} * {width}")
+            for writer in writers:
+                writer.declare()
+        emit.line(f"begin = {begins.load(b)}")
+        emit.line(f"start = {chunk} * {ROWS}")
+        emit.line(f"stop = min(start + {ROWS}, {n_capacity})")
+        for writer in writers:
+            writer.write(b, h, d, n_rows)
+    uses: dict[Tensor, Use] = {}
+    for part in parts:
+        # Of one length, past and present are one buffer as a rule.
+        if part.past is not None and ctx.settled(eq(part.past.shape[2], capacity)):
+            uses |= {part.past: Use(elements=0), part.present: Use(elements=part.new.size)}
+    # Of different lengths, the two are not one buffer.
+    in_place = [
+        InPlace(part.past.buffer, part.present.buffer, kept=True)
+        for part in parts
+        if part.past is not None and _is_whole(part.past) and _is_whole(part.present)
+    ]
+    builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, uses, in_place=in_place)
+
+
+def _is_whole(x: Tensor) -> bool:
+    return x.is_contiguous and x.offset == 0
+
+
+def carry_over(ctx: Lowering, past: Tensor, present: Tensor) -> None:
+    """Copies a contiguous cache to another one, unless the two are one buffer.
+
+    What the program reads of the past has to stay in the present, which it changes in other places.
+    """
+    past = ctx.contiguous(past)
+    builder = KernelBuilder()
+    source, target = builder.tensor(past), builder.tensor(present, written=True)
+    count = builder.integer(present.size)
+    width = 1 if ctx.device.emulated else VECTOR_BYTES // present.dtype.itemsize
+    plane = Plane(ctx, builder, [ceildiv(present.size, ROWS if width == 1 else width)])
+    (chunk,) = plane.names
+    uses = {past: Use(elements=0), present: Use(elements=0)}
+    in_place = in_place_of(past, present, kept=True)
+    if width > 1:
+        with builder.emit.block(f"if {plane.inside} and address_of({source}) != address_of({target}):"):
+            builder.emit.line(f"lanes = lanes_of({source}, {width})")
+            for function, pointer in (("load_row", source), ("store_row", target)):
+                builder.emit.line(f"{function}(lanes, {pointer}, {chunk} * {width}, 0, {count}, {width}, 1)")
+        builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, uses, in_place=in_place)
+        return
+    with builder.emit.block(f"if {plane.inside} and address_of({source}) != address_of({target}):"):
+        builder.emit.line(f"for i in range({chunk} * {ROWS}, min({chunk} * {ROWS} + {ROWS}, {count})):")
+        builder.emit.line(f"    {target}[i] = {source}[i]")
+    builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, uses, in_place=in_place)
+
+
+def _vector_width(ctx: Lowering, parts: Sequence[CachePart]) -> int:
+    """How many columns a thread has: a vector on a GPU, where rows are whole vectors that are moved as they are."""
+    tensors = [x for part in parts for x in (part.past, part.new, part.present) if x is not None]
+    moved = all(part.scale is None and part.bits == 8 for part in parts) and len({x.dtype for x in tensors}) == 1
+    if ctx.device.emulated or not moved or any(x.strides[-1] != 1 for x in tensors):
+        return 1
+    return vector_width([FEW_ELEMENTS, parts[0].present.shape[-1]], [tensors[0].dtype], 1)
+
+
+class _Writer:
+    """Emits what one thread does for a part: rows ``start`` to ``stop`` of one column, or of ``width``."""
+
+    def __init__(self, builder: KernelBuilder, part: CachePart, width: int) -> None:
+        self._emit, self._part, self._width = builder.emit, part, width
+        self._past = None if part.past is None else _Place(builder, part.past)
+        self._before = "" if part.past is None else builder.integer(part.past.shape[2])
+        self._new, self._present = _Place(builder, part.new), _Place(builder, part.present, written=True)
+        self._scale: _Place | None = None
+        if part.scale is not None:
+            strides = broadcast_strides(part.scale, (part.new.shape[1], 1, part.new.shape[3]))
+            self._scale = _Place(builder, part.scale, strides=(strides[0], strides[2]))
+
+    def declare(self) -> None:
+        """The lanes of a thread, and others that hold zero."""
+        self._lanes, self._zeros = self._emit.fresh("r"), self._emit.fresh("z")
+        for name in (self._lanes, self._zeros):
+            self._emit.line(f"{name} = lanes_of({self._present.pointer}, {self._width})")
+
+    def _move(self, function: str, lanes: str, x: _Place, *at: str) -> None:
+        offset = self._emit.assign(x.offset(*at))
+        width = self._width
+        self._emit.line(f"{function}({lanes}, {x.pointer}, {offset}, 0, {offset} + {width}, {width}, 1)")
+
+    def _copy(self, b: str, h: str, d: str, source: _Place | None, row: str) -> None:
+        """Moves a vector of ``row`` of a tensor, or zeros."""
+        if source is not None:
+            self._move("load_row", self._lanes, source, b, h, row, d)
+        self._move("store_row", self._zeros if source is None else self._lanes, self._present, b, h, "place", d)
+
+    def write(self, b: str, h: str, d: str, rows: str) -> None:
+        emit, past, present = self._emit, self._past, self._present
+        emit.line("low, high = start, stop")
+        if past is not None:
+            with emit.block(f"if address_of({past.pointer}) == address_of({present.pointer}):"):
+                emit.line(f"low, high = max(start, begin), min(stop, begin + {rows})")
+        with emit.block("for place in range(low, high):"):
+            emit.line("taken = place - begin")
+            at = f"{present.pointer}[{present.offset(b, h, 'place', d)}]"
+            with emit.block(f"if taken >= 0 and taken < {rows}:"):
+                if self._width > 1:
+                    self._copy(b, h, d, self._new, "taken")
+                else:
+                    emit.line(f"{at} = {self._encoded(b, h, d)}")
+            if past is not None:
+                with emit.block(f"elif taken < 0 and place < {self._before}:"):
+                    if self._width > 1:
+                        self._copy(b, h, d, past, "place")
+                    else:
+                        emit.line(f"{at} = {past.load(b, h, 'place', d)}")
+            with emit.block("else:"):
+                if self._width > 1:
+                    self._copy(b, h, d, None, "place")
+                else:
+                    emit.line(f"{at} = {'136' if self._part.bits == 4 else '0'}")
+
+    def _encoded(self, b: str, h: str, d: str) -> str:
+        """What memory has of the new element, or of two, of row ``taken``."""
+        part, new = self._part, self._new
+        if self._scale is None:
+            return new.load(b, h, "taken", d)
+        if part.bits == 8:
+            return self._emit.memory_form(self._quantized(b, h, d, -128, 127))
+        first, second = (self._quantized(b, h, f"({d} * 2 + {i})", -8, 7) for i in (0, 1))
+        return self._emit.memory_form(s.cast((first + 8) | ((second + 8) << 4), DType.UINT8))
+
+    def _quantized(self, b: str, h: str, d: str, low: int, high: int) -> Scalar:
+        """The number that stands for an element: a float of 8 bits, or an integer."""
+        part, emit = self._part, self._emit
+        assert self._scale is not None
+        value = Scalar(part.new.dtype, "leaf")
+        emit.bind(value, emit.assign(load_text(self._new.pointer, self._new.offset(b, h, "taken", d), value.dtype)))
+        scale = Scalar(DType.FLOAT32, "leaf")
+        emit.bind(scale, emit.assign(self._scale.load(h, d)))
+        scaled = s.cast(value, DType.FLOAT32) / scale
+        if part.present.dtype.is_float:
+            return s.cast(scaled, part.present.dtype)
+        whole = s.minimum(s.maximum(s.round_half_even(scaled), float(low)), float(high))
+        return s.cast(whole, part.present.dtype if part.bits == 8 else DType.INT32)
+
+
+class _Place:
+    """A tensor as a kernel addresses it, by int64 coordinates."""
+
+    def __init__(
+        self, builder: KernelBuilder, tensor: Tensor, *, written: bool = False, strides: Sequence[Dim] | None = None
+    ) -> None:
+        self.pointer = builder.tensor(tensor, written=written)
+        self._strides = [builder.stride(stride) for stride in (tensor.strides if strides is None else strides)]
+
+    def offset(self, *at: str) -> str:
+        return offset_text(list(zip(at, self._strides, strict=True)))
+
+    def load(self, *at: str) -> str:
+        return f"{self.pointer}[{self.offset(*at)}]"

@@ -1,0 +1,545 @@
+"""Attention in one kernel, which stores no scores: a product, a row program over its rows, and a second product.
+
+A block has ``m`` rows and walks over the keys in tiles, once for each group of reductions of the row program and once
+for the second product. Scores of a tile stand in shared memory; where the scores of all keys fit there they are
+computed once, else in each pass. On the emulated device, sums have the order that the kernels of products and of row
+programs give them there, so that attention has the bits of its three parts, but for two cases: products of at most
+`contract.MAX_ROWS` rows and rows of more than `reduce.LONG_COLUMNS` keys, which they add up in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...model.ir import DType
+from ...program.lowering import Lowering, Tensor
+from ...program.row_program import Stage, Values, grouped_stages
+from ...program.scalar import Scalar
+from ...program.shapes import broadcast_strides, collapse
+from ...program.steps import Attend, Map
+from ...program.symbolic import Dim, ceildiv, hint, le, product
+from ...program.trace import Use
+from ..codegen.epilogue import Axes, Epilogue, Terms, count_along, make_epilogue, sum_text
+from ..codegen.launch_geometry import index_type, reach
+from ..codegen.simt_fragments import (
+    Element,
+    Operand,
+    Tile,
+    batch_offsets,
+    fill_matrix,
+    indented,
+    log2,
+    pipeline,
+    store_tile,
+)
+from ..codegen.source import Emitter, KernelBuilder, Parameters, load_text, offset_text, register_type, text_property
+from ..gemm.dispatch import add_batch, batch_strides, contiguous_axis
+from ..reduction.reduce import SERIAL_PARTS
+
+PREFIX = "r_"
+"""Begins the names of what a row program asks for."""
+RESIDENT_BYTES = 48 << 10
+"""Scores of a block that may stand in shared memory beside its tiles, on every device."""
+
+TILE_GAP = 4
+"""Elements between lines of a GPU's tiles in shared memory."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """Sizes of a block: ``m`` rows, tiles of ``keys`` keys and ``width`` columns of the result, ``threads`` threads.
+
+    ``gap`` stands between the scores of keys in shared memory; it is odd, so that threads of neighbouring keys use all
+    banks. ``tile_gap`` is that of the operands' tiles.
+    """
+
+    m: int
+    keys: int
+    width: int
+    threads: int
+    resident: bool
+    gap: int = 1
+    tile_gap: int = 0
+
+    @property
+    def scores(self) -> Tile:
+        """The product of keys and rows."""
+        return _tile(self.keys, self.m, self.threads, self.tile_gap)
+
+    @property
+    def result(self) -> Tile:
+        """The product of weights and values."""
+        return _tile(self.m, self.width, self.threads, self.tile_gap)
+
+    @property
+    def pitch(self) -> int:
+        """Elements from key to key of a tile of scores."""
+        return self.m + self.gap
+
+    def score_bytes(self, keys: Dim) -> Dim:
+        """What the scores of a block take."""
+        return ceildiv(keys, self.keys) * (self.keys * self.pitch * 4)
+
+    @property
+    def name(self) -> str:
+        return f"{self.m}x{self.keys}x{self.width}{'_resident' if self.resident else ''}"
+
+
+def _tile(m: int, n: int, threads: int, gap: int) -> Tile:
+    return Tile(m, n, thread_m=m * n // 8 // threads, thread_n=8, gap=gap)
+
+
+def block_form(ctx: Lowering, m: int, keys: int, width: int, resident: bool) -> Form:
+    """A form with as many threads as the device is fast with."""
+    if ctx.device.emulated:
+        return Form(m, keys, width, 32, resident)
+    return Form(m, keys, width, 4 * m, resident, tile_gap=TILE_GAP)
+
+
+def sized_form(ctx: Lowering, m: int, width: Dim) -> Form:
+    """The form with blocks of ``m`` rows that keeps its scores."""
+    tile = 64 if m < 32 or ctx.device.emulated else 128
+    columns = 64 if hint(width) <= 64 else 128
+    return block_form(ctx, m, tile, columns, resident=True)
+
+
+def choose_form(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> Form:
+    """By the sizes that are expected; every form is right for all sizes.
+
+    Threads of a block take turns on the emulated device, so that fewer with more work each are faster there.
+    """
+    most = 8 if hint(rows) <= 8 else 16 if hint(rows) <= 16 else 32
+
+    def form(m: int) -> Form:
+        return sized_form(ctx, m, width)
+
+    # More rows read keys less often. But to compute scores once takes less time than to do so in each pass, and those
+    # of half as many rows may fit. Those of fewer still are slower than passes over 32 rows.
+    for m in dict.fromkeys((most, min(most, 16))):
+        if ctx.settled(le(form(m).score_bytes(keys), RESIDENT_BYTES)):
+            return form(m)
+    return replace(form(most), resident=False)
+
+
+def attention_tactics(ctx: Lowering, step: Attend) -> dict[str, Form]:
+    """Our kernels that may be the fastest, by name; the first is what is taken unless the step says another."""
+    a, b, c = step.operands
+    rows, keys, width = a.shape[-2], b.shape[-1], c.shape[-1]
+    first = choose_form(ctx, rows, keys, width)
+    found = [first]
+    for m in (8, 16, 32):
+        if m == 8 or m < 2 * hint(rows):
+            other = sized_form(ctx, m, width)
+            fits = hint(other.score_bytes(keys)) <= RESIDENT_BYTES
+            found += [other] * fits + [replace(other, resident=False)]
+    return {f"blocks of {form.name}": form for form in found}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One walk over the keys: ``lines`` make ``value`` of the element (``key``, ``row``) from ``total``, its score.
+
+    The reduction of these values has accumulators of the ``types``, which begin with ``initial`` and change by
+    ``step_lines`` (with element ``x``) and ``combine_lines`` (with ``b*``, those of another part), both of ``a*``.
+    """
+
+    lines: tuple[str, ...]
+    value: str
+    types: tuple[str, ...] = ()
+    initial: tuple[str, ...] = ()
+    step_lines: tuple[str, ...] = ()
+    combine_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Source text of a row program over scores.
+
+    ``block_lines`` come once, ``key_lines`` where ``key`` is set, ``row_lines`` where ``row`` is, too. ``unit`` names
+    what values are multiplied by, where there is such a number.
+    """
+
+    block_lines: tuple[str, ...]
+    key_lines: tuple[str, ...]
+    row_lines: tuple[str, ...]
+    passes: tuple[Pass, ...]
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class AttentionKernel:
+    """The kernel for operands of ``storage``; ``contiguous`` names the dimensions along which their neighbours lie."""
+
+    storage: tuple[str, str, str]
+    contiguous: tuple[str, str, str]
+    weights: Weights
+    epilogue: Epilogue
+    batch_rank: int
+    index: DType
+    form: Form
+
+    @property
+    def strides(self) -> tuple[str, ...]:
+        known = {f"{x}_{axis}" for x, axis in zip("abc", self.contiguous, strict=True)}
+        return tuple(name for name in ("a_m", "a_k", "b_k", "b_n", "c_n", "c_d") if name not in known)
+
+    def _stride(self, name: str) -> str:
+        return name if name in self.strides else "1"
+
+    def element(self, number: int) -> Element:
+        """How an operand's elements are loaded."""
+        return Element(self.storage[number])
+
+    @property
+    def name(self) -> str:
+        return f"attention_{self.form.name}_{self.storage[0]}"
+
+    @text_property
+    def body(self) -> str:
+        lines = [
+            *self.prologue(),
+            *(line for number, one in enumerate(self.weights.passes[:-1]) for line in self._reduction(number, one)),
+            *self._product(self.weights.passes[-1]),
+            *self.store(),
+        ]
+        return "\n".join(indented(lines, 1))
+
+    def prologue(self) -> list[str]:
+        form = self.form
+        scores, result = form.scores, form.result
+        shared = max(scores.operands, result.operands, result.m * result.n)
+        lines = [
+            *self.block_place(),
+            f"steps = int32((k_end + {scores.k - 1}) >> {log2(scores.k)})",
+            f"tile_c = array_pointer(cuda.shared.array({shared}, float32, 16))",
+            f"element_t = array_pointer(cuda.shared.array({form.keys * form.pitch}, float32, 16))",
+        ]
+        if form.resident:
+            lines.append("score_t = array_pointer(cuda.shared.array(0, float32, 16))")
+        else:
+            lines.append("score_t = element_t")
+        for number, one in enumerate(self.weights.passes[:-1]):
+            for i, kind in enumerate(one.types):
+                lines.append(
+                    f"part{number}_{i} = array_pointer(cuda.shared.array({SERIAL_PARTS * form.m}, {kind}, 16))"
+                )
+                lines.append(f"stat{number}_{i} = array_pointer(cuda.shared.array({form.m}, {kind}, 16))")
+        accumulators = form.scores.thread_m * form.scores.thread_n
+        lines.append(f"score_sums = registers_f32({accumulators})")
+        lines.append(f"result_sums = registers_f32({form.result.thread_m * form.result.thread_n})")
+        return [*lines, *self.weights.block_lines]
+
+    def block_place(self) -> list[str]:
+        """What the block computes, and its thread."""
+        form = self.form
+        return [
+            f"tiles_d = int32((d + {form.width - 1}) >> {log2(form.width)})",
+            f"tiles_m = int32((m + {form.m - 1}) >> {log2(form.m)})",
+            f"tiles = int32((n + {form.keys - 1}) >> {log2(form.keys)})",
+            "block = int32(cuda.blockIdx.x)",
+            "rest = int32(block // tiles_d)",
+            f"column0 = int32((block - rest * tiles_d) * {form.width})",
+            "batch = int32(rest // tiles_m)",
+            f"row0 = int32((rest - batch * tiles_m) * {form.m})",
+            "thread = int32(cuda.threadIdx.x)",
+            *batch_offsets("abc", "start", self.batch_rank).splitlines(),
+        ]
+
+    def scores(self) -> list[str]:
+        """Fills the tile ``tile`` of scores, [key][row]: the product of keys, the rows of b, and of the rows of a."""
+        form, tile = self.form, self.form.scores
+        b_n, b_k, a_m, a_k = (self._stride(name) for name in ("b_n", "b_k", "a_m", "a_k"))
+        keys = Operand("a", "b", "key0", "n", "k_end", b_n, b_k, self.contiguous[1] == "k")
+        rows = Operand("b", "a", "row0", "m", "k_end", a_m, a_k, self.contiguous[0] != "m")
+        fill = [
+            fill_matrix(keys, tile.m, tile, self.element(1), register_type(self.index)),
+            fill_matrix(rows, tile.n, tile, self.element(0), register_type(self.index)),
+        ]
+        return [
+            "a_base = b_start",
+            "b_base = a_start",
+            *thread_place(tile),
+            f"clear_f32(score_sums, {tile.thread_m * tile.thread_n})",
+            "sums = score_sums",
+            *pipeline(tile, "float32", "\n".join(fill)).splitlines(),
+            f"to = int64(int32(at_tile + thread_row * {form.pitch} + thread_column))",
+            f"store_tile_f32(score_t, to, {form.pitch}, score_sums, {tile.thread_m}, {tile.thread_n})",
+            "cuda.syncthreads()",
+        ]
+
+    def _tiles(self, computes: bool, body: Sequence[str]) -> list[str]:
+        """A loop over the tiles of keys with their scores, which are computed where ``computes`` says so."""
+        at_tile = f"int32(tile * {self.form.keys * self.form.pitch})" if self.form.resident else "int32(0)"
+        lines = [f"key0 = int32(tile * {self.form.keys})", f"at_tile = {at_tile}"]
+        if computes or not self.form.resident:
+            lines += self.scores()
+        return ["for tile in range(tiles):", *indented([*lines, *body], 1)]
+
+    def each_element(self, one: Pass, otherwise: Sequence[str]) -> list[str]:
+        """Makes the pass's value of each score of the tile; ``otherwise`` is done for keys that do not exist."""
+        form = self.form
+        # Where there are more threads than keys, some share a key.
+        sharing = max(1, form.threads // form.keys)
+        rows = f"range({form.m})"
+        local = f"int32(thread + piece * {form.threads})"
+        if sharing > 1:
+            rows = f"range(first_row, int32(first_row + {form.m // sharing}))"
+            local = f"int32(thread & {form.keys - 1})"
+        each_row = ["row = int32(min(int32(row0 + r), int32(m - 1)))", "total = score_t[at_tile + place + r]"]
+        each_row += [*self.weights.row_lines, *one.lines, f"element_t[place + r] = {one.value}"]
+        per_key = [
+            f"local = {local}",
+            *([f"first_row = int32((thread >> {log2(form.keys)}) * {form.m // sharing})"] if sharing > 1 else []),
+            "key = int32(key0 + local)",
+            f"place = int64(local * {form.pitch})",
+            "if key < n:",
+            *indented(self.weights.key_lines, 1),
+            f"    for r in {rows}:",
+            *indented(each_row, 2),
+        ]
+        if otherwise:
+            per_key += ["else:", *indented(otherwise, 1)]
+        pieces = max(1, form.keys // form.threads)
+        return [f"for piece in range({pieces}):", *indented(per_key, 1), "cuda.syncthreads()"]
+
+    def _reduction(self, number: int, one: Pass) -> list[str]:
+        """Reduces each row to ``stat*``: `SERIAL_PARTS` parts of every so many-th key, which meet at the end."""
+        form = self.form
+        names = [f"part{number}_{i}" for i in range(len(one.types))]
+        parts = SERIAL_PARTS * form.m
+        lanes = form.threads // form.m
+        initial = [f"{name}[i] = {value}" for name, value in zip(names, one.initial, strict=True)]
+        lines = [f"for i in range(thread, {parts}, {form.threads}):", *indented(initial, 1), "cuda.syncthreads()"]
+        take = [f"a{i} = {name}[at]" for i, name in enumerate(names)]
+        give = [f"{name}[at] = a{i}" for i, name in enumerate(names)]
+        part = [
+            f"at = int64(int32(part * {form.m} + mine))",
+            *take,
+            f"for j in range(part, min(int32({form.keys}), int32(whole - key0)), {SERIAL_PARTS}):",
+            *indented([f"x = element_t[int64(int32(j * {form.pitch} + mine))]", *one.step_lines], 1),
+            *give,
+        ]
+        lines += [f"mine = int32(thread & {form.m - 1})", f"whole = int32(n & -{SERIAL_PARTS})"]
+        rows = [f"for part in range(int32(thread >> {log2(form.m)}), {SERIAL_PARTS}, {lanes}):", *indented(part, 1)]
+        lines += self._tiles(number == 0, [*self.each_element(one, ()), *rows, "cuda.syncthreads()"])
+        return [*lines, *self._combine(number, one, names)]
+
+    def _combine(self, number: int, one: Pass, names: Sequence[str]) -> list[str]:
+        """The parts of a row, two by two, and then its last keys, fewer than there are parts."""
+        form = self.form
+        lines = []
+        half = SERIAL_PARTS // 2
+        while half:
+            for part in range(half):
+                lines.append(f"at = int64(int32({part * form.m} + mine))")
+                lines += [f"a{i} = {x}[at]" for i, x in enumerate(names)]
+                lines += [f"b{i} = {x}[at + {half * form.m}]" for i, x in enumerate(names)]
+                lines += [*one.combine_lines, *(f"{x}[at] = a{i}" for i, x in enumerate(names))]
+            half //= 2
+        lines += [f"a{i} = {x}[int64(mine)]" for i, x in enumerate(names)]
+        lines += [
+            f"first = int32((tiles - 1) * {form.keys})",
+            "for j in range(int32(whole - first), int32(n - first)):",
+            *indented([f"x = element_t[int64(int32(j * {form.pitch} + mine))]", *one.step_lines], 1),
+            *(f"stat{number}_{i}[int64(mine)] = a{i}" for i in range(len(names))),
+        ]
+        return [f"if thread < {form.m} and n > 0:", *indented(lines, 1), "cuda.syncthreads()"]
+
+    def _product(self, one: Pass) -> list[str]:
+        """Adds up the products of weights and values over all tiles."""
+        zeros = [f"for r in range({self.form.m}):", "    element_t[place + r] = float32(0)"]
+        return self._tiles(len(self.weights.passes) == 1, [*self.each_element(one, zeros), *self.weighted_values()])
+
+    def weighted_values(self) -> list[str]:
+        """Adds the products of the tile of weights that ``element_t`` has and its values."""
+        form, tile = self.form, self.form.result
+        values = Operand(
+            "b", "c", "column0", "d", "left", self._stride("c_d"), self._stride("c_n"), self.contiguous[2] == "n"
+        )
+        fill = fill_matrix(values, tile.n, tile, self.element(2), register_type(self.index))
+        sizes = f"{tile.thread_m}, {tile.thread_n}"
+        multiply = [
+            f"at_a = int64(int32((step - 1) * {tile.k * form.pitch} + thread_row))",
+            f"at_b = int64(int32((1 - filling) * {tile.k * tile.b_pitch} + {tile.b_first} + thread_column))",
+            f"for _ in range({tile.k}):",
+            f"    multiply_add_tile_f32(result_sums, element_t, at_a, tile_c, at_b, {sizes})",
+            f"    at_a += {form.pitch}",
+            f"    at_b += {tile.b_pitch}",
+        ]
+        return [
+            *thread_place(tile),
+            "left = int32(n - key0)",
+            f"b_base = c_start + int64({self.index_type}(key0 * {self._stride('c_n')}))",
+            f"pieces = int32((min(left, int32({form.keys})) + {tile.k - 1}) >> {log2(tile.k)})",
+            "for step in range(int32(pieces + 1)):",
+            "    filling = int32(step & 1)",
+            "    if step < pieces:",
+            *indented(fill.splitlines(), 2),
+            "    if step > 0:",
+            *indented(multiply, 2),
+            "    cuda.syncthreads()",
+        ]
+
+    @property
+    def index_type(self) -> str:
+        return register_type(self.index)
+
+    def store(self) -> list[str]:
+        tile = self.form.result
+        stored = store_tile(tile, "m", "d", Element("f32"), self.epilogue)
+        return [*thread_place(tile), "sums = result_sums", "cuda.syncthreads()", *stored.splitlines()]
+
+
+def thread_place(tile: Tile) -> list[str]:
+    return [
+        f"thread_row = int32((thread >> {log2(tile.columns)}) * {tile.thread_m})",
+        f"thread_column = int32((thread & {tile.columns - 1}) * {tile.thread_n})",
+    ]
+
+
+def _form(ctx: Lowering, step: Attend) -> Form:
+    """What the step's tactic says, where the scores fit; each form is right for all sizes then."""
+    a, b, c = step.operands
+    rows, keys, width = a.shape[-2], b.shape[-1], c.shape[-1]
+    named = attention_tactics(ctx, step).get(step.tactic.name) if step.tactic.name else None
+    if named is None:
+        return choose_form(ctx, rows, keys, width)
+    if named.resident and not ctx.settled(le(named.score_bytes(keys), RESIDENT_BYTES)):
+        return replace(named, resident=False)
+    return named
+
+
+def launch_attend(ctx: Lowering, step: Attend) -> None:
+    a, b, c = step.operands
+    m, n, k, d = a.shape[-2], b.shape[-1], a.shape[-1], c.shape[-1]
+    index = index_type(ctx, *(reach(x.shape[-2:], x.strides[-2:]) for x in step.operands))
+    batch, batches = collapse(step.batch, [batch_strides(x, step.batch) for x in step.operands])
+    if not batch:
+        batch, batches = [1], [(0,), (0,), (0,)]
+    axes = range(len(step.batch))
+    weights, score_parameters = make_weights(ctx, step)
+    outer = [Axes("batch", axes), Axes("row", [len(axes)])]
+    epilogue, result_parameters = make_epilogue(ctx, step, step.total, outer, Axes("column", [len(axes) + 1]))
+    kernel = AttentionKernel(
+        (a.dtype.short, b.dtype.short, c.dtype.short),
+        (contiguous_axis(a, "m", "k"), contiguous_axis(b, "k", "n"), contiguous_axis(c, "n", "d")),
+        weights,
+        epilogue,
+        len(batch),
+        index,
+        _form(ctx, step),
+    )
+    builder = KernelBuilder()
+    for name, x in zip("abc", step.operands, strict=True):
+        builder.tensor(x, name)
+    builder.integers(DType.INT32, m=m, n=n, k_end=k, d=d)
+    places = (*a.strides[-2:], *b.strides[-2:], *c.strides[-2:])
+    for name, stride in zip(("a_m", "a_k", "b_k", "b_n", "c_n", "c_d"), places, strict=True):
+        if name in kernel.strides:
+            builder.integer(stride, index, name)
+    add_batch(builder, batch, **dict(zip("abc", batches, strict=True)))
+    builder.include(score_parameters)
+    builder.include(result_parameters)
+    form = kernel.form
+    row_blocks, column_blocks = ceildiv(m, form.m), ceildiv(d, form.width)
+    grid = (row_blocks * column_blocks * product(batch), 1, 1)
+    uses = _uses(step, len(weights.passes), row_blocks, column_blocks, form.resident)
+    shared = form.score_bytes(n) if form.resident else 0
+    builder.launch(ctx, kernel.name, grid, (form.threads, 1, 1), uses, shared, body=kernel.body)
+
+
+def _uses(step: Attend, passes: int, row_blocks: Dim, column_blocks: Dim, resident: bool) -> dict[Tensor, Use]:
+    """Each block of rows goes through keys and values, and through the keys again where it did not keep the scores."""
+    a, b, c = step.operands
+    walks = column_blocks * (1 if resident else passes)
+    uses = {x: Use(column_blocks * passes) for _, x in step.score_inputs}
+    return uses | {a: Use(walks), b: Use(walks * row_blocks), c: Use(row_blocks)}
+
+
+# ---- the row program ----
+
+
+def make_weights(ctx: Lowering, step: Attend) -> tuple[Weights, Parameters]:
+    """The row program of a step, and its parameters."""
+    emit = Emitter(PREFIX, indent=0)
+    builder = KernelBuilder(PREFIX, emit)
+    scores = Map(step.nodes, step.score_shape, step.score_inputs, ())
+    rank = len(step.batch)
+    block_lines, key_lines, row_lines = bind_inputs(
+        ctx, builder, scores, (Axes("batch", range(rank)), Axes("key", [rank + 1]), Axes("row", [rank]))
+    )
+    emit.bind(step.score, "total")
+    emit.bind(step.row.index, "int64(key)")
+    emit.bind(step.row.count, "int64(n)")
+    numbers: dict[Stage, int] = {}
+    emit.handlers["reduced"] = lambda x: emit.assign(f"stat{numbers[x.value[0]]}_{x.value[1]}[r]")
+    passes = []
+    for number, (stage,) in enumerate(grouped_stages([step.weight])):
+        with emit.scope():
+            value = emit.value(stage.elements[0])
+            body = tuple(emit.taken())
+        types = tuple(register_type(x.dtype) for x in stage.initial)
+        initial = tuple(emit.value(x) for x in stage.initial)
+        step_lines, combine_lines = _changes(emit, stage)
+        passes.append(Pass(body, value, types, initial, step_lines, combine_lines))
+        numbers[stage] = number
+    with emit.scope():
+        value = emit.value(step.weight)
+        passes.append(Pass(tuple(emit.taken()), value))
+    return Weights(block_lines, key_lines, row_lines, tuple(passes)), builder
+
+
+def bind_inputs(
+    ctx: Lowering, builder: KernelBuilder, scores: Map, axes: Sequence[Axes]
+) -> tuple[tuple[str, ...], ...]:
+    """Emits loads of the inputs of ``scores``: lines for each of ``axes``, which loops nest, from the outermost in.
+
+    An input is loaded with the first axes after which its place is known. The first are those of the block, where only
+    tensors of one element are loaded: what others have there may not exist.
+    """
+    emit = builder.emit
+    loaded = builder.to_load(scores.inputs)
+    tensors = [x for _, x in loaded]
+    pointers = [builder.tensor(x) for x in tensors]
+    placed = [broadcast_strides(x, scores.shape) for x in tensors]
+    lines: list[tuple[str, ...]] = []
+    offsets = ["0"] * len(tensors)
+    for number, along in enumerate(axes if tensors else ()):
+        mine: list[Terms] = [[] for _ in tensors]
+        count_along(ctx, builder, scores, along, placed, mine)
+        places = [sum_text(base, offset_text(pairs)) for base, pairs in zip(offsets, mine, strict=True)]
+        offsets = [place if place == "0" else emit.assign(place) for place in places]
+        later = [axis for more in axes[number + 1 :] for axis in more.dims]
+        for (leaf, x), pointer, place, strides in zip(loaded, pointers, offsets, placed, strict=True):
+            exists = number > 0 or x.size == 1
+            if exists and emit.bound(leaf) is None and all(strides[axis] == 0 for axis in later):
+                emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
+        lines.append(tuple(emit.taken()))
+    return tuple(lines) if tensors else ((),) * len(axes)
+
+
+def _changes(emit: Emitter, stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The lines that change accumulators ``a*`` by an element ``x`` and by other accumulators ``b*``."""
+
+    def changed(new: Values) -> tuple[str, ...]:
+        values = [emit.value(x) for x in new]
+        return (*emit.taken(), *(f"a{i} = {value}" for i, value in enumerate(values)))
+
+    with emit.scope():
+        totals = _bound(emit, [x.dtype for x in stage.initial], "a")
+        element = Scalar(stage.elements[0].dtype, "accumulator")
+        emit.bind(element, "x")
+        step_lines = changed(stage.reduction.step(totals, (element,)))
+    with emit.scope():
+        totals = _bound(emit, [x.dtype for x in stage.initial], "a")
+        others = _bound(emit, [x.dtype for x in stage.initial], "b")
+        combine_lines = changed(stage.reduction.combine(totals, others))
+    return step_lines, combine_lines
+
+
+def _bound(emit: Emitter, dtypes: Sequence[DType], name: str) -> tuple[Scalar, ...]:
+    scalars = tuple(Scalar(dtype, "accumulator") for dtype in dtypes)
+    for i, x in enumerate(scalars):
+        emit.bind(x, f"{name}{i}")
+    return scalars

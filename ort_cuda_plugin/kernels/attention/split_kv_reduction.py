@@ -1,0 +1,72 @@
+"""The kernel that adds up what attention whose keys were split among blocks has left: a part for each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..codegen.epilogue import Epilogue
+from ..codegen.simt_fragments import indented
+from ..codegen.source import text_property
+from .flash_kernel import Range
+
+MERGED_ROWS = 4
+"""Rows of a block: warps."""
+
+
+@dataclass(frozen=True)
+class MergeKernel:
+    """Adds up ``splits`` parts, at most 32: ``parts`` [part][row][column], and ``maxima`` and ``weights`` [part][row].
+
+    With ``nan`` a row without a key gives NaN, else zeros.
+    """
+
+    splits: int
+    epilogue: Epilogue
+    range: Range
+    nan: bool
+
+    @property
+    def name(self) -> str:
+        return f"merge_{self.splits}_parts"
+
+    @text_property
+    def body(self) -> str:
+        parts = range(self.splits)
+        lines = [
+            "lane = int32(cuda.threadIdx.x & 31)",
+            f"place = int32(int32(cuda.blockIdx.x) * {MERGED_ROWS} + int32(cuda.threadIdx.x >> 5))",
+            "if place >= rows:",
+            "    return",
+            "batch = int32(place // m)",
+            "row = int32(place - batch * m)",
+            *(f"most_{i} = maxima[int64(place) + {i} * int64(rows)]" for i in parts),
+            *(f"weight_{i} = weights[int64(place) + {i} * int64(rows)]" for i in parts),
+            "most = most_0",
+            *(f"most = max(most, most_{i})" for i in parts[1:]),
+        ]
+        sink = self.range.sink
+        if sink:
+            lines += [*self.range.block_lines, *self.range.row_lines, f"most = max(most, {sink})"]
+        lines += [
+            "shift = choose(most == float32(-math.inf), float32(0), most)",
+            "weight = float32(0)",
+        ]
+        for i in parts:
+            lines += [f"factor_{i} = libdevice.expf(most_{i} - shift)", f"weight += weight_{i} * factor_{i}"]
+        if sink:
+            lines.append(f"weight += libdevice.expf({sink} - shift)")
+        if not self.nan:
+            lines.append("weight = choose(weight == float32(0), float32(1), weight)")
+        columns = [
+            "column_0 = int32(first + lane)",
+            "at = int64(place) * int64(d) + int64(int32(min(column_0, int32(d - 1))))",
+            "distance = int64(rows) * int64(d)",
+            *(f"x{i} = parts[at + {i} * distance]" for i in parts),
+            "total_0 = float32(0)",
+            *(f"total_0 += x{i} * factor_{i}" for i in parts),
+            "total_0 /= weight",
+            "if column_0 < d:",
+            *indented([*self.epilogue.elements("_0"), *self.epilogue.stores("_0")], 1),
+        ]
+        lines += [*self.epilogue.rows(), "for first in range(0, d, 32):", *indented(columns, 1)]
+        return "\n".join(indented(lines, 1))

@@ -1,0 +1,1 @@
+"""Algorithms that solve one problem per thread block."""

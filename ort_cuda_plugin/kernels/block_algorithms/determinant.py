@@ -1,0 +1,61 @@
+"""Determinants by LU factorization with partial pivoting, one block per matrix."""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.kernels.codegen.source import KernelBuilder, register_type
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.symbolic import product
+
+__all__ = ["determinants"]
+
+THREADS = 64
+
+_source = """
+    base = int64(cuda.blockIdx.x) * n * n
+    lane = int64(cuda.threadIdx.x)
+    determinant = {real}(1)
+    for k in range(n):
+        # Every thread finds the same pivot.
+        row = int64(k)
+        largest = {real}(-1)
+        for i in range(k, n):
+            size = abs(lu[base + i * n + k])
+            if size > largest:
+                largest = size
+                row = int64(i)
+        pivot = lu[base + row * n + k]
+        determinant = {real}(determinant * pivot)
+        cuda.syncthreads()
+        if row != k:
+            determinant = -determinant
+            for j in range(k + lane, n, {threads}):
+                held = lu[base + k * n + j]
+                lu[base + k * n + j] = lu[base + row * n + j]
+                lu[base + row * n + j] = held
+        cuda.syncthreads()
+        if pivot == {real}(0):
+            break
+        left = int64(n - k - 1)
+        for t in range(lane, left * left, {threads}):
+            i = base + int64(k + 1 + t // left) * n
+            j = int64(k + 1 + t % left)
+            factor = {real}(lu[i + k] / pivot)
+            lu[i + j] = {real}(lu[i + j] - {real}(factor * lu[base + k * n + j]))
+        cuda.syncthreads()
+    if lane == 0:
+        out[cuda.blockIdx.x] = determinant
+"""
+
+
+def determinants(ctx: Lowering, matrices: Tensor) -> Tensor:
+    """Determinants [...] of contiguous float32 or float64 ``matrices`` [..., n, n], which are written over."""
+    *batch, n, _ = matrices.shape
+    out = ctx.empty(batch, matrices.dtype)
+    builder = KernelBuilder()
+    builder.tensor(out, "out", written=True)
+    builder.tensor(matrices, "lu", written=True)
+    builder.integers(n=n)
+    body = _source.format(threads=THREADS, real=register_type(matrices.dtype))
+    name = f"determinant_{matrices.dtype.short}"
+    builder.launch(ctx, name, (product(batch), 1, 1), (THREADS, 1, 1), body=body)
+    return out

@@ -1,0 +1,71 @@
+"""The cheapest path through a matrix of costs, from its first element to its last: one block, diagonal by diagonal."""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.kernels.codegen.source import KernelBuilder
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.symbolic import Dim
+
+__all__ = ["warping_path"]
+
+THREADS = 256
+
+_source = """
+    lane = int64(cuda.threadIdx.x)
+    width = columns + 1
+    # total[r, c] is the cost of the cheapest way to element (r - 1, c - 1); there is none to row or column 0.
+    for t in range(lane, (rows + 1) * width, {threads}):
+        if t < width or t % width == 0:
+            total[t] = float32(0) if t == 0 else float32(3.4028234663852886e38)
+    cuda.syncthreads()
+    for diagonal in range(2, rows + columns + 1):
+        for c in range(max(int64(1), diagonal - rows) + lane, min(columns, int64(diagonal - 1)) + 1, {threads}):
+            at = (diagonal - c) * width + c
+            both = total[at - width - 1]
+            down = total[at - width]
+            right = total[at - 1]
+            way = int8(2)
+            least = right
+            if both < down and both < right:
+                way = int8(0)
+                least = both
+            elif down < both and down < right:
+                way = int8(1)
+                least = down
+            total[at] = float32(least + cost[(diagonal - c - 1) * row_stride + (c - 1) * column_stride])
+            ways[at] = way
+        cuda.syncthreads()
+    if lane == 0:
+        r = rows
+        c = columns
+        steps = int64(0)
+        while r > 0 and c > 0:
+            path[steps] = int32(r - 1)
+            path[rows + columns + steps] = int32(c - 1)
+            steps += 1
+            way = ways[r * width + c]
+            if way < 2:
+                r -= 1
+            if way != 1:
+                c -= 1
+        count[0] = steps
+"""
+
+
+def warping_path(ctx: Lowering, cost: Tensor) -> tuple[Tensor, Tensor, Dim]:
+    """(the path from its end on, int32 [2, rows + columns]; how much of that is used; the most that this may be).
+
+    ``cost`` is a float32 matrix. A step goes down, to the right, or both.
+    """
+    rows, columns = cost.shape
+    path, count = ctx.empty((2, rows + columns), DType.INT32), ctx.empty((1,), DType.INT64)
+    builder = KernelBuilder()
+    builder.tensor(path, "path", written=True)
+    builder.tensor(count, "count", written=True)
+    builder.tensor(ctx.empty((rows + 1, columns + 1), DType.FLOAT32), "total", written=True)
+    builder.tensor(ctx.empty((rows + 1, columns + 1), DType.INT8), "ways", written=True)
+    builder.tensor(cost, "cost")
+    builder.integers(rows=rows, columns=columns, row_stride=cost.strides[0], column_stride=cost.strides[1])
+    builder.launch(ctx, "warping_path", (1, 1, 1), (THREADS, 1, 1), body=_source.format(threads=THREADS))
+    return path, count, rows + columns - 1

@@ -1,0 +1,66 @@
+"""Inverses of matrices by Gauss and Jordan's elimination with partial pivoting, one block per matrix."""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.kernels.codegen.source import KernelBuilder, register_type
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.symbolic import product
+
+__all__ = ["inverses"]
+
+THREADS = 64
+
+_source = """
+    base = int64(cuda.blockIdx.x) * n * n
+    lane = int64(cuda.threadIdx.x)
+    for t in range(lane, n * n, {threads}):
+        out[base + t] = {real}(1) if t // n == t % n else {real}(0)
+    for k in range(n):
+        cuda.syncthreads()
+        # Every thread finds the same pivot.
+        row = int64(k)
+        largest = {real}(-1)
+        for i in range(k, n):
+            size = abs(a[base + i * n + k])
+            if size > largest:
+                largest = size
+                row = int64(i)
+        pivot = a[base + row * n + k]
+        cuda.syncthreads()
+        # The rows change places, and the pivot's is divided by it.
+        for j in range(lane, n, {threads}):
+            held = a[base + k * n + j]
+            a[base + k * n + j] = {real}(a[base + row * n + j] / pivot)
+            if row != k:
+                a[base + row * n + j] = held
+            held = out[base + k * n + j]
+            out[base + k * n + j] = {real}(out[base + row * n + j] / pivot)
+            if row != k:
+                out[base + row * n + j] = held
+        cuda.syncthreads()
+        # Column k itself stays: all rows read their factor there.
+        for t in range(lane, n * n, {threads}):
+            i = t // n
+            j = t % n
+            if i != k:
+                factor = a[base + i * n + k]
+                if j > k:
+                    a[base + t] = {real}(a[base + t] - {real}(factor * a[base + k * n + j]))
+                out[base + t] = {real}(out[base + t] - {real}(factor * out[base + k * n + j]))
+"""
+
+
+def inverses(ctx: Lowering, matrices: Tensor) -> Tensor:
+    """Inverses of contiguous float32 or float64 ``matrices`` [..., n, n], which are written over.
+
+    That of a singular matrix has elements that are infinite or NaN.
+    """
+    *batch, n, _ = matrices.shape
+    out = ctx.empty(matrices.shape, matrices.dtype)
+    builder = KernelBuilder()
+    builder.tensor(out, "out", written=True)
+    builder.tensor(matrices, "a", written=True)
+    builder.integers(n=n)
+    body = _source.format(threads=THREADS, real=register_type(matrices.dtype))
+    builder.launch(ctx, f"inverse_{matrices.dtype.short}", (product(batch), 1, 1), (THREADS, 1, 1), body=body)
+    return out

@@ -1,0 +1,1 @@
+"""Kernel source from scalar expressions: parameters, index types, fragments, epilogues."""

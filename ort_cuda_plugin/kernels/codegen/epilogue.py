@@ -1,0 +1,313 @@
+"""What a kernel that makes tiles of sums does with each sum: an expression of it and of other tensors, stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ...model.ir import DType
+from ...program.lowering import Lowering, Tensor
+from ...program.scalar import Scalar
+from ...program.shapes import broadcast_strides, collapse
+from ...program.steps import Map, Sums
+from ...program.symbolic import Dim, divides, product
+from .launch_geometry import coordinates, extent, index_type
+from .source import Emitter, KernelBuilder, Parameters, load_text, offset_text, register_type
+from .vectors import begins_at_vectors, vector_load, vector_store
+
+PREFIX = "e_"
+"""Begins the names of an epilogue, which no kernel has."""
+MARK, ROW, LANE = "@", "#", "$"
+"""Stand in text for what tells apart the columns that a thread has at once, the rows, and neighbours of a vector."""
+VECTOR = 4
+"""Neighbours along the columns, which are moved by one access."""
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Source text of a kernel.
+
+    ``row_lines`` come where the kernel's names for the outer coordinates are set and the element exists.
+    ``column_lines`` are what all elements of a column share, whose coordinate is ``column<mark>``. ``element_lines``
+    compute what ``store_lines`` store, for one element: its sum is ``total<mark>``. A kernel with several rows at once
+    has ``row`` and sums with the row's mark at their end. Other outer coordinates are those of all of its rows.
+
+    With a ``width`` of `VECTOR` a mark stands for so many neighbours, of which ``column`` is the first, a multiple of
+    it, and sums end in ``_<number>`` of the neighbour. ``column_loads`` and ``element_loads`` load them together, and
+    come before the lines for each.
+    """
+
+    row_lines: tuple[str, ...] = ()
+    element_lines: tuple[str, ...] = ()
+    store_lines: tuple[str, ...] = ()
+    column_lines: tuple[str, ...] = ()
+    column_loads: tuple[str, ...] = ()
+    element_loads: tuple[str, ...] = ()
+    width: int = 1
+
+    def rows(self, row: str = "") -> list[str]:
+        return [line.replace(ROW, row) for line in self.row_lines]
+
+    def columns(self, mark: str) -> list[str]:
+        return [line.replace(MARK, mark) for line in (*self.column_loads, *self._of_lanes(self.column_lines))]
+
+    def elements(self, mark: str) -> list[str]:
+        """Of the only row, with what its column needs."""
+        return [*self.columns(mark), *self.inner(mark)]
+
+    def inner(self, mark: str, row: str = "") -> list[str]:
+        """Of a row, after `columns`."""
+        lines = (*self.element_loads, *self._of_lanes(self.element_lines))
+        return [line.replace(MARK, mark).replace(ROW, row) for line in lines]
+
+    def stores(self, mark: str, row: str = "") -> list[str]:
+        return [line.replace(MARK, mark).replace(ROW, row) for line in self.store_lines]
+
+    def _of_lanes(self, lines: Sequence[str]) -> Iterable[str]:
+        return (line.replace(LANE, str(lane)) for lane in range(self.width) for line in lines)
+
+
+@dataclass(frozen=True)
+class RowPlace:
+    """Where a kernel stores neighbours of a row. ``row_lines`` come as those of an `Epilogue`, and ``row`` is set."""
+
+    pointer: str = ""
+    row_lines: tuple[str, ...] = ()
+    base: str = "0"
+    stride: str = "1"
+    dtype: DType = DType.FLOAT32
+
+    def stores(self, column: str, values: Sequence[str]) -> list[str]:
+        """Lines that store four float32 ``values`` from a ``column`` on, which is a multiple of four.
+
+        One access does where the row's neighbours are those in memory and begin at a multiple of its size.
+        """
+        narrow = {DType.FLOAT16: "f32_to_f16({})", DType.BFLOAT16: "f32_to_bf16({})"}.get(self.dtype, "{}")
+        kind = "f32" if self.dtype is DType.FLOAT32 else "u16"
+        names = [f"{PREFIX}value{i}" for i in range(len(values))]
+        lines = [f"{name} = {narrow.format(value)}" for name, value in zip(names, values, strict=True)]
+        step = "" if self.stride == "1" else f" * {self.stride}"
+        lines.append(f"{PREFIX}at = {sum_text(self.base, f'int64({column}){step}')}")
+        single = [f"{self.pointer}[{PREFIX}at + {i}{step}] = {name}" for i, name in enumerate(names)]
+        if step:
+            return [*lines, *single]
+        return [
+            *lines,
+            f"if {PREFIX}is_whole:",
+            f"    store_{kind}x4({self.pointer}, {PREFIX}at, {', '.join(names)})",
+            "else:",
+            *(f"    {line}" for line in single),
+        ]
+
+
+def make_row_place(ctx: Lowering, step: Map, outer: Iterable[Axes], last: Axes) -> tuple[RowPlace, Parameters]:
+    """Where the only output of a step lies, as `make_epilogue` has it; what a kernel stores needs no more than that."""
+    ((_, y),) = step.outputs
+    emit = Emitter(PREFIX, indent=0)
+    builder = KernelBuilder(PREFIX, emit)
+    pointer = builder.tensor(y, written=True)
+    placed = [broadcast_strides(y, step.shape)]
+    terms: list[Terms] = [[]]
+    for axes in outer:
+        count_along(ctx, builder, step, axes, placed, terms)
+    base = emit.assign(offset_text(terms[0])) if terms[0] else "0"
+    (axis,) = last.dims
+    size = y.dtype.itemsize
+    begin = f"int32(address_of({pointer})) + (int32({base}) << {size.bit_length() - 1})"
+    is_whole = f"{PREFIX}is_whole = (({begin}) & {4 * size - 1}) == 0"
+    return RowPlace(pointer, (*emit.taken(), is_whole), base, builder.stride(placed[0][axis]), y.dtype), builder
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Neighbouring dimensions of a result that a kernel counts with one number, and the kernel's name for that."""
+
+    name: str
+    dims: Sequence[int]
+
+
+def make_epilogue(
+    ctx: Lowering, step: Map, total: Scalar, outer: Iterable[Axes], last: Axes, *, vectors: bool = False
+) -> tuple[Epilogue, Parameters]:
+    """The epilogue of a step whose sums are ``total``, and its parameters, which come after those of the kernel itself.
+
+    ``outer`` and ``last`` are all dimensions of the step, in order. Where outputs have parts of the columns, these
+    are ``last``. With ``vectors`` it moves neighbours by one access, where all tensors have them.
+    """
+    emit = Emitter(PREFIX, indent=0)
+    builder = KernelBuilder(PREFIX, emit)
+    loaded = builder.to_load(step.inputs)
+    numbers = emit.taken()
+    tensors = [x for _, x in loaded] + [y for _, y in step.outputs]
+    pointers = [builder.tensor(x, written=number >= len(loaded)) for number, x in enumerate(tensors)]
+    placed = [broadcast_strides(x, step.shape) for x in tensors]
+    is_wide = vectors and _has_vectors(step, last, list(zip(tensors, placed, strict=True)))
+    outside = [
+        f"is_aligned({pointer}, {VECTOR})"
+        for pointer, x in zip(pointers, tensors, strict=True)
+        if is_wide and not begins_at_vectors(x, VECTOR)
+    ]
+    whole = emit.assign(" & ".join(outside)) if outside else "True"
+    numbers += emit.taken()
+    lane = f"_{LANE}" if is_wide else ""
+    terms: list[Terms] = [[] for _ in tensors]
+    emit.suffix = ROW
+    for axes in outer:
+        count_along(ctx, builder, step, axes, placed, terms, ROW if axes.name == "row" else "")
+    conditions = [""] * len(tensors)
+    if isinstance(step, Sums) and step.column_parts:
+        for number, part in enumerate(step.column_parts, len(loaded)):
+            first, end = (builder.integer(channel, DType.INT32) for channel in (part.start, part.stop))
+            (axis,) = last.dims
+            terms[number].append((builder.integer(-part.start * placed[number][axis]), "1"))
+            conditions[number] = f"if {first} <= {last.name}{MARK} < {end}: "
+    bases = [emit.assign(offset_text(mine)) if mine else "0" for mine in terms]
+    along: list[Terms] = [[] for _ in tensors]
+    with emit.detached() as counting:
+        emit.suffix = MARK
+        count_along(ctx, builder, step, last, placed, along, MARK)
+        emit.suffix = ROW
+    places = [sum_text(base, offset_text(mine)) for base, mine in zip(bases, along, strict=True)]
+    loads = list(zip(loaded, pointers, places, terms, along, strict=False))
+
+    def load(pointer: str, place: str, x: Tensor) -> str:
+        """The element's value; its vector is loaded before."""
+        if not is_wide:
+            return load_text(pointer, place, x.dtype)
+        lanes = emit.fresh().removesuffix(lane)
+        together.extend(vector_load(lanes, pointer, place, whole, VECTOR))
+        return load_text(lanes, LANE, x.dtype)
+
+    for (leaf, x), pointer, place, _, mine in loads:
+        if not mine:
+            emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
+    row_lines = emit.taken()
+    together = list(counting)
+    emit.suffix = f"{MARK}{lane}"
+    shared = {leaf for leaf, _ in step.inputs} - {leaf for leaf, _ in loaded}
+    for (leaf, x), pointer, place, beneath, mine in loads:
+        if mine and not beneath:
+            emit.bind(leaf, emit.assign(load(pointer, place, x)))
+            shared.add(leaf)
+    results = [value for value, _ in step.outputs]
+    alike = _alike(results, shared)
+    for value in _largest(results, alike):
+        emit.value(value)
+    for quotient in (x for x in alike if x.op == "div" and alike[x.operands[1]] and not alike[x]):
+        emit.invert(quotient)
+    column_lines, column_loads, together = emit.taken(), together, []
+    emit.suffix = f"{MARK}{ROW}{lane}"
+    for (leaf, x), pointer, place, *_ in loads:
+        if emit.bound(leaf) is None:
+            emit.bind(leaf, emit.assign(load(pointer, place, x)))
+    emit.bind(total, f"total{MARK}{ROW}{lane}")
+    stores = []
+    written = zip(pointers, places, conditions, strict=True)
+    for (expression, _), (pointer, place, condition) in zip(step.outputs, list(written)[len(loaded) :], strict=True):
+        if not is_wide:
+            stores.append(f"{condition}{pointer}[{place}] = {emit.assign(emit.memory_form(expression))}")
+            continue
+        lanes = emit.fresh().removesuffix(lane)
+        together.append(f"{lanes} = lanes_of({pointer}, {VECTOR})")
+        emit.store(lanes, LANE, expression)
+        stores.append(condition + vector_store(lanes, pointer, place, whole, VECTOR))
+    element_lines = emit.taken()
+    epilogue = Epilogue(
+        (*numbers, *row_lines),
+        tuple(element_lines),
+        tuple(stores),
+        tuple(column_lines),
+        (*numbers, *column_loads),
+        tuple(together),
+        VECTOR if is_wide else 1,
+    )
+    return epilogue, builder
+
+
+def _has_vectors(step: Map, last: Axes, tensors: Sequence[tuple[Tensor, Sequence[Dim]]]) -> bool:
+    """Whether all tensors that have columns have their neighbours in memory, and whole vectors of them in each row."""
+    if not last.dims or not divides(VECTOR, step.shape[last.dims[-1]]):
+        return False
+    parts = step.column_parts if isinstance(step, Sums) else ()
+    if any(part.start % VECTOR or part.stop % VECTOR for part in parts):
+        return False
+    for x, strides in tensors:
+        if all(strides[axis] == 0 for axis in last.dims):
+            continue
+        *others, inner = strides[: last.dims[-1] + 1]
+        if inner != 1 or x.dtype.is_packed or x.dtype.itemsize > 4:
+            return False
+        if not all(divides(VECTOR, stride) for stride in others):
+            return False
+    return True
+
+
+def _alike(expressions: Sequence[Scalar], shared: set[Scalar]) -> dict[Scalar, bool]:
+    """Of each part of expressions, whether it depends on ``shared`` leaves and constants alone."""
+    alike: dict[Scalar, bool] = {}
+    stack = list(expressions)
+    while stack:
+        x = stack[-1]
+        missing = [operand for operand in x.operands if operand not in alike]
+        if x in alike or not missing:
+            stack.pop()
+            alike[x] = x in shared or x.op == "constant" or bool(x.operands and all(alike[y] for y in x.operands))
+        else:
+            stack += missing
+    return alike
+
+
+def _largest(expressions: Sequence[Scalar], alike: dict[Scalar, bool]) -> list[Scalar]:
+    """The largest parts of expressions that are ``alike``, but leaves and constants."""
+    found: dict[Scalar, None] = {}
+    seen: set[Scalar] = set()
+    stack = list(expressions)
+    while stack:
+        x = stack.pop()
+        if x not in seen:
+            seen.add(x)
+            if not alike[x]:
+                stack += x.operands
+            elif x.operands:
+                found[x] = None
+    return list(found)
+
+
+Terms: TypeAlias = list[tuple[str, str]]
+"""Coordinates and strides whose products make an offset."""
+
+
+def count_along(
+    ctx: Lowering,
+    builder: KernelBuilder,
+    step: Map,
+    axes: Axes,
+    placed: Sequence[Sequence[Dim]],
+    terms: list[Terms],
+    mark: str = "",
+) -> None:
+    """Emits the coordinates along ``axes`` and adds those that a tensor's offset depends on to its ``terms``.
+
+    ``mark`` ends the kernel's name for the number that counts them.
+    """
+    shape = [step.shape[axis] for axis in axes.dims]
+    dims, strides = collapse(shape, [tuple(x[axis] for axis in axes.dims) for x in placed])
+    if not dims:
+        return
+    emit = builder.emit
+    if len(dims) == 1:
+        names = [emit.assign(f"int64({axes.name}{mark})")]
+    else:
+        dtype = index_type(ctx, product(dims))
+        extents = [extent(builder, dim, dtype) for dim in dims[1:]]
+        names = coordinates(emit, emit.assign(f"{register_type(dtype)}({axes.name}{mark})"), extents, dtype)
+    for mine, steps in zip(terms, strides, strict=True):
+        pairs = [(name, builder.stride(stride)) for name, stride in zip(names, steps, strict=True)]
+        mine += [pair for pair in pairs if pair[1] != "0"]
+
+
+def sum_text(base: str, more: str) -> str:
+    if base == "0":
+        return more
+    return base if more == "0" else f"{base} + {more}"

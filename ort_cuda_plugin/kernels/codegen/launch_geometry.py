@@ -1,0 +1,111 @@
+"""Dimensions and blocks of generated kernels: coordinates, launch geometry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ort_cuda_plugin.kernels.codegen.source import Emitter, KernelBuilder, Parameters, register_type
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv, hint, product, sym_max
+
+SERIAL_THREADS = 64
+"""Threads of a block each of which works for long: few, so that there are blocks for all multiprocessors."""
+
+
+def flat_block(device: DeviceProperties) -> int:
+    """Threads of a block whose threads do not cooperate. The emulated device pays for each block, not for threads."""
+    return 1024 if device.emulated else 256
+
+
+def no_wider(threads: int, dim: Dim) -> int:
+    """``threads``, or the power of two that covers ``dim`` where that is known and smaller; whole warps."""
+    return min(threads, max(32, 1 << (dim - 1).bit_length())) if isinstance(dim, int) and dim > 0 else threads
+
+
+def plane_block(threads: int, columns: Dim) -> tuple[int, int]:
+    """``threads`` of a block along columns and rows: wide enough for the columns expected, no wider."""
+    width = 4
+    while width < threads and width < hint(columns):
+        width *= 2
+    return width, threads // width
+
+
+def index_type(ctx: Lowering, *sizes: Dim) -> DType:
+    """INT32 where all sizes fit it (a guard of the plan), else INT64."""
+    return DType.INT32 if ctx.index_dtype(*sizes) == "i32" else DType.INT64
+
+
+def reach(shape: Sequence[Dim], strides: Sequence[Dim]) -> Dim:
+    """A number of elements that all of a tensor lies within."""
+    total: Dim = 0
+    for dim, stride in zip(shape, strides, strict=True):
+        total = total + dim * stride
+    return total
+
+
+Extent = tuple[str, str]
+"""Parameters of a dimension: its size, and what ``quotient_i32`` or ``quotient_i64`` takes to divide by it."""
+
+
+def extent(builder: Parameters, dim: Dim, dtype: DType, names: tuple[str, str] = ("", "")) -> Extent:
+    """The parameters to count in ``dim`` with indices of type ``dtype``. A Run may make the dimension 0."""
+    positive = sym_max(dim, 1)
+    divisor = (2**63 - 1) // positive if dtype is DType.INT32 else positive
+    return builder.integer(dim, dtype, names[0]), builder.integer(divisor, name=names[1])
+
+
+def coordinates(emit: Emitter, flat: str, inner: Sequence[Extent], dtype: DType) -> list[str]:
+    """Names of the int64 coordinates of row-major index ``flat``; ``inner`` are all dimensions but the first."""
+    index = register_type(dtype)
+    names = []
+    rest = flat
+    for size, divisor in reversed(inner):
+        quotient = emit.assign(f"quotient_{dtype.short}({rest}, {divisor})")
+        names.append(emit.assign(f"int64({index}({rest} - {quotient} * {size}))"))
+        rest = quotient
+    if dtype is DType.INT32:
+        rest = emit.assign(f"int64({rest})")
+    return [rest, *reversed(names)]
+
+
+class Plane:
+    """A kernel's index space as rows x columns: columns along threadIdx.x, all dimensions but the last in rows.
+
+    Divisions then concern rows only, and neighbouring threads touch neighbouring elements. Emits the coordinates ahead
+    of the bounds check: ``names`` (an int64 per dimension) and the condition ``inside``. Launch with ``grid`` and
+    ``block``, which has ``threads`` threads.
+    """
+
+    def __init__(self, ctx: Lowering, builder: KernelBuilder, dims: Sequence[Dim], threads: int = 0) -> None:
+        *outer, columns = dims
+        threads = threads or flat_block(ctx.device)
+        emit = builder.emit
+        n_columns = builder.integer(columns)
+        if not outer:
+            threads = no_wider(threads, columns)
+            emit.line("column = int64(cuda.blockIdx.x) * int64(cuda.blockDim.x) + int64(cuda.threadIdx.x)")
+            self.names = ["column"]
+            self.inside = f"column < {n_columns}"
+            self.grid: tuple[Dim, Dim, Dim] = (ceildiv(columns, threads), 1, 1)
+            self.block = (threads, 1, 1)
+            return
+        rows = product(outer)
+        width, height = plane_block(threads, columns)
+        tiles = ceildiv(columns, width)
+        blocks = tiles * ceildiv(rows, height)
+        dtype = index_type(ctx, rows, blocks)
+        index = register_type(dtype)
+        n_rows = builder.integer(rows, dtype)
+        n_tiles, by_tiles = extent(builder, tiles, dtype)
+        inner = [extent(builder, dim, dtype) for dim in outer[1:]]
+        emit.line(f"block = {index}(cuda.blockIdx.x)")
+        emit.line(f"tile_row = quotient_{dtype.short}(block, {by_tiles})")
+        emit.line(f"row = {index}(tile_row * {index}(cuda.blockDim.y) + {index}(cuda.threadIdx.y))")
+        # In 64 bits the address is provably linear in threadIdx.x, so that LLVM can vectorise the emulator's loop.
+        emit.line(f"tile = int64(block) - int64(tile_row) * int64({n_tiles})")
+        emit.line("column = tile * int64(cuda.blockDim.x) + int64(cuda.threadIdx.x)")
+        self.names = [*coordinates(emit, "row", inner, dtype), "column"]
+        self.inside = f"(row < {n_rows}) & (column < {n_columns})"
+        self.grid = (blocks, 1, 1)
+        self.block = (width, height, 1)

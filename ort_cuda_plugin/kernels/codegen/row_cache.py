@@ -1,0 +1,102 @@
+"""What a kernel of a row program keeps of a row from one pass to the next, rather than to read and compute it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...model.ir import NARROW_FLOATS, DType
+from ...program.scalar import Scalar
+from .source import register_type
+
+MAX_SLOTS = 2
+
+
+@dataclass(frozen=True)
+class Kept:
+    """For each value the slot that it stands in, and the passes that store it and that load it."""
+
+    slots: Mapping[Scalar, int]
+    stores: Mapping[Scalar, int]
+    loads: Mapping[Scalar, frozenset[int]]
+
+    @property
+    def count(self) -> int:
+        return 1 + max(self.slots.values(), default=-1)
+
+    @property
+    def type(self) -> str:
+        """Of all values, in a register."""
+        return next((register_type(x.dtype) for x in self.slots), "")
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a value in a register."""
+        return max((4 if x.dtype in NARROW_FLOATS else x.dtype.itemsize for x in self.slots), default=0)
+
+    def loaded(self, walk: int) -> list[Scalar]:
+        return [x for x, walks in self.loads.items() if walk in walks]
+
+    def stored(self, walk: int) -> list[Scalar]:
+        return [x for x, first in self.stores.items() if first == walk]
+
+
+NOTHING = Kept({}, {}, {})
+
+
+def find_kept(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool]) -> Kept:
+    """What to keep where pass i computes ``walks[i]`` of each element; ``varies`` says which leaves have a column.
+
+    These are the last values that a pass and a later one have in common. Kept values change no result: products are
+    not kept, since a sum that follows may take one in unrounded.
+    """
+    by_column = find_by_column(walks, varies)
+    computed: dict[Scalar, int] = {}
+    loads: dict[Scalar, set[int]] = {}
+    for number, roots in enumerate(walks):
+        stack, seen = list(roots), set()
+        while stack:
+            x = stack.pop()
+            if x in seen or not by_column[x]:
+                continue
+            seen.add(x)
+            if computed.get(x, number) < number and _is_keepable(x):
+                loads.setdefault(x, set()).add(number)
+            elif x.op != "reduced":
+                stack += x.operands
+        for x in seen:
+            computed.setdefault(x, number)
+    slots: dict[Scalar, int] = {}
+    free_from: list[int] = []
+    for x in sorted(loads, key=computed.__getitem__):
+        # A pass loads before it stores, so that a slot may be read last where it is written next.
+        slot = next((i for i, walk in enumerate(free_from) if walk <= computed[x]), len(free_from))
+        free_from[slot : slot + 1] = [max(loads[x])]
+        slots[x] = slot
+    kept = Kept(slots, {x: computed[x] for x in loads}, {x: frozenset(w) for x, w in loads.items()})
+    alike = len({register_type(x.dtype) for x in loads}) <= 1
+    return kept if alike and kept.count <= MAX_SLOTS else NOTHING
+
+
+def find_by_column(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool]) -> dict[Scalar, bool]:
+    """Whether each value is another one for each column. Does not recurse: chains are as long as models are deep."""
+    known: dict[Scalar, bool] = {}
+    for roots in walks:
+        stack = list(roots)
+        while stack:
+            x = stack[-1]
+            missing = [] if x.op == "reduced" else [operand for operand in x.operands if operand not in known]
+            if x not in known and missing:
+                stack += missing
+                continue
+            stack.pop()
+            if x not in known:
+                inner = x.op != "reduced" and any(known[operand] for operand in x.operands)
+                known[x] = inner or x.op == "index" or (x.op == "leaf" and varies(x))
+    return known
+
+
+def _is_keepable(x: Scalar) -> bool:
+    if x.op in ("neg", "cast"):
+        return _is_keepable(x.operands[0])
+    return x.op not in ("index", "mul") and x.dtype is not DType.BOOL

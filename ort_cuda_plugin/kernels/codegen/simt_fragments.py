@@ -1,0 +1,476 @@
+"""Source fragments of kernels, above all of block-tiled products: tiles in shared memory, accumulators in registers.
+
+A block of ``threads`` threads computes a ``m`` x ``n`` tile of a product, stepping through the inner dimension ``k`` at
+a time. Both operands' tiles stand in shared memory with k as their slow dimension, twice: one copy is filled while the
+other is multiplied, so a step needs one barrier. The fragments are straight-line code with constant indices: the
+accumulators become registers on a GPU, and on the emulated device LLVM turns a row of them into one vector.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ...model.ir import DType
+from .epilogue import Epilogue
+from .source import register_type
+
+CHUNK = 4
+"""Consecutive elements that one thread stores at a time."""
+ROWS = 4
+"""Maximum rows of a thread in `store_rows`."""
+VECTORS = 8
+"""Maximum vectors of a thread in `store_rows`."""
+WARP = 32
+THREADS = 128
+"""Threads of a block in kernels with one thread per element."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Sizes of a block's tile. Each thread has ``thread_m`` x ``thread_n`` accumulators.
+
+    All are powers of two, but in products on tensor cores, whose threads have as many accumulators in other shapes.
+
+    A thread moves ``chunk`` neighbouring elements at a time when it fills a tile. ``gap`` elements stand between the
+    lines of the operands' tiles in shared memory, so that a line's elements, which neighbours store where k is
+    contiguous, are in several banks.
+    """
+
+    m: int
+    n: int
+    k: int = 16
+    thread_m: int = 8
+    thread_n: int = 8
+    chunk: int = 4
+    gap: int = 0
+
+    @property
+    def a_pitch(self) -> int:
+        """Elements from line to line of a's tile."""
+        return self.m + self.gap
+
+    @property
+    def b_pitch(self) -> int:
+        """Elements from line to line of b's tile."""
+        return self.n + self.gap
+
+    @property
+    def b_first(self) -> int:
+        """Where b's tiles begin."""
+        return 2 * self.k * self.a_pitch
+
+    @property
+    def operands(self) -> int:
+        """Elements of the operands' tiles."""
+        return 2 * self.k * (self.a_pitch + self.b_pitch)
+
+    @property
+    def columns(self) -> int:
+        """Threads along n; thread t owns column t % columns of the block's grid of thread tiles."""
+        return self.n // self.thread_n
+
+    @property
+    def threads(self) -> int:
+        return self.columns * (self.m // self.thread_m)
+
+    @property
+    def name(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
+
+
+@dataclass(frozen=True)
+class Element:
+    """How elements of a storage type (``DType.short``) are read, accumulated and written."""
+
+    storage: str
+
+    @property
+    def memory(self) -> str:
+        """The type in memory."""
+        return self.storage
+
+    @property
+    def accumulator(self) -> str:
+        """Type of sums: float32 for the 16-bit floats."""
+        return {"f64": "float64", "i32": "int32", "i64": "int64", "u32": "uint32", "u64": "uint64"}.get(
+            self.storage, "float32"
+        )
+
+    def load(self, pointer: str, index: str, outer: str = "", inner: str = "") -> str:
+        """Expression of the accumulator's type for the element at ``index``.
+
+        ``outer`` and ``inner`` are its coordinates along the result and along k, where they are known.
+        """
+        value = f"{pointer}[{index}]"
+        return f"{self.storage}_to_f32({value})" if self.storage in ("f16", "bf16") else value
+
+    def neighbours(
+        self, pointer: str, index: str, outer: str, inner: str, count: int, name: str
+    ) -> tuple[list[str], list[str]]:
+        """Expressions as of `load` for ``count`` neighbours along k, and the lines before them; ``name`` begins names.
+
+        The first is at ``index`` and ``inner``, which are multiples of ``count``.
+        """
+        return [], [self.load(pointer, f"{index} + {i}", outer, f"{inner} + {i}") for i in range(count)]
+
+    def cast(self, value: str) -> str:
+        """Expression of the storage type for a value of the accumulator's type."""
+        return f"f32_to_{self.storage}({value})" if self.storage in ("f16", "bf16") else value
+
+
+def indent(text: str, levels: int) -> str:
+    """Dedents a fragment and indents it by ``levels`` steps, without the trailing newline."""
+    return textwrap.indent(textwrap.dedent(text).strip("\n"), "    " * levels)
+
+
+def joined(fragments: Iterable[str]) -> str:
+    """The body of a kernel that is made of these fragments."""
+    return "\n".join(indent(fragment, 1) for fragment in fragments)
+
+
+def log2(value: int) -> int:
+    """Raises ValueError unless value is a power of two."""
+    if value <= 0 or value & (value - 1):
+        raise ValueError(f"{value} is not a power of two")
+    return value.bit_length() - 1
+
+
+def suffix(accumulator: str) -> str:
+    """What names of intrinsics for a type end in: "f32" for "float32"."""
+    return accumulator.replace("float", "f").replace("uint", "u").replace("int", "i")
+
+
+def element_number(index: DType) -> str:
+    """One thread per element in blocks of `THREADS`: ``number``, below ``count``, both of the index type."""
+    place = register_type(index)
+    return f"""
+    number = {place}({place}(cuda.blockIdx.x) * {THREADS} + cuda.threadIdx.x)
+    if number >= count:
+        return
+    """
+
+
+def batch_offsets(operands: str, name: str, rank: int, quotient: str = "int32(digits // batch{i})") -> str:
+    """Decodes ``batch`` of ``rank`` dimensions, last first, into an offset ``<operand>_<name>`` of each operand.
+
+    ``quotient`` divides the number ``digits`` by the size of dimension i.
+    """
+    lines = [*(f"{x}_{name} = int64(0)" for x in operands), "digits = batch"]
+    for i in reversed(range(1, rank)):
+        lines += [f"quotient = {quotient.format(i=i)}", f"digit = int64(digits - quotient * batch{i})"]
+        lines += [f"{x}_{name} += digit * {x}_batch{i}" for x in operands]
+        lines.append("digits = quotient")
+    return "\n".join([*lines, *(f"{x}_{name} += int64(digits) * {x}_batch0" for x in operands)])
+
+
+def declare(tile: Tile, accumulator: str) -> str:
+    """Shared memory, the thread's place in the block, and accumulators of 0.
+
+    ``tile_c`` holds the operands' tiles, [2][k][m] of a and then [2][k][n] of b, and at last the result's, [m][n].
+    """
+    lines = [
+        f"tile_c = array_pointer(cuda.shared.array({max(tile.operands, tile.m * tile.n)}, {accumulator}, 16))",
+        "thread = int32(cuda.threadIdx.x)",
+        f"thread_row = int32((thread >> {log2(tile.columns)}) * {tile.thread_m})",
+        f"thread_column = int32((thread & {tile.columns - 1}) * {tile.thread_n})",
+    ]
+    lines.append(f"sums = registers_{suffix(accumulator)}({tile.thread_m * tile.thread_n})")
+    return "\n".join(lines)
+
+
+def multiply(tile: Tile, accumulator: str) -> str:
+    """Adds the product of copy ``current`` (0 or 1) of the shared tiles to the accumulators."""
+    lines = [
+        f"at_a = int64(int32(current * {tile.k * tile.a_pitch} + thread_row))",
+        f"at_b = int64(int32(current * {tile.k * tile.b_pitch} + {tile.b_first} + thread_column))",
+        f"for _ in range({tile.k}):",
+    ]
+    sizes = f"{tile.thread_m}, {tile.thread_n}"
+    lines.append(f"    multiply_add_tile_{suffix(accumulator)}(sums, tile_c, at_a, tile_c, at_b, {sizes})")
+    lines += [f"    at_a += {tile.a_pitch}", f"    at_b += {tile.b_pitch}"]
+    return "\n".join(lines)
+
+
+def pipeline(tile: Tile, accumulator: str, fill: str) -> str:
+    """The loop over the inner dimension in ``steps`` steps, each of which multiplies what the one before it filled.
+
+    ``fill`` is a fragment that fills copy ``filling`` of both operands' tiles for ``step``.
+    """
+    return "\n".join(
+        [
+            "for step in range(int32(steps + 1)):",
+            "    filling = int32(step & 1)",
+            "    if step < steps:",
+            indent(fill, 2),
+            "    if step > 0:",
+            "        current = int32(1 - filling)",
+            indent(multiply(tile, accumulator), 2),
+            "    cuda.syncthreads()",
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A strided matrix that fills a shared tile. All members but the flag are expressions or names in the kernel.
+
+    Element (x, k) stands at ``<name>_base + x*stride + k*inner_stride`` of ``pointer``; x runs along the operand's own
+    dimension (m or n), begins at ``origin`` and ends at ``bound``; k ends at ``inner_bound``. With ``inner_major`` a
+    thread moves elements that are neighbours along k, else along x.
+    """
+
+    name: str
+    pointer: str
+    origin: str
+    bound: str
+    inner_bound: str
+    stride: str
+    inner_stride: str
+    inner_major: bool
+    row: str = "{}"
+
+
+def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, index: str) -> str:
+    """Fills copy ``filling`` of the shared tile for ``step``; zeros stand outside the matrix.
+
+    ``extent`` is the tile's size along x, ``index`` the type of index arithmetic within the matrix.
+    """
+    total, chunk = tile.k * extent, tile.chunk
+    start, pitch = (tile.b_first, tile.b_pitch) if operand.name == "b" else (0, tile.a_pitch)
+    pieces, rest = divmod(total // chunk, tile.threads)
+    if rest:
+        raise ValueError(f"tile {tile.name}: {total} elements do not divide among {tile.threads} threads")
+    per_line = (tile.k if operand.inner_major else extent) // chunk
+    line, place = f"int32(chunk >> {log2(per_line)})", f"int32((chunk & {per_line - 1}) * {chunk})"
+    x, k = (line, place) if operand.inner_major else (place, line)
+    stride, shared_stride = (operand.inner_stride, pitch) if operand.inner_major else (operand.stride, 1)
+    last_x, last_k = (0, chunk - 1) if operand.inner_major else (chunk - 1, 0)
+    edge_x, edge_k = ("0", "i") if operand.inner_major else ("i", "0")
+    name = operand.name
+
+    def read(i: str) -> str:
+        # The sum is 64 bits wide, where it cannot wrap: so neighbours are known to be neighbours, and load as one.
+        outer, inner = f"{name}_x_at", f"{name}_k_at"
+        if operand.inner_major:
+            inner += f" + {i}"
+        else:
+            outer += f" + {i}"
+        return element.load(operand.pointer, f"{name}_from + int64({i} * {stride})", outer, inner)
+
+    if operand.inner_major and stride == "1":
+        before, values = element.neighbours(
+            operand.pointer, f"{name}_from", f"{name}_x_at", f"{name}_k_at", chunk, f"{name}_near"
+        )
+    else:
+        before, values = [], [read(str(i)) for i in range(chunk)]
+    return "\n".join(
+        [
+            f"for piece in range({pieces}):",
+            f"    chunk = int32(thread + piece * {tile.threads})",
+            f"    {name}_tile_x = {x}",
+            f"    {name}_tile_k = {k}",
+            f"    to = int64(int32(filling * {tile.k * pitch} + {start} + {name}_tile_k * {pitch} + {name}_tile_x))",
+            f"    {name}_x_at = int32({operand.origin} + {name}_tile_x)",
+            f"    {name}_k_at = int32(step * {tile.k} + {name}_tile_k)",
+            f"    {name}_at = {index}({index}({name}_x_at * {operand.stride}))",
+            f"    {name}_at = {index}({name}_at + {index}({name}_k_at * {operand.inner_stride}))",
+            f"    {name}_from = {name}_base + int64({name}_at)",
+            f"    if {name}_x_at + {last_x} < {operand.bound} and {name}_k_at + {last_k} < {operand.inner_bound}:",
+            *indented(before, 2),
+            *[f"        {name}_value{i} = {value}" for i, value in enumerate(values)],
+            *indented(_store_chunk(tile, [f"{name}_value{i}" for i in range(chunk)], element, shared_stride), 2),
+            "    else:",
+            f"        for i in range({chunk}):",
+            f"            {name}_edge = {element.accumulator}(0)",
+            f"            inside = {name}_x_at + {edge_x} < {operand.bound}",
+            f"            if inside and {name}_k_at + {edge_k} < {operand.inner_bound}:",
+            f"                {name}_edge = {read('int32(i)')}",
+            f"            tile_c[to + i * {shared_stride}] = {name}_edge",
+        ]
+    )
+
+
+def _store_chunk(tile: Tile, values: list[str], element: Element, stride: int) -> list[str]:
+    """Values to the tile from ``to`` on, so far apart; on a GPU, whose tiles have gaps, by one access if possible."""
+    if tile.gap and stride == 1 and len(values) == 4 and element.accumulator == "float32":
+        return [f"store_f32x4(tile_c, to, {', '.join(values)})"]
+    return [f"tile_c[to + {i * stride}] = {value}" for i, value in enumerate(values)]
+
+
+def fill_packed(pointer: str, base: str, tile: Tile, element: Element) -> str:
+    """Fills copy ``filling`` of a's shared tile for ``step`` from a matrix packed as [k][rows], whole tiles only.
+
+    ``base`` is the index (int64, a multiple of ``tile.chunk``) of the tile's first element at k = 0; rows are
+    ``packed_rows`` apart.
+    """
+    total, chunk = tile.k * tile.m, tile.chunk
+    pieces = total // chunk // tile.threads
+    per_line = tile.m // chunk
+    names = ", ".join(f"a_value{i}" for i in range(chunk))
+    at = f"{base} + int64(step * {tile.k} + a_tile_k) * packed_rows + int64(a_tile_x)"
+    vector = {"f32": "load_f32x4", "f16": "load_u16x4", "bf16": "load_u16x4"}.get(element.storage)
+    if vector and chunk == 4:
+        read = [f"    {names} = {vector}({pointer}, {at})"]
+    else:
+        read = [f"    a_value{i} = {pointer}[{at} + {i}]" for i in range(chunk)]
+    convert = "{}" if element.storage not in ("f16", "bf16") else f"{element.storage}_to_f32({{}})"
+    return "\n".join(
+        [
+            f"for piece in range({pieces}):",
+            f"    chunk = int32(thread + piece * {tile.threads})",
+            f"    a_tile_k = int32(chunk >> {log2(per_line)})",
+            f"    a_tile_x = int32((chunk & {per_line - 1}) * {chunk})",
+            f"    to = int64(int32(filling * {tile.k * tile.a_pitch} + a_tile_k * {tile.a_pitch} + a_tile_x))",
+            *read,
+            *indented(_store_chunk(tile, [convert.format(f"a_value{i}") for i in range(chunk)], element, 1), 1),
+        ]
+    )
+
+
+def store_tile(
+    tile: Tile,
+    rows: str,
+    columns: str,
+    element: Element,
+    epilogue: Epilogue,
+    setup: Iterable[str] = (),
+) -> str:
+    """Gives the block's sums to ``epilogue``, whose coordinates are ``column`` and what ``setup`` makes of ``row``.
+
+    The block's tile begins at (``row0``, ``column0``) of a matrix of ``rows`` x ``columns``. Through shared memory, so
+    that neighbours in memory are written together.
+    """
+    per_line = tile.n // CHUNK
+    vector = element.accumulator == "float32"
+    sizes = f"{tile.thread_m}, {tile.thread_n}"
+    lines = [
+        f"to = int64(int32(thread_row * {tile.n} + thread_column))",
+        f"store_tile_{suffix(element.accumulator)}(tile_c, to, {tile.n}, sums, {sizes})",
+        "cuda.syncthreads()",
+        f"for piece in range({tile.m * tile.n // CHUNK // tile.threads}):",
+        f"    chunk = int32(thread + piece * {tile.threads})",
+        f"    row = int32(row0 + (chunk >> {log2(per_line)}))",
+        f"    column0_of_chunk = int32(column0 + (chunk & {per_line - 1}) * {CHUNK})",
+        "    at = int64(chunk) * 4",
+        f"    if row < {rows}:",
+        *indented([*setup, *epilogue.rows()], 2),
+        f"        if column0_of_chunk + {CHUNK - 1} < {columns}:",
+    ]
+    if vector:
+        lines.append(f"            {', '.join(f'total_{i}' for i in range(CHUNK))} = load_f32x4(tile_c, at)")
+    for i in range(CHUNK):
+        lines += [
+            f"            column_{i} = int32(column0_of_chunk + {i})",
+            *([] if vector else [f"            total_{i} = tile_c[at + {i}]"]),
+            *indented(epilogue.elements(f"_{i}"), 3),
+        ]
+    for i in range(CHUNK):
+        lines += indented(epilogue.stores(f"_{i}"), 3)
+    lines += [
+        "        else:",
+        f"            for i in range(int32({columns} - column0_of_chunk)):",
+        "                column_e = int32(column0_of_chunk + i)",
+        "                total_e = tile_c[at + i]",
+        *indented([*epilogue.elements("_e"), *epilogue.stores("_e")], 4),
+    ]
+    return "\n".join(lines)
+
+
+def store_rows(
+    tile: Tile,
+    rows: str,
+    columns: str,
+    total: str,
+    epilogue: Epilogue,
+    placed: Iterable[str],
+    pitch: int,
+    teams: int = 1,
+) -> str:
+    """As `store_tile`, of sums that ``placed`` lines put into ``tile_c``, whose rows are ``pitch`` apart.
+
+    A thread has the same columns of several rows, as far apart as a line has threads: neighbours store neighbours. What
+    its columns need is loaded once. It has several rows at once, so that loads of one do not wait for those of another.
+    Where the epilogue has vectors, its columns are theirs.
+    ``total`` makes a sum, float32 or int32, of what stands there. A block of several ``teams``, each of as many threads
+    as the tile has, has a tile of the sums of each, one after the other; what these add up to is the block's.
+    """
+    threads, width = tile.threads * teams, epilogue.width
+    vectors = tile.n // width
+    per_line = vectors & -vectors  # a power of two of threads
+    if width == 1 and per_line == vectors:
+        per_line //= math.gcd(CHUNK, tile.m * tile.n // threads)
+    groups = vectors // per_line
+    pieces, rest = divmod(tile.m * vectors, groups * threads)
+    pieces += rest > 0
+    most = ROWS if width == 1 else max(1, VECTORS // groups)
+    marks = [f"_r{number}" for number in range(max(n for n in range(1, most + 1) if pieces % n == 0))]
+    line = f"(thread >> {log2(per_line)})"
+    if per_line == (WARP // 2 if width == 1 else WARP // 8) and threads >= 2 * WARP and pitch % WARP in (8, 24):
+        # Of neighbouring rows a warp would read two that share banks, as would eight threads that read vectors at once.
+        line = f"(({line} & -4) | (({line} & 1) << 1) | (({line} >> 1) & 1))"
+    place = f"(thread & {per_line - 1})" + (f" * {width}" if width > 1 else "")
+    lines = [
+        *placed,
+        "cuda.syncthreads()",
+        f"first_line = int32({line})",
+        f"first_column = int32(column0 + {place})",
+    ]
+    for i in range(groups):
+        at = i * per_line * width
+        lines += [
+            f"column_{i} = int32(min(int32(first_column + {at}), int32({columns} - {width})))",
+            *epilogue.columns(f"_{i}"),
+        ]
+    lines.append(f"for piece in range(0, {pieces}, {len(marks)}):")
+    for number, mark in enumerate(marks):
+        lines += [
+            f"    line = int32(first_line + (piece + {number}) * {threads // per_line})",
+            f"    own{mark} = int32(row0 + line)",
+        ]
+        if rest:  # the last rows are those of some threads only
+            lines += [
+                f"    own{mark} = choose(line < {tile.m}, own{mark}, int32({rows}))",
+                f"    line = int32(min(line, int32({tile.m - 1})))",
+            ]
+        lines += [
+            f"    row{mark} = int32(min(own{mark}, int32({rows} - 1)))",
+            *indented(epilogue.rows(mark), 1),
+            f"    at{mark} = int64(int32(line * {pitch} + {place}))",
+        ]
+    for mark in marks:
+        for i in range(groups):
+            places = [f"at{mark} + {i * per_line * width + team * tile.m * pitch}" for team in range(teams)]
+            lines += indented(_totals(f"_{i}{mark}", places, total, width), 1)
+            lines += indented(epilogue.inner(f"_{i}", mark), 1)
+    for mark in marks:
+        lines.append(f"    if own{mark} < {rows}:")
+        for i in range(groups):
+            lines += [
+                f"        if first_column + {i * per_line * width} < {columns}:",
+                *indented(epilogue.stores(f"_{i}", mark), 3),
+            ]
+    return "\n".join(lines)
+
+
+def _totals(mark: str, places: Sequence[str], total: str, width: int) -> list[str]:
+    """Adds up what stands at several places of ``tile_c``: a sum, or those of neighbours, which are loaded together."""
+    lines = []
+    if width == 1:
+        parts = [[f"tile_c[{place}]" for place in places]]
+    else:
+        for number, place in enumerate(places):
+            names = ", ".join(f"part{mark}_{number}_{lane}" for lane in range(width))
+            lines.append(f"{names} = load_f32x{width}(tile_c, {place})")
+        parts = [[f"part{mark}_{number}_{lane}" for number in range(len(places))] for lane in range(width)]
+    for lane, of_lane in enumerate(parts):
+        value = " + ".join(total.format(part) for part in of_lane)
+        value = f"int32({value})" if total != "{}" else value
+        lines.append(f"total{mark}{f'_{lane}' if width > 1 else ''} = {value}")
+    return lines
+
+
+def indented(lines: Iterable[str], levels: int) -> list[str]:
+    return ["    " * levels + line for line in lines]

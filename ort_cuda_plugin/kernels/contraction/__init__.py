@@ -1,0 +1,1 @@
+"""What GEMM, convolution and attention share: operand prologues, epilogue patterns, layouts."""

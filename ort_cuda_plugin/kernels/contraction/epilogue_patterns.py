@@ -1,0 +1,344 @@
+"""Which part of an epilogue a vendor library computes with its product or convolution, found by what it computes.
+
+A library adds and activates in the type of its sums and rounds once, when it stores. So a float16 or bfloat16 result
+may differ from that of one step after the other, which rounds after each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...model.ir import NARROW_FLOATS, Array, DType
+from ...program.lowering import Lowering
+from ...program.scalar import Scalar, reachable
+from ...program.shapes import broadcast_strides, collapse
+from ...program.steps import Contract, Convolve, Sums, stored
+from ...program.symbolic import Dim, eq, logical_or
+from ...program.tensor import Tensor, contiguous_strides
+from ..codegen.guards import try_guard
+from ..codegen.source import constant_number
+
+RELU, GELU, SILU, RELU6 = "ReLU", "GELU", "SiLU", "ReLU6"
+MAX_ACTIVATION = 80
+"""Operations that an activation is looked for in."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a library can do after its sums, in this order: factors, a residual and a bias, an activation.
+
+    A bias runs along ``bias_axes`` of the result; a residual has the strides ``residual_strides``, by default those of
+    a dense tensor. ``factors`` are numbers that multiply the sums and the residual.
+    """
+
+    library: str
+    bias_axes: Sequence[int]
+    addends: bool = True
+    factors: bool = False
+    activations: frozenset[str] = frozenset()
+    residual_strides: Sequence[Dim] = ()
+
+
+@dataclass(frozen=True)
+class LibraryForm:
+    """``value`` = activation(alpha * sums + beta * residual + bias), which a library stores.
+
+    ``leftover`` says why there is more to compute than that; "" where there is not.
+    """
+
+    value: Scalar
+    alpha: float = 1.0
+    beta: float = 0.0
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    activation: str = ""
+    leftover: str = ""
+
+    @property
+    def parts(self) -> str:
+        """What the library does beside its sums."""
+        factor = "" if self.beta in (0.0, 1.0) else f" times {self.beta:g}"
+        parts = [
+            "" if self.alpha == 1.0 else f"times {self.alpha:g}",
+            "" if self.residual is None else f"residual{factor}",
+            "" if self.bias is None else "bias",
+            self.activation,
+        ]
+        return ", ".join(part for part in parts if part)
+
+
+def find_form(ctx: Lowering, step: Sums, offer: Offer) -> LibraryForm | None:
+    """The largest part of what ``step`` computes that the library can do.
+
+    None where storing a part would round more often than the step does. Guards say that a residual is not broadcast.
+    """
+    return _Search(ctx, step, offer).run()
+
+
+def product_form(ctx: Lowering, step: Contract) -> LibraryForm | None:
+    """As `find_form`, of cuBLASLt."""
+    columns = range(len(step.shape) - step.column_axes, len(step.shape))
+    # Nobody says how exact a GELU of doubles is.
+    activations = frozenset({RELU} if step.a.dtype is DType.FLOAT64 else {RELU, GELU})
+    return find_form(ctx, step, Offer("cuBLASLt", columns, factors=True, activations=activations))
+
+
+def convolution_form(
+    ctx: Lowering, step: Convolve, residual_strides: Sequence[Dim] = (), compiles: bool = False
+) -> LibraryForm | None:
+    """As `find_form`, of cuDNN, which has compiled engines for this much of what follows a convolution.
+
+    If it ``compiles`` it has more.
+    """
+    finishes = step.operands[0].dtype is not DType.FLOAT64 and ctx.options.fuse_conv_bias
+    activations = frozenset({RELU, *({SILU, RELU6} if compiles else ())} if finishes else ())
+    offer = Offer("cuDNN", step.channels, finishes, activations=activations, residual_strides=residual_strides)
+    return find_form(ctx, step, offer)
+
+
+class _Search:
+    def __init__(self, ctx: Lowering, step: Sums, offer: Offer) -> None:
+        self.ctx, self.step, self.offer = ctx, step, offer
+        self.dtype = step.operands[0].dtype
+        self.tensors = dict(step.inputs)
+        numbers = ((leaf, constant_number(x)) for leaf, x in step.inputs)
+        self.numbers = {leaf: float(number) for leaf, number in numbers if number is not None}
+        self.results = [x for x, _ in step.outputs]
+        self.users: dict[Scalar, list[Scalar]] = {}
+        for x in reachable(self.results):
+            for operand in dict.fromkeys(x.operands):
+                self.users.setdefault(operand, []).append(x)
+
+    def run(self) -> LibraryForm | None:
+        form = LibraryForm(self.step.total)
+        best = form if self._is_storable(form.value) else None
+        while form.value not in self.results:
+            extended = self._extended(form)
+            if extended is None:
+                break
+            form = extended
+            if self._is_storable(form.value):
+                best = form
+        return best and replace(best, leftover=self._leftover(best.value))
+
+    def _is_storable(self, x: Scalar) -> bool:
+        """Whether x, stored in the type of the operands, is what the step uses."""
+        if x.dtype is not self.dtype:
+            return False
+        if x.dtype not in NARROW_FLOATS or stored(x) is x:
+            return True
+        return x in self.results and all(user.op == "cast" for user in self.users.get(x, ()))
+
+    def _extended(self, form: LibraryForm) -> LibraryForm | None:
+        """The form with one operation more; every use of its value must go through that."""
+        x = form.value
+        users = self.users.get(x, [])
+        if len(users) == 1:
+            (user,) = users
+            if user.op == "cast" and user.dtype in (self.dtype, self.step.total.dtype):
+                return replace(form, value=user)
+            if form.activation:
+                return None
+            if user.op == "add" and self.offer.addends:
+                return self._with_addend(replace(form, value=user), _other(user, x))
+            if user.op == "mul" and self.offer.factors and form.bias is None and form.residual is None:
+                factor = form.alpha * (self._number(_other(user, x)) or 0.0)
+                return replace(form, value=user, alpha=factor) if _is_factor(factor) else None
+        if form.activation == RELU and RELU6 in self.offer.activations:
+            end = next((end for end in self._ends(x) if self._is_limited(end, x)), None)
+            return None if end is None else replace(form, value=end, activation=RELU6)
+        if form.activation:
+            return None
+        for activation, end in self._activations(x):
+            if activation in self.offer.activations:
+                return replace(form, value=end, activation=activation)
+        return None
+
+    def _with_addend(self, form: LibraryForm, addend: Scalar) -> LibraryForm | None:
+        addend, factor = _without_casts(addend), 1.0
+        if addend.op == "mul":
+            for number, rest in (addend.operands, addend.operands[::-1]):
+                known = self._number(number)
+                if known is not None:
+                    addend, factor = _without_casts(rest), known
+                    break
+        x = self.tensors.get(addend)
+        if x is None or x.dtype is not self.dtype:
+            return None
+        strides = broadcast_strides(x, self.step.shape)
+        # A bias that does not begin where memory is aligned has few algorithms, or none.
+        if form.bias is None and factor == 1.0 and x.offset == 0 and self._is_bias(strides):
+            return replace(form, bias=x)
+        takes = form.residual is None and (factor == 1.0 or (self.offer.factors and _is_factor(factor)))
+        if takes and x.rank == len(strides) and self._is_dense(strides):
+            return replace(form, residual=x, beta=factor)
+        return None
+
+    def _is_bias(self, strides: Sequence[Dim]) -> bool:
+        axes = self.offer.bias_axes
+        if any(stride != 0 for axis, stride in enumerate(strides) if axis not in axes and self.step.shape[axis] != 1):
+            return False
+        dims, (along,) = collapse([self.step.shape[axis] for axis in axes], [tuple(strides[axis] for axis in axes)])
+        return not dims or along == (1,)
+
+    def _number(self, x: Scalar) -> float | None:
+        """The number that x always is."""
+        x = _without_casts(x)
+        return float(x.value) if x.op == "constant" else self.numbers.get(x)
+
+    def _is_dense(self, strides: Sequence[Dim]) -> bool:
+        """Whether strides over the step's shape are those of a dense tensor; a guard where that depends on sizes."""
+        wanted = self.offer.residual_strides or contiguous_strides(self.step.shape)
+        conditions = [
+            logical_or(eq(dim, 1), eq(stride, dense))
+            for dim, stride, dense in zip(self.step.shape, strides, wanted, strict=True)
+        ]
+        return 0 not in conditions and all(try_guard(self.ctx, condition) for condition in conditions)
+
+    def _activations(self, x: Scalar) -> Iterator[tuple[str, Scalar]]:
+        """What is an activation of x, where the step uses x for nothing else."""
+        for end in self._ends(x):
+            if self._is_relu(end, x):
+                yield RELU, end
+            elif self._is_gelu(end, x):
+                yield GELU, end
+            elif self._is_silu(end, x):
+                yield SILU, end
+
+    def _ends(self, x: Scalar) -> Iterator[Scalar]:
+        """What is computed of x, where the step uses x and all between for nothing else."""
+        above: dict[Scalar, None] = {}
+        stack = [x]
+        while stack:
+            for user in self.users.get(stack.pop(), ()):
+                if user not in above:
+                    above[user] = None
+                    stack.append(user)
+            if len(above) > MAX_ACTIVATION:
+                return
+        for end in above:
+            inside = {y for y in reachable([end]) if y in above and y is not end} | {x}
+            uses = (user for y in inside for user in self.users.get(y, ()))
+            if inside.isdisjoint(self.results) and all(user in inside or user is end for user in uses):
+                yield end
+
+    def _has_other_casts(self, y: Scalar, x: Scalar) -> bool:
+        types = (self.dtype, self.step.total.dtype)
+        return any(part.op == "cast" and part.dtype not in types for part in reachable([y]) - reachable([x]))
+
+    def _is_gelu(self, y: Scalar, x: Scalar) -> bool:
+        known: dict[Scalar, Array | float] = {x: _points, **self.numbers}
+        return not self._has_other_casts(y, x) and _is_gelu(y, known, _tolerances.get(self.dtype, 0.0))
+
+    def _is_silu(self, y: Scalar, x: Scalar) -> bool:
+        known: dict[Scalar, Array | float] = {x: _points, **self.numbers}
+        return not self._has_other_casts(y, x) and _is_silu(y, known, _tolerances.get(self.dtype, 0.0))
+
+    def _is_limited(self, y: Scalar, x: Scalar) -> bool:
+        """Whether y is x, or 6 where that is less."""
+        if y.op == "min":
+            return x in y.operands and self._number(_other(y, x)) == 6.0
+        if y.op != "where" or y.operands[0].op not in _orders:
+            return False
+        condition, *values = y.operands
+        if condition.operands[0] is not x:
+            return False
+        larger, smaller = values if condition.op in ("gt", "ge") else reversed(values)
+        return smaller is x and self._number(condition.operands[1]) == 6.0 == self._number(larger)
+
+    def _is_relu(self, y: Scalar, x: Scalar) -> bool:
+        if y.op == "max":
+            return x in y.operands and self._number(_other(y, x)) == 0.0
+        if y.op != "where" or y.operands[0].op not in _orders:
+            return False
+        condition, *values = y.operands
+        if condition.operands[0] is not x:
+            return False
+        smaller, larger = values if condition.op in ("lt", "le") else reversed(values)
+        return larger is x and self._number(condition.operands[1]) == 0.0 == self._number(smaller)
+
+    def _leftover(self, value: Scalar) -> str:
+        if all(x is value for x in self.results):
+            return "" if len(self.results) == 1 else "its result is stored twice"
+        if value in self.results:
+            return "its result is stored as well"
+        above = reachable(self.results) - reachable([value])
+        operations = sorted({x.op for x in above} - {"leaf", "constant", "cast"})
+        if not operations:
+            return "another element type"
+        return f"{self.offer.library} cannot do {', '.join(operations)} then"
+
+
+def _without_casts(x: Scalar) -> Scalar:
+    """x before casts that change no value."""
+    while x.op == "cast" and (x.operands[0].dtype is x.dtype or x.operands[0].dtype in _narrower.get(x.dtype, ())):
+        x = x.operands[0]
+    return x
+
+
+def _is_factor(x: float) -> bool:
+    """Whether x is a number as float32 that leaves what it multiplies: a library skips what it would multiply by 0."""
+    return 2.0**-126 <= abs(x) < 2.0**127
+
+
+def _other(x: Scalar, operand: Scalar) -> Scalar:
+    """The second operand of x, of which ``operand`` is one."""
+    first, second = x.operands
+    return second if first is operand else first
+
+
+_tolerances = {DType.FLOAT32: 1e-6, DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8}
+"""How far a GELU may be from the exact one, since its factors are numbers of its type."""
+_narrower = {
+    DType.FLOAT32: (DType.FLOAT16, DType.BFLOAT16),
+    DType.FLOAT64: (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32),
+}
+_orders = frozenset({"lt", "le", "gt", "ge"})
+_points = np.concatenate([np.linspace(-12.0, 12.0, 97), [1e-3, -1e-3, 1e3, -1e3]])
+_smooth: Mapping[str, Callable[..., Array]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative, "tanh": np.tanh,
+    "exp": np.exp, "cast": lambda x: x,
+}  # fmt: skip
+"""Operations whose results have no corners: what they compute is known from a few points."""
+
+
+def _is_gelu(y: Scalar, known: Mapping[Scalar, Array | float], tolerance: float) -> bool:
+    """Whether y is x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2, however it is written.
+
+    ``known`` are the values of leaves: ``_points`` for x, the same number everywhere for others. They may be as inexact
+    as ``tolerance``.
+    """
+    with np.errstate(all="ignore"):
+        value = _evaluate(y, known)
+        cubic = np.sqrt(2.0 / np.pi) * (_points + 0.044715 * _points**3)
+        wanted = 0.5 * _points * (1.0 + np.tanh(cubic))
+    return value is not None and bool(np.all(np.abs(value - wanted) <= tolerance * np.maximum(np.abs(_points), 1.0)))
+
+
+def _is_silu(y: Scalar, known: Mapping[Scalar, Array | float], tolerance: float) -> bool:
+    """As `_is_gelu`, whether y is x / (1 + exp(-x))."""
+    with np.errstate(all="ignore"):
+        value, wanted = _evaluate(y, known), _points / (1.0 + np.exp(-_points))
+    return value is not None and bool(np.all(np.abs(value - wanted) <= tolerance * np.maximum(np.abs(_points), 1.0)))
+
+
+def _evaluate(y: Scalar, leaves: Mapping[Scalar, Array | float]) -> Array | float | None:
+    """The values of y; None where it depends on more than ``leaves`` or has other operations than ``_smooth``."""
+    known = dict(leaves)
+    stack = [y]
+    while stack:
+        current = stack[-1]
+        if current in known or current.op == "constant":
+            known.setdefault(current, current.value)
+            stack.pop()
+            continue
+        if current.op not in _smooth or not current.dtype.is_float:
+            return None
+        missing = [operand for operand in current.operands if operand not in known]
+        stack += missing
+        if not missing:
+            known[current] = _smooth[current.op](*(known[operand] for operand in current.operands))
+    return known[y]

@@ -1,0 +1,166 @@
+"""Products and convolutions of dequantised bytes as sums of integers, which tensor cores compute exactly.
+
+An operand is (code - zero point) * scale. Where scales and zero points do not change along k, a sum is the two scales
+times a sum of integers: of the codes' products, less what the first operand's zero point adds, which is that times the
+sum of the weights. The sum is exact, and is rounded once. Separate steps, or a kernel that dequantises its operands,
+round each operand and each product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ...model.ir import DType
+from ...program import scalar as s
+from ...program.elementwise import elementwise
+from ...program.lowering import Lowering, Tensor
+from ...program.reduce import reduce
+from ...program.row_program import SUM
+from ...program.scalar import Scalar, reachable
+from ...program.steps import Contract, Conversion, Convolve, Input, Substitution, Sums
+from .operand_axes import axes_of_elements, over_result
+
+__all__ = ["IntegerForm", "integer_form", "integer_step"]
+
+MAX_DEPTH = 1 << 16
+"""Products of two bytes that an int32 holds the sum of."""
+PIECE = 16
+"""Codes that are copied at once; so many make a depth that is read well."""
+KINDS = {DType.INT8: "i8", DType.UINT8: "u8"}
+"""As what tensor cores multiply the first operand."""
+_middle = 128
+"""The zero point of uint8 weights that are int8 without it."""
+
+
+@dataclass(frozen=True)
+class Affine:
+    """An operand's element is (code - ``zero``) * ``scale``; ``zero`` is an int32, and None stands for 0 and 1.
+
+    ``inputs`` are what the two are expressions of. ``known`` is the zero point where that is one known number.
+    """
+
+    zero: Scalar | None
+    scale: Scalar | None
+    inputs: tuple[Input, ...]
+    known: int | None
+
+
+@dataclass(frozen=True)
+class IntegerForm:
+    """How a step's sums are those of integers: its operands, and the ``kind`` that tensor cores multiply."""
+
+    kind: str
+    a: Affine
+    b: Affine
+
+    @property
+    def zero_codes(self) -> Tensor | None:
+        """The zero point of the first operand, a tensor of one element of its type; None where it is 0."""
+        return None if self.a.known == 0 else _codes(self.a)
+
+
+def integer_form(step: Sums) -> IntegerForm | None:
+    """How the sums are those of integers; None where they are not, or tensor cores do not take the codes.
+
+    Weights are known, and int8 after their zero point is taken off, as those of symmetric quantisation are.
+    """
+    if not isinstance(step, Contract | Convolve):
+        return None
+    (x, w), (a, b) = step.operands, (_affine(conversion) for conversion in step.conversions)
+    if a is None or b is None or (a.scale is None) != (b.scale is None) or not w.is_constant:
+        return None
+    if step.total.dtype is not (DType.INT32 if a.scale is None else DType.FLOAT32):
+        return None
+    if b.known != (0 if w.dtype is DType.INT8 else _middle):
+        return None
+    if a.known != 0 and _codes(a) is None:
+        return None
+    if isinstance(step, Convolve):
+        outer, own = None, 0
+        if step.channel_axes != 1 or step.transposed:
+            return None
+    else:
+        outer, own = x.rank - 2, w.rank - 1
+    if not all(axes_of_elements(y) <= {outer} for _, y in a.inputs) or not all(
+        axes_of_elements(y) <= {own} for _, y in b.inputs
+    ):
+        return None
+    return IntegerForm(KINDS[x.dtype], a, b)
+
+
+def integer_step(ctx: Lowering, step: Sums, form: IntegerForm) -> Sums:
+    """The step whose operands are codes and whose sums are int32; ``b`` is int8. Records what is computed once."""
+    x, w = step.operands
+    if w.dtype is DType.UINT8:
+        w = elementwise(ctx, lambda code: s.cast(s.cast(code, DType.INT32) - _middle, DType.INT8), w)
+    total = Scalar(DType.INT32, "leaf")
+    (a, a_inputs), (b, b_inputs) = _over_results(step, 0, form.a), _over_results(step, 1, form.b)
+    inputs = [*step.inputs, *a_inputs, *b_inputs]
+    value = total
+    if form.a.known != 0:
+        assert a.zero is not None
+        along = [axis for axis in range(w.rank) if axis != (0 if isinstance(step, Convolve) else w.rank - 1)]
+        weights = reduce(ctx, lambda row, code: row.reduce(SUM, s.cast(code, DType.INT32)), w, along)
+        leaf = Scalar(DType.INT32, "leaf")
+        inputs.append((leaf, over_result(step, 1, weights)))
+        value = value - a.zero * leaf
+    if a.scale is not None and b.scale is not None:
+        value = s.cast(value, DType.FLOAT32) * (a.scale * b.scale)
+    changed = Substitution({step.total: value})
+    outputs = tuple((changed(y), out) for y, out in step.outputs)
+    used = reachable(y for y, _ in outputs)
+    kept = tuple((leaf, y) for leaf, y in inputs if leaf in used)
+    return replace(step, operands=(x, w), conversions=(None, None), total=total, inputs=kept, outputs=outputs)
+
+
+def _affine(conversion: Conversion | None) -> Affine | None:
+    """What dequantises a byte; None for another conversion."""
+    if conversion is None or conversion.leaf.dtype not in KINDS or conversion.bits:
+        return None
+    value, leaf, scale = conversion.value, conversion.leaf, None
+    if value.dtype is DType.FLOAT32 and value.op == "mul":
+        value, scale = value.operands if leaf in reachable(value.operands[:1]) else value.operands[::-1]
+        value = value.operands[0] if value.op == "cast" else value
+    zero = None
+    if value.dtype is DType.INT32 and value.op == "sub":
+        value, zero = value.operands
+    if value.dtype is not DType.INT32 or value.op != "cast" or value.operands[0] is not leaf:
+        return None
+    if leaf in reachable(x for x in (zero, scale) if x is not None):
+        return None
+    return Affine(zero, scale, conversion.inputs, _known(zero, conversion.inputs))
+
+
+def _known(zero: Scalar | None, inputs: Iterable[Input]) -> int | None:
+    """The number that a zero point is everywhere, where that is known."""
+    if zero is None:
+        return 0
+    tensors = dict(inputs)
+    x = tensors.get(zero.operands[0]) if zero.op == "cast" else None
+    if x is None:
+        return None
+    distinct = [1 if stride == 0 else dim for dim, stride in zip(x.shape, x.strides, strict=True)]
+    contents = Tensor(x.dtype, distinct, x.buffer, strides=x.strides, offset=x.offset).constant
+    if contents is None or contents.size == 0 or (contents != contents.flat[0]).any():
+        return None
+    return int(contents.flat[0])
+
+
+def _codes(x: Affine) -> Tensor | None:
+    """The tensor of one element that the zero point is; None where it is no such tensor."""
+    if x.zero is None or x.zero.op != "cast":
+        return None
+    y = dict(x.inputs).get(x.zero.operands[0])
+    if y is None or y.dtype not in KINDS or axes_of_elements(y):
+        return None
+    return Tensor(y.dtype, (), y.buffer, offset=y.offset)
+
+
+def _over_results(step: Sums, number: int, x: Affine) -> tuple[Affine, list[Input]]:
+    """An operand's zero point and scale as expressions of the step's results, with new leaves."""
+    leaves = {leaf: Scalar(leaf.dtype, "leaf") for leaf, _ in x.inputs}
+    changed = Substitution(leaves)
+    inputs = [(leaves[leaf], over_result(step, number, y)) for leaf, y in x.inputs]
+    zero, scale = (None if y is None else changed(y) for y in (x.zero, x.scale))
+    return replace(x, zero=zero, scale=scale), inputs

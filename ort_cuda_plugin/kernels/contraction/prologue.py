@@ -1,0 +1,83 @@
+"""What a product's kernel makes of an element of an operand before it multiplies: dequantisation, above all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...model.ir import DType
+from ...program.lowering import Tensor
+from ...program.shapes import broadcast_strides
+from ...program.steps import Conversion
+from ..codegen.simt_fragments import Element
+from ..codegen.source import Emitter, KernelBuilder, Parameters, load_text, offset_text
+
+RAW, OUTER, INNER = "@raw", "@outer", "@inner"
+"""Stand in the text of a conversion for the element in memory and for its coordinates."""
+
+
+@dataclass(frozen=True)
+class ConvertedElement(Element):
+    """An element that memory holds in the type ``source`` and that ``text`` makes one of ``storage``.
+
+    ``setup`` are lines at the kernel's beginning.
+    """
+
+    source: DType = DType.FLOAT32
+    text: str = ""
+    setup: tuple[str, ...] = ()
+
+    @property
+    def memory(self) -> str:
+        return self.source.short
+
+    def load(self, pointer: str, index: str, outer: str = "", inner: str = "") -> str:
+        raw = load_text(pointer, index, self.source)
+        return self.text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})").replace(RAW, f"({raw})")
+
+
+class Inline(Emitter):
+    """Makes one expression of everything."""
+
+    def assign(self, text: str) -> str:
+        return f"({text})"
+
+
+def make_element(
+    x: Tensor, conversion: Conversion | None, outer: int, prefix: str, first: str = "0"
+) -> tuple[Element, Parameters]:
+    """How the elements of operand x are loaded, and the parameters that this needs.
+
+    ``outer`` is the dimension along the result; any other dimension along which a conversion's inputs have elements is
+    k. ``first`` is where the kernel's coordinate along the result begins. ``prefix`` begins names, and no kernel's own.
+    """
+    if conversion is None:
+        return Element(x.dtype.short), Parameters()
+    emit = Inline(prefix, indent=0)
+    builder = KernelBuilder(prefix, emit)
+    for leaf, y in builder.to_load(conversion.inputs):
+        pointer = builder.tensor(y)
+        terms = [
+            (f"int64({f'{first} + {OUTER}' if axis == outer % x.rank else INNER})", builder.stride(stride))
+            for axis, stride in enumerate(broadcast_strides(y, x.shape))
+            if stride != 0 and y.shape[axis] != 1
+        ]
+        value = load_text(pointer, offset_text(terms), y.dtype)
+        if terms:
+            emit.bind(leaf, f"({value})")
+        else:
+            name = emit.fresh()
+            emit.line(f"{name} = {value}")
+            emit.bind(leaf, name)
+    emit.bind(conversion.leaf, RAW)
+    text = emit.value(conversion.value)
+    return ConvertedElement(conversion.value.dtype.short, x.dtype, text, tuple(emit.taken())), builder
+
+
+def type_names(*elements: Element) -> str:
+    """The types of sums and in memory, for a kernel's name."""
+    return "_".join(dict.fromkeys((elements[0].storage, *(x.memory for x in elements))))
+
+
+def conversion_setup(*elements: Element) -> str:
+    """What the elements of a kernel need at its beginning."""
+    return "\n".join(line for x in elements if isinstance(x, ConvertedElement) for line in x.setup)

@@ -1,0 +1,27 @@
+"""Epilogue of a convolution that cuDNN computes, in the layout in which it is called."""
+
+from __future__ import annotations
+
+from ...program.lowering import Lowering
+from ...program.steps import Convolve
+from ...program.tensor import contiguous_strides
+from ..contraction.epilogue_patterns import LibraryForm, convolution_form
+from .channels_last import channels_last_strides, is_channels_last, wants_channels_last
+
+MIN_TENSOR_CHANNELS = 16  # channels of both operands from which an engine with tensor cores is worth its compilation
+
+
+def cudnn_form(ctx: Lowering, step: Convolve) -> LibraryForm | None:
+    """As `convolution_form`, in the layout that `call_cudnn` asks for."""
+    last = wants_channels_last(ctx, step) and is_channels_last(step.operands[0])
+    dense = channels_last_strides(step.shape) if last else contiguous_strides(step.shape)
+    return convolution_form(ctx, step, dense, compiles=last and _is_compiled_for(ctx, step))
+
+
+def _is_compiled_for(ctx: Lowering, step: Convolve) -> bool:
+    """Whether an engine with tensor cores is worth the seconds for which cuDNN compiles it."""
+    channels, rows = step.operands[0].shape[1], step.operands[1].shape[0]
+    known = isinstance(channels, int) and isinstance(rows, int) and min(channels, rows) >= MIN_TENSOR_CHANNELS
+    return (
+        known and step.groups == 1 and len(step.windows.size) == 2 and ctx.options.cudnn_conv_algo_search != "DEFAULT"
+    )

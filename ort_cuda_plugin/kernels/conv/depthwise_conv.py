@@ -1,0 +1,388 @@
+"""Convolutions of each channel by itself, for images with channels last: neighbouring threads take neighbouring ones.
+
+cuDNN has no tensor cores for these, and takes the engine that it has for all else. That ours is faster is an estimate.
+A thread has a vector of channels at some places that lie side by side along the last two dimensions, so that what it
+reads of the image serves several windows, and what it reads of the weights serves all of its places.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from ...model.ir import DType
+from ...program import scalar as s
+from ...program.elementwise import rearranged
+from ...program.lowering import Lowering, Tensor
+from ...program.scalar import Scalar
+from ...program.shapes import broadcast_strides
+from ...program.steps import Convolve, Input
+from ...program.symbolic import Dim, ceildiv, divides, hint, le, product
+from ...program.tensor import contiguous_strides
+from ...program.views import permute
+from ..codegen.launch_geometry import Plane, coordinates, extent, index_type, reach
+from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text, register_type
+from ..codegen.vectors import begins_at_vectors, vector_threads
+from .adjacent_windows import batches_of, reads_of, size_text
+
+__all__ = ["is_depthwise", "launch_depthwise"]
+
+MAX_TAPS = 49
+"""Elements of a window that the kernel has written out."""
+WIDTH, PLACES, ROWS = 4, 4, 2
+"""Maximum channels of a thread, and its output pixels along the last dimension and the one before."""
+FEW_TAPS = 25
+"""With more a thread has one place: its weights take the registers."""
+SIDE, LEAST_SIDE = 32, 16
+"""Vectors of channels that neighbouring threads take before they go on to the next places, at most and at least."""
+BLOCKS = 8
+"""Blocks per multiprocessor, where there is work enough: a small tail effect."""
+THREADS = 256
+"""For each multiprocessor; a thread has less where there would be fewer of them."""
+
+
+def is_depthwise(ctx: Lowering, step: Convolve) -> bool:
+    """Whether each channel of the result is made of one channel, by a small window."""
+    rows, channels, *kernel = step.operands[1].static_shape
+    return (
+        not step.transposed
+        and step.channel_axes == 1
+        and step.groups == rows > 1 == channels
+        and product(kernel) <= MAX_TAPS
+        and len(step.outputs) == 1
+        and all(ctx.settled(le(1, size)) for size in step.windows.size)
+    )
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A thread has ``width`` channels at ``places`` neighbouring places of ``rows`` neighbouring lines."""
+
+    width: int
+    places: int
+    rows: int = 1
+
+    @property
+    def sums(self) -> int:
+        return self.width * self.places * self.rows
+
+
+def _choose_form(ctx: Lowering, step: Convolve, strides: Sequence[Sequence[Dim]]) -> _Form:
+    """``strides`` are those of what vectors move; they count channels by 1."""
+    channels = step.shape[1]
+    width = WIDTH
+    while width > 1 and not all(divides(width, size) for size in (channels, *itertools.chain(*strides)) if size != 1):
+        width //= 2
+    taps, stride = product(step.windows.kernel), step.windows.strides[-1]
+    places = PLACES if taps <= FEW_TAPS and stride <= 2 else 1
+    rows = ROWS if places > 1 and len(step.windows.kernel) > 1 else 1
+    wanted = THREADS * ctx.device.multiprocessors
+    elements = hint(product(step.shape))
+    if rows > 1 and (not divides(rows, step.shape[-2]) or elements < wanted * width * places * rows):
+        rows = 1
+    while places > 1 and elements < wanted * width * places:
+        places //= 2
+    while width > 2 and elements < wanted * width:
+        width //= 2
+    return _Form(width, places, rows)
+
+
+def _side(blocks: int) -> int:
+    """How many of a place's ``blocks`` of channels neighbouring threads take, before they go on to the next places.
+
+    With few, the windows of a block of threads overlap, and it reads less. About a warp's threads go the same way.
+    """
+    side = next(size for size in range(min(SIDE, blocks), 0, -1) if blocks % size == 0)
+    return side if side >= LEAST_SIDE else blocks
+
+
+def launch_depthwise(ctx: Lowering, step: Convolve) -> None:
+    """Launches our kernel for such a convolution and what follows it."""
+    x, w = step.operands
+    out = step.outputs[0][1]
+    weights = rearranged(ctx, permute(ctx, w, (*range(1, w.rank), 0)))
+    inputs = [(leaf, ctx.materialize(y)) for leaf, y in step.inputs]
+    moved = [y for y in (x, out, *(y for _, y in inputs)) if y.size != 1]
+    vectors = [strides for strides in (broadcast_strides(y, step.shape) for y in moved) if strides[1] == 1]
+    _Depthwise(ctx, step, _choose_form(ctx, step, vectors), inputs).launch(x, weights, out)
+
+
+class _Depthwise:
+    """Emits the kernel of one convolution."""
+
+    def __init__(self, ctx: Lowering, step: Convolve, form: _Form, inputs: Sequence[Input]) -> None:
+        self.ctx, self.step, self.form, self.inputs = ctx, step, form, inputs
+        self.builder = KernelBuilder()
+        self.emit = self.builder.emit
+        self.value = s.cast(step.outputs[0][0], step.outputs[0][1].dtype)
+
+    def launch(self, x: Tensor, weights: Tensor, out: Tensor) -> None:
+        ctx, builder, emit, form, shape = self.ctx, self.builder, self.emit, self.form, self.step.shape
+        blocks = -(-operator.index(shape[1]) // form.width)
+        side = _side(blocks)
+        dims = [shape[0], blocks // side, *shape[2:-1], ceildiv(shape[-1], form.places), side]
+        if form.rows > 1:
+            dims[-3] = ceildiv(shape[-2], form.rows)
+        items = product(dims)
+        plane = Plane(ctx, builder, [items], vector_threads(ctx.device, items, BLOCKS))
+        dtype = index_type(ctx, items, *(reach(y.shape, y.strides) for y in (x, out, *(y for _, y in self.inputs))))
+        self.index = register_type(dtype)
+        extents = [extent(builder, dim, dtype) for dim in dims[1:]]
+        with emit.block(f"if {plane.inside}:"):
+            flat = "column" if dtype is DType.INT64 else emit.assign("int32(column)")
+            image, group, *places, strip, beside = coordinates(emit, flat, extents, dtype)
+            if form.rows > 1:
+                places[-1] = emit.assign(f"{places[-1]} * {form.rows}")
+            first = [image, emit.assign(f"({group} * {side} + {beside}) * {form.width}"), *places]
+            first.append(emit.assign(f"{strip} * {form.places}"))
+            loaded = builder.to_load(self.inputs)
+            self.tensors = _Tensors(builder, dtype, self.step, x, weights, out, loaded)
+            anywhere = self.tensors.anywhere(form.width)
+            tests = [f"is_aligned({pointer}, {form.width})" for pointer in anywhere]
+            with emit.block(f"if {' & '.join(tests) or 'True'}:"):
+                self._sums(first)
+                self._results(first)
+            if anywhere:
+                with emit.block("else:"):
+                    self._one_by_one(first)
+        builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block)
+
+    def _sums(self, first: Sequence[str]) -> None:
+        """The sums of the thread's places, in ``total``; each window's elements come in order.
+
+        A line of the image serves all windows that it is in. Outside of the image there are zeros.
+        """
+        emit, form, tensors, windows = self.emit, self.form, self.tensors, self.step.windows
+        kernel = [operator.index(size) for size in windows.kernel]
+        emit.line(f"total = registers_f32({form.sums})")
+        with emit.block(f"for e in range({form.sums}):"):
+            emit.line("total[e] = float32(0)")
+        # A window's elements at each place along the last dimension, and those of its lines.
+        reads = reads_of(form.places, kernel[-1], windows.strides[-1], windows.dilations[-1])
+        lines = {0: [(0, 0)]}
+        if len(kernel) > 1:
+            lines = reads_of(form.rows, kernel[-2], windows.strides[-2], windows.dilations[-2])
+        starts = [
+            self._index(f"{place} * {stride} - {begin}")
+            for place, stride, begin in zip(first[2:], windows.strides, tensors.begins, strict=True)
+        ]
+        columns = {}
+        for offset in sorted(reads):
+            inside, at = self._inside(starts[-1], offset, tensors.limits[-1])
+            columns[offset] = inside, self._index(f"{at} * {tensors.steps[-1]}")
+        batches = batches_of(sorted(lines), len(reads))
+        emit.line(f"picture = lanes_of({tensors.x}, {form.width * len(reads) * len(batches[0])})")
+        emit.line(f"taps = lanes_of({tensors.weights}, {form.width * kernel[-1]})")
+        for number in range(kernel[-2] if len(kernel) > 1 else 1):
+            emit.line(f"weights{number} = registers_f32({form.width * kernel[-1]})")
+        base = self._index(f"{first[0]} * {tensors.steps[0]} + {first[1]}")
+        for outer in itertools.product(*(range(size) for size in kernel[:-2])):
+            loaded: set[int] = set()
+            for batch in batches:
+                for number, line in enumerate(batch):
+                    offsets = [place * apart for place, apart in zip(outer, windows.dilations, strict=False)]
+                    within, row = [], base
+                    for start, offset, limit, step in zip(
+                        starts[:-1], (*offsets, line), tensors.limits, tensors.steps[2:], strict=False
+                    ):
+                        inside, at = self._inside(start, offset, limit)
+                        within.append(inside)
+                        row = self._index(f"{row} + {at} * {step}")
+                    for _, tap in lines[line]:
+                        if tap not in loaded:
+                            loaded.add(tap)
+                            needed = within if form.rows == 1 else ()
+                            self._load_weights(first[1], (*outer, tap) if len(kernel) > 1 else (), needed)
+                    for beside, offset in enumerate(sorted(reads)):
+                        valid, column = columns[offset]
+                        at = self._index(f"{row} + {column}")
+                        valid = " & ".join([*within, valid])
+                        lane = (number * len(reads) + beside) * form.width
+                        emit.line(
+                            f"load_lanes_inside(picture, {lane}, {tensors.x}, int64({at}), {valid}, {form.width})"
+                        )
+                for number, line in enumerate(batch):
+                    for beside, offset in enumerate(sorted(reads)):
+                        lane = (number * len(reads) + beside) * form.width
+                        self._multiply(lane, lines[line], reads[offset])
+
+    def _multiply(self, lane: int, lines: Sequence[tuple[int, int]], along: Sequence[tuple[int, int]]) -> None:
+        """Adds to the sums what the image's elements from a lane on give to the windows that have them."""
+        emit, form = self.emit, self.form
+        with emit.block(f"for e in range({form.width}):"):
+            emit.line(f"value = {load_text('picture', f'{lane} + e', self.tensors.x_type)}")
+            for (number, tap), (place, beside) in itertools.product(lines, along):
+                total = f"total[{(number * form.places + place) * form.width} + e]"
+                emit.line(f"{total} = fma_f32(value, weights{tap}[{beside * form.width} + e], {total})")
+
+    def _index(self, text: str) -> str:
+        """A number that counts elements or places."""
+        return self.emit.assign(f"{self.index}({text})")
+
+    def _inside(self, start: str, offset: int, limit: str) -> tuple[str, str]:
+        """Whether a place is in the image along a dimension, and the place."""
+        at = self._index(f"{start} + {offset}")
+        return self.emit.assign(f"({at} >= 0) & ({at} < {limit})"), at
+
+    def _load_weights(self, channel: str, outer: Sequence[int], within: Sequence[str]) -> None:
+        """The weights of a line of the window, from the thread's first channel on; zeros where the line is not in x.
+
+        NVVM and ptxas move what has no condition behind the sums before, where it is waited for once more.
+        """
+        emit, tensors, width = self.emit, self.tensors, self.form.width
+        count, needed = operator.index(self.step.windows.kernel[-1]), " & ".join(within) or "True"
+        for tap in range(count):
+            numbers = zip((*outer, tap), tensors.taps, strict=True)
+            terms = [(str(number), step) for number, step in numbers if number]
+            at = self._index(" + ".join([channel, offset_text(terms)]))
+            emit.line(f"load_lanes_inside(taps, {tap * width}, {tensors.weights}, int64({at}), {needed}, {width})")
+        with emit.block(f"for e in range({width * count}):"):
+            emit.line(f"weights{outer[-1] if outer else 0}[e] = {load_text('taps', 'e', tensors.weights_type)}")
+
+    def _results(self, first: Sequence[str]) -> None:
+        """What follows the sums, and the stores."""
+        emit, form, tensors = self.emit, self.form, self.tensors
+        lanes: dict[Scalar, str] = {}
+        for more in tensors.more:
+            if more.is_vector:
+                lanes[more.leaf] = emit.fresh("r")
+                emit.line(f"{lanes[more.leaf]} = lanes_of({more.pointer}, {form.width})")
+                if more.is_of_channels:
+                    self._load(lanes[more.leaf], more, self._index(more.offset(first)))
+        emit.line(f"stored = lanes_of({tensors.out.pointer}, {form.width})")
+        moved = [tensors.out, *(more for more in tensors.more if more.is_vector and not more.is_of_channels)]
+        begins = {one.leaf: self._index(one.offset(first)) for one in moved}
+        for row, place in itertools.product(range(form.rows), range(form.places)):
+            at = list(first)
+            at[-1] = emit.assign(f"{first[-1]} + {place}")
+            inside = [f"{at[-1]} < {tensors.ends[-1]}"] if place else []
+            if row:
+                at[-2] = emit.assign(f"{first[-2]} + {row}")
+                inside.append(f"{at[-2]} < {tensors.ends[-2]}")
+            with emit.block(f"if {' & '.join(f'({one})' for one in inside) or 'True'}:"):
+                to = {
+                    one.leaf: self._index(
+                        f"{begins[one.leaf]} + {row} * {one.strides[-2]} + {place} * {one.strides[-1]}"
+                    )
+                    for one in moved
+                }
+                for more in moved[1:]:
+                    self._load(lanes[more.leaf], more, to[more.leaf])
+                with emit.block(f"for e in range({form.width}):"):
+                    self._bind(at, lanes)
+                    number = (row * form.places + place) * form.width
+                    emit.bind(self.step.total, emit.assign(f"total[{number} + e]"))
+                    emit.store("stored", "e", self.value)
+                place_of = f"int64({to[tensors.out.leaf]})"
+                emit.line(
+                    f"store_lanes(stored, 0, {tensors.out.pointer}, {place_of}, 0, {place_of} + {form.width}, True,"
+                    f" {form.width}, 1)"
+                )
+
+    def _load(self, lanes: str, more: _Operand, place: str) -> None:
+        self.emit.line(f"load_lanes_inside({lanes}, 0, {more.pointer}, int64({place}), True, {self.form.width})")
+
+    def _bind(self, at: Sequence[str], lanes: Mapping[Scalar, str]) -> None:
+        """Names what the thread's channel ``e`` of a place has of the inputs."""
+        emit = self.emit
+        for more in self.tensors.more:
+            text = load_text(lanes[more.leaf], "e", more.dtype) if more.leaf in lanes else ""
+            if not text:
+                beside = "" if more.strides[1] == "0" else f" + e * {more.strides[1]}"
+                text = load_text(more.pointer, f"{more.offset(at)}{beside}", more.dtype)
+            emit.bind(more.leaf, emit.assign(text))
+
+    def _one_by_one(self, first: Sequence[str]) -> None:
+        """All of it where some tensor begins beside a vector: with as little code as there can be."""
+        emit, builder, form, tensors, windows = self.emit, self.builder, self.form, self.tensors, self.step.windows
+        counts = [builder.integer(count) for count in (form.rows, form.places, form.width)]
+        kernel = [builder.integer(size) for size in windows.kernel]
+        with ExitStack() as stack:
+            at = list(first)
+            for axis, count in ((-2, counts[0]), (-1, counts[1])):
+                if len(kernel) + axis >= 0:
+                    number = emit.fresh()
+                    stack.enter_context(emit.block(f"for {number} in range({count}):"))
+                    at[axis] = emit.assign(f"{first[axis]} + {number}")
+                    stack.enter_context(emit.block(f"if {at[axis]} < {tensors.ends[axis]}:"))
+            stack.enter_context(emit.block(f"for e in range({counts[2]}):"))
+            emit.line("one = float32(0)")
+            with ExitStack() as inner:
+                image, weight = [f"{at[0]} * {tensors.steps[0]} + {at[1]} + e"], [f"{at[1]} + e"]
+                for axis, size in enumerate(kernel):
+                    tap = emit.fresh()
+                    inner.enter_context(emit.block(f"for {tap} in range({size}):"))
+                    place = emit.assign(
+                        f"{at[2 + axis]} * {windows.strides[axis]} - {tensors.begins[axis]}"
+                        f" + {tap} * {windows.dilations[axis]}"
+                    )
+                    limit = tensors.limits[axis]
+                    inner.enter_context(emit.block(f"if ({place} >= 0) & ({place} < {limit}):"))
+                    image.append(f"{place} * {tensors.steps[2 + axis]}")
+                    weight.append(f"{tap} * {tensors.taps[axis]}")
+                element = load_text(tensors.x, " + ".join(image), tensors.x_type)
+                weight_of = load_text(tensors.weights, " + ".join(weight), tensors.weights_type)
+                emit.line(f"one = fma_f32({element}, {weight_of}, one)")
+            self._bind(at, {})
+            emit.bind(self.step.total, "one")
+            emit.store(tensors.out.pointer, f"{tensors.out.offset(at)} + e", self.value)
+
+
+class _Operand:
+    """A tensor over the result's dimensions, as the kernel's parameters name it."""
+
+    def __init__(
+        self, builder: KernelBuilder, dtype: DType, shape: Sequence[Dim], leaf: Scalar, x: Tensor, written: bool = False
+    ) -> None:
+        self.leaf, self.dtype = leaf, x.dtype
+        self.pointer = builder.tensor(x, written=written)
+        placed = broadcast_strides(x, shape)
+        self.is_vector = placed[1] == 1
+        self.is_of_channels = all(stride == 0 for axis, stride in enumerate(placed) if axis != 1)
+        self.strides = [size_text(builder, dtype, stride) for stride in placed]
+
+    def offset(self, at: Sequence[str]) -> str:
+        """Where the place ``at`` has its element."""
+        return offset_text(list(zip(at, self.strides, strict=True)))
+
+
+class _Tensors:
+    """The kernel's tensors and sizes, as its parameters name them.
+
+    ``steps`` are the image's strides, ``limits`` and ``begins`` its sizes and pads, ``taps`` the strides of weights,
+    ``ends`` the sizes of the result.
+    """
+
+    def __init__(
+        self,
+        builder: KernelBuilder,
+        dtype: DType,
+        step: Convolve,
+        x: Tensor,
+        weights: Tensor,
+        out: Tensor,
+        loaded: Sequence[Input],
+    ) -> None:
+        self.x, self.x_type = builder.tensor(x), x.dtype
+        self.weights, self.weights_type = builder.tensor(weights), weights.dtype
+        self.more = [_Operand(builder, dtype, step.shape, leaf, y) for leaf, y in loaded]
+        self.out = _Operand(builder, dtype, step.shape, step.total, out, written=True)
+        operands = zip((*self.more, self.out), (*(y for _, y in loaded), out), strict=True)
+        self._moved = [(self.x, x), (self.weights, weights)]
+        self._moved += [(one.pointer, y) for one, y in operands if one.is_vector]
+        lists = (
+            x.strides,
+            step.windows.size,
+            step.windows.begin,
+            contiguous_strides(weights.shape)[1:-1],
+            step.shape[2:],
+        )
+        numbers = [[size_text(builder, dtype, number) for number in some] for some in lists]
+        self.steps, self.limits, self.begins, self.taps, self.ends = numbers
+
+    def anywhere(self, width: int) -> list[str]:
+        """The pointers to what may begin beside a vector: memory of the application may be anywhere."""
+        return [name for name, y in self._moved if not begins_at_vectors(y, width)]

@@ -1,0 +1,276 @@
+"""Kernels of convolutions: in tiles (`conv`) or in strips (`strip_conv`)."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+
+import numpy as np
+
+from ...model.ir import DType
+from ...program import scalar as s
+from ...program.lowering import Lowering, Tensor
+from ...program.scalar import Scalar
+from ...program.shapes import aligned
+from ...program.steps import Contract, Convolve
+from ...program.symbolic import Dim, ceildiv, hint, is_const, le, product, select
+from ...program.views import permute
+from ..codegen.epilogue import Axes, make_epilogue
+from ..codegen.launch_geometry import index_type
+from ..codegen.simt_fragments import THREADS, Tile
+from ..codegen.source import KernelBuilder
+from ..contraction.prologue import make_element
+from ..elementwise.index_map import IndexMap, gather_map
+from ..gemm.dispatch import EMULATED_TILES, TILES, choose_tile, launch_contract
+from .direct_conv import (
+    ACCUMULATORS,
+    EMULATED_THREADS,
+    Phases,
+    StripConv,
+    rows_of_thread,
+    strip_shape,
+)
+from .implicit_gemm_simt import TiledConv, packed_shape, patch_table
+
+__all__ = ["convolution_tactics", "in_strips", "launch_convolve"]
+
+STRIP_ROWS = 16
+"""Output channels of a group up to which a convolution runs in strips."""
+MOST_TUNED_STRIP_ROWS = 64
+"""Those up to which strips are measured beside tiles."""
+MAX_PLACES = 32
+"""Places of an image up to which what windows cover is stored for a product: half the width of a tile."""
+STRIPS = "strips"
+
+
+def launch_convolve(ctx: Lowering, step: Convolve) -> None:
+    """Launches our kernel for a convolution, nothing for a result without elements."""
+    if 0 in step.shape:
+        return
+    if in_strips(step):
+        _launch_strips(ctx, step)
+        return
+    few_places = _has_few_places(ctx, step)
+    if few_places != 0:
+        launch_contract(ctx, _of_patches(ctx, step, few_places))
+    if few_places == 0 or not is_const(few_places):
+        _launch_tiles(ctx, step, few_places)
+
+
+def _has_few_places(ctx: Lowering, step: Convolve) -> Dim:
+    """Whether tiles of places would be mostly empty: on the emulated device all of them are as wide.
+
+    Where many are expected, tiles serve few as well.
+    """
+    places = product(step.places)
+    if not ctx.device.emulated or step.groups > 1 or step.is_converted or step.tactic.name or step.column_parts:
+        return 0
+    return le(places, MAX_PLACES) if hint(places) <= MAX_PLACES else 0
+
+
+def _of_patches(ctx: Lowering, step: Convolve, wanted: Dim) -> Contract:
+    """The product of what each window covers, stored once, with the weights: a row for each place of each image.
+
+    It has no places where ``wanted`` is 0.
+    """
+    x, w = step.operands
+    flat, space = step.windows, len(step.space)
+    weights = ctx.contiguous(w)
+    rows, depth = w.shape[0], product(w.shape[1:])
+    places = [select(wanted, dim, 0) if axis == 0 else dim for axis, dim in enumerate(step.shape[-space:])]
+    strides = [step.shape[0], *places]
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source, at, inside = maps.source(x), [c[0], c[1 + space]], list[Scalar]()
+        for axis in range(space):
+            at.append(c[1 + axis] * flat.strides[axis] + c[2 + space + axis] * flat.dilations[axis])
+            if flat.begin[axis] != 0 or flat.end[axis] != 0:
+                at[-1] = at[-1] - maps.dim(flat.begin[axis])
+                inside += [at[-1] >= 0, at[-1] < source.dim(2 + axis)]
+        return source.at(at, functools.reduce(operator.and_, inside) if inside else None)
+
+    is_whole = flat.kernel == flat.size and all(dim == 1 for dim in (*places, *flat.dilations))
+    if is_whole and all(pad == 0 for pad in (*flat.begin, *flat.end)):
+        a = ctx.view(x, [x.shape[0], depth], offset=x.offset)
+    else:
+        patches = gather_map(ctx, [*strides, x.shape[1], *flat.kernel], x.dtype, element)
+        a = ctx.view(patches, [product(strides), depth])
+    b = permute(ctx, ctx.view(weights, [rows, depth], offset=weights.offset), (1, 0))
+    order = (0, *step.space, *step.channels)
+
+    def placed(y: Tensor) -> Tensor:
+        lead = len(step.shape) - y.rank
+        y = permute(ctx, ctx.view(y, (*[1] * lead, *y.shape), (*[0] * lead, *y.strides), y.offset), order)
+        first = y.shape[1] if y.shape[1] == 1 and step.shape[step.space[0]] != 1 else places[0]
+        return ctx.view(y, (y.shape[0], first, *y.shape[2:]), y.strides, y.offset)
+
+    return Contract(
+        step.nodes,
+        (*strides, *(step.shape[axis] for axis in step.channels)),
+        tuple((leaf, placed(aligned(ctx, y, step.shape))) for leaf, y in step.inputs),
+        tuple((value, placed(y)) for value, y in step.outputs),
+        operands=(a, b),
+        total=step.total,
+        row_axes=1 + space,
+        column_axes=len(step.channels),
+    )
+
+
+def convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, Tile | None]:
+    """Our kernels that may be the fastest, by name, None for strips; the first is taken unless the step says one."""
+    if step.transposed:
+        return {STRIPS: None}
+    rows = step.operands[1].static_shape[0] // step.groups
+    first = choose_tile(ctx.device, rows, step.total.dtype)
+    tiles = EMULATED_TILES if ctx.device.emulated else TILES
+    others = [] if step.total.dtype.itemsize == 8 else [tile for tile, _ in tiles if tile.m < 2 * rows]
+    found: dict[str, Tile | None] = {f"tiles of {tile.name}": tile for tile in dict.fromkeys([first, *others])}
+    if rows > MOST_TUNED_STRIP_ROWS or step.conversions[1] is not None:
+        return found
+    strips: dict[str, Tile | None] = {STRIPS: None}
+    return strips | found if rows <= STRIP_ROWS else found | strips
+
+
+def in_strips(step: Convolve) -> bool:
+    """Whether `StripConv` takes less time than tiles, which do much for nothing where a group has few outputs.
+
+    Unless it was measured that depends on the weights alone, so that every plan wants them in the same layout. Strips
+    do not convert weights.
+    """
+    if step.conversions[1] is not None:
+        return False
+    if step.tactic.name:
+        return step.tactic.name == STRIPS
+    return step.transposed or step.operands[1].static_shape[0] // step.groups <= STRIP_ROWS
+
+
+def _launch_tiles(ctx: Lowering, step: Convolve, few_places: Dim) -> None:
+    """Launches tiles where there are more than a few places."""
+    x, w = step.operands
+    group, flat, places = step.groups, step.windows.planar, step.places
+    outputs, channels, *_ = shape = w.static_shape
+    rows, positions = outputs // group, product(places)
+    tile = convolution_tactics(ctx, step).get(step.tactic.name) or choose_tile(ctx.device, rows, step.total.dtype)
+    packed = w.is_constant and step.conversions[1] is None  # the zeros that pack_tiles adds are no zero points
+    if packed:
+        weights = ctx.derived("tiles", (w,), (), packed_shape(shape, group, tile))
+    else:
+        weights = ctx.contiguous(w)
+    sizes = [k for k in flat.kernel if isinstance(k, int)]
+    table = ctx.constant(patch_table(channels, sizes, flat.dilations, tile.k))
+    index = index_type(ctx, channels * product(x.shape[2:]), positions)
+    outer = [Axes("image", [0]), Axes("channel", step.channels)]
+    epilogue, more = make_epilogue(ctx, step, step.total, outer, Axes("column", step.space))
+    element, of_x = make_element(x, step.conversions[0], 0, "px_")
+    weight, of_w = make_element(w, step.conversions[1], 0, "pw_", first="int64(group) * rows")
+    kernel = TiledConv((element, weight), epilogue, tile, len(sizes), packed, index)
+    image = flat.size
+    if flat.pointwise:  # Every image is one line, so that all of its elements are neighbours.
+        image = places = (*[1] * (len(sizes) - 1), positions)
+    axes = kernel.axes
+    builder = KernelBuilder()
+    builder.tensor(x, "x")
+    builder.tensor(weights, "weights")
+    builder.tensor(table, "table")
+    builder.integers(
+        DType.INT32, rows=rows, positions=positions, k_end=channels * product(sizes), channels=channels, groups=group
+    )
+    builder.per_axis(axes, "in", image)
+    builder.per_axis(axes[1:], "out", places[1:])
+    builder.per_axis(axes, "stride", flat.strides)
+    builder.per_axis(axes, "pad", flat.begin)
+    for parameters in (of_x, of_w, more):
+        builder.include(parameters)
+    blocks = select(few_places, 0, ceildiv(positions, tile.n) * ceildiv(rows, tile.m) * group * x.shape[0])
+    builder.launch(ctx, kernel.name, (blocks, 1, 1), (tile.threads, 1, 1), body=kernel.body)
+
+
+def _launch_strips(ctx: Lowering, step: Convolve) -> None:
+    x, w = step.operands
+    group, transposed, flat, places = step.groups, step.transposed, step.windows.planar, step.places
+    sizes = tuple(size for size in flat.kernel if isinstance(size, int))
+    outputs, inputs, *_ = w.static_shape
+    channels, rows = (outputs // group, inputs) if transposed else (inputs, outputs // group)
+    thread_rows = rows_of_thread(rows, emulated=ctx.device.emulated)
+    if transposed:
+        phases = Phases.transposed(sizes, flat.strides, flat.dilations)
+        bases = [pad // stride for pad, stride in zip(flat.begin, flat.strides, strict=True)]
+        counts = [
+            (place + pad - 1) // stride - base + 1
+            for place, pad, stride, base in zip(places, flat.begin, flat.strides, bases, strict=True)
+        ]
+    else:
+        phases, bases, counts = Phases.plain(sizes, flat.dilations), [], list(places)
+    is_padded = transposed or any(pad != 0 for pad in (flat.begin[-1], flat.end[-1]))
+    width = _strip_width(ctx, thread_rows, counts[-1], step.total.dtype, is_padded=is_padded)
+    strips = ceildiv(counts[-1], width)
+    positions = product(counts[:-1]) * strips
+    threads = EMULATED_THREADS if ctx.device.emulated else THREADS
+    tiles, chunks = -(-rows // thread_rows), ceildiv(positions, threads)
+    stride = flat.strides[-1] if flat.strides[-1] <= 2 else 0
+    index = index_type(ctx, x.size)
+    outer = [Axes("image_of_batch", [0]), Axes("channel", step.channels)]
+    *lines, columns = step.space
+    outer += [Axes(f"o{name}", [axis]) for name, axis in zip("zy"[2 - len(lines) :], lines, strict=True)]
+    epilogue, more = make_epilogue(ctx, step, step.total, outer, Axes("column", [columns]))
+    element, of_x = make_element(x, step.conversions[0], 0, "px_")
+    kernel = StripConv(element, epilogue, thread_rows, width, len(sizes), transposed, stride, index)
+    axes = kernel.axes
+    builder = KernelBuilder()
+    builder.tensor(x, "x")
+    builder.tensor(_strip_weights(ctx, w, group, thread_rows, phases, transposed), "weights")
+    if transposed:
+        builder.tensor(ctx.constant(phases.array), "phases")
+    builder.integers(DType.INT32, rows=rows, channels=channels, groups=group, tiles=tiles, taps=math.prod(sizes))
+    # Positions are those of threads in one image and group, strips those along x, chunks those of a block.
+    builder.integers(DType.INT32, positions=positions, strips=strips, chunks=chunks)
+    builder.per_axis(axes, "in", flat.size)
+    builder.per_axis(axes, "out", places)
+    builder.per_axis(axes, "stride", flat.strides)
+    builder.per_axis(axes, "pad", flat.begin)
+    builder.per_axis(axes, "step", phases.steps)
+    if transposed:
+        builder.integer(len(phases.table), DType.INT32, "num_phases")
+        builder.per_axis(axes[:-1], "count", counts[:-1])
+        builder.per_axis(axes, "base", bases)
+    else:
+        builder.per_axis(axes, "taps", sizes)
+    builder.include(of_x)
+    builder.include(more)
+    blocks = chunks * (tiles * len(phases.table) * group) * x.shape[0]
+    builder.launch(ctx, kernel.name, (blocks, 1, 1), (threads, 1, 1), body=kernel.body)
+
+
+def _strip_width(ctx: Lowering, rows: int, columns: Dim, dtype: DType, *, is_padded: bool) -> int:
+    """Positions of a thread of `StripConv`: on the emulated device as many as fill its vectors, no more than there.
+
+    Without padding a strip that ends with the last position reads nothing outside the image: so it is no longer.
+    """
+    if not ctx.device.emulated:
+        return 1
+    width = ACCUMULATORS // (1 << (rows - 1).bit_length()) * 4 // max(dtype.itemsize, 4)
+    most = hint(columns) - 1 if is_padded else hint(columns) // 2
+    return max(8, min(width, 64, 1 << most.bit_length()))
+
+
+def _strip_weights(ctx: Lowering, w: Tensor, group: int, rows: int, phases: Phases, transposed: bool) -> Tensor:
+    """The weights as `StripConv` wants them: once where they are constant, else in every Run."""
+    shape = w.static_shape
+    packed = strip_shape(shape, group, shape[1] if transposed else shape[0] // group, rows)
+    dtype = DType.FLOAT32 if w.dtype in (DType.FLOAT16, DType.BFLOAT16) else w.dtype
+    if w.is_constant:
+        return ctx.derived("strips", (w,), (phases.taps, transposed), packed, dtype)
+    taps = ctx.constant(np.array(phases.taps, np.int64))
+    flat = ctx.contiguous(w)
+    flat = ctx.view(flat, (*shape[:2], math.prod(shape[2:])), offset=flat.offset)
+    inner = shape[0] // group if transposed else shape[1]
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        row = c[1] * rows + c[4]
+        limit = shape[1] if transposed else shape[0] // group
+        tap = maps.source(taps).at([c[3]])
+        place = [c[0] * inner + c[2], row, tap] if transposed else [c[0] * limit + row, c[2], tap]
+        return s.cast(maps.source(flat).at(place, row < limit), dtype)
+
+    return gather_map(ctx, packed, dtype, element)

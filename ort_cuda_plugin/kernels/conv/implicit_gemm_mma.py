@@ -1,0 +1,398 @@
+"""Convolutions by tensor cores of images with channels last, on GPUs with ``mma.sync`` (sm_80).
+
+A convolution is the product of a matrix of patches, a row for each place, and of the weights. Patches are gathered on
+their way into shared memory: a piece of a patch is neighbouring channels of one element of the image, or zeros.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...model.ir import DType
+from ...program.lowering import Lowering
+from ...program.steps import Convolve
+from ...program.symbolic import Dim, ceildiv, hint, product
+from ..codegen.epilogue import VECTOR, Axes, Epilogue, make_epilogue
+from ..codegen.launch_geometry import extent, index_type
+from ..codegen.simt_fragments import Element, Operand, Tile, indented, joined, suffix
+from ..codegen.source import KernelBuilder, register_type, text_property
+from ..contraction.integer_operands import integer_form, integer_step
+from ..gemm.cost_model import choose_team, finish_of, holds_for
+from ..gemm.dispatch import ProductTactic, matrix_tactics
+from ..gemm.gemm_mma import block_place, count_tiles, form_name, parts_epilogue, sum_of_parts
+from ..gemm.mma_fragments import Lines, MatrixTile, is_compact
+from ..gemm.tf32_weights_as_f16 import compact_lines, has_compact_lines
+from ..gemm.tile_shapes import Team, matrix_tiles
+from .channels_last import (
+    channels_last_weights,
+    matrix_convolution_kind,
+    permuted,
+    place_stride,
+    places_first,
+)
+from .cudnn_epilogue import cudnn_form
+from .transposed_phases import phases
+
+__all__ = [
+    "holds_for_convolution",
+    "is_small_convolution",
+    "launch_matrix_convolution",
+    "matrix_convolution_tactics",
+    "team_of_convolution",
+]
+
+PHASES = "a convolution on tensor cores for each place within a stride"
+OUTSIDE = -(2**30)
+"""A coordinate that no tensor has, even after a position of the window is added to it."""
+
+
+@dataclass(frozen=True)
+class PatchTile(MatrixTile):
+    """A tile whose first operand is gathered; ``axes`` are those of windows, none where these are single elements.
+
+    Outside the image it is 0. For bytes that may be another code, ``zero`` [1]. ``is_one_image``: there is one image.
+    """
+
+    axes: str = ""
+    zero: bool = False
+    is_one_image: bool = False
+
+    @property
+    def is_in_row(self) -> bool:
+        """Steps side by side are nearly always at one place of a window."""
+        return bool(self.axes)
+
+    @property
+    def place(self) -> str:
+        """Where in a line the thread's pieces stand, which is the same in all of its lines."""
+        return f"(thread & {self.lines[0].pieces - 1})"
+
+    def _copied(self, lines: Lines) -> list[str]:
+        return self._patches(lines) if lines.name == "a" else super()._copied(lines)
+
+    def _fill(self, lines: Lines, element: Element) -> list[str]:
+        return self._gathered(lines) if lines.name == "a" else super()._fill(lines, element)
+
+    def _patches(self, lines: Lines) -> list[str]:
+        """Where each of the thread's patches begins in the image, and the place in a window of its first piece."""
+        index = self.index
+        strides = " | ".join(f"int64(image_{axis})" for axis in ("n", *self.axes)) if self.axes else "int64(image_n)"
+        result = [
+            f"x_whole = opaque_i32(int32((address_of(x) & 15) | (({strides}) & {self.piece - 1})))",
+            f"group_first = {index}(group * channels)",
+        ]
+        if self.zero:
+            result.append("outside = u32_as_f32(uint32((uint32(zero[0]) & uint32(255)) * uint32(0x01010101)))")
+        for piece in range(self._pieces(lines)):
+            line, _ = self._place(lines, f"(thread + {piece * self.tile.threads})")
+            result += [f"patch = int32(row0 + {line})", "inside = patch < m", "patch = min(patch, int32(m - 1))"]
+            places = []
+            for axis in reversed(self.axes):
+                own = "patch"
+                if axis != self.axes[0] or not self.is_one_image:
+                    result.append(f"quotient = quotient_i32(patch, by_{axis})")
+                    own = f"(patch - quotient * out_{axis})"
+                result.append(f"{axis}_at{piece} = int32({own} * stride_{axis} - pad_{axis})")
+                if own != "patch":
+                    result.append("patch = int32(quotient)")
+                places.append(f"{index}({index}({axis}_at{piece}) * image_{axis})")
+            if not self.axes or not self.is_one_image:
+                places.append(f"{index}({index}(patch) * image_n)")
+            places.append("group_first")
+            # An opaque number is kept, not computed again in each step.
+            result.append(f"x_from{piece} = opaque_{suffix(index)}({_sum(index, places)})")
+            if self.axes:
+                first = f"{self.axes[0]}_at{piece}"
+                result.append(f"{first} = choose(inside, {first}, int32({OUTSIDE}))")
+        result += [*self._targets(lines), f"channel = int32(k0 + {self.place} * {self.piece})"]
+        if self.axes:
+            result += ["tap = quotient_i32(channel, by_channels)", "channel = int32(channel - tap * channels)"]
+            for axis in reversed(self.axes[1:]):
+                result += [
+                    f"quotient = quotient_i32(tap, by_taps_{axis})",
+                    f"tap_{axis} = int32(tap - quotient * taps_{axis})",
+                    "tap = quotient",
+                ]
+            result += [f"tap_{self.axes[0]} = int32(tap)", *self._at_tap()]
+        return result
+
+    def _at_tap(self) -> list[str]:
+        """The place in the window, and how far that is from its first element."""
+        offset = [f"{self.index}({self.index}(ahead_{axis}) * image_{axis})" for axis in self.axes]
+        ahead = [f"ahead_{axis} = int32(tap_{axis} * step_{axis})" for axis in self.axes]
+        return [*ahead, f"window_from = {_sum(self.index, offset)}"]
+
+    def _gathered(self, lines: Lines) -> list[str]:
+        """Fills the stage at ``filled`` with the next pieces of the patches.
+
+        Without a branch copies begin one after the other. Windows share what they read.
+        """
+        axes, index, pieces = self.axes, self.index, range(self._pieces(lines))
+        count = lines.bytes // 16
+        # The place of a piece within its patch.
+        from_tap = _sum(index, [*(["window_from"] if axes else []), f"{index}(channel)"])
+        result = [*self._filled(lines), f"tap_from = {from_tap}"]
+        inside = f"tap_{axes[0]} < taps_{axes[0]}" if axes else "channel < channels"
+        copy = "copy_async_cached" if axes else "copy_async"
+        copies, loads = [], []
+        for piece in pieces:
+            at = [f"(uint32({axis}_at{piece} + ahead_{axis}) < uint32(in_{axis}))" for axis in axes]
+            condition = " & ".join([f"({inside})", *at])
+            target = self._target(lines, piece)
+            to = f"(({target}) - tiles_at) >> 2"
+            first = f"int64({index}(x_from{piece} + tap_from))"
+            filler = f"    store_f32x4(tile_c, {to}, {', '.join(['outside' if self.zero else 'float32(0)'] * 4)})"
+            if self.zero:
+                copies += [f"if {condition}:", f"    {copy}({target}, x, {first})", "else:", filler]
+            else:
+                copies.append(f"{copy}_where({target}, x, {first}, {condition})")
+            source = f"{first} + int64(word * {4 // self.size})"
+            word = f"x[{source}]"
+            if self.size < 4:
+                word = self._packed([self._bits(f"x[{source} + {i}]") for i in range(4 // self.size)])
+            store = f"        tile_c[({to}) + int64(word)] = {word}"
+            loads += [f"if {condition}:", "    for word in range(4):", store, "else:", filler]
+        body = ["if x_whole == 0:", *indented(copies, 1), "else:", *indented(loads, 1)]
+        result += [f"if thread < {count}:", *indented(body, 1)] if count < self.tile.threads else body
+        result.append(f"channel = int32(channel + {self.pace})")
+        if not axes:
+            return result
+        # The first axis counts on, past the last element of the window.
+        result += ["while channel >= channels:", "    channel = int32(channel - channels)"]
+        for level, axis in enumerate(reversed(axes[1:]), 1):
+            pad = "    " * level
+            result += [
+                f"{pad}tap_{axis} = int32(tap_{axis} + 1)",
+                f"{pad}if tap_{axis} == taps_{axis}:",
+                f"{pad}    tap_{axis} = int32(0)",
+            ]
+        result.append(f"{'    ' * len(axes)}tap_{axes[0]} = int32(tap_{axes[0]} + 1)")
+        return [*result, *indented(self._at_tap(), 1)]
+
+
+def _sum(index: str, terms: Sequence[str]) -> str:
+    """Of terms of an index type, which wrap."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = f"{index}({total} + {term})"
+    return total
+
+
+@dataclass(frozen=True)
+class MatrixConv:
+    """One block per tile of places and channels of a group, and part of the patches.
+
+    The grid is (tiles along the channels * along the places * ``splits`` * groups, 1, 1). With several parts the
+    epilogue is `parts_epilogue`. Its coordinates are ``row``, which counts images and places, and ``column``.
+    ``is_alone`` is that of `block_place`.
+    """
+
+    elements: tuple[Element, Element]
+    kind: str
+    epilogue: Epilogue
+    tile: Tile
+    axes: str = ""
+    splits: int = 1
+    zero: bool = False
+    teams: int = 1
+    index: str = "int64"
+    is_one_image: bool = False
+    is_alone: bool = False
+
+    @property
+    def name(self) -> str:
+        compact = "_f16" if self.is_compact else ""
+        return f"conv{len(self.axes)}d_mma{form_name(self.splits, self.teams)}_{self.tile.name}_{self.kind}{compact}"
+
+    @text_property
+    def body(self) -> str:
+        matrices = self._matrices
+        prologue = """
+            column0 = int32(column0 + group * rows)
+            column_end = int32(group * rows + rows)
+            batch = int32(0)
+            b_base = int64(0)
+            """
+        return joined(
+            [
+                block_place(self.tile, matrices.depth, self.splits, "group", is_alone=self.is_alone),
+                prologue,
+                "\n".join(matrices.declare()),
+                "\n".join(matrices.pipeline()),
+                matrices.store("m", "column_end", self.epilogue),
+            ]
+        )
+
+    @property
+    def shared_bytes(self) -> int:
+        """That a launch asks for."""
+        return self._matrices.shared_bytes
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether weights have `compact_lines`, of which each is ``weights_pitch`` numbers from the one before."""
+        return is_compact(self.kind, self.elements)
+
+    @property
+    def _matrices(self) -> PatchTile:
+        a = Operand("a", "x", "row0", "m", "k_end", "0", "1", True)
+        pitch = "weights_pitch" if self.is_compact else "k_end"
+        b = Operand("b", "weights", "column0", "column_end", "k_end", pitch, "1", True)
+        more = (self.index, self.teams, self.axes, self.zero, self.is_one_image)
+        return PatchTile(self.tile, self.kind, a, b, self.elements, *more)
+
+
+def _sizes(step: Convolve) -> tuple[Dim, int, int]:
+    """Places of all images, channels of the result and elements of a patch, of one group."""
+    x, w = step.operands
+    rows = w.static_shape[0]
+    depth = operator.index(x.shape[1]) // step.groups * _taps(step)
+    return step.shape[0] * product(step.places), rows // step.groups, depth
+
+
+def _taps(step: Convolve) -> int:
+    """Places of a window."""
+    return math.prod(step.operands[1].static_shape[2:])
+
+
+def matrix_convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, ProductTactic]:
+    """Our kernels on tensor cores that may be the fastest, by name, first what rules prefer; none where none can."""
+    kind = matrix_convolution_kind(ctx, step)
+    if not kind or place_stride(step.operands[0]) is None or 0 in step.shape:
+        return {}
+    if step.transposed:
+        return {PHASES: ProductTactic(matrix_tiles(kind)[0])}
+    m, n, k = _sizes(step)
+    team = team_of_convolution(ctx, step)
+    return {tactic.name: tactic for tactic in matrix_tactics(ctx, kind, m, n, step.groups, k, team)}
+
+
+def is_small_convolution(ctx: Lowering, step: Convolve) -> bool:
+    """Whether teams of warps take less for the convolution than a library's call: `is_small` of its product."""
+    kind = matrix_convolution_kind(ctx, step)
+    if not kind or place_stride(step.operands[0]) is None or 0 in step.shape or step.transposed:
+        return False
+    team = team_of_convolution(ctx, step)
+    return team is not None and holds_for_convolution(ctx, step, team)
+
+
+def team_of_convolution(ctx: Lowering, step: Convolve, convolutions: int = 1) -> Team | None:
+    """See `choose_team`, of an image with channels last; the step may stand for several ``convolutions``."""
+    m, n, k = _sizes(step)
+    kind = matrix_convolution_kind(ctx, step)
+    more = {**finish_of(step, n * step.groups), "products": convolutions, "left": _left_by_cudnn(ctx, step)}
+    more |= {"is_compact": has_compact_lines(ctx, step), "along_k": True}
+    return choose_team(ctx.device, kind, m, n, step.groups, k, taps=_taps(step), **more)
+
+
+def _left_by_cudnn(ctx: Lowering, step: Convolve) -> int:
+    """Bytes of a result that cuDNN copies, or leaves to a kernel that finishes it.
+
+    It writes one whose places are apart, as a part of a concatenation, together first.
+    """
+    if "cudnn" not in ctx.device.libraries:
+        return 0
+    (_, y), *others = step.outputs
+    form = cudnn_form(ctx, step)
+    is_left = form is None or bool(form.leftover) or (not others and place_stride(y) not in (None, y.shape[1]))
+    return hint(product(y.shape)) * y.dtype.itemsize if is_left else 0
+
+
+def holds_for_convolution(ctx: Lowering, step: Convolve, team: Team) -> bool:
+    """Whether the convolution has no more blocks than the team was chosen for; a guard says so."""
+    m, n, _ = _sizes(step)
+    return holds_for(ctx, team, m, n, step.groups)
+
+
+def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTactic) -> None:
+    """Launches the kernel for an image with channels last, and records the step that adds its parts.
+
+    A transposed convolution is several plain ones, for each of which rules choose.
+    """
+    if step.transposed:
+        for phase in phases(ctx, step):
+            if isinstance(phase, Convolve):
+                launch_matrix_convolution(ctx, phase, next(iter(matrix_convolution_tactics(ctx, phase).values())))
+            else:
+                ctx.record(phase)
+        return
+    kind = matrix_convolution_kind(ctx, step)
+    form = integer_form(step)
+    if form is not None:
+        integers = integer_step(ctx, step, form)
+        assert isinstance(integers, Convolve)
+        step = integers
+    x, w = step.operands
+    assert tactic.tile is not None
+    tile, splits = tactic.tile, tactic.splits
+    m, n, k = _sizes(step)
+    windows = step.windows.planar
+    if has_compact_lines(ctx, step):
+        step, weights = compact_lines(ctx, step)
+    else:
+        weights = channels_last_weights(ctx, w, x.shape[1], step.groups)
+    ordered = permuted(step, places_first(step))
+    if splits == 1:
+        rank = len(step.shape)
+        columns = range(rank - step.channel_axes, rank)
+        rows = [Axes("row", range(rank - step.channel_axes))]
+        # Each group begins at a vector.
+        last, vectors = Axes("column", columns), n % VECTOR == 0
+        epilogue, more = make_epilogue(ctx, ordered, step.total, rows, last, vectors=vectors)
+    else:
+        parts = ctx.empty((splits, m, n * step.groups), step.total.dtype if form is not None else DType.FLOAT32)
+        epilogue, more = parts_epilogue(parts, n)
+    axes = "" if windows.pointwise else "zyx"[3 - len(windows.size) :]
+    # Single elements are never outside, and what follows the last channel meets zeros of the weights.
+    zero = form.zero_codes if form is not None and axes else None
+    teams = tactic.teams
+    step_of_place = place_stride(x)
+    assert step_of_place is not None
+    index = index_type(ctx, product([x.shape[0], *x.shape[2:]]) * step_of_place, product(weights.shape))
+    place_type = register_type(index)
+    elements = (Element(x.dtype.short), Element(weights.dtype.short))
+    is_one_image, is_alone = x.shape[0] == 1, splits == step.groups == 1
+    more_form = (zero is not None, teams, place_type, is_one_image, is_alone)
+    kernel = MatrixConv(elements, kind, epilogue, tile, axes, splits, *more_form)
+    builder = KernelBuilder()
+    builder.tensor(x, "x")
+    builder.tensor(weights, "weights")
+    if zero is not None:
+        builder.tensor(zero, "zero")
+    builder.integers(DType.INT32, m=m, n=n * step.groups, rows=n, k_end=k)
+    if kernel.is_compact:
+        builder.integers(DType.INT32, weights_pitch=weights.strides[0])
+    count_tiles(builder, tile, m, n, is_alone=is_alone)
+    if axes:
+        strides: Sequence[Dim] = x.strides[2:] if len(x.strides) == 2 + len(axes) else (0, *x.strides[2:])
+        builder.integer(x.strides[0], index, "image_n")
+        for axis, stride, size in zip(axes, strides, step.places, strict=True):
+            builder.integer(stride, index, f"image_{axis}")
+            if axis != axes[0] or not is_one_image:
+                extent(builder, size, DType.INT32, (f"out_{axis}", f"by_{axis}"))
+        builder.per_axis(axes, "in", windows.size)
+        builder.per_axis(axes, "stride", windows.strides)
+        builder.per_axis(axes, "pad", windows.begin)
+        builder.per_axis(axes, "step", windows.dilations)
+        extent(builder, x.shape[1] // step.groups, DType.INT32, ("channels", "by_channels"))
+        for axis, size in zip(axes, windows.kernel, strict=True):
+            extent(builder, size, DType.INT32, (f"taps_{axis}", f"by_taps_{axis}"))
+    else:
+        builder.integers(DType.INT32, channels=x.shape[1] // step.groups)
+        builder.integer(step_of_place, index, "image_n")
+    builder.include(more)
+    blocks = ceildiv(m, tile.m) * ceildiv(n, tile.n) * (splits * step.groups)
+    builder.launch(
+        ctx,
+        kernel.name,
+        (blocks, 1, 1),
+        (tile.threads * teams, 1, 1),
+        shared_bytes=kernel.shared_bytes,
+        body=kernel.body,
+        resident=Team(tile, teams).resident,
+    )
+    if splits > 1:
+        ctx.record(sum_of_parts(ctx, ordered, parts, splits))

@@ -1,0 +1,226 @@
+"""Convolutions as a block-tiled product over patches that are never stored.
+
+Tensors are contiguous: x is [images, groups * channels, z, y, x], out [images, groups * rows, z, y, x]; kernels for two
+spatial dimensions leave z out. ``rows`` are the output channels of one group, ``channels`` its input channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...model.ir import Array, DType
+from ..codegen.epilogue import Epilogue
+from ..codegen.simt_fragments import (
+    Element,
+    Operand,
+    Tile,
+    declare,
+    fill_matrix,
+    fill_packed,
+    indented,
+    joined,
+    log2,
+    pipeline,
+    store_tile,
+)
+from ..codegen.source import register_type, text_property
+from ..contraction.prologue import conversion_setup, type_names
+
+COORDINATES = ("image = int32(batch // groups)", "channel = int32(group * rows + row)")
+"""What an epilogue of a convolution takes for coordinates, beside those in space."""
+OUTSIDE = -(2**30)
+"""A coordinate that no tensor has, even after a padded position is added to it."""
+
+
+def patch_table(channels: int, kernel: Sequence[int], dilations: Sequence[int], tile_k: int) -> Array:
+    """Where the elements of a patch stand, as int32 [k][4]: y, x, channel, z relative to the patch's first element.
+
+    k counts channels, then the kernel's positions in row-major order, and is padded to a multiple of ``tile_k`` with
+    places outside of every tensor. ``kernel`` and ``dilations`` have two or three entries.
+    """
+    channel, *position = np.indices((channels, *kernel), dtype=np.int32).reshape(1 + len(kernel), -1)
+    steps = [p * d for p, d in zip(position, dilations, strict=True)]
+    z, y, x = [np.zeros_like(channel)] * (3 - len(kernel)) + steps
+    rows = np.stack([y, x, channel, z], axis=1)
+    outside = np.tile(np.array([OUTSIDE, OUTSIDE, 0, 0], np.int32), (-len(rows) % tile_k, 1))
+    return np.concatenate([rows, outside])
+
+
+def packed_shape(shape: Sequence[int], groups: int, tile: Tile) -> tuple[int, int, int]:
+    """The shape of `pack_tiles` for weights of ``shape``."""
+    rows, k = shape[0] // groups, math.prod(shape[1:])
+    return groups, -(-k // tile.k) * tile.k, -(-rows // tile.m) * tile.m
+
+
+@dataclass(frozen=True)
+class TiledConv:
+    """A block computes ``tile.m`` output channels of one group at ``tile.n`` positions of one image.
+
+    The epilogue's coordinates are ``image``, ``channel`` and ``column``, a position in space.
+    ``index`` is the type of places within one image of x. ``packed`` weights come from `pack_tiles`, others are as
+    ONNX has them. ``elements`` are those of x and of the weights; only those of weights may depend on where they are,
+    and on the row alone. The grid is (ceil(positions/tile.n) * ceil(rows/tile.m) * groups * images, 1, 1).
+
+    Where there are fewer threads than columns in b's tile, a thread fills neighbouring ones, at once if they are
+    neighbours in x as well.
+    """
+
+    elements: tuple[Element, Element]
+    epilogue: Epilogue
+    tile: Tile
+    rank: int = 2
+    packed: bool = True
+    index: DType = DType.INT32
+
+    @property
+    def patches(self) -> int:
+        """Columns of b's tile that a thread fills."""
+        return self.tile.chunk if self.tile.threads < self.tile.n else 1
+
+    @property
+    def axes(self) -> str:
+        return "zyx"[3 - self.rank :]
+
+    @property
+    def name(self) -> str:
+        return f"conv{self.rank}d_{self.tile.name}_{type_names(*self.elements)}"
+
+    @text_property
+    def body(self) -> str:
+        tile, (element, weight) = self.tile, self.elements
+        prologue = f"""
+            tiles_n = int32((positions + {tile.n - 1}) >> {log2(tile.n)})
+            tiles_m = int32((rows + {tile.m - 1}) >> {log2(tile.m)})
+            block = int32(cuda.blockIdx.x)
+            rest = int32(block // tiles_n)
+            column0 = int32((block - rest * tiles_n) * {tile.n})
+            batch = int32(rest // tiles_m)
+            row0 = int32((rest - batch * tiles_m) * {tile.m})
+            group = int32(batch % groups)
+            steps = int32((k_end + {tile.k - 1}) >> {log2(tile.k)})
+            """
+        if self.packed:
+            weights = f"""
+                packed_rows = int64(tiles_m * {tile.m})
+                weights_base = int64(group) * int64(steps * {tile.k}) * packed_rows + int64(row0)
+                """
+            fill = fill_packed("weights", "weights_base", tile, weight)
+        else:
+            weights = "a_base = int64(group) * int64(rows) * int64(k_end)"
+            operand = Operand("a", "weights", "row0", "rows", "k_end", "k_end", "1", True)
+            fill = fill_matrix(operand, tile.m, tile, weight, "int32")
+        image = " * ".join(["image = int64(batch) * int64(channels)", *(f"int64(in_{axis})" for axis in self.axes)])
+        if self.patches == 1:
+            image, fill_b = f"{image}\n{self._patch()}", self._fill_patches(element)
+        else:
+            image, fill_b = f"{image}\n{self._patches()}", self._fill_many_patches(element)
+        return joined(
+            [
+                conversion_setup(element, weight),
+                prologue,
+                weights,
+                declare(tile, element.accumulator),
+                image,
+                pipeline(tile, element.accumulator, f"{fill}\n{fill_b}"),
+                store_tile(tile, "rows", "positions", element, self.epilogue, COORDINATES),
+            ]
+        )
+
+    def _patch_place(self) -> list[str]:
+        """The place of the first element of ``patch``, by axis; outside of every tensor past the last patch."""
+        axes = self.axes
+        lines = ["inside = patch < positions"]
+        for axis in reversed(axes[1:]):
+            lines += [
+                f"quotient = int32(patch // out_{axis})",
+                f"{axis}0 = int32((patch - quotient * out_{axis}) * stride_{axis} - pad_{axis})",
+                "patch = quotient",
+            ]
+        lines += [f"{axes[0]}0 = int32(patch * stride_{axes[0]} - pad_{axes[0]})"]
+        return [*lines, "if not inside:", f"    y0 = int32({OUTSIDE})"]
+
+    def _element(self, element: Element, at: Callable[[str], str]) -> list[str]:
+        """Sets ``b_value`` to the element of x at the coordinates ``at``, 0 outside."""
+        inside = " and ".join(f"uint32({at(axis)}) < uint32(in_{axis})" for axis in self.axes)
+        return [
+            f"b_value = {element.accumulator}(0)",
+            f"if {inside}:",
+            f"    b_value = {element.load('x', f'image + int64({self._place(at)})')}",
+        ]
+
+    def _place(self, at: Callable[[str], str]) -> str:
+        index, place = register_type(self.index), "channel"
+        for axis in self.axes:
+            place = f"{index}({index}({place} * in_{axis}) + {at(axis)})"
+        return place
+
+    def _patch(self) -> str:
+        """A thread fills one column of b's tile."""
+        return "\n".join([f"patch = int32(column0 + (thread & {self.tile.n - 1}))", *self._patch_place()])
+
+    def _fill_patches(self, element: Element) -> str:
+        """Fills copy ``filling`` of b's shared tile for ``step``; zeros stand in the padding."""
+        tile = self.tile
+        count = tile.k // (tile.threads // tile.n)
+        return "\n".join(
+            [
+                f"first = int32((thread >> {log2(tile.n)}) * {count})",
+                f"to = int32(filling * {tile.k * tile.b_pitch} + {tile.b_first} + first * {tile.b_pitch})",
+                f"to = int64(int32(to + (thread & {tile.n - 1})))",
+                f"entry = int64(int32(step * {tile.k} + first)) * 4",
+                f"for _ in range({count}):",
+                "    dy, dx, channel, dz = load_i32x4(table, entry)",
+                "    entry += 4",
+                *[f"    at_{axis} = int32({axis}0 + d{axis})" for axis in self.axes],
+                *indented(self._element(element, "at_{}".format), 1),
+                "    tile_c[to] = b_value",
+                f"    to += {tile.b_pitch}",
+            ]
+        )
+
+    def _patches(self) -> str:
+        """A thread fills `patches` columns of b's tile; ``together``: whether they are neighbours on a line of x."""
+        axes, last = self.axes, self.patches - 1
+        lines = [f"{axis}_of = array_pointer(cuda.local.array({self.patches}, int32))" for axis in axes]
+        lines += [
+            f"own = int32((thread & {self.tile.n // self.patches - 1}) * {self.patches})",
+            f"for i in range({self.patches}):",
+            "    patch = int32(column0 + own + i)",
+            *indented(self._patch_place(), 1),
+            *[f"    {axis}_of[i] = {axis}0" for axis in axes],
+            f"together = x_of[{last}] - x_of[0] == {last}",
+            *[f"together = together and {axis}_of[{last}] == {axis}_of[0]" for axis in axes[:-1]],
+        ]
+        return "\n".join(lines)
+
+    def _fill_many_patches(self, element: Element) -> str:
+        """`_fill_patches` for several columns."""
+        tile, patches = self.tile, self.patches
+        lanes = tile.n // patches
+        count = tile.k // (tile.threads // lanes)
+        outer = "".join(f"uint32(at_{axis}) < uint32(in_{axis}) and " for axis in self.axes[:-1])
+        return "\n".join(
+            [
+                f"first = int32((thread >> {log2(lanes)}) * {count})",
+                f"to = int64(int32(filling * {tile.k * tile.b_pitch} + {tile.b_first} + first * {tile.b_pitch} + own))",
+                f"entry = int64(int32(step * {tile.k} + first)) * 4",
+                f"for _ in range({count}):",
+                "    dy, dx, channel, dz = load_i32x4(table, entry)",
+                "    entry += 4",
+                *[f"    at_{axis} = int32({axis}_of[0] + d{axis})" for axis in self.axes],
+                f"    if together and {outer}at_x >= 0 and at_x + {patches - 1} < in_x:",
+                f"        from_x = image + int64({self._place('at_{}'.format)})",
+                *[f"        b_value{i} = {element.load('x', f'from_x + {i}')}" for i in range(patches)],
+                *[f"        tile_c[to + {i}] = b_value{i}" for i in range(patches)],
+                "    else:",
+                f"        for i in range({patches}):",
+                *[f"            each_{axis} = int32({axis}_of[i] + d{axis})" for axis in self.axes],
+                *indented(self._element(element, "each_{}".format), 3),
+                "            tile_c[to + i] = b_value",
+                f"    to += {tile.b_pitch}",
+            ]
+        )

@@ -1,0 +1,290 @@
+"""Two convolutions of single places, one after the other, in one kernel: how the channels of an image are weighted.
+
+Networks with squeeze and excitation make two products of a few channels for each image. For a library each is a launch
+that takes longer to begin than to compute, and often a map of what it leaves. Here a block makes all of the first
+product of its image, which stays in shared memory, and a part of the second one. What it reads does not depend on what
+it computes: so the weights of both products are under way at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...program import scalar as s
+from ...program.lowering import Lowering
+from ...program.scalar import Scalar
+from ...program.shapes import broadcast_strides
+from ...program.steps import Convolve, joined_nodes, stored
+from ...program.symbolic import hint
+from ...program.trace import Launch, Step
+from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text
+from ..codegen.vectors import VECTOR_BYTES
+
+__all__ = ["ChainForm", "choose_form", "launch_chain"]
+
+THREADS, WARP = 512, 32
+MOST_BYTES = 1 << 18
+"""Maximum bytes of a product's weights: each block reads all of the first product's."""
+MOST_VECTORS = 12
+"""Maximum vectors of an image, and of the second weights, in a thread."""
+MOST_KEPT = 24
+"""Maximum vectors that a thread keeps in registers between the products, after 16-bit values are widened."""
+AT_ONCE = 15
+"""Vectors of weights that a thread loads before it adds them up."""
+LEAST_ROWS = 64
+"""Channels of the result that are worth a block."""
+IMAGES_PER_MULTIPROCESSOR = 2
+"""With more a library reads the weights more seldom."""
+BLOCKS = 2
+"""For so many multiprocessors there is a block: with more blocks more of them read the first weights at once."""
+SUMS = 4
+"""A thread adds up side by side: the additions of one sum wait for each other."""
+NOTE = "two convolutions of single places: one kernel"
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A block makes ``rows`` results of ``columns`` channels. ``lanes`` threads have a row of weights, by vectors."""
+
+    rows: int
+    columns: int
+    width: int
+    lanes: int
+
+    @property
+    def vectors(self) -> int:
+        """Of a row."""
+        return self.columns // self.width
+
+    @property
+    def count(self) -> int:
+        """Vectors of a row that a thread has."""
+        return -(-self.vectors // self.lanes)
+
+    @property
+    def own(self) -> int:
+        """Columns of a row that a thread has, and perhaps some behind its end."""
+        return self.count * self.width
+
+    @property
+    def groups(self) -> int:
+        """Rows that a block makes at once."""
+        return THREADS // self.lanes
+
+    @property
+    def rounds(self) -> int:
+        return -(-self.rows // self.groups)
+
+
+def _product(rows: int, columns: int, itemsize: int) -> _Product:
+    width = VECTOR_BYTES // itemsize
+    while columns % width:
+        width //= 2
+    lanes = 1
+    while lanes < min(columns // width, WARP):
+        lanes *= 2
+    return _Product(rows, columns, width, lanes)
+
+
+@dataclass(frozen=True)
+class ChainForm:
+    """``parts`` blocks have an image; each makes all of the first product, and some rows of the second one."""
+
+    parts: int
+    first: _Product
+    second: _Product
+
+
+def choose_form(ctx: Lowering, first: Convolve, second: Convolve) -> ChainForm | None:
+    """None where a library is faster."""
+    multiprocessors, itemsize = ctx.device.multiprocessors, first.operands[0].dtype.itemsize
+    hidden, channels = first.operands[1].static_shape[:2]
+    rows = second.operands[1].static_shape[0]
+    images = max(hint(first.shape[0]), 1)
+    if images > IMAGES_PER_MULTIPROCESSOR * multiprocessors or 0 in (hidden, channels, rows):
+        return None
+    if max(hidden * channels, rows * hidden) * itemsize > MOST_BYTES:
+        return None
+    parts = max(min(multiprocessors // (BLOCKS * images), -(-rows // LEAST_ROWS)), 1)
+    form = ChainForm(parts, _product(hidden, channels, itemsize), _product(-(-rows // parts), hidden, itemsize))
+    return form if max(form.first.count, form.second.count * form.second.rounds) <= MOST_VECTORS else None
+
+
+def launch_chain(ctx: Lowering, form: ChainForm, first: Convolve, second: Convolve) -> Step:
+    with ctx.recording(joined_nodes(first, second)) as steps:
+        _Chain(ctx, form, first, second).launch()
+    (launch,) = steps
+    assert isinstance(launch, Launch)
+    launch.note = NOTE
+    return launch
+
+
+@dataclass
+class _Half:
+    """One of the products in the kernel: names of what a thread has of it.
+
+    ``vectors`` say where in a row they begin. For each round there are ``rows``, the row of weights, ``starts``, where
+    that begins, ``inside``, whether it is one, ``beside``, what the step reads beside the operands, and ``totals``.
+    """
+
+    step: Convolve
+    product: _Product
+    pointer: str
+    vectors: list[str]
+    rows: list[str]
+    starts: list[str]
+    inside: list[str]
+    beside: list[dict[Scalar, str]]
+    totals: list[str]
+
+
+class _Chain:
+    """Emits the kernel of two such convolutions."""
+
+    def __init__(self, ctx: Lowering, form: ChainForm, first: Convolve, second: Convolve) -> None:
+        self.ctx, self.form, self.first, self.second = ctx, form, first, second
+        self.builder = KernelBuilder()
+        self.emit = self.builder.emit
+
+    def launch(self) -> None:
+        """Launches it. Everything is loaded before anything is added up."""
+        builder, emit, form = self.builder, self.emit, self.form
+        x = self.first.operands[0]
+        image = builder.tensor(x)
+        out = self.second.outputs[0][1]
+        target = builder.tensor(out, written=True)
+        emit.line("thread = int64(cuda.threadIdx.x)")
+        emit.line("block = int64(cuda.blockIdx.x)")
+        emit.line(f"image = quotient_i64(block, int64({form.parts}))")
+        emit.line(f"hidden = array_pointer(cuda.shared.array({form.first.rows}, float32, 16))")
+        begin = emit.assign(f"(block - image * {form.parts}) * {form.second.rows}")
+        halves = [self._half(self.first, form.first, "int64(0)"), self._half(self.second, form.second, begin)]
+        tests = [f"is_aligned({image}, {form.first.width})"]
+        tests += [f"is_aligned({half.pointer}, {half.product.width})" for half in halves]
+        strides = [builder.stride(stride) for stride in out.strides[:2]]
+        for header, is_whole in ((f"if {' & '.join(tests)}:", True), ("else:", False)):
+            with emit.block(header):
+                self._products(image, halves, is_whole)
+                for row in self._results(halves[1]):
+                    at = offset_text(list(zip(("image", row), strides, strict=True)))
+                    emit.store(target, at, s.cast(self.second.outputs[0][0], out.dtype))
+        block = THREADS, 1, 1
+        builder.launch(self.ctx, kernel_name(self.ctx), (x.shape[0] * form.parts, 1, 1), block, bounded=True)
+
+    def _products(self, image: str, halves: Sequence[_Half], is_whole: bool) -> None:
+        """Both products, and the first one's results. With ``is_whole`` weights are loaded ahead, by vectors."""
+        emit, (first, second) = self.emit, halves
+        base = f"image * {first.product.columns}"
+        loaded: list[str] = []
+        if is_whole:
+            kept = 2 * first.product.count + second.product.count * second.product.rounds
+            if kept <= MOST_KEPT:
+                loaded = [self._loaded(second, second.pointer, row) for row in second.starts]
+            picture, values = self._loaded(first, image, base), emit.fresh("r")
+            emit.line(f"{values} = registers_f32({first.product.own})")
+            with emit.block(f"for e in range({first.product.own}):"):
+                emit.line(f"{values}[e] = {load_text(picture, 'e', first.step.operands[0].dtype)}")
+        at_once = max(AT_ONCE // first.product.count, 1)
+        for number, row in enumerate(first.starts):
+            if is_whole:
+                if number and number % at_once == 0:
+                    # No load goes ahead of it, for which there would be no registers.
+                    emit.line("cuda.syncthreads()")
+                self._add_up(first, number, values, self._loaded(first, first.pointer, row))
+            else:
+                factor = load_text(image, f"{base} + k", first.step.operands[0].dtype)
+                self._add_up_slowly(first, number, factor)
+        result, y = first.step.outputs[0]
+        for row in self._results(first):
+            emit.line(f"hidden[{row}] = {emit.value(stored(s.cast(result, y.dtype)))}")
+        emit.line("cuda.syncthreads()")
+        if is_whole:
+            values = emit.fresh("r")
+            emit.line(f"{values} = registers_f32({second.product.own})")
+            for number, vector in enumerate(second.vectors):
+                with emit.block(f"for e in range({second.product.width}):"):
+                    emit.line(f"{values}[{number * second.product.width} + e] = hidden[{vector} + e]")
+        for number in range(second.product.rounds):
+            if is_whole:
+                row = loaded[number] if loaded else self._loaded(second, second.pointer, second.starts[number])
+                self._add_up(second, number, values, row)
+            else:
+                self._add_up_slowly(second, number, "hidden[k]")
+
+    def _half(self, step: Convolve, product: _Product, begin: str) -> _Half:
+        """Names of a product, with what its step reads beside the operands."""
+        builder, emit = self.builder, self.emit
+        w = step.operands[1]
+        pointer = builder.tensor(w)
+        shift, last = product.lanes.bit_length() - 1, w.static_shape[0] - 1
+        lane, group = emit.assign(f"thread & {product.lanes - 1}"), emit.assign(f"thread >> {shift}")
+        vectors, rows, inside = [], [], []
+        for number in range(product.count):
+            vector = emit.assign(f"{lane} + {number * product.lanes}")
+            vectors.append(emit.assign(f"min({vector}, int64({product.vectors - 1})) * {product.width}"))
+        for number in range(product.rounds):
+            own = emit.assign(f"{group} + {number * product.groups}")
+            row = emit.assign(f"{begin} + {own}")
+            rows.append(emit.assign(f"min({row}, int64({last}))"))
+            inside.append(emit.assign(f"({lane} == 0) & ({own} < {product.rows}) & ({row} <= {last})"))
+        beside: list[dict[Scalar, str]] = [{} for _ in rows]
+        for leaf, y in builder.to_load(step.inputs):
+            name = builder.tensor(y)
+            strides = [builder.stride(stride) for stride in broadcast_strides(y, step.shape)[:2]]
+            for row, known in zip(rows, beside, strict=True):
+                at = offset_text(list(zip(("image", row), strides, strict=True)))
+                known[leaf] = emit.assign(load_text(name, at, y.dtype))
+        totals = [emit.fresh("total") for _ in rows]
+        starts = [emit.assign(f"{row} * {product.columns}") for row in rows]
+        return _Half(step, product, pointer, vectors, rows, starts, inside, beside, totals)
+
+    def _loaded(self, half: _Half, pointer: str, begin: str) -> str:
+        """Lanes with a thread's vectors of the row that begins there."""
+        emit, width = self.emit, half.product.width
+        lanes = emit.fresh("r")
+        emit.line(f"{lanes} = lanes_of({pointer}, {half.product.own})")
+        for number, vector in enumerate(half.vectors):
+            at = emit.assign(f"{begin} + {vector}")
+            emit.line(f"load_lanes({lanes}, {number * width}, {pointer}, {at}, 0, {at}, True, {width}, 1)")
+        return lanes
+
+    def _add_up(self, half: _Half, number: int, values: str, lanes: str) -> None:
+        """A thread's part of the sum of a round, of what it has in registers."""
+        emit, p, dtype = self.emit, half.product, half.step.operands[1].dtype
+        sums = emit.fresh("sums")
+        emit.line(f"{sums} = registers_f32({SUMS})")
+        emit.line(f"for e in range({SUMS}):")
+        emit.line(f"    {sums}[e] = float32(0)")
+        for vector in range(p.count):
+            with emit.block(f"for e in range({p.width}):"):
+                term = emit.assign(
+                    f"{values}[{vector * p.width} + e] * {load_text(lanes, f'{vector * p.width} + e', dtype)}"
+                )
+                if vector == p.count - 1 and p.vectors % p.lanes:
+                    # The last lanes have read another vector of the row in place of one behind it.
+                    is_in_row = f"(thread & {p.lanes - 1}) + {vector * p.lanes} < {p.vectors}"
+                    term = emit.assign(f"choose({is_in_row}, {term}, float32(0))")
+                emit.line(f"{sums}[e & {SUMS - 1}] += {term}")
+        emit.line(f"{half.totals[number]} = {' + '.join(f'{sums}[{i}]' for i in range(SUMS))}")
+
+    def _add_up_slowly(self, half: _Half, number: int, factor: str) -> None:
+        """As `_add_up`, element by element; ``factor`` is what the weight of column k is multiplied with."""
+        p, total = half.product, half.totals[number]
+        weight = load_text(half.pointer, f"{half.starts[number]} + k", half.step.operands[1].dtype)
+        self.emit.line(f"{total} = float32(0)")
+        self.emit.line(f"for k in range(thread & {p.lanes - 1}, {p.columns}, {p.lanes}):")
+        self.emit.line(f"    {total} += {factor} * {weight}")
+
+    def _results(self, half: _Half) -> Iterator[str]:
+        """For each round the row whose sum is known, in a block of the one thread that stores it."""
+        emit, totals, apart = self.emit, half.totals, half.product.lanes // 2
+        while apart:
+            totals = [emit.assign(f"{total} + shfl_xor_f32({total}, int32({apart}))") for total in totals]
+            apart //= 2
+        for row, inside, known, total in zip(half.rows, half.inside, half.beside, totals, strict=True):
+            with emit.block(f"if {inside}:"):
+                for leaf, name in known.items():
+                    emit.bind(leaf, name)
+                emit.bind(half.step.total, total)
+                yield row

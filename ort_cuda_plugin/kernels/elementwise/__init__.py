@@ -1,0 +1,1 @@
+"""Kernels of maps: elementwise expressions, transposes, gathers by index maps."""

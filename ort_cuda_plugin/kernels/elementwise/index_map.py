@@ -1,0 +1,521 @@
+"""Data movement by index maps: an operator says which element comes from where, one kernel moves them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ort_cuda_plugin.kernels.codegen.launch_geometry import Plane
+from ort_cuda_plugin.kernels.codegen.source import (
+    Combination,
+    KernelBuilder,
+    atomic_type,
+    kernel_name,
+    load_text,
+    offset_text,
+)
+from ort_cuda_plugin.kernels.codegen.vectors import CALL_WORK, begins_at_vectors, cheap, vector_width
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import Reduction, Values
+from ort_cuda_plugin.program.scalar import Operand, Scalar, expression, in_order, reachable
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv, divides, eq, hint, product
+from ort_cuda_plugin.program.trace import InPlace, Remake, Use, View, in_place_of
+
+MOST_LOADED = 192
+"""Bytes of the vectors that a thread loads ahead: more leave registers for few threads."""
+
+__all__ = ["IndexMap", "Loads", "Source", "gather_into", "gather_map", "scatter_map", "unravel", "walk_map"]
+
+
+def unravel(index: Scalar, shape: Sequence[Scalar]) -> list[Scalar]:
+    """The coordinates of row-major ``index`` in ``shape``; the first is not limited."""
+    coordinates: list[Scalar] = []
+    for size in reversed(shape[1:]):
+        coordinates.insert(0, s.trunc_modulo(index, size))
+        index = s.trunc_divide(index, size)
+    return [index, *coordinates]
+
+
+class Source:
+    """A tensor as an index map sees it: elements by coordinates (int64 Scalars)."""
+
+    def __init__(self, maps: Loads, tensor: Tensor) -> None:
+        self._maps = maps
+        self.tensor = tensor
+        self.dtype = tensor.dtype
+        self.rank = tensor.rank
+        self._dims: dict[int, Scalar] = {}
+
+    def dim(self, axis: int) -> Scalar:
+        """The size of a dimension as an int64 Scalar."""
+        if axis not in self._dims:
+            self._dims[axis] = self._maps.dim(self.tensor.shape[axis])
+        return self._dims[axis]
+
+    def at(self, coordinates: Sequence[Scalar | Dim], when: Scalar | None = None, other: Operand = 0) -> Scalar:
+        """The element at ``coordinates``, one per dimension; ``other`` where ``when`` is false, which reads nothing."""
+        if len(coordinates) != self.rank:
+            raise TypeError(f"{len(coordinates)} coordinates of a tensor of rank {self.rank}")
+        operands = tuple(c if isinstance(c, Scalar) else self._maps.dim(c) for c in coordinates)
+        if when is not None:
+            fallback = other if isinstance(other, Scalar) else s.constant(other, self.dtype)
+            operands += (when, fallback)
+        return Scalar(self.dtype, "load", operands, self)
+
+
+@dataclass(frozen=True, eq=False)
+class _Loop:
+    """A loop of an index map: ``next`` are the accumulators after element ``index`` from those before, ``totals``."""
+
+    count: Scalar
+    index: Scalar
+    initial: Values
+    totals: Values
+    next: Values
+
+
+class Loads:
+    """What a kernel in the making loads by coordinates: its tensors, with their strides as parameters."""
+
+    def __init__(self, builder: KernelBuilder) -> None:
+        self._builder = builder
+        emit = builder.emit
+        emit.handlers["load"] = self._load
+        emit.handlers["dim"] = lambda x: builder.integer(x.value)
+        emit.handlers["code"] = self._code
+        self._pointers: dict[Source, tuple[str, list[str]]] = {}
+
+    def dim(self, value: Dim) -> Scalar:
+        """A size as an int64 Scalar; it is a parameter of the kernel."""
+        if isinstance(value, int) and value in (0, 1):
+            return s.constant(value, DType.INT64)
+        return Scalar(DType.INT64, "dim", (), value)
+
+    def dims(self, values: Sequence[Dim]) -> list[Scalar]:
+        return [self.dim(value) for value in values]
+
+    def source(self, tensor: Tensor) -> Source:
+        return Source(self, tensor)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What the kernel has parameters for by now."""
+        return [source.tensor for source in self._pointers]
+
+    def code(self, source: Source, row: Scalar, place: Scalar, bits: int) -> Scalar:
+        """The code of 2, 4 or 8 bits at ``place`` of a row of bytes, int32; a byte has the lowest bits first."""
+        if bits == 8:
+            return s.cast(source.at([row, place]), DType.INT32)
+        byte = source.at([row, place >> (8 // bits).bit_length() - 1])
+        return Scalar(DType.INT32, "code", (byte, place), bits)
+
+    def _code(self, x: Scalar) -> str:
+        byte, place = (self._builder.emit.value(operand) for operand in x.operands)
+        return self._builder.emit.assign(f"code{x.value}({byte}, {place})")
+
+    def _place(self, source: Source, written: bool = False) -> tuple[str, list[str]]:
+        if source not in self._pointers:
+            pointer = self._builder.tensor(source.tensor, written=written)
+            strides = [
+                "0" if dim == 1 else self._builder.stride(stride)
+                for dim, stride in zip(source.tensor.shape, source.tensor.strides, strict=True)
+            ]
+            self._pointers[source] = pointer, strides
+        return self._pointers[source]
+
+    def _load(self, x: Scalar) -> str:
+        emit, source = self._builder.emit, x.value
+        pointer, strides = self._place(source)
+        names = [emit.value(c) for c in x.operands[: source.rank]]
+        text = load_text(pointer, offset_text(list(zip(names, strides, strict=True))), x.dtype)
+        if len(x.operands) == source.rank:
+            return emit.assign(text)
+        condition, other = x.operands[source.rank :]
+        when, fallback, result = emit.value(condition), emit.value(other), emit.fresh()
+        emit.line(f"{result} = {fallback}")
+        with emit.block(f"if {when}:"):
+            emit.line(f"{result} = {text}")
+        return result
+
+
+class IndexMap(Loads):
+    """A kernel over the elements of ``shape``, with ``coordinates`` for each: int64 Scalars.
+
+    Threads go through the dimensions in the order ``order``, the last of which is the fastest. ``view`` gives what is
+    read of a source.
+    """
+
+    def __init__(
+        self, ctx: Lowering, shape: Sequence[Dim], order: Sequence[int] = (), view: View = lambda x: x
+    ) -> None:
+        super().__init__(KernelBuilder())
+        self._ctx = ctx
+        emit = self._builder.emit
+        emit.handlers["fold"] = self._fold
+        self._size = product(shape)
+        self._loads: dict[Source, int | None] = {}
+        """How many elements each coordinate reads, None where a loop reads them."""
+        self._loops = 0
+        self._shifts: dict[Scalar, tuple[int, int]] = {}
+        """Of loads beside a coordinate, the axis along which they are, and how far."""
+        self._view = view
+        self._axes = [axis for axis in order or range(len(shape)) if shape[axis] != 1]
+        self._dims = [shape[axis] for axis in self._axes] or [1]
+        zero = s.constant(0, DType.INT64)
+        self.coordinates = [zero if dim == 1 else Scalar(DType.INT64, "coordinate") for dim in shape]
+
+    def _begin(self, width: int = 1) -> str:
+        """Emits the coordinates of a thread's element, or of the first of ``width`` along the fastest dimension.
+
+        Gives the place along that one.
+        """
+        *outer, columns = self._dims
+        vectors = ceildiv(columns, width)
+        is_row = vectors == 1 and bool(outer)
+        self._plane = Plane(self._ctx, self._builder, outer if is_row else [*outer, vectors])
+        *names, column = [*self._plane.names, "int64(0)"] if is_row else self._plane.names
+        for axis, name in zip(self._axes, names, strict=False):
+            self._builder.emit.bind(self.coordinates[axis], name)
+        if width > 1:
+            return self._builder.emit.assign(f"{column} * {width}")
+        if self._axes:
+            self._builder.emit.bind(self.coordinates[self._axes[-1]], column)
+        return column
+
+    def source(self, tensor: Tensor) -> Source:
+        return Source(self, self._view(tensor))
+
+    def near(self, source: Source, coordinates: Sequence[Scalar], axis: int, shift: int) -> Scalar:
+        """The element ``shift`` places after ``coordinates`` along ``axis``; 0 outside of the source.
+
+        ``coordinates`` are inside. Where neighbours lie along the axis, a thread reads them by vectors.
+        """
+        if shift == 0:
+            return source.at(coordinates)
+        place = coordinates[axis] + shift
+        inside = place >= 0 if shift < 0 else place < source.dim(axis)
+        load = source.at([*coordinates[:axis], place, *coordinates[axis + 1 :]], inside)
+        self._shifts[load] = axis, shift
+        return load
+
+    def number(self, x: Tensor) -> Scalar:
+        """A tensor of one element as a Scalar. The Run fails where it has another number of elements."""
+        self._ctx.require(eq(x.size, 1), "an input that is one number has another number of elements")
+        leaf = Scalar(x.dtype, "leaf")
+        element = self._builder.element(x)
+        if element is None:
+            element = self._builder.emit.assign(load_text(self._builder.tensor(x), "0", x.dtype))
+        self._builder.emit.bind(leaf, element)
+        return leaf
+
+    def fold(self, reduction: Reduction, count: Scalar, fn: Callable[[Scalar], Sequence[Scalar]]) -> Values:
+        """The accumulators of ``reduction`` over the elements ``fn(i)`` for i in 0..count-1 (int64), in this order."""
+        index = Scalar(DType.INT64, "index")
+        elements = tuple(fn(index))
+        initial = reduction.initial(tuple(x.dtype for x in elements))
+        totals = tuple(Scalar(x.dtype, "accumulator") for x in initial)
+        loop = _Loop(count, index, initial, totals, reduction.step(totals, elements))
+        return tuple(Scalar(x.dtype, "fold", (), (loop, number)) for number, x in enumerate(initial))
+
+    def _load(self, x: Scalar) -> str:
+        self._count(x.value)
+        return super()._load(x)
+
+    def _count(self, source: Source) -> None:
+        before = self._loads.get(source, 0)
+        self._loads[source] = None if before is None or self._loops else before + 1
+
+    def _fold(self, x: Scalar) -> str:
+        emit = self._builder.emit
+        loop: _Loop
+        number: int
+        loop, number = x.value
+        names = self._folded(loop)
+        if names is None:
+            names = [emit.fresh("a") for _ in loop.initial]
+            for total, name, initial in zip(loop.totals, names, loop.initial, strict=True):
+                emit.line(f"{name} = {emit.value(initial)}")
+                emit.bind(total, name)
+            count, index = emit.value(loop.count), emit.fresh("i")
+            self._loops += 1
+            with emit.block(f"for {index} in range({count}):"):
+                emit.bind(loop.index, emit.assign(f"int64({index})"))
+                # All new values are computed before the first is assigned.
+                values = [emit.value(value) for value in loop.next]
+                for name, value in zip(names, values, strict=True):
+                    emit.line(f"{name} = {value}")
+            self._loops -= 1
+        chosen: str = names[number]
+        return chosen
+
+    def _folded(self, loop: _Loop) -> list[str] | None:
+        """Names of the accumulators where the loop is already emitted in a scope that is still open."""
+        names = [self._builder.emit.bound(total) for total in loop.totals]
+        return None if None in names else [name for name in names if name is not None]
+
+    def store(
+        self,
+        destination: Tensor,
+        coordinates: Sequence[Scalar],
+        value: Scalar,
+        when: Scalar | None,
+        how: Combination | None = None,
+        remake: Remake | None = None,
+    ) -> None:
+        """Emits the write of ``value`` at ``coordinates`` of ``destination`` (where ``when`` holds) and launches.
+
+        With ``how`` the element there and the value are combined, atomically.
+        """
+        emit = self._builder.emit
+        if how is not None:
+            stored = atomic_type(destination.dtype, how)
+            destination = Tensor(
+                stored, destination.shape, destination.buffer, strides=destination.strides, offset=destination.offset
+            )
+        target = Source(self, destination)
+        if when is None and how is None and self._store_vectors(target, coordinates, value):
+            self._launch(remake)
+            return
+        self._begin()
+
+        def write(pointer: str, offset: str) -> None:
+            if how is None:
+                emit.store(pointer, offset, value)
+            else:
+                emit.combine(pointer, offset, value, how)
+
+        pointer, strides = self._place(target, written=True)
+        with emit.block(f"if {self._plane.inside}:"):
+            names = [emit.value(c) for c in coordinates]
+            offset = offset_text(list(zip(names, strides, strict=True)))
+            if when is None:
+                write(pointer, offset)
+            else:
+                condition = emit.value(when)
+                with emit.block(f"if {condition}:"):
+                    write(pointer, offset)
+        self._launch(remake)
+
+    def _store_vectors(self, target: Source, coordinates: Sequence[Scalar], value: Scalar) -> bool:
+        """As `store` with a vector for each thread, on a GPU where elements are neighbours in memory; else False."""
+        if self._ctx.device.emulated or not self._axes or list(coordinates) != self.coordinates:
+            return False
+        column, expressions = self.coordinates[self._axes[-1]], in_order([value])
+        if any(x.op == "fold" for x in expressions) or target.tensor.strides[self._axes[-1]] != 1:
+            return False
+        moved = [x for x in expressions if x.op == "load" and _has_neighbours(x, column)]
+        around = self._around(expressions, moved, column)
+        joined = [x for group in around for x in group]
+        work = _work(value, column, [*moved, *joined])
+        width = vector_width(self._dims, [value.dtype, *(x.dtype for x in (*moved, *joined))], work)
+        moved = [x for x in moved if x not in joined]
+        while width > 1 and sum(x.dtype.itemsize for x in moved) * width > MOST_LOADED:
+            width //= 2
+        # Without neighbours to read, a thread of a whole row leaves neighbouring rows to neighbouring threads.
+        if width == 1 or (not moved and not joined and self._dims[-1] != width):
+            return False
+        emit, first = self._builder.emit, self._begin(width)
+
+        def place(source: Source, at: Sequence[Scalar]) -> tuple[str, str]:
+            pointer, strides = self._place(source, written=source is target)
+            names = [first if c is column else emit.value(c) for c in at]
+            return pointer, emit.assign(offset_text(list(zip(names, strides, strict=True))))
+
+        def is_vector(source: Source, at: Sequence[Scalar]) -> bool:
+            """Whether each vector is one, so that no code for single elements is needed beside."""
+            x = source.tensor
+            others = [stride for stride, c in zip(x.strides, at, strict=True) if c is not column]
+            return begins_at_vectors(x, width) and all(divides(width, number) for number in (*others, self._dims[-1]))
+
+        with emit.block(f"if {self._plane.inside}:"):
+            lanes: dict[Scalar, tuple[str, str]] = {}
+            shifted = [x for group in around for x in self._loaded_around(group, column, first, width).items()]
+            for x in moved:
+                source, at = x.value, x.operands[: x.value.rank]
+                self._count(source)
+                (pointer, where), name = place(source, at), emit.fresh("r")
+                emit.line(f"{name} = lanes_of({pointer}, {width})")
+                condition = emit.value(x.operands[source.rank]) if len(x.operands) > source.rank else ""
+                if is_vector(source, at):
+                    emit.line(f"load_lanes_inside({name}, 0, {pointer}, {where}, {condition or 'True'}, {width})")
+                    if condition and x.operands[-1].op == "constant" and x.operands[-1].value == 0:
+                        condition = ""  # zeros are what it gives
+                else:
+                    with emit.block(f"if {condition or 'True'}:"):
+                        emit.line(f"load_row({name}, {pointer}, {where}, 0, {where} + {width}, {width}, 1)")
+                lanes[x] = name, condition
+            pointer, where = place(target, coordinates)
+            stored = emit.fresh("r")
+            emit.line(f"{stored} = lanes_of({pointer}, {width})")
+            with emit.block(f"for e in range({width}):"):
+                emit.bind(column, emit.assign(f"{first} + e"))
+                for x, text in shifted:
+                    emit.bind(x, emit.assign(text))
+                for x, (name, condition) in lanes.items():
+                    text = load_text(name, "e", x.dtype)
+                    if condition:
+                        text = f"choose({condition}, {text}, {emit.value(x.operands[-1])})"
+                    emit.bind(x, emit.assign(text))
+                emit.store(stored, "e", value)
+            if is_vector(target, coordinates):
+                emit.line(f"store_lanes({stored}, 0, {pointer}, {where}, 0, {where} + {width}, True, {width}, 1)")
+            else:
+                emit.line(f"store_row({stored}, {pointer}, {where}, 0, {where} + {width}, {width}, 1)")
+        return True
+
+    def _around(self, expressions: Sequence[Scalar], moved: Sequence[Scalar], column: Scalar) -> list[list[Scalar]]:
+        """Groups of loads that are beside each other along ``column``, each with the one at the column itself."""
+        groups: dict[tuple[Source, tuple[Scalar, ...]], list[Scalar]] = {}
+        for x in expressions:
+            if x not in self._shifts:
+                continue
+            axis, _ = self._shifts[x]
+            source: Source = x.value
+            tensor = source.tensor
+            if self.coordinates[axis] is column and tensor.strides[axis] == 1 and tensor.shape[axis] == self._dims[-1]:
+                others = tuple(c for number, c in enumerate(x.operands[: source.rank]) if number != axis)
+                groups.setdefault((source, others), []).append(x)
+        for (source, others), group in groups.items():
+            axis, _ = self._shifts[group[0]]
+            here = (*others[:axis], column, *others[axis:])
+            group += [x for x in moved if x.value is source and x.operands == here]
+        return list(groups.values())
+
+    def _loaded_around(self, group: Sequence[Scalar], column: Scalar, first: str, width: int) -> dict[Scalar, str]:
+        """Emits the vectors that a thread needs for a group of `_around`; gives each load's lane for lane ``e``."""
+        emit, source = self._builder.emit, group[0].value
+        axis, _ = self._shifts[group[0]]
+        shifts = {x: self._shifts[x][1] if x in self._shifts else 0 for x in group}
+        reach = max(ceildiv(abs(shift), width) for shift in shifts.values())
+        pointer, strides = self._place(source)
+        at = [first if number == axis else emit.value(c) for number, c in enumerate(group[0].operands[: source.rank])]
+        place = emit.assign(offset_text(list(zip(at, strides, strict=True))))
+        begin, name = emit.assign(f"{place} - {first}"), emit.fresh("r")
+        self._count(source)
+        emit.line(f"{name} = lanes_of({pointer}, {(2 * reach + 1) * width})")
+        columns = self._builder.integer(self._dims[-1])
+        emit.line(f"load_around({name}, {pointer}, {place}, {begin}, {begin} + {columns}, {width}, {reach})")
+        return {x: load_text(name, f"e + {reach * width + shift}", x.dtype) for x, shift in shifts.items()}
+
+    def walk(self, destination: Tensor, axis: int, index: Scalar, value: Scalar, over: Tensor | None) -> None:
+        """Emits the writes of ``value`` for each ``index`` of ``axis`` in order, at the coordinates; launches.
+
+        The destination may have the memory of ``over``, a source.
+        """
+        emit = self._builder.emit
+        self._begin()
+        pointer, strides = self._place(Source(self, destination), written=True)
+        count = self._builder.integer(destination.shape[axis])
+        self._loops += 1
+        with emit.block(f"if {self._plane.inside}:"), emit.block(f"for walked in range({count}):"):
+            emit.bind(index, emit.assign("int64(walked)"))
+            names = [emit.value(c) for c in (*self.coordinates[:axis], index, *self.coordinates[axis:])]
+            emit.store(pointer, offset_text(list(zip(names, strides, strict=True))), value)
+        self._loops -= 1
+        self._launch(in_place=in_place_of(over, destination))
+
+    def _launch(self, remake: Remake | None = None, in_place: Sequence[InPlace] = ()) -> None:
+        uses = {
+            source.tensor: Use(elements=self._size * count)
+            for source, count in self._loads.items()
+            if count is not None
+        }
+        grid, block = self._plane.grid, self._plane.block
+        name = kernel_name(self._ctx)
+        self._builder.launch(self._ctx, name, grid, block, uses, remake=remake, in_place=in_place)
+
+
+def _work(value: Scalar, column: Scalar, moved: Sequence[Scalar]) -> int:
+    """Operations for one element of a vector, about: what does not depend on the column is made once for all."""
+    depends: dict[Scalar, bool] = {}
+    stack = [value]
+    while stack:
+        x = stack[-1]
+        pending = [operand for operand in x.operands if operand not in depends]
+        if pending:
+            stack += pending
+        else:
+            depends[x] = x is column or any(depends[operand] for operand in x.operands)
+            stack.pop()
+    cheap_ones = {column, *moved}
+    return sum(1 if x.op in cheap or x in cheap_ones else CALL_WORK for x, varies in depends.items() if varies)
+
+
+def _has_neighbours(x: Scalar, column: Scalar) -> bool:
+    """Whether a load reads neighbours in memory for neighbours along ``column``."""
+    source: Source = x.value
+    along = [axis for axis, c in enumerate(x.operands[: source.rank]) if c is column]
+    if len(along) != 1 or source.tensor.strides[along[0]] != 1:
+        return False
+    return column not in reachable(c for c in x.operands if c is not column)
+
+
+def gather_map(
+    ctx: Lowering, shape: Sequence[Dim], dtype: DType, fn: Callable[[IndexMap, list[Scalar]], Scalar]
+) -> Tensor:
+    """A new tensor whose element at coordinates c is ``fn(maps, c)``: loads from ``maps.source(x)``, and arithmetic."""
+    result = ctx.empty(shape, dtype)
+    gather_into(ctx, result, fn, remake=lambda ctx, view: gather_into(ctx, view(result), fn, view))
+    return result
+
+
+def gather_into(
+    ctx: Lowering,
+    result: Tensor,
+    fn: Callable[[IndexMap, list[Scalar]], Scalar],
+    view: View = lambda x: x,
+    remake: Remake | None = None,
+) -> None:
+    """As `gather_map`, to a tensor of any strides, and from what ``view`` gives of the sources."""
+    order = list(range(result.rank))
+    if not result.is_contiguous:
+        order.sort(key=lambda axis: hint(result.strides[axis]), reverse=True)
+    maps = IndexMap(ctx, result.shape, order, view)
+    maps.store(result, maps.coordinates, _element_of(result, fn(maps, maps.coordinates)), None, remake=remake)
+
+
+def _element_of(tensor: Tensor, value: object) -> Scalar:
+    element = expression(value)
+    if element.dtype is not tensor.dtype:
+        raise TypeError(f"elements are {tensor.dtype.name}, the function gives {element.dtype.name}: cast() it")
+    return element
+
+
+def walk_map(
+    ctx: Lowering,
+    shape: Sequence[Dim],
+    dtype: DType,
+    fn: Callable[[IndexMap, list[Scalar]], Scalar],
+    axis: int | None = None,
+    over: Tensor | None = None,
+) -> Tensor:
+    """As `gather_map`, but one thread makes all elements along ``axis``, by default the last one, in order.
+
+    So the result may have the memory of a source ``over`` of its shape, if an element reads no other elements of it
+    than its own place and later ones along the axis.
+    """
+    axis = len(shape) - 1 if axis is None else axis
+    result = ctx.empty(shape, dtype)
+    maps, index = IndexMap(ctx, [*shape[:axis], *shape[axis + 1 :]]), Scalar(DType.INT64, "index")
+    at = [*maps.coordinates[:axis], index, *maps.coordinates[axis:]]
+    maps.walk(result, axis, index, _element_of(result, fn(maps, at)), over)
+    return result
+
+
+def scatter_map(
+    ctx: Lowering,
+    shape: Sequence[Dim],
+    destination: Tensor,
+    fn: Callable[[IndexMap, list[Scalar]], tuple[Sequence[Scalar], Scalar, Scalar | None]],
+    how: Combination | None = None,
+) -> None:
+    """For each c in ``shape``, ``fn(maps, c)`` gives coordinates of ``destination``, a value, and when to write it.
+
+    Of several values for one element any one stays, or with ``how`` all are combined, in any order; elements then have
+    4 or 8 bytes.
+    """
+    maps = IndexMap(ctx, shape)
+    coordinates, value, when = fn(maps, maps.coordinates)
+    maps.store(destination, coordinates, _element_of(destination, value), when, how)

@@ -1,0 +1,110 @@
+"""Random numbers from a counter: Philox4x32-10 (Salmon, Moraes, Dror and Shaw, 2011) as a scalar expression.
+
+An element's bits are a function of the seed, the number of the Run and the number of the element. They depend neither
+on the kernel that computes them nor on its grid, and no two elements or Runs share a block of bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+
+from ort_cuda_plugin.kernels.codegen.source import KernelBuilder
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap
+from ort_cuda_plugin.model.ir import Array, DType
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering
+from ort_cuda_plugin.program.scalar import Scalar
+
+__all__ = ["Bits", "RandomRun", "normal", "philox_4x32", "uniform"]
+
+Bits = tuple[Scalar, Scalar, Scalar, Scalar]
+"""128 random bits as four uint32."""
+
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_WEYL = 0x9E3779B9, 0xBB67AE85
+_ROUNDS = 10
+
+_begin_source = """
+    run[0] = state[0]
+    run[1] = atomic_add_u64(state, 1, uint64(1))
+"""
+
+
+def philox_4x32(counter: Sequence[Scalar], key: Sequence[Scalar]) -> Bits:
+    """Philox4x32-10 of a counter of four uint32 and a key of two."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for number in range(_ROUNDS):
+        if number:
+            k0, k1 = k0 + _WEYL[0], k1 + _WEYL[1]
+        a, b = (s.cast(c, DType.UINT64) * m for c, m in zip((c0, c2), _MULTIPLIERS, strict=True))
+        c0, c1, c2, c3 = _high(b) ^ c1 ^ k0, _low(b), _high(a) ^ c3 ^ k1, _low(a)
+    return c0, c1, c2, c3
+
+
+def _low(x: Scalar) -> Scalar:
+    return s.cast(x, DType.UINT32)
+
+
+def _high(x: Scalar) -> Scalar:
+    return s.cast(x >> 32, DType.UINT32)
+
+
+class RandomRun:
+    """The random bits of the node being lowered, other ones in every Run.
+
+    A separate launch counts Runs on the device: concurrent Runs get different numbers, and so do replays
+    of a captured one. Nodes with equal ``seed`` get equal bits, as in ONNX Runtime, and get them again in another
+    session. Without one a seed is drawn for each node and session; what ``onnxruntime.set_seed`` was given cannot be
+    read by a plugin.
+    """
+
+    def __init__(self, ctx: Lowering, seed: float | None) -> None:
+        """``seed`` is the node's attribute."""
+
+        def initial() -> Array:
+            # Equal seeds give equal keys, similar ones unrelated keys.
+            known = None if seed is None else hashlib.blake2b(repr(seed).encode(), digest_size=8).digest()
+            key = secrets.token_bytes(8) if known is None else known
+            return np.array([int.from_bytes(key, "little"), 0], np.uint64)
+
+        state, run = ctx.state(initial), ctx.empty((2,), DType.UINT64)
+        builder = KernelBuilder()
+        builder.tensor(run, "run", written=True)
+        builder.tensor(state, "state", written=True)
+        builder.launch(ctx, "begin_random_run", (1, 1, 1), (1, 1, 1), body=_begin_source)
+        self._key, self._number = (ctx.view(run, (), (), offset) for offset in range(2))
+
+    def bits(self, maps: IndexMap, element: Scalar) -> Bits:
+        """Those of an element by its number (int64) in the node's result."""
+        key, number = maps.number(self._key), maps.number(self._number)
+        element = s.cast(element, DType.UINT64)
+        return philox_4x32((_low(element), _high(element), _low(number), _high(number)), (_low(key), _high(key)))
+
+
+def uniform(bits: Bits, dtype: DType) -> Scalar:
+    """A number in [0, 1) as float32 with 24 random bits, or as float64 with 53."""
+    if dtype is DType.FLOAT64:
+        return s.cast(_wide(bits[0], bits[1]) >> 11, dtype) * 2.0**-53
+    return s.cast(bits[0] >> 8, dtype) * 2.0**-24
+
+
+def normal(bits: Bits, dtype: DType) -> Scalar:
+    """A number of the standard normal distribution as float32 or float64, by Box and Muller."""
+    if dtype is DType.FLOAT64:
+        radius = s.cast(_wide(bits[0], bits[1]) >> 11, dtype) * 2.0**-53 + 2.0**-54
+        turn = s.cast(_wide(bits[2], bits[3]) >> 11, dtype) * 2.0**-53
+    else:
+        # All 32 bits: the smallest radius decides how far the tails go.
+        radius = s.cast(bits[0], dtype) * 2.0**-32 + 2.0**-33
+        turn = s.cast(bits[1] >> 8, dtype) * 2.0**-24
+    return s.sqrt(-2.0 * s.log(radius)) * s.cos(turn * (2 * math.pi))
+
+
+def _wide(high: Scalar, low: Scalar) -> Scalar:
+    return (s.cast(high, DType.UINT64) << 32) | s.cast(low, DType.UINT64)

@@ -1,0 +1,58 @@
+"""Elements of fewer than 8 bits: packed where ONNX Runtime sees them, a byte each everywhere else.
+
+So views, offsets and index maps need not know of packing, and no two threads write one byte. `model.packed` describes
+both forms.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.model.packed import sign_bit
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv
+
+__all__ = ["pack", "packed_bytes", "unpack"]
+
+
+def packed_bytes(size: Dim, dtype: DType) -> Dim:
+    """Bytes of ``size`` packed elements."""
+    return ceildiv(size, 8 // dtype.bits)
+
+
+def unpack(ctx: Lowering, x: Tensor) -> Tensor:
+    """A byte for each element of x, whose buffer holds contiguous packed elements from its start."""
+    dtype = x.dtype
+    per_byte, mask, sign = 8 // dtype.bits, (1 << dtype.bits) - 1, sign_bit(dtype)
+    packed = Tensor(DType.UINT8, (packed_bytes(x.size, dtype),), x.buffer)
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        byte = maps.source(packed).at([s.trunc_divide(c[0], per_byte)])
+        code = (byte >> s.cast(s.trunc_modulo(c[0], per_byte) * dtype.bits, DType.UINT8)) & mask
+        return (code ^ sign) - sign if sign else code
+
+    codes = gather_map(ctx, (x.size,), DType.UINT8, element)
+    return Tensor(dtype, x.shape, codes.buffer)
+
+
+def pack(ctx: Lowering, x: Tensor) -> Tensor:
+    """The bytes of x, packed: uint8, one dimension."""
+    dtype = x.dtype
+    per_byte, mask = 8 // dtype.bits, (1 << dtype.bits) - 1
+    dense = ctx.contiguous(ctx.materialize(x))
+    count = dense.size
+    codes = Tensor(DType.UINT8, (count,), dense.buffer, strides=(1,), offset=dense.offset)
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(codes)
+        first = c[0] * per_byte
+        places = [source.at([first])]
+        places += [source.at([first + i], first + i < source.dim(0)) for i in range(1, per_byte)]
+        parts = [(code & mask) << i * dtype.bits for i, code in enumerate(places)]
+        return functools.reduce(lambda a, b: a | b, parts)
+
+    return gather_map(ctx, (packed_bytes(count, dtype),), DType.UINT8, element)

@@ -1,0 +1,213 @@
+"""Elementwise kernels for a GPU: a thread has some vectors of neighbours, and moves each by one access.
+
+The index space is flat. A tensor that lies as the index space does, or whose rows are whole vectors, is read and
+written by vectors, where its address allows that: all blocks but the last see the same answer. Of other inputs each
+element is read by itself; neighbours that read the same element share the access.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...model.ir import DType
+from ...program.lowering import Lowering, Tensor
+from ...program.steps import Input, Map
+from ...program.symbolic import Dim, ceildiv, divides, hint, product
+from ..codegen.launch_geometry import Extent, coordinates, extent, index_type
+from ..codegen.row_cache import find_by_column
+from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text, register_type
+from ..codegen.vectors import (
+    BLOCKS_PER_MULTIPROCESSOR,
+    FEW_ELEMENTS,
+    MAX_WORK,
+    VECTOR_BYTES,
+    has_vectors,
+    is_dense,
+    vector_threads,
+    work_of,
+)
+
+MANY_ELEMENTS = 1 << 21
+"""From so many on, threads have a second vector with more work: what a thread does once is shared by more elements."""
+SOUGHT_WORK = 32
+"""Operations that the place of an element stands for, where neighbours are in several rows."""
+FEWER_BLOCKS = 0.5
+"""For each multiprocessor, where several inputs have a vector for each column alone: each block reads these anew."""
+
+
+@dataclass(frozen=True)
+class VectorForm:
+    """A thread has ``count`` vectors of ``width`` elements."""
+
+    width: int
+    count: int
+
+    @property
+    def lanes(self) -> int:
+        return self.width * self.count
+
+
+def choose_vectors(
+    step: Map, dims: Sequence[Dim], inputs: Sequence[tuple[Tensor, Sequence[Dim]]], outputs: Sequence[Sequence[Dim]]
+) -> VectorForm | None:
+    """None where the elements of the results are apart."""
+    if not dims or hint(product(dims)) < FEW_ELEMENTS:
+        return None
+    moved = [x for x, strides in inputs if any(stride != 0 for stride in strides) and strides[-1] == 1]
+    largest = max(x.dtype.itemsize for x in (*moved, *(y for _, y in step.outputs)))
+    work = max(work_of([x for x, _ in step.outputs]), 1)
+    width = VECTOR_BYTES // largest
+    # Of bytes few are an access even so: they may have more work.
+    while width > 4 and width * work > MAX_WORK * (2 if largest == 1 else 1):
+        width //= 2
+    while width > 1 and not all(has_vectors(strides, dims, width) for strides in outputs):
+        width //= 2
+    if width == 1:
+        return None
+    most = MAX_WORK if hint(product(dims)) < MANY_ELEMENTS else 2 * MAX_WORK
+    if not divides(width, dims[-1]):
+        # Each element of an input that lies otherwise is sought by itself.
+        sought = sum(not is_dense(along, dims) for _, along in inputs if any(stride != 0 for stride in along))
+        work += SOUGHT_WORK * sought
+    return VectorForm(width, 2 if 2 * width * work <= most and 2 * width <= VECTOR_BYTES else 1)
+
+
+@dataclass
+class _Moved:
+    """A tensor that is moved by vectors: where, and through which lanes.
+
+    ``places`` says for each vector of a tensor of rows where it begins, and its flat index.
+    """
+
+    pointer: str
+    dtype: DType
+    strides: tuple[Dim, ...]
+    lanes: str = ""
+    places: list[tuple[str, str]] | None = None
+
+
+class VectorMap:
+    """Emits and launches the kernel of one Map."""
+
+    def __init__(self, ctx: Lowering, builder: KernelBuilder, dims: Sequence[Dim], form: VectorForm) -> None:
+        self.ctx, self.builder, self.emit = ctx, builder, builder.emit
+        self.dims, self.form = dims, form
+        self.n = builder.integer(product(dims))
+        self.dtype = index_type(ctx, product(dims))
+        self._extents: list[Extent] | None = None
+
+    def launch(
+        self,
+        step: Map,
+        inputs: Sequence[tuple[Input, Sequence[Dim]]],
+        outputs: Sequence[Sequence[Dim]],
+    ) -> None:
+        builder, emit, form = self.builder, self.emit, self.form
+        moved = [
+            (leaf, _Moved(builder.tensor(x), x.dtype, tuple(strides)))
+            for (leaf, x), strides in inputs
+            if self._moves_by_vectors(strides)
+        ]
+        others = [
+            (leaf, x.dtype, builder.tensor(x), strides)
+            for (leaf, x), strides in inputs
+            if not self._moves_by_vectors(strides)
+        ]
+        written = [
+            (expression, _Moved(builder.tensor(y, written=True), y.dtype, tuple(strides)))
+            for (expression, y), strides in zip(step.outputs, outputs, strict=True)
+        ]
+        everything = [x for _, x in moved] + [x for _, x in written]
+        emit.line(f"at = first_element({form.width}, {form.count})")
+        emit.line(f"step = vector_step({form.width})")
+        for leaf, dtype, pointer, strides in others:
+            if all(stride == 0 for stride in strides):
+                emit.bind(leaf, emit.assign(load_text(pointer, "0", dtype)))
+        for x in everything:
+            x.lanes = emit.fresh("r")
+            emit.line(f"{x.lanes} = lanes_of({x.pointer}, {form.lanes})")
+            if not is_dense(x.strides, self.dims):
+                x.places = self._row_places(x.strides)
+        conditions = [f"whole_vectors(at, step, {self.n}, {form.width}, {form.count})"]
+        conditions += [f"is_aligned({x.pointer}, {form.width})" for x in everything]
+        emit.line(f"whole = {' & '.join(conditions)}")
+        for _, x in moved:
+            self._load(x)
+        varying = {leaf for (leaf, _), strides in inputs if any(stride != 0 for stride in strides)}
+        roots = [expression for expression, _ in written]
+        emit.hoist(roots, find_by_column([roots], varying.__contains__))
+        with emit.block(f"for e in range({form.lanes}):"):
+            for leaf, x in moved:
+                emit.bind(leaf, emit.assign(load_text(x.lanes, "e", x.dtype)))
+            for leaf, dtype, pointer, strides in others:
+                if emit.bound(leaf) is None:
+                    emit.bind(leaf, emit.assign(load_text(pointer, self._element(strides), dtype)))
+            for expression, x in written:
+                emit.store(x.lanes, "e", expression)
+        for _, x in written:
+            self._store(x)
+        of_columns = sum(any(stride == 0 for stride in x.strides) for _, x in moved)
+        blocks = FEWER_BLOCKS if of_columns > 1 else BLOCKS_PER_MULTIPROCESSOR
+        threads = vector_threads(self.ctx.device, ceildiv(product(self.dims), form.lanes), blocks)
+        grid = ceildiv(product(self.dims), threads * form.lanes)
+        builder.launch(self.ctx, kernel_name(self.ctx), (grid, 1, 1), (threads, 1, 1))
+
+    def _moves_by_vectors(self, strides: Sequence[Dim]) -> bool:
+        return any(stride != 0 for stride in strides) and has_vectors(strides, self.dims, self.form.width)
+
+    def _coordinates(self, flat: str) -> list[str]:
+        if self._extents is None:
+            self._extents = [extent(self.builder, dim, self.dtype) for dim in self.dims[1:]]
+        # The last threads may have nothing to do in their second vector: there they read what the first element needs.
+        index = self.emit.assign(f"{register_type(self.dtype)}(choose({flat} < {self.n}, {flat}, int64(0)))")
+        return coordinates(self.emit, index, self._extents, self.dtype)
+
+    def _offset(self, names: Sequence[str], strides: Sequence[Dim]) -> str:
+        return offset_text([(name, self.builder.stride(s)) for name, s in zip(names, strides, strict=True)])
+
+    def _row_places(self, strides: Sequence[Dim]) -> list[tuple[str, str]]:
+        """For each vector where it begins in a tensor of rows, and its flat index."""
+        places = []
+        texts = [self.builder.stride(stride) for stride in strides]
+        for number in range(self.form.count):
+            flat = self.emit.assign(f"at + {number} * step")
+            terms = list(zip(self._coordinates(flat), texts, strict=True))
+            places.append((self.emit.assign(offset_text(terms)), flat))
+        return places
+
+    def _element(self, strides: Sequence[Dim]) -> str:
+        """Where lane ``e`` has its element in a tensor without vectors."""
+        emit, width = self.emit, self.form.width
+        vector = emit.assign(f"at + (e >> {width.bit_length() - 1}) * step")
+        lane = emit.assign(f"e & {width - 1}")
+        if not divides(width, self.dims[-1]):
+            return self._offset(self._coordinates(emit.assign(f"{vector} + {lane}")), strides)
+        names = self._coordinates(vector)
+        return self._offset([*names[:-1], emit.assign(f"{names[-1]} + {lane}")], strides)
+
+    def _load(self, x: _Moved) -> None:
+        form = self.form
+        if x.places is None:
+            self.emit.line(
+                f"load_lanes({x.lanes}, 0, {x.pointer}, at, step, {self.n} - 1, whole, {form.width}, {form.count})"
+            )
+            return
+        for number, (place, _) in enumerate(x.places):
+            first, last = number * form.width, f"{place} + {form.width - 1}"
+            self.emit.line(
+                f"load_lanes({x.lanes}, {first}, {x.pointer}, {place}, step, {last}, whole, {form.width}, 1)"
+            )
+
+    def _store(self, x: _Moved) -> None:
+        form = self.form
+        if x.places is None:
+            self.emit.line(
+                f"store_lanes({x.lanes}, 0, {x.pointer}, at, step, {self.n}, whole, {form.width}, {form.count})"
+            )
+            return
+        for number, (place, flat) in enumerate(x.places):
+            first, end = number * form.width, f"choose({flat} < {self.n}, {place} + {form.width}, {place})"
+            self.emit.line(
+                f"store_lanes({x.lanes}, {first}, {x.pointer}, {place}, step, {end}, whole, {form.width}, 1)"
+            )

@@ -1,0 +1,1 @@
+"""Matrix products: SIMT, tensor cores, GEMV, grouped, and the choice among them."""

@@ -1,0 +1,298 @@
+"""Cost model of sliced-K GEMMs: which tile, how many teams of warps split k, and whether a library's call is faster.
+
+Times are in cycles of a multiprocessor, by the model that the estimates have (docs/estimates.md), with the rates of the
+GPU's description (`gpus`). Measurements of a GPU replace it where the option ``autotune`` asks for them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...gpus import closest
+from ...gpus.constants import Constants
+from ...gpus.library_times import CONVOLUTION, SPLIT_K_SECONDS, Rates, library_time
+from ...program.lowering import DeviceProperties, Lowering
+from ...program.scalar import reachable
+from ...program.steps import Sums
+from ...program.symbolic import Dim, ceildiv, hint, le, product
+from ..codegen.epilogue import VECTOR
+from ..codegen.guards import try_guard
+from ..codegen.simt_fragments import VECTORS
+from .tile_shapes import SIZES, STEP, Team, team_forms
+
+NEARLY = 0.98
+"""Share of a library's time from which on its call is preferred, since it has no kernel to compile."""
+LOAD_CYCLES = 400.0
+"""Latency of loads of epilogue operands, of several at once."""
+REGISTERS = 90
+"""Registers of a thread beside its accumulators."""
+PIPELINE_CYCLES = 800.0
+"""Latency of the first copies of a block, and of the barriers at its end."""
+STEP_CYCLES = 200.0
+"""From the arrival of the copies of one step to that of the next, with two steps in flight."""
+MOST_PARTS = 8
+"""Split-K factors that are considered."""
+PART_CYCLES = 100.0
+"""What a thread takes to add one more part."""
+INDEPENDENT = 2.5
+"""Instructions of one thread that are in flight at once."""
+CHUNK_FLOPS = {"f16": 64.0, "bf16": 64.0, "tf32": 32.0, "i8": 128.0, "u8": 128.0}
+"""Operations that 64 bytes along k of both operands give to an accumulator."""
+FLOPS_OF = {"f16": "float16", "bf16": "bfloat16", "tf32": "tf32", "i8": "int8", "u8": "int8"}
+"""Key of a GPU's peak rate for the operands of a kind."""
+_instructions_of = {"div": 8, "sqrt": 8, "exp": 8, "log": 10, "sigmoid": 16, "tanh": 16, "erf": 25, "pow": 40}
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """What a GPU does in a cycle, for each multiprocessor, and what takes cycles of it."""
+
+    multiprocessors: int
+    library_cycles: float  # of a library's call, before its first block works
+    launch_cycles: float  # from one kernel to the next one
+    split_k_cycles: float  # that a library's split-K reduction takes
+    library_flops: float  # of 16-bit numbers, of a library's largest tiles
+    chunks: dict[str, float]  # accumulators to which our kernels add 64 bytes along k, by kind
+    dram_bytes: float
+    l2_read: float
+    l2_written: float
+    sharing: int
+    instructions: float
+    dependent_cycles: float  # of an instruction for a warp that has no other one to wait with
+    round_cycles: float  # of the loads of a step from shared memory, and of its barrier
+
+
+@functools.cache
+def _rates(capability: tuple[int, int], multiprocessors: int) -> _Rates:
+    gpu, constants = closest(capability, multiprocessors), Constants()
+    ours = gpu.tensor_share * constants.tensor_kernel
+    return _Rates(
+        multiprocessors,
+        constants.library_seconds * gpu.clock,
+        constants.launch_seconds * gpu.clock,
+        SPLIT_K_SECONDS * gpu.clock,
+        gpu.flops_per_clock("float16") * gpu.tensor_share * constants.tensor_library,
+        {kind: gpu.flops_per_clock(FLOPS_OF[kind]) * ours / flops for kind, flops in CHUNK_FLOPS.items()},
+        gpu.per_clock(gpu.dram),
+        gpu.per_clock(gpu.l2_read) * constants.l2,
+        gpu.per_clock(gpu.l2_written) * constants.l2,
+        gpu.sharing,
+        4 * constants.issue,
+        constants.dependent_cycles / INDEPENDENT,
+        constants.shared_cycles,
+    )
+
+
+def _rates_of(device: DeviceProperties) -> _Rates:
+    return _rates(device.compute_capability, device.multiprocessors)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A product of the sizes that are expected.
+
+    Its first operand may be patches of an image, with so many ``taps``: places of a window. 0 says that it is not. Of
+    ``is_compact`` weights half as much is read (`compact_weights`). Lines of both operands may run ``along_k``. What
+    follows a sum takes ``finish`` instructions, and ``reads`` a tensor of the result's size. ``is_part`` says that
+    sums are stored as they are, of 4 bytes.
+    """
+
+    kind: str
+    rows: int
+    columns: int
+    batch: int
+    depth: int
+    taps: int
+    is_compact: bool
+    along_k: bool
+    finish: int
+    reads: bool
+    is_part: bool = False
+
+
+def choose_team(
+    device: DeviceProperties,
+    kind: str,
+    rows: Dim,
+    columns: Dim,
+    batch: Dim,
+    depth: Dim,
+    *,
+    taps: int = 0,
+    is_compact: bool = False,
+    along_k: bool = False,
+    finish: int = 0,
+    reads: bool = False,
+    products: int = 1,
+    left: int = 0,
+    library: str | None = None,
+) -> Team | None:
+    """The teams that take the least time for the product; None where a library's call takes less.
+
+    For the other parameters see `Problem`. It may stand for several ``products``, each of which would be a launch. Of a
+    library's result so many bytes are ``left`` to a kernel of its own, which copies them or finishes them. A
+    ``library`` multiplies the same kind, or that one; "" says that there is none for the product.
+    """
+    sizes = (hint(rows), hint(columns), hint(batch), hint(depth))
+    problem = Problem(kind, *sizes, taps, is_compact, along_k, finish, reads)
+    rates = _rates_of(device)
+    team, cycles = fastest_team(device, problem)
+    if library == "":
+        return team
+    called = replace(problem, kind=library or kind)
+    limit = _library_cycles(rates, called) + _left_cycles(rates, called, left) + (products - 1) * rates.launch_cycles
+    return team if cycles <= NEARLY * limit else None
+
+
+def choose_parts(
+    device: DeviceProperties,
+    kind: str,
+    rows: Dim,
+    columns: Dim,
+    depth: int,
+    *,
+    along_k: bool = False,
+    finish: int = 0,
+    reads: bool = False,
+    left: int = 0,
+    library: str | None = None,
+) -> int:
+    """Into how many parts k is cut so that a product of 16-bit numbers takes the least time; 1 leaves it as it is.
+
+    The step after it adds up the parts, and finishes them. Parameters as of `choose_team`.
+    """
+    rates, sizes = _rates_of(device), (hint(rows), hint(columns))
+    problem = Problem(kind, *sizes, 1, depth, 0, False, along_k, finish, reads)
+    _, whole = fastest_team(device, problem)
+    if library != "":
+        whole = min(whole, _library_cycles(rates, problem) + _left_cycles(rates, problem, left))
+    best = (whole, 1)
+    for parts in range(2, MOST_PARTS + 1):
+        if depth % (parts * STEP):
+            continue
+        part = replace(problem, batch=parts, depth=depth // parts, finish=0, reads=False, is_part=True)
+        _, cycles = fastest_team(device, part)
+        moved = sizes[0] * sizes[1] * parts / device.multiprocessors
+        cycles += moved * 4 / rates.l2_read + PART_CYCLES * parts
+        best = min(best, (cycles, parts))
+    return best[1]
+
+
+def _left_cycles(rates: _Rates, problem: Problem, left: int) -> float:
+    """Of a kernel that copies or finishes so many bytes of a library's result."""
+    if not left:
+        return 0.0
+    finished = left / SIZES[problem.kind] / 32 * problem.finish / rates.instructions
+    return rates.launch_cycles + max(2 * left / rates.dram_bytes, finished) / rates.multiprocessors
+
+
+def finish_of(step: Sums, columns: Dim) -> dict[str, Any]:
+    """What follows the step's sums, about, as parameters of `choose_team`: its result has so many columns."""
+    results = reachable(value for value, _ in step.outputs)
+    instructions = sum(_instructions_of.get(x.op, 1) for x in results if x.op not in ("leaf", "constant", "cast"))
+    return {"finish": instructions, "reads": any(hint(product(x.shape)) > hint(columns) for _, x in step.inputs)}
+
+
+def team_blocks(team: Team, rows: Dim, columns: Dim, batch: Dim) -> Dim:
+    return ceildiv(rows, team.tile.m) * ceildiv(columns, team.tile.n) * batch
+
+
+def holds_for(ctx: Lowering, team: Team, rows: Dim, columns: Dim, batch: Dim) -> bool:
+    """Whether the choice of a team holds: the busiest multiprocessor has no block more. A guard says so."""
+    blocks, multiprocessors = team_blocks(team, rows, columns, batch), ctx.device.multiprocessors
+    return try_guard(ctx, le(blocks, -(-hint(blocks) // multiprocessors) * multiprocessors))
+
+
+def fastest_team(device: DeviceProperties, problem: Problem) -> tuple[Team, float]:
+    """Return the fastest tile and number of teams, and its cycles."""
+    return _fastest(device.compute_capability, device.multiprocessors, problem)
+
+
+@functools.lru_cache(maxsize=1024)
+def _fastest(capability: tuple[int, int], multiprocessors: int, problem: Problem) -> tuple[Team, float]:
+    """And its time. A step is asked about when it is chosen, and when it is launched; networks repeat theirs."""
+    more = {"along_k": problem.along_k, "is_image": problem.taps > 0}
+    forms = team_forms(problem.kind, problem.is_compact, capability=capability, **more)
+    times = ((_cycles(_rates(capability, multiprocessors), problem, team), team) for team in forms)
+    (cycles, _), team = min(times, key=lambda entry: entry[0])
+    return team, cycles
+
+
+def _cycles(rates: _Rates, problem: Problem, team: Team) -> tuple[float, float]:
+    """And for how long a thread by itself waits, where the slowest pipe is the same."""
+    tile = team.tile
+    parts = _parts(problem, team)
+    steps = -(-problem.depth // tile.k)
+    blocks = hint(team_blocks(team, problem.rows, problem.columns, problem.batch))
+    each = -(-blocks // rates.multiprocessors)
+    loads = _loads(problem, team)
+    columns = tile.n / (2 if problem.is_compact else 1)  # as many take as long to read
+    begin, own_steps, step = _instructions(problem, team)
+    issued = begin + own_steps * step
+    wavefronts = steps * ((tile.m + columns) * parts / 2 + 4 * loads * team.warps)
+    # Of 16 columns the sums are read from the same banks by several rows.
+    wavefronts += (team.teams + 1) * tile.m * tile.n / (16 if tile.n > 16 else 10) + 100
+    # A block has what the windows of its patches share in its L1.
+    fetched = tile.m * min(1.0, 3 / max(1, problem.taps)) + columns
+    read = blocks * fetched * STEP * parts * steps
+    written = problem.rows * problem.columns * problem.batch * (4 if problem.is_part else SIZES[problem.kind])
+    height, width = team.warp
+    registers = height * width // 32 + REGISTERS
+    resident = team.resident if team.teams == 1 else max(1, (1 << 16) // registers // (tile.threads * team.teams))
+    step_waits = max(
+        rates.dependent_cycles * step + rates.round_cycles * (parts + (team.warps > 1)), STEP_CYCLES * parts
+    )
+    waits = rates.dependent_cycles * begin + PIPELINE_CYCLES + own_steps * step_waits
+    if problem.reads:
+        waits += LOAD_CYCLES * math.ceil(tile.m * tile.n / (tile.threads * team.teams) / (VECTOR * VECTORS))
+    waits *= -(-each // resident)
+    pipes = (
+        each * team.warps * team.teams * issued / rates.instructions,
+        each * wavefronts,
+        each * steps * parts * tile.m * tile.n / rates.chunks[problem.kind],
+        (read / rates.l2_read + written / rates.l2_written) / rates.multiprocessors,
+    )
+    return max(*pipes, waits), waits
+
+
+def _loads(problem: Problem, team: Team) -> float:
+    """Instructions of a warp that load matrices in a step."""
+    height, width = team.warp
+    return (height * 2 + width * (1 if problem.is_compact else 2)) / 16 * _parts(problem, team)
+
+
+def _parts(problem: Problem, team: Team) -> int:
+    """Of 64 bytes in a step."""
+    return team.tile.k * SIZES[problem.kind] // STEP
+
+
+def _instructions(problem: Problem, team: Team) -> tuple[float, float, float]:
+    """Of a thread before and after its steps; its steps; and the instructions of one."""
+    tile = team.tile
+    height, width = team.warp
+    steps = max(1.0, -(-problem.depth // tile.k) / team.teams)
+    if team.warps > 1:  # whose teams wait for each other
+        steps = math.ceil(steps)
+    parts = _parts(problem, team)
+    pieces = parts * STEP // 16 / tile.threads  # of a line, a thread's part
+    loads, copies = _loads(problem, team), (tile.m + tile.n / (2 if problem.is_compact else 1)) * pieces
+    step = 27 + 2.5 * (loads + copies) + parts * height * width / 64  # products
+    if problem.kind == "tf32":
+        step += parts * (4 * height / 8 + (13 * width / 16 if problem.is_compact else 4 * width / 8))
+    begin = 135 + height * width / 8 + problem.finish * height * width / 32 / team.teams
+    if problem.taps > 1:
+        step += 5 + 4.5 * tile.m * pieces
+        begin += 25 + 12 * tile.m * pieces
+    return begin, steps, step
+
+
+def _library_cycles(rates: _Rates, problem: Problem) -> float:
+    size = SIZES[problem.kind]
+    flops = rates.library_flops * 2 / size * (CONVOLUTION if problem.taps else 1.0)
+    l2_bytes = rates.l2_read * rates.multiprocessors
+    library = Rates(rates.multiprocessors, flops, l2_bytes, rates.split_k_cycles, rates.sharing)
+    cycles, _ = library_time(problem.rows, problem.columns, problem.depth, problem.batch, size, library)
+    return rates.library_cycles + cycles

@@ -1,0 +1,202 @@
+"""Matrix products by tensor cores, for 16-bit and float32 operands on GPUs that have ``mma.sync`` (sm_80)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...model.ir import DType
+from ...program.lowering import DeviceProperties, Lowering, LoweringOptions, Tensor
+from ...program.scalar import Scalar
+from ...program.steps import Map, Substitution, Sums
+from ...program.symbolic import Dim, ceildiv, divides, hint, product
+from ..codegen.epilogue import VECTOR, Epilogue
+from ..codegen.launch_geometry import extent
+from ..codegen.simt_fragments import Element, Operand, Tile, batch_offsets, joined, log2
+from ..codegen.source import Parameters, text_property
+from ..codegen.vectors import vector_store
+from ..contraction.block_quantized import BlockElement
+from ..contraction.prologue import conversion_setup
+from .gemm_simt import Product
+from .mma_fragments import MatrixTile
+from .tile_shapes import Team, matrix_tiles
+
+RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
+"""Time of one multiply-add in each of `matrix_tiles`, relative to the first. Estimates: larger tiles load less."""
+SPLIT_STEPS = 8
+"""Minimum k steps per split of split-K. An estimate: with fewer, the reduction dominates."""
+MAX_SPLITS = 8
+MOST_WAYS = 6
+"""Maximum candidates that the autotuner compiles and times."""
+
+
+def matrix_kind(ctx: Lowering, elements: tuple[Element, Element]) -> str:
+    """The type that tensor cores multiply, "" where they cannot do the product.
+
+    Codes of few bits become numbers of the other operand's type.
+    """
+    a, b = elements
+    return kind_of(ctx.device, ctx.options, a.storage) if b.storage == a.storage or isinstance(b, BlockElement) else ""
+
+
+def kind_of(device: DeviceProperties, options: LoweringOptions, storage: str) -> str:
+    """As what the device's tensor cores multiply elements of a storage type, a kind of `matrix_tiles`; else ""."""
+    if device.emulated or device.compute_capability < (8, 0):
+        return ""
+    if storage == "f32":
+        return "tf32" if options.use_tf32 and device.tf32 else ""
+    return storage if storage in ("f16", "bf16") else ""
+
+
+def multiplies_integers(device: DeviceProperties) -> bool:
+    """Whether the device's tensor cores multiply bytes for our kernels."""
+    return not device.emulated and device.compute_capability >= (8, 0)
+
+
+def choose_matrix_tile(device: DeviceProperties, kind: str, rows: Dim, columns: Dim, batch: Dim) -> Tile:
+    """The tile that takes the least time at the sizes expected, where blocks are on all multiprocessors at once."""
+    tiles = matrix_tiles(kind)
+
+    def time(number: int) -> float:
+        tile = tiles[number]
+        blocks = hint(ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch)
+        return RELATIVE_TIMES[number] * tile.m * max(blocks, device.multiprocessors)
+
+    return tiles[min(range(len(tiles)), key=time)]
+
+
+def choose_splits(device: DeviceProperties, tile: Tile, rows: Dim, columns: Dim, batch: Dim, depth: Dim) -> int:
+    """Into how many parts k is cut, so that few blocks become as many as there are multiprocessors."""
+    blocks = max(1, hint(ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch))
+    most = min(MAX_SPLITS, device.multiprocessors // blocks, hint(depth) // (SPLIT_STEPS * tile.k))
+    return 1 << (max(1, most).bit_length() - 1)
+
+
+def matrix_ways(
+    device: DeviceProperties, kind: str, rows: Dim, columns: Dim, batch: Dim, depth: Dim
+) -> list[tuple[Tile, int]]:
+    """Tiles and numbers of parts of k that may be the fastest, those of which that is expected first."""
+    ways: list[tuple[float, Tile, int]] = []
+    for tile, cost in zip(matrix_tiles(kind), RELATIVE_TIMES, strict=True):
+        blocks = max(1, hint(ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch))
+        splits = 1
+        while splits == 1 or (splits <= MAX_SPLITS and blocks * splits < 2 * device.multiprocessors):
+            if splits > 1 and hint(depth) < splits * tile.k * SPLIT_STEPS // 2:
+                break
+            ways.append((cost * tile.m * max(blocks * splits, device.multiprocessors) / splits, tile, splits))
+            splits *= 2
+    ways.sort(key=lambda way: way[0])
+    return [(tile, splits) for _, tile, splits in ways[:MOST_WAYS]]
+
+
+@dataclass(frozen=True)
+class MatrixProduct(Product):
+    """One block per tile of out and part of k: the grid is (tiles along n * along m * ``splits`` * batches, 1, 1).
+
+    With several parts the epilogue is `parts_epilogue`.
+    """
+
+    tile: Tile = matrix_tiles("f16")[0]
+    kind: str = "f16"
+    splits: int = 1
+    teams: int = 1
+
+    @property
+    def resident(self) -> int:
+        return Team(self.tile, self.teams).resident
+
+    @property
+    def threads(self) -> int:
+        return self.tile.threads * self.teams
+
+    @property
+    def shared_bytes(self) -> int:
+        return self._matrices.shared_bytes
+
+    @property
+    def name(self) -> str:
+        types = self.types.replace("f32", "tf32", 1) if self.kind == "tf32" else self.types
+        return f"matmul_mma{form_name(self.splits, self.teams)}_{self.tile.name}_{types}"
+
+    @text_property
+    def body(self) -> str:
+        matrices = self._matrices
+        return joined(
+            [
+                conversion_setup(*self.elements),
+                block_place(self.tile, matrices.depth, self.splits, "batch"),
+                batch_offsets("ab", "base", self.batch_rank),
+                "\n".join(matrices.declare()),
+                "\n".join(matrices.pipeline()),
+                matrices.store("m", "n", self.epilogue),
+            ]
+        )
+
+    @property
+    def _matrices(self) -> MatrixTile:
+        a = Operand("a", "a", "row0", "m", "k_end", self.stride("a_m"), self.stride("a_k"), self.a_contiguous == "k")
+        b = Operand("b", "b", "column0", "n", "k_end", self.stride("b_n"), self.stride("b_k"), self.b_contiguous == "k")
+        return MatrixTile(self.tile, self.kind, a, b, self.elements, self.index_type, self.teams)
+
+
+def block_place(tile: Tile, depth: int, splits: int, outermost: str, *, is_alone: bool = False) -> str:
+    """Which tile, part of k and number of ``outermost`` a block has; `count_tiles` gives the parameters.
+
+    With ``is_alone`` the last two are 0. Divisions are by what the host knows: a GPU takes long for others.
+    """
+    rest = ("rest", "0") if is_alone else ("(rest - number * tiles_m)", "quotient_i32(rest, by_tiles_m)")
+    return f"""
+        block = int32(cuda.blockIdx.x)
+        rest = quotient_i32(block, by_tiles_n)
+        column0 = int32((block - rest * tiles_n) * {tile.n})
+        number = int32({rest[1]})
+        row0 = int32({rest[0]} * {tile.m})
+        {outermost} = int32(number >> {log2(splits)})
+        part = int32(number & {splits - 1})
+        every = int32(int32(k_end + {depth - 1}) >> {log2(depth)})
+        share = int32(int32(every + {splits - 1}) >> {log2(splits)})
+        steps = int32(min(share, int32(every - part * share)))
+        k0 = int32(part * share * {depth})
+        """
+
+
+def count_tiles(builder: Parameters, tile: Tile, rows: Dim, columns: Dim, *, is_alone: bool = False) -> None:
+    """The parameters of `block_place`."""
+    if not is_alone:
+        extent(builder, ceildiv(rows, tile.m), DType.INT32, ("tiles_m", "by_tiles_m"))
+    extent(builder, ceildiv(columns, tile.n), DType.INT32, ("tiles_n", "by_tiles_n"))
+
+
+def form_name(splits: int, teams: int) -> str:
+    """Part of a kernel's name."""
+    return f"{'_split' if splits > 1 else ''}{f'_teams{teams}' if teams > 1 else ''}"
+
+
+def parts_epilogue(parts: Tensor, columns: Dim) -> tuple[Epilogue, Parameters]:
+    """Stores the sums of each part of k in ``parts`` [splits, rows of all batches, columns], of the sums' type.
+
+    They are ``columns`` for each group of columns.
+    """
+    parameters = Parameters()
+    parameters.tensor(parts, "parts", written=True)
+    parameters.integer(product(parts.shape[1:]), name="part_size")
+    start = "part_at# = int64(part) * part_size + (int64(batch) * int64(m) + int64(row#)) * int64(n)"
+    at = "part_at# + int64(column@)"
+    if not divides(VECTOR, columns):
+        return Epilogue((start,), (), (f"parts[{at}] = total@#",)), parameters
+    lanes = (f"lanes@# = lanes_of(parts, {VECTOR})",)
+    store = vector_store("lanes@#", "parts", at, "True", VECTOR)
+    stored = Epilogue((start,), ("lanes@#[$] = total@#_$",), (store,), element_loads=lanes, width=VECTOR)
+    return stored, parameters
+
+
+def sum_of_parts(ctx: Lowering, step: Sums, parts: Tensor, splits: int) -> Map:
+    """The step that adds the parts of `parts_epilogue`, in order, and computes the epilogue of ``step``."""
+    size = product(step.shape)
+    views = [ctx.view(parts, step.shape, None, parts.offset + number * size) for number in range(splits)]
+    leaves = [Scalar(parts.dtype, "leaf") for _ in views]
+    total = leaves[0]
+    for leaf in leaves[1:]:
+        total = total + leaf
+    changed = Substitution({step.total: total})
+    outputs = tuple((changed(value), y) for value, y in step.outputs)
+    return Map(step.nodes, step.shape, (*step.inputs, *zip(leaves, views, strict=True)), outputs)

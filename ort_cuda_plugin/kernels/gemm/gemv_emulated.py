@@ -1,0 +1,180 @@
+"""Products of few rows on the emulated device: a thread has columns of one row in vectors, and meets no barrier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...program.steps import CODES_PER_WORD as WORD
+from ..codegen.simt_fragments import Element, batch_offsets, indent, indented, joined, suffix
+from ..codegen.source import text_property
+from ..contraction.block_quantized import BlockElement
+from ..contraction.prologue import conversion_setup
+from .gemm_simt import Product
+
+ACCUMULATORS = 128
+"""Accumulators of a thread: eight of its longest vectors."""
+COLUMNS = 4
+"""Columns of a thread where b is contiguous along k."""
+_STORAGES = frozenset({"f32", "f64", "f16", "bf16", "i32"})
+"""What vectors are loaded of."""
+_ACCUMULATORS = frozenset({"float32", "float64", "int32"})
+"""What vectors are summed in."""
+
+
+@dataclass(frozen=True)
+class LaneProduct(Product):
+    """A product whose result has ``columns``, 0 for any number where b is contiguous along k.
+
+    The grid is that of `RowProduct`.
+
+    Where b is contiguous along n, a thread has strips of b, and the last one ends with the last column: columns that
+    the thread before it has are computed twice and stored once. Else it has four columns, each of which is summed in
+    as many parts as vectors have elements. Elements that vectors are not loaded of are converted a strip at a time,
+    into an array of the thread's, those of a once for all of the thread's columns.
+    """
+
+    columns: int = 0
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether sums are vectors, and the neighbours along which they are made lie side by side."""
+        if self.element.accumulator not in _ACCUMULATORS:
+            return False
+        return self.b_contiguous == "k" or (self.b_contiguous == "n" and bool(self.columns))
+
+    @property
+    def threads(self) -> int:
+        return 2 if self.b_contiguous == "n" else 8
+
+    @property
+    def width(self) -> int:
+        """Elements of a strip."""
+        most = ACCUMULATORS * 4 // (8 if self.element.accumulator == "float64" else 4)
+        return min(most, 1 << (self.columns.bit_length() - 1)) if self.b_contiguous == "n" else most // COLUMNS
+
+    @property
+    def block_columns(self) -> int:
+        return self.threads * (self.width if self.b_contiguous == "n" else COLUMNS)
+
+    @property
+    def name(self) -> str:
+        return f"matmul_lanes_{self.b_contiguous}{self.width}_{self.types}"
+
+    @text_property
+    def body(self) -> str:
+        a_row = f"a_base += int64({self.index_type}(row * {self.stride('a_m')}))"
+        own = self.width if self.b_contiguous == "n" else COLUMNS
+        prologue = f"""
+            blocks_n = int32((n + {self.block_columns - 1}) // {self.block_columns})
+            block = int32(cuda.blockIdx.x)
+            rest = int32(block // m)
+            row = int32(block - rest * m)
+            batch = int32(rest // blocks_n)
+            start = int32((rest - batch * blocks_n) * {self.block_columns} + int32(cuda.threadIdx.x) * {own})
+            if start >= n:
+                return
+            """
+        lines = self._along_n() if self.b_contiguous == "n" else self._along_k()
+        setup = conversion_setup(*self.elements)
+        return joined([setup, prologue, batch_offsets("ab", "base", self.batch_rank), a_row, "\n".join(lines)])
+
+    def _load_a(self, k: str) -> str:
+        place = f"a_base + int64({self.index_type}({k} * {self.stride('a_k')}))"
+        return self.elements[0].load("a", place, "row", k)
+
+    def _finished(self, column: str, total: str) -> list[str]:
+        epilogue = self.epilogue
+        lines = [f"column_0 = int32({column})", f"total_0 = {total}"]
+        return [*lines, *epilogue.elements("_0"), *epilogue.stores("_0")]
+
+    def _is_loaded(self, number: int) -> bool:
+        """Whether vectors are loaded of the operand as memory holds it."""
+        element = self.elements[number]
+        return type(element) is Element and element.storage in _STORAGES
+
+    def _converted(self, number: int, strip: str, place: str, outer: str, inner: str) -> list[str]:
+        """Lines that fill ``strip`` with elements of an operand: neighbours along n where ``outer`` has an i, else k.
+
+        ``place`` is where the first lies.
+        """
+        element, pointer = self.elements[number], "ab"[number]
+        along = f"({self.stride('a_k')})" if number == 0 else "1"
+        if isinstance(element, BlockElement) and number == 1 and self.b_contiguous == "k":
+            lines, values = element.neighbours(pointer, f"{place} + i", outer, f"{inner} + i", WORD, f"{strip}_near")
+            stores = [f"{strip}[i + {i}] = {value}" for i, value in enumerate(values)]
+            return [f"for i in range(0, {self.width}, {WORD}):", *indented([*lines, *stores], 1)]
+        at = f"{place} + i" if along == "1" else f"{place} + int64({self.index_type}(i * {along}))"
+        coordinates = (f"{outer} + i", inner) if self.b_contiguous == "n" else (outer, f"{inner} + i")
+        value = element.load(pointer, at, *coordinates)
+        return [f"for i in range({self.width}):", f"    {strip}[i] = {value}"]
+
+    def _along_n(self) -> list[str]:
+        width, kind = self.width, self.element.accumulator
+        short = suffix(kind)
+        lines = [
+            f"column0 = int32(min(start, int32(n - {width})))",
+            f"buffer = array_pointer(cuda.local.array({width}, {kind}))",
+            f"weight = array_pointer(cuda.local.array(1, {kind}))",
+            f"sums = strips_{short}(1, {width})",
+            "at = b_base + int64(column0)",
+        ]
+        strip, convert = "b, at", list[str]()
+        storage = self.elements[1].storage
+        if not self._is_loaded(1):
+            lines.append(f"strip = array_pointer(cuda.local.array({width}, {kind}))")
+            strip, storage = "strip, 0", short
+            convert = self._converted(1, "strip", "at", "column0", "int32(k)")
+        return [
+            *lines,
+            "for k in range(k_end):",
+            f"    weight[0] = {self._load_a('int32(k)')}",
+            *indented(convert, 1),
+            f"    multiply_add_strip_{storage}(sums, weight, 0, {strip}, 1, {width})",
+            "    at += int64(b_k)",
+            f"copy_strip_{short}(buffer, sums, 0, {width})",
+            *self.epilogue.rows(),
+            f"for i in range(int32(start - column0), {width}):",
+            *indented(self._finished("column0 + i", "buffer[int64(i)]"), 1),
+        ]
+
+    def _along_k(self) -> list[str]:
+        width, kind = self.width, self.element.accumulator
+        short = suffix(kind)
+        columns = range(COLUMNS)
+        own = [f"min(int32(start + {r}), int32(n - 1))" for r in columns]
+        a, b = self.elements
+        is_loaded = self.a_contiguous == "k" and a == b and self._is_loaded(0)
+        storage = a.storage if is_loaded else short
+        loaded = [is_loaded or (self._is_loaded(i) and x.storage == short) for i, x in enumerate((a, b))]
+        loaded[0] &= self.a_contiguous == "k"
+        strips = [f"strip{number}" for number in range(2) if not loaded[number]]
+        lines = [
+            f"buffer = array_pointer(cuda.local.array({COLUMNS * width}, {kind}))",
+            *(f"{strip} = array_pointer(cuda.local.array({width}, {kind}))" for strip in strips),
+            f"sums = strips_{short}({COLUMNS}, {width})",
+            *(f"b{r} = b_base + int64({self.index_type}({own[r]} * b_n))" for r in columns),
+            f"whole = int32(k_end - k_end % {width})",
+            f"for k in range(0, whole, {width}):",
+        ]
+        row, multiply = "a, a_base + int64(k)", list[str]()
+        if not loaded[0]:
+            row, first = "strip0, 0", f"a_base + int64({self.index_type}(k * {self.stride('a_k')}))"
+            multiply += self._converted(0, "strip0", first, "row", "int32(k)")
+        for r in columns:
+            line = f"b, b{r} + int64(k)"
+            if not loaded[1]:
+                line = "strip1, 0"
+                multiply += self._converted(1, "strip1", f"b{r} + int64(k)", own[r], "int32(k)")
+            multiply.append(f"multiply_add_lanes_{storage}(sums, {r}, {row}, {line}, {width})")
+        lines += [*indented(multiply, 1), f"store_strips_{short}(buffer, 0, sums, {COLUMNS}, {width})"]
+        half = width // 2
+        while half:
+            lines.append(f"for i in range({half}):")
+            lines += [f"    buffer[i + {r * width}] += buffer[i + {r * width + half}]" for r in columns]
+            half //= 2
+        lines += ["for k in range(whole, k_end):", f"    x = {self._load_a('int32(k)')}"]
+        for r in columns:
+            weight = self.elements[1].load("b", f"b{r} + int64(k)", own[r], "int32(k)")
+            lines.append(f"    buffer[{r * width}] += x * {weight}")
+        lines += [*self.epilogue.rows(), f"for r in range(min(int32({COLUMNS}), int32(n - start))):"]
+        return [*lines, indent("\n".join(self._finished("start + r", f"buffer[int64(r * {width})]")), 1)]

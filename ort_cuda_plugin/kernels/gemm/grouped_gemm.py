@@ -1,0 +1,395 @@
+"""Products of rows with one of many matrices each: the rows of a mixture of experts, in one launch for all experts.
+
+A row has chosen an expert, whose weights it is multiplied with; weights that no row has chosen are not read. Few rows
+go to a kernel with blocks for each row. Many are first sorted by expert, without moving them, so that a tile of the
+result has rows of one expert and reads its weights once. How an element of the weights is found in memory is a scalar
+expression of the expert and of two coordinates, so that packed and scaled weights stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from ...model.ir import DType
+from ...program import scalar as s
+from ...program.lowering import Lowering, Tensor
+from ...program.row_program import SUM
+from ...program.scalar import Scalar
+from ...program.symbolic import Dim, ceildiv, floordiv, le, select, sym_max, sym_min
+from ...program.trace import Use
+from ..codegen.epilogue import Epilogue
+from ..codegen.simt_fragments import Element, Operand, Tile, declare, fill_matrix, joined, log2, pipeline, store_tile
+from ..codegen.source import KernelBuilder, Parameters, load_text, text_property
+from ..contraction.prologue import INNER, OUTER, ConvertedElement, Inline, conversion_setup
+from ..elementwise.index_map import IndexMap, Loads, gather_map
+from .dispatch import choose_tile
+from .gemm_mma import kind_of
+from .gemm_simt import Product, RowProduct
+from .mma_fragments import MatrixTile
+from .tile_shapes import Team, matrix_tiles
+
+__all__ = ["BLOCK", "Choices", "Shared", "WeightBlock", "WeightElement", "Weights", "group_rows", "grouped_product"]
+
+MAX_FEW_ROWS = 16
+"""Maximum rows that each get a block of their own. Blocks of one expert share its weights in the L2."""
+THREADS = 128
+
+Shared: TypeAlias = tuple[Scalar, ...]
+WeightElement: TypeAlias = Callable[[Loads, Scalar, Scalar, Scalar, Shared], Scalar]
+WeightBlock: TypeAlias = Callable[[Loads, Scalar, Scalar, Scalar], Shared]
+
+BLOCK: Final = 16
+"""Elements along k that have what is shared in common, at least."""
+
+
+def _nothing(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
+    return ()
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """The weights of all experts, ``columns`` x the length of a row each.
+
+    ``element(loads, expert, column, k, shared)`` is a float32 expression of an element; the coordinates are int64 and
+    inside. ``shared(loads, expert, column, k)`` is loaded once for neighbours along k: it is the same for `BLOCK`
+    elements from a multiple of that on. ``read`` are the tensors that both load, whose first dimension is the expert.
+    ``bias`` is added: None, or [experts, columns].
+    """
+
+    columns: Dim
+    element: WeightElement
+    read: tuple[Tensor, ...]
+    bias: Tensor | None = None
+    shared: WeightBlock = _nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """Which of ``count`` experts each row has chosen, int32 [rows].
+
+    Where rows are sorted: ``order`` has the rows by expert, ``starts`` where an expert's rows begin in it, and
+    ``tiles`` where its tiles of ``tile.m`` rows begin among all; ``few`` is 1 where nothing needs that.
+    """
+
+    experts: Tensor
+    count: Dim
+    few: Dim
+    tile: Tile
+    sorted: tuple[Tensor, ...] = field(default=())
+
+    @property
+    def rows(self) -> Dim:
+        return self.experts.shape[0]
+
+
+_sort_source = """
+    expert = int64(cuda.blockIdx.x)
+    lane = int64(cuda.threadIdx.x)
+    counts = cuda.shared.array({both}, int64)
+    # Every thread has a run of neighbours: two passes over it, so that rows of one expert keep their order.
+    share = (n + {threads} - 1) // {threads}
+    start = min(lane * share, n)
+    end = min(start + share, n)
+    less = int64(0)
+    same = int64(0)
+    for i in range(start, end):
+        chosen = int64(experts[i])
+        if chosen < expert:
+            less += 1
+        if chosen == expert:
+            same += 1
+    counts[lane] = less
+    counts[{threads} + lane] = same
+    cuda.syncthreads()
+    place = int64(0)
+    for other in range({threads}):
+        place += counts[other]
+    for other in range(lane):
+        place += counts[{threads} + other]
+    for i in range(start, end):
+        if int64(experts[i]) == expert:
+            order[place] = int32(i)
+            place += 1
+    if lane == {threads} - 1:
+        starts[expert + 1] = int32(place)
+        if expert == 0:
+            starts[0] = int32(0)
+"""
+
+
+def group_rows(ctx: Lowering, experts: Tensor, count: Dim) -> Choices:
+    """The choices ``experts``, int32 [rows] below ``count``, as `grouped_product` takes them."""
+    rows = experts.shape[0]
+    few = le(rows, MAX_FEW_ROWS)
+    settled = ctx.settled(few)
+    if settled is not None:
+        few = int(settled)
+    tile = choose_tile(ctx.device, ceildiv(rows, sym_max(count, 1)), DType.FLOAT32)
+    if few == 1:
+        return Choices(experts, count, few, tile)
+    order, starts = ctx.empty((rows,), DType.INT32), ctx.empty((count + 1,), DType.INT32)
+    builder = KernelBuilder()
+    builder.tensor(order, "order", written=True)
+    builder.tensor(starts, "starts", written=True)
+    builder.tensor(experts, "experts")
+    builder.integers(n=rows)
+    body = _sort_source.format(threads=THREADS, both=2 * THREADS)
+    builder.launch(ctx, "group_rows", (select(few, 0, count), 1, 1), (THREADS, 1, 1), body=body)
+
+    def tiles_before(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(starts)
+
+        def tiles_of(expert: Scalar) -> list[Scalar]:
+            own = source.at([expert + 1]) - source.at([expert])
+            return [s.trunc_divide(own + (tile.m - 1), tile.m)]
+
+        return maps.fold(SUM, c[0], tiles_of)[0]
+
+    # Where rows are few, nothing is sorted, and the count of them must not be read.
+    tiles = gather_map(ctx, (select(few, 0, count + 1),), DType.INT32, tiles_before)
+    return Choices(experts, count, few, tile, (order, starts, tiles))
+
+
+@dataclass(frozen=True)
+class GroupedRows(RowProduct):
+    """One block per row and 4 columns; see `RowProduct`, whose dot product this is."""
+
+    @property
+    def name(self) -> str:
+        return f"grouped_row_{self.types}"
+
+    @text_property
+    def body(self) -> str:
+        prologue = f"""
+            block = int32(cuda.blockIdx.x)
+            rest = int32(block // m)
+            row = int32(block - rest * m)
+            column0 = int32(rest * {self.block_columns})
+            thread = int32(cuda.threadIdx.x)
+            expert = int64(experts[row])
+            a_base = int64(row // share) * a_m
+            b_base = int64(0)
+            b_n = int32(0)
+            """
+        return joined([conversion_setup(*self.elements), prologue, self._along_k()])
+
+
+@dataclass(frozen=True)
+class GroupedTiles(Product):
+    """One block per tile of rows of one expert and of columns; blocks of the tiles that there are not end at once."""
+
+    tile: Tile = field(kw_only=True)
+
+    @property
+    def name(self) -> str:
+        return f"grouped_{self.tile.name}_{self.types}"
+
+    @text_property
+    def body(self) -> str:
+        tile, element = self.tile, self.element
+        a = Operand("a", "a", "row0", "row_end", "k_end", "0", "1", True)
+        b = Operand("b", "a", "column0", "n", "k_end", "0", "1", True)
+        fill = [
+            fill_matrix(x, extent, tile, each, self.index_type)
+            for x, extent, each in zip((a, b), (tile.m, tile.n), self.elements, strict=True)
+        ]
+        body = [
+            conversion_setup(*self.elements),
+            _tile_of_rows(tile),
+            declare(tile, element.accumulator),
+            pipeline(tile, element.accumulator, "\n".join(fill)),
+            store_tile(tile, "row_end", "n", element, self.epilogue),
+        ]
+        return joined(body)
+
+
+def _tile_of_rows(tile: Tile) -> str:
+    """The block's tile: its ``expert``, and where its rows and columns begin and end."""
+    return f"""
+        tiles_n = int32((n + {tile.n - 1}) >> {log2(tile.n)})
+        block = int32(cuda.blockIdx.x)
+        number = int32(block // tiles_n)
+        if number >= tiles[count]:
+            return
+        column0 = int32((block - number * tiles_n) * {tile.n})
+        # The last expert whose tiles begin here or before: one without rows has the next one's beginning.
+        low = int32(0)
+        high = int32(count)
+        while high - low > 1:
+            middle = int32((low + high) >> 1)
+            if tiles[middle] <= number:
+                low = middle
+            else:
+                high = middle
+        expert = int64(low)
+        row0 = int32(starts[expert] + (number - tiles[expert]) * {tile.m})
+        row_end = int32(starts[expert + 1])
+        steps = int32((k_end + {tile.k - 1}) >> {log2(tile.k)})
+        a_base = int64(0)
+        b_base = int64(0)
+    """
+
+
+@dataclass(frozen=True)
+class GroupedMatrices(Product):
+    """As `GroupedTiles`, by tensor cores, which multiply numbers of ``kind``; ``a_row`` is the row of x for a row."""
+
+    tile: Tile = field(kw_only=True)
+    kind: str = field(kw_only=True)
+    a_row: str = field(kw_only=True)
+
+    @property
+    def resident(self) -> int:
+        return Team(self.tile, 1).resident
+
+    @property
+    def name(self) -> str:
+        return f"grouped_mma_{self.tile.name}_{self.types}"
+
+    @text_property
+    def body(self) -> str:
+        a = Operand("a", "a", "row0", "row_end", "k_end", "a_m", "1", True, self.a_row)
+        b = Operand("b", "a", "column0", "n", "k_end", "0", "1", True)
+        matrices = MatrixTile(self.tile, self.kind, a, b, self.elements, "int64")
+        return joined(
+            [
+                conversion_setup(*self.elements),
+                _tile_of_rows(self.tile),
+                "k0 = int32(0)",
+                "\n".join(matrices.declare()),
+                "\n".join(matrices.pipeline()),
+                matrices.store("row_end", "n", self.epilogue),
+            ]
+        )
+
+
+def grouped_product(
+    ctx: Lowering, choices: Choices, x: Tensor, share: Dim, weights: Weights, real: DType = DType.FLOAT32
+) -> Tensor:
+    """float32 [rows, columns]: the result's row i is row i // ``share`` of x [.., k] times its expert's weights.
+
+    Tensor cores may multiply elements that are rounded to ``real``, or to TF32 in place of float32.
+    """
+    x = ctx.contiguous(x)
+    result = ctx.empty((choices.rows, weights.columns), DType.FLOAT32)
+    element, of_weights, loaded = _weight_element(weights)
+    few, rows, count, tile = choices.few, choices.rows, choices.count, choices.tile
+    chosen = sym_min(rows, count)
+    of_experts = {t.buffer for t in weights.read}
+    uses = {t: Use(elements=floordiv(t.size, sym_max(count, 1)) * chosen) for t in loaded if t.buffer in of_experts}
+    if few != 0:
+        form = (_row_element(x, f"a_base + int64({INNER})"), element)
+        kernel = GroupedRows(form, _epilogue(weights.bias, "row#"), "k", "k")
+        builder = _builder(x, result, share, weights, of_weights, experts=choices.experts)
+        builder.integers(DType.INT32, m=rows)
+        blocks = select(few, ceildiv(weights.columns, kernel.block_columns) * rows, 0)
+        builder.launch(ctx, kernel.name, (blocks, 1, 1), (kernel.threads, 1, 1), uses, body=kernel.body)
+    if few != 1:
+        order, starts, tiles = choices.sorted
+        grouped = _tiles_of_rows(ctx, x, element, _epilogue(weights.bias, "order[int64(row#)]"), tile, real)
+        builder = _builder(x, result, share, weights, of_weights, order=order, starts=starts, tiles=tiles)
+        builder.integers(DType.INT32, count=count)
+        most = (floordiv(rows, tile.m) + chosen) * ceildiv(weights.columns, tile.n)
+        blocks = select(few, 0, most)
+        builder.launch(
+            ctx,
+            grouped.name,
+            (blocks, 1, 1),
+            (grouped.tile.threads, 1, 1),
+            uses,
+            body=grouped.body,
+            resident=grouped.resident,
+        )
+    return result
+
+
+def _tiles_of_rows(
+    ctx: Lowering, x: Tensor, element: Element, epilogue: Epilogue, tile: Tile, real: DType
+) -> GroupedTiles | GroupedMatrices:
+    row, kind = "int32(order[int64({})] // share)", kind_of(ctx.device, ctx.options, real.short)
+    of_rows = _row_element(x, f"int64({row.format(OUTER)}) * a_m + int64({INNER})")
+    if not kind:
+        return GroupedTiles((of_rows, element), epilogue, tile=tile)
+    of_rows = Element(real.short) if x.dtype is real else of_rows
+    (matrix_tile,) = (y for y in matrix_tiles(kind) if y.m == tile.m)
+    return GroupedMatrices((of_rows, element), epilogue, tile=matrix_tile, kind=kind, a_row=row)
+
+
+def _builder(
+    x: Tensor, result: Tensor, share: Dim, weights: Weights, of_weights: Parameters, **named: Tensor
+) -> KernelBuilder:
+    builder = KernelBuilder()
+    builder.tensor(x, "a")
+    builder.tensor(result, "y", written=True)
+    for name, tensor in named.items():
+        builder.tensor(tensor, name)
+    if weights.bias is not None:
+        builder.tensor(weights.bias, "bias")
+    builder.integers(DType.INT32, n=weights.columns, k_end=x.shape[-1], share=share)
+    builder.integers(a_m=x.shape[-1])
+    builder.include(of_weights)
+    return builder
+
+
+@dataclass(frozen=True)
+class _WeightText(ConvertedElement):
+    """An element of the weights; ``shared`` are the texts of what its neighbours have in common with it."""
+
+    shared: tuple[str, ...] = ()
+
+    def load(self, pointer: str, index: str, outer: str = "", inner: str = "") -> str:
+        return _with_shared(super().load(pointer, index, outer, inner), self._shared(outer, inner))
+
+    def neighbours(
+        self, pointer: str, index: str, outer: str, inner: str, count: int, name: str
+    ) -> tuple[list[str], list[str]]:
+        lines = [f"{name}_shared{i} = {text}" for i, text in enumerate(self._shared(outer, inner))]
+        names = [f"{name}_shared{i}" for i in range(len(lines))]
+        load = super().load
+        return lines, [_with_shared(load(pointer, index, outer, f"{inner} + {i}"), names) for i in range(count)]
+
+    def _shared(self, outer: str, inner: str) -> list[str]:
+        return [text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})") for text in self.shared]
+
+
+def _shared_mark(number: int) -> str:
+    return f"@shared{number}@"
+
+
+def _with_shared(text: str, values: Sequence[str]) -> str:
+    for number, value in enumerate(values):
+        text = text.replace(_shared_mark(number), f"({value})")
+    return text
+
+
+def _weight_element(weights: Weights) -> tuple[Element, Parameters, list[Tensor]]:
+    """How an element of the weights is loaded, the parameters that this needs, and the tensors among them."""
+    emit = Inline("w_", indent=0)
+    builder = KernelBuilder("w_", emit)
+    loads = Loads(builder)
+    place = [Scalar(DType.INT64, "coordinate") for _ in range(3)]
+    for coordinate, text in zip(place, ("expert", f"int64({OUTER})", f"int64({INNER})"), strict=True):
+        emit.bind(coordinate, text)
+    shared = weights.shared(loads, place[0], place[1], place[2])
+    texts = tuple(emit.value(x) for x in shared)
+    leaves = tuple(Scalar(x.dtype, "leaf") for x in shared)
+    for number, leaf in enumerate(leaves):
+        emit.bind(leaf, _shared_mark(number))
+    value = emit.value(weights.element(loads, place[0], place[1], place[2], leaves))
+    element = _WeightText("f32", weights.read[0].dtype, value, tuple(emit.taken()), texts)
+    return element, builder, loads.tensors
+
+
+def _row_element(x: Tensor, place: str) -> Element:
+    return ConvertedElement("f32", x.dtype, load_text("a", place, x.dtype))
+
+
+def _epilogue(bias: Tensor | None, row: str) -> Epilogue:
+    columns, value = [], "total@#"
+    if bias is not None:
+        columns.append(f"bias@ = {load_text('bias', 'expert * int64(n) + int64(column@)', bias.dtype)}")
+        value += " + bias@"
+    rows, stores = [f"y_base# = int64({row}) * int64(n)"], ["y[y_base# + int64(column@)] = value@#"]
+    return Epilogue(tuple(rows), (f"value@# = {value}",), tuple(stores), tuple(columns))

@@ -1,0 +1,159 @@
+"""Known weights of float32 products in 16 bits, where a GPU's tensor cores round them to TF32 anyway.
+
+TF32 has as many bits of a number's fraction as float16. So weights are float16 numbers times a power of two for each
+column of a product, or channel of a convolution, and half the bytes are kept and read. A weight is rounded as TF32
+rounds it, but for those below 2**-24 of the largest of its column, which lose bits. Sums are multiplied by the power of
+two, which is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TypeVar
+
+from ...model.ir import DType
+from ...program import scalar as s
+from ...program.elementwise import elementwise_into
+from ...program.lowering import Lowering, Tensor
+from ...program.reduce import row_map
+from ...program.row_program import MAX, Row
+from ...program.scalar import Scalar
+from ...program.steps import Contract, Convolve, Substitution, Sums
+from ...program.symbolic import ceildiv
+from ...program.tensor import contiguous_strides
+from ...program.views import permute
+from ..contraction.operand_axes import over_result
+from .gemm_mma import kind_of
+
+__all__ = ["compact_columns", "compact_lines", "half_lines", "has_compact_columns", "has_compact_lines"]
+
+AnySums = TypeVar("AnySums", bound=Sums)
+LINE = 32
+"""Numbers that a line is a multiple of, the last ones zeros: kernels read whole steps of it."""
+_largest = 2.0**10
+"""What the largest number of a column is at least, in float16."""
+_bounds = (2.0**-100, 2.0**127)
+"""Bounds of a column's maximum, to which it is clamped: then the power-of-two scale is a normal float32."""
+
+
+def has_compact_lines(ctx: Lowering, step: Sums) -> bool:
+    """Whether `compact_lines` makes what kernels on tensor cores read in place of the step's weights."""
+    x, w = step.operands
+    if not _may_be_compact(ctx, step):
+        return False
+    if isinstance(step, Convolve):
+        channels = w.static_shape[1]
+        return x.shape[1] == channels * step.groups and channels % 8 == 0 and not step.transposed
+    return w.static_shape[0] % 8 == 0
+
+
+def has_compact_columns(ctx: Lowering, step: Contract) -> bool:
+    """Whether `compact_columns` makes what kernels for few rows read in place of the step's weights."""
+    return _may_be_compact(ctx, step) and step.b.static_shape[1] % 8 == 0
+
+
+def _may_be_compact(ctx: Lowering, step: Sums) -> bool:
+    """They are made once: not where each step of a program stays as it is."""
+    x, w = step.operands
+    if kind_of(ctx.device, ctx.options, x.dtype.short) != "tf32" or not ctx.options.fusion:
+        return False
+    is_matrix = isinstance(step, Convolve) or (isinstance(step, Contract) and w.rank == 2)
+    return is_matrix and not step.is_converted and w.dtype is DType.FLOAT32 and w.is_constant and 0 not in w.shape
+
+
+def compact_lines(ctx: Lowering, step: AnySums) -> tuple[AnySums, Tensor]:
+    """The step whose sums are those of weights in 16 bits, and these, as [columns, k], for `MatrixTile`.
+
+    Those of a convolution have their channels last. Columns are `LINE` numbers apart, or a multiple of it.
+    """
+    return _lines(ctx, step, (1, 2), None)
+
+
+def half_lines(ctx: Lowering, step: Contract, factors: Tensor) -> tuple[Contract, Tensor]:
+    """As `compact_lines`, with numbers in their own order: for kernels that multiply numbers of 16 bits.
+
+    Rows of the weights are multiplied by ``factors``, a vector or one number.
+    """
+    depth = step.b.static_shape[0]
+    along = ctx.view(factors, (depth, 1), (0 if factors.size == 1 else 1, 0), factors.offset)
+    return _lines(ctx, step, (4, 1), along)
+
+
+def _lines(ctx: Lowering, step: AnySums, places: tuple[int, int], factors: Tensor | None) -> tuple[AnySums, Tensor]:
+    """With ``places`` from the first four of eight numbers to the others, and from one of them to the next."""
+    w, powers = step.operands[1], _powers(ctx, step, factors)
+    if isinstance(step, Convolve):
+        ordered = permute(ctx, w, (0, *range(2, w.rank), 1))
+    else:
+        ordered = permute(ctx, w, (1, 0))
+    columns, *outer, last = ordered.static_shape
+    *strides, one = ordered.strides
+    eights = (columns, *outer, last // 8, 2, 4)
+    source = ctx.view(ordered, eights, (*strides, 8 * one, 4 * one, one), ordered.offset)
+    depth = math.prod(outer) * last
+    codes = ctx.empty((columns, ceildiv(depth, LINE) * LINE), DType.FLOAT16)
+    if codes.shape[1] != depth:
+        ctx.memset(codes, 0)
+    along = contiguous_strides((*outer, last // 8))
+    target = ctx.view(codes, eights, (codes.strides[0], *(8 * stride for stride in along), *places))
+    if factors is None:
+        _store_codes(ctx, target, source, powers, 0)
+    else:
+        of_lines = ctx.view(
+            factors, (1, *eights[1:]), (0, *(factors.strides[0] * n for n in (8, 4, 1))), factors.offset
+        )
+        _store_codes(ctx, target, source, powers, 0, of_lines)
+    return _scaled(ctx, step, powers), ctx.view(codes, (columns, depth), codes.strides)
+
+
+def compact_columns(ctx: Lowering, step: AnySums) -> tuple[AnySums, Tensor]:
+    """As `compact_lines` of a product, but as [k, columns], for kernels of few rows."""
+    w, powers = step.operands[1], _powers(ctx, step, None)
+    codes = ctx.empty(w.shape, DType.FLOAT16)
+    _store_codes(ctx, codes, w, powers, 1)
+    return _scaled(ctx, step, powers), codes
+
+
+def _columns(step: Sums) -> int:
+    """The axis of weights that the results have."""
+    return 0 if isinstance(step, Convolve) else 1
+
+
+def _powers(ctx: Lowering, step: Sums, factors: Tensor | None) -> Tensor:
+    """What the codes of each column are multiplied by, a vector of float32. Codes of numbers that are none are none."""
+
+    def power(row: Row, x: Scalar, *factor: Scalar) -> tuple[list[Scalar], list[Scalar]]:
+        x = x * factor[0] if factor else x
+        return [], [power_of(row.reduce(MAX, s.absolute(x)), _largest)]
+
+    w = step.operands[1]
+    axes = [axis for axis in range(w.rank) if axis != _columns(step)]
+    (powers,) = row_map(ctx, power, axes, w, *(() if factors is None else (factors,)))
+    return ctx.view(powers, (w.shape[_columns(step)],))
+
+
+def power_of(largest: Scalar, wanted: float) -> Scalar:
+    """The power of two by which numbers of up to ``largest``, itself a number, are up to twice a ``wanted`` one."""
+    largest = s.minimum(s.maximum(largest, _bounds[0]), _bounds[1])
+    return s.cast(s.cast(largest, DType.FLOAT8E8M0, round_mode="down"), DType.FLOAT32) * (1 / wanted)
+
+
+def _store_codes(ctx: Lowering, target: Tensor, weights: Tensor, powers: Tensor, axis: int, *factors: Tensor) -> None:
+    shape = [dim if number == axis else 1 for number, dim in enumerate(weights.shape)]
+    placed = ctx.view(powers, shape)
+
+    def code(x: Scalar, power: Scalar, *factor: Scalar) -> Scalar:
+        return s.cast((x * factor[0] if factor else x) / power, DType.FLOAT16)
+
+    elementwise_into(ctx, code, target, weights, placed, *factors)
+
+
+def _scaled(ctx: Lowering, step: AnySums, powers: Tensor) -> AnySums:
+    """The step with its sums times ``powers``."""
+    w = step.operands[1]
+    over_weights = ctx.view(powers, [dim if axis == _columns(step) else 1 for axis, dim in enumerate(w.shape)])
+    leaf = Scalar(DType.FLOAT32, "leaf")
+    changed = Substitution({step.total: step.total * leaf})
+    outputs = tuple((changed(value), y) for value, y in step.outputs)
+    return replace(step, inputs=(*step.inputs, (leaf, over_result(step, 1, over_weights))), outputs=outputs)

@@ -1,0 +1,64 @@
+"""Products whose batches lie in memory in more than one step, as those of attention's heads do.
+
+cuBLASLt takes one distance from matrix to matrix. So matrices that have two are copied first, where the product takes
+longer than that, and so is what is made of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...model.ir import DType
+from ...program.elementwise import copy_of
+from ...program.lowering import Lowering
+from ...program.scalar import Scalar
+from ...program.shapes import collapse
+from ...program.steps import Contract, Input, Map, Output
+from ...program.symbolic import hint, product
+from ...program.tensor import Tensor
+from ...program.views import permute
+from .library_calls import call_cublaslt
+
+__all__ = ["call_with_dense_batches"]
+
+MUCH_WORK = 1 << 22
+"""Multiplications from which on copies are worth it. An estimate: no GPU has measured it."""
+
+
+def call_with_dense_batches(ctx: Lowering, step: Contract) -> bool:
+    """Records copies and a call of cuBLASLt; False where that does not help."""
+    a = step.a
+    if "cublaslt" not in ctx.device.libraries or not a.dtype.is_float or a.dtype is DType.FLOAT64:
+        return False
+    if len(step.batch) < 2 or hint(product(step.shape)) * hint(a.shape[-1]) < MUCH_WORK:
+        return False
+    if any(x.rank != len(step.shape) or x.shape[:-2] != step.batch for x in step.operands):
+        return False
+    with ctx.recording() as made:
+        operands = tuple(_dense(ctx, x) for x in step.operands)
+        outputs: list[Output] = []
+        copies: list[tuple[Tensor, Tensor]] = []
+        for value, y in step.outputs:
+            if len(collapse(step.batch, [y.strides[: len(step.batch)]])[0]) > 1:
+                copies.append((ctx.empty(step.shape, y.dtype), y))
+                y = copies[-1][0]
+            outputs.append((value, y))
+        called = call_cublaslt(ctx, replace(step, operands=operands, outputs=tuple(outputs)))
+        for source, target in copies:
+            leaf = Scalar(source.dtype, "leaf")
+            inputs: tuple[Input, ...] = ((leaf, source),)
+            ctx.record(Map(step.nodes, step.shape, inputs, ((leaf, target),)))
+    if called:
+        ctx.trace.steps += made
+    return called
+
+
+def _dense(ctx: Lowering, x: Tensor) -> Tensor:
+    """x itself where its matrices are one distance apart, else a copy with its neighbours as they are."""
+    batch = x.rank - 2
+    if len(collapse(x.shape[:batch], [x.strides[:batch]])[0]) <= 1:
+        return x
+    if x.strides[-1] == 1 or x.strides[-2] != 1:
+        return copy_of(ctx, x)
+    turned = (*range(batch), batch + 1, batch)
+    return permute(ctx, copy_of(ctx, permute(ctx, x, turned)), turned)

@@ -1,0 +1,222 @@
+"""Attention as cuDNN computes it: which steps are that, and the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...model.ir import Array, DType
+from ...program import scalar as s
+from ...program.libraries import ATTENTION, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
+from ...program.lowering import Arg, Int64, Lowering, Tensor
+from ...program.row_program import MAX, SUM
+from ...program.scalar import Scalar, reachable
+from ...program.shapes import broadcast_strides
+from ...program.steps import Attend, Map, used_inputs
+from ...program.symbolic import Dim, divides, hint, lt
+from ..codegen.guards import try_guard
+from ..codegen.source import constant_number
+
+__all__ = ["Softmax", "attention_form", "call_cudnn_attention", "softmax_of", "uncast"]
+
+WIDTHS = range(8, 129, 8)
+"""Elements of a row that its engines take."""
+VECTOR = 8
+"""Elements that they load at once."""
+MIN_SCORES = 1 << 10
+"""Scores of a head from which a call is worth the second that cuDNN compiles for. An estimate."""
+MAX_OPERATIONS = 80
+
+_SCORES = np.array([[-3.0, 0.5, 2.0, 1.25], [0.0, -70.0, 3.5, 3.0]])
+_BIASES = np.array([[0.75, -1.0, 0.0, 4.0], [-1e4, 1.0, 0.5, 0.0]])
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """softmax(``scale`` * scores + ``bias``) in front of the second product, and the numbers of the call.
+
+    The bias is a tensor, or where ``computed`` is given the result of that, which has the shape ``bias_shape``.
+    """
+
+    scale: float
+    numbers: tuple[Dim, ...]
+    bias: Tensor | None = None
+    computed: Scalar | None = None
+    bias_shape: tuple[Dim, ...] = ()
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Weights that are the softmax of ``scale`` * score + ``addend``, but for how that is rounded.
+
+    ``units`` are numbers that a device has computed, by which scores are multiplied before.
+    """
+
+    scale: float
+    addend: Scalar | None
+    units: tuple[Scalar, ...] = ()
+
+
+def call_cudnn_attention(ctx: Lowering, step: Attend) -> bool:
+    """Records a call of cuDNN; False where the device, the library or the step does not offer it."""
+    form = attention_form(ctx, step)
+    if form is None or not try_guard(ctx, lt(0, step.score_shape[-1])):
+        return False
+    out = step.outputs[0][1]
+    biases = [] if form.bias is None else [form.bias]
+    if form.computed is not None:
+        biases = [ctx.empty(form.bias_shape, out.dtype)]
+        inputs = used_inputs(step.score_inputs, [form.computed])
+        ctx.record(Map(step.nodes, form.bias_shape, inputs, ((s.cast(form.computed, out.dtype), biases[0]),)))
+    flags = ProblemFlags.BIAS if biases else ProblemFlags(0)
+    flags |= ProblemFlags.DETERMINISTIC if ctx.options.deterministic else ProblemFlags(0)
+    problem = LibraryProblem(ATTENTION, out.dtype.onnx, flags, alpha=form.scale)
+    workspace = ctx.empty((WORKSPACE_BYTES,), DType.UINT8)
+    args: list[Arg] = [out, *step.operands, *biases, workspace, *map(Int64, [*form.numbers, WORKSPACE_BYTES])]
+    note = f"cuDNN: attention{' + bias' if biases else ''}"
+    ctx.library(problem, args, writes=(out, workspace), note=note)
+    return True
+
+
+def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
+    """What cuDNN has to compute for the step; None where it cannot, or need not for so few scores."""
+    q, k, v = step.operands
+    *batch, rows, keys = step.score_shape
+    if not ctx.options.allows_cudnn_attention:
+        return None
+    if "cudnn" not in ctx.device.libraries or q.dtype not in (DType.FLOAT16, DType.BFLOAT16) or len(batch) > 2:
+        return None
+    if not isinstance(keys, int) and keys != rows:
+        # A cache that grows has new sizes in each step, and its engine compiles for a second.
+        return None
+    if len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total or hint(rows) * hint(keys) < MIN_SCORES:
+        return None
+    out = step.outputs[0][1]
+    if {k.dtype, v.dtype, out.dtype} != {q.dtype} or q.shape[-1] not in WIDTHS or v.shape[-1] not in WIDTHS:
+        return None
+    softmax = softmax_of(step)
+    if softmax is None or softmax.units:
+        return None
+    scale, addend = softmax.scale, softmax.addend
+    outer = [0] * (2 - len(batch))
+    heads = [*[1] * len(outer), *batch]
+    turned = Tensor(k.dtype, (*k.shape[:-2], k.shape[-1], k.shape[-2]), k.buffer, offset=k.offset,
+                    strides=(*k.strides[:-2], k.strides[-1], k.strides[-2]))  # fmt: skip
+    numbers: list[Dim] = [*heads, rows, keys, q.shape[-1], v.shape[-1]]
+    for x in (q, turned, v, out):
+        strides = broadcast_strides(x, (*batch, *x.shape[-2:]))
+        repeated = any(stride == 0 and dim != 1 for stride, dim in zip(strides, (*batch, *x.shape[-2:]), strict=True))
+        aligned = all(divides(VECTOR, number) for number in (x.offset, *strides[:-1]))
+        if strides[-1] != 1 or repeated or not aligned:
+            return None
+        numbers += [*outer, *strides[:-1]]
+    if addend is None:
+        return AttentionForm(scale, (*numbers, 0, 0, 0, 0))
+    # Of a wider type there may be numbers that this one does not have.
+    while addend.dtype is not q.dtype and addend.op == "cast" and addend.operands[0].dtype.is_float:
+        (addend,) = addend.operands
+    if addend.dtype is not q.dtype:
+        return None
+    bias = dict(step.score_inputs).get(addend)
+    if bias is not None:
+        strides = broadcast_strides(bias, step.score_shape)
+        return AttentionForm(scale, (*numbers, *outer, *strides), bias) if strides[-1] == 1 else None
+    shape = _shape_of(step, addend)
+    strides = broadcast_strides(Tensor(q.dtype, shape, q.buffer), step.score_shape)
+    if strides[-1] != 1:
+        return None
+    return AttentionForm(scale, (*numbers, *outer, *strides), computed=addend, bias_shape=shape)
+
+
+def _is_of_tensors(x: Scalar, leaves: Collection[Scalar]) -> bool:
+    """Whether x is computed of elements of these, and of nothing of its row."""
+    parts = reachable([x])
+    return not parts.isdisjoint(leaves) and all(part.op != "reduced" for part in parts)
+
+
+def _shape_of(step: Attend, x: Scalar) -> tuple[Dim, ...]:
+    """The dimensions of scores along which x differs, 1 for the others."""
+    every = [broadcast_strides(tensor, step.score_shape) for _, tensor in used_inputs(step.score_inputs, [x])]
+    along = (any(strides[axis] != 0 for strides in every) for axis in range(len(step.score_shape)))
+    return tuple(dim if differs else 1 for dim, differs in zip(step.score_shape, along, strict=True))
+
+
+def uncast(x: Scalar) -> Scalar:
+    """x before casts from float to float: cuDNN rounds where it likes."""
+    while x.op == "cast" and x.operands[0].dtype.is_float and x.dtype.is_float:
+        x = x.operands[0]
+    return x
+
+
+def softmax_of(step: Attend) -> Softmax | None:
+    """The softmax that the step's weights are; None where they are something else."""
+    parts = reachable([step.weight])
+    maxima = {x.value[0] for x in parts if x.op == "reduced" and x.value[0].reduction is MAX}
+    if len(maxima) != 1 or len(parts) > MAX_OPERATIONS:
+        return None
+    tensors = dict(step.score_inputs)
+    numbers = ((leaf, constant_number(x)) for leaf, x in tensors.items())
+    known = {leaf: float(number) for leaf, number in numbers if number is not None}
+    (stage,) = maxima
+    logit, bias, scale = uncast(stage.elements[0]), None, 1.0
+    if logit.op == "add":
+        for x, other in (logit.operands, logit.operands[::-1]):
+            if _is_of_tensors(other, tensors.keys() - known.keys()):
+                logit, bias = uncast(x), other
+                break
+    if logit.op in ("mul", "div"):
+        first, second = map(uncast, logit.operands)
+        if logit.op == "mul" and first is not step.score:
+            first, second = second, first
+        number = known.get(second, second.value if second.op == "constant" else None)
+        if number is not None:
+            if not np.isfinite(number) or number == 0:
+                return None
+            logit, scale = first, float(number) if logit.op == "mul" else 1.0 / float(number)
+    units = []
+    while logit.op == "mul" and logit.operands[1] in tensors and tensors[logit.operands[1]].size == 1:
+        logit, unit = logit.operands
+        units.append(unit)
+    if logit is not step.score:
+        return None
+    values: dict[Scalar, Array | float] = {**known, step.score: _SCORES, **dict.fromkeys(units, 1.0)}
+    biases = np.zeros_like(_BIASES)
+    if bias is not None:
+        values[bias] = biases = _BIASES
+    with np.errstate(all="ignore"):
+        found = _evaluate(step.weight, values)
+        powers = np.exp(scale * _SCORES + biases - np.max(scale * _SCORES + biases, -1, keepdims=True))
+        wanted = powers / powers.sum(-1, keepdims=True)
+    if found is None or not np.allclose(found, wanted, rtol=1e-6, atol=1e-12):
+        return None
+    return Softmax(scale, bias, tuple(units))
+
+
+_operations: dict[str, Callable[..., Array]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative, "exp": np.exp,
+    "where": np.where, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal, "max": np.maximum, "min": np.minimum, "abs": np.abs,
+}  # fmt: skip
+
+
+def _evaluate(x: Scalar, known: Mapping[Scalar, Array | float]) -> Array | float | None:
+    """The values of x for rows of scores; None where it has other operations. Not deep: see `MAX_OPERATIONS`."""
+    if x in known:
+        return known[x]
+    if x.op == "constant":
+        number: float = x.value
+        return number
+    sources = x.value[0].elements if x.op == "reduced" else x.operands
+    operands = [_evaluate(operand, known) for operand in sources]
+    if any(operand is None for operand in operands):
+        return None
+    if x.op == "cast":
+        return operands[0] if x.dtype.is_float and x.operands[0].dtype.is_float else None
+    if x.op == "reduced":
+        reduction = x.value[0].reduction
+        fold = np.max if reduction is MAX else np.sum if reduction is SUM else None
+        return None if fold is None else np.asarray(fold(np.asarray(operands[0]), axis=-1, keepdims=True))
+    function = _operations.get(x.op)
+    return None if function is None else np.asarray(function(*operands))

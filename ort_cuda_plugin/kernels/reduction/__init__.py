@@ -1,0 +1,1 @@
+"""Kernels of row programs: reductions, softmax, normalisations."""

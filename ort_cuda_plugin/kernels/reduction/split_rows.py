@@ -1,0 +1,205 @@
+"""Few long rows on a GPU: many blocks have a part of a row each.
+
+Each group of reductions is a launch that gives the accumulators of parts, and one that combines these. What is computed
+of the elements is a map then. So a sum of all elements occupies all multiprocessors, and so does a normalization of a
+few large groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...model.ir import NARROW_FLOATS, DType
+from ...program import scalar as s
+from ...program.lowering import Lowering, Tensor
+from ...program.row_program import Reduction, Row, Stage, grouped_stages
+from ...program.scalar import Scalar, in_order, reachable
+from ...program.shapes import broadcast_strides, collapse
+from ...program.steps import Input, Map, Output, Rows, Substitution, used_inputs
+from ...program.symbolic import Dim, ceildiv, hint, le, product
+from ..codegen.vectors import VECTOR_BYTES, is_dense
+from ..elementwise.map import launch_map
+from .reduce import RowKernel
+from .row_in_registers import RowForm
+
+LONG = 16384
+"""Shorter rows are in the registers of a block."""
+ROWS_PER_MULTIPROCESSOR = 2
+"""Rows per multiprocessor from which on one block per row keeps the GPU busy."""
+THREADS = 256
+LANES = 16
+MOST_PARTS = 65535
+UPRIGHT_THREADS, UPRIGHT_LANES = 32, (64, 32, 16, 8)
+"""Threads along a strided axis, and adjacent rows of a block: fewer where there would be too few blocks."""
+UPRIGHT_LONG = 2048
+"""Shorter rows that lie side by side take a block less time than a second launch would."""
+
+
+def launch_rows(ctx: Lowering, step: Rows) -> None:
+    """Makes the kernels of a row program and launches them."""
+    form = None if ctx.device.emulated else _part_form(ctx, step)
+    if form is None:
+        RowKernel(ctx, step).launch()
+    else:
+        _SplitRows(ctx, step, form, form.threads == UPRIGHT_THREADS).launch()
+
+
+def _part_form(ctx: Lowering, step: Rows) -> RowForm | None:
+    """What the threads of a block have of a row, or None where a row is one block's. By the sizes that are expected."""
+    columns, rows = product(step.shape[axis] for axis in step.axes), product(step.row_shape)
+    if hint(columns) <= UPRIGHT_LONG:
+        return None
+    axes = sorted(step.axes)
+    placed = [broadcast_strides(x, step.shape) for _, x in step.inputs]
+    dims, strides = collapse([step.shape[axis] for axis in axes], [tuple(p[axis] for axis in axes) for p in placed])
+    sizes = [x.dtype.itemsize for (_, x), along in zip(step.inputs, strides, strict=True) if is_dense(along, dims)]
+    if not sizes and _lies_across(step, placed):
+        form = _upright_form(ctx, columns, rows)
+    elif hint(columns) > LONG and hint(rows) < ROWS_PER_MULTIPROCESSOR * ctx.device.multiprocessors:
+        width = VECTOR_BYTES // max(sizes) if sizes else 1
+        form = RowForm(THREADS, width, LANES // width)
+    else:
+        form = None
+    stages = [stage for group in grouped_stages(x for x, _ in step.all_outputs) for stage in group]
+    has_constants = all(x.op == "constant" for stage in stages for x in stage.initial)
+    if form is None or not stages or not has_constants or not _has_maps(step):
+        return None
+    return form if ctx.settled(le(ceildiv(columns, form.capacity), MOST_PARTS)) else None
+
+
+def _upright_form(ctx: Lowering, columns: Dim, rows: Dim) -> RowForm | None:
+    """Of rows that lie side by side, a block for each `UPRIGHT_THREADS` leaves most multiprocessors idle; else None."""
+    blocks = hint(ceildiv(rows, UPRIGHT_THREADS))
+    if ROWS_PER_MULTIPROCESSOR * blocks >= ctx.device.multiprocessors:
+        return None
+    forms = [RowForm(UPRIGHT_THREADS, 1, lanes) for lanes in UPRIGHT_LANES]
+    busy = (x for x in forms if blocks * hint(ceildiv(columns, x.capacity)) >= ctx.device.multiprocessors)
+    return next(busy, forms[-1])
+
+
+def _lies_across(step: Rows, placed: Sequence[Sequence[Dim]]) -> bool:
+    """Whether neighbouring rows have neighbouring elements."""
+    across = [axis for axis, dim in enumerate(step.shape) if axis not in step.axes and dim != 1]
+    return bool(across) and any(strides[across[-1]] == 1 for strides in placed)
+
+
+def _has_maps(step: Rows) -> bool:
+    """Whether what follows the reductions can be maps, of elements and of rows."""
+    known = {x: Scalar(x.dtype, "leaf") for x in reachable([x for x, _ in step.all_outputs]) if x.op == "reduced"}
+    after = Substitution(dict(known))
+    if step.row.index in reachable(after(x) for x, _ in step.outputs):
+        return False
+    rank = len(step.shape)
+    of_rows = used_inputs(step.inputs, [after(x) for x, _ in step.row_outputs])
+    return all(x.rank == rank for _, x in step.row_outputs) and all(
+        x.shape[axis - rank + x.rank] == 1 for _, x in of_rows for axis in step.axes if axis >= rank - x.rank
+    )
+
+
+class _SplitRows:
+    """Launches one row program in parts."""
+
+    def __init__(self, ctx: Lowering, step: Rows, form: RowForm, is_upright: bool) -> None:
+        self.ctx, self.step, self.form, self.is_upright = ctx, step, form, is_upright
+        columns = product(step.shape[axis] for axis in step.axes)
+        self.parts = ceildiv(columns, form.capacity)
+        self.count = Scalar(DType.INT64, "leaf")
+        self.inputs: list[Input] = [*step.inputs, (self.count, ctx.host_tensor([columns], (1,), DType.INT64))]
+        self.known: dict[Scalar, Scalar] = {step.row.count: self.count}
+        """What stands for results of reductions that earlier launches have computed."""
+
+    def launch(self) -> None:
+        step = self.step
+        groups = grouped_stages(x for x, _ in step.all_outputs)
+        for number, group in enumerate(groups):
+            partial = self._reduce(group)
+            if number == len(groups) - 1 and not step.outputs and self._finish(group, partial):
+                return
+            self._combine(group, partial)
+        after = Substitution(dict(self.known))
+        for shape, outputs in ((step.shape, step.outputs), (step.row_shape, step.row_outputs)):
+            if outputs:
+                stored = tuple((after(x), y) for x, y in outputs)
+                launch_map(self.ctx, Map(step.nodes, shape, used_inputs(self.inputs, [x for x, _ in stored]), stored))
+
+    def _reduce(self, group: Sequence[Stage]) -> dict[Stage, list[Tensor]]:
+        """The accumulators of all parts, each [rows..., parts]."""
+        ctx, step, before = self.ctx, self.step, Substitution(dict(self.known))
+        partial: dict[Stage, list[Tensor]] = {}
+        outputs: list[Output] = []
+        for old in group:
+            stage = Stage(old.reduction, old.initial, tuple(before(x) for x in old.elements))
+            partial[old] = []
+            for number, initial in enumerate(stage.initial):
+                result = Scalar(initial.dtype, "reduced", stage.elements, (stage, number))
+                dtype = _wide(initial.dtype)
+                partial[old].append(ctx.empty((*step.row_shape, self.parts), dtype))
+                x = partial[old][-1]
+                by_row = Tensor(dtype, step.row_shape, x.buffer, strides=x.strides[:-1])
+                outputs.append((result if dtype is initial.dtype else s.cast(result, dtype), by_row))
+        inputs = used_inputs(self.inputs, [x for x, _ in outputs])
+        rows = Rows(step.nodes, step.shape, inputs, (), step.axes, step.row, tuple(outputs))
+        RowKernel(ctx, rows, self.form, self.parts, upright_parts=self.is_upright).launch()
+        return partial
+
+    def _totals(
+        self, group: Sequence[Stage], partial: dict[Stage, list[Tensor]], row: Row
+    ) -> tuple[list[Input], dict[Scalar, Scalar]]:
+        """What the group's results are made of in a row program over parts."""
+        inputs: list[Input] = []
+        totals: dict[Scalar, Scalar] = {}
+        reduced = [x for x in in_order([x for x, _ in self.step.all_outputs]) if x.op == "reduced"]
+        for stage in group:
+            leaves = [Scalar(x.dtype, "leaf") for x in partial[stage]]
+            inputs += zip(leaves, partial[stage], strict=True)
+            results = row.reduce_all(_combination(stage), *leaves)
+            totals |= {x: results[x.value[1]] for x in reduced if x.value[0] is stage}
+        return inputs, totals
+
+    def _combine(self, group: Sequence[Stage], partial: dict[Stage, list[Tensor]]) -> None:
+        """Makes the group's results inputs of what follows."""
+        row = Row()
+        inputs, totals = self._totals(group, partial, row)
+        outputs: list[Output] = []
+        for old, total in totals.items():
+            result, leaf = self.ctx.empty(self.step.row_shape, total.dtype), Scalar(total.dtype, "leaf")
+            outputs.append((total, _beside_parts(result)))
+            self.inputs.append((leaf, result))
+            self.known[old] = leaf if total.dtype is old.dtype else s.cast(leaf, old.dtype)
+        self._launch_combination(inputs, outputs, row)
+
+    def _finish(self, group: Sequence[Stage], partial: dict[Stage, list[Tensor]]) -> bool:
+        """Combines the last group and stores what is computed of it, if that needs nothing else."""
+        row = Row()
+        inputs, totals = self._totals(group, partial, row)
+        known = {old: total if total.dtype is old.dtype else s.cast(total, old.dtype) for old, total in totals.items()}
+        after = Substitution({**self.known, **known})
+        outputs = [(after(x), _beside_parts(y)) for x, y in self.step.row_outputs]
+        inputs.append((self.count, self.inputs[len(self.step.inputs)][1]))
+        given = {leaf for leaf, _ in inputs}
+        if any(x.op == "leaf" and x not in given for x in reachable(x for x, _ in outputs)):
+            return False
+        self._launch_combination(inputs, outputs, row)
+        return True
+
+    def _launch_combination(self, inputs: Sequence[Input], outputs: Sequence[Output], row: Row) -> None:
+        shape = (*self.step.row_shape, self.parts)
+        used = used_inputs(inputs, [x for x, _ in outputs])
+        axes = frozenset([len(shape) - 1])
+        RowKernel(self.ctx, Rows(self.step.nodes, shape, used, (), axes, row, tuple(outputs))).launch()
+
+
+def _combination(stage: Stage) -> Reduction:
+    """What makes the accumulators of a row of those of its parts."""
+    initial = tuple(s.constant(x.value, _wide(x.dtype)) for x in stage.initial)
+    return Reduction(lambda dtypes: initial, stage.reduction.combine, stage.reduction.combine)
+
+
+def _wide(dtype: DType) -> DType:
+    """The type in which accumulators are stored, which rounds none."""
+    return DType.FLOAT32 if dtype in NARROW_FLOATS else dtype
+
+
+def _beside_parts(x: Tensor) -> Tensor:
+    """x, which has an element for each row, with a dimension for the parts."""
+    return Tensor(x.dtype, (*x.shape, 1), x.buffer, strides=(*x.strides, 1), offset=x.offset)

@@ -1,0 +1,97 @@
+"""Rows whose columns are apart in memory: neighbouring threads of a block have neighbouring rows, on a GPU.
+
+Threads above each other share the columns of their rows. Where neighbouring rows are whole vectors a thread has those
+of one, and loads a column of all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...program.lowering import DeviceProperties, Tensor
+from ...program.symbolic import Dim, ceildiv, divides, hint
+from ..codegen.vectors import VECTOR_BYTES
+
+WARP = 32
+SIDE = 8
+"""Threads side by side that have vectors of rows: with 16 bytes each they read a line of the cache."""
+PARTS, MOST_PARTS = 8, 16
+"""Threads of a row, at least; and how many of its elements a thread adds up side by side, or of all of its rows."""
+SHORT_COLUMNS = 64
+"""Elements of a row for which one thread is enough, if it has no other rows."""
+MANY_ROWS = 512
+"""Rows for each multiprocessor that keep it busy with one thread each."""
+BLOCKS_PER_MULTIPROCESSOR = 4
+"""Blocks per multiprocessor below which a row gets more threads: one thread is slower than several and a reduction."""
+BLOCKS_OF_SHORT_COLUMNS = 2
+"""The same for rows of at most `SHORT_COLUMNS` elements."""
+
+
+@dataclass(frozen=True)
+class Upright:
+    """``threads`` share a row; a thread has ``width`` neighbouring rows."""
+
+    threads: int
+    width: int = 1
+
+    @property
+    def side(self) -> int:
+        """Threads of a block side by side."""
+        return SIDE if self.width > 1 else WARP
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return self.side * self.width
+
+    @property
+    def parts(self) -> int:
+        """Columns that a thread adds up side by side."""
+        return PARTS if self.width == 1 else max(1, MOST_PARTS // self.width)
+
+    @property
+    def above(self) -> int:
+        """Threads of a row in one warp."""
+        return WARP // self.side
+
+    @property
+    def shared(self) -> int:
+        """Partial results of a block, one of each warp."""
+        return self.threads // self.above * self.rows
+
+    def place(self, warp: str, row: int) -> str:
+        """Where the partial result of one of a thread's rows stands, for the block's warps by number."""
+        return f"{warp} * {self.rows} + {row * self.side} + cuda.threadIdx.x"
+
+
+def row_vectors(
+    dims: Sequence[Dim],
+    inputs: Sequence[tuple[Tensor, Sequence[Dim], Sequence[Dim]]],
+) -> int:
+    """How many neighbouring rows are a vector of every input; 1 where they are none.
+
+    ``dims`` are those of the rows. An input has its strides along rows and along columns.
+    """
+    moved = [(x, [*rows[:-1], *columns]) for x, rows, columns in inputs if rows[-1] != 0]
+    if not moved or any(rows[-1] not in (0, 1) for _, rows, _ in inputs):
+        return 1
+    width = VECTOR_BYTES // max(x.dtype.itemsize for x, _ in moved)
+    while width > 1 and not all(
+        divides(width, number) for number in (dims[-1], *(s for _, other in moved for s in other))
+    ):
+        width //= 2
+    return width
+
+
+def choose_upright(device: DeviceProperties, columns: Dim, rows: Dim, width: int) -> Upright | None:
+    """None where one thread for each row is enough."""
+    threads = WARP if hint(columns) > 64 * PARTS else PARTS
+    if width > 1 and hint(rows) >= SIDE * width:
+        # Where a thread has a column or two, it takes less to add up more of them than to meet more threads.
+        enough = BLOCKS_PER_MULTIPROCESSOR if hint(columns) > SHORT_COLUMNS else BLOCKS_OF_SHORT_COLUMNS
+        is_few = hint(ceildiv(rows, SIDE * width)) < enough * device.multiprocessors
+        return Upright(WARP if is_few else threads, width)
+    if hint(columns) > SHORT_COLUMNS and hint(rows) < MANY_ROWS * device.multiprocessors:
+        return Upright(threads)
+    return None

@@ -1,0 +1,69 @@
+"""How rows that threads keep in registers come from memory and go there: by vectors, which a kernel may ask about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ...model.ir import DType
+from ...program.lowering import Tensor
+from ...program.symbolic import Dim, divides
+from ..codegen.source import Emitter
+from ..codegen.vectors import begins_at_vectors
+from .row_in_registers import RowForm
+
+AHEAD_REGISTERS = 24
+"""Registers of a thread for operands of later passes that are prefetched before the first pass."""
+
+
+class RowMoves:
+    """Lines of a kernel whose threads have rows of ``n`` columns in a ``form``; `lanes_of` gives them registers.
+
+    ``column0`` is added to the number of the first column.
+    """
+
+    def __init__(self, emit: Emitter, form: RowForm, n: str, column0: str) -> None:
+        self._emit, self._form, self._n, self._column0 = emit, form, n, column0
+        self._whole: dict[str, str] = {}
+        self._ahead: list[str] = []
+        self._registers_left = AHEAD_REGISTERS
+
+    def find_whole(self, pointer: str, x: Tensor, by_row: Sequence[Dim]) -> None:
+        """Finds out whether x has whole vectors in each row; only its address may then need a question.
+
+        All lanes have an element. ``by_row`` are the strides of rows.
+        """
+        width = self._form.width
+        if all(divides(width, stride) for stride in by_row):
+            known = begins_at_vectors(x, width)
+            self._whole[pointer] = "True" if known else self._emit.assign(f"is_aligned({pointer}, {width})")
+
+    @contextmanager
+    def loads_ahead(self) -> Iterator[None]:
+        """The passes over a row, before whose first one is loaded what later ones need: one wait takes all of it."""
+        with self._emit.detached() as passes:
+            yield
+        for line in self._ahead:
+            self._emit.line(line)
+        self._emit.lines += passes
+
+    def load(self, lanes: str, pointer: str, base: str, dtype: DType, *, is_later: bool) -> None:
+        """Loads what a thread has of a row that begins at ``base``: what a later pass needs, ahead if possible."""
+        lines = [f"{lanes} = lanes_of({pointer}, {self._form.lanes})", self.text("load", lanes, pointer, base)]
+        registers = self._form.lanes * dtype.itemsize // 4
+        if is_later and registers <= self._registers_left:
+            self._registers_left -= registers
+            self._ahead += lines
+            return
+        for line in lines:
+            self._emit.line(line)
+
+    def text(self, how: str, lanes: str, pointer: str, base: str) -> str:
+        """The line that loads or stores a thread's part of a row."""
+        form, end = self._form, f"{base} + {self._n}"
+        places = f"{pointer}, {base} + {self._column0}lane * {form.width}, {form.threads * form.width}"
+        size = f"{form.width}, {form.count}"
+        if pointer not in self._whole:
+            return f"{how}_row({lanes}, {places}, {end}, {size})"
+        limit = f"{end} - 1" if how == "load" else end
+        return f"{how}_lanes({lanes}, 0, {places}, {limit}, {self._whole[pointer]}, {size})"

@@ -1,0 +1,155 @@
+"""One direction of an RNN, GRU or LSTM. Where `recurrent_parts` cannot, a block per sequence walks through time.
+
+Products of the inputs with their weights are made beforehand, for all steps at once. What is left of a step depends on
+the step before: the products of the hidden state with the recurrence weights, and the gates, which are scalar
+expressions. Thread t owns the hidden elements t, t + threads, ...; the hidden state stands in global memory, twice, so
+that a step reads one copy while it writes the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from ort_cuda_plugin.kernels.codegen.launch_geometry import no_wider
+from ort_cuda_plugin.kernels.codegen.source import kernel_name
+from ort_cuda_plugin.kernels.rnn.rnn_cell import CellKernel, Direction, Elements, Gates
+from ort_cuda_plugin.kernels.rnn.rnn_emulated import StripCell
+from ort_cuda_plugin.kernels.rnn.rnn_persistent import PartCell, are_alike, has_parts
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.trace import Use
+
+__all__ = ["run_cells"]
+
+THREADS = 128
+
+
+def run_cells(ctx: Lowering, directions: Sequence[Direction], *, alike: bool) -> None:
+    """Launches all steps of one or both directions; ones that are ``alike`` differ in their tensors only."""
+    size = directions[0].outputs.shape[2]
+    if alike and are_alike(directions) and isinstance(size, int) and has_parts(ctx, directions[0]):
+        PartCell(ctx, directions, size).launch()
+        return
+    for direction in directions:
+        if ctx.device.emulated and isinstance(size, int) and size > 0:
+            StripCell(ctx, direction, size).launch(direction.backward)
+        elif isinstance(size, int) and has_parts(ctx, direction):
+            PartCell(ctx, [direction], size).launch()
+        else:
+            _BlockCell(ctx, direction).launch(direction.backward)
+
+
+class _BlockCell(CellKernel):
+    """Emits and launches the steps of one direction.
+
+    In the kernel ``sequence`` is the block's, ``t`` the place in time and ``j`` a hidden element of the thread. The
+    sequence's row of a scratch tensor begins at ``base``, that of the hidden state's second copy at ``other``; a step
+    reads the copy at ``now`` and writes the one at ``next``.
+    """
+
+    def __init__(self, ctx: Lowering, direction: Direction) -> None:
+        batch, size = direction.given.inputs.shape[1], direction.outputs.shape[2]
+        super().__init__(ctx, direction, batch, 1)
+        self.batch, self.size = batch, size
+        self.threads = no_wider(THREADS, size)
+        self.n = self.builder.integer(size)
+        self.read = ctx.contiguous(self.given.weights)
+        self.weights = Elements(self.builder, self.read)
+
+    def launch(self, backward: bool) -> None:
+        emit = self.emit
+        self._start()
+        with emit.block("for step in range(length):"):
+            emit.line("t = length - 1 - step" if backward else "t = step")
+            emit.line("now = base if step % 2 == 0 else other")
+            emit.line("next = other if step % 2 == 0 else base")
+            if self.cell.reset is not None:
+                self._reset_hidden(self.cell.reset)
+            self._step()
+            emit.line("cuda.syncthreads()")
+        self._finish()
+        uses = {self.read: Use(self.given.inputs.shape[0])}
+        self.builder.launch(self.ctx, kernel_name(self.ctx), (self.batch, 1, 1), (self.threads, 1, 1), uses)
+
+    # ---- the parts of the kernel ----
+
+    def _start(self) -> None:
+        """Names what all threads of a block share, and writes the state before the first step."""
+        emit, given = self.emit, self.given
+        emit.line("sequence = int64(cuda.blockIdx.x)")
+        emit.line(f"base = sequence * {self.n}")
+        emit.line(f"other = {self.n_batch} * {self.n} + base")
+        emit.line(f"length = {self.n_steps}")
+        if given.lengths is not None:
+            pointer, stride = self.builder.tensor(given.lengths), self.builder.stride(given.lengths.strides[0])
+            emit.line(f"length = min(max(int64({pointer}[sequence * {stride}]), int64(0)), {self.n_steps})")
+        for target, start in ((self.hidden, given.hidden), (self.states, given.state)):
+            if target:
+                elements = None if start is None else Elements(self.builder, start)
+                with self._every_element():
+                    value = "0" if elements is None else elements.load("sequence", "j")
+                    emit.line(f"{target}[base + j] = {self.number}({value})")
+        emit.line("cuda.syncthreads()")
+
+    def _reset_hidden(self, reset: Callable[[Gates, Gates], Scalar]) -> None:
+        """The first pass of a step: all gates but the last, and the hidden state times ``reset`` of them."""
+        emit, gates = self.emit, range(self.cell.gates - 1)
+        with self._every_element():
+            inputs, products = self.input_products(gates), self.products(gates)
+            factor = emit.value(reset(inputs, products))
+            emit.line(f"{self.reset}[base + j] = {factor} * {self.hidden}[now + j]")
+            for place, gate in zip(self.gated, [*inputs, *products], strict=True):
+                emit.line(f"{place}[base + j] = {emit.value(gate)}")
+        emit.line("cuda.syncthreads()")
+
+    def _step(self) -> None:
+        """The new hidden state and the new state of the cell."""
+        emit = self.emit
+        with self._every_element():
+            self.bind_parameters()
+            inputs, products = self.gates()
+            state = self.named(emit.assign(f"{self.states}[base + j]")) if self.cell.has_state else None
+            before = self.named(emit.assign(f"{self.hidden}[now + j]"))
+            after, new_state = self.cell.update(inputs, products, before, state)
+            emit.line(f"{self.hidden}[next + j] = {emit.value(after)}")
+            if new_state is not None:
+                emit.line(f"{self.states}[base + j] = {emit.value(new_state)}")
+            self.results.store(after, "t", "sequence", "j")
+
+    def _finish(self) -> None:
+        """Zeros behind the sequence's length, and the last states."""
+        emit = self.emit
+        with self._every_element():
+            with emit.block(f"for t in range(length, {self.n_steps}):"):
+                self.results.store(s.constant(0.0, self.compute), "t", "sequence", "j")
+            emit.line("last = base if length % 2 == 0 else other")
+            self.final.store(self.named(emit.assign(f"{self.hidden}[last + j]")), "sequence", "j")
+            if self.final_state is not None:
+                self.final_state.store(self.named(emit.assign(f"{self.states}[base + j]")), "sequence", "j")
+
+    # ---- the gates of hidden element j ----
+
+    def products(self, gates: Sequence[int]) -> list[Scalar]:
+        emit, biases = self.emit, self.recurrent_biases
+        by_reset = self.cell.reset is not None and self.cell.gates - 1 in gates
+        names = [emit.fresh("sum") for _ in gates]
+        for gate, name in zip(gates, names, strict=True):
+            emit.line(f"{name} = {self.number}({0 if biases is None else biases.load(self.place(gate))})")
+        with emit.block(f"for k in range({self.n}):"):
+            emit.line(f"h = {f'{self.reset}[base + k]' if by_reset else f'{self.hidden}[now + k]'}")
+            for gate, name in zip(gates, names, strict=True):
+                emit.line(f"{name} += h * {self.weights.load('k', self.place(gate))}")
+        return [self.named(name) for name in names]
+
+    # ---- text ----
+
+    def place(self, gate: int) -> str:
+        return f"({gate} * {self.n} + j)"
+
+    def kept(self, pointer: str) -> str:
+        return f"{pointer}[base + j]"
+
+    def _every_element(self) -> AbstractContextManager[None]:
+        return self.emit.block(f"for j in range(int64(cuda.threadIdx.x), {self.n}, {self.threads}):")

@@ -1,0 +1,1 @@
+"""Scans, sorting and selection."""

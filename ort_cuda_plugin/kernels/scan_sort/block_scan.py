@@ -1,0 +1,268 @@
+"""Scans on a GPU: a block goes along a row, or along a part of one, with a vector of the row for each thread.
+
+Few long rows have many parts. A block draws the number of a part, tells the others the part's accumulator, waits for
+those of all parts before it, and goes through its part again from there: after Merrill and Garland's scan with
+decoupled look-back, but the order of sums is the same in every run. A block waits for parts that others have drawn
+before, so that it needs no order of blocks. Very many parts have launches instead: one gives their accumulators, a scan
+of these says what comes before a part, and a last one goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...model.ir import NARROW_FLOATS, DType
+from ...program.lowering import Lowering, Tensor
+from ...program.row_program import Reduction
+from ...program.scalar import Scalar
+from ...program.shapes import collapse
+from ...program.symbolic import Dim, ceildiv, hint, product
+from ..codegen.launch_geometry import coordinates, extent, index_type
+from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text, register_type
+
+SHORT = 128
+"""Shorter rows are a thread's."""
+THREADS, WARP = 256, 32
+PART = 8192
+"""Elements of a part: whole vectors of all threads."""
+BLOCKS_PER_MULTIPROCESSOR = 4
+"""Parts get smaller before there are fewer blocks."""
+MOST_PARTS = 1280
+"""Maximum number of parts of a row. Each block reads the sums of all parts before its own."""
+ROWS_PER_MULTIPROCESSOR = 2
+"""Rows per multiprocessor from which on one block per row keeps the GPU busy."""
+_TYPES = {DType.INT32: "i32", DType.INT64: "i64", DType.UINT32: "u32", DType.UINT64: "u64", DType.FLOAT64: "f64"}
+_TYPES |= dict.fromkeys((DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16), "f32")
+
+
+def has_block_scan(ctx: Lowering, x: Tensor, axis: int) -> bool:
+    """Whether blocks scan such rows faster than threads."""
+    return not ctx.device.emulated and x.dtype in _TYPES and hint(x.shape[axis]) >= SHORT
+
+
+def block_scan(
+    ctx: Lowering, reduction: Reduction, x: Tensor, result: Tensor, axis: int, *, exclusive: bool, reverse: bool
+) -> None:
+    """As `scan.scan`, to ``result``, which has the shape of x."""
+    columns = x.shape[axis]
+    rows = product(dim for other, dim in enumerate(x.shape) if other != axis)
+    if hint(columns) <= 2 * PART or hint(rows) >= ROWS_PER_MULTIPROCESSOR * ctx.device.multiprocessors:
+        _Scan(ctx, reduction, x, axis, exclusive, reverse).launch(result, None)
+        return
+    parts = ceildiv(columns, PART)
+    if hint(parts) <= MOST_PARTS:
+        _Scan(ctx, reduction, x, axis, exclusive, reverse).launch_once(result, rows)
+        return
+    wide = DType.FLOAT32 if x.dtype in NARROW_FLOATS else x.dtype
+    outer = [dim for other, dim in enumerate(x.shape) if other != axis]
+    totals, before = ctx.empty((*outer, parts), wide), ctx.empty((*outer, parts), wide)
+    _Scan(ctx, reduction, x, axis, exclusive, reverse).launch(None, totals)
+    block_scan(ctx, reduction, totals, before, len(outer), exclusive=True, reverse=False)
+    _Scan(ctx, reduction, x, axis, exclusive, reverse).launch(result, before)
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """Names for a way along a row: of tensors, their rows and steps, whether vectors move them, and two numbers."""
+
+    pointers: Sequence[str]
+    bases: Sequence[str]
+    steps: Sequence[str]
+    by_vectors: Sequence[bool]
+    count: str
+    zero: str
+
+
+class _Scan:
+    """Emits and launches one kernel: of the accumulators of parts, or of results."""
+
+    def __init__(
+        self, ctx: Lowering, reduction: Reduction, x: Tensor, axis: int, exclusive: bool, reverse: bool
+    ) -> None:
+        self.ctx, self.reduction, self.x, self.axis = ctx, reduction, x, axis
+        self.exclusive, self.reverse = exclusive, reverse
+        self.builder = KernelBuilder()
+        self.emit = self.builder.emit
+        self.width = 2 if x.dtype.itemsize == 8 else 4
+        self.short = _TYPES[x.dtype]
+        self.part = str(PART)
+        """Elements of a part."""
+
+    def _joined(self, a: str, b: str) -> str:
+        """The accumulator of two neighbouring pieces."""
+        with self.emit.scope():
+            first, second = (Scalar(self.x.dtype, "accumulator") for _ in range(2))
+            self.emit.bind(first, a)
+            self.emit.bind(second, b)
+            return self.emit.value(self.reduction.combine((first,), (second,))[0])
+
+    def launch_once(self, result: Tensor, rows: Dim) -> None:
+        """The results of ``rows`` rows."""
+        ctx, builder, emit = self.ctx, self.builder, self.emit
+        columns, size = self.x.shape[self.axis], THREADS * self.width
+        while size < PART and hint(columns * rows) > size * BLOCKS_PER_MULTIPROCESSOR * ctx.device.multiprocessors:
+            size *= 2
+        parts = ceildiv(columns, size)
+        self.part = builder.integer(size)
+        totals = ctx.empty((rows, parts), DType.FLOAT32 if self.x.dtype in NARROW_FLOATS else self.x.dtype)
+        progress = ctx.empty((rows * parts + 1,), DType.INT32)
+        ctx.memset(progress, 0)
+        builder.tensor(totals, "totals", written=True)
+        builder.tensor(progress, "progress", written=True)
+        builder.integers(n_parts=parts)
+        emit.line("drawn = cuda.shared.array(1, int32)")
+        with emit.block("if cuda.threadIdx.x == 0:"):
+            emit.line("drawn[0] = atomic_add_i32(progress, 0, int32(1))")
+        emit.line("cuda.syncthreads()")
+        emit.line("ticket = int64(drawn[0])")
+        emit.line("drawn_row = quotient_i64(ticket, n_parts)")
+        emit.line("part = ticket - drawn_row * n_parts")
+        self._emit(result, None, drawn=True)
+        builder.launch(ctx, kernel_name(ctx), (rows * parts, 1, 1), (THREADS, 1, 1))
+
+    def launch(self, result: Tensor | None, parts: Tensor | None) -> None:
+        """With ``result`` the results, which go on from ``parts``; without it the accumulators of parts."""
+        self.emit.line("part = int64(cuda.blockIdx.y)")
+        rows = self._emit(result, parts, drawn=False)
+        grid = rows, 1 if parts is None else parts.shape[-1], 1
+        self.builder.launch(self.ctx, kernel_name(self.ctx), grid, (THREADS, 1, 1))
+
+    def _emit(self, result: Tensor | None, parts: Tensor | None, *, drawn: bool) -> Dim:
+        """The kernel but for its launch; gives the number of rows."""
+        ctx, builder, emit, x, axis = self.ctx, self.builder, self.emit, self.x, self.axis
+        count = builder.integer(x.shape[axis])
+        kept = [other for other in range(x.rank) if other != axis]
+        tensors = [x] if result is None else [x, result]
+        shape = [x.shape[other] for other in kept]
+        along_parts = [] if parts is None else [parts.strides[:-1]]
+        placed = [tuple(t.strides[other] for other in kept) for t in tensors]
+        dims, strides = collapse(shape, [*placed, *along_parts])
+        dtype = index_type(ctx, product(dims))
+        extents = [extent(builder, dim, dtype) for dim in dims[1:]]
+        row = emit.assign(f"{register_type(dtype)}({'drawn_row' if drawn else 'cuda.blockIdx.x'})")
+        names = coordinates(emit, row, extents, dtype) if dims else []
+        pointers = [builder.tensor(t, written=t is result) for t in tensors]
+
+        def base(of: Sequence[Dim]) -> str:
+            terms = [(name, builder.stride(stride)) for name, stride in zip(names, of, strict=True)]
+            return emit.assign(offset_text(terms))
+
+        bases = [base(by_row) for by_row in strides[: len(tensors)]]
+        steps = [builder.stride(t.strides[axis]) for t in tensors]
+        emit.line("lane = int64(cuda.threadIdx.x)")
+        has_parts = drawn or parts is not None
+        emit.line(f"start = part * {self.part}" if has_parts else "start = int64(0)")
+        emit.line(f"end = min(start + {self.part}, {count})" if has_parts else f"end = {count}")
+        (initial,) = self.reduction.initial((x.dtype,))
+        zero = emit.value(initial)
+        emit.line(f"total = {zero}")
+        if parts is not None:
+            place = f"{base(strides[-1])} + part"
+            pointer = builder.tensor(parts, written=result is None)
+            if result is not None:
+                emit.line(f"total = {pointer}[{place}]")
+        emit.line(f"sums = cuda.shared.array({THREADS // WARP}, {register_type(x.dtype)})")
+        emit.line(f"reached = registers_{self.short}({self.width})")
+        walk = _Walk(pointers, bases, steps, [step == "1" and not self.reverse for step in steps], count, zero)
+        if result is not None:
+            emit.line(f"results = lanes_of({pointers[1]}, {self.width})")
+        if drawn:
+            with emit.scope():
+                self._walk(walk, stores=False)
+            self._look_back(zero)
+        self._walk(walk, stores=result is not None)
+        if result is None:
+            assert parts is not None
+            with emit.block("if lane == 0:"):
+                emit.line(f"{pointer}[{place}] = total")
+        return product(dims)
+
+    def _look_back(self, zero: str) -> None:
+        """Tells the part's accumulator, and makes ``total`` what all parts of the row before it have."""
+        emit = self.emit
+        with emit.block("if lane == 0:"):
+            emit.line("totals[ticket] = total")
+            emit.line("cuda.threadfence()")
+            emit.line("atomic_add_i32(progress, 1 + ticket, int32(1))")
+        # Each thread has some neighbours of the parts before, so that pieces are joined in their order.
+        emit.line(f"share = (part + {THREADS - 1}) // {THREADS}")
+        emit.line("first_part = ticket - part + min(lane * share, part)")
+        emit.line("last_part = min(first_part + share, ticket)")
+        emit.line(f"mine = {zero}")
+        with emit.block("for other_part in range(first_part, last_part):"):
+            emit.line("while load_acquire_i32(progress, 1 + other_part) == 0:")
+            emit.line("    cuda.nanosleep(uint32(20))")
+            emit.line("one = totals[other_part]")
+            emit.line(f"mine = {self._joined('mine', 'one')}")
+        with emit.block("for d in range(5):"):
+            emit.line(f"other = shfl_down_{self.short}(mine, int32(1 << d))")
+            emit.line(f"mine = {self._joined('mine', 'other')}")
+        with emit.block(f"if lane & {WARP - 1} == 0:"):
+            emit.line(f"sums[lane // {WARP}] = mine")
+        emit.line("cuda.syncthreads()")
+        emit.line(f"total = {zero}")
+        with emit.block(f"for warp in range({THREADS // WARP}):"):
+            emit.line("one = sums[warp]")
+            emit.line(f"total = {self._joined('total', 'one')}")
+        emit.line("cuda.syncthreads()")
+
+    def _walk(self, walk: _Walk, *, stores: bool) -> None:
+        """Goes from ``start`` to ``end`` with ``total`` of what comes before."""
+        emit, x, width = self.emit, self.x, self.width
+        pointers, bases, steps, by_vectors = walk.pointers, walk.bases, walk.steps, walk.by_vectors
+        count, zero = walk.count, walk.zero
+        with emit.block(f"for j0 in range(start, end, {THREADS * width}):"):
+            emit.line(f"first = j0 + lane * {width}")
+            emit.line(f"items = lanes_of({pointers[0]}, {width})")
+            if by_vectors[0]:
+                emit.line(f"load_row(items, {pointers[0]}, {bases[0]} + first, 0, {bases[0]} + end, {width}, 1)")
+            else:
+                with emit.block(f"for e in range({width}):"), emit.block("if first + e < end:"):
+                    emit.line(f"items[e] = {pointers[0]}[{bases[0]} + {self._column(count)} * {steps[0]}]")
+            emit.line(f"mine = {zero}")
+            with emit.block(f"for e in range({width}):"):
+                element, total = Scalar(x.dtype, "leaf"), Scalar(x.dtype, "accumulator")
+                emit.bind(element, emit.assign(load_text("items", "e", x.dtype)))
+                emit.bind(total, "mine")
+                (after,) = self.reduction.step((total,), (element,))
+                emit.line(f"mine = choose(first + e < end, {emit.value(after)}, mine)")
+                emit.line("reached[e] = mine")
+            with emit.block("for d in range(5):"):
+                emit.line(f"other = shfl_up_{self.short}(mine, int32(1 << d))")
+                emit.line(f"mine = choose((lane & {WARP - 1}) >= (1 << d), {self._joined('other', 'mine')}, mine)")
+            with emit.block(f"if lane & {WARP - 1} == {WARP - 1}:"):
+                emit.line(f"sums[lane // {WARP}] = mine")
+            emit.line("cuda.syncthreads()")
+            emit.line("before = total")
+            with emit.block(f"for warp in range({THREADS // WARP}):"):
+                emit.line("one = sums[warp]")
+                emit.line(f"before = choose(warp < lane // {WARP}, {self._joined('before', 'one')}, before)")
+                emit.line(f"total = {self._joined('total', 'one')}")
+            emit.line("cuda.syncthreads()")
+            if stores:
+                self._store(pointers[1], bases[1], steps[1], by_vectors[1], count)
+
+    def _column(self, count: str) -> str:
+        return f"({count} - 1 - first - e)" if self.reverse else "(first + e)"
+
+    def _store(self, pointer: str, base: str, step: str, by_vectors: bool, count: str) -> None:
+        emit, width, dtype = self.emit, self.width, self.x.dtype
+        emit.line(f"left = shfl_up_{self.short}(mine, int32(1))")
+        emit.line(f"before = choose((lane & {WARP - 1}) > 0, {self._joined('before', 'left')}, before)")
+        with emit.block(f"for e in range({width}):"):
+            value = Scalar(dtype, "accumulator")
+            if self.exclusive:
+                emit.line("until = reached[max(e - 1, 0)]")
+                emit.line(f"made = choose(e > 0, {self._joined('before', 'until')}, before)")
+            else:
+                emit.line("until = reached[e]")
+                emit.line(f"made = {self._joined('before', 'until')}")
+            emit.bind(value, "made")
+            if by_vectors:
+                emit.store("results", "e", value)
+            else:
+                with emit.block("if first + e < end:"):
+                    emit.store(pointer, f"{base} + {self._column(count)} * {step}", value)
+        if by_vectors:
+            emit.line(f"store_row(results, {pointer}, {base} + first, 0, {base} + end, {width}, 1)")

@@ -1,0 +1,139 @@
+"""Selection by data: stable sorting, and counting prefixes for compaction.
+
+Each kernel here gives a row to one block, whose threads meet at barriers; `merge_sort` and `block_scan` have the forms
+for long rows on a GPU.
+"""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.kernels.codegen.source import KernelBuilder
+from ort_cuda_plugin.kernels.scan_sort.merge_sort import head, item, merge_rows, merge_step, merges
+from ort_cuda_plugin.kernels.scan_sort.scan import scan
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import reduce
+from ort_cuda_plugin.program.row_program import SUM
+from ort_cuda_plugin.program.scalar import cast
+from ort_cuda_plugin.program.symbolic import hint, product
+
+__all__ = ["count_prefixes", "sort_rows"]
+
+THREADS = 256
+MANY = 4096
+"""Flags that are more than one block's work on a GPU."""
+
+_sort_source = """
+    row = int64(cuda.blockIdx.x)
+    lane = int64(cuda.threadIdx.x)
+    result = row * n
+    data = result * m
+    # Two buffers take turns; the first one is to hold the result.
+    source = result
+    target = result + rows * n
+    width = int64(1)
+    while width < n:
+        width *= 2
+        source, target = target, source
+    for i in range(lane, n, {threads}):
+        orders[source + i] = i
+    cuda.syncthreads()
+    width = int64(1)
+    while width < n:
+        for i in range(lane, n, {threads}):
+{merge_step}
+        cuda.syncthreads()
+        source, target = target, source
+        width *= 2
+    for i in range(lane, n, {threads}):
+{head}
+"""
+
+_compare = """
+less = False
+for q in range({count}):
+    a = {a}
+    b = {b}
+    if {a_less}:
+        less = True
+        break
+    if {b_less}:
+        break
+"""
+
+
+def _less(a: str, b: str, dtype: DType, descending: bool) -> str:
+    """Whether a comes before b. NaN is larger than all numbers, so that the order is total."""
+    if descending:
+        a, b = b, a
+    return f"{a} < {b} or ({a} == {a} and {b} != {b})" if dtype.is_float else f"{a} < {b}"
+
+
+def sort_rows(ctx: Lowering, x: Tensor, *, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """Sorts the n items of each row of x [rows, n, m] by their m elements, lexicographically and stably.
+
+    Returns the items' numbers in order, int64 [rows, n], and where an item differs from the one before, bool [rows, n].
+    NaN is larger than every number and equal to itself. A merge sort of item numbers: any n, no padding.
+    """
+    rows, n, m = x.shape
+    orders, heads = ctx.empty((2, rows, n), DType.INT64), ctx.empty((rows, n), DType.BOOL)
+
+    def compare(a: str, b: str) -> str:
+        less = _less("a", "b", x.dtype, descending), _less("b", "a", x.dtype, descending)
+        return _compare.format(count=1 if m == 1 else "m", a=a, b=b, a_less=less[0], b_less=less[1])
+
+    count = merges(ctx, x)
+    if count is not None:
+        merge_rows(ctx, ctx.contiguous(x), orders, heads, compare, count)
+        return ctx.view(orders, (rows, n)), heads
+    builder = KernelBuilder()
+    builder.tensor(orders, "orders", written=True)
+    builder.tensor(heads, "heads", written=True)
+    builder.tensor(ctx.contiguous(x), "x")
+    builder.integers(rows=rows, n=n, m=m)
+    text = compare(item(x.dtype, "first"), item(x.dtype, "second"))
+    body = _sort_source.format(threads=THREADS, merge_step=merge_step(text), head=head(text))
+    builder.launch(ctx, f"sort_rows_{x.dtype.short}", (rows, 1, 1), (THREADS, 1, 1), body=body)
+    return ctx.view(orders, (rows, n)), heads
+
+
+_count_source = """
+    lane = int64(cuda.threadIdx.x)
+    counts = cuda.shared.array({threads}, int64)
+    # Every thread has a run of neighbours: two passes over it, and one barrier for any n.
+    share = (n + {threads} - 1) // {threads}
+    start = min(lane * share, n)
+    end = min(start + share, n)
+    count = int64(0)
+    for i in range(start, end):
+        count += int64(flags[i])
+    counts[lane] = count
+    cuda.syncthreads()
+    count = int64(0)
+    for other in range(lane):
+        count += counts[other]
+    for i in range(start, end):
+        before[i] = count
+        count += int64(flags[i])
+    if lane == {threads} - 1:
+        total[0] = count
+"""
+
+
+def count_prefixes(ctx: Lowering, flags: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of the bool ``flags`` [n] are set before each, int64 [n], and in all, int64 [1]."""
+    n = product(flags.shape)
+    if not ctx.device.emulated and hint(n) > MANY:
+        flags = ctx.contiguous(flags)
+        flat = ctx.view(flags, (n,), None, flags.offset)
+        counted = elementwise(ctx, lambda flag: cast(flag, DType.INT64), flat)
+        total = reduce(ctx, lambda row, flag: row.reduce(SUM, flag), counted, [0])
+        return scan(ctx, SUM, counted, 0, exclusive=True, reverse=False), total
+    before, total = ctx.empty((n,), DType.INT64), ctx.empty((1,), DType.INT64)
+    builder = KernelBuilder()
+    builder.tensor(before, "before", written=True)
+    builder.tensor(total, "total", written=True)
+    builder.tensor(ctx.contiguous(flags), "flags")
+    builder.integers(n=n)
+    builder.launch(ctx, "count_prefixes", (1, 1, 1), (THREADS, 1, 1), body=_count_source.format(threads=THREADS))
+    return before, total
