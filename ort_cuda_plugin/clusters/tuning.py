@@ -232,7 +232,7 @@ def kernels_digest() -> str:
     """Hash the sources of kernels: times of other kernels say nothing about these."""
     root = Path(__file__).parent.parent
     sources = [
-        path.relative_to(root).as_posix() for room in ("kernels", "passes") for path in root.glob(f"{room}/*.py")
+        path.relative_to(root).as_posix() for room in ("kernels", "passes") for path in root.glob(f"{room}/**/*.py")
     ]
     own = sources_digest(tuple(sorted(sources)))
     return joined_digest(toolchain_digest(installed_tools(False), False), own)

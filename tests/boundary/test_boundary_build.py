@@ -64,6 +64,8 @@ def test_the_source_distribution_is_complete_and_makes_a_wheel_for_every_python_
         "py.typed",
         "abi/tables.py",
         "conformance/cuda_kernels.json",
+        "gpus/devices/h100.json",
+        "gpus/multiprocessors.json",
     ):
         assert f"ort_cuda_plugin/{name}" in names
     assert not [name for name in names if name.startswith(("csrc_shim", "tests", "build_", "noxfile", "bench"))]
