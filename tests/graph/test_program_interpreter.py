@@ -12,7 +12,13 @@ import pytest
 from onnx import numpy_helper, parser
 
 from fuzzing.profiles import Profile
-from ort_cuda_plugin.passes import attention_fusion, vertical_fusion
+from ort_cuda_plugin.passes import (
+    attention_fusion,
+    common_subexpression_elimination,
+    expression_equality,
+    horizontal_gemm,
+    vertical_fusion,
+)
 from ort_cuda_plugin.program.steps import Attend
 from programs.campaign import check
 from programs.interpreter import Interpreter
@@ -148,3 +154,27 @@ def test_attention_that_forgets_its_softmax_is_found(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(attention_fusion, "Attend", without_softmax)
     assert difference(made, shapes).startswith("after attention_fusion")
+
+
+def test_products_whose_weights_are_joined_in_another_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model(
+        """(float[n, 8] x) => (float[n, 6] y, float[n, 6] z)
+        { p = MatMul(x, a) y = Softmax(p) q = MatMul(x, b) z = Softmax(q) }""",
+        a=numbers(8, 6), b=numbers(8, 6, seed=1),
+    )  # fmt: skip
+    assert not difference(made, [(5, 8)])
+    join = expression_equality.joined_constant
+    monkeypatch.setattr(horizontal_gemm, "joined_constant", lambda tensors, axis: join(tensors[::-1], axis))
+    assert difference(made, [(5, 8)]).startswith("after horizontal_gemm")
+
+
+def test_different_results_that_are_taken_for_equal_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model(
+        """(float[9, 8] x, float[8, 6] a, float[8, 6] b) => (float[9, 6] y, float[9, 6] z)
+        { e = Exp(x) s = Mul(e, two) t = Mul(e, three) y = MatMul(s, a) z = MatMul(t, b) }""",
+        two=np.array([2.0], np.float32), three=np.array([3.0], np.float32),
+    )  # fmt: skip
+    shapes = [(9, 8), (8, 6), (8, 6)]
+    assert not difference(made, shapes)
+    monkeypatch.setattr(common_subexpression_elimination, "are_equal", lambda *arguments: True)
+    assert difference(made, shapes).startswith("after common_subexpression_elimination")
