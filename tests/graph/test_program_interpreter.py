@@ -89,6 +89,7 @@ def test_a_result_that_is_missing_or_has_another_element_differs() -> None:
     expected = {("output", 0): np.arange(4.0)}
     assert not differing({("output", 0): np.arange(4.0) + 1e-9}, expected)
     assert differing({}, expected) == "output 0 is not written"
+    assert not differing({}, {("output", 0): np.zeros(0)}), "no kernel is launched for an empty result"
     text = differing({("output", 0): np.array([0.0, 1.0, 2.5, 3.0])}, expected)
     assert text == "output 0: 1 of 4 elements, element 2 is 2.5, not 2.0"
 

@@ -269,6 +269,8 @@ def differing(found: Mapping[tuple[str, int], Array], expected: Mapping[tuple[st
     for key, wanted in expected.items():
         name = f"{key[0]} {key[1]}"
         if key not in found:
+            if wanted.size == 0:
+                continue  # no kernel is launched for it
             return f"{name} is not written"
         actual = found[key]
         if actual.shape != wanted.shape:
