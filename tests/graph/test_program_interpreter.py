@@ -121,6 +121,16 @@ def test_networks_compute_the_same_after_each_pass(name: str, dtype: str, device
     assert report.programs == len(devices)
 
 
+def test_a_launch_that_writes_to_another_place_is_still_the_launch() -> None:
+    """A Concat of sizes: they are stored in one part, of which another is a copy."""
+    made = model(
+        """(float[n, m] x, int64[k] i) => (int64[l] y)
+        { s = Shape(x) y = Concat<axis = 0>(s, i, s) }"""
+    )
+    feeds = [numbers(3, 4), np.arange(5)]
+    assert not first_difference(record(made, feeds, DEVICES["emulated"]), feeds)
+
+
 # ---- passes that are broken ----
 
 

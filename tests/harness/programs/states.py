@@ -204,8 +204,14 @@ def _note_chains(states: Sequence[State], computes: dict[Step, tuple[Meaning, ..
     for before, after in pairwise(states):
         old, new = set(before.steps), set(after.steps)
         gone = [step for step in before.steps if isinstance(step, Map) and step not in new]
+        moved = {step.kernel for step in before.steps if isinstance(step, Launch) and step not in new}
         for launch in after.steps:
-            if isinstance(launch, Launch) and launch not in old and launch not in computes:
+            if (
+                isinstance(launch, Launch)
+                and launch not in old
+                and launch not in computes
+                and launch.kernel not in moved
+            ):
                 steps = tuple(step for step in gone if set(step.nodes) <= set(launch.nodes))
                 if steps:
                     computes[launch] = steps
