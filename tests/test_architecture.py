@@ -67,13 +67,7 @@ TYPE_CIRCLES = [
 ]
 """The circles with imports for types (``if TYPE_CHECKING:``) as well."""
 
-RECORDING_PREDICATES = {
-    *("_is_by_matrices", "_is_called", "_is_multiple"),
-    *("_is_read_in_pieces", "fits_matrices", "has_older_shape", "has_parts"),
-    *("is_depthwise", "is_depthwise_beside", "is_depthwise_in_memory_order", "is_faster_in_halves", "is_interleaved"),
-    *("is_of_integers", "is_one_row", "is_parted", "is_small"),
-    *("is_small_attention", "is_small_convolution", "wants_channels_last"),
-}
+RECORDING_PREDICATES: set[str] = set()
 """Predicates (``is_``, ``has_``, ``fits_``, ``wants_``) that record a step or add a guard to the plan."""
 
 FRAGMENTS = {"compiler/host/matrices.py": 1}

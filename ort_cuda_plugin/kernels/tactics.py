@@ -9,13 +9,13 @@ from ..program.lowering import Lowering
 from ..program.steps import Attend, Contract, Convolve, Map, Sums, Tactic
 from ..program.symbolic import hint
 from ..program.trace import Launch, Step
-from .attention.flash_mma_schedule import fits_matrices, is_small_attention
+from .attention.flash_mma_schedule import try_flash_attention, try_flash_in_one_wave
 from .attention.multi_pass import attention_tactics
-from .conv.channels_last import is_channels_last, matrix_convolution_kind, wants_channels_last
-from .conv.depthwise_conv import is_depthwise
+from .conv.channels_last import is_channels_last, matrix_convolution_kind, try_channels_last
+from .conv.depthwise_conv import try_depthwise
 from .conv.dispatch import convolution_tactics
-from .conv.implicit_gemm_mma import is_small_convolution, matrix_convolution_tactics
-from .gemm.dispatch import integer_product_kind, is_one_row, is_small, product_tactics
+from .conv.implicit_gemm_mma import matrix_convolution_tactics, try_sliced_k_convolution
+from .gemm.dispatch import integer_product_kind, product_tactics, try_gemv, try_sliced_k
 from .gemm.tile_shapes import INTEGERS
 from .library.library_attention import attention_form
 
@@ -38,7 +38,7 @@ def own_tactics(ctx: Lowering, step: Sums) -> list[str]:
         case Convolve():
             return [*matrix_convolution_tactics(ctx, step), *convolution_tactics(ctx, step)]
         case Attend():
-            return [*[MATRICES] * (fits_matrices(ctx, step) is not None), *attention_tactics(ctx, step)]
+            return [*[MATRICES] * (try_flash_attention(ctx, step) is not None), *attention_tactics(ctx, step)]
     raise TypeError(f"{type(step).__name__} has no tactics")
 
 
@@ -51,7 +51,7 @@ def tactics(ctx: Lowering, step: Sums) -> list[str]:
         parts = [PARTS] if step.parts else []
         if attention_form(ctx, step) is not None:
             return [own[0], LIBRARY, *own[1:], *parts] if ruled(ctx, step).name else [LIBRARY, *own, *parts]
-        return [*parts, *own] if is_parted(ctx, step) else [*own, *parts]
+        return [*parts, *own] if try_decomposition(ctx, step) else [*own, *parts]
     library = "cudnn" if isinstance(step, Convolve) else "cublaslt"
     refused = step.transposed if isinstance(step, Convolve) else step.is_converted
     may_call = library in ctx.device.libraries and step.operands[0].dtype.is_float and not refused
@@ -62,20 +62,20 @@ def tactics(ctx: Lowering, step: Sums) -> list[str]:
 
 def with_tactic(ctx: Lowering, step: Step) -> Step:
     """Return the step with the tactic that the tuner finds the fastest, or that rules prefer to a library."""
-    if not isinstance(step, Sums) or step.tactic.name or is_depthwise_in_memory_order(ctx, step):
+    if not isinstance(step, Sums) or step.tactic.name or try_depthwise_in_memory_order(ctx, step):
         return step
     names = tactics(ctx, step) if ctx.tuner is not None else []
     tuned = ctx.tuner.tactic(ctx, step, names) if ctx.tuner is not None and len(names) > 1 else Tactic()
     return replace(step, tactic=tuned if tuned.name else ruled(ctx, step))
 
 
-def is_depthwise_in_memory_order(ctx: Lowering, step: Sums) -> bool:
-    """Whether the step is a depthwise convolution whose image has its channels last, where that is wanted."""
+def try_depthwise_in_memory_order(ctx: Lowering, step: Sums) -> bool:
+    """Return whether the step is a depthwise convolution whose image has its channels last, where that is wanted."""
     return (
         isinstance(step, Convolve)
-        and wants_channels_last(ctx, step)
+        and try_channels_last(ctx, step)
         and is_channels_last(step.operands[0])
-        and is_depthwise(ctx, step)
+        and try_depthwise(ctx, step)
     )
 
 
@@ -87,13 +87,13 @@ def ruled(ctx: Lowering, step: Sums) -> Tactic:
     which keep few multiprocessors busy where there are few rows in all.
     """
     if "cublaslt" in ctx.device.libraries and isinstance(step, Contract):
-        if is_one_row(ctx, step):
+        if try_gemv(ctx, step):
             return Tactic(own_tactics(ctx, step)[0], f"one row, as long as memory takes; {by_rules(ctx)}")
-        if is_small(ctx, step):
+        if try_sliced_k(ctx, step):
             return _small(ctx, step)
-    if "cudnn" in ctx.device.libraries and isinstance(step, Convolve) and is_small_convolution(ctx, step):
+    if "cudnn" in ctx.device.libraries and isinstance(step, Convolve) and try_sliced_k_convolution(ctx, step):
         return _small(ctx, step)
-    if isinstance(step, Attend) and attention_form(ctx, step) is not None and is_small_attention(ctx, step):
+    if isinstance(step, Attend) and attention_form(ctx, step) is not None and try_flash_in_one_wave(ctx, step):
         return Tactic(MATRICES, f"small, all blocks run at once; {by_rules(ctx)}")
     return Tactic()
 
@@ -102,12 +102,12 @@ def _small(ctx: Lowering, step: Sums) -> Tactic:
     return Tactic(own_tactics(ctx, step)[0], f"takes less than a library's call; {by_rules(ctx)}")
 
 
-def is_parted(ctx: Lowering, step: Attend) -> bool:
-    """Whether tensor cores of cuBLASLt win more than trips through memory cost, or more blocks do.
+def try_decomposition(ctx: Lowering, step: Attend) -> bool:
+    """Return whether tensor cores of cuBLASLt win more than trips through memory cost, or more blocks do.
 
     Attention stays whole that cuDNN computes, or a kernel of ours on tensor cores.
     """
-    if not step.parts or attention_form(ctx, step) is not None or fits_matrices(ctx, step) is not None:
+    if not step.parts or attention_form(ctx, step) is not None or try_flash_attention(ctx, step) is not None:
         return False
     if is_decoding(step) and not ctx.device.emulated:
         return True
@@ -140,8 +140,8 @@ def described(ctx: Lowering, step: Sums) -> str:
     return f"{name}{_operands(ctx, step, name)}: {why}"
 
 
-def is_of_integers(ctx: Lowering, step: Sums) -> bool:
-    """Whether a kernel of ours multiplies the codes of dequantised operands on tensor cores."""
+def try_integer_operands(ctx: Lowering, step: Sums) -> bool:
+    """Return whether a kernel of ours multiplies the codes of dequantised operands on tensor cores."""
     if isinstance(step, Convolve):
         return matrix_convolution_kind(ctx, step) in INTEGERS
     return isinstance(step, Contract) and bool(integer_product_kind(ctx, step))
@@ -149,7 +149,7 @@ def is_of_integers(ctx: Lowering, step: Sums) -> bool:
 
 def _operands(ctx: Lowering, step: Sums, name: str) -> str:
     """What the kernel of that name multiplies, where that is codes."""
-    if not is_of_integers(ctx, step):
+    if not try_integer_operands(ctx, step):
         return ""
     ways = matrix_convolution_tactics(ctx, step) if isinstance(step, Convolve) else {}
     if isinstance(step, Contract):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kernels.tactics import PARTS, is_parted, parts_of, with_tactic
+from ..kernels.tactics import PARTS, parts_of, try_decomposition, with_tactic
 from ..program.lowering import Lowering
 from ..program.steps import Attend
 from ..program.trace import Step
@@ -25,6 +25,6 @@ def decompose_attention(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
             continue
         tuned = with_tactic(ctx, step)
         assert isinstance(tuned, Attend)
-        is_in_parts = tuned.tactic.name == PARTS if tuned.tactic.name else is_parted(ctx, step)
+        is_in_parts = tuned.tactic.name == PARTS if tuned.tactic.name else try_decomposition(ctx, step)
         decomposed += parts_of(ctx, tuned) if is_in_parts else (tuned,)
     return decomposed

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..kernels.conv.dispatch import in_strips
 from ..kernels.gemm.dispatch import contiguous_axis
-from ..kernels.tactics import is_of_integers
+from ..kernels.tactics import try_integer_operands
 from ..model.ir import DType
 from ..program.lowering import Lowering
 from ..program.scalar import Scalar, reachable
@@ -66,7 +66,7 @@ def fold_dequantize_of_integers(ctx: Lowering, steps: Sequence[Step]) -> list[St
     Example: ``a = (qa - za) * sa; y = MatMul(a, b)`` -> ``y = MatMul(qa with prologue (qa - za) * sa, ...)``,
         multiplied as integers.
     """
-    return fold_dequantize(steps, lambda step: is_of_integers(ctx, step))
+    return fold_dequantize(steps, lambda step: try_integer_operands(ctx, step))
 
 
 def _operands(step: Step, strips: bool) -> Sequence[int]:

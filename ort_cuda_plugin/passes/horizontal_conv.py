@@ -19,7 +19,7 @@ from ..kernels.conv.implicit_gemm_mma import (
 )
 from ..kernels.gemm.dispatch import ProductTactic
 from ..kernels.gemm.tile_shapes import Team
-from ..kernels.tactics import explain, is_of_integers
+from ..kernels.tactics import explain, try_integer_operands
 from ..program.lowering import Lowering
 from ..program.steps import Convolve, Tactic
 from ..program.trace import Step
@@ -49,7 +49,7 @@ class _Convolutions(Merging[Convolve]):
     def candidate(self, step: Step) -> Convolve | None:
         if not isinstance(step, Convolve) or step.tactic.name or 0 in step.shape:
             return None
-        if step.is_converted and not (all(step.conversions) and is_of_integers(self.ctx, step)):
+        if step.is_converted and not (all(step.conversions) and try_integer_operands(self.ctx, step)):
             return None
         x, w = step.operands
         if step.transposed or not step.groups == step.channel_axes == 1 or not w.is_constant:

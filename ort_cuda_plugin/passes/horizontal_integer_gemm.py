@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from ..kernels.gemm.dispatch import product_tactics
-from ..kernels.tactics import is_of_integers
+from ..kernels.tactics import try_integer_operands
 from ..program.lowering import Lowering
 from ..program.steps import Contract, Tactic
 from ..program.trace import Step
@@ -38,7 +38,7 @@ class _Products(Merging[Contract]):
             return None
         if step.b.rank != 2 or not step.b.is_constant or step.column_axes != 1 or not has_one_result(step):
             return None
-        return step if is_of_integers(self.ctx, step) else None
+        return step if try_integer_operands(self.ctx, step) else None
 
     def key(self, step: Contract) -> Hashable:
         a, b = step.a, step.b

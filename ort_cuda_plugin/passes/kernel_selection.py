@@ -12,7 +12,7 @@ from ..kernels.conv.implicit_gemm_mma import launch_matrix_convolution, matrix_c
 from ..kernels.library.dense_batches import call_with_dense_batches
 from ..kernels.library.library_attention import call_cudnn_attention
 from ..kernels.library.library_calls import call_cublaslt, call_cudnn
-from ..kernels.tactics import LIBRARY, by_rules, explain, is_depthwise_in_memory_order, with_tactic
+from ..kernels.tactics import LIBRARY, by_rules, explain, try_depthwise_in_memory_order, with_tactic
 from ..program.elementwise import copy_into
 from ..program.lowering import Lowering
 from ..program.steps import Attend, Contract, Convolve, Sums, Tactic
@@ -36,7 +36,7 @@ def select_kernels(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     for step in steps:
         with ctx.recording(step.nodes) as made:
             tuned = with_tactic(ctx, step)
-            is_called = _is_called(ctx, tuned)
+            is_called = _try_library_call(ctx, tuned)
         if not is_called:
             with ctx.recording(step.nodes) as made:
                 made.append(_readable(ctx, _without_library(tuned)))
@@ -58,12 +58,12 @@ def _readable(ctx: Lowering, step: Step) -> Step:
     return replace(step, operands=(ctx.contiguous(image), w))
 
 
-def _is_called(ctx: Lowering, step: Step) -> bool:
-    """Records the call of a library, or the kernel for channels-last images, that computes the step."""
+def _try_library_call(ctx: Lowering, step: Step) -> bool:
+    """Record the library call, or the depthwise kernel, that computes the step; return whether there is one."""
     if not isinstance(step, Sums):
         return False
     if step.tactic.name in ("", LIBRARY):
-        if is_depthwise_in_memory_order(ctx, step):
+        if try_depthwise_in_memory_order(ctx, step):
             assert isinstance(step, Convolve)
             placed = with_channels_last_result(ctx, step)
             launch_depthwise(ctx, placed)
@@ -75,11 +75,11 @@ def _is_called(ctx: Lowering, step: Step) -> bool:
                 if isinstance(call, LibraryCall):
                     call.note = f"{call.note} ({step.tactic.why or by_rules(ctx)})"
             return True
-    return isinstance(step, Convolve) and _is_by_matrices(ctx, _without_library(step))
+    return isinstance(step, Convolve) and _try_mma_convolution(ctx, _without_library(step))
 
 
-def _is_by_matrices(ctx: Lowering, step: Convolve) -> bool:
-    """Launches the kernel of ours on tensor cores, where it can compute the step and no other was measured faster."""
+def _try_mma_convolution(ctx: Lowering, step: Convolve) -> bool:
+    """Launch our tensor-core kernel where it can compute the step and no other was measured faster; return whether."""
     ways = matrix_convolution_tactics(ctx, step)
     way = ways.get(step.tactic.name or next(iter(ways), ""))
     if way is None:

@@ -14,13 +14,13 @@ from ..kernels.conv.channels_last import (
     channels_first,
     empty_channels_last,
     is_channels_last,
-    is_depthwise_beside,
     matrix_convolution_kind,
     padded_channels,
     place_stride,
     suits_cudnn,
     to_memory,
-    wants_channels_last,
+    try_channels_last,
+    try_depthwise_beside_mma,
 )
 from ..kernels.elementwise.index_map import gather_map
 from ..kernels.gemm.tile_shapes import piece_of
@@ -51,9 +51,9 @@ def propagate_channels_last(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _gains(ctx: Lowering, step: Convolve) -> bool:
-    if 0 in step.shape or not wants_channels_last(ctx, step):
+    if 0 in step.shape or not try_channels_last(ctx, step):
         return False
-    is_ours = matrix_convolution_kind(ctx, step) or is_depthwise_beside(ctx, step)
+    is_ours = matrix_convolution_kind(ctx, step) or try_depthwise_beside_mma(ctx, step)
     return bool(is_ours) or convolution_form(ctx, step) is not None
 
 
@@ -181,7 +181,7 @@ class _Propagation:
     def _ordered(self, number: int, step: Convolve, x: Tensor) -> tuple[list[Step], Tensor]:
         """x with its channels last, and what makes that."""
         padded = padded_channels(self.ctx, step)
-        if not padded and (is_channels_last(x) or _is_read_in_pieces(self.ctx, step, x)):
+        if not padded and (is_channels_last(x) or _try_reading_in_place(self.ctx, step, x)):
             return [], x
         key = x.buffer, x.offset, x.strides, x.shape
         known = self.copies.get(key)
@@ -212,8 +212,8 @@ class _Propagation:
         return Map(nodes, source.shape, ((leaf, source),), ((leaf, target),))
 
 
-def _is_read_in_pieces(ctx: Lowering, step: Convolve, x: Tensor) -> bool:
-    """Whether our kernel takes x, some channels of an image, as it lies: all pieces begin at multiples of 16 bytes."""
+def _try_reading_in_place(ctx: Lowering, step: Convolve, x: Tensor) -> bool:
+    """Return whether our kernel takes x, some channels of an image, as it lies: all pieces begin at multiples of 16 bytes."""
     kind = matrix_convolution_kind(ctx, step)
     if suits_cudnn(ctx, step) or not kind:
         return False

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..kernels.contraction.epilogue_patterns import product_form
 from ..kernels.conv.channels_last import permuted, place_stride, places_first, to_memory
-from ..kernels.gemm.dispatch import is_small
+from ..kernels.gemm.dispatch import try_sliced_k
 from ..program.lowering import Lowering
 from ..program.steps import Contract, Convolve
 from ..program.trace import Step
@@ -62,4 +62,4 @@ def _as_product(ctx: Lowering, step: Step) -> Step:
         total=step.total,
     )
     form = product_form(ctx, made)
-    return step if form is None or form.leftover or is_small(ctx, made) else made
+    return step if form is None or form.leftover or try_sliced_k(ctx, made) else made

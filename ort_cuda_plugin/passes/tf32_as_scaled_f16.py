@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..kernels.attention.flash_mma_schedule import fits_matrices
-from ..kernels.gemm.dispatch import is_faster_in_halves
+from ..kernels.attention.flash_mma_schedule import try_flash_attention
+from ..kernels.gemm.dispatch import try_scaled_f16
 from ..kernels.gemm.tf32_weights_as_f16 import half_lines, has_compact_lines, power_of
 from ..model.ir import DType
 from ..program import scalar as s
@@ -109,7 +109,7 @@ class _Halves:
         a = step.a
         if a.buffer not in limited or step.tactic.name or 0 in step.shape or not has_compact_lines(self.ctx, step):
             return False
-        return self._has_powers_along(a) and is_faster_in_halves(self.ctx, step)
+        return self._has_powers_along(a) and try_scaled_f16(self.ctx, step)
 
     def _has_powers_along(self, a: Tensor) -> bool:
         """Whether the operand's columns are those of its buffer, where these have limits of their own."""
@@ -124,7 +124,7 @@ class _Halves:
         if not self._is_alone(out) or any(x.dtype is not DType.FLOAT32 for x in (out, *step.operands)):
             return False
         readers = [self.steps[reader] for reader in self.uses.readers(out.buffer)]
-        if not readers or fits_matrices(self.ctx, step) is None:
+        if not readers or try_flash_attention(self.ctx, step) is None:
             return False
         after = {out.buffer: 0}
         return all(isinstance(one, Contract) and self._is_halved(one, after) for one in readers)

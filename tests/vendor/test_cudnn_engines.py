@@ -52,7 +52,7 @@ def form(sizes: tuple[int, ...], dtype: int, flags: ProblemFlags, rank: int, loo
 def test_attention_of_an_encoder_is_cudnns(
     monkeypatch: pytest.MonkeyPatch, asker: list[str | Path], batch: int
 ) -> None:
-    monkeypatch.setattr(tactics, "is_small_attention", lambda ctx, step: False)
+    monkeypatch.setattr(tactics, "try_flash_in_one_wave", lambda ctx, step: False)
     model, feeds = encoder(), encoder_inputs(batch, 128)
     for value in model.graph.input:
         for dim, size in zip(value.type.tensor_type.shape.dim, feeds[value.name].shape, strict=True):

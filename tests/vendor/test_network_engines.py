@@ -104,7 +104,7 @@ def test_attention_of_half_types_is_cudnns(
     monkeypatch: pytest.MonkeyPatch, asker: list[str | Path], name: str, batch: int, element: int
 ) -> None:
     """With a mask for each layer as well: a network of one layer has nobody to share it with."""
-    monkeypatch.setattr(tactics, "is_small_attention", lambda ctx, step: False)
+    monkeypatch.setattr(tactics, "try_flash_in_one_wave", lambda ctx, step: False)
     tokens = {"tokens": 64} if name.startswith(("bert", "llama")) else {}
     (call,) = calls_of(lowered(network(name, batch, element, {"layers": 1, **tokens})), ATTENTION)
     (engine,) = ask(asker, [question(call)])
@@ -123,7 +123,7 @@ def test_attention_to_a_cache_that_grows_is_not_cudnns(
     monkeypatch: pytest.MonkeyPatch, name: str, unknown: list[str], shapes: list[list[int]], calls: int
 ) -> None:
     """It would have to compile an engine for each token."""
-    monkeypatch.setattr(tactics, "is_small_attention", lambda ctx, step: False)
+    monkeypatch.setattr(tactics, "try_flash_in_one_wave", lambda ctx, step: False)
     program = lowered(network(name, 1, FLOAT16, {"layers": 1, "tokens": 64}, unknown), shapes=shapes)
     assert len(calls_of(program, ATTENTION)) == calls
 

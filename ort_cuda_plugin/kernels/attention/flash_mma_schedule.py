@@ -21,10 +21,10 @@ from ..library.library_attention import Softmax, softmax_of, uncast
 from .flash import FEW_ROWS, SPLIT_KEYS, Reading, has_matrices, has_matrices_for, stream_attention
 from .flash_mma_shapes import small_form
 
-__all__ = ["attend_by_matrices", "fits_matrices", "is_small_attention"]
+__all__ = ["attend_by_matrices", "try_flash_attention", "try_flash_in_one_wave"]
 
 
-def fits_matrices(ctx: Lowering, step: Attend) -> Softmax | None:
+def try_flash_attention(ctx: Lowering, step: Attend) -> Softmax | None:
     """The softmax of attention that one walk should do, by tensor cores where they can; None where it gains nothing.
 
     Other types gain where few rows of several heads share keys and values: only such a walk reads these once.
@@ -43,7 +43,7 @@ def fits_matrices(ctx: Lowering, step: Attend) -> Softmax | None:
 
 def attend_by_matrices(ctx: Lowering, step: Attend) -> bool:
     """Launches attention whose weights are a softmax; False where one walk cannot do it, or gains nothing."""
-    softmax = fits_matrices(ctx, step)
+    softmax = try_flash_attention(ctx, step)
     if softmax is None:
         return False
     batch, out = step.batch, step.outputs[0][1]
@@ -61,9 +61,9 @@ def attend_by_matrices(ctx: Lowering, step: Attend) -> bool:
     return True
 
 
-def is_small_attention(ctx: Lowering, step: Attend) -> bool:
-    """Whether the walk has few blocks for tensor cores, as `small_form` has it. A guard says that there are no more."""
-    if fits_matrices(ctx, step) is None or not has_matrices_for(ctx, *_operands(ctx, step)):
+def try_flash_in_one_wave(ctx: Lowering, step: Attend) -> bool:
+    """Return whether the walk has few blocks for tensor cores, as `small_form` has it. A guard says that there are no more."""
+    if try_flash_attention(ctx, step) is None or not has_matrices_for(ctx, *_operands(ctx, step)):
         return False
     q, k, v = (expand(ctx, x, (*step.batch, *x.shape[-2:])) for x in _operands(ctx, step))
     batch, rows = step.batch, q.shape[-2]

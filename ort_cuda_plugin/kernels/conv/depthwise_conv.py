@@ -28,7 +28,7 @@ from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text,
 from ..codegen.vectors import begins_at_vectors, vector_threads
 from .adjacent_windows import batches_of, reads_of, size_text
 
-__all__ = ["is_depthwise", "launch_depthwise"]
+__all__ = ["launch_depthwise", "try_depthwise"]
 
 MAX_TAPS = 49
 """Elements of a window that the kernel has written out."""
@@ -44,8 +44,8 @@ THREADS = 256
 """For each multiprocessor; a thread has less where there would be fewer of them."""
 
 
-def is_depthwise(ctx: Lowering, step: Convolve) -> bool:
-    """Whether each channel of the result is made of one channel, by a small window."""
+def try_depthwise(ctx: Lowering, step: Convolve) -> bool:
+    """Return whether each channel of the result is made of one channel, by a small window."""
     rows, channels, *kernel = step.operands[1].static_shape
     return (
         not step.transposed

@@ -38,10 +38,10 @@ from .transposed_phases import phases
 
 __all__ = [
     "holds_for_convolution",
-    "is_small_convolution",
     "launch_matrix_convolution",
     "matrix_convolution_tactics",
     "team_of_convolution",
+    "try_sliced_k_convolution",
 ]
 
 PHASES = "a convolution on tensor cores for each place within a stride"
@@ -270,8 +270,8 @@ def matrix_convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, Produ
     return {tactic.name: tactic for tactic in matrix_tactics(ctx, kind, m, n, step.groups, k, team)}
 
 
-def is_small_convolution(ctx: Lowering, step: Convolve) -> bool:
-    """Whether teams of warps take less for the convolution than a library's call: `is_small` of its product."""
+def try_sliced_k_convolution(ctx: Lowering, step: Convolve) -> bool:
+    """Return whether teams of warps take less for the convolution than a library's call: `try_sliced_k` of its product."""
     kind = matrix_convolution_kind(ctx, step)
     if not kind or place_stride(step.operands[0]) is None or 0 in step.shape or step.transposed:
         return False

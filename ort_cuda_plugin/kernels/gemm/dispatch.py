@@ -47,12 +47,12 @@ __all__ = [
     "cut_along_k",
     "folded",
     "integer_product_kind",
-    "is_faster_in_halves",
-    "is_one_row",
-    "is_small",
     "launch_contract",
     "parts_along_k",
     "product_tactics",
+    "try_gemv",
+    "try_scaled_f16",
+    "try_sliced_k",
 ]
 
 MAX_ROWS = 4
@@ -222,8 +222,8 @@ def cut_along_k(ctx: Lowering, step: Contract, parts: int) -> tuple[Contract, Ma
     return part, sum_of_parts(ctx, step, sums, parts)
 
 
-def is_faster_in_halves(ctx: Lowering, step: Contract) -> bool:
-    """Whether a kernel of ours that multiplies a TF32 product's operands in 16 bits takes less than a library."""
+def try_scaled_f16(ctx: Lowering, step: Contract) -> bool:
+    """Return whether a kernel of ours that multiplies a TF32 product's operands in 16 bits takes less than a library."""
     call = folded(ctx, step)
     kind = _kind(ctx, step, call)
     is_long = hint(call.sizes[0]) > MAX_ROWS and call.contiguous[0] == "k"
@@ -298,8 +298,8 @@ def _kind(ctx: Lowering, step: Contract, call: Folded) -> str:
     return matrix_kind(ctx, _elements(step)[0]) if all(call.contiguous) else ""
 
 
-def is_one_row(ctx: Lowering, step: Contract) -> bool:
-    """Whether the result is one row, of which a GPU's kernel for few rows takes the operands.
+def try_gemv(ctx: Lowering, step: Contract) -> bool:
+    """Return whether the result is one row, of which a GPU's kernel for few rows takes the operands.
 
     Where one row is expected, a guard says that there are no more.
     """
@@ -309,8 +309,8 @@ def is_one_row(ctx: Lowering, step: Contract) -> bool:
     return try_guard(ctx, le(call.sizes[0], 1))
 
 
-def is_small(ctx: Lowering, step: Contract) -> bool:
-    """Whether teams of warps take less for the product than a library's call, as `choose_team` has it.
+def try_sliced_k(ctx: Lowering, step: Contract) -> bool:
+    """Return whether teams of warps take less for the product than a library's call, as `choose_team` has it.
 
     They copy pieces of 16 bytes: lines begin at multiples of these. A guard says that there are no more blocks.
     """

@@ -15,7 +15,7 @@ from ort_cuda_plugin.kernels.codegen.launch_geometry import no_wider
 from ort_cuda_plugin.kernels.codegen.source import kernel_name
 from ort_cuda_plugin.kernels.rnn.rnn_cell import CellKernel, Direction, Elements, Gates
 from ort_cuda_plugin.kernels.rnn.rnn_emulated import StripCell
-from ort_cuda_plugin.kernels.rnn.rnn_persistent import PartCell, are_alike, has_parts
+from ort_cuda_plugin.kernels.rnn.rnn_persistent import PartCell, are_alike, try_persistent
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering
 from ort_cuda_plugin.program.scalar import Scalar
@@ -29,13 +29,13 @@ THREADS = 128
 def run_cells(ctx: Lowering, directions: Sequence[Direction], *, alike: bool) -> None:
     """Launches all steps of one or both directions; ones that are ``alike`` differ in their tensors only."""
     size = directions[0].outputs.shape[2]
-    if alike and are_alike(directions) and isinstance(size, int) and has_parts(ctx, directions[0]):
+    if alike and are_alike(directions) and isinstance(size, int) and try_persistent(ctx, directions[0]):
         PartCell(ctx, directions, size).launch()
         return
     for direction in directions:
         if ctx.device.emulated and isinstance(size, int) and size > 0:
             StripCell(ctx, direction, size).launch(direction.backward)
-        elif isinstance(size, int) and has_parts(ctx, direction):
+        elif isinstance(size, int) and try_persistent(ctx, direction):
             PartCell(ctx, [direction], size).launch()
         else:
             _BlockCell(ctx, direction).launch(direction.backward)

@@ -29,8 +29,8 @@ AT_ONCE = 4
 """Sequences that a warp reads and adds up side by side."""
 
 
-def has_parts(ctx: Lowering, direction: Direction) -> bool:
-    """Whether weights fit the registers, and there is a step."""
+def try_persistent(ctx: Lowering, direction: Direction) -> bool:
+    """Return whether weights fit the registers, and there is a step."""
     steps, size = direction.given.inputs.shape[0], direction.outputs.shape[2]
     if ctx.device.emulated or not isinstance(size, int) or size <= 0:
         return False

@@ -93,7 +93,7 @@ def make_gate(
     return Gate(activation, fusion, alpha, beta, limit)
 
 
-def has_older_shape(
+def settle_older_shape(
     ctx: Lowering, first: Tensor, per_output: Tensor | None, second: Tensor, width: Dim, gate: Gate, pack: int = 1
 ) -> bool:
     """Return whether weights declare [experts, inputs, outputs / pack] instead of [experts, outputs, inputs / pack].
@@ -289,7 +289,7 @@ def moe(
     if fc3_experts_weights is None and fc3_experts_bias is not None:
         raise violation("fc3_experts_bias", "be left out without fc3_experts_weights", "a bias")
     _, width, count = check_tokens(ctx, x, router_probs, "MoE")
-    older = has_older_shape(ctx, fc1_experts_weights, fc1_experts_bias, fc2_experts_weights, width, gate)
+    older = settle_older_shape(ctx, fc1_experts_weights, fc1_experts_bias, fc2_experts_weights, width, gate)
     inner = fc2_experts_weights.shape[1 if older else 2]
     first = _plain(ctx, fc1_experts_weights, fc1_experts_bias, (count, gate.parts * inner, width), older, "fc1")
     second = _plain(ctx, fc2_experts_weights, fc2_experts_bias, (count, width, inner), older, "fc2")

@@ -8,8 +8,8 @@ from typing import Final, TypeAlias
 from ort_cuda_plugin.kernels.elementwise.index_map import Loads
 from ort_cuda_plugin.kernels.gemm.grouped_gemm import BLOCK, Shared, WeightBlock, WeightElement, Weights
 from ort_cuda_plugin.model.ir import DType, Unsupported
-from ort_cuda_plugin.ops.contrib.moe.moe import check_tokens, has_older_shape, make_gate, mixture
-from ort_cuda_plugin.ops.contrib.quantization.mixed_gemm_layout import is_interleaved, raw_codes
+from ort_cuda_plugin.ops.contrib.moe.moe import check_tokens, make_gate, mixture, settle_older_shape
+from ort_cuda_plugin.ops.contrib.quantization.mixed_gemm_layout import raw_codes, try_interleaved
 from ort_cuda_plugin.ops.contrib.quantization.small_codes import E2M1
 from ort_cuda_plugin.ops.registry import FLOAT32, T1, T2, UINT8, UP_TO_FLOAT32, T, op
 from ort_cuda_plugin.ops.requirements import require, require_one_of, require_rank, require_type, violation
@@ -260,11 +260,11 @@ def qmoe(
     _, width, experts = check_tokens(ctx, x, router_probs, "QMoE")
     first_bits, second_bits = bits_of(fc1_expert_weight_bits), bits_of(fc2_expert_weight_bits)
     per_output = fc1_scales if quant_type != "fp8" else fc1_experts_bias
-    older = has_older_shape(ctx, fc1_experts_weights, per_output, fc2_experts_weights, width, gate, 8 // second_bits)
+    older = settle_older_shape(ctx, fc1_experts_weights, per_output, fc2_experts_weights, width, gate, 8 // second_bits)
     inner = fc2_experts_weights.shape[1] if older else fc2_experts_weights.shape[2] * (8 // second_bits)
     sizes = [(first_bits, gate.parts * inner, width), (second_bits, width, inner)]
     interleaved = quant_type == "int" and (
-        weights_prepacked == 1 or (weights_prepacked == -1 and older and is_interleaved(ctx, x.dtype, sizes))
+        weights_prepacked == 1 or (weights_prepacked == -1 and older and try_interleaved(ctx, x.dtype, sizes))
     )
     if interleaved and fc3_experts_weights is not None:
         raise Unsupported("attribute", "QMoE with third weights in the order of CUDAExecutionProvider's kernels")

@@ -28,17 +28,17 @@ PACKED_COLUMNS: Final = 8  # a multiple of so many bytes are the outputs of an i
 ACTIVATION_BITS: Final = 16
 
 
-def is_interleaved(ctx: Lowering, activations: DType, sizes: Iterable[tuple[int, Dim, Dim]]) -> bool:
+def try_interleaved(ctx: Lowering, activations: DType, sizes: Iterable[tuple[int, Dim, Dim]]) -> bool:
     """Return whether matrices of (bits, outputs, inputs) can have this layout; it has no padding."""
     if activations.itemsize * 8 != ACTIVATION_BITS:
         return False
     return all(
-        _is_multiple(ctx, inputs, TILE) and _is_multiple(ctx, outputs, PACKED_COLUMNS * (8 // bits))
+        _settle_multiple(ctx, inputs, TILE) and _settle_multiple(ctx, outputs, PACKED_COLUMNS * (8 // bits))
         for bits, outputs, inputs in sizes
     )
 
 
-def _is_multiple(ctx: Lowering, size: Dim, divisor: int) -> bool:
+def _settle_multiple(ctx: Lowering, size: Dim, divisor: int) -> bool:
     return bool(ctx.settled(eq(floordiv(size, divisor) * divisor, size)))
 
 
