@@ -239,7 +239,7 @@ def first_difference(
         interpreter = Interpreter(values, feeds, reading, recorded.computes)
         try:
             expected = interpreter.run(lowered.steps)
-        except (InvalidViewError, ZeroDivisionError) as error:
+        except (InvalidViewError, ZeroDivisionError, ValueError) as error:
             raise CannotRunError(f"as lowered: {error}") from error
         before = lowered
         for state in others:
