@@ -213,7 +213,7 @@ class _Propagation:
 
 
 def _try_reading_in_place(ctx: Lowering, step: Convolve, x: Tensor) -> bool:
-    """Return whether our kernel takes x, some channels of an image, as it lies: all pieces begin at multiples of 16 bytes."""
+    """Return whether our kernel reads x, a slice of channels, in place: all chunks begin at multiples of 16 bytes."""
     kind = matrix_convolution_kind(ctx, step)
     if suits_cudnn(ctx, step) or not kind:
         return False

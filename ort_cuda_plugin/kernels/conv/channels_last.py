@@ -162,7 +162,7 @@ def _kind(ctx: Lowering, dtype: DType) -> str:
 
 
 def try_depthwise_beside_mma(ctx: Lowering, step: Convolve) -> bool:
-    """Return whether the step is a convolution of each channel by itself, of a type that our kernels convolve as matrices."""
+    """Return whether a convolution is depthwise, of a type that our implicit GEMM takes."""
     return bool(_kind(ctx, step.operands[0].dtype)) and try_depthwise(ctx, step)
 
 

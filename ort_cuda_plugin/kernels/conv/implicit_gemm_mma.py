@@ -271,7 +271,7 @@ def matrix_convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, Produ
 
 
 def try_sliced_k_convolution(ctx: Lowering, step: Convolve) -> bool:
-    """Return whether teams of warps take less for the convolution than a library's call: `try_sliced_k` of its product."""
+    """Return whether sliced-K takes less for the convolution than a library call: `try_sliced_k` of its product."""
     kind = matrix_convolution_kind(ctx, step)
     if not kind or place_stride(step.operands[0]) is None or 0 in step.shape or step.transposed:
         return False

@@ -223,7 +223,7 @@ def cut_along_k(ctx: Lowering, step: Contract, parts: int) -> tuple[Contract, Ma
 
 
 def try_scaled_f16(ctx: Lowering, step: Contract) -> bool:
-    """Return whether a kernel of ours that multiplies a TF32 product's operands in 16 bits takes less than a library."""
+    """Return whether our kernel takes less than a library with a TF32 product's operands in 16 bits."""
     call = folded(ctx, step)
     kind = _kind(ctx, step, call)
     is_long = hint(call.sizes[0]) > MAX_ROWS and call.contiguous[0] == "k"
