@@ -62,7 +62,7 @@ def attend_by_matrices(ctx: Lowering, step: Attend) -> bool:
 
 
 def try_flash_in_one_wave(ctx: Lowering, step: Attend) -> bool:
-    """Return whether flash attention has few blocks for tensor cores (`small_form`), and guard that there are no more."""
+    """Return whether flash attention has few blocks for tensor cores (`small_form`); guards that it has no more."""
     if try_flash_attention(ctx, step) is None or not has_matrices_for(ctx, *_operands(ctx, step)):
         return False
     q, k, v = (expand(ctx, x, (*step.batch, *x.shape[-2:])) for x in _operands(ctx, step))
