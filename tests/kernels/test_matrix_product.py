@@ -113,8 +113,9 @@ def mixture(tokens: int) -> list[Array]:
 # ---- code ----
 
 
-def test_products_of_halves_use_tensor_cores_without_spills() -> None:
+def test_products_of_halves_use_tensor_cores_without_spills(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest tiles, of a product with two dimensions of batches, of codes, and of experts; attention as well."""
+    use_team(monkeypatch, None)
     halves = [np.zeros(shape, np.float16) for shape in ((4, 12, 512, 512), (4, 12, 512, 64))]
     inputs, attributes, _ = coded(2048, 64, 2048)
     of_codes = node_model("MatMulNBits", inputs, attributes, [FLOAT], constant=[1, 2], real=FLOAT16, sized=[0])
