@@ -347,7 +347,10 @@ class Lowering:
         if isinstance(dim, int):
             return dim
         if self._speculative or is_read_back(dim):
-            raise Unsupported("shape", f"{what} has a number of elements that is not known before the Run")
+            reason = f"{what} has a number of elements that is not known before the Run"
+            # A claimed node gets its plan from the shapes of a Run.
+            waits = self._is_recording and self._speculative and self.trial is None and not is_read_back(dim)
+            raise UnknownRank(reason) if waits else Unsupported("shape", reason)
         self.guard(eq(dim, hint(dim)))
         return hint(dim)
 

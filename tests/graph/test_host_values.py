@@ -103,3 +103,19 @@ def test_shape_arithmetic_on_an_input_of_unknown_rank_is_read_back() -> None:
     x = np.arange(9, dtype=np.float32)
     for n in (1, 3, 0):
         np.testing.assert_array_equal(session.run(None, {"x": x, "s": np.array([n])})[0], x[: 2 * n])
+
+
+def test_a_claimed_node_whose_rank_sizes_decide_gets_its_plan_from_the_shapes_of_the_run() -> None:
+    """The claim knows by the declared shape that the slice is empty; the plan of a Run does not rely on it."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[?, n, 2] x, int64 m) => (int64[?] y)'
+        " <int64[1] zero = {0}, int64[2] parts = {2, 1}, int64[1] last = {-1}, int64[1] one = {1}>"
+        " { s = Shape(x) a, start = Split<axis = 0>(s, parts) v = Unsqueeze(m, zero) end = Unsqueeze(m, zero)"
+        "   size = Slice(v, start, end, last, one) y = Expand(v, size) }"
+    ).SerializeToString()
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort_cuda_plugin.session(model, emulate=True, sess_options=options)
+    for m in (3, 1, 5):
+        (y,) = session.run(None, {"x": np.zeros((1, 4, 2), np.float32), "m": np.array(m)})
+        np.testing.assert_array_equal(y, [m])

@@ -128,9 +128,7 @@ def test_products_of_random_shapes(monkeypatch: pytest.MonkeyPatch, dynamic: boo
 
 
 @pytest.mark.parametrize("transposed", [(1, 0), (0, 1)])
-def test_products_use_tensor_cores_without_spills(
-    transposed: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_use_tensor_cores_without_spills(transposed: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest tiles, of a product with two dimensions of batches; of operands along the result, and along k."""
     use_team(monkeypatch, None)
     a, b = (np.zeros(shape, np.float32) for shape in ((4, 12, 512, 512), (4, 12, 512, 64)))
