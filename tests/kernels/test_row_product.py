@@ -97,3 +97,19 @@ def test_an_open_number_of_rows_has_a_plan_of_its_own_for_one(rows: int, called:
     variant = cluster.build([(rows, 2048), (1000, 2048), (1000,)], [])
     assert bool(variant.problems) is called
     assert any(spec.name.startswith("matmul_row") for spec in variant.kernels) is not called
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_accumulators_of_integers_have_their_own_type_in_the_epilogue(
+    monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    model = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 21]>
+        g (uint8[{rows}, 40] x, int8[40, 24] w, int32 z) => (int32[m, n] y)
+        {{ p = MatMulInteger(x, w) y = Min(p, z) }}"""
+    )
+    rng = np.random.default_rng(rows)
+    x, w = rng.integers(0, 255, (rows, 40)).astype(np.uint8), rng.integers(-128, 127, (40, 24)).astype(np.int8)
+    (y,) = run_model(model, [x, w, np.array(77, np.int32)])
+    np.testing.assert_array_equal(y, np.minimum(x.astype(np.int32) @ w.astype(np.int32), 77))

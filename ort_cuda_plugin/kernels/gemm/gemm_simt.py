@@ -94,8 +94,10 @@ class Product:
 
     def finish(self) -> list[str]:
         """What a thread does with ``total`` of the element (``row``, ``column0 + thread``)."""
-        epilogue = self.epilogue
-        lines = ["column_0 = int32(column0 + thread)", "total_0 = total"]
+        epilogue, accumulator = self.epilogue, self.element.accumulator
+        # Numba adds integers of 32 bits as those of 64.
+        total = f"{accumulator}(total)" if "int" in accumulator else "total"
+        lines = ["column_0 = int32(column0 + thread)", f"total_0 = {total}"]
         return [*epilogue.rows(), *lines, *epilogue.elements("_0"), *epilogue.stores("_0")]
 
 
