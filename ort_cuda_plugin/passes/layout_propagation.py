@@ -69,7 +69,7 @@ class _Propagation:
         """The steps that go on with the tensor as it was."""
         self.before: dict[int, list[Step]] = {}
         self.after: dict[int, list[Step]] = {}
-        self.copies: dict[tuple[Buffer, Dim, tuple[Dim, ...], tuple[Dim, ...]], Tensor] = {}
+        self.copies: dict[tuple[Buffer, Dim, tuple[Dim, ...], tuple[Dim, ...], int], Tensor] = {}
 
     def run(self) -> list[Step]:
         found: list[Tensor] = []
@@ -183,7 +183,7 @@ class _Propagation:
         padded = padded_channels(self.ctx, step)
         if not padded and (is_channels_last(x) or _try_reading_in_place(self.ctx, step, x)):
             return [], x
-        key = x.buffer, x.offset, x.strides, x.shape
+        key = x.buffer, x.offset, x.strides, x.shape, padded
         known = self.copies.get(key)
         if known is not None:
             return [], known

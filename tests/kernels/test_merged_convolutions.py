@@ -242,3 +242,18 @@ def test_a_branch_has_one_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     for flag in (True, False):
         actual, wanted = (session.run(None, {"x": x, "flag": np.array(flag)}) for session in sessions)
         np.testing.assert_allclose(actual[0].astype(np.float32), wanted[0].astype(np.float32), 1e-2, 1e-2)
+
+
+def test_a_copy_with_channels_of_zeros_is_not_that_of_a_depthwise_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: DeviceProperties.gpu((9, 0)))
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]>
+        g (float16[b, 4, n] x, float16[4, 4, 1] v, float16[4, 1, 1] w) => (float16[b, 4, n] y, float16[b, 4, n] z)
+        { z = Conv<group = 4>(x, w) y = Conv(x, v) }"""
+    )
+    shapes = ((2, 4, 5), (4, 4, 1), (4, 1, 1))
+    x, v, w = (noise(*shape, seed=seed).astype(np.float16) for seed, shape in enumerate(shapes))
+    with configured(check=True):
+        y, z = run_model(model, [x, v, w])
+    np.testing.assert_allclose(y, np.einsum("bcn,oc->bon", x, v[..., 0]), rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(z, x * w[:, 0], rtol=1e-2, atol=1e-2)
