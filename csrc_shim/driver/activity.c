@@ -1,11 +1,12 @@
 #define _GNU_SOURCE /* gettid */
 #include "driver/activity.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "base/thread_memory.h"
 
 enum { MAX_DEPTH = 16 }; /* of events in each other */
 
@@ -22,7 +23,6 @@ typedef struct entered {
   } events[MAX_DEPTH];
 } entered;
 
-/* Made when the thread first needs it: the loader has little room for thread-local data. */
 typedef struct thread_state {
   uint64_t source;
   bool is_traced; /* the tracer knows of the source */
@@ -32,30 +32,18 @@ typedef struct thread_state {
   entered places[OCP_MAX_OWNERS];
 } thread_state;
 static _Thread_local thread_state *mine;
-static pthread_key_t thread_key; /* frees it with the thread */
-static bool has_thread_key;
 
 static void free_state(void *state) {
   ocp_graph_sources_clear(&((thread_state *)state)->noted);
   free(state);
 }
 
-static void make_thread_key(void) { has_thread_key = pthread_key_create(&thread_key, free_state) == 0; }
-
 /* The calling thread's state; NULL: out of memory. */
 static thread_state *my_state(void) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  if (mine)
-    return mine;
-  pthread_once(&once, make_thread_key);
-  thread_state *made = has_thread_key ? calloc(1, sizeof *made) : NULL;
-  if (made && pthread_setspecific(thread_key, made)) {
-    free(made);
-    made = NULL;
-  }
-  if (made)
-    made->number = (int32_t)syscall(SYS_gettid);
-  return mine = made;
+  static ocp_thread_memory states = {.release = free_state};
+  if (!mine && (mine = ocp_thread_memory_make(&states, sizeof *mine)))
+    mine->number = (int32_t)syscall(SYS_gettid);
+  return mine;
 }
 
 int32_t ocp_activity_thread(void) { return mine ? mine->number : 0; }

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/thread_memory.h"
+
 emu_state emu;
 
 static _Thread_local emu_device *current;
@@ -12,33 +14,15 @@ static _Thread_local emu_device *current;
 /* ---- errors ---- */
 
 enum { ERROR_BYTES = 384 };
-static _Thread_local char *last_error; /* made at the thread's first error: the loader has little thread-local data */
-static pthread_key_t error_key;        /* frees it with the thread */
-static bool has_error_key;
-
-static void make_error_key(void) { has_error_key = pthread_key_create(&error_key, free) == 0; }
-
-/* The calling thread's message; NULL: out of memory. */
-static char *error_text(void) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  if (last_error)
-    return last_error;
-  pthread_once(&once, make_error_key);
-  char *made = has_error_key ? malloc(ERROR_BYTES) : NULL;
-  if (made && pthread_setspecific(error_key, made)) {
-    free(made);
-    made = NULL;
-  }
-  return last_error = made;
-}
+static _Thread_local char *last_error; /* NULL before the thread's first error */
 
 CUresult emu_fail(CUresult code, const char *format, ...) {
-  char *text = error_text();
-  if (!text)
-    return code;
+  static ocp_thread_memory texts = {.release = free};
+  if (!last_error && !(last_error = ocp_thread_memory_make(&texts, ERROR_BYTES)))
+    return code; /* out of memory */
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(text, ERROR_BYTES, format, arguments);
+  vsnprintf(last_error, ERROR_BYTES, format, arguments);
   va_end(arguments);
   return code;
 }
