@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..gpus import typical_multiprocessors
 
@@ -21,7 +21,7 @@ class DeviceProperties:
     emulated: bool = True
     libraries: frozenset[str] = frozenset()
     compute_capability: tuple[int, int] = (9, 0)
-    multiprocessors: int = typical_multiprocessors((9, 0))
+    multiprocessors: int = field(default_factory=lambda: typical_multiprocessors((9, 0)))
     runs_cubins: bool = False
     tf32: bool = False
 
