@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..program.lowering import Lowering
 from ..program.shapes import collapse
 from ..program.steps import Contract, Map, Sums, dense
 from ..program.symbolic import Dim, le
@@ -15,7 +16,7 @@ from .affine_view import exact_quotient, find_path
 from .uses import Uses
 
 
-def eliminate_concats(steps: Sequence[Step]) -> list[Step]:
+def eliminate_concats(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """Let producers write into slices of a concatenation, so that no copy is left.
 
     What is copied becomes a view of where it is copied to, for all steps that use it. The last copies come first,
@@ -26,7 +27,7 @@ def eliminate_concats(steps: Sequence[Step]) -> list[Step]:
         its slice.
     Example: ``a = Exp(x); y[:, :4] = a; y[:, 4:] = b`` -> ``y[:, :4] = Exp(x); y[:, 4:] = b``.
     """
-    return _Placement(steps).run()
+    return _Placement(ctx, steps).run()
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Copy:
 
 
 class _Placement:
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, ctx: Lowering, steps: Sequence[Step]) -> None:
+        self.ctx = ctx
         self.steps: list[Step | None] = list(steps)
         self.uses = Uses(enumerate(steps))
 
@@ -78,6 +80,8 @@ class _Placement:
             if new is not None:
                 self.uses.enter(user, new)
             self.steps[user] = new
+        if copy.source.buffer in self.ctx.stand_ins:
+            self.ctx.stand_ins.add(copy.target.buffer)
         return True
 
     def _is_free(self, position: int, users: Sequence[int], copy: Copy) -> bool:

@@ -136,7 +136,7 @@ FUSION = (
     Pass("rematerialization", _of_steps(rematerialize), _fuses),
     Pass("common_subexpression_elimination", _of_steps(eliminate_common_subexpressions), _fuses),
     Pass("horizontal_gemm", _of_steps(merge_gemms), _fuses),
-    Pass("concat_elimination", _of_steps(eliminate_concats), _fuses),
+    Pass("concat_elimination", eliminate_concats, _fuses),
     Pass("attention_fusion", _of_steps(fuse_attention), _fuses_attention),
     Pass("gqa_broadcast_elimination", _of_steps(eliminate_gqa_broadcasts), _fuses),
     Pass("horizontal_fusion", _of_steps(fuse_horizontally), _fuses),

@@ -133,7 +133,7 @@ class Lowering:
         self._read_host_input = read_host_input
         self._states = {} if states is None else states
         self.stand_ins: set[Buffer] = set()
-        """What `stand_in` gave; nothing writes it, and no plan with one is run."""
+        """What `stand_in` gave, and outputs with such parts; nothing writes these, and no plan with one is run."""
         self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
         self._read_backs: dict[Buffer, tuple[Expr, ...]] = {}
         self._num_read_back = 0

@@ -12,6 +12,7 @@ from contributed import noise
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.passes.concat_elimination import eliminate_concats
 from ort_cuda_plugin.program import verify
 from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, LoweringOptions
 from ort_cuda_plugin.program.scalar import Scalar
@@ -142,8 +143,13 @@ def test_no_earlier_step_writes_what_is_empty_or_stands_for_unknown_results_or_i
     ctx = Lowering(DeviceProperties())
     x = ctx.stand_in((4, 4), DType.FLOAT32)
     Verifier(ctx.stand_ins)("tried", [copied(x, Y)])
-    # Concat elimination has moved it into an output.
-    Verifier(ctx.stand_ins)("moved", [copied(tensor(4, 4, kind=BufferKind.OUTPUT, index=1), Y)])
+    joined, own = tensor(8, 4, kind=BufferKind.OUTPUT, index=1), leaf()
+    reader = Map((), Y.shape, ((own, x),), ((own + own, Y),))
+    moved = eliminate_concats(ctx, [copied(x, part(joined, 0, 4)), copied(X, part(joined, 4, 4)), reader])
+    assert [step.reads for step in moved] == [(X.buffer,), (joined.buffer,)]
+    Verifier(ctx.stand_ins)("moved", moved)
+    with pytest.raises(InvalidProgramError, match="invariant 4"):
+        Verifier()("moved", moved)
     Verifier()("tried", [copied(ctx.empty((0, 4), DType.FLOAT32), tensor(0, 4, kind=BufferKind.OUTPUT))])
     Verifier()("tried", [Copy((), Y, X, (X.buffer, Y.buffer), (Y.buffer,))])
     with pytest.raises(InvalidProgramError, match="invariant 3"):
