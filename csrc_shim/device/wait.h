@@ -7,9 +7,8 @@
 
 /* Waits for all of the device's streams. */
 int ocp_device_synchronize(ocp_device *device, ocp_error *error);
-/* Waits for all work whose results the calling thread can have: a caller uses it that does not know which streams used
- * the memory that it reads or writes. Does not wait for unfinished Runs of other threads, whose results nobody has yet.
- */
+/* Waits for all work whose results the calling thread can have, for callers that do not know which streams used the
+ * memory that they read or write. Does not wait for unfinished Runs of other threads. */
 int ocp_device_settle(ocp_device *device, ocp_error *error);
 /* ocp_device_synchronize, for a caller that has entered the device. */
 int ocp_pool_synchronize(ocp_device *device, ocp_error *error);

@@ -1,5 +1,4 @@
-/* What Python tells the emulated CUDA device: its configuration, and what the counting mode is to record. Types only.
- */
+/* Configuration of the emulated CUDA device, and requests of its counting mode. Python fills these. Types only. */
 #ifndef OCP_EMULATOR_CONFIG_H
 #define OCP_EMULATOR_CONFIG_H
 
@@ -34,7 +33,8 @@ typedef struct ocp_emu_access {
   uint16_t place;
 } ocp_emu_access;
 
-/* What launches of kernels compiled for counting are to do, and what they did. All memory is the caller's. */
+/* A request of the counting mode, and its results, for launches of kernels compiled for it. The caller owns the memory.
+ */
 typedef struct ocp_emu_count {
   const uint64_t *blocks; /* the only ones of a launch that run, one after the other */
   uint32_t num_blocks;

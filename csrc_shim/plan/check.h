@@ -9,7 +9,7 @@
 bool ocp_plan_check(const ocp_plan *plan, ocp_error *error);
 /* Sets the error "invalid plan: ..."; false. */
 bool ocp_plan_reject(ocp_error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* How many of an expression's operands its operation uses. */
+/* The number of operands of an operation. */
 uint32_t ocp_plan_num_operands(uint32_t op);
 
 #endif

@@ -11,7 +11,7 @@ typedef struct ocp_range {
   uint32_t first, count;
 } ocp_range;
 
-/* What belongs to one segment. */
+/* Ranges of the plan's arrays that belong to one segment. */
 typedef struct ocp_segment_view {
   ocp_range exprs, asserts, readbacks, records;
   ocp_range outputs, buffers; /* of output_order and buffer_order */

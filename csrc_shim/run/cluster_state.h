@@ -1,4 +1,4 @@
-/* What a cluster holds; private to this folder. Types only. */
+/* State of a cluster; private to this folder. Types only. */
 #ifndef OCP_RUN_CLUSTER_STATE_H
 #define OCP_RUN_CLUSTER_STATE_H
 

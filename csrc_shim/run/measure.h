@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "run/cluster.h"
 
-/* Runs a cluster that has no inputs and outputs: first some warm-up Runs, then batches between two CUDA events.
+/* Runs a cluster without inputs and outputs: first some warm-up Runs, then batches between two CUDA events.
  * *seconds is the median time of one Run. A batch takes at least a millisecond, above the resolution of events; slow
  * candidates get fewer Runs. */
 int ocp_cluster_measure(ocp_cluster *cluster, double *seconds, ocp_error *error);

@@ -6,7 +6,7 @@
 #include "device/memory/weights.h"
 #include "run/cluster.h"
 
-/* Runs a cluster that has no inputs once, and waits for it. Output i, a tensor of bytes, fills results[i], which every
+/* Runs a cluster without inputs once, and waits for it. Output i, a tensor of bytes, fills results[i], which every
  * stream may read from then on. */
 int ocp_cluster_precompute(ocp_cluster *cluster, ocp_weight *const *results, uint32_t count, ocp_error *error);
 

@@ -1,7 +1,7 @@
 /* A stream's handle of a vendor library (cublasLtHandle_t, cudnnHandle_t).
  *
  * Threads that share a stream share its handle. The libraries allow one thread at a time to use a handle, so a call
- * locks it from its first use to its last. The handle stands in a slot of the stream, and is closed with it. */
+ * locks it from its first use to its last. The stream owns the handle, and closes it. */
 #ifndef OCP_VENDOR_HANDLE_H
 #define OCP_VENDOR_HANDLE_H
 

@@ -1,4 +1,4 @@
-/* The error of an out-of-memory failure says how many bytes the arena holds; this dump says in chunks of which size.
+/* An out-of-memory error says how many bytes the arena holds; this dump lists its chunks by size.
  * Many small free chunks mean fragmentation. A large chunk that waits is bound to the unfinished work of another
  * stream. */
 #include "device/memory/arena_dump.h"

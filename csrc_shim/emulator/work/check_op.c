@@ -54,7 +54,7 @@ static CUresult check_copy(const emu_op *op, const emu_clock *clock) {
   return result;
 }
 
-/* What a kernel without checks does is not seen: all that it could write counts as written. */
+/* Counts all that a kernel without checks could write as written, since its stores are not observed. */
 static void trust(const emu_op *op) {
   const ocp_emu_kernel_meta *meta = op->kernel.function->meta;
   for (uint32_t i = 0; i < op->num_params; i++) {

@@ -1,4 +1,4 @@
-/* What an OrtEp holds; private to this folder. Types only. */
+/* State of an OrtEp; private to this folder. Types only. */
 #ifndef OCP_ORT_DATA_EP_STATE_H
 #define OCP_ORT_DATA_EP_STATE_H
 

@@ -1,4 +1,4 @@
-/* Decodes an OrtMemoryDevice: host, pinned or device memory, and of which device. */
+/* Decodes an OrtMemoryDevice: host, pinned or device memory, and the device's index. */
 #ifndef OCP_ORT_DATA_PLACE_H
 #define OCP_ORT_DATA_PLACE_H
 

@@ -1,4 +1,4 @@
-/* What a cluster and its plans refer to by index: kernels, callbacks, and the builder of plans. Types only. */
+/* Types that a cluster and its plans refer to by index: kernels, callbacks, and the builder of plans. */
 #ifndef OCP_RUN_INSTANCE_HANDLES_H
 #define OCP_RUN_INSTANCE_HANDLES_H
 
@@ -11,7 +11,7 @@
 typedef struct ocp_cluster ocp_cluster;
 typedef struct ocp_stream ocp_stream;
 
-/* What a cluster refers to by index. The cluster owns a weight once it was added. The caller owns functions and
+/* Entries that a cluster refers to by index. The cluster owns a weight once it was added. The caller owns functions and
  * problems, and keeps them until the cluster is released. */
 typedef struct ocp_kernel_ref {
   CUfunction function;

@@ -22,10 +22,10 @@ enum { MIN_NODES = 2 };
  * more. */
 enum { MEMORY_SHARE = 4 };
 
-/* What distinguishes graph nodes beside their parameters. */
+/* Properties in which nodes of a CUDA graph differ, apart from their parameters. */
 typedef struct node_state {
   uint32_t kind;
-  bool skipped; /* the record has no node */
+  bool skipped; /* the record added no node */
   unsigned grid[3], shared_bytes;
 } node_state;
 
