@@ -35,9 +35,7 @@ LARGE_FOLDERS = {
     "ort_cuda_plugin/context": 16,
     "ort_cuda_plugin/custom": 13,
     "ort_cuda_plugin/ep": 39,
-    "ort_cuda_plugin/kernels": 72,
     "ort_cuda_plugin/model": 14,
-    "ort_cuda_plugin/passes": 30,
     "ort_cuda_plugin/program": 30,
 }
 """The folders that are larger, with the number of their sources."""

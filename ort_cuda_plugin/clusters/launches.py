@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from ..kernels.elementwise.sub_byte import pack
 from ..model.ir import Node
-from ..passes.constant_folding import fixed_buffers, is_fixed
-from ..passes.fold_dequantize import fold_dequantize
+from ..passes.contraction.fold_dequantize import fold_dequantize
+from ..passes.simplification.constant_folding import fixed_buffers, is_fixed
 from ..passes.table import FUSION, KERNEL_SELECTION, KERNELS, LOWERED, Watch, run_passes
 from ..program.lowering import Lowering
 from ..program.steps import Map

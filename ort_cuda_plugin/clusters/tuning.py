@@ -20,7 +20,7 @@ from ..compiler.toolchain import installed_tools, joined_digest, sources_digest,
 from ..kernels.emit import emit
 from ..kernels.tactics import LIBRARY
 from ..model.ir import InvalidModel, Unsupported
-from ..passes.constant_folding import split_constants
+from ..passes.simplification.constant_folding import split_constants
 from ..passes.table import KERNEL_SELECTION, run_passes
 from ..plan.planner import make_plan
 from ..plan.precompute import precompute

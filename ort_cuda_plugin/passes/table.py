@@ -16,30 +16,30 @@ from ..kernels.attention.flash import has_tf32
 from ..kernels.emit import emit
 from ..program.lowering import Lowering
 from ..program.trace import Step
-from .attention_decomposition import decompose_attention
-from .attention_fusion import fuse_attention
-from .common_subexpression_elimination import eliminate_common_subexpressions
-from .concat_elimination import eliminate_concats
-from .constant_folding import fold_constants
-from .dead_code_elimination import eliminate_dead_code
-from .flatten_channel_axes import flatten_channel_axes
-from .fold_dequantize import fold_dequantize, fold_dequantize_into_inputs, fold_dequantize_of_integers
-from .gqa_broadcast_elimination import eliminate_gqa_broadcasts
-from .horizontal_conv import merge_convolutions
-from .horizontal_fusion import fuse_horizontally
-from .horizontal_gemm import merge_gemms
-from .horizontal_integer_gemm import merge_integer_gemms
-from .kernel_selection import select_kernels
-from .l2_batch_tiling import tile_batches_for_l2
-from .layout_propagation import propagate_channels_last
-from .loop_interchange import interchange_loops
-from .pointwise_as_gemm import pointwise_as_gemm
-from .rematerialization import rematerialize
-from .sink_through_concat import sink_through_concat
-from .split_k_fusion import fuse_split_k
-from .squeeze_excite_fusion import fuse_squeeze_excite
-from .tf32_as_scaled_f16 import store_tf32_as_scaled_f16
-from .vertical_fusion import fuse_vertically
+from .attention.attention_decomposition import decompose_attention
+from .attention.attention_fusion import fuse_attention
+from .attention.gqa_broadcast_elimination import eliminate_gqa_broadcasts
+from .contraction.fold_dequantize import fold_dequantize, fold_dequantize_into_inputs, fold_dequantize_of_integers
+from .contraction.kernel_selection import select_kernels
+from .contraction.pointwise_as_gemm import pointwise_as_gemm
+from .contraction.tf32_as_scaled_f16 import store_tf32_as_scaled_f16
+from .fusion.horizontal_conv import merge_convolutions
+from .fusion.horizontal_fusion import fuse_horizontally
+from .fusion.horizontal_gemm import merge_gemms
+from .fusion.horizontal_integer_gemm import merge_integer_gemms
+from .fusion.split_k_fusion import fuse_split_k
+from .fusion.squeeze_excite_fusion import fuse_squeeze_excite
+from .fusion.vertical_fusion import fuse_vertically
+from .layout.flatten_channel_axes import flatten_channel_axes
+from .layout.l2_batch_tiling import tile_batches_for_l2
+from .layout.layout_propagation import propagate_channels_last
+from .layout.loop_interchange import interchange_loops
+from .simplification.common_subexpression_elimination import eliminate_common_subexpressions
+from .simplification.concat_elimination import eliminate_concats
+from .simplification.constant_folding import fold_constants
+from .simplification.dead_code_elimination import eliminate_dead_code
+from .simplification.rematerialization import rematerialize
+from .simplification.sink_through_concat import sink_through_concat
 
 __all__ = ["FUSION", "KERNELS", "KERNEL_SELECTION", "LOWERED", "PASSES", "Pass", "Watch", "run_passes"]
 

@@ -12,13 +12,10 @@ import pytest
 from onnx import numpy_helper, parser
 
 from fuzzing.profiles import Profile
-from ort_cuda_plugin.passes import (
-    attention_fusion,
-    common_subexpression_elimination,
-    expression_equality,
-    horizontal_gemm,
-    vertical_fusion,
-)
+from ort_cuda_plugin.passes.analysis import expression_equality
+from ort_cuda_plugin.passes.attention import attention_fusion
+from ort_cuda_plugin.passes.fusion import horizontal_gemm, vertical_fusion
+from ort_cuda_plugin.passes.simplification import common_subexpression_elimination
 from ort_cuda_plugin.program.steps import Attend
 from programs.campaign import check
 from programs.interpreter import Interpreter

@@ -14,7 +14,7 @@ from onnx import ModelProto, numpy_helper, parser
 from contributed import noise
 from kernel_harness import run_model
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.passes.concat_elimination import Copy, with_view
+from ort_cuda_plugin.passes.simplification.concat_elimination import Copy, with_view
 from ort_cuda_plugin.program.row_program import Row
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.steps import Attend, Contract, Conversion, Convolve, Input, Map, Rows

@@ -12,7 +12,7 @@ from contributed import noise
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.passes.concat_elimination import eliminate_concats
+from ort_cuda_plugin.passes.simplification.concat_elimination import eliminate_concats
 from ort_cuda_plugin.program import verify
 from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, LoweringOptions
 from ort_cuda_plugin.program.scalar import Scalar

@@ -14,7 +14,7 @@ from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.estimate.gather import LIBRARIES, work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.passes import split_k_fusion
+from ort_cuda_plugin.passes.fusion import split_k_fusion
 from ort_cuda_plugin.program.lowering import DeviceProperties
 
 GPU = DeviceProperties.gpu((9, 0))

@@ -12,7 +12,7 @@ from kernel_harness import run_model
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep, LibraryStep
-from ort_cuda_plugin.passes import l2_batch_tiling
+from ort_cuda_plugin.passes.layout import l2_batch_tiling
 from ort_cuda_plugin.program.lowering import DeviceProperties
 
 TEXT = """<ir_version: 10, opset_import: ["" : 20]> images (float16[N, 16, S, S] x) => (float16[N, 16, S, S] y) {

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, numpy_helper, parser
 
-from ort_cuda_plugin.passes import l2_batch_tiling, split_k_fusion
+from ort_cuda_plugin.passes.fusion import split_k_fusion
+from ort_cuda_plugin.passes.layout import l2_batch_tiling
 from ort_cuda_plugin.passes.table import PASSES, Pass
 from ort_cuda_plugin.program.lowering import DeviceProperties
 from pass_programs import change_by

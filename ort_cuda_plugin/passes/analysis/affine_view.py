@@ -1,0 +1,142 @@
+"""Composition of strided views: how the indices of a view map to those of the dense tensor beneath it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ...program.symbolic import Dim, floordiv, le
+from ...program.tensor import contiguous_strides
+
+
+@dataclass(frozen=True)
+class Path:
+    """Coordinate k of the tensor beneath is ``starts[k]`` plus, for each axis of the view with ``targets[axis] == k``,
+    ``factors[axis]`` times the axis's coordinate. Axes without a target repeat elements. ``digits[k]`` are the axes
+    with target k, the innermost first.
+    """
+
+    targets: tuple[int | None, ...]
+    factors: tuple[Dim, ...]
+    starts: tuple[Dim, ...]
+    digits: tuple[tuple[int, ...], ...]
+
+    def strides(self, beneath: Sequence[Dim]) -> tuple[Dim, ...]:
+        """Strides over the view's axes of what has the strides ``beneath`` over the dimensions of the tensor."""
+        return tuple(
+            0 if target is None else factor * beneath[target]
+            for target, factor in zip(self.targets, self.factors, strict=True)
+        )
+
+    def strides_beneath(self, shape: Sequence[Dim], strides: Sequence[Dim]) -> tuple[Dim, ...] | None:
+        """Strides over the dimensions beneath of what has ``strides`` over a view of ``shape`` that `covers` them.
+
+        None where the axes of a dimension do not lie at one stride, or the view runs backwards.
+        """
+        result: list[Dim] = []
+        for axes in self.digits:
+            if any(le(self.factors[axis], 0) == 1 for axis in axes):
+                return None
+            if any(strides[outer] != strides[inner] * shape[inner] for inner, outer in pairwise(axes)):
+                return None
+            result.append(strides[axes[0]] if axes else 0)
+        return tuple(result)
+
+    def offset(self, beneath: Sequence[Dim]) -> Dim:
+        """Where the view's first element is."""
+        total: Dim = 0
+        for start, stride in zip(self.starts, beneath, strict=True):
+            total = total + start * stride
+        return total
+
+
+def find_path(shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, beneath: Sequence[Dim]) -> Path | None:
+    """The path from a view (``shape``, ``strides``, ``offset``) of a dense tensor with dimensions ``beneath``.
+
+    None where there is none, or it cannot be proven for all sizes: then an axis of the view crosses dimensions.
+    """
+    targets: list[int | None] = [None] * len(shape)
+    factors: list[Dim] = [0] * len(shape)
+    pending = {axis for axis, (dim, stride) in enumerate(zip(shape, strides, strict=True)) if dim != 1 and stride != 0}
+    digits: list[list[int]] = [[] for _ in beneath]
+    units = contiguous_strides(beneath)
+    starts = _starts(offset, beneath, units)
+    if starts is None:
+        return None
+    for number in reversed(range(len(beneath))):
+        size, unit = beneath[number], units[number]
+        start = starts[number]
+        covered: Dim = 1
+        # Axes count within a dimension in mixed radix: each one's factor is the number of elements of those before it.
+        while covered != size:
+            axis = next((axis for axis in pending if strides[axis] == unit * covered), None)
+            if axis is None:
+                break
+            pending.remove(axis)
+            targets[axis], factors[axis] = number, covered
+            digits[number].append(axis)
+            covered = covered * shape[axis]
+        if covered == 1 and size != 1:
+            found = _stepping_axis(shape, strides, pending, unit, start, size)
+            if found is not None:
+                axis, factor = found
+                pending.remove(axis)
+                targets[axis], factors[axis] = number, factor
+                digits[number].append(axis)
+        elif le(start + covered, size) != 1:
+            return None
+    if pending:
+        return None
+    return Path(tuple(targets), tuple(factors), starts, tuple(map(tuple, digits)))
+
+
+def _starts(offset: Dim, beneath: Sequence[Dim], units: Sequence[Dim]) -> tuple[Dim, ...] | None:
+    """The coordinates of the element at ``offset``; None where they are not provable."""
+    starts: list[Dim] = []
+    for size, unit in zip(beneath, units, strict=True):
+        if isinstance(offset, int) and isinstance(unit, int):
+            start: Dim | None = offset // unit if unit else 0
+        else:
+            start = exact_quotient(offset, unit)
+        if start is None or (start != 0 and le(start + 1, size) != 1):
+            start = 0
+        starts.append(start)
+        offset = offset - start * unit
+    return tuple(starts) if offset == 0 else None
+
+
+def _stepping_axis(
+    shape: Sequence[Dim], strides: Sequence[Dim], pending: set[int], unit: Dim, start: Dim, size: Dim
+) -> tuple[int, Dim] | None:
+    """An axis that goes through a dimension of ``size`` from ``start`` in constant steps, and the step."""
+    for axis in sorted(pending):
+        factor = exact_quotient(strides[axis], unit)
+        if isinstance(factor, int):
+            end = start + (shape[axis] - 1) * factor
+            if le(end + 1, size) == 1 and le(0, end) == 1:
+                return axis, factor
+    return None
+
+
+def exact_quotient(dividend: Dim, divisor: Dim) -> Dim | None:
+    """``dividend / divisor`` where that is a whole number for all sizes, else None."""
+    if divisor == 1:
+        return dividend
+    if divisor == 0:
+        return None
+    quotient = floordiv(dividend, divisor)
+    return quotient if quotient * divisor == dividend else None
+
+
+def covers(shape: Sequence[Dim], path: Path, beneath: Sequence[Dim]) -> bool:
+    """Whether every element beneath is an element of the view exactly once."""
+    if any(target is None and dim != 1 for target, dim in zip(path.targets, shape, strict=True)):
+        return False
+    counts: list[Dim] = [1] * len(beneath)
+    for target, dim, factor in zip(path.targets, shape, path.factors, strict=True):
+        if target is not None:
+            counts[target] = counts[target] * dim
+            if factor == 0:
+                return False
+    return all(count == size for count, size in zip(counts, beneath, strict=True))

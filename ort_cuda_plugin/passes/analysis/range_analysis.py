@@ -1,0 +1,267 @@
+"""Value range analysis: bounds on the magnitude of each tensor that hold for any input.
+
+A normalised row has no number larger than the square root of its length. What products, weights and activations make of
+that has limits as well. They are tensors that depend on weights alone, so that a device computes them once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ...kernels.codegen.source import constant_number
+from ...model.ir import DType, Node
+from ...program import scalar as s
+from ...program.lowering import Lowering, Tensor
+from ...program.reduce import reduce, row_map
+from ...program.row_program import MAX, SUM, Row
+from ...program.scalar import Scalar, reachable
+from ...program.shapes import broadcast_strides
+from ...program.steps import Contract, Map, Rows, Substitution, Sums, used_inputs
+from ...program.symbolic import product
+from ...program.tensor import Buffer
+from ...program.trace import Step
+
+__all__ = ["RangeAnalysis"]
+
+_of_unit = frozenset({"erf", "half_erf", "tanh", "sigmoid"})
+"""Operations whose results are no larger than 1."""
+_exact = 1.001
+"""What limits are multiplied by: sums and quotients round."""
+
+
+@dataclass(frozen=True)
+class _Limited:
+    """A tensor whose numbers have limits: those of a column of its last dimension, or one for all of them."""
+
+    columns: int
+    make: Callable[[], Tensor]
+
+
+class RangeAnalysis:
+    """The limits of float32 tensors that steps write, of which `note` is told in order."""
+
+    def __init__(self, ctx: Lowering) -> None:
+        self.ctx = ctx
+        self.steps: list[Step] = []
+        """What computes the limits that were asked for."""
+        self._known: dict[Buffer, _Limited] = {}
+        self._made: dict[Buffer, Tensor] = {}
+        self._uniform: dict[Buffer, Tensor] = {}
+
+    def __contains__(self, buffer: Buffer) -> bool:
+        return buffer in self._known
+
+    def of(self, buffer: Buffer) -> Tensor:
+        """The limits of a tensor that has them: a vector along its columns, or one number."""
+        if buffer not in self._made:
+            self._made[buffer] = self._known[buffer].make()
+        return self._made[buffer]
+
+    def largest(self, buffer: Buffer) -> Tensor:
+        """One number, the largest of the limits."""
+        if buffer not in self._uniform:
+            limits = self.of(buffer)
+            with self.recording(()):
+                one = limits if limits.size == 1 else reduce(self.ctx, lambda row, x: row.reduce(MAX, x), limits, [0])
+            self._uniform[buffer] = one
+        return self._uniform[buffer]
+
+    def has_columns(self, buffer: Buffer) -> int:
+        """The number of columns that have limits of their own; 1 where they have none."""
+        return self._known[buffer].columns
+
+    def pass_on(self, source: Buffer, target: Buffer) -> None:
+        """The numbers of a tensor are means of those of another one."""
+        self._known[target] = _Limited(1, lambda: self.largest(source))
+
+    def note(self, step: Map) -> None:
+        """Learns what is known of the step's results."""
+        if type(step) not in (Map, Rows, Contract) or (isinstance(step, Sums) and step.is_converted):
+            return
+        columns = step.shape[-1] if step.shape else None
+        if not isinstance(columns, int) or (isinstance(step, Contract) and (step.column_axes > 1 or step.column_parts)):
+            return
+        numbers = {leaf: float(number) for leaf, x in step.inputs if (number := constant_number(x)) is not None}
+        search = _Search(self._leaves(step), numbers, self._row_length(step))
+        for value, y in step.outputs:
+            limit = search.limit(value) if y.dtype is DType.FLOAT32 else None
+            if limit is not None and y.shape == step.shape:
+                self._known[y.buffer] = _Limited(columns, self._maker(step, limit, columns))
+
+    @contextmanager
+    def recording(self, nodes: tuple[Node, ...]) -> Iterator[None]:
+        """What is recorded meanwhile is among the steps that compute limits."""
+        with self.ctx.recording(nodes) as steps:
+            yield
+        self.steps += steps
+
+    def _leaves(self, step: Map) -> dict[Scalar, bool]:
+        """The step's leaves that have limits."""
+        found = {leaf: self._has_limit(step, x) for leaf, x in step.inputs}
+        if isinstance(step, Contract):
+            weights = step.b.rank == 2 and step.b.is_constant and step.b.dtype is DType.FLOAT32
+            found[step.total] = weights and self._has_columns(step.a, step.a.shape[-1])
+        return found
+
+    def _has_limit(self, step: Map, x: Tensor) -> bool:
+        if x.dtype is not DType.FLOAT32:
+            return False
+        if x.is_constant:
+            return all(stride == 0 for stride in broadcast_strides(x, step.shape)[:-1])
+        return self._has_columns(x, step.shape[-1])
+
+    def _has_columns(self, x: Tensor, columns: object) -> bool:
+        """Whether the limits of x are those of its buffer, column for column."""
+        limited = self._known.get(x.buffer)
+        if limited is None:
+            return False
+        return limited.columns == 1 or (x.shape[-1] == columns == limited.columns and x.is_contiguous)
+
+    @staticmethod
+    def _row_length(step: Map) -> int:
+        length = product(step.shape[axis] for axis in step.axes) if isinstance(step, Rows) else 0
+        return length if isinstance(length, int) else 0
+
+    def _maker(self, step: Map, limit: Scalar, columns: int) -> Callable[[], Tensor]:
+        def make() -> Tensor:
+            used = reachable([limit])
+            inputs = []
+            if isinstance(step, Contract) and step.total in used:
+                inputs.append((step.total, self._of_sums(step)))
+            changed = {}
+            for leaf, x in used_inputs(step.inputs, [limit]):
+                if x.is_constant:
+                    own = Scalar(leaf.dtype, "leaf")
+                    changed[leaf] = s.absolute(own)
+                    stride = broadcast_strides(x, step.shape)[-1]
+                    inputs.append((own, self.ctx.view(x, (columns,), (stride,), x.offset)))
+                else:
+                    inputs.append((leaf, self._along(x, columns)))
+            with self.recording(step.nodes):
+                result = self.ctx.empty((columns,), DType.FLOAT32)
+                value = Substitution(changed)(limit) * _exact
+                self.ctx.record(Map(step.nodes, (columns,), tuple(inputs), ((value, result),)))
+            return result
+
+        return make
+
+    def _along(self, x: Tensor, columns: int) -> Tensor:
+        limits = self.of(x.buffer)
+        return self.ctx.view(limits, (columns,), (0 if limits.size == 1 else 1,), limits.offset)
+
+    def _of_sums(self, step: Contract) -> Tensor:
+        """Sums of what the first operand can be at most times the sizes of weights."""
+        depth, columns = step.b.static_shape
+        limits = self.of(step.a.buffer)
+        along = self.ctx.view(limits, (depth, 1), (0 if limits.size == 1 else 1, 0), limits.offset)
+
+        def total(row: Row, w: Scalar, limit: Scalar) -> tuple[list[Scalar], list[Scalar]]:
+            return [], [row.reduce(SUM, s.absolute(w) * limit)]
+
+        with self.recording(step.nodes):
+            (sums,) = row_map(self.ctx, total, [0], step.b, along)
+        return self.ctx.view(sums, (columns,))
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Looks for limits of a step's values, whose ``leaves`` have limits, or are known ``numbers``."""
+
+    leaves: dict[Scalar, bool]
+    numbers: dict[Scalar, float]
+    row_length: int
+
+    def limit(self, value: Scalar) -> Scalar | None:
+        """As an expression, in which leaves stand for their limits; None where there is none."""
+        known: dict[Scalar, Scalar | None] = {}
+        stack = [value]
+        while stack:
+            x = stack[-1]
+            if x in known:
+                stack.pop()
+            elif self._is_normalised(x):
+                known[x] = s.constant(math.sqrt(self.row_length), DType.FLOAT32)
+            else:
+                missing = [operand for operand in x.operands if operand not in known]
+                stack += missing
+                if not missing:
+                    known[x] = self._limit_of(x, [known[operand] for operand in x.operands])
+        return known[value]
+
+    def _limit_of(self, x: Scalar, operands: list[Scalar | None]) -> Scalar | None:
+        if x.op == "leaf":
+            return x if self.leaves.get(x) else None
+        if x.op == "constant":
+            return s.constant(abs(x.value), DType.FLOAT32) if x.dtype.is_float and math.isfinite(x.value) else None
+        if x.op in _of_unit:
+            return s.constant(1.0, DType.FLOAT32)
+        if x.op == "div" and self._is_above_one(x.operands[1]):
+            return operands[0]
+        values = operands[1:] if x.op == "where" else operands
+        if not x.dtype.is_float or not values or any(value is None for value in values):
+            return None
+        first, *others = (value for value in values if value is not None)
+        if x.op in ("neg", "abs", "cast"):
+            return first
+        if x.op in ("add", "sub"):
+            return first + others[0]
+        if x.op == "mul":
+            return first * others[0]
+        if x.op in ("min", "max", "where"):
+            return s.maximum(first, others[0])
+        return None
+
+    def _number(self, x: Scalar) -> float | None:
+        """The number that x always is."""
+        return float(x.value) if x.op == "constant" else self.numbers.get(x)
+
+    def _is_above_one(self, x: Scalar) -> bool:
+        """Whether x is 1 and an exponential."""
+        x = _uncast(x)
+        if x.op != "add":
+            return False
+        pairs = (x.operands, x.operands[::-1])
+        return any(self._number(one) == 1.0 and _uncast(other).op == "exp" for one, other in pairs)
+
+    def _is_normalised(self, x: Scalar) -> bool:
+        """Whether x is a number by the root of the mean of the squares of its row, which may have an addend."""
+        if not self.row_length or x.op not in ("mul", "div"):
+            return False
+        first, second = map(_uncast, x.operands)
+        if x.op == "div":
+            return second.op == "sqrt" and self._is_mean_of_squares(second.operands[0], first)
+        for value, factor in ((first, second), (second, first)):
+            if factor.op == "div" and self._number(factor.operands[0]) == 1.0:
+                root = _uncast(factor.operands[1])
+                if root.op == "sqrt" and self._is_mean_of_squares(root.operands[0], value):
+                    return True
+        return False
+
+    def _is_mean_of_squares(self, x: Scalar, value: Scalar) -> bool:
+        x = _uncast(x)
+        if x.op == "add":
+            x, addend = map(_uncast, x.operands)
+            number = self._number(addend)
+            if number is None or not number >= 0:
+                return False
+        if x.op != "div":
+            return False
+        total, count = map(_uncast, x.operands)
+        if count.op != "count" and self._number(count) != self.row_length:
+            return False
+        if total.op != "reduced" or total.value[0].reduction is not SUM:
+            return False
+        square = _uncast(total.value[0].elements[0])
+        if square.op == "pow" and self._number(square.operands[1]) == 2.0:
+            return _uncast(square.operands[0]) is value
+        return square.op == "mul" and all(_uncast(operand) is value for operand in square.operands)
+
+
+def _uncast(x: Scalar) -> Scalar:
+    """x before casts, which change nothing that matters here."""
+    while x.op == "cast" and (x.operands[0].dtype.is_float or x.operands[0].op == "count"):
+        (x,) = x.operands
+    return x

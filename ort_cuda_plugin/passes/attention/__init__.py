@@ -1,0 +1,1 @@
+"""Passes that make, change and take apart attention."""

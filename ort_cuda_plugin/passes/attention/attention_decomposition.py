@@ -1,0 +1,30 @@
+"""Attention decomposition: stores the scores where two GEMMs and a softmax take less time than one attention kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...kernels.tactics import PARTS, parts_of, try_decomposition, with_tactic
+from ...program.lowering import Lowering
+from ...program.steps import Attend
+from ...program.trace import Step
+
+
+def decompose_attention(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """Bring back the two GEMMs and the row program of an attention step where they take less time than one kernel.
+
+    Assumes: an attention step has its ``parts``. A tuner, where there is one, has measured both.
+    Guarantees: attention that stays carries its tactic. Attention that cuDNN or our tensor-core kernel computes
+        stays whole.
+    Example: ``attention(q, cache, ...)`` of one new token over many keys -> GEMM, Softmax, GEMM.
+    """
+    decomposed: list[Step] = []
+    for step in steps:
+        if not isinstance(step, Attend):
+            decomposed.append(step)
+            continue
+        tuned = with_tactic(ctx, step)
+        assert isinstance(tuned, Attend)
+        is_in_parts = tuned.tactic.name == PARTS if tuned.tactic.name else try_decomposition(ctx, step)
+        decomposed += parts_of(ctx, tuned) if is_in_parts else (tuned,)
+    return decomposed

@@ -1,0 +1,1 @@
+"""Passes that prepare GEMMs and convolutions: operands, number format, and the choice of the kernel."""

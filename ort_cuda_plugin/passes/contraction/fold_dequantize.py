@@ -1,0 +1,253 @@
+"""Operand prologues: folds dequantization and casts into the operand loads of GEMMs and convolutions.
+
+Where a model dequantises an operand, the product reads the quantised elements. A product that a library computes is out
+of this: libraries take no such operand, and win more by tensor cores than by fewer bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ...kernels.conv.dispatch import in_strips
+from ...kernels.gemm.dispatch import contiguous_axis
+from ...kernels.tactics import try_integer_operands
+from ...model.ir import DType
+from ...program.lowering import Lowering
+from ...program.scalar import Scalar, reachable
+from ...program.shapes import broadcast_strides, collapse
+from ...program.steps import Contract, Conversion, Convolve, Map, Substitution, Sums, dense, stored, used_inputs
+from ...program.symbolic import Dim
+from ...program.tensor import Buffer, BufferKind, Tensor
+from ...program.trace import Step
+from ..analysis.affine_view import find_path
+from ..analysis.uses import Uses
+from ..simplification.dead_code_elimination import eliminate_dead_code
+
+MAX_OPERATIONS = 16
+"""Maximum operations of a prologue: kernels repeat it for each tile of the result that reads the element."""
+_NARROW_FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16})
+
+
+def fold_dequantize(steps: Sequence[Step], wanted: Callable[[Sums], bool] | None = None) -> list[Step]:
+    """Fold dequantisation and casts into the operand loads of GEMMs and convolutions of ours (operand prologues).
+
+    With ``wanted`` only for the steps for which it holds afterwards, whichever kernel they would have without.
+
+    Assumes: kernels are selected: a library takes no such operand, so that in front of it the map stays.
+    Guarantees: an operand's prologue is at most 16 operations, on the operand, constants and a vector along one of
+        its axes. What nobody reads any more is not stored.
+    Example: ``w = Cast(w8) * scale; y = MatMul(x, w)`` -> ``y = MatMul(x, w8 with prologue Cast(w8) * scale)``.
+    """
+    result = list(steps)
+    uses = Uses(enumerate(steps))
+    for position, step in enumerate(steps):
+        numbers = _operands(step, wanted is None)
+        before = result.copy() if numbers else []
+        for number in numbers:
+            _narrow_operand(result, uses, position, number, wanted is not None)
+        changed = result[position]
+        if wanted and numbers and changed is not before[position]:
+            assert isinstance(changed, Sums)
+            if wanted(changed):
+                continue
+            for place, (old, new) in enumerate(zip(before, result, strict=True)):
+                if old is not new:
+                    _change(result, uses, place, old)
+    return eliminate_dead_code(result)
+
+
+def fold_dequantize_of_integers(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """Fold DequantizeLinear into the operands of products whose codes tensor cores multiply.
+
+    Assumes: vertical fusion has made one map of each operand's conversion.
+    Guarantees: no library gets such a product in float32. A product that would not become an integer GEMM stays as
+        it was.
+    Example: ``a = (qa - za) * sa; y = MatMul(a, b)`` -> ``y = MatMul(qa with prologue (qa - za) * sa, ...)``,
+        multiplied as integers.
+    """
+    return fold_dequantize(steps, lambda step: try_integer_operands(ctx, step))
+
+
+def _operands(step: Step, strips: bool) -> Sequence[int]:
+    """The operands that the step's kernel can convert. Strips want weights in another order, which is made once."""
+    if isinstance(step, Convolve):
+        return () if 0 in step.shape else (0,) if in_strips(step) and (strips or step.transposed) else (0, 1)
+    return (0, 1) if isinstance(step, Contract) else ()
+
+
+def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: int, twice: bool) -> None:
+    """Where ``twice``, the narrow value is stored even if other steps want the wide one."""
+    step = steps[position]
+    assert isinstance(step, Sums)
+    x = step.operands[number]
+    writers = uses.writers(x.buffer)
+    producer = steps[writers[0]] if len(writers) == 1 else None
+    if x.buffer.kind is not BufferKind.SCRATCH or not isinstance(producer, Map):
+        return
+    made = [(value, y) for value, y in producer.outputs if y.buffer is x.buffer]
+    if len(made) != 1 or not dense(made[0][1]) or made[0][1].dtype is not x.dtype or made[0][1].shape != producer.shape:
+        return
+    value = made[0][0]
+    single = {leaf: y for leaf, y in producer.inputs if _has_one_axis(y, producer.shape)}
+    source = _source(value, single)
+    if source is None:
+        return
+    kept = _kept(producer, source)
+    if kept is None:
+        if source.op == "leaf" or (not twice and any(user != position for user in uses.readers(x.buffer))):
+            return
+        kept = Tensor(source.dtype, producer.shape, Buffer(BufferKind.SCRATCH, made[0][1].size * source.dtype.itemsize))
+    placed = [_placed(y, x, producer.shape) for y in (kept, *single.values())]
+    leaf = Scalar(source.dtype, "leaf")
+    inputs = []
+    for old, y in zip(single, placed[1:], strict=True):
+        if y is None:
+            return
+        inputs.append((old, y))
+    operand = placed[0]
+    expression = Substitution({source: leaf})(stored(value))
+    conversion = Conversion(leaf, expression, used_inputs(inputs, [expression]))
+    if operand is None or not _is_loadable(step, number, operand, conversion):
+        return
+    read = (operand, *(y for _, y in conversion.inputs))
+    if any(writer > writers[0] for y in read for writer in uses.writers(y.buffer)):
+        return  # the step would read what came later
+    if not uses.writers(kept.buffer) and kept.buffer.kind is BufferKind.SCRATCH:
+        _change(steps, uses, writers[0], replace(producer, outputs=(*producer.outputs, (source, kept))))
+    operands, conversions = list(step.operands), list(step.conversions)
+    operands[number], conversions[number] = operand, conversion
+    nodes = tuple(dict.fromkeys((*producer.nodes, *step.nodes))) if source.op == "leaf" else step.nodes
+    changed = replace(step, nodes=nodes, operands=tuple(operands), conversions=tuple(conversions))
+    _change(steps, uses, position, changed)
+
+
+def fold_dequantize_into_inputs(steps: Sequence[Step]) -> list[Step]:
+    """Fold DequantizeLinear into the epilogues and maps that read a dequantised tensor, such as the sum of a
+    residual.
+
+    Assumes: the codes are stored anyway, for a product.
+    Guarantees: where nobody else reads the float tensor it is not stored.
+    Example: ``q = Quantize(r); f = Dequantize(q); y = p + f`` -> ``q = Quantize(r); y = p + Dequantize(q)``.
+    """
+    result = list(steps)
+    uses = Uses(enumerate(steps))
+    for position, step in enumerate(steps):
+        if type(step) in (Map, Contract, Convolve):
+            assert isinstance(step, Map)
+            for leaf, x in step.inputs:
+                changed = _with_narrow_input(result, uses, result[position], leaf, x)
+                if changed is not None:
+                    _change(result, uses, position, changed)
+    return eliminate_dead_code(result)
+
+
+def _with_narrow_input(steps: list[Step], uses: Uses[int], step: Step, leaf: Scalar, x: Tensor) -> Map | None:
+    """The step with what x is made of in its place; None where that is not in memory, or no narrower."""
+    writers = uses.writers(x.buffer)
+    producer = steps[writers[0]] if len(writers) == 1 else None
+    if x.buffer.kind is not BufferKind.SCRATCH or not isinstance(producer, Map) or not isinstance(step, Map):
+        return None
+    made = [(value, y) for value, y in producer.outputs if y.buffer is x.buffer and y.dtype is x.dtype]
+    if len(made) != 1 or not dense(made[0][1]) or made[0][1].shape != producer.shape:
+        return None
+    single = {old: y for old, y in producer.inputs if _has_one_axis(y, producer.shape)}
+    source = _source(made[0][0], single)
+    kept = None if source is None or source.op == "leaf" else _kept(producer, source)
+    if source is None or kept is None:
+        return None
+    leaves = {old: Scalar(old.dtype, "leaf") for old in (source, *single)}
+    inputs = list(step.inputs)
+    for old, y in ((source, kept), *single.items()):
+        placed = _placed(y, x, producer.shape)
+        if placed is None or any(writer > writers[0] for writer in uses.writers(y.buffer)):
+            return None
+        inputs.append((leaves[old], placed))
+    changed = Substitution({leaf: Substitution(leaves)(stored(made[0][0]))})
+    outputs = tuple((changed(value), y) for value, y in step.outputs)
+    return replace(step, inputs=used_inputs(inputs, [value for value, _ in outputs]), outputs=outputs)
+
+
+def _change(steps: list[Step], uses: Uses[int], position: int, step: Step) -> None:
+    uses.leave(position, steps[position])
+    steps[position] = step
+    uses.enter(position, step)
+
+
+def _has_one_axis(x: Tensor, shape: Sequence[Dim]) -> bool:
+    """Whether x has one element, or one for each index of one dimension."""
+    strides = broadcast_strides(x, shape)
+    return sum(stride != 0 and dim != 1 for stride, dim in zip(strides, shape, strict=True)) < 2
+
+
+def _source(value: Scalar, single: dict[Scalar, Tensor]) -> Scalar | None:
+    """The narrower value that ``value`` is made of, beside constants and leaves of ``single``; None where none is."""
+    found: set[Scalar] = set()
+    seen: set[Scalar] = set()
+    stack = [value]
+    while stack:
+        x = stack.pop()
+        if x in seen or x in single or not _varies(x, single):
+            continue
+        seen.add(x)
+        if x.dtype.itemsize < value.dtype.itemsize and _is_storable(x):
+            found.add(x)
+        elif not x.operands or x.op in ("reduced", "load"):
+            return None
+        else:
+            stack += x.operands
+    return found.pop() if len(found) == 1 and len(seen) <= MAX_OPERATIONS else None
+
+
+def _varies(x: Scalar, single: dict[Scalar, Tensor]) -> bool:
+    return any(not y.operands and y.op != "constant" and y not in single for y in reachable([x]))
+
+
+def _is_storable(x: Scalar) -> bool:
+    """Whether memory holds x as it is, in a type that is cheap to load."""
+    return x.dtype.is_integer or x.dtype is DType.BOOL or (x.dtype in _NARROW_FLOATS and stored(x) is x)
+
+
+def _kept(producer: Map, source: Scalar) -> Tensor | None:
+    """Where ``source`` is in memory: what the producer loads it from, or stores it in."""
+    if source.op == "leaf":
+        return next((x for leaf, x in producer.inputs if leaf is source and x.buffer.kind is not BufferKind.HOST), None)
+    return next((y for x, y in producer.outputs if x is source and dense(y) and y.dtype is x.dtype), None)
+
+
+def _placed(y: Tensor, x: Tensor, beneath: Sequence[Dim]) -> Tensor | None:
+    """y, which is over the dimensions ``beneath``, as an operand sees it that sees a dense result as x."""
+    if y.size == 1:
+        return Tensor(y.dtype, x.shape, y.buffer, strides=[0] * x.rank, offset=y.offset)
+    path = find_path(x.shape, x.strides, x.offset, beneath)
+    if path is None:
+        return None
+    strides = broadcast_strides(y, beneath)
+    return Tensor(y.dtype, x.shape, y.buffer, strides=path.strides(strides), offset=y.offset + path.offset(strides))
+
+
+def _is_loadable(step: Sums, number: int, x: Tensor, conversion: Conversion) -> bool:
+    """Whether the step's kernel, in the order in which it would add without a conversion, can load x with it."""
+    axes = {
+        axis
+        for _, y in conversion.inputs
+        for axis, (stride, dim) in enumerate(zip(y.strides, y.shape, strict=True))
+        if stride != 0 and dim != 1
+    }
+    if isinstance(step, Convolve):
+        return x.is_contiguous and axes <= ({0} if number else set())
+    assert isinstance(step, Contract)
+    old = step.operands[number]
+    inner, outer = (x.rank - 1, x.rank - 2) if number == 0 else (x.rank - 2, x.rank - 1)
+    # Rows of a may be counted across batches.
+    along = {inner, outer} if number or all(dim == 1 for dim in x.shape[:-2]) else {inner}
+    is_one_matrix = number == 0 and all(dim == 1 for dim in step.b.shape[:-2])
+    if is_one_matrix and _row_dims(x) > _row_dims(old):
+        return False  # the rows of all batches would not be those of one product any more
+    return contiguous_axis(x, "row", "column") == contiguous_axis(old, "row", "column") and axes <= along
+
+
+def _row_dims(x: Tensor) -> int:
+    """How many dimensions the rows of matrices x have at least, across batches."""
+    dims, _ = collapse(x.shape[:-1], [x.strides[:-1]])
+    return max(len(dims), 1)

@@ -1,0 +1,65 @@
+"""Pointwise (1x1) convolutions as GEMMs, where cuDNN would copy their result.
+
+cuDNN writes a result whose places are apart, as a part of a concatenation, to its workspace, and copies it to its
+places. cuBLASLt writes lines of a result that are apart, and reads such lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...kernels.contraction.epilogue_patterns import product_form
+from ...kernels.conv.channels_last import permuted, place_stride, places_first, to_memory
+from ...kernels.gemm.dispatch import try_sliced_k
+from ...program.lowering import Lowering
+from ...program.steps import Contract, Convolve
+from ...program.trace import Step
+from ...program.views import permute
+
+__all__ = ["pointwise_as_gemm"]
+
+
+def pointwise_as_gemm(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """Rewrite pointwise (1x1) convolutions as GEMMs where cuDNN would copy their result, as a slice of a
+    concatenation.
+
+    Assumes: images have their channels last: output pixels are the rows of the GEMM.
+    Guarantees: cuBLASLt has the whole epilogue of such a GEMM. Small convolutions stay, since our kernel is faster.
+    Example: ``y[:, :8] = Conv1x1(x, w)`` -> ``y[:, :8] = MatMul(x [pixels, channels], w)``.
+    """
+    result: list[Step] = []
+    for step in steps:
+        with ctx.recording(step.nodes) as made:
+            product = _as_product(ctx, step)
+        result += [step] if product is step else [*made, product]
+    return result
+
+
+def _as_product(ctx: Lowering, step: Step) -> Step:
+    """The step, as a product if it is a convolution whose result cuDNN would copy, and cuBLASLt would not.
+
+    Its rows are the places of all images, whose channels come last. All of the epilogue has to be cuBLASLt's. Small
+    ones stay: a kernel of ours takes less time.
+    """
+    if not isinstance(step, Convolve) or step.tactic.name or not ctx.device.libraries.issuperset({"cublaslt", "cudnn"}):
+        return step
+    x, w = step.operands
+    is_product = step.windows.pointwise and step.groups == step.channel_axes == 1 and not step.transposed
+    if not is_product or step.is_converted or x.shape[1] != w.shape[1] or place_stride(x) is None:
+        return step
+    (_, y), *others = step.outputs
+    if others or place_stride(y) in (None, y.shape[1]):
+        return step
+    ordered = permuted(step, places_first(step))
+    rows, channels = w.static_shape[:2]
+    b = permute(ctx, ctx.view(ctx.contiguous(w), (rows, channels)), (1, 0))
+    made = Contract(
+        step.nodes,
+        ordered.shape,
+        ordered.inputs,
+        ordered.outputs,
+        operands=(permute(ctx, x, to_memory(x.rank)), b),
+        total=step.total,
+    )
+    form = product_form(ctx, made)
+    return step if form is None or form.leftover or try_sliced_k(ctx, made) else made

@@ -1,0 +1,208 @@
+"""Float16 storage between TF32 products, with a power of two for each column, within bounds of `RangeAnalysis`.
+
+TF32 has as many bits of a number's fraction as float16. So a normalisation, a product or attention stores float16
+numbers, which are to be multiplied by a power of two for each column, or one for all of them. Tensor cores multiply
+these at twice the rate of TF32, and half the bytes are moved. The powers of a product's first operand are factors of
+its weights, which `half_lines` makes once; those of queries and keys are a factor of scores. A number is rounded as
+TF32 rounds it, but for those below 2**-28 of the limit of their column, which lose bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ...kernels.attention.flash_mma_schedule import try_flash_attention
+from ...kernels.gemm.dispatch import try_scaled_f16
+from ...kernels.gemm.tf32_weights_as_f16 import half_lines, has_compact_lines, power_of
+from ...model.ir import DType
+from ...program import scalar as s
+from ...program.lowering import Lowering, Tensor
+from ...program.scalar import Scalar
+from ...program.steps import Attend, Contract, Map, Substitution
+from ...program.tensor import Buffer, BufferKind
+from ...program.trace import Step
+from ...program.views import permute
+from ..analysis.range_analysis import RangeAnalysis
+from ..analysis.uses import Uses
+from ..simplification.dead_code_elimination import eliminate_dead_code
+
+__all__ = ["store_tf32_as_scaled_f16"]
+
+LARGEST = 2.0**14
+"""What the limit of a column is at least, in float16."""
+
+
+def store_tf32_as_scaled_f16(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """Store tensors between TF32 GEMMs as float16 with a power of two for each column.
+
+    TF32 and float16 have the same 10 bits of mantissa. Range analysis bounds each tensor from weights and
+    normalisations, so that the scaled values fit float16.
+
+    Assumes: attention is fused; TF32 is allowed; a GPU's kernels.
+    Guarantees: only GEMMs that this makes faster read such tensors. The scales of a left operand are factors of the
+        weights, computed once.
+    Example: ``n = LayerNorm(x) f32; y = MatMul(n, w)`` -> ``n = f16(LayerNorm(x) * s); y = MatMul(n, w / s)``.
+    """
+    halves = _Halves(ctx, steps)
+    halves.decide()
+    return halves.rewritten() if halves.readers else list(steps)
+
+
+@dataclass
+class _Stored:
+    """A tensor in 16 bits: its numbers, laid out as those of its buffer, and their powers; a vector, or one number.
+
+    ``inverses`` are those of the powers.
+    """
+
+    codes: Tensor
+    powers: Tensor
+    inverses: Tensor | None = field(default=None)
+
+
+class _Halves:
+    def __init__(self, ctx: Lowering, steps: Sequence[Step]) -> None:
+        self.ctx, self.steps = ctx, steps
+        self.uses = Uses(enumerate(steps))
+        self.limits = RangeAnalysis(ctx)
+        self.readers: dict[Buffer, list[int]] = {}
+        """The steps that read a tensor in 16 bits."""
+        self.writers: dict[Buffer, int] = {}
+        """The steps that can store one, and know limits for it."""
+        self.changed: set[int] = set()
+        self.stored: dict[Buffer, _Stored] = {}
+
+    # ---- which tensors ----
+
+    def decide(self) -> None:
+        for position, step in enumerate(self.steps):
+            if isinstance(step, Contract):
+                if not self._is_halved(step, self.writers):
+                    continue
+                self._read(position, step.a)
+            elif isinstance(step, Attend):
+                if not self._is_attention_halved(step):
+                    continue
+                for x in step.operands:
+                    self._read(position, x)
+                out = step.outputs[0][1].buffer
+                self.limits.pass_on(step.operands[2].buffer, out)
+                self.writers[out] = position
+                continue
+            if isinstance(step, Map):
+                self.limits.note(step)
+                for _, y in step.outputs:
+                    if y.buffer in self.limits and self._is_alone(y):
+                        self.writers[y.buffer] = position
+
+    def _read(self, position: int, x: Tensor) -> None:
+        self.changed.add(position)
+        self.readers.setdefault(x.buffer, []).append(position)
+
+    def _is_alone(self, y: Tensor) -> bool:
+        """Whether a step's result is all of its buffer, which nothing else writes."""
+        is_whole = y.buffer.kind is BufferKind.SCRATCH and y.offset == 0 and y.buffer.nbytes == y.nbytes
+        return is_whole and len(self.uses.writers(y.buffer)) == 1
+
+    def _is_halved(self, step: Contract, limited: dict[Buffer, int]) -> bool:
+        a = step.a
+        if a.buffer not in limited or step.tactic.name or 0 in step.shape or not has_compact_lines(self.ctx, step):
+            return False
+        return self._has_powers_along(a) and try_scaled_f16(self.ctx, step)
+
+    def _has_powers_along(self, a: Tensor) -> bool:
+        """Whether the operand's columns are those of its buffer, where these have limits of their own."""
+        columns = self.limits.has_columns(a.buffer) if a.buffer in self.limits else 1
+        return columns == 1 or (a.is_contiguous and a.shape[-1] == columns and a.size * 4 == a.buffer.nbytes)
+
+    def _is_attention_halved(self, step: Attend) -> bool:
+        """Whether attention reads and writes nothing but such tensors."""
+        if len(step.outputs) != 1 or any(x.buffer not in self.writers for x in step.operands):
+            return False
+        out = step.outputs[0][1]
+        if not self._is_alone(out) or any(x.dtype is not DType.FLOAT32 for x in (out, *step.operands)):
+            return False
+        readers = [self.steps[reader] for reader in self.uses.readers(out.buffer)]
+        if not readers or try_flash_attention(self.ctx, step) is None:
+            return False
+        after = {out.buffer: 0}
+        return all(isinstance(one, Contract) and self._is_halved(one, after) for one in readers)
+
+    def _is_uniform(self, buffer: Buffer) -> bool:
+        return any(isinstance(self.steps[reader], Attend) for reader in self.readers[buffer])
+
+    # ---- the steps ----
+
+    def rewritten(self) -> list[Step]:
+        result: list[Step] = []
+        for position, step in enumerate(self.steps):
+            with self.ctx.recording(step.nodes) as made:
+                if isinstance(step, Attend) and position in self.changed:
+                    step = self._attention(step)
+                elif isinstance(step, Map):
+                    if isinstance(step, Contract) and position in self.changed:
+                        step = self._product(step)
+                    written = {y.buffer for _, y in step.outputs}
+                    for buffer in written & self.readers.keys():
+                        step = self._with_stored(step, buffer)
+            result += [*made, step]
+        return eliminate_dead_code([*self.limits.steps, *result])
+
+    def _of(self, buffer: Buffer) -> _Stored:
+        """The tensor in 16 bits, whose limits the device computes once."""
+        if buffer not in self.stored:
+            is_uniform = self._is_uniform(buffer) or self.limits.has_columns(buffer) == 1
+            limits = self.limits.largest(buffer) if is_uniform else self.limits.of(buffer)
+            count = limits.shape if not is_uniform else (1,)
+            leaf = Scalar(DType.FLOAT32, "leaf")
+            power = power_of(leaf, LARGEST)
+            with self.limits.recording(()):
+                powers, inverses = (self.ctx.empty(count, DType.FLOAT32) for _ in range(2))
+                outputs = ((power, powers), (1.0 / power, inverses))
+                self.ctx.record(Map((), tuple(count), ((leaf, self.ctx.view(limits, count)),), outputs))
+            (position,) = self.uses.writers(buffer)
+            size = next(y.size for _, y in _outputs(self.steps[position]) if y.buffer is buffer)
+            self.stored[buffer] = _Stored(self.ctx.empty((size,), DType.FLOAT16), powers, inverses)
+        return self.stored[buffer]
+
+    def _codes(self, x: Tensor) -> Tensor:
+        """x in 16 bits."""
+        return self.ctx.view(self._of(x.buffer).codes, x.shape, x.strides, x.offset)
+
+    def _product(self, step: Contract) -> Contract:
+        a = self._codes(step.a)
+        changed, lines = half_lines(self.ctx, step, self._of(step.a.buffer).powers)
+        return replace(changed, operands=(a, permute(self.ctx, lines, (1, 0))))
+
+    def _with_stored(self, step: Map, buffer: Buffer) -> Map:
+        """The step that also stores what it writes to ``buffer`` in 16 bits."""
+        stored = self._of(buffer)
+        assert stored.inverses is not None
+        value, y = next((value, y) for value, y in step.outputs if y.buffer is buffer)
+        leaf = Scalar(DType.FLOAT32, "leaf")
+        code = s.cast(value * leaf, DType.FLOAT16)
+        codes = self.ctx.view(stored.codes, y.shape, y.strides, y.offset)
+        inputs = (*step.inputs, (leaf, stored.inverses))
+        return replace(step, inputs=inputs, outputs=(*step.outputs, (code, codes)))
+
+    def _attention(self, step: Attend) -> Attend:
+        """Scores are times the powers of queries and keys. The results have the powers of the values."""
+        (_, out), operands = step.outputs[0], tuple(map(self._codes, step.operands))
+        queries, keys, values = (self._of(x.buffer).powers for x in step.operands)
+        leaves = [Scalar(DType.FLOAT32, "leaf") for _ in (queries, keys)]
+        self.stored[out.buffer] = _Stored(self.ctx.empty((out.size,), DType.FLOAT16), values)
+        changed = Substitution({step.score: step.score * leaves[0] * leaves[1]})
+        return replace(
+            step,
+            operands=operands,
+            score_inputs=(*step.score_inputs, *zip(leaves, (queries, keys), strict=True)),
+            weight=changed(step.weight),
+            outputs=((s.cast(step.total, DType.FLOAT16), self._codes(out)),),
+            parts=(),  # they multiply float32
+        )
+
+
+def _outputs(step: Step) -> Sequence[tuple[Scalar, Tensor]]:
+    assert isinstance(step, Map)
+    return step.outputs

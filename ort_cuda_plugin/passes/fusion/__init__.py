@@ -1,0 +1,1 @@
+"""Vertical and horizontal fusion: passes that join steps into one."""

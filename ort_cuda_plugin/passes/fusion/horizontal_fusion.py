@@ -1,0 +1,69 @@
+"""Horizontal fusion: one launch for independent maps of one shape, as copies of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...program.steps import Map, joined_nodes
+from ...program.symbolic import Dim, hint
+from ...program.tensor import BufferKind
+from ...program.trace import ReadBack, Step
+from ..simplification.concat_elimination import are_apart
+from ..simplification.constant_folding import fixed_buffers, is_fixed
+from .vertical_fusion import is_small, unified
+
+MAX_BYTES = 1 << 20
+"""Intermediates of a map that moves; it makes them earlier, so that they are alive for longer."""
+
+
+def fuse_horizontally(steps: Sequence[Step]) -> list[Step]:
+    """Fuse independent maps of one shape into one launch, at the place of the first.
+
+    Assumes: vertical fusion is done: a map that others could take in is gone.
+    Guarantees: no step in between reads what the later map writes, or writes what it reads. What runs once stays
+        apart from what each Run does.
+    Example: ``k2 = Copy(k); v2 = Copy(v)`` of one shape -> ``k2, v2 = Copy(k), Copy(v)`` in one map.
+    """
+    result: list[Step] = []
+    fixed = fixed_buffers(steps)
+    places: dict[tuple[tuple[Dim, ...], bool], int] = {}
+    for step in steps:
+        if isinstance(step, ReadBack):
+            places.clear()
+        if type(step) is not Map:
+            result.append(step)
+            continue
+        alike = step.shape, is_fixed(step, fixed)  # what runs once stays apart
+        place = places.get(alike)
+        first = None if place is None else result[place]
+        if place is not None and type(first) is Map and _may_move(step, result[place:]):
+            joint = _joint(first, step)
+            if is_small(joint):
+                result[place] = joint
+                continue
+        places[alike] = len(result)
+        result.append(step)
+    return result
+
+
+def _may_move(step: Map, before: Sequence[Step]) -> bool:
+    """Whether the step may come before the steps ``before``."""
+    made = sum(hint(y.nbytes) for _, y in step.outputs if y.buffer.kind is not BufferKind.OUTPUT)
+    reads, writes = set(step.reads), set(step.writes)
+    return made <= MAX_BYTES and all(
+        reads.isdisjoint(other.writes) and writes.isdisjoint(other.reads) and _writes_apart(step, other)
+        for other in before
+    )
+
+
+def _writes_apart(step: Map, other: Step) -> bool:
+    """Whether the steps write to different places: other buffers, or parts of one that do not overlap."""
+    if not isinstance(other, Map):
+        return set(step.writes).isdisjoint(other.writes)
+    outputs = [y for _, y in other.all_outputs]
+    return all(x.buffer is not y.buffer or are_apart(x, y) for _, x in step.outputs for y in outputs)
+
+
+def _joint(first: Map, second: Map) -> Map:
+    inputs, outputs = (*first.inputs, *second.inputs), (*first.outputs, *second.outputs)
+    return unified(Map(joined_nodes(first, second), first.shape, inputs, outputs))

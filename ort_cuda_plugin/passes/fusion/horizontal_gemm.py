@@ -1,0 +1,134 @@
+"""Merged GEMM: one product for several that multiply one tensor with different weights, as Q, K and V projections."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+
+from ...program.scalar import reachable
+from ...program.steps import Contract, dense, joined_nodes
+from ...program.symbolic import Dim
+from ...program.tensor import Buffer, BufferKind, Tensor, contiguous_strides
+from ...program.termination import Measure
+from ...program.trace import Step
+from ..analysis.expression_equality import Expression, completed, joined_constant, joined_inputs, result_of, same_leaves
+from ..analysis.uses import Uses
+from ..simplification.concat_elimination import Copy, with_view
+
+COLUMNS = -1
+"""The axis along which the results of products lie side by side."""
+
+
+def merge_gemms(steps: Sequence[Step]) -> list[Step]:
+    """Merge GEMMs of one left operand with constant weights into one GEMM over joined columns, as Q, K and V
+    projections.
+
+    Assumes: epilogues are fused. Steps beside the merged GEMM do not write its left operand in between.
+    Guarantees: results become views of the joined result. A shorter epilogue gets additions of -0.0 and factors of
+        1.0, which keep the bits.
+    Example: ``q = MatMul(x, wq); k = MatMul(x, wk)`` -> ``qk = MatMul(x, [wq wk]); q, k = views of qk``.
+    """
+    result: list[Step] = list(steps)
+    groups: dict[Hashable, list[int]] = {}
+    for position, step in enumerate(result):
+        if isinstance(step, Contract) and not step.is_converted and _is_mergeable(step):
+            groups.setdefault(_operand_key(step), []).append(position)
+    uses = Uses(enumerate(result))
+    gone: set[int] = set()
+    for positions in groups.values():
+        measure = Measure("horizontal_gemm")
+        while len(positions) > 1:
+            measure.fall(len(positions), result[positions[0]].node)
+            # What others lack of the longest expression may be additions and factors that change nothing.
+            longest = max(positions, key=lambda position: _length(_contract(result, position)))
+            alike = _alike(result, longest, positions)
+            positions = [position for position in positions if position not in alike]
+            if len(alike) > 1 and _merge(result, alike, uses):
+                gone.update(list(alike)[1:])
+    return [step for position, step in enumerate(result) if position not in gone]
+
+
+def _is_mergeable(step: Contract) -> bool:
+    """Whether the weights are constant, the only result is an intermediate, and others can be alike.
+
+    A product whose map reads other elements for each row and column, as those of a residual, is not alike with itself.
+    """
+    if len(step.outputs) != 1 or step.b.rank != 2 or not step.b.is_constant or step.column_axes != 1:
+        return False
+    own, y = result_of(step), step.outputs[0][1]
+    if not dense(y) or y.buffer.kind is not BufferKind.SCRATCH or not isinstance(step.shape[-1], int):
+        return False
+    return same_leaves(own, own, COLUMNS) is not None
+
+
+def _contract(steps: Sequence[Step], position: int) -> Contract:
+    step = steps[position]
+    assert isinstance(step, Contract)
+    return step
+
+
+def _length(step: Contract) -> int:
+    return len(reachable([step.outputs[0][0]]))
+
+
+def _alike(steps: Sequence[Step], longest: int, positions: Sequence[int]) -> dict[int, Expression]:
+    """Of the products that differ from the ``longest`` one in their weights only, the results, the first one first."""
+    model = result_of(_contract(steps, longest))
+    found = {}
+    for position in positions:
+        own = completed(model, result_of(_contract(steps, position)), COLUMNS)
+        if same_leaves(model, own, COLUMNS) is not None:
+            found[position] = own
+    return found
+
+
+def _operand_key(step: Contract) -> Hashable:
+    a, b = step.a, step.b
+    return a.buffer, a.dtype, a.shape, a.strides, a.offset, b.shape[0], step.outputs[0][1].dtype
+
+
+def _merge(steps: list[Step], results: Mapping[int, Expression], uses: Uses[int]) -> bool:
+    positions, (own, *others) = list(results), results.values()
+    products = [_contract(steps, position) for position in positions]
+    first = products[0]
+    if any(writer > positions[0] for writer in uses.writers(first.a.buffer)):
+        return False
+    width = sum(operator.index(step.shape[-1]) for step in products)
+    shape: tuple[Dim, ...] = (*first.shape[:-1], width)
+    result = first.outputs[0][1]
+    nbytes = result.buffer.nbytes * width // operator.index(first.shape[-1])
+    joined = Tensor(result.dtype, shape, Buffer(BufferKind.SCRATCH, nbytes))
+    copies = []
+    offset = 0
+    for step in products:
+        target = Tensor(result.dtype, step.shape, joined.buffer, strides=contiguous_strides(shape), offset=offset)
+        copies.append(Copy(0, step.outputs[0][1], target))
+        offset += operator.index(step.shape[-1])
+    changed: dict[int, Step] = {}
+    for copy in copies:
+        for user in uses.users(copy.source.buffer):
+            if user in positions:
+                continue
+            viewed = with_view(changed.get(user, steps[user]), copy)
+            if viewed is None:
+                return False
+            changed[user] = viewed
+    inputs = joined_inputs(own, others, COLUMNS, shape)
+    merged = replace(
+        first,
+        nodes=joined_nodes(*products),
+        shape=shape,
+        operands=(first.a, joined_constant([step.b for step in products], axis=1)),
+        inputs=inputs,
+        outputs=((own.value, joined),),
+    )
+    for position in positions:
+        uses.leave(position, steps[position])
+    changed[positions[0]] = merged
+    for user, new in changed.items():
+        if user not in positions:
+            uses.leave(user, steps[user])
+        uses.enter(user, new)
+        steps[user] = new
+    return True

@@ -1,0 +1,54 @@
+"""Merged integer GEMM: one product for several of the same codes, as Q, K and V projections of a quantized model."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import replace
+
+from ...kernels.gemm.dispatch import product_tactics
+from ...kernels.tactics import try_integer_operands
+from ...program.lowering import Lowering
+from ...program.steps import Contract, Tactic
+from ...program.trace import Step
+from .horizontal_contraction import Merging, has_one_result, merge_contractions
+
+__all__ = ["merge_integer_gemms"]
+
+
+def merge_integer_gemms(ctx: Lowering, steps: Iterable[Step]) -> list[Step]:
+    """Merge integer GEMMs of one left operand with constant weights into one launch that writes each result to its
+    own tensor.
+
+    Assumes: DequantizeLinear is folded into the operands.
+    Guarantees: readers of the results do not change. Tiles have all of k. Guards of the kernel join those of the
+        plan.
+    Example: ``q = MatMul(codes, wq); k = MatMul(codes, wk)`` -> ``q, k = MatMul(codes, [wq wk])``, two tensors.
+    """
+    return merge_contractions(steps, _Products(ctx))
+
+
+class _Products(Merging[Contract]):
+    columns, weight_columns = -1, 1
+
+    def __init__(self, ctx: Lowering) -> None:
+        self.ctx = ctx
+
+    def candidate(self, step: Step) -> Contract | None:
+        if not isinstance(step, Contract) or not all(step.conversions) or step.tactic.name or 0 in step.shape:
+            return None
+        if step.b.rank != 2 or not step.b.is_constant or step.column_axes != 1 or not has_one_result(step):
+            return None
+        return step if try_integer_operands(self.ctx, step) else None
+
+    def key(self, step: Contract) -> Hashable:
+        a, b = step.a, step.b
+        return a.buffer, a.dtype, a.shape, a.strides, a.offset, b.dtype, b.shape[0], step.outputs[0][1].dtype
+
+    def is_faster(self, merged: Contract, count: int) -> bool:
+        """Whether tiles have all of k: a step that adds up parts would not know the results."""
+        way = next(iter(product_tactics(self.ctx, merged).values()))
+        return way.tile is not None and way.splits == 1
+
+    def made(self, merged: Contract, count: int) -> list[Step]:
+        name = next(iter(product_tactics(self.ctx, merged)))
+        return [replace(merged, tactic=Tactic(name, f"{count} products of the same codes"))]

@@ -1,0 +1,69 @@
+"""Split-K whose reduction is fused into the step that reads the result, such as a normalization of few rows.
+
+Such a product has few tiles for each of which there is much to multiply. Parts of k give all multiprocessors large
+tiles, which read less. A kernel of its own that adds up the parts would take longer than that saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...kernels.gemm.dispatch import cut_along_k, parts_along_k
+from ...program.lowering import Lowering
+from ...program.steps import Contract, Map, Sums
+from ...program.tensor import BufferKind
+from ...program.trace import ReadBack, Step
+from ..analysis.uses import Uses
+from .vertical_fusion import join_map
+
+__all__ = ["fuse_split_k"]
+
+
+def fuse_split_k(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """Split k of a GEMM with few tiles, and fuse the reduction of the partial sums into the step that reads the
+    result.
+
+    Assumes: the only early reader is a map or a row program, such as a normalisation.
+    Guarantees: the partial sums are float32 tensors of a new buffer, which the reader adds in a fixed order. Guards
+        join those of the plan.
+    Example: ``p = MatMul(a, b); y = LayerNorm(p + r)`` -> ``p[3] = MatMul over thirds of k; y = LayerNorm(p[0] +
+        p[1] + p[2] + r)``.
+    """
+    result: list[Sequence[Step]] = [(step,) for step in steps]
+    uses = Uses(enumerate(steps))
+    for position, step in enumerate(steps):
+        if not isinstance(step, Contract) or len(step.outputs) != 1 or 0 in step.shape:
+            continue
+        reader = _adding(steps, uses, position)
+        parts = parts_along_k(ctx, step) if reader is not None else 1
+        if reader is None or parts == 1:
+            continue
+        with ctx.recording(step.nodes) as made:
+            part, added = cut_along_k(ctx, step, parts)
+        (consumer,) = result[reader]
+        buffer = step.outputs[0][1].buffer
+        is_kept = buffer.kind is BufferKind.OUTPUT or any(user != reader for user in uses.readers(buffer))
+        assert isinstance(consumer, Map)
+        joint = join_map(added, consumer, added.outputs if is_kept else ())
+        if joint is not None:
+            result[position], result[reader] = (*made, part), (joint,)
+    return [step for group in result for step in group]
+
+
+def _adding(steps: Sequence[Step], uses: Uses[int], position: int) -> int | None:
+    """The first step that reads the product's result, where it can compute it, and nothing before it needs that."""
+    step = steps[position]
+    assert isinstance(step, Contract)
+    ((_, y),) = step.outputs
+    readers = uses.readers(y.buffer)
+    if y.buffer.kind not in (BufferKind.SCRATCH, BufferKind.OUTPUT) or not readers or len(uses.writers(y.buffer)) != 1:
+        return None
+    reader = min(readers)
+    consumer = steps[reader]
+    if not isinstance(consumer, Map) or isinstance(consumer, Sums):
+        return None
+    between = range(position + 1, reader)
+    if any(isinstance(steps[number], ReadBack) for number in between):
+        return None
+    written = (writer for buffer in step.reads for writer in uses.writers(buffer))
+    return None if any(writer in between for writer in written) else reader

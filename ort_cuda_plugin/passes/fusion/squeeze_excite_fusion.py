@@ -1,0 +1,87 @@
+"""Fused squeeze-and-excitation: two pointwise convolutions of one output pixel in one kernel.
+
+Networks with squeeze and excitation make two products of a few channels for each image. For a library each is a launch
+that takes longer to begin than to compute, and often a map of what it leaves. Here a block makes all of the first
+product of its image, which stays in shared memory, and a part of the second one. What it reads does not depend on what
+it computes: so the weights of both products are under way at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...kernels.conv.squeeze_excite import choose_form, launch_chain
+from ...model.ir import DType
+from ...program.lowering import Lowering
+from ...program.steps import Convolve, dense
+from ...program.tensor import Buffer, BufferKind
+from ...program.trace import ReadBack, Step
+from ..analysis.uses import Uses
+
+__all__ = ["fuse_squeeze_excite"]
+
+_types = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
+
+
+def fuse_squeeze_excite(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """Launch the two pointwise convolutions of a squeeze-and-excitation block as one kernel, whose hidden values
+    stay in shared memory.
+
+    Assumes: epilogues are fused; a GPU's kernels, not those of the emulated device.
+    Guarantees: a launch in place of both convolutions where that is faster than two calls of a library; it reads
+        what they read.
+    Example: ``h = Relu(Conv1x1(x, a)); y = Sigmoid(Conv1x1(h, b))`` with one output pixel -> ``y = launch(x, a,
+        b)``.
+    """
+    found: list[Step | None] = list(steps)
+    uses = Uses(enumerate(steps))
+    for number, step in enumerate(steps):
+        second = _simple(step)
+        start = None if second is None else _only_writer(uses, second.operands[0].buffer, number)
+        first = None if start is None else _simple(found[start])
+        if second is None or start is None or first is None or not _feeds(first, second):
+            continue
+        form = choose_form(ctx, first, second)
+        if form is not None and not _is_changed(uses, steps, start, number):
+            found[start], found[number] = None, launch_chain(ctx, form, first, second)
+    return [step for step in found if step is not None]
+
+
+def _simple(step: Step | None) -> Convolve | None:
+    """The step if it multiplies the channels of one place by weights, and stores one result in their type."""
+    if not isinstance(step, Convolve) or step.transposed or step.is_converted or step.tactic.name:
+        return None
+    x, w = step.operands
+    is_simple = (
+        step.groups == step.channel_axes == 1
+        and step.windows.pointwise
+        and all(size == 1 for size in step.windows.size)
+        and x.dtype in _types
+        and x.is_contiguous
+        and w.is_contiguous
+        and len(step.outputs) == 1
+        and step.outputs[0][1].dtype is x.dtype
+    )
+    return step if is_simple else None
+
+
+def _only_writer(uses: Uses[int], buffer: Buffer, reader: int) -> int | None:
+    """The step that writes an intermediate which the step ``reader`` alone reads."""
+    if buffer.kind is not BufferKind.SCRATCH or list(uses.readers(buffer)) != [reader]:
+        return None
+    writers = uses.writers(buffer)
+    return writers[0] if len(writers) == 1 else None
+
+
+def _feeds(first: Convolve, second: Convolve) -> bool:
+    """Whether what the first one stores is what the second one multiplies, and nothing else of the second one."""
+    x, y = second.operands[0], first.outputs[0][1]
+    others = (second.operands[1], *(z for _, z in second.inputs))
+    return dense(y) and dense(x) and x.shape == y.shape and all(z.buffer is not y.buffer for z in others)
+
+
+def _is_changed(uses: Uses[int], steps: Sequence[Step], start: int, end: int) -> bool:
+    """Whether what the step at ``start`` reads may change before ``end``, or the host reads something by then."""
+    if any(isinstance(step, ReadBack) for step in steps[start:end]):
+        return True
+    return any(start < writer < end for buffer in steps[start].reads for writer in uses.writers(buffer))

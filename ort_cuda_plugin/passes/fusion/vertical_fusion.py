@@ -1,0 +1,522 @@
+"""Vertical fusion: joins producers into consumers, so that no tensor between them goes through memory.
+
+A producer joins its consumer where the consumer reads each element of it along strides, nothing between the two has to
+run after the one and before the other, and no other step needs the result (unless the joint step can store it as
+well). Values are rounded to the type in which they were stored, so that fusing changes no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ...program.scalar import Scalar, reachable
+from ...program.shapes import broadcast_strides, collapse
+from ...program.steps import (
+    Contract,
+    Convolve,
+    Input,
+    Map,
+    Output,
+    Rows,
+    Substitution,
+    Sums,
+    dense,
+    joined_nodes,
+    stored,
+    used_inputs,
+)
+from ...program.symbolic import Dim, hint, product
+from ...program.tensor import BufferKind, Tensor, contiguous_strides
+from ...program.termination import Measure
+from ...program.trace import ReadBack, Step
+from ..analysis.affine_view import Path, covers, find_path
+from ..analysis.uses import Uses
+from ..simplification.constant_folding import fixed_buffers, is_fixed
+
+MAX_TENSORS = 24
+"""Tensors of a joint step: a kernel takes a pointer and strides of each, and has a limited number of parameters."""
+MAX_PARAMETERS = 60
+MAX_OPERATIONS = 512
+"""Operations of a kernel: compilation takes seconds for so many, and more than twice as long for twice as many."""
+MAX_REPEATED_OPERATIONS = 16
+"""Operations that are computed again for each element that a producer's element is repeated to."""
+MAX_DISTANCE = 400
+"""Steps between producer and consumer that are looked at for dependencies."""
+FEW_ROWS, MANY_COLUMNS = 128, 8192
+"""At most so many rows of at least so many columns are too few blocks: elementwise work stays in a map of its own."""
+
+
+def fuse_vertically(steps: Sequence[Step]) -> list[Step]:
+    """Fuse producers into their consumers: maps, reductions, and maps as epilogues of GEMM, convolution and
+    attention.
+
+    Assumes: one step for each operation of an operator.
+    Guarantees: the order of reads and writes of each buffer stays. A value that the model stores in a narrow type
+        is rounded there (`stored`), so that the bits stay.
+    Example: ``p = MatMul(a, b); y = Relu(p)`` -> one GEMM whose epilogue is Relu.
+    """
+    return _Fusion(steps).run()
+
+
+class _Fusion:
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = list(steps)
+        self.uses = Uses((step, step) for step in self.steps)
+        self.fixed = fixed_buffers(steps)
+
+    def run(self) -> list[Step]:
+        position, measure = 0, Measure[tuple[int, ...]]("fuse")
+        while position < len(self.steps):
+            consumer = self.steps[position]
+            measure.fall((len(self.steps), -position), consumer.node)  # to join makes one step of two
+            if isinstance(consumer, Map):
+                joined = self._join_a_producer(consumer, position)
+                if joined is not None:
+                    position = joined  # the joint step may have more producers
+                    continue
+            position += 1
+        return self.steps
+
+    def _join_a_producer(self, consumer: Map, position: int) -> int | None:
+        """Joins one producer to the step at ``position``; the joint step's position, or None where none can be."""
+        for buffer in reversed(consumer.reads):
+            writers = self.uses.writers(buffer)
+            if len(writers) != 1 or not isinstance(writers[0], Map) or writers[0] is consumer:
+                continue
+            producer = writers[0]
+            if isinstance(consumer, Sums) and any(x.buffer in producer.writes for x in consumer.summed):
+                continue  # the sums need all of that, also where the map behind them reads another result
+            if self._is_better_kept(producer, consumer):
+                continue
+            later = self._dependents(producer, consumer, position)
+            if later is None:
+                continue
+            joint = self._joint(producer, consumer)
+            if joint is None:
+                continue
+            self._replace(producer, consumer, joint, later, position)
+            return position - 1 - len(later)
+        return None
+
+    def _is_better_kept(self, producer: Map, consumer: Map) -> bool:
+        """Whether the producer runs once, not in each Run, and reading its results costs no more than its inputs."""
+        if not is_fixed(producer, self.fixed) or is_fixed(consumer, self.fixed):
+            return False
+        if any(reader is not consumer for buffer in producer.writes for reader in self.uses.readers(buffer)):
+            return True
+        results = sum(hint(y.distinct_bytes) for _, y in producer.all_outputs)
+        return results <= sum(hint(x.distinct_bytes) for _, x in producer.inputs)
+
+    def _dependents(self, producer: Map, consumer: Map, position: int) -> list[Step] | None:
+        """The steps between the two that depend on the producer; None where the consumer depends on one of them."""
+        start = position - 1
+        while self.steps[start] is not producer:
+            start -= 1
+            if position - start > MAX_DISTANCE or start < 0:
+                return None
+        written, read = set(producer.writes), set(producer.reads)
+        later: list[Step] = []
+        for step in self.steps[start + 1 : position]:
+            if isinstance(step, ReadBack):
+                return None
+            if not (
+                written.isdisjoint(step.reads) and written.isdisjoint(step.writes) and read.isdisjoint(step.writes)
+            ):
+                later.append(step)
+                written.update(step.writes)
+                read.update(step.reads)
+        theirs = written.difference(producer.writes)
+        if not (theirs.isdisjoint(consumer.reads) and written.isdisjoint(consumer.writes)):
+            return None
+        return later if read.isdisjoint(consumer.writes) else None
+
+    def _replace(self, producer: Map, consumer: Map, joint: Map, later: list[Step], position: int) -> None:
+        for gone in (producer, consumer):
+            self.uses.leave(gone, gone)
+        self.uses.enter(joint, joint)
+        start = next(i for i in range(position, -1, -1) if self.steps[i] is producer)
+        dependents = set(map(id, later))
+        before = [step for step in self.steps[start + 1 : position] if id(step) not in dependents]
+        self.steps[start : position + 1] = [*before, joint, *later]
+
+    def _joint(self, producer: Map, consumer: Map) -> Map | None:
+        """One step that does what both do, or None where there is none or it would be slower."""
+        made = {y.buffer: (x, y) for x, y in producer.all_outputs}
+        if any(not dense(y) or len(self.uses.writers(buffer)) != 1 for buffer, (_, y) in made.items()):
+            return None
+        kept = [
+            output
+            for output in producer.all_outputs
+            if output[1].buffer.kind is not BufferKind.SCRATCH
+            or any(step is not consumer for step in self.uses.readers(output[1].buffer))
+        ]
+        joint: Map | None
+        if isinstance(producer, Sums):
+            joint = _join_sums(producer, consumer, kept)
+        elif isinstance(producer, Rows):
+            joint = _join_rows(producer, consumer, kept)
+        else:
+            return join_map(producer, consumer, kept)
+        return joint if joint is not None and is_small(joint) else None
+
+
+def is_small(step: Map) -> bool:
+    """Whether a kernel for it may have its parameters on every device, and compiles soon."""
+    tensors = [x for _, x in step.inputs if x.size != 1] + [y for _, y in step.all_outputs]
+    if len(tensors) > MAX_TENSORS:
+        return False
+    dims: Sequence[Dim] = step.shape
+    strides = [broadcast_strides(x, step.shape) for x in tensors]
+    if not isinstance(step, Sums):  # kernels of sums count rows, columns and channels apart
+        dims, strides = collapse(dims, strides)
+    numbers = sum(not isinstance(s, int) or s not in (0, 1) for axes in strides for s in axes)
+    parameters = len(step.inputs) + len(step.all_outputs) + numbers + 2 * len(dims) + _own_parameters(step, len(dims))
+    return parameters <= MAX_PARAMETERS and len(reachable(x for x, _ in step.all_outputs)) <= MAX_OPERATIONS
+
+
+def _own_parameters(step: Map, dims: int) -> int:
+    """At most how many parameters a kernel has beside those of the step's tensors and of the sizes of dimensions."""
+    if isinstance(step, Convolve):
+        return 11 + 7 * len(step.places)
+    if isinstance(step, Contract):
+        return 8 + 3 * max(len(step.batch), 1)
+    return 4 + dims
+
+
+# ---- maps as producers ----
+
+
+def join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | None:
+    """One step that computes what a map stores for another step, and stores the ``kept`` outputs of the map as well.
+
+    None where there is none, or where a kernel cannot have it.
+    """
+    joint = _join_map(producer, consumer, kept)
+    return joint if joint is not None and is_small(joint) else None
+
+
+def _join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | None:
+    views = _Views(producer, consumer.shape)
+    replaced: dict[Scalar, Scalar] = {}
+    rest: list[Input] = []
+    for leaf, x in consumer.inputs:
+        output = next((output for output in producer.outputs if output[1].buffer is x.buffer), None)
+        if output is None:
+            rest.append((leaf, x))
+            continue
+        if output[1].dtype is not x.dtype:
+            return None
+        value = views.value(output[0], x)
+        if value is None:
+            return None
+        replaced[leaf] = value
+    # What is stored as well has to be computed once for each of its elements.
+    outputs: list[Output] = []
+    for expression, y in kept:
+        view = views.covering()
+        if view is None:
+            return None
+        outputs.append((views.at(expression, view), view.of_result(y, consumer.shape)))
+    if views.repeats and len(reachable(x for x, _ in producer.outputs)) > MAX_REPEATED_OPERATIONS:
+        return None
+    if isinstance(consumer, Rows) and _is_narrow(consumer) and len(reachable(x for x, _ in producer.outputs)) > 8:
+        return None
+    # The consumer's leaves give way: its expressions are the small ones of a long chain.
+    known = {_place(x, consumer.shape): leaf for leaf, x in views.inputs}
+    replaced |= {leaf: known[place] for leaf, x in rest if (place := _place(x, consumer.shape)) in known}
+    return _with_inputs(consumer, replaced, [*views.inputs, *rest], outputs, producer)
+
+
+class _Views:
+    """A producer as a consumer of ``shape`` reads it: for each path to its elements its inputs along that path."""
+
+    def __init__(self, producer: Map, shape: tuple[Dim, ...]) -> None:
+        self.producer, self.shape = producer, shape
+        placed = [broadcast_strides(x, producer.shape) for _, x in producer.inputs]
+        self.paths: dict[_View, Substitution | None] = {}
+        """What gives an expression its inputs along a path; None where they are those of the producer."""
+        self.inputs: list[Input] = []
+        # A view that keeps the dimensions needs them as they are; one that merges them needs them merged.
+        self.forms = [_Form(producer.shape, tuple(placed))]
+        dims, merged = collapse(producer.shape, placed)
+        if len(dims) < len(producer.shape):
+            self.forms.append(_Form(tuple(dims), tuple(merged)))
+
+    @property
+    def repeats(self) -> bool:
+        return any(not self._covers(view) for view in self.paths)
+
+    def _covers(self, view: _View) -> bool:
+        return covers(self.shape, view.path, view.form.dims)
+
+    def value(self, expression: Scalar, x: Tensor) -> Scalar | None:
+        """``expression`` of the producer as the element of its stored result that the consumer reads through x."""
+        strides = broadcast_strides(x, self.shape)
+        for form in self.forms:
+            path = find_path(self.shape, strides, x.offset, form.dims)
+            if path is not None:
+                return stored(self.at(expression, _View(form, path)))
+        return None
+
+    def at(self, expression: Scalar, view: _View) -> Scalar:
+        if view not in self.paths:
+            placed = [
+                self._along(x, strides, view.path)
+                for (_, x), strides in zip(self.producer.inputs, view.form.placed, strict=True)
+            ]
+            if not self.paths and all(x is y for (_, x), y in zip(self.producer.inputs, placed, strict=True)):
+                self.inputs += self.producer.inputs
+                self.paths[view] = None
+            else:
+                leaves = {leaf: Scalar(leaf.dtype, "leaf") for leaf, _ in self.producer.inputs}
+                self.inputs += zip(leaves.values(), placed, strict=True)
+                self.paths[view] = Substitution(leaves)
+        new = self.paths[view]
+        return expression if new is None else new(expression)
+
+    def _along(self, x: Tensor, strides: Sequence[Dim], path: Path) -> Tensor:
+        """x of the producer as the consumer reads it; x itself where that is no other place."""
+        if x.size == 1:
+            return _of_rank(x, len(self.shape))
+        offset, new = x.offset + path.offset(strides), path.strides(strides)
+        pairs = zip(reversed(x.shape), reversed(self.shape), strict=False)
+        is_over_shape = x.rank <= len(self.shape) and all(dim in (1, size) for dim, size in pairs)
+        if is_over_shape and offset == x.offset and tuple(new) == broadcast_strides(x, self.shape):
+            return x
+        return Tensor(x.dtype, self.shape, x.buffer, strides=new, offset=offset)
+
+    def covering(self) -> _View | None:
+        return next((view for view in self.paths if self._covers(view)), None)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """The dimensions of a producer, and the strides of its inputs over them."""
+
+    dims: tuple[Dim, ...]
+    placed: tuple[tuple[Dim, ...], ...]
+
+
+@dataclass(frozen=True)
+class _View:
+    form: _Form
+    path: Path
+
+    def of_result(self, y: Tensor, shape: tuple[Dim, ...]) -> Tensor:
+        """A dense result of the producer over the axes of the view, which may run backwards."""
+        dense = contiguous_strides(self.form.dims)
+        return Tensor(y.dtype, shape, y.buffer, strides=self.path.strides(dense), offset=self.path.offset(dense))
+
+
+def _is_narrow(step: Rows) -> bool:
+    """Whether few threads would do all the work on the elements."""
+    columns = product(dim for axis, dim in enumerate(step.shape) if axis in step.axes)
+    return hint(product(step.row_shape)) < FEW_ROWS and hint(columns) > MANY_COLUMNS
+
+
+# ---- row programs as producers ----
+
+
+def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | None:
+    """A row program takes in what is computed from its elements and rows, in its own shape."""
+    if isinstance(consumer, Rows):
+        if consumer.axes != producer.axes or consumer.shape != producer.shape:
+            return None
+    elif isinstance(consumer, Sums):
+        return None
+    row_buffers = {y.buffer for _, y in producer.row_outputs}
+    element_buffers = {y.buffer for _, y in producer.outputs}
+    own: Map | None = consumer
+    by_row = False
+    if consumer.shape != producer.shape:
+        read = [x for _, x in consumer.inputs if x.buffer in element_buffers]
+        by_row = not read
+        if by_row:
+            read = [x for _, x in consumer.inputs if x.buffer in row_buffers]
+        own = rebased(consumer, producer.row_shape if by_row else producer.shape, read[0])
+    if own is None or (not by_row and _is_narrow(producer)):
+        return None
+    element_strides = contiguous_strides(producer.shape)
+    row_strides = tuple(
+        0 if axis in producer.axes else stride for axis, stride in enumerate(contiguous_strides(producer.row_shape))
+    )
+    replaced: dict[Scalar, Scalar] = {}
+    rest: list[Input] = []
+    for leaf, x in own.inputs:
+        output = next((output for output in producer.all_outputs if output[1].buffer is x.buffer), None)
+        if output is None:
+            rest.append((leaf, x))
+            continue
+        wanted = row_strides if x.buffer in row_buffers else element_strides
+        if not reads_all(x, own.shape, output[1], wanted) or (by_row and x.buffer in element_buffers):
+            return None
+        replaced[leaf] = stored(output[0])
+    if isinstance(own, Rows):
+        replaced[own.row.index], replaced[own.row.count] = producer.row.index, producer.row.count
+    new = Substitution(replaced)
+    elements = [output for output in kept if output[1].buffer in element_buffers]
+    rows = [output for output in kept if output[1].buffer in row_buffers]
+    (rows if by_row else elements).extend((new(x), y) for x, y in own.outputs)
+    if isinstance(own, Rows):
+        rows += [(new(x), y) for x, y in own.row_outputs]
+    inputs = used_inputs([*producer.inputs, *rest], [x for x, _ in (*elements, *rows)])
+    return unified(
+        replace(
+            producer,
+            nodes=joined_nodes(producer, consumer),
+            inputs=inputs,
+            outputs=tuple(elements),
+            row_outputs=tuple(rows),
+        )
+    )
+
+
+def reads_all(x: Tensor, shape: Sequence[Dim], y: Tensor, strides: Sequence[Dim]) -> bool:
+    """Whether x, read over ``shape``, is the dense result y element by element."""
+    if x.dtype is not y.dtype or x.offset != 0:
+        return False
+    triples = zip(shape, broadcast_strides(x, shape), strides, strict=True)
+    return all(dim == 1 or stride == wanted for dim, stride, wanted in triples)
+
+
+def _of_rank(x: Tensor, rank: int) -> Tensor:
+    """x, which has one element, with at most ``rank`` dimensions."""
+    return x if x.rank <= rank else Tensor(x.dtype, (1,) * rank, x.buffer, offset=x.offset)
+
+
+def rebased(consumer: Map, shape: tuple[Dim, ...], x: Tensor) -> Map | None:
+    """The consumer over ``shape``, the dimensions of the dense tensor that it reads through x; None where none is."""
+    strides = broadcast_strides(x, consumer.shape)
+    over: Callable[[Sequence[Dim]], tuple[Dim, ...] | None]
+    path = find_path(consumer.shape, strides, x.offset, shape)
+    if path is not None and covers(consumer.shape, path, shape):
+        over = partial(path.strides_beneath, consumer.shape)
+    elif x.offset == 0 and strides == contiguous_strides(consumer.shape):
+        back = find_path(shape, contiguous_strides(shape), 0, consumer.shape)
+        if back is None or not covers(shape, back, consumer.shape):
+            return None
+        over = back.strides
+    else:
+        return None
+
+    def moved(pairs: Sequence[Input]) -> tuple[Input, ...] | None:
+        result = []
+        for scalar, y in pairs:
+            if y.size == 1:
+                y = _of_rank(y, len(shape))
+            else:
+                placed = over(broadcast_strides(y, consumer.shape))
+                if placed is None:
+                    return None
+                y = Tensor(y.dtype, shape, y.buffer, strides=placed, offset=y.offset)
+            result.append((scalar, y))
+        return tuple(result)
+
+    inputs, outputs = moved(consumer.inputs), moved(consumer.outputs)
+    return None if inputs is None or outputs is None else replace(consumer, shape=shape, inputs=inputs, outputs=outputs)
+
+
+def _join_sums(producer: Sums, consumer: Map, kept: Sequence[Output]) -> Map | None:
+    """A product or convolution takes in an elementwise map of all its results."""
+    if isinstance(consumer, (Rows, Sums)):
+        return None
+    read = [x for _, x in consumer.inputs if any(x.buffer is y.buffer for _, y in producer.outputs)]
+    own: Map | None = consumer
+    if consumer.shape != producer.shape:
+        own = rebased(consumer, producer.shape, read[0])
+        if own is None and isinstance(producer, (Contract, Convolve)):
+            producer, kept = _split(producer, consumer, read[0], kept)
+            own = rebased(consumer, producer.shape, read[0])
+    if own is None:
+        return None
+    strides = contiguous_strides(producer.shape)
+    replaced: dict[Scalar, Scalar] = {}
+    rest: list[Input] = []
+    for leaf, x in own.inputs:
+        output = next((output for output in producer.outputs if output[1].buffer is x.buffer), None)
+        if output is None:
+            rest.append((leaf, x))
+        elif reads_all(x, own.shape, output[1], strides):
+            replaced[leaf] = stored(output[0])
+        else:
+            return None
+    new = Substitution(replaced)
+    outputs = (*kept, *((new(x), y) for x, y in own.outputs))
+    inputs = used_inputs([*producer.inputs, *rest], [x for x, _ in outputs])
+    return unified(replace(producer, nodes=joined_nodes(producer, consumer), inputs=inputs, outputs=outputs))
+
+
+def _split(
+    producer: Contract | Convolve, consumer: Map, x: Tensor, kept: Sequence[Output]
+) -> tuple[Contract | Convolve, Sequence[Output]]:
+    """The producer with more dimensions for its rows and columns, or channels, where the consumer reads them so."""
+    path = find_path(consumer.shape, broadcast_strides(x, consumer.shape), x.offset, producer.shape)
+    if path is None:
+        return producer, kept
+    parts = [max(len(axes), 1) for axes in path.digits]
+    if isinstance(producer, Convolve):
+        fixed = [count for axis, count in enumerate(parts) if axis not in producer.channels]
+    else:
+        fixed = parts[: len(producer.batch)]
+    if any(count > 1 for count in fixed):
+        return producer, kept
+    shape: list[Dim] = []
+    for number, dim in enumerate(producer.shape):
+        axes = path.digits[number]
+        shape += [consumer.shape[axis] for axis in reversed(axes)] if len(axes) > 1 else [dim]
+
+    def placed(y: Tensor) -> Tensor:
+        strides: list[Dim] = []
+        for axes, stride in zip(path.digits, broadcast_strides(y, producer.shape), strict=True):
+            strides += [stride * path.factors[axis] for axis in reversed(axes)] if len(axes) > 1 else [stride]
+        return Tensor(y.dtype, shape, y.buffer, strides=strides, offset=y.offset)
+
+    def all_placed(pairs: Sequence[Input]) -> tuple[Input, ...]:
+        return tuple((scalar, y if y.size == 1 else placed(y)) for scalar, y in pairs)
+
+    inputs, outputs = all_placed(producer.inputs), all_placed(producer.outputs)
+    split = replace(producer, shape=tuple(shape), inputs=inputs, outputs=outputs)
+    if isinstance(split, Convolve):
+        return replace(split, channel_axes=sum(parts[1 : 1 + split.channel_axes])), all_placed(kept)
+    end = len(producer.shape) - split.column_axes
+    rows = parts[end - split.row_axes : end]
+    return replace(split, row_axes=sum(rows), column_axes=sum(parts[end:])), all_placed(kept)
+
+
+# ---- joint steps ----
+
+
+def _with_inputs(
+    consumer: Map,
+    replaced: dict[Scalar, Scalar],
+    inputs: Iterable[Input],
+    outputs: Sequence[Output],
+    producer: Map,
+) -> Map:
+    changed = consumer.map_values(Substitution(replaced))
+    changed = replace(changed, nodes=joined_nodes(producer, consumer), outputs=(*outputs, *changed.outputs))
+    return unified(replace(changed, inputs=used_inputs(inputs, [x for x, _ in changed.all_outputs])))
+
+
+def _place(x: Tensor, shape: tuple[Dim, ...]) -> Hashable:
+    """What two tensors have in common that give ``shape`` the same elements."""
+    return x.buffer, x.dtype, x.offset, broadcast_strides(x, shape)
+
+
+def unified(step: Map) -> Map:
+    """The step with one leaf for each place that it reads."""
+    known: dict[object, Scalar] = {}
+    replaced: dict[Scalar, Scalar] = {}
+    inputs: list[Input] = []
+    for leaf, x in step.inputs:
+        key = _place(x, step.shape)
+        if key in known:
+            replaced[leaf] = known[key]
+        else:
+            known[key] = leaf
+            inputs.append((leaf, x))
+    if not replaced:
+        return step
+    return replace(step, inputs=tuple(inputs)).map_values(Substitution(replaced))

@@ -1,0 +1,59 @@
+"""Flattens the channel axes of a convolution whose epilogue distributes channels over several axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...program.lowering import Lowering
+from ...program.scalar import Scalar
+from ...program.shapes import broadcast_strides
+from ...program.steps import Convolve, Input, Map
+from ...program.symbolic import product
+from ...program.tensor import contiguous_strides
+from ...program.trace import Step
+
+__all__ = ["flatten_channel_axes"]
+
+
+def flatten_channel_axes(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """Flatten the channel axes of a convolution into one, with a map that moves the result; cuDNN has no other
+    form.
+
+    Assumes: only a number for each channel follows the accumulators; else the convolution stays.
+    Guarantees: a flattened convolution writes one dense image, which the map reads.
+    Example: ``conv -> [n, 8, 2, 2, h, w]`` (channels of three axes) -> ``conv -> [n, 32, h, w]; map``.
+    """
+    flat: list[Step] = []
+    for step in steps:
+        if isinstance(step, Convolve) and step.channel_axes > 1:
+            ctx.nodes = step.nodes
+            flat += _flattened(ctx, step)
+        else:
+            flat.append(step)
+    return flat
+
+
+def _flattened(ctx: Lowering, step: Convolve) -> list[Map]:
+    """The convolution with one axis of channels, and a map that moves its result; a library has no other form of it.
+
+    The step alone where something other than a number for each channel follows the sums.
+    """
+    inputs: list[Input] = []
+    channels = [step.shape[axis] for axis in step.channels]
+    for leaf, x in step.inputs:
+        strides = broadcast_strides(x, step.shape)
+        along = [strides[axis] for axis in step.channels]
+        elsewhere = [stride for axis, stride in enumerate(strides) if axis not in step.channels]
+        if any(stride != 0 for stride in elsewhere) or tuple(along) != contiguous_strides(channels):
+            return [step]
+        shape = (product(channels), *[1] * len(step.space))
+        inputs.append((leaf, ctx.view(x, shape, (1, *[0] * len(step.space)), x.offset)))
+    if len(step.outputs) != 1:
+        return [step]
+    value, out = step.outputs[0]
+    space = [step.shape[axis] for axis in step.space]
+    image = ctx.empty([step.shape[0], product(channels), *space], out.dtype)
+    leaf = Scalar(out.dtype, "leaf")
+    whole = replace(step, shape=image.shape, inputs=tuple(inputs), outputs=((value, image),), channel_axes=1)
+    return [whole, Map(step.nodes, step.shape, ((leaf, ctx.view(image, step.shape)),), ((leaf, out),))]

@@ -1,0 +1,132 @@
+"""Batch tiling for L2 reuse: an expansion and its depthwise convolution for part of the batch at a time.
+
+A network that makes many channels of few, and then convolves each by itself, has its largest images between the two.
+Of all images at once they go to the memory and come back; those of some images stay in the L2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ...kernels.conv.channels_last import empty_channels_last, is_channels_last, try_channels_last
+from ...kernels.conv.depthwise_conv import try_depthwise
+from ...program.elementwise import rearranged
+from ...program.lowering import Lowering, Tensor
+from ...program.steps import Convolve
+from ...program.symbolic import Dim, hint, le
+from ...program.tensor import BufferKind
+from ...program.trace import Step
+from ...program.views import part, permute
+from ..analysis.uses import Uses
+
+L2_BYTES = {(8, 0): 40 << 20, (8, 9): 48 << 20, (9, 0): 50 << 20, (10, 0): 126 << 20, (12, 0): 64 << 20}
+"""L2 of the smallest data-center GPU of each compute capability, in bytes. Others hold too few images."""
+FULL, PART = 0.75, 0.6
+"""Shares of the L2: what both convolutions read and write between them stays there up to the first; parts take up to
+the second."""
+MOST_PARTS = 4
+"""More launches take as long as the memory."""
+
+
+def tile_batches_for_l2(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """Tile the batch of an expansion and the depthwise convolution after it, so that the image between them stays
+    in L2.
+
+    Assumes: images have their channels last; the image between has one writer and one reader.
+    Guarantees: the tiles cover the batch in order, and each has an image of its own between both convolutions.
+    Example: ``e = Conv1x1(x [64, ...]); y = Depthwise(e)`` -> for 16 images at a time: ``e = Conv1x1(x[i:i+16]);
+        y[i:i+16] = Depthwise(e)``.
+    """
+    size = L2_BYTES.get(ctx.device.compute_capability, 0)
+    if not size:
+        return list(steps)
+    uses = Uses(enumerate(steps))
+    tiled: list[Step] = []
+    number = 0
+    while number < len(steps):
+        pair = steps[number : number + 2]
+        count = _parts(ctx, uses, number, pair, size)
+        if count > 1:
+            first, second = _convolutions(pair)
+            tiled += _in_parts(ctx, first, second, count)
+            number += 2
+        else:
+            tiled.append(steps[number])
+            number += 1
+    return tiled
+
+
+def _parts(ctx: Lowering, uses: Uses[int], number: int, pair: Sequence[Step], size: int) -> int:
+    """In how many parts a pair of steps is faster; 1 for any other pair."""
+    both = _convolutions(pair)
+    if len(both) < 2 or any(step.transposed or step.is_converted for step in both):
+        return 1
+    first, second = both
+    if len(first.outputs) != 1 or not try_channels_last(ctx, first) or not try_depthwise(ctx, second):
+        return 1
+    between, images = first.outputs[0][1], first.shape[0]
+    buffer = between.buffer
+    is_between = (
+        buffer.kind is BufferKind.SCRATCH
+        and list(uses.writers(buffer)) == [number]
+        and list(uses.readers(buffer)) == [number + 1]
+        and second.operands[0].strides == between.strides
+        and is_channels_last(between)
+        and is_channels_last(second.operands[0])
+        and all(x.buffer is not buffer for _, x in second.inputs)
+    )
+    if not is_between or not all(_has_images(step, x, images) for step in (first, second) for x in _others(step)):
+        return 1
+    moved = [first.operands[0].nbytes, between.nbytes]
+    if sum(map(hint, moved)) <= FULL * size:
+        return 1
+    moved.append(second.outputs[0][1].nbytes)
+    count = next((count for count in range(2, MOST_PARTS + 1) if sum(map(hint, moved)) <= PART * size * count), 1)
+    return count if count <= hint(images) and ctx.guard(le(count, images)) else 1
+
+
+def _convolutions(steps: Sequence[Step]) -> list[Convolve]:
+    return [step for step in steps if isinstance(step, Convolve)]
+
+
+def _others(step: Convolve) -> list[Tensor]:
+    return [step.operands[0], *(x for _, x in (*step.inputs, *step.outputs))]
+
+
+def _has_images(step: Convolve, x: Tensor, images: Dim) -> bool:
+    """Whether x has all images, or is the same for each of them."""
+    return x.rank < len(step.shape) or x.shape[0] in (1, images)
+
+
+def _in_parts(ctx: Lowering, first: Convolve, second: Convolve, count: int) -> Iterator[Step]:
+    weights = second.operands[1]
+    if ctx.options.fusion:  # all parts share what is turned once
+        last = weights.rank - 1
+        with ctx.recording(second.nodes) as made:
+            turned = rearranged(ctx, permute(ctx, weights, (*range(1, weights.rank), 0)))
+        weights = permute(ctx, turned, (last, *range(last)))
+        yield from made
+    images = first.shape[0]
+    for number in range(count):
+        start = images * number // count
+        size = images * (number + 1) // count - start
+        of_first = _part(ctx, first, start, size)
+        between = empty_channels_last(ctx, of_first.shape, first.outputs[0][1].dtype)
+        yield replace(of_first, outputs=((first.outputs[0][0], between),))
+        yield replace(_part(ctx, second, start, size), operands=(between, weights))
+
+
+def _part(ctx: Lowering, step: Convolve, start: Dim, size: Dim) -> Convolve:
+    """The step for ``size`` images."""
+
+    def images(x: Tensor) -> Tensor:
+        return x if x.rank < len(step.shape) or x.shape[0] == 1 else part(ctx, x, 0, start, size)
+
+    return replace(
+        step,
+        shape=(size, *step.shape[1:]),
+        operands=(images(step.operands[0]), *step.operands[1:]),
+        inputs=tuple((leaf, images(x)) for leaf, x in step.inputs),
+        outputs=tuple((value, images(x)) for value, x in step.outputs),
+    )

@@ -1,0 +1,60 @@
+"""Loop interchange: iterates maps over their dimensions in the order in which these lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...kernels.conv.channels_last import permuted, place_stride, to_memory
+from ...program.shapes import broadcast_strides
+from ...program.steps import Map
+from ...program.symbolic import hint
+from ...program.tensor import Tensor
+from ...program.trace import Step
+
+__all__ = ["interchange_loops"]
+
+
+def interchange_loops(steps: Sequence[Step]) -> list[Step]:
+    """Interchange the loops of maps, so that the innermost one walks over adjacent elements.
+
+    Assumes: layouts are final.
+    Guarantees: a map's dimensions are in the order of its tensors in memory, where they agree; each element is
+        computed as before.
+    Example: ``map over [n, c, h, w]`` of NHWC images -> ``map over [n, h, w, c]``.
+    """
+    return [_unit_axis_last(_in_memory_order(step)) if isinstance(step, Map) else step for step in steps]
+
+
+def _in_memory_order(step: Map) -> Map:
+    """A map that writes an image with channels last, over the dimensions in their order in memory."""
+    if type(step) is not Map or not step.outputs:
+        return step
+    result, rank = step.outputs[0][1], len(step.shape)
+    if rank < 3 or result.is_contiguous or place_stride(result) is None:
+        return step
+    return permuted(step, to_memory(rank))
+
+
+def _unit_axis_last(step: Map) -> Map:
+    """A map whose tensors all have neighbours along an axis that is not the last, with its axes as memory has them."""
+    if type(step) is not Map or not step.outputs or len(step.shape) < 3:
+        return step
+    placed = [broadcast_strides(x, step.shape) for _, x in (*step.outputs, *step.inputs)]
+    units = [axis for axis, dim in enumerate(step.shape) if dim != 1 and all(each[axis] == 1 for each in placed)]
+    if not units or units[-1] == len(step.shape) - 1:
+        return step
+    order = sorted(range(len(step.shape)), key=lambda axis: hint(placed[0][axis]), reverse=True)
+    order = [*(axis for axis in order if axis != units[-1]), units[-1]]
+
+    def moved(x: Tensor) -> Tensor:
+        strides = broadcast_strides(x, step.shape)
+        shape = [step.shape[axis] for axis in order]
+        return Tensor(x.dtype, shape, x.buffer, strides=[strides[axis] for axis in order], offset=x.offset)
+
+    return replace(
+        step,
+        shape=tuple(step.shape[axis] for axis in order),
+        inputs=tuple((leaf, moved(x)) for leaf, x in step.inputs),
+        outputs=tuple((value, moved(y)) for value, y in step.outputs),
+    )

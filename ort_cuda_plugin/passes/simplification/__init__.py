@@ -1,0 +1,1 @@
+"""Passes that drop, fold or recompute steps and results, and that write into concatenations directly."""

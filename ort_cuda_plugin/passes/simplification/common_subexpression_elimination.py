@@ -1,0 +1,68 @@
+"""Common subexpression elimination among the results of one step, as of a tensor that is quantized several times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...program.steps import Map, dense, used_inputs
+from ...program.tensor import BufferKind, Tensor
+from ...program.termination import Measure
+from ...program.trace import Step
+from ..analysis.expression_equality import are_equal
+from ..analysis.uses import Uses
+from .concat_elimination import Copy, with_view
+
+
+def eliminate_common_subexpressions(steps: Sequence[Step]) -> list[Step]:
+    """Store equal results of one step once, and let all readers load that one.
+
+    Assumes: equal computations of one input are fused into one step, as several operators that quantise one tensor
+        are.
+    Guarantees: no two dense intermediates of one step have equal expressions, unless a reader cannot take a view.
+    Example: ``a, b = Exp(x), Exp(x)`` -> ``a = Exp(x)``; the readers of b read a.
+    """
+    result = list(steps)
+    uses = Uses(enumerate(steps))
+    for position, step in enumerate(steps):
+        measure = Measure("common_subexpression_elimination")
+        while isinstance(step, Map):
+            measure.fall(len(step.outputs), step.node)
+            if not _drop_one(result, uses, position, step):
+                break
+            step = result[position]
+    return result
+
+
+def _drop_one(steps: list[Step], uses: Uses[int], position: int, step: Map) -> bool:
+    tensors = dict(step.inputs)
+    for number, (value, y) in enumerate(step.outputs):
+        for other, kept in step.outputs[:number]:
+            is_twin = _may_go(uses, y) and _may_go(uses, kept) and y.shape == kept.shape and y.dtype is kept.dtype
+            if is_twin and are_equal(value, other, tensors) and _drop(steps, uses, position, Copy(number, y, kept)):
+                return True
+    return False
+
+
+def _may_go(uses: Uses[int], y: Tensor) -> bool:
+    """Whether y is all of an intermediate that nothing else writes."""
+    return y.buffer.kind is BufferKind.SCRATCH and dense(y) and len(uses.writers(y.buffer)) == 1
+
+
+def _drop(steps: list[Step], uses: Uses[int], position: int, copy: Copy) -> bool:
+    """Leaves out the copy's output, and has all that read it read the target."""
+    step = steps[position]
+    assert isinstance(step, Map)
+    kept = replace(step, outputs=tuple(y for number, y in enumerate(step.outputs) if number != copy.number))
+    values = [value for value, _ in kept.all_outputs]
+    changed: dict[int, Step] = {position: replace(kept, inputs=used_inputs(step.inputs, values))}
+    for user in dict.fromkeys(uses.readers(copy.source.buffer)):
+        viewed = with_view(steps[user], copy)
+        if viewed is None:
+            return False
+        changed[user] = viewed
+    for user, new in changed.items():
+        uses.leave(user, steps[user])
+        uses.enter(user, new)
+        steps[user] = new
+    return True

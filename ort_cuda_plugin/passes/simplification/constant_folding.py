@@ -1,0 +1,141 @@
+"""Constant folding on the device: finds what depends on weights only, and takes it out of each Run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from ...program.lowering import Lowering
+from ...program.steps import Map
+from ...program.symbolic import Dim
+from ...program.tensor import Buffer, BufferKind, Tensor, known_bytes
+from ...program.termination import Measure
+from ...program.trace import Copy, Int32, Int64, Launch, Memset, ReadBack, Recordable, Step
+
+MAX_GROWTH = 8
+"""A result of at most so many times the bytes of its weights is kept in place of them: 4 bits become a float32."""
+SMALL_BYTES = 1 << 16
+"""A result of so few bytes is kept even if it is made of nothing, as tables and masks are."""
+
+_MANY = 1 << 62
+Fixed: TypeAlias = Mapping[Buffer, int]
+"""Intermediates that depend on weights only, and the bytes of these; what is used twice may count twice."""
+
+
+def fixed_buffers(steps: Sequence[Step]) -> Fixed:
+    """The intermediates that only steps of fixed sizes write, which read weights and such intermediates.
+
+    A result that is much larger than its weights is none: memory would hold it between Runs. Libraries are left out,
+    since a product of two weights is rare.
+    """
+    refused = {buffer for step in steps if not _is_static(step) for buffer in (*step.writes, *_read_back(step))}
+    measure = Measure("fixed")
+    while True:
+        measure.fall(-len(refused))  # what is refused stays so, and there are only so many buffers
+        found: dict[Buffer, int] = {}
+        for step in steps:
+            if refused.isdisjoint(step.writes):
+                beneath = _bytes_beneath(step.reads, found)
+                if beneath is None:
+                    refused.update(step.writes)
+                else:
+                    found.update({buffer: min(found.get(buffer, 0) + beneath, _MANY) for buffer in step.writes})
+            else:
+                refused.update(step.writes)
+        large = [buffer for buffer, beneath in found.items() if buffer not in refused and _is_large(buffer, beneath)]
+        refused.update(large)
+        if not large and refused.isdisjoint(found):
+            return found
+
+
+def is_fixed(step: Step, fixed: Fixed) -> bool:
+    """Whether all that a step writes is fixed."""
+    return bool(step.writes) and all(buffer in fixed for buffer in step.writes)
+
+
+def fold_constants(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """Take the launches out of a Run that depend on weights only; the device does them once.
+
+    Assumes: every step is a launch, a copy or a fill.
+    Guarantees: ``ctx.trace.folded`` has them in groups that share no intermediate, which the plan keeps as weights.
+        A result that is much larger than its weights stays in the Run.
+    Example: ``w2 = transpose(w); y = gemm(x, w2)`` -> once ``w2 = transpose(w)``, each Run ``y = gemm(x, w2)``.
+    """
+    launches = [step for step in steps if not isinstance(step, Map)]
+    ctx.trace.folded, rest = split_constants(launches)
+    return list[Step](rest)
+
+
+def split_constants(launches: Sequence[Recordable]) -> tuple[list[list[Recordable]], list[Recordable]]:
+    """The launches that do the same in every Run, in groups that share no intermediate, and all others."""
+    fixed = fixed_buffers(launches)
+    parents = {buffer: buffer for buffer in fixed}
+
+    def root(buffer: Buffer) -> Buffer:
+        while parents[buffer] is not buffer:
+            parents[buffer] = parents[parents[buffer]]
+            buffer = parents[buffer]
+        return buffer
+
+    for launch in launches:
+        if is_fixed(launch, fixed):
+            first, *others = (buffer for buffer in (*launch.writes, *launch.reads) if buffer in fixed)
+            parents.update((root(buffer), root(first)) for buffer in others)
+    groups: dict[Buffer, list[Recordable]] = {}
+    rest: list[Recordable] = []
+    for launch in launches:
+        group = groups.setdefault(root(launch.writes[0]), []) if is_fixed(launch, fixed) else rest
+        group.append(launch)
+    return list(groups.values()), rest
+
+
+def _bytes_beneath(reads: Iterable[Buffer], found: Fixed) -> int | None:
+    """The bytes of weights beneath all of ``reads``; None where one depends on something else."""
+    beneath = 0
+    for buffer in reads:
+        if buffer.kind is BufferKind.WEIGHT:
+            beneath += known_bytes(buffer)
+        elif buffer in found:
+            beneath += found[buffer]
+        else:
+            return None
+    return beneath
+
+
+def _is_large(buffer: Buffer, beneath: int) -> bool:
+    return known_bytes(buffer) > max(MAX_GROWTH * beneath, SMALL_BYTES)
+
+
+def _read_back(step: Step) -> tuple[Buffer, ...]:
+    return step.reads if isinstance(step, ReadBack) else ()
+
+
+def _is_static(step: Step) -> bool:
+    """Whether the step writes intermediates only, and no size of a Run decides what it does."""
+    for buffer in step.writes:
+        if buffer.kind is not BufferKind.SCRATCH or not isinstance(buffer.nbytes, int) or buffer.nbytes == 0:
+            return False
+    match step:
+        case Map():
+            return _are_known(step.shape) and all(x.buffer.kind is not BufferKind.HOST for x in step.tensors_read)
+        case Launch():
+            numbers = [*step.grid, step.shared_bytes]
+            for arg in step.args:
+                if isinstance(arg, Tensor):
+                    numbers += _numbers(arg)
+                elif isinstance(arg, (Int32, Int64)):
+                    numbers.append(arg.value)
+            return _are_known(numbers)
+        case Copy():
+            return _are_known([*_numbers(step.source), *_numbers(step.destination)])
+        case Memset():
+            return _are_known(_numbers(step.destination))
+    return False
+
+
+def _numbers(x: Tensor) -> list[Dim]:
+    return [*x.shape, x.offset]
+
+
+def _are_known(numbers: Iterable[Dim]) -> bool:
+    return all(isinstance(number, int) for number in numbers)

@@ -1,0 +1,46 @@
+"""Dead code elimination: drops steps and results that no output of the cluster needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...program.steps import Map, Output, used_inputs
+from ...program.tensor import Buffer, BufferKind
+from ...program.trace import ReadBack, Step
+
+
+def eliminate_dead_code(steps: Sequence[Step]) -> list[Step]:
+    """Drop the steps and the results that no output depends on.
+
+    Assumes: nothing beside the invariants.
+    Guarantees: each intermediate that a map stores is read by a later step. Steps whose values the host reads back
+        stay: they may be the size of an output, or end a Run with an error.
+    Example: ``a = Exp(x); y = Neg(x)`` -> ``y = Neg(x)``, where only y is an output.
+    """
+    needed: set[Buffer] = set()
+    kept = []
+    for step in reversed(steps):
+        # What is read back may be the size of an output, or end a Run with an error: it counts as used.
+        if isinstance(step, ReadBack) or any(
+            buffer in needed or buffer.kind is BufferKind.OUTPUT for buffer in step.writes
+        ):
+            if isinstance(step, Map):
+                step = _without_unused(step, needed)
+            needed.update(step.reads)
+            needed.update(step.writes)
+            kept.append(step)
+    kept.reverse()
+    return kept
+
+
+def _without_unused(step: Map, needed: set[Buffer]) -> Map:
+    """The step without results that are intermediates that no step reads."""
+
+    def used(outputs: tuple[Output, ...]) -> list[Output]:
+        return [y for y in outputs if y[1].buffer in needed or y[1].buffer.kind is not BufferKind.SCRATCH]
+
+    changed = step.map_outputs(used)
+    if len(changed.all_outputs) == len(step.all_outputs):
+        return step
+    return replace(changed, inputs=used_inputs(changed.inputs, [x for x, _ in changed.all_outputs]))
