@@ -19,11 +19,11 @@ extern const OrtEpApi *ocp_ep_api;
 extern uint32_t ocp_api_version;
 /* The host's own: single slots that are newer than OCP_NEWEST_API are used where it has them. */
 extern uint32_t ocp_host_version;
-/* The default logger of the environment, for what has no session; NULL before a factory is created. */
+/* The environment's default logger, for messages outside of a session; NULL before a factory is created. */
 extern const OrtLogger *ocp_logger;
 
 OrtStatus *ocp_status(const ocp_error *error); /* NULL when error->code is 0 */
-/* Takes over a status of ORT's, not NULL: its code and message go into the error, and it is released. */
+/* Moves code and message of ORT's status, which is not NULL, into the error, and releases the status. */
 int ocp_fail_status(ocp_error *error, OrtStatus *status);
 
 /* Writes a line to the log of ORT's environment, if there is one; `origin` names the part of the plugin. */

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A number of decimal digits, with K, M or G for 2^10, 2^20 or 2^30; false for other texts and for more than largest.
- */
+/* Parses decimal digits, optionally followed by K, M or G (2^10, 2^20, 2^30). False for any other text, and above
+ * `largest`. */
 bool ocp_parse_number(const char *text, uint64_t largest, uint64_t *value);
 
 #endif

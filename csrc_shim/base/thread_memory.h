@@ -1,5 +1,5 @@
-/* Memory that each thread has of its own, made when the thread first asks for it and released when the thread ends: the
- * loader has little room for thread-local data, of which a user keeps only a pointer to this. */
+/* Heap memory per thread: made when the thread first asks for it, released when the thread ends. glibc keeps little
+ * room for the thread-local data of libraries that are loaded late, so users keep only a pointer there. */
 #ifndef OCP_BASE_THREAD_MEMORY_H
 #define OCP_BASE_THREAD_MEMORY_H
 
@@ -14,7 +14,7 @@ typedef struct ocp_thread_memory {
   pthread_key_t key;
 } ocp_thread_memory;
 
-/* New zeroed memory of the calling thread, which must have none of this kind; NULL: out of memory. */
+/* Allocates zeroed memory for the calling thread, which must not have any of this kind yet; NULL: out of memory. */
 void *ocp_thread_memory_make(ocp_thread_memory *kind, size_t bytes);
 
 #endif

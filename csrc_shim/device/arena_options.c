@@ -64,7 +64,7 @@ static bool parse_value(int index, const char *text, int64_t *value) {
   uint64_t number;
   if (!ocp_parse_number(text, UINT64_MAX, &number))
     return false;
-  /* What SIZE_MAX, the built-in provider's "unlimited", means. */
+  /* SIZE_MAX means "unlimited" to the built-in provider. */
   *value = number > INT64_MAX ? INT64_MAX : (int64_t)number;
   if (*value < keys_known[index].least || *value > keys_known[index].largest)
     return false;
@@ -112,7 +112,7 @@ void ocp_arena_config_take(ocp_arena_config *config, const ocp_arena_config *wan
       *member(config, i) = value_of(wanted, i);
 }
 
-/* CUDA's pools are of device memory. */
+/* CUDA's memory pools hold device memory only. */
 uint32_t ocp_arena_config_of_pinned(uint32_t given) { return given & ((UINT32_C(1) << USE_MEMPOOL) - 1); }
 
 int ocp_arena_check(const char *const *keys, const char *const *values, size_t count, ocp_error *error) {

@@ -32,7 +32,7 @@ typedef struct ocp_memory_stats {
   int64_t num_extensions;   /* regions taken from the driver for the arena */
   int64_t num_shrinkages;   /* shrinks asked for, or made for want of memory */
   int64_t max_alloc_size;   /* bytes */
-  int64_t num_bound_chunks; /* free, and still used by work of a stream */
+  int64_t num_bound_chunks; /* free chunks that unfinished work of a stream may still use */
 } ocp_memory_stats;
 
 enum { OCP_ARENA_WARNING_BYTES = 600 }; /* of a warning about options that were not taken */
@@ -43,13 +43,13 @@ void ocp_arena_config_defaults(ocp_arena_config *config);
  * that its key cannot have, is an error that names the key and what it takes. */
 int ocp_arena_config_parse(const char *const *keys, const char *const *values, size_t count, ocp_arena_config *config,
                            uint32_t *given, ocp_error *error);
-/* ORT_OK, or the error of that. */
+/* ORT_OK, or the error that ocp_arena_config_parse would report. */
 int ocp_arena_check(const char *const *keys, const char *const *values, size_t count, ocp_error *error);
-/* The bytes that the text means as arena.max_mem; INT64_MAX: no limit. */
+/* Parses the text as a value of arena.max_mem, in bytes; INT64_MAX: no limit. */
 int ocp_arena_read_limit(const char *text, int64_t *bytes, ocp_error *error);
 
 /* ---- sets of keys, as bits ---- */
-/* The options of `given` whose values differ between the two. */
+/* Returns the bits of the options in `given` whose values differ. */
 uint32_t ocp_arena_config_differences(const ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given);
 /* Sets the given members to the wanted values. */
 void ocp_arena_config_take(ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given);

@@ -40,7 +40,7 @@ ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error) {
 
 ocp_stay ocp_device_enter_to_release(const ocp_device *device) {
   ocp_stay stay = {0};
-  /* Twice, since no later call releases what is left. */
+  /* Tried twice, since no later call releases what is left. */
   stay.entered = !atomic_load(&ocp_forked) &&
                  (make_current(device, &stay) == CUDA_SUCCESS || make_current(device, &stay) == CUDA_SUCCESS);
   return stay;
@@ -49,7 +49,7 @@ ocp_stay ocp_device_enter_to_release(const ocp_device *device) {
 void ocp_device_leave(ocp_stay *stay) {
   if (!stay->driver)
     return;
-  if (stay->driver->CtxSetCurrent(stay->before) != CUDA_SUCCESS) /* nobody else gives it back */
+  if (stay->driver->CtxSetCurrent(stay->before) != CUDA_SUCCESS) /* no other code releases it */
     stay->driver->CtxSetCurrent(stay->before);
   stay->driver = NULL;
 }

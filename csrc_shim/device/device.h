@@ -35,7 +35,7 @@ ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error);
  * child, which must not touch anything of the device. */
 ocp_stay ocp_device_enter_to_release(const ocp_device *device);
 void ocp_device_leave(ocp_stay *stay);
-/* ocp_fail_cuda that also marks the device lost when the error is a sticky one. */
+/* ocp_fail_cuda that also marks the device lost when the error is sticky. */
 int ocp_device_fail(ocp_device *device, CUresult result, const char *what, ocp_error *error);
 
 #endif

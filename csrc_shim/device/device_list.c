@@ -94,7 +94,7 @@ void ocp_describe_device(const ocp_device_info *info, ocp_device_metadata entrie
   add(&entry, "emulated", "%d", info->emulated);
   add(&entry, "multiprocessors", "%d", info->multiprocessors);
   add(&entry, "max_shared_bytes", "%d", info->max_shared_bytes);
-  /* ONNX Runtime's names of what compiled models can leave out: any initializer. */
+  /* ONNX Runtime's value for "a compiled model may leave out any initializer". */
   add(&entry, "weightless_support", "all");
   add(&entry, "weightless_supported_modes", "all");
 }

@@ -15,23 +15,24 @@ void ocp_run_ended(ocp_device *device, bool waited);
 
 /* The sequence number of the stream's latest work. */
 uint64_t ocp_stream_position(const ocp_stream *stream);
-/* Whether the stream is known to have no unfinished work. */
+/* Whether the stream is known, without a call of the driver, to have no unfinished work. */
 bool ocp_stream_is_idle(const ocp_stream *stream);
-/* All work of the stream has finished up to a number; of the stream with that id, if it still exists. */
+/* Marks all work of a stream up to a number as finished. The stream is given, or found by its id if it still exists. */
 void ocp_stream_set_completed(ocp_stream *stream, uint64_t up_to);
 void ocp_stream_completed(ocp_device *device, uint64_t id, uint64_t up_to);
-/* Work that the stream enqueues from now on waits for that of another stream of its device up to a number. */
+/* Records that work which the stream enqueues from now on waits for another stream's work up to a number. */
 void ocp_stream_waits(ocp_stream *stream, uint64_t id, uint64_t up_to);
-/* Whether what the stream enqueues from now on comes after all work up to a number of the stream with that id. */
+/* Whether work that `stream` enqueues from now on is ordered after all work, up to a number, of the stream with that
+ * id. */
 bool ocp_stream_comes_after(const ocp_stream *stream, uint64_t id, uint64_t up_to);
 
 /* ---- under the pool's lock ---- */
-/* Work was enqueued on the stream. */
+/* Records that work was enqueued on the stream. */
 void ocp_pool_advance(ocp_pool *pool, ocp_stream *stream);
-/* Whether what `taker` enqueues from now on (NULL: any code, at once) comes after all work up to a number of the stream
- * with that id (0: of all streams). */
+/* Whether work that `taker` enqueues from now on (NULL: work on any stream, or the host at once) is ordered after
+ * all work, up to a number, of the stream with that id (0: of all streams). */
 bool ocp_pool_is_finished(const ocp_pool *pool, uint64_t stream_id, uint64_t up_to, const ocp_stream *taker);
-/* Whether the stream has unfinished work whose results the calling thread can have. */
+/* Whether the stream has unfinished work of a Run that has ended, so that the calling thread can have its results. */
 bool ocp_stream_is_known_to_be_busy(const ocp_stream *stream);
 
 #endif

@@ -2,9 +2,9 @@
  *
  * All work of a device is numbered from one sequence. ocp_stream_enqueued gives the end of a stream the next number,
  * and a stream knows below which number all its work has finished. Freed memory remembers the number at which it was
- * freed: another stream may have it when every stream that could have used it has finished what it was doing then, or
- * was waited for on the device. No driver call is needed to find that out; synchronisations that happen anyhow advance
- * the numbers. */
+ * freed: another stream can get it when every stream that could have used it has finished the work enqueued up to
+ * then, or when the new stream waits for that work on the device. No driver call is needed for that:
+ * synchronisations that happen anyway advance the numbers. */
 #ifndef OCP_DEVICE_POOL_H
 #define OCP_DEVICE_POOL_H
 
@@ -18,8 +18,8 @@ enum { OCP_MAX_WAITED = 8 };
 
 struct ocp_stream_private {
   ocp_stream *next;      /* of the pool's streams */
-  ocp_stream *next_idle; /* list of the streams to borrow */
-  uint64_t id;           /* never used twice */
+  ocp_stream *next_idle; /* list of the idle streams that can be borrowed */
+  uint64_t id;           /* unique: never reused */
   atomic_uint users;     /* the last one to release it ends it */
   /* Written under the lock; the thread that enqueues on the stream may read it without the lock. */
   atomic_ullong enqueued;     /* number of the latest work */
@@ -30,7 +30,7 @@ struct ocp_stream_private {
   } waited[OCP_MAX_WAITED];
   unsigned num_waited;
   const void *run; /* the one Run that enqueued all unfinished work; NULL: none, or several. Under the lock. */
-  /* Turns, see ocp_stream_take_turn. */
+  /* Guards the turns: see ocp_stream_take_turn. */
   pthread_mutex_t turn_lock;
   pthread_cond_t turn_ended;
   unsigned sharing, want_alone;
@@ -45,7 +45,7 @@ typedef struct ocp_pool {
   pthread_mutex_t lock; /* guards all below, and ocp_stream_private; never held in a driver call */
   uint64_t sequence, last_stream_id;
   ocp_stream *streams;
-  ocp_stream *idle_streams; /* to borrow */
+  ocp_stream *idle_streams; /* idle streams that can be borrowed */
   ocp_arena *arenas[OCP_NUM_MEMORIES];
   ocp_mempool *mempool;             /* of device memory, where the options ask for it */
   struct ocp_reclaimer *reclaimers; /* memory.h */

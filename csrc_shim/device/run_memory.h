@@ -1,8 +1,8 @@
 /* Ownership of the memory that a captured CUDA graph refers to.
  *
  * A captured graph holds the addresses of a Run's temporary tensors, so the arena must not hand them to others while
- * the graph lives. While a thread watches its Run, each of its allocations on the device is recorded. A block that any
- * thread frees meanwhile goes back to the Run instead of the arena, and serves the Run's later allocations. */
+ * the graph lives. While a thread watches its Run, each of its allocations on the device is recorded. A block that
+ * any thread frees meanwhile returns to the Run instead of the arena, and serves the Run's later allocations. */
 #ifndef OCP_DEVICE_RUN_MEMORY_H
 #define OCP_DEVICE_RUN_MEMORY_H
 
@@ -23,8 +23,7 @@ typedef struct ocp_run_memory {
   bool captured; /* a stream capture is open: driver calls that may synchronize are forbidden */
 } ocp_run_memory;
 
-/* Starts to record the allocations of the calling thread's Run. The blocks that `memory` has already serve them first.
- */
+/* Starts to record the allocations of the calling thread's Run. Blocks that `memory` holds already serve them first. */
 int ocp_run_memory_watch(ocp_run_memory *memory, ocp_device *device, bool captured, ocp_error *error);
 /* Stops recording; may be called on another thread. */
 void ocp_run_memory_unwatch(ocp_run_memory *memory);

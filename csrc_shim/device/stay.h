@@ -7,7 +7,7 @@
 
 typedef struct ocp_stay {
   bool entered;
-  const ocp_driver *driver; /* NULL: the context was current before, and stays so */
+  const ocp_driver *driver; /* NULL: the context was current before, and stays current */
   CUcontext before;
 } ocp_stay;
 

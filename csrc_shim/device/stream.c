@@ -80,7 +80,7 @@ ocp_stream *ocp_stream_of_state(ocp_stream_slot_id slot, const void *state) {
   return found;
 }
 
-/* A stream around `handle`, or around a new handle if that is NULL. */
+/* Makes a stream around `handle`, or around a new CUDA stream if that is NULL. */
 static int make(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error *error) {
   *out = NULL;
   ocp_stream *stream = calloc(1, sizeof *stream);
@@ -128,7 +128,7 @@ int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error) {
   return stay.entered ? make(device, NULL, out, error) : error->code;
 }
 
-/* Two threads that adopt one stream must not make two of it. */
+/* Serialises adoption: two threads that adopt one stream must get the same object. */
 static pthread_mutex_t adopt_lock = PTHREAD_MUTEX_INITIALIZER;
 
 int ocp_stream_adopt(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error *error) {
@@ -161,7 +161,7 @@ ocp_stream *ocp_stream_share(ocp_stream *stream) {
   return stream;
 }
 
-/* Whether that was the last user; then no search finds the stream any more. */
+/* Drops a user. True if it was the last; searches do not find the stream any more then. */
 static bool leave(ocp_stream *stream) {
   pthread_mutex_lock(&adopt_lock);
   bool last = atomic_fetch_sub(&stream->priv->users, 1) == 1;
@@ -177,7 +177,7 @@ void ocp_stream_release(ocp_stream *stream) {
   ocp_device *device = stream->device;
   ocp_pool *pool = device->pool;
   ocp_error ignored;
-  /* Memory freed on the stream counts as finished when the stream is gone, so it must be. */
+  /* Waits: memory freed on the stream counts as finished when the stream is gone. */
   OCP_STAY stay = ocp_device_enter_to_release(device);
   if (stay.entered)
     ocp_stream_wait(stream, &ignored);
@@ -199,7 +199,7 @@ void ocp_stream_release(ocp_stream *stream) {
   free(stream);
 }
 
-/* On a lost device nothing runs any more, so the work that used memory there has finished as well. */
+/* On a lost device nothing runs any more: work that used memory there has finished as well. */
 static bool is_lost(const ocp_device *device) { return atomic_load_explicit(&device->lost, memory_order_relaxed); }
 
 int ocp_stream_wait(ocp_stream *stream, ocp_error *error) {
@@ -265,7 +265,7 @@ void ocp_stream_take_turn(ocp_stream *stream, bool alone) {
   struct ocp_stream_private *priv = stream->priv;
   pthread_mutex_lock(&priv->turn_lock);
   priv->want_alone += alone;
-  while (priv->alone || (alone ? priv->sharing : priv->want_alone)) /* a thread that wants it alone goes first */
+  while (priv->alone || (alone ? priv->sharing : priv->want_alone)) /* an exclusive turn goes first */
     pthread_cond_wait(&priv->turn_ended, &priv->turn_lock);
   priv->want_alone -= alone;
   priv->alone = alone;
@@ -309,7 +309,7 @@ int ocp_stream_borrow(ocp_device *device, ocp_stream **out, ocp_error *error) {
 
 void ocp_stream_return(ocp_stream *stream) {
   ocp_pool *pool = stream->device->pool;
-  if (stream->priv->left_open) { /* no Run can use it */
+  if (stream->priv->left_open) { /* no Run can use the stream */
     ocp_stream_release(stream);
     return;
   }

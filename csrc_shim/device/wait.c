@@ -7,7 +7,8 @@
 
 static bool is_busy(const ocp_stream *stream) { return !ocp_stream_is_idle(stream); }
 
-/* The stream after `stream`, or the first one, for which that holds; streams_lock is held, so that it lives. */
+/* The stream after `stream` (NULL: the first one) for which `holds` is true. The caller holds streams_lock, so the
+ * result stays alive. */
 static ocp_stream *next_stream(ocp_pool *pool, const ocp_stream *stream, bool (*holds)(const ocp_stream *)) {
   pthread_mutex_lock(&pool->lock);
   ocp_stream *next = stream ? stream->priv->next : pool->streams;
@@ -17,8 +18,8 @@ static ocp_stream *next_stream(ocp_pool *pool, const ocp_stream *stream, bool (*
   return next;
 }
 
-/* Begins a turn, unless the stream is being captured, by us or by the application whose stream it is: a question about
- * such a stream ends the capture. */
+/* Begins a turn, unless the stream is being captured by us or by the application: querying a captured stream
+ * invalidates the capture. */
 static bool try_turn(ocp_stream *stream) {
   if (!ocp_stream_try_turn(stream))
     return false;
@@ -30,7 +31,7 @@ static bool try_turn(ocp_stream *stream) {
 
 void ocp_pool_poll(ocp_device *device) {
   if (ocp_run_memory_is_captured())
-    return; /* a query would end the capture */
+    return; /* a query would invalidate the capture */
   ocp_pool *pool = device->pool;
   pthread_mutex_lock(&pool->streams_lock);
   for (ocp_stream *stream = NULL; (stream = next_stream(pool, stream, is_busy));) {
@@ -42,7 +43,7 @@ void ocp_pool_poll(ocp_device *device) {
   pthread_mutex_unlock(&pool->streams_lock);
 }
 
-/* Waits for the streams for which that holds, except for one that is being captured: it does no work. */
+/* Waits for the streams for which `holds` is true, except for one that is being captured: it executes nothing. */
 static int synchronize_streams(ocp_device *device, bool (*holds)(const ocp_stream *), ocp_error *error) {
   ocp_pool *pool = device->pool;
   int code = ORT_OK;
@@ -69,7 +70,7 @@ int ocp_device_settle(ocp_device *device, ocp_error *error) {
   if (!stay.entered)
     return error->code;
   ocp_pool *pool = device->pool;
-  pthread_mutex_lock(&pool->lock); /* mostly there is nothing to wait for, nor need for the other lock */
+  pthread_mutex_lock(&pool->lock); /* in the common case no stream has unfinished work */
   const ocp_stream *stream = pool->streams;
   while (stream && !ocp_stream_is_known_to_be_busy(stream))
     stream = stream->priv->next;

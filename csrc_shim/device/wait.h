@@ -8,9 +8,9 @@
 /* Waits for all of the device's streams. */
 int ocp_device_synchronize(ocp_device *device, ocp_error *error);
 /* Waits for all work whose results the calling thread can have, for callers that do not know which streams used the
- * memory that they read or write. Does not wait for unfinished Runs of other threads. */
+ * memory that they access. Does not wait for unfinished Runs of other threads. */
 int ocp_device_settle(ocp_device *device, ocp_error *error);
-/* ocp_device_synchronize, for a caller that has entered the device. */
+/* Synchronises all streams, for a caller that has entered the device. */
 int ocp_pool_synchronize(ocp_device *device, ocp_error *error);
 /* Queries which streams have become idle (cuStreamQuery), without waiting. */
 void ocp_pool_poll(ocp_device *device);

@@ -8,24 +8,24 @@
 
 #include "base/thread_memory.h"
 
-enum { MAX_DEPTH = 16 }; /* of events in each other */
+enum { MAX_DEPTH = 16 }; /* nested events of a thread */
 
 static atomic_ullong next_event = 1;
 
-/* The events of a listener that a thread is in. */
+/* The open events of one listener on the calling thread. */
 typedef struct entered {
   uint64_t listener;
   uint32_t depth;
   struct {
     uint64_t key;
     ocp_left_event event;
-    bool is_traced; /* the tracer knows of it */
+    bool is_traced; /* true: the tracer knows about it */
   } events[MAX_DEPTH];
 } entered;
 
 typedef struct thread_state {
   uint64_t source;
-  bool is_traced; /* the tracer knows of the source */
+  bool is_traced; /* true: the tracer knows the source */
   bool is_noting;
   ocp_graph_sources noted;
   int32_t number;
@@ -50,7 +50,7 @@ int32_t ocp_activity_thread(void) { return mine ? mine->number : 0; }
 
 /* ---- events ---- */
 
-/* The place of a listener among the calling thread's; one that has ended leaves its place to another. */
+/* Finds the calling thread's entry for a listener, else takes the entry of a listener that has ended. */
 static entered *place_of(uint64_t listener) {
   entered *unused = NULL;
   for (int i = 0; i < OCP_MAX_OWNERS; i++) {
@@ -71,7 +71,7 @@ void ocp_listener_enter(ocp_listener *listener, uint64_t key) {
   entered *place = my_state() ? place_of(ocp_listener_number(listener)) : NULL;
   if (!place)
     return;
-  if (place->depth == MAX_DEPTH) { /* ORT left out the ends of some: the oldest */
+  if (place->depth == MAX_DEPTH) { /* ORT dropped the ends of some events: forget the oldest */
     memmove(place->events, place->events + 1, (MAX_DEPTH - 1) * sizeof *place->events);
     place->depth--;
   }
@@ -91,7 +91,7 @@ ocp_left_event ocp_listener_leave(const ocp_listener *listener, uint64_t key) {
       continue;
     for (uint32_t depth = place->depth; depth-- > 0;)
       if (place->events[depth].key == key) {
-        while (place->depth > depth) /* and those in it whose end ORT left out */
+        while (place->depth > depth) /* also closes nested events whose ends ORT dropped */
           if (place->events[--place->depth].is_traced)
             ocp_tracer_pop();
         return place->events[depth].event;

@@ -1,9 +1,9 @@
 /* Profiling: attributes the work that devices run to the profile events and ONNX nodes that enqueued it.
  *
- * A listener is a profile that ONNX Runtime makes: of a session, or of one Run. ORT says on each thread which event of
- * the profile begins and ends. Work that the thread enqueues meanwhile is that event's, and every listener whose event
- * the thread is in gets it. The code that enqueues also gives the source of the work, a number
- * that run/instance/sources.h resolves to ONNX nodes.
+ * A listener is a profile that ONNX Runtime makes: of a session, or of one Run. ORT says on each thread which event
+ * of the profile begins and ends. Work that the thread enqueues meanwhile belongs to that event. It is delivered to
+ * every listener that has an open event on the thread. The code that enqueues also gives the source of the work, a
+ * number that run/instance/sources.h resolves to ONNX nodes.
  *
  *     StartEvent -> enter --+                              +-> driver: runs the work, now or later -> deliver
  *                           +-> owners and source of a call-+
@@ -24,9 +24,9 @@ int32_t ocp_activity_thread(void);
 
 /* ---- events ---- */
 
-/* The calling thread begins and ends the event with this key; events nest, and several threads may use one key at once.
- * leave returns the number of the event, unique in the process (0: the thread is in no event of this key), and when it
- * began. */
+/* Begins and ends the event with this key on the calling thread. Events nest, and several threads may use one key at
+ * once. leave returns when the event began, and its process-wide number (0: the thread has no open event with this
+ * key). */
 void ocp_listener_enter(ocp_listener *listener, uint64_t key);
 typedef struct ocp_left_event {
   uint64_t event;
@@ -41,13 +41,13 @@ void ocp_graph_sources_clear(ocp_graph_sources *sources);
  */
 void ocp_activity_begin_graph(void);
 void ocp_activity_end_graph(ocp_graph_sources *into);
-/* As ocp_activity_of, for the launch of a graph. */
+/* Like ocp_activity_of, for the launch of a graph. */
 void ocp_activity_of_graph(ocp_graph_sources *sources);
 
 /* Sets the source of the work that the calling thread enqueues from now on; 0: none. */
 void ocp_activity_of(uint64_t source);
 uint64_t ocp_activity_source(void);
-/* The profile events that the calling thread's work belongs to; false: none. */
+/* Finds the profile events that own the calling thread's work; false: none. */
 bool ocp_activity_owned(ocp_activity_owners *owners);
 
 #endif

@@ -1,4 +1,5 @@
-/* The table over NVIDIA's driver: libcuda.so.1, each member under the versioned name whose signature driver.h has. */
+/* The driver table over NVIDIA's driver: resolves each member from libcuda.so.1 under the versioned name that has
+ * the signature in driver.h. */
 #include "driver/cuda.h"
 
 #include <dlfcn.h>
@@ -10,7 +11,7 @@ static ocp_driver table;
 static char reason[256];
 static CUresult (*module_load_data)(CUmodule *module, const void *image);
 
-/* The driver finds the length in the image itself. */
+/* The image contains its own length. */
 static CUresult load_data(CUmodule *module, const void *image, size_t image_bytes) {
   (void)image_bytes;
   return module_load_data(module, image);

@@ -4,7 +4,8 @@
 
 #include "driver/driver.h"
 
-/* Its table, or NULL with the reason (which library, which symbol) in *why. Thread safe; resolved once. */
+/* Returns the driver table of libcuda.so.1, or NULL with the reason (which library, which symbol) in *why. Thread
+ * safe; resolved once. */
 const ocp_driver *ocp_driver_cuda(const char **why);
 
 #endif

@@ -220,13 +220,14 @@ typedef struct ocp_driver {
   CUresult (*GraphDestroy)(CUgraph graph);
 
   /* ---- what CUDA has not; NULL where a driver has not either ---- */
-  /* What the calling thread's last call failed for, in words; empty where the code says it all. */
+  /* Describes why the calling thread's last call failed; empty if the error code says everything. */
   const char *(*LastErrorText)(void);
-  /* Tells the driver that an allocator of ours gives `held` bytes of its memory a new use of `bytes` bytes: what was
-   * written before no longer counts, and what is beyond them is not allocated. Happens in the order of the stream, or
-   * at once for NULL. True when something was enqueued there. */
+  /* Tells the emulated device's checking mode that an allocator of ours starts a new use, of `bytes` bytes, of a
+   * block of `held` bytes: earlier writes no longer count as initialisation, and bytes beyond the use count as
+   * unallocated. Happens in stream order, or at once for a NULL stream. True when something was enqueued on the
+   * stream. */
   bool (*ReuseMemory)(CUdeviceptr address, size_t bytes, size_t held, CUstream stream);
-  /* Bytes that such an allocator leaves unused after each use, so that overruns are seen. */
+  /* Bytes that such an allocator leaves unused after each use, so that overruns are detected. */
   size_t (*RedZone)(void);
 } ocp_driver;
 

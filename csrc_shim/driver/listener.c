@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { MAX_ACTIVITIES = 1 << 20 }; /* of a listener: as many events as ORT keeps */
+enum { MAX_ACTIVITIES = 1 << 20 }; /* activities of a listener; ORT keeps as many events */
 
 struct ocp_listener {
   uint64_t number;
@@ -15,7 +15,7 @@ struct ocp_listener {
 
 atomic_uint ocp_num_listeners;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all that follows and the listeners */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything below and the listeners */
 static ocp_listener *listeners;
 static uint64_t last_number;
 

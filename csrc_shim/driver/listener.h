@@ -1,5 +1,5 @@
-/* Listeners: the receivers of what devices ran, and when. A listener is a profile that ONNX Runtime makes, of a session
- * or of one Run (activity.h). Times are nanoseconds of CLOCK_MONOTONIC. */
+/* Listeners: receivers of the activities of devices and their times. A listener is a profile that ONNX Runtime
+ * makes, of a session or of one Run (activity.h). Times are nanoseconds of CLOCK_MONOTONIC. */
 #ifndef OCP_DRIVER_LISTENER_H
 #define OCP_DRIVER_LISTENER_H
 
@@ -27,16 +27,16 @@ typedef struct ocp_activity {
   uint64_t source; /* 0: unknown */
   uint64_t event;  /* of the listener that has it */
   int64_t begin, end;
-  const char *kernel; /* lives as long as the process; NULL: no kernel, or the source knows it */
+  const char *kernel; /* lives as long as the process; NULL: no kernel, or the source names it */
   uint64_t stream;
-  uint64_t bytes;                      /* COPY, SET */
-  uint32_t grid[3], block[3], dynamic; /* KERNEL; `dynamic` bytes of shared memory */
+  uint64_t bytes;                      /* of a copy or memset */
+  uint32_t grid[3], block[3], dynamic; /* of a kernel; `dynamic` bytes of shared memory */
   uint8_t kind, direction;             /* ocp_activity_kind, ocp_activity_direction */
   bool in_graph;
   int32_t device; /* ordinal */
-  int32_t thread; /* the host thread, where the emulated device ran it inline; else 0 */
-  /* For a node of a CUDA graph in a CUPTI record: the layout with the sources of the graph's nodes (tracer.h), and the
-   * number of the launch. 0: the source is known. */
+  int32_t thread; /* the host thread, if the emulated device ran it inline; else 0 */
+  /* Set for a CUPTI record of a CUDA graph's node: the layout that has the sources of the graph's nodes (tracer.h),
+   * and the number of the launch. 0: the source is known. */
   uint64_t layout, launch;
 } ocp_activity;
 
@@ -44,7 +44,7 @@ int64_t ocp_activity_now(void);
 
 typedef struct ocp_listener ocp_listener;
 
-/* Not open yet. NULL: out of memory. */
+/* Creates a closed listener. NULL: out of memory. */
 ocp_listener *ocp_listener_create(void);
 /* Activities reach it from open to close. Threads may enter and leave events at any time. */
 void ocp_listener_open(ocp_listener *listener);
@@ -54,7 +54,8 @@ void ocp_listener_destroy(ocp_listener *listener);
 /* Takes the activities received so far, in any order; the caller frees them. *lost: how many were dropped for lack of
  * room. */
 ocp_activity *ocp_listener_take(ocp_listener *listener, size_t *count, size_t *lost);
-/* Its number, which no other listener ever has; whether the listener of a number is open. */
+/* The number of a listener is unique in the process; the second function tells whether the listener of a number is
+ * open. */
 uint64_t ocp_listener_number(const ocp_listener *listener);
 bool ocp_listener_is_open(uint64_t number);
 
@@ -64,7 +65,7 @@ static inline bool ocp_is_anybody_listening(void) {
   return atomic_load_explicit(&ocp_num_listeners, memory_order_relaxed) != 0;
 }
 
-/* Gives the activity, whose source is set, to its owners. */
+/* Delivers the activity, whose source is set, to its owners. */
 void ocp_activity_deliver(const ocp_activity_owners *owners, ocp_activity *activity);
 
 #endif

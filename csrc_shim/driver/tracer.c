@@ -6,7 +6,7 @@
 
 enum { MAX_MARKS = 1 << 20 };
 
-/* What a number stands for. */
+/* The meaning of one correlation id. */
 typedef struct mark {
   ocp_activity_owners owners;
   uint64_t source, layout;
@@ -19,14 +19,14 @@ typedef struct layout {
 
 atomic_bool ocp_tracer_is_on;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all of it */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything below */
 static ocp_tracer_functions functions;
 static uint32_t session;
 static mark *marks; /* the number is the index + 1 */
 static size_t num_marks, max_marks;
 static layout *layouts; /* likewise */
 static size_t num_layouts, max_layouts;
-/* Names of kernels, each once, for the life of the process: an activity keeps one. */
+/* Interned kernel names, kept for the life of the process: activities refer to them. */
 static char **names;
 static size_t num_names, max_names;
 
@@ -110,7 +110,7 @@ const uint64_t *ocp_tracer_layout(uint64_t number, uint32_t *count) {
   return sources;
 }
 
-/* Kernels are few, and profiles rare. */
+/* Interns the name. Kernels are few and profiles rare, so a list suffices. */
 static const char *kept_name(const char *name) {
   for (size_t i = 0; i < num_names; i++)
     if (strcmp(names[i], name) == 0)

@@ -42,13 +42,14 @@ void ocp_tracer_deliver(const ocp_trace_record *record);
 typedef struct ocp_graph_sources {
   uint64_t *each;
   uint32_t count, capacity;
-  uint64_t layout; /* of the tracer's present session, where it has been launched in that */
+  uint64_t layout; /* set if it was launched in the tracer's present session */
   uint32_t session;
 } ocp_graph_sources;
 
 extern atomic_bool ocp_tracer_is_on;
 static inline bool ocp_is_tracing(void) { return atomic_load_explicit(&ocp_tracer_is_on, memory_order_relaxed); }
-/* The calling thread's work is that from now on, for a graph with the sources of its nodes. True: pop has to follow. */
+/* Attributes the calling thread's work to these owners and this source, or for a graph to the sources of its nodes.
+ * True: a pop has to follow. */
 bool ocp_tracer_push(const ocp_activity_owners *owners, uint64_t source, ocp_graph_sources *graph);
 void ocp_tracer_pop(void);
 /* The sources of a layout; NULL: there is none. They live until the tracer stops. */

@@ -1,8 +1,8 @@
-/* Which operations happen before which: a vector clock for each stream and one for the host, and for each granule of
- * device memory its last accesses. Two accesses to the same bytes, one of them a write, that no chain of stream order,
+/* Happens-before race detection: a vector clock for each stream and one for the host, and for each granule of device
+ * memory its last accesses. Two accesses to the same bytes, one of them a write, that no chain of stream order,
  * events and host waits orders, are a missing wait.
  *
- * All host threads count as one: how they wait for each other is not visible here. */
+ * All host threads count as one, since their synchronisation is not visible here. */
 #include "emulator/clock.h"
 
 #include <stdio.h>
@@ -11,8 +11,8 @@
 
 #include "emulator/state.h"
 
-#define MAX_SLOTS 4096u /* streams with a separate number; more streams share numbers, and the check finds less */
-#define NAMES 16u       /* operations of a stream whose names are kept */
+#define MAX_SLOTS 4096u /* streams with their own slot; further ones share slots, and some races are missed */
+#define NAMES 16u       /* operations per stream whose names are kept */
 #define NAME_BYTES 64u
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -20,7 +20,7 @@ static uint32_t host[MAX_SLOTS];
 static uint32_t num_slots;
 static uint32_t last_time[MAX_SLOTS];
 static uint32_t free_slots[MAX_SLOTS], num_free;
-static emu_clock *blocking[EMU_MAX_DEVICES]; /* what the null stream waits for */
+static emu_clock *blocking[EMU_MAX_DEVICES]; /* clocks that the null stream waits for */
 static char (*names)[NAMES][NAME_BYTES];     /* by slot */
 
 static emu_clock *copy_of(const emu_clock *clock) {
@@ -58,7 +58,7 @@ static void join_clock(emu_clock **clock, const emu_clock *other) {
   join(*clock, other->times, other->count);
 }
 
-/* The stream's clock, made on first use. */
+/* Returns the stream's clock, and makes it on first use. */
 static emu_clock *clock_of(CUstream stream) {
   if (!stream->clock) {
     uint32_t slot = num_free > 0 ? free_slots[--num_free] : num_slots < MAX_SLOTS ? num_slots++ : MAX_SLOTS - 1;
@@ -174,7 +174,8 @@ static bool is_own(uint64_t access, const emu_clock *clock) {
   return access && slot_of(access) == clock->slot && time_of(access) == clock->time;
 }
 
-/* Two host threads that run blocks of one launch may lose each other's range: less is found, nothing is invented. */
+/* Two host threads that run blocks of one launch may overwrite each other's range: the check misses races then, but
+ * reports no false one. */
 static void store(_Atomic uint64_t *place, uint64_t before, const emu_clock *clock, uint32_t first, uint32_t last) {
   if (is_own(before, clock)) {
     first = first < first_of(before) ? first : first_of(before);
@@ -187,7 +188,7 @@ uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t
                           emu_access access) {
   uint64_t written = atomic_load_explicit(&history->write, memory_order_relaxed), conflict = 0;
   uint64_t updated = atomic_load_explicit(&history->atomic, memory_order_relaxed);
-  /* Noted before, and compared then. */
+  /* The same stream has recorded and compared this range already. */
   if (access == EMU_STORE && is_own(written, clock) && covers(written, first, last))
     return 0;
   if (access == EMU_ATOMIC && is_own(updated, clock) && covers(updated, first, last))
@@ -210,7 +211,7 @@ uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t
       store(&history->atomic, updated, clock, first, last);
     return conflict;
   }
-  /* Keep the last access of two streams; replace one that happens before this access anyway. */
+  /* Keep the last access of two streams; replace one that happens before this access. */
   int place = is_own(reads[0], clock)                   ? 0
               : is_own(reads[1], clock)                 ? 1
               : !reads[0] || is_before(reads[0], clock) ? 0

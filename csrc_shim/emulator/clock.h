@@ -8,20 +8,20 @@
 #include "driver/driver.h"
 
 typedef struct emu_clock {
-  uint32_t slot, time; /* the operation: number of its stream, and its own number there */
+  uint32_t slot, time; /* the operation: the slot of its stream, and its own number there */
   uint32_t count;
-  uint32_t times[]; /* of each stream, the last operation known to be done */
+  uint32_t times[]; /* for each stream, the last operation known to be complete */
 } emu_clock;
-/* The last accesses to a granule of device memory: slot, time, and the bytes of the granule. */
+/* The last accesses to a granule of device memory: slot, time, and the accessed bytes of the granule. */
 typedef struct emu_history {
   _Atomic uint64_t write, atomic, reads[2];
 } emu_history;
 typedef enum emu_access { EMU_LOAD = 1, EMU_STORE = 2, EMU_ATOMIC = 3 } emu_access;
-/* Notes an access inside one granule; returns the earlier access that it is not ordered with, or 0. Atomic updates need
- * no order among themselves. */
+/* Records an access inside one granule; returns the earlier access that it races with, or 0. Atomic updates do not
+ * race with each other. */
 uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t first, uint32_t last,
                           emu_access access);
-/* Names an operation for later reports, and finds that name again. */
+/* Names an operation for later reports, and looks that name up. */
 void emu_clock_name(const emu_clock *clock, const char *name);
 void emu_clock_describe(uint64_t access, char *text, size_t text_bytes);
 
@@ -30,9 +30,9 @@ void emu_clock_describe(uint64_t access, char *text, size_t text_bytes);
 emu_clock *emu_clock_tick(CUstream stream);
 emu_clock *emu_clock_snapshot(CUstream stream);
 void emu_clock_join(CUstream stream, const emu_clock *clock);
-/* The host knows that all this has happened. */
+/* The host has waited for all operations in the clock. */
 void emu_clock_host_waits(const emu_clock *clock);
 void emu_clock_free(emu_clock *clock);
-void emu_clock_end(CUstream stream); /* the stream is about to go */
+void emu_clock_end(CUstream stream); /* the stream is about to be destroyed */
 
 #endif

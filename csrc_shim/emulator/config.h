@@ -20,15 +20,16 @@ enum {
   OCP_EMU_COUNT_STORE = 1 << 16,
   OCP_EMU_COUNT_ATOMIC = 1 << 17,
   OCP_EMU_COUNT_GLOBAL = 1 << 18, /* address is the device's */
-  OCP_EMU_COUNT_SHARED = 1 << 19  /* address counts from the block's shared memory */
+  OCP_EMU_COUNT_SHARED = 1 << 19  /* address: offset in the block's shared memory */
 };
 
-/* One access of one thread. Threads of a warp access together at the same place in the same turn. */
+/* One access of one thread. Lanes of a warp that execute the same instruction for the same time access memory
+ * together. */
 typedef struct ocp_emu_access {
   uint64_t address;
   uint32_t what;
-  uint32_t turn;  /* how often the thread had executed the place before */
-  uint32_t block; /* by its number in ocp_emu_count.blocks */
+  uint32_t turn;  /* how often the thread had executed the instruction before */
+  uint32_t block; /* the block's index in ocp_emu_count.blocks */
   uint16_t thread;
   uint16_t place;
 } ocp_emu_access;
@@ -36,15 +37,15 @@ typedef struct ocp_emu_access {
 /* A request of the counting mode, and its results, for launches of kernels compiled for it. The caller owns the memory.
  */
 typedef struct ocp_emu_count {
-  const uint64_t *blocks; /* the only ones of a launch that run, one after the other */
+  const uint64_t *blocks; /* the blocks of a launch that run, one after the other */
   uint32_t num_blocks;
-  uint32_t num_places; /* of the kernel: instructions that access memory, and basic blocks */
-  uint32_t max_turns;  /* per thread and place; later accesses are not recorded */
-  uint32_t block;      /* the one that runs now */
+  uint32_t num_places; /* number of instructions that access memory, and of basic blocks, in the kernel */
+  uint32_t max_turns;  /* per thread and instruction; later accesses are not recorded */
+  uint32_t block;      /* index of the running block */
   uint32_t num_left;   /* blocks that ended early, at an access outside of all memory */
   uint64_t max_accesses, num_accesses;
   ocp_emu_access *accesses;
-  uint64_t *executed; /* executions of each place, by threads */
+  uint64_t *executed; /* executions of each instruction or basic block, by threads */
   uint64_t *issued;   /* executions by warps: the maximum over the lanes */
   uint32_t *turns;    /* num_places * 1024 */
 } ocp_emu_count;

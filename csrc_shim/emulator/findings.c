@@ -1,4 +1,4 @@
-/* The findings of the checking mode, as text. */
+/* Stores the findings of the checking mode as text. */
 #include "emulator/findings.h"
 
 #include <inttypes.h>

@@ -29,7 +29,7 @@ typedef enum emu_finding_kind {
 } emu_finding_kind;
 extern const char *const emu_finding_kinds[]; /* their names */
 void emu_finding_keep(const char *text);
-/* Keeps a finding of a copy or memset, and makes it the error of the operation, which is returned. */
+/* Records a finding of a copy or memset, and makes it the error of the operation, which is returned. */
 CUresult emu_finding_report(emu_finding_kind kind, const char *operation, uint64_t address, uint64_t bytes,
                             const char *where);
 /* Describes where a device address lies: "byte 4096 of 4096 allocated at 0x...". */

@@ -1,11 +1,12 @@
-/* An allocator over addresses that it never touches: segregated free lists (two-level, eight classes to a power of two)
- * and a summarised bitmap of block starts, which finds neighbours and the block that an address lies in. Every
- * operation takes constant time. */
+/* An allocator that never touches the memory it manages: two-level segregated free lists (eight size classes per
+ * power of two), and a summarised bitmap of block starts that finds neighbours and the block around an address.
+ * Every operation takes constant time. */
 #include "emulator/heap.h"
 
 #include <sys/mman.h>
 
-/* Lives at the granule where the block starts; the table is address space only until it is touched. */
+/* A block's entry is at the granule where the block starts. The table is reserved address space that costs memory
+ * only when touched. */
 struct emu_heap_block {
   uint32_t size; /* granules */
   uint32_t live;
@@ -13,7 +14,7 @@ struct emu_heap_block {
     struct {
       uint32_t previous, next; /* free list */
     };
-    uint64_t bytes; /* requested */
+    uint64_t bytes; /* requested size */
   };
 };
 
@@ -55,7 +56,7 @@ static uint32_t start_of(const emu_heap *heap, uint32_t granule) {
   }
 }
 
-/* The class that a size belongs to: every block in a class is at least as large as those of the classes below. */
+/* The size class of a size: every block in a class is at least as large as those of the classes below. */
 static uint32_t bin_of(uint32_t size) {
   if (size < 8)
     return size;
@@ -190,7 +191,7 @@ bool emu_heap_free(emu_heap *heap, uint64_t address) {
   }
   uint64_t freed = (uint64_t)block->size * EMU_GRANULE;
   heap->used -= freed;
-  if (freed >= GIVE_BACK) { /* inside the lock: no other thread may get the range yet */
+  if (freed >= GIVE_BACK) { /* under the lock: no other thread may get the range yet */
     uint64_t first = (address + (uint64_t)heap->alias + 4095) & ~(uint64_t)4095;
     uint64_t last = (address + (uint64_t)heap->alias + freed) & ~(uint64_t)4095;
     madvise((void *)first, last - first, MADV_DONTNEED);

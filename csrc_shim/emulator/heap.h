@@ -18,7 +18,7 @@ typedef struct emu_heap {
   uint64_t bytes;    /* of addresses, a multiple of EMU_GRANULE */
   uint64_t capacity; /* maximum bytes of live blocks */
   uint64_t used;     /* bytes of live blocks, rounded to granules */
-  uint32_t redzone;  /* bytes kept unallocated after each block */
+  uint32_t redzone;  /* bytes that stay unallocated behind each block */
   emu_heap_block *blocks;
   uint64_t *starts[EMU_HEAP_LEVELS]; /* bitmap of the granules where a block starts, and its summaries */
   uint32_t levels;
@@ -31,10 +31,11 @@ typedef struct emu_heap {
 int emu_heap_init(emu_heap *heap, uint64_t base, ptrdiff_t alias, uint64_t bytes, uint64_t capacity, uint32_t redzone);
 void emu_heap_destroy(emu_heap *heap);
 uint64_t emu_heap_alloc(emu_heap *heap, uint64_t bytes); /* 0: no room */
-bool emu_heap_free(emu_heap *heap, uint64_t address);    /* false: no live block starts there */
-/* Whether [address, address + bytes) lies in one live block; its start and size, where wanted. */
+bool emu_heap_free(emu_heap *heap, uint64_t address);    /* false: no block starts there */
+/* Whether [address, address + bytes) lies in one live block; also returns the block's start and size if the pointers
+ * are not NULL. */
 bool emu_heap_find(emu_heap *heap, uint64_t address, uint64_t bytes, uint64_t *start, uint64_t *size);
-/* What the live block that starts at the address takes: its size, rounded up, and its red zone. */
+/* Bytes that the live block at the address occupies: its rounded size and its red zone. */
 uint64_t emu_heap_held(emu_heap *heap, uint64_t address);
 /* The live block that starts at the address or last before it, even when the address is beyond its end. */
 bool emu_heap_around(emu_heap *heap, uint64_t address, uint64_t *start, uint64_t *size);

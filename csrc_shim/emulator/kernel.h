@@ -28,7 +28,7 @@ enum { OCP_EMU_BLOCK = 0, OCP_EMU_FIBER = 1 };
 enum { OCP_EMU_PARAM_POINTER = 0x80 };
 
 typedef struct ocp_emu_kernel_meta {
-  uint32_t version;                   /* OCP_EMU_META_VERSION */
+  uint32_t version;                   /* OCP_EMU_BLOCK or OCP_EMU_FIBER */
   uint32_t mode;                      /* OCP_EMU_BLOCK or OCP_EMU_FIBER */
   uint32_t static_shared_bytes;       /* static shared memory of a block */
   uint32_t stack_bytes;               /* stack that one thread needs at most; 0 when unknown */

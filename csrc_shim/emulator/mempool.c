@@ -1,5 +1,5 @@
 /* Memory pools of the emulated device. An allocation has its address at once. A free is an operation of its stream;
- * when it has run, the pool can give the block again. Freed blocks stay with the pool until the program trims it, or
+ * after it has run, the pool can reuse the block. Freed blocks stay with the pool until the program trims it, or
  * waits for the device while the pool holds more than its release threshold. */
 #include "emulator/mempool.h"
 
@@ -12,7 +12,7 @@ typedef struct block {
   struct block *next;
   struct CUmemPoolHandle_st *pool;
   uint64_t address, bytes;
-  bool live, freeing; /* handed out; and its free has been enqueued */
+  bool live, freeing; /* allocated; and its free has been enqueued */
 } block;
 
 struct CUmemPoolHandle_st {
@@ -24,7 +24,7 @@ struct CUmemPoolHandle_st {
   bool destroyed;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* taken after all others but the heap's */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* taken after all other locks except the heap's */
 static struct CUmemPoolHandle_st *pools;
 
 /* ---- under the lock ---- */
@@ -38,7 +38,7 @@ static void release_block(block **link) {
   free(gone);
 }
 
-/* Gives unused blocks back while the pool holds more than `keep` bytes. */
+/* Returns unused blocks to the heap while the pool holds more than `keep` bytes. */
 static void trim(struct CUmemPoolHandle_st *pool, uint64_t keep) {
   for (block **link = &pool->blocks; *link && pool->reserved > keep;)
     if ((*link)->live)

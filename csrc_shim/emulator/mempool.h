@@ -8,13 +8,14 @@
 #include "driver/driver.h"
 #include "emulator/state.h"
 
-/* A block of the pool, without waiting for frees that have not run. */
+/* Allocates a block from the pool, without waiting for frees that have not run. */
 CUresult emu_mempool_allocate(CUdeviceptr *address, uint64_t bytes, CUmemoryPool pool);
-/* The free of a block is about to be enqueued; false: no live block starts there, or its free is enqueued already. */
+/* Marks that the free of a block is about to be enqueued; false: no block starts there, or its free is enqueued
+ * already. */
 bool emu_mempool_begin_free(uint64_t address);
-/* Its free could not be enqueued: it can be freed again. */
+/* The free could not be enqueued: the block can be freed again. */
 void emu_mempool_cancel_free(uint64_t address);
-/* The free of a block has come in its stream. */
+/* Runs the free of a block, in stream order. */
 void emu_mempool_run_free(uint64_t address);
 /* The program has synchronized with the device: trims the pools to their release thresholds. */
 void emu_mempools_synchronized(const emu_device *device);

@@ -26,7 +26,7 @@ struct CUmod_st {
   size_t num_symbols;
   char *strings;
   pthread_mutex_t lock;
-  struct CUfunc_st *functions; /* those asked for */
+  struct CUfunc_st *functions; /* the functions that callers looked up */
 };
 
 struct CUfunc_st {

@@ -1,4 +1,4 @@
-/* The operation of a kernel launch. */
+/* Makes the operation of a kernel launch. */
 #include "emulator/op.h"
 
 #include <string.h>

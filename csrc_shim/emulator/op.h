@@ -35,16 +35,16 @@ typedef struct emu_op {
       uint64_t bytes, held;
     } reuse;
     struct {
-      uint64_t address; /* of a memory pool's block */
+      uint64_t address; /* of a block of a memory pool */
     } free;
   };
-  uint64_t params[OCP_EMU_MAX_PARAMS]; /* only num_params of them are ever copied */
+  uint64_t params[OCP_EMU_MAX_PARAMS]; /* only the first num_params are copied */
 } emu_op;
 static inline size_t emu_op_bytes(const emu_op *op) {
   return offsetof(emu_op, params) + op->num_params * sizeof(op->params[0]);
 }
 
-/* Checks a launch and makes it an operation. */
+/* Checks the parameters of a launch and makes an operation of them. */
 CUresult emu_make_launch(emu_op *op, CUfunction function, const unsigned grid[3], const unsigned block[3],
                          unsigned shared_bytes, void **params, void **extra);
 

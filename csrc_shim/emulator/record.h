@@ -9,12 +9,12 @@
 #include "driver/driver.h"
 #include "emulator/clock.h"
 
-/* One recording of an event: a later one of the same event does not change what waits for this one. */
+/* One recording of an event: a later recording of the same event does not affect waits for this one. */
 typedef struct emu_record {
   atomic_int references;
   atomic_bool done;
   double time;      /* milliseconds of the host's clock */
-  emu_clock *clock; /* checking mode: what happened before */
+  emu_clock *clock; /* checking mode: what happened before the record */
 } emu_record;
 emu_record *emu_record_make(void); /* NULL: out of memory */
 /* NULL, the record of an event that was never recorded, is done. */
@@ -26,10 +26,10 @@ void emu_record_release(emu_record *record);
 struct CUevent_st {
   unsigned flags;
   emu_record *record;          /* the last one; NULL: never recorded */
-  struct emu_capture *capture; /* the capture that the last record belongs to */
+  struct emu_capture *capture; /* the capture in which it was last recorded */
   struct CUgraphNode_st **nodes;
-  uint32_t num_nodes;      /* of the capture, that stood before the record */
-  struct CUevent_st *next; /* of the capture */
+  uint32_t num_nodes;      /* nodes that the capture had before the record */
+  struct CUevent_st *next; /* next event of the capture */
 };
 
 #endif

@@ -13,10 +13,10 @@ typedef struct freed {
   struct freed *next;
   emu_device *device;
   uint64_t address, bytes;
-  uint64_t held; /* with its red zone */
+  uint64_t held; /* size with its red zone */
 } freed;
 
-static uint8_t *states; /* one for each byte of the emulated devices */
+static uint8_t *states; /* one for each byte of the emulated devices' memory */
 static emu_history *histories;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the quarantine */
 static freed *oldest, *newest;
@@ -56,7 +56,7 @@ void emu_shadow_stop(void) {
   histories = NULL;
 }
 
-/* Pages that were given back read as zero: no state, no history. */
+/* Clears the state. Pages returned to the system read as zero: no state, no history. */
 static void forget(uint64_t address, uint64_t bytes) {
   memset(states + (address - emu.base), 0, bytes);
   memset(emu_history_of(address), 0, (bytes + EMU_GRANULE - 1) / EMU_GRANULE * sizeof *histories);

@@ -18,18 +18,18 @@ enum { EMU_UNWRITTEN = 0xff };
 int emu_shadow_start(void);
 void emu_shadow_stop(void); /* also frees what is in quarantine */
 void emu_shadow_allocated(uint64_t address, uint64_t bytes);
-/* Puts the block into quarantine; false: it was freed before. */
+/* Puts the block into quarantine; false: it is freed already. */
 bool emu_shadow_free(emu_device *device, uint64_t address, uint64_t bytes);
-/* Frees what is in quarantine, for an allocation that finds no room; false: nothing was. */
+/* Frees the blocks in quarantine, for an allocation that finds no room; false: the quarantine was empty. */
 bool emu_shadow_flush(emu_device *device);
 uint64_t emu_shadow_quarantined(const emu_device *device);
 void emu_shadow_reused(uint64_t address, uint64_t bytes, uint64_t held);
 bool emu_shadow_is_freed(uint64_t address);
 void emu_shadow_written(uint64_t address, uint64_t bytes);
 void emu_shadow_copied(uint64_t dst, uint64_t src, uint64_t bytes);
-/* The first byte of the range that is not in all of these states, as an offset; `bytes` when there is none. */
+/* Offset of the first byte in the range that lacks one of these states; `bytes` when there is none. */
 uint64_t emu_shadow_first_not(uint64_t address, uint64_t bytes, uint8_t states);
-/* Whether every byte is allocated and written: what nearly every access finds. */
+/* Whether every byte is allocated and written: true for nearly every access. */
 bool emu_shadow_is_written(uint64_t address, uint32_t bytes);
 uint8_t emu_shadow_state(uint64_t address);
 

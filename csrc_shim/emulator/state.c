@@ -1,4 +1,4 @@
-/* The state of the emulated devices: current contexts, error texts, and what each call of the driver checks first. */
+/* The state of the emulated devices: current contexts, error texts, and the checks at the start of each driver call. */
 #include "emulator/state.h"
 
 #include <stdarg.h>

@@ -1,19 +1,18 @@
 /* The state of the emulated CUDA devices, and the entry of every call.
  *
- * A device is one range of reserved addresses that host code cannot touch, and an alias of the same length at a
- * constant distance where kernels and copies find the bytes. Work arrives as emu_op values (op.h); a stream runs them
- * at once (inline) or keeps them until the program waits (adversarial), and a capture keeps them as the nodes of a
- * graph.
+ * A device is a range of reserved addresses that host code cannot access, and an alias of the same length at a
+ * constant distance, through which kernels and copies access the bytes. Work arrives as emu_op values (op.h); a
+ * stream runs them at once (inline) or keeps them until the program waits (adversarial), and a capture keeps them as
+ * the nodes of a graph.
  *
  *     call of the table -> emu_enter -> emu_op -+-> inline: runs now, under the stream's lock
  *                                               +-> adversarial: the stream's queue; runs when the program waits
  *                                               +-> captured: a node of a graph, whose launch is enqueued in turn
  *
- * Invariants:
- * - A call that is wrong returns the code that CUDA's driver has for it.
+ * Invariants: - An invalid call returns the code that CUDA's driver returns for it.
  * - Host code reaches device memory through the alias only, so that a use of a device address on the host faults.
- * - Locks are taken in this order: the list of streams, a stream's, emu_order, a heap's.
- * - A sticky error of a device is returned by every call but those that give something back, which do so. */
+ * - Locks are taken in this order: the list of streams, a stream's, emu_order, a heap's. - A sticky error of a
+ * device is returned by every call. Calls that release something release it nevertheless. */
 #ifndef OCP_EMULATOR_STATE_H
 #define OCP_EMULATOR_STATE_H
 
@@ -34,7 +33,7 @@
 #define EMU_DEFAULT_SHARED (48u << 10)
 #define EMU_MAX_SHARED (227u << 10)
 
-/* Codes that callers of the table get but do not compare with. */
+/* Codes that callers of the table receive but never compare with. */
 enum {
   EMU_ERROR_ILLEGAL_STATE = 401,
   EMU_ERROR_CAPTURE_MERGE = 902,
@@ -49,7 +48,7 @@ struct CUstream_st {
   unsigned flags;
   pthread_mutex_t lock; /* inline: held while an operation runs */
   struct emu_item *head, *tail;
-  bool destroyed; /* adversarial: released once its last operation has run */
+  bool destroyed; /* adversarial: freed after its last operation has run */
   struct emu_capture *_Atomic capture;
   struct CUgraphNode_st **frontier; /* the capture's nodes that the next one of this stream depends on */
   uint32_t num_frontier;
@@ -66,7 +65,7 @@ struct CUctx_st {
 typedef struct emu_state {
   ocp_emu_config config;
   uint64_t base, bytes; /* the address space of all devices */
-  uint64_t span;        /* of one device: more than its memory, so that fragments of it can be used as on a GPU */
+  uint64_t span;        /* of one device: more than its memory, so that fragments can be used as on a GPU */
   ptrdiff_t alias;
   emu_heap pinned; /* page-locked host memory; its addresses are host pointers */
   struct CUctx_st devices[EMU_MAX_DEVICES];
@@ -80,12 +79,12 @@ static inline bool emu_is_device_address(uint64_t address) { return address - em
 static inline bool emu_is_pinned_address(uint64_t address) { return address - emu.pinned.base < emu.pinned.bytes; }
 static inline emu_device *emu_device_of(uint64_t address) { return &emu.devices[(address - emu.base) / emu.span]; }
 
-/* Entry of every call: not after a fork, a context is current, and no sticky error. */
+/* Entry of every call: fails after a fork, without a current context, and after a sticky error. */
 CUresult emu_enter(emu_device **device);
-/* Entry and result of calls that give something back: they do so even after a sticky error, and then return it. */
+/* Entry and result of calls that release something: they do so even after a sticky error, and then return it. */
 CUresult emu_leave(void);
 CUresult emu_lost(void);
-/* Keeps the message for emu_last_error and returns code. */
+/* Stores the message for emu_last_error and returns code. */
 CUresult emu_fail(CUresult code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Members of the driver table. */

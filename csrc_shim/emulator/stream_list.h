@@ -18,7 +18,7 @@ void emu_streams_unlock(void);
 void emu_stream_free(CUstream stream);
 /* Entry of calls on a stream, with emu_stream_of. */
 CUresult emu_enter_stream(CUstream *stream);
-/* Keeps a sticky error of an operation. */
+/* Stores a sticky error of an operation. */
 void emu_note_error(emu_device *device, CUresult result);
 
 #endif

@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <unwind.h>
 
-/* Functions of libgcc_s to unwind the stack, which every process with ONNX Runtime has loaded. */
+/* Functions of libgcc_s for unwinding the stack; every process with ONNX Runtime has loaded it. */
 typedef struct unwinder {
   _Unwind_Reason_Code (*walk)(_Unwind_Trace_Fn, void *);
   _Unwind_Ptr (*address)(struct _Unwind_Context *);

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Whether one of these functions is on the call stack; false if the stack cannot be unwound. Takes some microseconds.
- */
+/* Whether one of these functions is on the call stack; false if the stack cannot be unwound. Takes some
+ * microseconds. */
 bool ocp_called_from(void *const *functions, size_t count);
 
 #endif

@@ -1,4 +1,4 @@
-/* The functions that the library exports. Plain C that answers with a status even where there is no Python. */
+/* The functions that the library exports. Plain C that returns a status even if Python cannot be loaded. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,8 +22,8 @@ EXPORT OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase
 
 static atomic_int live_factories;
 
-/* The N of the host's version 1.N.x, which is its API version; 0 when it makes no sense. GetApi cannot be asked: it
- * prints to stderr for a version that it does not have. */
+/* Parses the N of the host's version 1.N.x, which is its API version; 0 if the text is malformed. Calling GetApi
+ * instead would print to stderr for unsupported versions. */
 static uint32_t host_version(const OrtApiBase *api_base) {
   const char *text = api_base->GetVersionString();
   return text && strncmp(text, "1.", 2) == 0 ? (uint32_t)strtoul(text + 2, NULL, 10) : 0;
@@ -49,7 +49,7 @@ static int use_host(const OrtApiBase *api_base, ocp_error *error) {
   return ORT_OK;
 }
 
-/* Two providers of one name would leave open which of them a session gets. */
+/* Fails if another provider has the name: nothing would decide which of the two a session gets. */
 static int refuse_to_replace(ocp_identity identity, ocp_error *error) {
   char **names = NULL;
   int count = 0;
@@ -89,7 +89,7 @@ OrtStatus *CreateEpFactories(const char *registered_name, const OrtApiBase *api_
     *num_factories = 0;
   if (factories && max_factories > 0)
     factories[0] = NULL;
-  if (!api_base) { /* Python's own request; without an API another caller could not get a status */
+  if (!api_base) { /* Python's request; without an API no other caller could receive a status */
     if (registered_name && strcmp(registered_name, OCP_CORE_REQUEST) == 0 && factories && num_factories &&
         max_factories == 1) {
       *(const ocp_core **)(void *)factories = ocp_core_table();
@@ -117,13 +117,13 @@ OrtStatus *ReleaseEpFactory(OrtEpFactory *factory) {
     return NULL;
   ocp_factory_close(factory);
   if (atomic_fetch_sub(&live_factories, 1) == 1)
-    ocp_logger = NULL; /* the environment may end before the library is registered again */
+    ocp_logger = NULL; /* the environment may be destroyed before the library is registered again */
   return NULL;
 }
 
-/* For session options that get the provider by name, or not at all: ORT asks the factory for operators only where the
- * options get one of its devices. SessionOptions.register_custom_ops_library and RegisterCustomOpsLibrary_V2 call it.
- */
+/* Registers the custom operators for session options that get the provider by name, or not at all: ORT asks the
+ * factory for operators only if the options get one of its devices. SessionOptions.register_custom_ops_library and
+ * RegisterCustomOpsLibrary_V2 call it. */
 OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *api_base) {
   const OrtApi *oldest = api_base->GetApi(1);
   ocp_error error = {0};

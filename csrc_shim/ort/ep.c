@@ -1,5 +1,5 @@
-/* OrtEp. Claims and compilation go to Python; everything that can happen in a Run is C. A slot left NULL means what
- * ORT does by default: the factory's allocators.
+/* OrtEp. Claims and compilation go to Python; everything that can happen in a Run is C. A slot left NULL means ORT's
+ * default: the factory's allocators.
  *
  * What ORT calls:
  *
@@ -15,9 +15,8 @@
  *     CreateProfiler                  for a profile of the session or of a Run (profiler.h)
  *     ReleaseEp                       (factory.c) clusters are released by Python
  *
- * Invariants:
- * - No call between OnRunStart and OnRunEnd reaches Python but the building of a plan for new shapes.
- * - Every slot answers where Python is gone, after a fork, and on a lost device: with an error that says so. */
+ * Invariants: - Between OnRunStart and OnRunEnd, Python is called only to build a plan for new shapes. - Every slot
+ * returns a clear error after Python has shut down, after a fork, and on a lost device. */
 #include "ort/ep.h"
 
 #include <errno.h>
@@ -51,7 +50,7 @@ static OrtStatus *get_capability(OrtEp *ep, const OrtGraph *graph, OrtEpGraphSup
 
 static OrtStatus *compile(OrtEp *ep, const OrtGraph **graphs, const OrtNode **fused_nodes, size_t count,
                           OrtNodeComputeInfo **infos, OrtNode **ep_context_nodes) {
-  /* Before anything else: ORT releases the infos even after a failure. */
+  /* Release the infos before anything else: ORT releases them even after a failure. */
   for (size_t i = 0; i < count; i++) {
     infos[i] = NULL;
     if (ep_context_nodes)
@@ -90,7 +89,8 @@ static OrtStatus *get_preferred_layout(OrtEp *ep, OrtEpDataLayout *layout) {
   return NULL;
 }
 
-/* ORT asks about operators of claimed nodes. "As you like" would be a list of its own, so that is never the answer. */
+/* ORT asks about operators of claimed nodes. The answer "no preference" would make ORT use its own list, so it is
+ * never given. */
 static OrtStatus *should_convert_layout(OrtEp *ep, const char *domain, const char *op_type, OrtEpDataLayout layout,
                                         int *should_convert) {
   *should_convert = 0;
@@ -109,7 +109,7 @@ static OrtStatus *set_dynamic_options(OrtEp *ep, const char *const *keys, const 
                 : ocp_status(&error);
 }
 
-/* What a model may take: the free memory of the device and of our arena, up to the arena's limit. */
+/* Bytes that a model may use: the free memory of the device and of our arena, up to the arena's limit. */
 static OrtStatus *get_available_resource(const OrtEp *ep, OrtResourceCount *available) {
   ocp_error error = {0};
   uint64_t bytes = 0;
@@ -126,8 +126,9 @@ static OrtStatus *get_kernel_registry(OrtEp *ep, const OrtKernelRegistry **regis
   return ocp_status(&error);
 }
 
-/* Runs that must not meet take turns on their stream. Where this is false ORT holds a lock of the session during a Run,
- * which Python's threads ask for with the GIL, and a Run may need the GIL. */
+/* Always true: Runs that must not overlap take turns on their stream. If this were false, ORT would hold a lock of
+ * the session during a Run. Python threads ask for that lock while they hold the GIL, and a Run may need the GIL: a
+ * deadlock. */
 static OrtStatus *is_concurrent_run_supported(OrtEp *ep, bool *is_supported) {
   (void)ep;
   *is_supported = true;
@@ -135,7 +136,7 @@ static OrtStatus *is_concurrent_run_supported(OrtEp *ep, bool *is_supported) {
 }
 
 static OrtStatus *create_sync_stream(OrtEp *ep, const OrtMemoryDevice *memory_device, OrtSyncStreamImpl **out) {
-  (void)memory_device; /* ORT asks for streams of the EP's device only */
+  (void)memory_device; /* ORT asks only for streams of the EP's device */
   *out = NULL;
   ocp_error error = {0};
   ocp_stream *stream = self(ep)->config.stream;
@@ -175,7 +176,7 @@ static OrtStatus *annotation_id(const OrtRunOptions *options, int *id) {
   return NULL;
 }
 
-/* Here a Run on a lost device or in a forked child can say so: the allocation that fails next has no message. */
+/* Report a lost device or a forked child here: the next failing allocation could not give a reason. */
 static OrtStatus *on_run_start(OrtEp *ep, const OrtRunOptions *options) {
   ocp_error error;
   ocp_capture_forget_run();
@@ -239,14 +240,14 @@ static OrtStatus *get_default_memory_device(const OrtEp *ep, const OrtMemoryDevi
   return NULL;
 }
 
-/* The weights of compiled models can stay in the model that they are made of, inside of its file or outside. */
+/* Compiled models can leave their weights in the source model, inside or outside of its file. */
 static OrtStatus *get_weightless_support(const OrtEp *ep, OrtWeightlessSupport *support) {
   (void)ep;
   *support = OrtWeightlessSupport_ALL;
   return NULL;
 }
 
-/* The files of compiled models are read and written by functions of the application, where it has set them. */
+/* If the application has set functions for it, they read and write the files of compiled models. */
 static OrtStatus *get_context_data_support(const OrtEp *ep, uint32_t *flags) {
   (void)ep;
   const uint32_t reads = 1, writes = 2;
@@ -295,7 +296,7 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity) {
   if (ocp_api_version >= OrtEp_GetWeightlessSupport_SINCE)
     ep->ort.GetWeightlessSupport = get_weightless_support;
   if (ocp_host_version >= OrtEp_GetEpContextDataSupport_SINCE) {
-    ep->ort.ort_version_supported = OrtEp_GetEpContextDataSupport_SINCE; /* of this struct alone all slots are known */
+    ep->ort.ort_version_supported = OrtEp_GetEpContextDataSupport_SINCE; /* all slots of this struct are known */
     ep->ort.GetEpContextDataSupport = get_context_data_support;
   }
   return &ep->ort;

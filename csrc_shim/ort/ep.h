@@ -7,7 +7,7 @@
 
 /* NULL: out of memory. */
 OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity);
-/* Destroys what refers to clusters; before Python releases its side. */
+/* Destroys everything that refers to clusters; called before Python releases its side. */
 void ocp_ep_close(OrtEp *ep);
 void ocp_ep_release(OrtEp *ep);
 

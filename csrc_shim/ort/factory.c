@@ -1,4 +1,5 @@
-/* OrtEpFactory. What sessions ask goes to Python; what ORT asks while it registers the library is C (offer.h). */
+/* OrtEpFactory. Python answers the calls of sessions; C answers the calls during registration of the library
+ * (offer.h). */
 #include "ort/factory.h"
 
 #include <stdlib.h>
@@ -17,7 +18,7 @@
 #include "python/host.h"
 #include "python/tables.h"
 
-#ifndef OCP_VERSION /* build_plugin.py takes it from the package */
+#ifndef OCP_VERSION /* build_plugin.py defines it from the package's version */
 #define OCP_VERSION "0.0.0"
 #endif
 
@@ -29,7 +30,7 @@ typedef struct ocp_factory {
   ocp_registration_request request;
   ocp_offer offer;
   atomic_bool unregistered;
-  struct ocp_factory *earlier; /* of `factories` */
+  struct ocp_factory *earlier; /* next older entry of `factories` */
 } ocp_factory;
 
 static _Atomic(ocp_factory *) factories;
@@ -42,7 +43,7 @@ static const char *get_name(const OrtEpFactory *factory) {
 
 static const char *get_vendor(const OrtEpFactory *factory) {
   (void)factory;
-  return "NVIDIA"; /* whose id follows: ORT prefers the provider of a device's vendor */
+  return "NVIDIA"; /* a vendor with an id that follows: ORT prefers the provider of a device's vendor */
 }
 
 static uint32_t get_vendor_id(const OrtEpFactory *factory) {
@@ -55,7 +56,7 @@ static const char *get_version(const OrtEpFactory *factory) {
   return OCP_VERSION;
 }
 
-/* Else the error: what ORT still has of the devices is freed. */
+/* False with the error after the library was unregistered: ORT's objects for the devices are freed then. */
 static bool is_registered(const OrtEpFactory *factory, ocp_error *error) {
   const bool registered = !atomic_load(&((const ocp_factory *)factory)->unregistered);
   if (!registered)
@@ -107,7 +108,7 @@ static void release_ep(OrtEpFactory *factory, OrtEp *ep) {
   ocp_ep_close(ep);
   ocp_error error = {0};
   const ocp_python *python = ocp_python_call(&error);
-  if (python) { /* at the end of the process Python may be gone */
+  if (python) { /* Python may be gone at the end of the process */
     python->release_ep(ocp_ep_config_of(ep)->handle);
     ocp_python_returned();
   }
@@ -147,7 +148,7 @@ static OrtStatus *create_importer(OrtEpFactory *factory, const OrtEpDevice *devi
   return not_implemented("import of external memory and semaphores");
 }
 
-/* Nothing where the library was unregistered: sessions cannot be made with its devices then. */
+/* Gives no domain after the library was unregistered: sessions cannot be made with its devices then. */
 static OrtStatus *custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain *const **domains, size_t *count) {
   *count = 0;
   ocp_error error = {0};
@@ -157,17 +158,17 @@ static OrtStatus *custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain *co
   return python ? ocp_python_status(python->custom_op_domains(domains, count)) : ocp_status(&error);
 }
 
-/* A session that selects its devices asks once for each device of each factory. Before ORT 1.31 it fails where two of
- * them give a domain of the same name, and ORT does not say what it asks for. So one of the questions of such a session
- * gets an answer: ORT asks the same number of them for each session, all on one thread. Session options that get
- * devices ask as well, and drop what they have. */
+/* A session that selects its devices calls this once for each device of each factory. Before ORT 1.31 the session
+ * fails if two answers contain a domain of the same name, and the call does not name the device. So only one of a
+ * session's calls is answered: ORT makes the same number of calls for each session, all on one thread. Session
+ * options that get devices call it as well, and drop the earlier domains. */
 static bool is_another_question_of_a_session(void) {
   size_t num_devices = 0;
   for (const ocp_factory *factory = atomic_load(&factories); factory; factory = factory->earlier)
     num_devices += atomic_load(&factory->unregistered) ? 0 : atomic_load(&factory->offer.num_devices);
   if (num_devices < 2 || ocp_host_version >= 31)
     return false;
-  const OrtCompileApi *compile = ocp_api->GetCompileApi(); /* NULL in builds that are minimal */
+  const OrtCompileApi *compile = ocp_api->GetCompileApi(); /* NULL in minimal builds */
   void *const makers[] = {
       (void *)ocp_api->CreateSession,
       (void *)ocp_api->CreateSessionFromArray,
@@ -189,7 +190,7 @@ static OrtStatus *get_num_custom_op_domains(OrtEpFactory *factory, size_t *num_d
   return custom_op_domains(factory, &domains, num_domains);
 }
 
-/* Another thread may have registered operators meanwhile: ORT takes NULL for no domain. */
+/* Returns NULL for no domain, also because another thread may have registered operators meanwhile. */
 static OrtStatus *get_custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain **domains, size_t num_domains) {
   OrtCustomOpDomain *const *found = NULL;
   size_t count = 0;
@@ -218,7 +219,7 @@ static OrtStatus *select_model_candidate(OrtEpFactory *factory, const OrtHardwar
   return num_candidates > 0 ? NULL : ocp_api->CreateStatus(ORT_INVALID_ARGUMENT, "no model candidates");
 }
 
-/* ORT calls some slots without looking: each up to the negotiated version has a function. */
+/* ORT calls some slots without checking for NULL: every slot up to the negotiated version has a function. */
 OrtEpFactory *ocp_factory_create(const char *registered_name, const ocp_registration_request *request) {
   ocp_factory *factory = calloc(1, sizeof *factory);
   if (factory)

@@ -8,8 +8,8 @@
 
 /* NULL: out of memory. */
 OrtEpFactory *ocp_factory_create(const char *registered_name, const ocp_registration_request *request);
-void ocp_factory_close(OrtEpFactory *factory); /* the library was unregistered */
-/* The registrations that have not ended, as many as there is room for; returns how many there are. */
+void ocp_factory_close(OrtEpFactory *factory); /* called after the library was unregistered */
+/* Writes at most `room` of the registrations that have not ended; returns their number. */
 uint32_t ocp_registrations(ocp_registration *out, uint32_t room);
 
 #endif

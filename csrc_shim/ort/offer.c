@@ -91,7 +91,7 @@ static int make_ep_device(OrtEpFactory *factory, const ocp_device_info *info, co
   ocp_api->CreateKeyValuePairs(&options);
   for (int i = 0; i < OCP_DEVICE_METADATA; i++)
     ocp_api->AddKeyValuePair(metadata, entries[i].key, entries[i].value);
-  /* Without device_id here ORT would compare a session's device_id with the PCI model. */
+  /* Without device_id, ORT would compare a session's device_id with the PCI model. */
   snprintf(ordinal, sizeof ordinal, "%d", info->ordinal);
   ocp_api->AddKeyValuePair(options, "device_id", ordinal);
   check(error, ocp_ep_api->CreateEpDevice(factory, hardware, metadata, options, out));
@@ -106,7 +106,7 @@ static int make_ep_device(OrtEpFactory *factory, const ocp_device_info *info, co
 
 /* ---- the offer ---- */
 
-/* GPUs first, then emulated devices. Without a GPU the log says why. */
+/* Finds the devices: GPUs first, then emulated devices. If there is no GPU, logs why. */
 static int find(ocp_offer *offer, const ocp_registration_request *request, uint32_t room, uint32_t *found,
                 ocp_error *error) {
   ocp_error why = {.text = "the CUDA driver reports no device"};
@@ -148,7 +148,7 @@ int ocp_offer_devices(ocp_offer *offer, const ocp_registration_request *request,
     if (make_ep_device(factory, info, offer->hardware[made], &ep_devices[made], error) != ORT_OK)
       break;
   }
-  if (error->code != ORT_OK) { /* ORT takes nothing of a factory that fails */
+  if (error->code != ORT_OK) { /* if a factory fails, ORT takes none of its devices */
     while (made > 0)
       ocp_ep_api->ReleaseEpDevice(ep_devices[--made]);
     ocp_offer_withdraw(offer);

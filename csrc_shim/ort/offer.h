@@ -1,7 +1,6 @@
-/* The devices that a factory offers to ORT.
- *
- * ORT asks for them while it holds its environment's lock, which threads with Python's GIL wait for: whoever holds the
- * lock must not wait for the GIL. So all that ORT asks a factory for under that lock is answered in C. */
+/* The devices that a factory offers to ORT. ORT asks for them while it holds its environment's lock. Threads that
+ * hold Python's GIL wait for that lock, so its holder must not wait for the GIL: every call under it is answered in
+ * C. */
 #ifndef OCP_ORT_OFFER_H
 #define OCP_ORT_OFFER_H
 
@@ -21,19 +20,19 @@ typedef struct ocp_offer {
   OrtHardwareDevice *owned[OCP_MAX_OFFERED]; /* created here for devices that ORT did not enumerate */
 } ocp_offer;
 
-/* Finds the devices, and makes ORT's objects of as many as there is room for. */
+/* Finds the devices, and makes ORT's objects for as many as there is room for. */
 int ocp_offer_devices(ocp_offer *offer, const ocp_registration_request *request, OrtEpFactory *factory,
                       const OrtHardwareDevice *const *hardware, size_t num_hardware, OrtEpDevice **ep_devices,
                       size_t room, ocp_error *error);
 /* Frees the offer, after ORT has released the OrtEpDevices. */
 void ocp_offer_withdraw(ocp_offer *offer);
-/* The device that is offered as this hardware, or NULL. */
+/* Our device that is offered as this hardware, or NULL. */
 const ocp_device_info *ocp_offered_as(const ocp_offer *offer, const OrtHardwareDevice *hardware);
-/* Why the hardware is not offered: an OrtDeviceEpIncompatibilityReason and a text, NONE where it is. */
+/* Why the hardware is not offered: an OrtDeviceEpIncompatibilityReason and a text; NONE if it is offered. */
 uint32_t ocp_why_not_offered(const ocp_offer *offer, const OrtHardwareDevice *hardware, ocp_error *why);
 
-/* The PCI bus id of card<index> in a folder like /sys/class/drm, which is all that ORT's metadata say of a GPU; empty
- * if unknown. */
+/* Finds the PCI bus id of card<index> in a folder like /sys/class/drm, the only identification of a GPU in ORT's
+ * metadata; empty if unknown. */
 void ocp_card_bus_id(const char *folder, const char *index, char bus_id[32]);
 
 #endif

@@ -5,10 +5,12 @@
 #include <string.h>
 #include <strings.h>
 
-/* A registration name that ends so offers the emulated devices and no other: ORT's convention for virtual devices. */
+/* A registration name with this ending offers the emulated devices and no others: ORT's convention for virtual
+ * devices. */
 #define VIRTUAL_SUFFIX ".virtual"
 
-/* One more than what is requested, 0 for nothing. Small, since the loader has little room for thread-local data. */
+/* The requested values plus one; 0: nothing was requested. Small, since the loader has little room for thread-local
+ * data. */
 static _Thread_local uint8_t requested_emulated, requested_identity;
 
 void ocp_request_registration(int emulated, int identity) {
@@ -16,7 +18,7 @@ void ocp_request_registration(int emulated, int identity) {
   requested_identity = (uint8_t)(identity + 1);
 }
 
-/* The value without the white space around it; what does not fit is no valid value either. */
+/* Reads a variable without surrounding white space; a value that does not fit is invalid. */
 static const char *variable(const char *name, char value[64]) {
   const char *text = getenv(name), *const space = " \t\r\n\v\f";
   if (!text)

@@ -10,10 +10,10 @@ typedef struct ocp_registration_request {
   bool cuda, emulated; /* devices to offer */
 } ocp_registration_request;
 
-/* Sets what the next registration on this thread requests, over the environment: whether the emulated devices, and an
- * ocp_identity; -1: the environment decides. */
+/* Sets the requests of the next registration on this thread, which override the environment: emulated devices or
+ * not, and an ocp_identity; -1: the environment decides. */
 void ocp_request_registration(int emulated, int identity);
-/* Fails where a variable has no valid value. */
+/* Fails if a variable has an invalid value. */
 int ocp_registration_requested(const char *registered_name, ocp_registration_request *request, ocp_error *error);
 
 /* Reads the environment alone: 1 or 0 for ORT_CUDA_PLUGIN_EMULATE, an ocp_identity for ORT_CUDA_PLUGIN_AS; -1 with the

@@ -1,4 +1,4 @@
-/* What a plan must fulfil before anything relies on it: every count, index, range and register. */
+/* Checks that a plan is consistent before anything relies on it: every count, index, range and register. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -122,7 +122,8 @@ static bool check_outputs(checker *c) {
          ocp_plan_reject(c->error, "%u dimensions belong to no output", p->header.num_dims - next);
 }
 
-/* Memory that work of `segment` names. record is UINT32_MAX for a read-back, which happens before the segment. */
+/* Checks memory that a record or read-back of `segment` refers to. record is UINT32_MAX for a read-back, which
+ * happens before the segment. */
 static bool check_ref(checker *c, uint32_t kind, uint32_t index, uint32_t segment, uint32_t record) {
   const ocp_plan *p = c->plan;
   const bool readback = record == UINT32_MAX;
@@ -163,7 +164,7 @@ static bool check_readbacks(checker *c, uint32_t segment) {
         !may_use(c, r->byte_offset_register, "read-back", i))
       return false;
   }
-  /* Defined only after all of them were looked at: they are read at once. */
+  /* Marked as defined only after all read-backs were checked: they are read together. */
   for (uint32_t i = range.first; i < range.first + range.count; i++)
     if (!define(c, p->readbacks[i].dst, p->readbacks[i].count, "read-back", i))
       return false;
@@ -279,7 +280,7 @@ static bool check_buffers(checker *c) {
   return true;
 }
 
-/* All that happens in one segment, after those before it. */
+/* Checks a segment; those before it have been checked. */
 static bool check_segment(checker *c, uint32_t segment) {
   const ocp_plan *p = c->plan;
   const ocp_segment_view *v = &p->views[segment];

@@ -1,7 +1,7 @@
 /* Evaluation of the expressions of a plan, with every overflow detected. */
 #include "plan/expr.h"
 
-/* Quotient toward zero; INT64_MIN / -1 does not fit. */
+/* Returns the quotient, rounded toward zero; false for INT64_MIN / -1, which overflows. */
 static bool divide(int64_t a, int64_t b, int64_t *quotient) {
   if (b == 0 || (a == INT64_MIN && b == -1))
     return false;
@@ -97,7 +97,7 @@ bool ocp_expr_evaluate(const ocp_plan_expr *e, int64_t *registers) {
     value = a != 0 ? b : registers[e->c];
     break;
   default:
-    return false; /* the loader lets no other pass */
+    return false; /* unreachable: the loader accepts no other operation */
   }
   *dst = value;
   return true;

@@ -6,7 +6,8 @@
 
 #include "plan/format.h"
 
-/* registers[e->dst] = e; false, leaving it as it was, when that overflows int64 or divides by zero. */
+/* Sets registers[e->dst] to the expression's value. Returns false, and leaves the register unchanged, on int64
+ * overflow or division by zero. */
 bool ocp_expr_evaluate(const ocp_plan_expr *e, int64_t *registers);
 
 #endif

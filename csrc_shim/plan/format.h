@@ -13,7 +13,8 @@
  * Nearly every plan has one segment and no read-back; an operator whose output size depends on data ends a segment.
  * Guards belong to the whole plan and may depend only on input dimensions and host inputs.
  *
- * The version rises with whatever an older library would refuse or misunderstand. A library runs its own only. */
+ * The version rises with every change that an older library would refuse or misunderstand. A library runs only its
+ * own version. */
 #ifndef OCP_PLAN_FORMAT_H
 #define OCP_PLAN_FORMAT_H
 
@@ -27,7 +28,7 @@
 #define OCP_MAX_RANK 16
 #define OCP_MAX_REGISTERS (1u << 22)
 #define OCP_MAX_HOST_VALUES 65536u /* of one host input or read-back */
-#define OCP_MAX_LAUNCH_PARAMS 512u /* CUDA passes 4096 bytes to every device */
+#define OCP_MAX_LAUNCH_PARAMS 512u /* CUDA accepts 4096 bytes of parameters on every device */
 
 typedef struct ocp_plan_header {
   uint32_t magic, version;
@@ -41,7 +42,7 @@ typedef struct ocp_plan_header {
   uint32_t reserved;
 } ocp_plan_header;
 
-/* A value of the cluster that a Run gets. Its dimensions are registers first_register .. first_register+rank-1. */
+/* A value that a Run passes to the cluster. Its dimensions are registers first_register .. first_register+rank-1. */
 typedef struct ocp_plan_input {
   uint32_t dtype; /* ONNXTensorElementDataType */
   uint32_t rank;
@@ -51,8 +52,7 @@ typedef struct ocp_plan_input {
   uint32_t reserved;
 } ocp_plan_input;
 
-/* Offsets into strings. A label is the name, and the type in brackets: "name (op_type)". What stands for no node has an
- * empty type. */
+/* Offsets into strings. A label is "name (op_type)". An entry that stands for no node has an empty type. */
 typedef struct ocp_plan_node {
   uint32_t label, op_type;
 } ocp_plan_node;
@@ -91,7 +91,7 @@ typedef struct ocp_plan_expr {
   uint32_t op;
   uint32_t dst; /* register, larger than every operand's; defined by nothing else */
   uint32_t a, b, c;
-  uint32_t segment; /* evaluated when that segment starts; guards' expressions are in segment 0 */
+  uint32_t segment; /* computed when that segment starts; the guards' expressions are in segment 0 */
   int64_t imm;
   uint32_t node; /* the first node that needs the value, for errors, or OCP_NO_NODE */
   uint32_t reserved;
@@ -104,7 +104,7 @@ typedef struct ocp_plan_assert {
   uint32_t segment;
 } ocp_plan_assert;
 
-/* Memory that a parameter can point at. */
+/* The kinds of memory that a parameter can point into. */
 typedef enum ocp_ref_kind {
   OCP_REF_INPUT = 0,
   OCP_REF_OUTPUT = 1,
@@ -112,7 +112,7 @@ typedef enum ocp_ref_kind {
   OCP_REF_BUFFER = 3
 } ocp_ref_kind;
 
-/* Elements that the host needs before a segment can start. */
+/* Elements that the host must read before a segment can start. */
 typedef struct ocp_plan_readback {
   uint32_t ref_kind, ref_index;
   uint32_t byte_offset_register; /* or OCP_NO_REG */
@@ -138,7 +138,7 @@ typedef enum ocp_record_kind {
   OCP_RECORD_COPY = 1,    /* params: dst, src, bytes (I64); device to device */
   OCP_RECORD_MEMSET = 2,  /* params: dst, byte value (I32), bytes (I64) */
   OCP_RECORD_LIBRARY = 3, /* library problem `index` with params; see vendor/problem.h */
-  OCP_RECORD_CALL = 4,    /* callback `index` of the cluster, in Python: pointers and I64 numbers; never in a graph */
+  OCP_RECORD_CALL = 4,    /* callback `index` of the cluster, in Python; pointers and I64 numbers; never in a graph */
   OCP_RECORD_NUM_KINDS
 } ocp_record_kind;
 
@@ -152,7 +152,7 @@ typedef struct ocp_plan_record {
   uint32_t block[3];              /* values, not registers */
   uint32_t shared_register;       /* dynamic shared memory in bytes, or OCP_NO_REG: none */
   uint32_t condition_register;    /* the record is skipped when this register is 0; OCP_NO_REG: never */
-  uint32_t first_node, num_nodes; /* of record_nodes: all that it computes; `node` is the one for errors */
+  uint32_t first_node, num_nodes; /* in record_nodes: all nodes that it computes; `node` is the one for errors */
 } ocp_plan_record;
 
 typedef enum ocp_param_kind {
@@ -166,8 +166,7 @@ typedef enum ocp_param_kind {
   OCP_PARAM_NUM_KINDS
 } ocp_param_kind;
 
-/* The address of a record that is not skipped lies within its memory or at its end; copies and memsets stay within it.
- */
+/* A pointer of an executed record lies within its memory or at its end; copies and memsets stay within their memory. */
 typedef struct ocp_plan_param {
   uint32_t kind;
   uint32_t ref_kind;  /* for POINTER */
@@ -180,10 +179,10 @@ typedef struct ocp_plan_segment {
   uint32_t first_record, num_records;
 } ocp_plan_segment;
 
-/* How one record may read an input and write an output that are the same memory. */
+/* How a record may read an input and write an output in the same memory. */
 typedef enum ocp_in_place_kind {
   OCP_IN_PLACE_ELEMENTS = 0, /* each element is read before it is written, and by the thread that writes it */
-  OCP_IN_PLACE_KEPT = 1, /* what the plan reads of the input stays what it is: a cache gets rows behind the others */
+  OCP_IN_PLACE_KEPT = 1,     /* the bytes that the plan reads keep their values: a cache gets rows appended */
   OCP_IN_PLACE_NUM_KINDS
 } ocp_in_place_kind;
 

@@ -1,7 +1,7 @@
 /* Loading of plans: from a blob to an ocp_plan.
  *
- * A blob may come from a file and is hostile until check.c has seen it; what runs plans relies on that and checks
- * nothing of it again.
+ * A blob may come from a file and is untrusted until check.c has checked it; code that runs plans relies on that and
+ * does not check again.
  *
  * Invariants of an ocp_plan, for as long as it lives:
  * - It never changes, so that threads share it without a lock, and it owns its copy of the blob.
@@ -9,9 +9,8 @@
  *   its first use, by an input, an expression or a read-back of the segment that uses it or of an earlier one.
  * - Guards depend on dimensions of inputs and on host values alone.
  * - Records, outputs, buffers and expressions of a segment follow each other (ocp_segment_view).
- * - The record of a pair of in_place is the last that reads the input and the first that names the output.
- * What the plan cannot say of itself, whether the kernels, weights and problems that it names exist, its cluster checks
- * when it is added. */
+ * - The record of a pair of in_place is the last that reads the input and the first that names the output. Whether
+ * the kernels, weights and problems that the plan refers to exist is checked by its cluster when the plan is added. */
 #include "plan/load.h"
 
 #include <stdlib.h>
@@ -86,7 +85,7 @@ static bool place_arrays(ocp_plan *p, size_t bytes, ocp_error *error) {
 
 /* ---- segments ---- */
 
-/* The field `segment` of the elements of an array, and the ocp_range of a segment view that tells which are its. */
+/* An array of elements with a field `segment`, and the ocp_range of a segment view for its elements. */
 typedef struct segmented {
   const uint32_t *segment_of_first;
   size_t element;
@@ -118,7 +117,7 @@ static bool split(const ocp_plan *p, segmented array, const char *what, ocp_erro
   return true;
 }
 
-/* Fills order with the indices grouped by segment, and finds the ranges of it. */
+/* Fills `order` with the indices grouped by segment, and finds the ranges of `order`. */
 static bool group(const ocp_plan *p, segmented array, uint32_t *order, const char *what, ocp_error *error) {
   for (uint32_t i = 0; i < array.count; i++) {
     if (segment_of(&array, i) >= p->header.num_segments)
@@ -139,7 +138,7 @@ static bool group(const ocp_plan *p, segmented array, uint32_t *order, const cha
   return true;
 }
 
-/* Finds the records of each segment, and that all records and parameters belong to one. */
+/* Finds the records of each segment, and checks that every record and parameter belongs to one segment. */
 static bool split_records(ocp_plan *p, ocp_error *error) {
   uint32_t next_record = 0, next_param = 0, next_node = 0;
   for (uint32_t s = 0; s < p->header.num_segments; s++) {
@@ -166,7 +165,7 @@ static bool split_records(ocp_plan *p, ocp_error *error) {
   return true;
 }
 
-/* Finds what belongs to each segment. */
+/* Finds the elements of each segment. */
 static bool split_all(ocp_plan *p, ocp_error *error) {
   const ocp_plan_header *h = &p->header;
   const segmented exprs = {&p->exprs->segment, sizeof *p->exprs, h->num_exprs, offsetof(ocp_segment_view, exprs)};
@@ -199,7 +198,8 @@ static void find_buffer_ends(ocp_plan *p) {
       p->views[p->buffers[i].segment].keeps_slab = true;
 }
 
-/* Walks back from the guards; `needed` has one entry per register, all false. */
+/* Finds the expressions that guards depend on, by a walk back from the guards; `needed` has one entry per register,
+ * all false. */
 static void find_guard_exprs(ocp_plan *p, bool *needed) {
   for (uint32_t i = 0; i < p->header.num_guards; i++)
     needed[p->guards[i]] = true;
@@ -245,7 +245,7 @@ static void find_needs(ocp_plan *p) {
       p->input_needs_device[p->readbacks[i].ref_index] = true;
 }
 
-/* Finds which records read inputs last and name outputs first. */
+/* Finds the last record that reads each input and the first that names each output. */
 static void find_order(ocp_plan *p) {
   for (uint32_t i = 0; i < p->header.num_outputs; i++)
     p->output_begin[i] = UINT32_MAX;
@@ -267,7 +267,7 @@ static void find_order(ocp_plan *p) {
   }
 }
 
-/* The pairs are in order, and one record alone both reads the input and writes the output. */
+/* Checks that the pairs are in order, and that one record alone both reads the input and writes the output. */
 static bool check_in_place(const ocp_plan *p, ocp_error *error) {
   for (uint32_t i = 0; i < p->header.num_in_place; i++) {
     const ocp_plan_in_place *pair = &p->in_place[i], *before = i ? pair - 1 : NULL;
@@ -293,7 +293,7 @@ static bool load(ocp_plan *p, size_t bytes, ocp_error *error) {
     return ocp_plan_reject(error, "%u registers, %u segments", h->num_registers, h->num_segments);
   if (!place_arrays(p, bytes, error))
     return false;
-  /* From here on counts are bounded by the size of the blob. calloc(0) may give NULL: ask for one more. */
+  /* From here on the blob's size bounds all counts. calloc(0) may return NULL: allocate one more. */
   p->views = calloc(h->num_segments, sizeof *p->views);
   p->output_order = calloc(h->num_outputs + 1, sizeof *p->output_order);
   p->buffer_order = calloc(h->num_buffers + 1, sizeof *p->buffer_order);
@@ -321,7 +321,7 @@ static bool load(ocp_plan *p, size_t bytes, ocp_error *error) {
 
 ocp_plan *ocp_plan_load(const void *blob, size_t bytes, ocp_error *error) {
   ocp_plan *plan = calloc(1, sizeof *plan);
-  /* A copy: it is aligned, and the caller cannot change it after the check. */
+  /* Copied: the copy is aligned, and the caller cannot change it after the check. */
   if (plan)
     plan->blob = malloc(bytes ? bytes : 1);
   bool ok = false;

@@ -1,4 +1,4 @@
-/* Loads plans from their serialized form; in-place rules and node names of a plan. */
+/* Loads plans from their serialised form; queries in-place rules and node names of a plan. */
 #ifndef OCP_PLAN_LOAD_H
 #define OCP_PLAN_LOAD_H
 
@@ -12,13 +12,13 @@ void ocp_plan_free(ocp_plan *plan);
 /* How the plan allows that an input and an output are the same memory. */
 typedef enum ocp_sharing {
   OCP_SHARING_NONE,     /* the output may not be written while the input is read */
-  OCP_SHARING_IN_ORDER, /* the input is not read any more when the output is written: they may overlap in any way */
+  OCP_SHARING_IN_ORDER, /* the input is not read after the output is written: they may overlap in any way */
   OCP_SHARING_ELEMENTS, /* as OCP_IN_PLACE_ELEMENTS */
   OCP_SHARING_KEPT      /* as OCP_IN_PLACE_KEPT */
 } ocp_sharing;
 ocp_sharing ocp_plan_sharing(const ocp_plan *plan, uint32_t input, uint32_t output);
 
-/* The label of a node, for errors; its own name, which is `bytes` long; its type. */
+/* Label of a node for errors; name (`bytes` long) and type of a node. */
 const char *ocp_plan_node_name(const ocp_plan *plan, uint32_t node);
 const char *ocp_plan_node_own_name(const ocp_plan *plan, uint32_t node, size_t *bytes);
 const char *ocp_plan_node_op_type(const ocp_plan *plan, uint32_t node);

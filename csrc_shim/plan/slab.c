@@ -1,6 +1,7 @@
-/* Packing of buffers by lifetime. Finding the smallest block is NP-hard; greedy placement of the largest first into the
- * tightest gap is within a few percent of the lower bound on real graphs (Pisarchyk and Lee, "Efficient Memory
- * Management for Deep Neural Net Inference", 2020). Where it misses the bound, other orders are tried. */
+/* Packing of buffers by lifetime (dynamic storage allocation). Finding the smallest block is NP-hard; greedy
+ * placement of the largest first into the tightest gap is within a few percent of the lower bound on real graphs
+ * (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020). If it misses the bound,
+ * other orders are tried. */
 #include "plan/slab.h"
 
 #include <stdbool.h>
@@ -20,7 +21,7 @@ static int by_step(const void *left, const void *right) {
   return first ? first : compare((uintptr_t)a, (uintptr_t)b);
 }
 
-/* Larger first. */
+/* Sorts larger items first. */
 static int by_size(const void *left, const void *right) {
   const ocp_slab_item *a = *(ocp_slab_item *const *)left, *b = *(ocp_slab_item *const *)right;
   const int size = compare(align(b->bytes), align(a->bytes));
@@ -28,7 +29,7 @@ static int by_size(const void *left, const void *right) {
   return size ? size : life ? life : by_step(left, right);
 }
 
-/* Longer lived first: what lives long goes to the bottom and fragments nothing. */
+/* Sorts longer-lived items first: at the bottom of the block they fragment nothing. */
 static int by_life(const void *left, const void *right) {
   const ocp_slab_item *a = *(ocp_slab_item *const *)left, *b = *(ocp_slab_item *const *)right;
   const int life = compare(b->last - b->first, a->last - a->first);
@@ -37,17 +38,17 @@ static int by_life(const void *left, const void *right) {
 
 static const struct strategy {
   int (*order)(const void *, const void *);
-  bool at_the_ends; /* rather at the bottom or the top than in the tightest gap: neighbours of a chain alternate */
+  bool at_the_ends; /* prefer the bottom or the top to the tightest gap: adjacent tensors of a chain alternate */
 } strategies[] = {{by_size, false}, {by_step, true}, {by_life, false}};
 enum { NUM_STRATEGIES = sizeof strategies / sizeof *strategies };
 
-/* An item that has its place. */
+/* An item with its offset. */
 typedef struct placement {
   uint64_t start, end;
   uint32_t first, last;
 } placement;
 
-/* Where an item goes, given those placed before it, which are sorted by start. */
+/* Finds the offset of an item, given the items placed before it, sorted by offset. */
 static uint64_t find_offset(const ocp_slab_item *item, const placement *placed, uint32_t count, bool at_the_ends,
                             uint64_t top) {
   const uint64_t bytes = align(item->bytes);
@@ -88,12 +89,12 @@ static uint64_t place(ocp_slab_item *const *order, uint32_t count, bool at_the_e
   return total;
 }
 
-/* The most bytes alive at one step, from the changes at each: no block is smaller. UINT64_MAX without host memory. */
+/* The peak of live bytes over all steps, a lower bound of the block's size. UINT64_MAX if host memory is exhausted. */
 static uint64_t lower_bound(ocp_slab_item *const *items, uint32_t count) {
   uint32_t first = UINT32_MAX, last = 0;
   for (uint32_t i = 0; i < count; i++) {
     first = items[i]->first < first ? items[i]->first : first;
-    last = items[i]->first > last ? items[i]->first : last; /* after the last start the sum only falls */
+    last = items[i]->first > last ? items[i]->first : last; /* after the last start the sum only decreases */
   }
   uint64_t *change = calloc((size_t)(last - first) + 2, sizeof *change);
   if (!change)
@@ -113,7 +114,7 @@ static uint64_t lower_bound(ocp_slab_item *const *items, uint32_t count) {
 }
 
 uint64_t ocp_slab_pack(ocp_slab_item *items, uint32_t count) {
-  /* Empty items need no room: offset 0 is as good as any. */
+  /* Empty items get offset 0. */
   uint64_t sum = 0;
   uint32_t used = 0;
   for (uint32_t i = 0; i < count; i++) {

@@ -11,7 +11,7 @@
 
 static ocp_python python;
 
-/* What fails here costs the time that the library takes to make the plan. */
+/* If this fails, the library makes the plan again. */
 static uint64_t load_plan(const char *key, char *data, uint64_t capacity) {
   ocp_error ignored = {0};
   uint64_t bytes = 0;

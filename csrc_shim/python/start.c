@@ -24,8 +24,8 @@ enum { PY_FILE_INPUT = 257 };
 
 typedef struct PyObject PyObject;
 
-/* Stable ABI of Python, by its own names. The ones from Py_DecodeLocale on may be NULL: which of them exist depends on
- * the version. */
+/* Python's stable ABI, under its own names. The functions from Py_DecodeLocale on may be NULL: they depend on the
+ * version. */
 typedef struct python_api {
   int (*Py_IsInitialized)(void);
   int (*PyGILState_Ensure)(void);
@@ -84,8 +84,8 @@ enum {
 _Static_assert(sizeof(python_api) == NUM_NAMES * sizeof(void *), "one name per member");
 
 /* Loads the package that the library belongs to, by path, so that no other copy is imported in its place; a library
- * that was copied away from its package takes the installed one. A Python that was `started` here knows no folder of
- * packages of the user's; when the package lies in one, its dependencies do. */
+ * that was copied away from its package loads the installed one. A Python that was `started` here does not search
+ * the user's site-packages; if the package lies there, so do its dependencies, and the folder is added. */
 static const char bootstrap[] =
     "try:\n"
     "    import sys, os\n"
@@ -130,7 +130,7 @@ static int find_libpython(struct dl_phdr_info *info, size_t size, void *path) {
   return 1;
 }
 
-/* A host may have loaded libpython without making its symbols global, which extension modules need. */
+/* Finds a libpython that the host has loaded, and makes its symbols global, which extension modules need. */
 static bool use_loaded_python(python_api *api) {
   if (resolve(RTLD_DEFAULT, api))
     return true;
@@ -148,8 +148,8 @@ static void parent(char *path) {
   *(slash ? slash : path) = '\0';
 }
 
-/* An interpreter of another user is not ours: that user may have put it into a folder above the package, as any user
- * can in /tmp. */
+/* Whether we may run the interpreter. One that belongs to another user is refused: that user may have put it into a
+ * folder above the package, as any user can in /tmp. */
 static bool belongs_to_us(const char *path, const char *package) {
   struct stat status, ours;
   return lstat(path, &status) == 0 && stat(package, &ours) == 0 &&
@@ -230,10 +230,9 @@ static int initialise_by_config(const python_api *api, const char *interpreter, 
   return error->code;
 }
 
-/* Isolated, as with `python -I`: from the variables of the host's environment and from the user's folder of packages,
- * which HOME names. The program name decides prefix and site-packages. PyConfig would say all this, but its layout
- * differs from version to version: so the older calls, and PyInitConfig, which is isolated from the start, where those
- * are gone. */
+/* Starts Python isolated, like `python -I`: it ignores PYTHON* variables and the user's site-packages. The program
+ * name decides prefix and site-packages. The layout of PyConfig differs between versions, so the older functions are
+ * used, and PyInitConfig, which is isolated by default, in versions without them. */
 static int initialise(const python_api *api, const char *interpreter, ocp_error *error) {
   if (!api->Py_DecodeLocale || !api->Py_SetProgramName || !api->Py_InitializeEx)
     return api->PyInitConfig_Create
@@ -278,7 +277,7 @@ static int start_own_python(python_api *api, const char *folder, ocp_error *erro
     return ocp_fail(error, ORT_FAIL, "Python at %s lacks a part of the stable ABI", interpreter);
   if (initialise(api, interpreter, error) != ORT_OK)
     return error->code;
-  api->PyEval_SaveThread(); /* gives the GIL back; every later use takes it */
+  api->PyEval_SaveThread(); /* releases the GIL; every later use acquires it */
   return ORT_OK;
 }
 
@@ -311,7 +310,7 @@ static int load_package(const python_api *api, const ocp_core *core, const char 
 
 static _Atomic(const ocp_core *) prepared;
 static atomic_bool is_ready;
-static atomic_bool is_our_own; /* this Python: no function of ORT is called with its GIL */
+static atomic_bool is_our_own; /* this Python was started by us: no function of ORT is called with its GIL */
 
 bool ocp_python_is_ready(void) { return atomic_load(&is_ready); }
 

@@ -25,7 +25,7 @@
 #include "run/repeat.h"
 #include "vendor/problem.h"
 
-#ifndef OCP_CORE_ABI /* of ocp_core and ocp_python; build_plugin.py makes it a hash of the headers */
+#ifndef OCP_CORE_ABI /* version of ocp_core and ocp_python; build_plugin.py defines it as a hash of the headers */
 #define OCP_CORE_ABI 0u
 #endif
 
@@ -38,42 +38,43 @@ typedef struct ocp_cluster ocp_cluster;
 typedef struct ocp_weight ocp_weight;
 typedef struct ocp_problem ocp_problem;
 
-/* What an OrtEp's C callbacks need to know. */
+/* The data that an OrtEp's C callbacks need. */
 typedef struct ocp_ep_config {
-  int64_t handle; /* Python's */
+  int64_t handle; /* Python's handle */
   ocp_device *device;
   const OrtMemoryInfo *device_memory; /* owned by the factory */
-  ocp_stream *stream;                 /* of all Runs of the session; NULL: ORT makes one for each thread */
-  uint32_t capture_warm_runs;         /* ORT captures Runs after so many; 0: it does not */
-  const char *const *channels_last;   /* operators that ORT makes channels-last, then NULL; NULL: none. Python's */
-  int64_t operators;                  /* the applications' operators that have kernels, Python's number; 0: none */
+  ocp_stream *stream;                 /* the stream of all Runs of the session; NULL: ORT makes one for each thread */
+  uint32_t capture_warm_runs;         /* ORT captures a Run after so many warm ones; 0: captures are off */
+  const char *const
+      *channels_last; /* operators that ORT converts to NHWC, NULL-terminated; NULL: none. Python owns it */
+  int64_t operators;  /* Python's number of the set of custom operators that have kernels; 0: none */
 } ocp_ep_config;
 
 /* How one node of ORT's graph calls a cluster. */
 typedef struct ocp_node_kernel_spec {
   ocp_cluster *cluster;
   ocp_device *device;
-  uint32_t num_inputs, num_outputs; /* of the cluster */
+  uint32_t num_inputs, num_outputs; /* the cluster's */
   uint32_t num_constants;           /* inputs of the node whose contents the cluster holds */
-  const uint32_t *positions;        /* of all three at the node, one after the other */
+  const uint32_t *positions;        /* positions of all three at the node, one after the other */
 } ocp_node_kernel_spec;
 
-/* An input or an output of an application's operator, as an OrtCustomOp tells of it. */
+/* An input or an output of an application's operator, as declared by an OrtCustomOp. */
 typedef struct ocp_custom_port {
   uint32_t dtype;                   /* ONNXTensorElementDataType; undefined: any */
   uint32_t kind;                    /* OrtCustomOpInputOutputCharacteristic */
-  uint32_t minimum, is_homogeneous; /* of a variadic one */
+  uint32_t minimum, is_homogeneous; /* of a variadic port */
 } ocp_custom_port;
 
 typedef struct ocp_custom_op_spec {
   int64_t handle; /* Python's */
   const char *name;
-  uint32_t since; /* the first version of the domain that has it */
+  uint32_t since; /* the first version of the domain that has the operator */
   uint32_t num_inputs, num_outputs;
   const ocp_custom_port *ports; /* inputs, then outputs */
 } ocp_custom_op_spec;
 
-/* A registration of the library that has not ended. What it points to lives as long as the process. */
+/* A registration of the library that has not ended. Its pointers stay valid as long as the process lives. */
 typedef struct ocp_registration {
   const char *name;
   uint32_t identity; /* ocp_identity of base/host.h */
@@ -88,14 +89,15 @@ typedef struct ocp_registration {
  * A member waits for the GIL. Threads that have the GIL wait for ORT's environment lock, as ORT's Python functions do.
  * So no member is called while ORT holds that lock: CreateEpFactories, ReleaseEpFactory, GetSupportedDevices,
  * allocators and data transfers are C alone. */
-enum { OCP_PYTHON_BROKE = 1 }; /* in place of a status: Python failed, and failed again when it made the status */
+enum { OCP_PYTHON_BROKE = 1 }; /* returned instead of a status: Python failed to create one */
 typedef struct ocp_python {
   uint32_t abi;
   OrtStatus *(*validate_compatibility)(const ocp_device_info *const *devices, size_t num_devices, const char *info,
                                        OrtCompiledModelCompatibility *out);
   /* The domains of the operators that applications have registered by now; they live as long as the process. */
   OrtStatus *(*custom_op_domains)(OrtCustomOpDomain *const **domains, size_t *count);
-  /* Tells ORT types and shapes of a node's outputs, as far as they are known; and why no provider runs a node. */
+  /* Tells ORT the types and shapes of a node's outputs, as far as they are known. The second function: why no
+   * provider runs a node. */
   void (*infer_custom_op)(int64_t op, const OrtShapeInferContext *context);
   OrtStatus *(*explain_custom_op)(int64_t op, const OrtKernelInfo *info);
   OrtStatus *(*create_ep)(uint32_t identity, const OrtKeyValuePairs *const *metadata, size_t num_devices,
@@ -104,7 +106,7 @@ typedef struct ocp_python {
   OrtStatus *(*get_capability)(int64_t ep, const OrtGraph *graph, OrtEpGraphSupportInfo *info);
   OrtStatus *(*compile)(int64_t ep, const OrtGraph **graphs, const OrtNode **fused_nodes, size_t count,
                         OrtNodeComputeInfo **infos, OrtNode **ep_context_nodes);
-  /* What a model that the session compiled fits; the text lives as long as the EP. */
+  /* The compatibility string of a model that the session compiled; the text lives as long as the EP. */
   OrtStatus *(*compatibility_info)(int64_t ep, const char **info);
   /* Adds the kernels of the operator table, and of `operators`, to a registry of the EP with this name. */
   OrtStatus *(*add_kernels)(OrtKernelRegistry *registry, const char *ep_name, int64_t operators);
@@ -119,18 +121,19 @@ typedef struct ocp_python {
   /* A callback of a plan: ocp_call_fn. */
   int (*call_back)(int64_t cluster, uint32_t callback, const uint64_t *pointers, uint32_t num_pointers,
                    const int64_t *numbers, uint32_t num_numbers, ocp_stream *stream, ocp_error *error);
-  /* What is kept of libraries' plans from process to process: ocp_plan_store. *bytes is 0 where there is nothing. */
+  /* Reads and stores plans of libraries that are kept from process to process: ocp_plan_store. *bytes is 0 if there
+   * is none. */
   int (*load_plan)(const char *key, char *data, uint64_t capacity, uint64_t *bytes, ocp_error *error);
   int (*keep_plan)(const char *key, const char *data, uint64_t bytes, ocp_error *error);
-  /* CUPTI, for profiles of GPUs: begins; gives what has been recorded to tracer_deliver; ends. Each begin has an end.
-   */
+  /* Controls CUPTI for profiles of GPUs: begin, deliver recorded activities to tracer_deliver, end. Each begin has
+   * an end. */
   int (*trace_begin)(ocp_error *error);
   int (*trace_collect)(ocp_error *error);
   void (*trace_end)(void);
 } ocp_python;
 
-/* What Python gets from the library. Members never raise, and never take or release the GIL. cffi releases it around
- * each call, so other threads run while a member blocks. */
+/* The functions that the library offers to Python. Members never raise, and never take or release the GIL. cffi
+ * releases it around each call, so other threads run while a member blocks. */
 typedef struct ocp_core {
   uint32_t abi;
   /* ---- counters ---- */
@@ -138,10 +141,10 @@ typedef struct ocp_core {
   const char *const *counter_names;
   int64_t (*counter_get)(uint32_t counter);
   void (*counter_add)(uint32_t counter, int64_t by);
-  void (*counters_reset)(void); /* what is in use or alive keeps its value */
+  void (*counters_reset)(void); /* resets all but amounts in use and numbers of live objects */
   /* ---- the two ways in ---- */
   int (*set_python)(const ocp_python *python, ocp_error *error);
-  void (*shut_down)(void); /* the interpreter is about to go: no more calls into Python */
+  void (*shut_down)(void); /* the interpreter is about to exit: no more calls into Python */
   /* ---- devices ---- */
   const ocp_driver *(*driver_cuda)(const char **why);
   const ocp_driver *(*driver_emulator)(void);
@@ -153,7 +156,7 @@ typedef struct ocp_core {
   void *(*emu_host_pointer)(uint64_t address, size_t bytes);
   int (*emu_owns)(uint64_t address);
   ocp_device *(*device_open)(int emulated, int ordinal, ocp_error *error);
-  int (*device_enter)(ocp_device *device, ocp_stay *stay, ocp_error *error); /* until device_leave */
+  int (*device_enter)(ocp_device *device, ocp_stay *stay, ocp_error *error); /* device_leave ends the stay */
   int (*device_alloc)(ocp_device *device, size_t bytes, ocp_stream *stream, CUdeviceptr *address, ocp_error *error);
   void (*device_free)(ocp_device *device, CUdeviceptr address, ocp_stream *stream);
   int (*stream_create)(ocp_device *device, ocp_stream **out, ocp_error *error);
@@ -184,7 +187,8 @@ typedef struct ocp_core {
   OrtNodeComputeInfo *(*compute_info_create)(ocp_cluster *cluster, ocp_device *device, const char *const *names,
                                              uint32_t num_inputs, ocp_error *error);
   OrtKernelImpl *(*node_kernel_create)(const ocp_node_kernel_spec *spec, ocp_error *error);
-  /* For KernelRegistry_AddKernel: kernels of nodes; and of Shape and Size, whose outputs are in host memory. */
+  /* For KernelRegistry_AddKernel: create functions for kernels of nodes, and for Shape and Size, whose outputs are
+   * in host memory. */
   OrtKernelCreateFunc create_node_kernel, create_shape_kernel;
   /* ---- appended by the owners of other parts, in any order: bridge and library are built together ---- */
   int (*cluster_add_problem)(ocp_cluster *cluster, ocp_problem *problem, ocp_error *error);
@@ -207,7 +211,8 @@ typedef struct ocp_core {
   void (*cluster_set_graphs)(ocp_cluster *cluster, uint32_t warm_runs, uint32_t max_graphs);
   void (*cluster_release_graphs)(ocp_cluster *cluster);
   int (*device_available)(ocp_device *device, uint64_t *bytes, ocp_error *error);
-  bool (*device_enter_to_release)(const ocp_device *device, ocp_stay *stay); /* also a lost one; not after a fork */
+  bool (*device_enter_to_release)(const ocp_device *device,
+                                  ocp_stay *stay); /* works on a lost device; not after a fork */
   void (*device_leave)(ocp_stay *stay);
   void (*emu_count_launches)(ocp_emu_count *count);
   void (*tracer_start)(const ocp_tracer_functions *functions);
@@ -217,7 +222,7 @@ typedef struct ocp_core {
   void (*repeat_release)(ocp_repeat *repeat);
   OrtNodeComputeInfo *(*compute_info_of_repeat)(const ocp_repeat *repeat, ocp_device *device, const char *const *names,
                                                 ocp_error *error);
-  /* The index of a callback of the cluster that goes to call_back, or -1. */
+  /* Returns the index of a callback of the cluster, which calls call_back, or -1. */
   int (*cluster_add_callback)(ocp_cluster *cluster, uint32_t num_pointers, uint32_t num_numbers, ocp_error *error);
   CUstream (*stream_handle)(const ocp_stream *stream);
   const OrtCustomOp *(*custom_op_create)(const ocp_custom_op_spec *spec,
@@ -230,7 +235,7 @@ typedef struct ocp_core {
   int (*list_devices)(int emulated, ocp_device_info *infos, uint32_t room, uint32_t *count, ocp_error *error);
   void (*describe_device)(const ocp_device_info *info, ocp_device_metadata *entries);
   void (*card_bus_id)(const char *folder, const char *index, char *bus_id);
-  void (*interrupt_after_call)(void); /* SIGINT for this thread when its call into Python has returned */
+  void (*interrupt_after_call)(void); /* sends SIGINT to this thread after its call into Python has returned */
 } ocp_core;
 
 #endif

@@ -222,7 +222,7 @@ static bool in_range(const uint32_t *indices, uint32_t count, uint32_t limit) {
   return true;
 }
 
-/* A launch with fewer parameters than the kernel has would read beyond the array of parameters. */
+/* Whether a launch has as many parameters as its kernel: with fewer, the kernel would read beyond the array. */
 static bool takes(const ocp_kernel_ref *kernel, const ocp_plan_param *params, uint32_t count) {
   if (kernel->num_params != count)
     return false;
@@ -261,7 +261,7 @@ static int check_callback(const ocp_cluster *cluster, const ocp_plan *plan, uint
   return ORT_OK;
 }
 
-/* Checks that the cluster has what the plan refers to by index. */
+/* Checks that the cluster has the kernels, weights, problems and callbacks that the plan refers to by index. */
 static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_error *error) {
   const ocp_plan_header *h = &plan->header;
   if (!in_range(plan->kernels, h->num_kernels, cluster->num_kernels) ||

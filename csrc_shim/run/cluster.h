@@ -17,15 +17,15 @@ void ocp_cluster_release(ocp_cluster *cluster);
 int ocp_cluster_add_kernels(ocp_cluster *cluster, const ocp_kernel_ref *kernels, uint32_t count, ocp_error *error);
 int ocp_cluster_add_weights(ocp_cluster *cluster, ocp_weight *const *weights, uint32_t count, ocp_error *error);
 int ocp_cluster_add_problem(ocp_cluster *cluster, ocp_problem *problem, ocp_error *error);
-/* Appends a callback that takes so many pointers and numbers; `call` gets the cluster's handle and the callback's
- * index, which is returned, or -1 with the error. */
+/* Appends a callback with so many pointers and numbers; `call` gets the cluster's handle and the callback's index.
+ * Returns the index, or -1 with the error. */
 int ocp_cluster_add_callback(ocp_cluster *cluster, ocp_call_fn call, uint32_t num_pointers, uint32_t num_numbers,
                              ocp_error *error);
 /* Sets the host inputs, which are read back before the guards of any plan are evaluated (fixed for the cluster): their
  * indices, ascending, at most OCP_MAX_HOST_INPUTS. Before the first plan. */
 int ocp_cluster_set_host_inputs(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error);
-/* Sets the host inputs whose contents the application feeds: a captured Run would keep the old contents, so the capture
- * fails. The contents of others follow from sizes. Before the first Run. */
+/* Sets the host inputs whose contents the application supplies in each Run: a captured Run would keep the old
+ * contents, so the capture fails. The contents of the other host inputs follow from sizes. Before the first Run. */
 int ocp_cluster_set_fed_inputs(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error);
 /* CUDA graphs: an instance of a plan that has run `warm_runs` times (at most OCP_MAX_WARM_RUNS count) becomes a graph;
  * the cluster keeps at most `max_graphs`, none when 0, as after creation. Other threads may be in Runs. */

@@ -24,8 +24,8 @@ struct ocp_cluster {
   int64_t build_handle;
   uint32_t num_host_inputs;
   uint32_t host_inputs[OCP_MAX_HOST_INPUTS];
-  bool is_fed[OCP_MAX_HOST_INPUTS]; /* of each, whether the application feeds its contents */
-  /* Newest first. Read by Runs without a lock: variants are only ever added, and live as long as the cluster. */
+  bool is_fed[OCP_MAX_HOST_INPUTS]; /* per host input: the application supplies its contents */
+  /* Newest first. Runs read it without a lock: variants are only added, and live as long as the cluster. */
   _Atomic(const ocp_variant *) variants;
   ocp_instance_cache cache;
   ocp_replay_budget replays;

@@ -49,14 +49,14 @@ typedef struct run {
   int64_t *host_values; /* in the key */
   uint32_t *host_counts;
   bool wants_replay;
-  CUdeviceptr uploads; /* copies of inputs that came in host memory */
+  CUdeviceptr uploads; /* device copies of inputs in host memory */
 } run;
 
 /* ---- the key ---- */
 
 static int fail_memory(ocp_error *error) { return ocp_fail(error, ORT_FAIL, "not enough host memory"); }
 
-/* Elements of a host input; more than any plan can have when there are too many to count. */
+/* Number of elements of a host input; more than any plan accepts if the product overflows. */
 static uint64_t count_elements(const ocp_input *input) {
   uint64_t elements = 1;
   for (uint32_t d = 0; d < input->rank; d++)
@@ -151,8 +151,8 @@ static int make_key(run *r) {
 
 /* ---- the instance ---- */
 
-/* An instance of the newest variant that matches; NULL when none does, or with the error when that cannot be evaluated.
- */
+/* Returns an instance of the newest variant whose guards hold; NULL when none do, or with the error when guards
+ * cannot be evaluated. */
 static ocp_instance *match(const run *r, const ocp_variant *newest) {
   for (const ocp_variant *variant = newest; variant; variant = variant->next) {
     if (!ocp_variant_accepts(variant, r->inputs, r->num_inputs, r->host_counts))
@@ -166,9 +166,9 @@ static ocp_instance *match(const run *r, const ocp_variant *newest) {
   return NULL;
 }
 
-/* Has a variant built, unless another thread is at it or has added one since `seen` was the newest: then waits
- * for it, and the caller looks again. *built tells whether this call did. No mutex is held meanwhile, and threads that
- * wait hold nothing that Python could want. */
+/* Has a variant built, unless another thread is building one or has added one since `seen` was the newest: then
+ * waits for that, and the caller looks again. *built tells whether this call built one. No mutex is held while
+ * Python builds, and waiting threads hold nothing that Python could need. */
 static int build_variant(const run *r, const ocp_variant *seen, bool *built) {
   ocp_cluster *cluster = r->cluster;
   pthread_mutex_lock(&cluster->build_mutex);
@@ -199,7 +199,7 @@ static ocp_instance *find_instance(const run *r) {
     const ocp_variant *newest = atomic_load_explicit(&cluster->variants, memory_order_acquire);
     instance = match(r, newest);
     if (instance && built)
-      return instance; /* no hit: this Run had to build it */
+      return instance; /* not a cache hit: this Run had to build it */
     if (instance || r->error->code != ORT_OK)
       break;
     if (built) {
@@ -221,7 +221,7 @@ static ocp_instance *find_instance(const run *r) {
 
 /* ---- execution ---- */
 
-/* Puts the cluster or tensor that an error concerns in front of its text. */
+/* Prefixes the error with the cluster or tensor that it concerns. */
 static int name_subject(const run *r, const char *what) {
   const ocp_error cause = *r->error;
   return ocp_fail(r->error, cause.code, "%s: %.900s", what, cause.text); /* ORT names the node */
@@ -239,7 +239,7 @@ static int name_output(const run *r, const ocp_plan *plan, uint32_t index) {
 
 static uint64_t align(uint64_t bytes) { return (bytes + 255) & ~(uint64_t)255; }
 
-/* Sets the bases of the inputs; uploads those in host memory that the device needs. */
+/* Sets the base addresses of the inputs; uploads those that are in host memory although the device needs them. */
 static int bind_inputs(run *r, ocp_instance *instance) {
   const ocp_plan *plan = instance->variant->plan;
   uint64_t bytes = 0;
@@ -291,7 +291,7 @@ static int read_back(const run *r, ocp_instance *instance, uint32_t segment) {
   return code;
 }
 
-/* The address of a segment's slab; 0: it has none. */
+/* The address of a segment's slab; 0: the segment has none. */
 static uint64_t *slab_of(const ocp_instance *instance, uint32_t segment) {
   const ocp_plan_header *h = &instance->variant->plan->header;
   return &instance->bases[h->num_inputs + h->num_outputs + segment];

@@ -8,7 +8,7 @@
 #include "run/cluster_state.h"
 #include "run/executor.h"
 
-enum { WARM_RUNS = 3, BATCHES = 7, MOST_RUNS = 64 }; /* MOST_RUNS: in a batch */
+enum { WARM_RUNS = 3, BATCHES = 7, MOST_RUNS = 64 }; /* MOST_RUNS: maximum per batch */
 static const float BATCH_MS = 1;                     /* minimum duration of a batch */
 static const float TOTAL_MS = 400;                   /* maximum duration of all batches */
 
@@ -78,7 +78,7 @@ int ocp_cluster_measure(ocp_cluster *cluster, double *seconds, ocp_error *error)
   OCP_STAY stay = ocp_device_enter(device, error);
   if (!stay.entered || ocp_stream_borrow(device, &m.stream, error) != ORT_OK)
     return error->code;
-  /* A session replays a graph, so time that. */
+  /* Sessions replay CUDA graphs, so that is what is timed. */
   ocp_cluster_set_graphs(cluster, 1, 1);
   CUresult result = device->driver->EventCreate(&m.begin, CU_EVENT_DEFAULT);
   if (!result)
@@ -87,7 +87,7 @@ int ocp_cluster_measure(ocp_cluster *cluster, double *seconds, ocp_error *error)
     ocp_device_fail(device, result, "cuEventCreate", error);
   else
     measure(&m, seconds, error);
-  /* Also after an error: what was enqueued may still use memory that the caller then frees. */
+  /* Waits even after an error: enqueued work may still use memory that the caller then frees. */
   ocp_error late = {0};
   if (ocp_stream_synchronize(m.stream, &late) != ORT_OK && error->code == ORT_OK)
     *error = late;

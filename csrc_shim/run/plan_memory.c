@@ -7,14 +7,14 @@
 #include "run/instance/instance.h"
 #include "run/instance/instance_cache.h"
 
-/* The most bytes of a segment's buffers that are alive at one record. */
+/* The peak of bytes of a segment's buffers that are alive at one record. */
 static uint64_t alive_at_once(const ocp_instance *instance, uint32_t segment) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_range range = plan->views[segment].buffers;
   uint64_t most = 0;
   for (uint32_t i = 0; i < range.count; i++) {
     const uint32_t start = plan->buffers[plan->buffer_order[range.first + i]].first_record;
-    uint64_t alive = 0; /* where this one comes to life */
+    uint64_t alive = 0; /* live bytes at the record where this buffer's life starts */
     for (uint32_t k = 0; k < range.count; k++) {
       const uint32_t other = plan->buffer_order[range.first + k];
       if (plan->buffers[other].first_record <= start && plan->buffer_last[other] >= start)

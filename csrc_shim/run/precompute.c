@@ -36,7 +36,7 @@ int ocp_cluster_precompute(ocp_cluster *cluster, ocp_weight *const *results, uin
   result_list list = {results, count};
   const ocp_input none = {0};
   ocp_cluster_run(cluster, stream, &none, 0, bind_weight, &list, error);
-  /* Also after an error: what was enqueued may still write the weights, which the caller then frees. */
+  /* Waits even after an error: enqueued work may still write the weights, which the caller then frees. */
   ocp_error late = {0};
   if (ocp_stream_synchronize(stream, &late) != ORT_OK && error->code == ORT_OK)
     *error = late;

@@ -16,7 +16,7 @@ struct ocp_repeat {
   uint32_t numbers[]; /* of all lists */
 };
 
-/* A state in a Run. */
+/* A state tensor in a Run. */
 typedef struct state {
   CUdeviceptr address;
   uint32_t rank;
@@ -27,7 +27,7 @@ typedef struct iteration {
   const ocp_repeat *repeat;
   ocp_stream *stream;
   const uint32_t *results;
-  state *made; /* by the cluster that runs */
+  state *made; /* created by the cluster that runs */
 } iteration;
 
 /* ---- making one ---- */
@@ -109,7 +109,7 @@ static void free_state(const ocp_repeat *self, ocp_stream *stream, state *which)
   which->address = 0;
 }
 
-/* Memory for a state that a cluster gives. */
+/* Allocates memory for a state that a cluster outputs. */
 static int make_state(void *context, uint32_t index, const int64_t *dims, uint32_t rank, void **data,
                       ocp_error *error) {
   const iteration *it = context;
@@ -142,7 +142,7 @@ static void gather_sources(const ocp_repeat *self, const ocp_repeat_part *part, 
   }
 }
 
-/* Runs the first cluster or the step, and puts what it made in the place of what was. */
+/* Runs the first cluster or the step, and replaces the states by its outputs. */
 static int advance(const ocp_repeat *self, const ocp_repeat_part *part, ocp_stream *stream, const ocp_input *inputs,
                    state *states, state *made, ocp_input *sources, ocp_error *error) {
   iteration it = {.repeat = self, .stream = stream, .results = part->results, .made = made};

@@ -24,18 +24,19 @@ typedef struct ocp_repeat_part {
 } ocp_repeat_part;
 
 typedef struct ocp_repeat_spec {
-  ocp_repeat_part first, step, last; /* the results of `last` are outputs of the node, in order; none are listed */
+  ocp_repeat_part first, step, last; /* the outputs of `last` are those of the node, in order; it lists no results */
   uint32_t num_inputs, num_states;
   const uint32_t *state_types; /* ONNXTensorElementDataType; that of the flag, the first, is bool */
 } ocp_repeat_spec;
 
 typedef struct ocp_repeat ocp_repeat;
 
-/* Copies what `spec` points at, but for the clusters, which the caller keeps until the release. NULL with the error. */
+/* Copies everything that `spec` points at except for the clusters, which the caller keeps until the release. NULL
+ * with the error. */
 ocp_repeat *ocp_repeat_create(ocp_device *device, const ocp_repeat_spec *spec, ocp_error *error);
 void ocp_repeat_release(ocp_repeat *repeat);
 uint32_t ocp_repeat_num_inputs(const ocp_repeat *repeat);
-/* As ocp_cluster_run, except that it waits for each iteration. */
+/* Like ocp_cluster_run, except that it waits for each iteration. */
 int ocp_repeat_run(const ocp_repeat *repeat, ocp_stream *stream, const ocp_input *inputs, uint32_t num_inputs,
                    ocp_output_fn output, void *output_context, ocp_error *error);
 

@@ -1,8 +1,7 @@
-/* Attention by cuDNN: two products with a softmax between them, as the graph of operations that it has engines for.
- *
- * The engines recognise the graph with the logarithm of the rows' sums in it, which nothing reads. They compile for a
- * second. What lies between the products is float32, but the weights that the second one multiplies have the type of
- * the operands. */
+/* Attention by cuDNN: two products with a softmax between them, in the form of the operation graph that cuDNN's
+ * engines recognise. That form includes the logarithm of the softmax denominators, which nothing reads. An engine
+ * takes about a second to compile. Values between the products are float32, except that the softmax results have the
+ * type of the operands. */
 #include "vendor/attention.h"
 
 #include <stdlib.h>
@@ -11,10 +10,10 @@
 #include "vendor/cudnn.h"
 
 enum { BATCHES, HEADS, ROWS, KEYS, DEPTH, WIDTH, STRIDES };
-/* From batch to batch, head to head and row to row of each tensor; of the bias also from key to key. */
+/* Indices of strides in values: batch, head and row of each tensor; for the bias also key. */
 enum { Q_STRIDES = STRIDES, K_STRIDES = Q_STRIDES + 3, V_STRIDES = K_STRIDES + 3, OUT_STRIDES = V_STRIDES + 3 };
 enum { BIAS_STRIDES = OUT_STRIDES + 3, WORKSPACE = BIAS_STRIDES + 4, NUM_VALUES };
-enum { OUT, Q, K, V, MORE, NUM_POINTERS }; /* MORE: the bias, if there is one, and the workspace */
+enum { OUT, Q, K, V, MORE, NUM_POINTERS }; /* MORE: the bias, if there is one, then the workspace */
 enum { BIAS = MORE, SCALE, FIRST_VIRTUAL, MAX_OPERATIONS = 11, RANK = 4 };
 
 static bool valid(const ocp_problem_spec *spec, const int64_t *v) {
@@ -32,7 +31,7 @@ static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, 
   return BIAS + 1;
 }
 
-/* The graph in the making. */
+/* The operation graph under construction. */
 typedef struct attention {
   ocp_dnn_builder *b;
   const ocp_problem_spec *spec;
@@ -42,14 +41,14 @@ typedef struct attention {
   cudnnBackendDescriptor_t operations[MAX_OPERATIONS];
 } attention;
 
-/* A tensor in memory. `columns` are apart by the last stride. */
+/* Describes a tensor in memory. The last stride is between columns. */
 static cudnnBackendDescriptor_t stored(attention *a, int64_t number, int64_t rows, int64_t columns,
                                        const int64_t strides[RANK]) {
   const int64_t *key = a->key;
   int64_t dims[RANK] = {key[BATCHES], key[HEADS], rows, columns}, dense = 1, own[RANK];
   for (int i = RANK; i-- > 0; dense *= dims[i]) {
     if (number == BIAS && strides[i] == 0)
-      dims[i] = 1; /* it is repeated */
+      dims[i] = 1; /* broadcast */
     own[i] = strides[i] ? strides[i] : dense;
   }
   return ocp_dnn_make_tensor(a->b, &(ocp_dnn_tensor){.type = ocp_dnn_data_type(a->spec->dtype),
@@ -60,7 +59,8 @@ static cudnnBackendDescriptor_t stored(attention *a, int64_t number, int64_t row
                                                      .strides = own});
 }
 
-/* A virtual tensor between two operations, with rows of `columns`; in the operands' type if `is_half`, else float32. */
+/* Describes a virtual tensor between two operations, with rows of `columns`; in the operands' type if `is_half`,
+ * else float32. */
 static cudnnBackendDescriptor_t between(attention *a, int64_t columns, bool is_half) {
   const int64_t *key = a->key, dims[RANK] = {key[BATCHES], key[HEADS], key[ROWS], columns};
   const int64_t strides[RANK] = {key[HEADS] * key[ROWS] * columns, key[ROWS] * columns, columns, 1};

@@ -1,8 +1,9 @@
-/* Convolutions by cuDNN: a graph of the convolution and what follows it, whose engine the library's heuristics choose.
+/* Convolutions by cuDNN: an operation graph of the convolution and its epilogue, whose engine the library's
+ * heuristics choose.
  *
- * Engines that are compiled already exist for a convolution alone, and for one with a residual, a bias and ReLU in this
- * order, of which residual and ReLU may be missing; what lies between the operations is float32. Others compile for
- * seconds. Images of the result, or its output pixels in NHWC, may be apart where there is no residual. */
+ * Precompiled engines exist for a convolution alone, and for one with an optional residual, a bias and an optional
+ * ReLU in this order; values between the operations are float32. Other engines compile for seconds. Without a
+ * residual, the result may have a stride between images, or in NHWC between output pixels. */
 #include "vendor/convolution.h"
 
 #include <stdlib.h>
@@ -12,8 +13,8 @@
 
 enum { IMAGES, CHANNELS, ROWS, GROUPS, OUT_STRIDE, FIRST_DIMENSION, NUM_VALUES };
 enum { IN, KERNEL, SPATIAL, STRIDE, DILATION, PRE_PAD, POST_PAD, PER_DIMENSION };
-enum { OUT, X, W, MORE, NUM_POINTERS }; /* MORE: bias, residual and workspace, as far as there are any */
-/* Tensors are known by numbers: OUT, X, W, then these, and those that the operations give to each other. */
+enum { OUT, X, W, MORE, NUM_POINTERS }; /* MORE: bias, residual and workspace, as far as they are present */
+/* Tensor numbers: OUT, X, W, then these, then the virtual tensors between operations. */
 enum { BIAS = MORE, RESIDUAL, FIRST_VIRTUAL };
 enum { MAX_SPATIAL = 3, MAX_DIMS = MAX_SPATIAL + 2, MAX_OPERATIONS = 4 };
 enum { MIN_TENSOR_CHANNELS = 16 };
@@ -25,7 +26,7 @@ static bool valid(const ocp_problem_spec *spec, const int64_t *v) {
   return v[GROUPS] > 0 && v[CHANNELS] % v[GROUPS] == 0 && v[ROWS] % v[GROUPS] == 0;
 }
 
-/* The numbers of the tensors that a call has pointers to, in their order; returns how many. */
+/* Finds the numbers of the tensors that a call has pointers to, in order; returns their count. */
 static uint32_t tensor_numbers(const ocp_problem_spec *spec, int64_t numbers[FIRST_VIRTUAL]) {
   uint32_t count = 0;
   for (int64_t number = OUT; number < FIRST_VIRTUAL; number++)
@@ -35,7 +36,8 @@ static uint32_t tensor_numbers(const ocp_problem_spec *spec, int64_t numbers[FIR
   return count;
 }
 
-/* The alignment of each tensor, up to what vector loads want. Engines want a residual to be like the result. */
+/* Adds the alignment of each tensor, up to the width of vector loads. Engines want a residual with the result's
+ * alignment. */
 static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, int64_t *key) {
   int64_t numbers[FIRST_VIRTUAL];
   for (uint32_t i = tensor_numbers(spec, numbers); i-- > 0;)
@@ -46,8 +48,8 @@ static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, 
   return FIRST_VIRTUAL;
 }
 
-/* The strides of a tensor with such dimensions. `step` is OUT_STRIDE's number where its images, or with channels last
- * its output pixels, are apart; else 0. */
+/* Computes the strides of a tensor with these dimensions. `step` is OUT_STRIDE if its images (or output pixels in
+ * NHWC) have a stride of their own; else 0. */
 static void fill_strides(const ocp_problem_spec *spec, const int64_t *dims, int64_t step, int64_t *strides) {
   const int64_t rank = spec->rank + 2;
   if (spec->flags & OCP_PROBLEM_CHANNELS_LAST) {
@@ -63,7 +65,7 @@ static void fill_strides(const ocp_problem_spec *spec, const int64_t *dims, int6
   strides[0] = step ? step : strides[0];
 }
 
-/* The tensor of a number; see fill_strides. */
+/* Describes the tensor with a number; see fill_strides. */
 static cudnnBackendDescriptor_t make_tensor(ocp_dnn_builder *b, const ocp_problem_spec *spec, const int64_t *key,
                                             int64_t number, const int64_t *dims, int64_t step) {
   const int64_t rank = spec->rank + 2;
@@ -101,7 +103,7 @@ static cudnnBackendDescriptor_t make_convolution(ocp_dnn_builder *b, const ocp_p
   return conv;
 }
 
-/* `out` are the dimensions of the result. */
+/* `out`: the dimensions of the result. */
 typedef struct operations {
   const ocp_problem_spec *spec;
   const int64_t *key;
@@ -110,14 +112,14 @@ typedef struct operations {
   cudnnBackendDescriptor_t all[MAX_OPERATIONS];
 } operations;
 
-/* What the next operation writes: the result where it is the last one. */
+/* Describes the next operation's output: the result for the last operation, else a virtual tensor. */
 static cudnnBackendDescriptor_t make_result(ocp_dnn_builder *b, operations *ops, bool last) {
   const int64_t number = last ? OUT : FIRST_VIRTUAL + ops->num_virtual++;
   const bool apart = last && (ops->out[0] > 1 || ops->spec->flags & OCP_PROBLEM_CHANNELS_LAST);
   return make_tensor(b, ops->spec, ops->key, number, ops->out, apart ? ops->key[OUT_STRIDE] : 0);
 }
 
-/* Appends an operation on the elements of x and, where it is not NULL, of `other`; returns what it writes. */
+/* Appends a pointwise operation on x and, if it is not NULL, `other`; returns its output. */
 static cudnnBackendDescriptor_t append(ocp_dnn_builder *b, operations *ops, int mode, cudnnBackendDescriptor_t x,
                                        cudnnBackendDescriptor_t other, bool last) {
   cudnnBackendDescriptor_t result = make_result(b, ops, last);
@@ -126,7 +128,7 @@ static cudnnBackendDescriptor_t append(ocp_dnn_builder *b, operations *ops, int 
   return result;
 }
 
-/* Appends the convolution itself; returns what it writes. */
+/* Appends the convolution itself; returns its output. */
 static cudnnBackendDescriptor_t convolve(ocp_dnn_builder *b, operations *ops, bool last) {
   const ocp_problem_spec *spec = ops->spec;
   const int64_t *key = ops->key;
@@ -178,7 +180,7 @@ static cudnnBackendDescriptor_t make_graph(ocp_dnn_builder *b, const ocp_problem
   return ocp_dnn_make_graph(b, ops.all, ops.count);
 }
 
-/* Whether tensor cores are wanted first, whatever the heuristics say: for channels enough to fill their tiles. */
+/* Whether to prefer tensor cores to the heuristics' order: if the channels fill their tiles. */
 static bool wants_tensor_cores(const ocp_problem_spec *spec, const int64_t *key) {
   const bool may = spec->dtype != ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT || spec->flags & OCP_PROBLEM_TF32;
   return may && spec->flags & OCP_PROBLEM_CHANNELS_LAST && key[CHANNELS] / key[GROUPS] >= MIN_TENSOR_CHANNELS &&

@@ -90,12 +90,12 @@ _Static_assert(sizeof lt == sizeof symbols, "one function per symbol");
 
 enum { M, N, K, A_LEADING, B_LEADING, OUT_LEADING, BATCHES, A_BATCH, B_BATCH, OUT_BATCH, WORKSPACE_BYTES, NUM_VALUES };
 enum { OUT, A, B, MORE, NUM_POINTERS }; /* MORE: bias, residual and workspace, as far as there are any */
-/* The key's words after the values. */
+/* Words of the key after the values. */
 enum { B_ALIGNMENT = NUM_VALUES, A_ALIGNMENT, C_ALIGNMENT, OUT_ALIGNMENT, BIAS_ALIGNMENT, KEY_END };
 
 typedef struct matmul {
   cublasLtMatmulDesc_t desc;
-  cublasLtMatrixLayout_t first, second, out, residual; /* b, a and out; residual may be NULL */
+  cublasLtMatrixLayout_t first, second, out, residual; /* layouts of b, a and out; residual may be NULL */
   cublasLtMatmulAlgo_t algo;
 } matmul;
 
@@ -134,7 +134,7 @@ static int64_t alignment(const void *pointer) {
   return (int64_t)(address & -address);
 }
 
-/* The library's operand C: the residual, or without one the result, of which it takes nothing. */
+/* The library's operand C: the residual, or else the result with a factor of 0. */
 static void *addend(const ocp_problem_spec *spec, void *const *pointers) {
   return pointers[spec->flags & OCP_PROBLEM_RESIDUAL ? MORE + !!(spec->flags & OCP_PROBLEM_BIAS) : OUT];
 }
@@ -148,13 +148,13 @@ static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, 
   return KEY_END - NUM_VALUES;
 }
 
-/* Calls in a row, and which one failed. */
+/* A sequence of calls, and which one failed. */
 typedef struct calls {
   cublasStatus_t status;
   const char *failed;
 } calls;
 
-/* Whether to go on. */
+/* Returns whether to continue. */
 static bool note(calls *made, cublasStatus_t status, const char *what) {
   *made = (calls){status, status ? what : NULL};
   return !status;
@@ -189,7 +189,7 @@ static bool set_layout(calls *made, cublasLtMatrixLayout_t layout, int attribute
 static bool make_layout(calls *made, cublasLtMatrixLayout_t *layout, uint32_t dtype, int64_t rows, int64_t columns,
                         int64_t leading, int64_t batches, int64_t batch_stride) {
   const int32_t count = (int32_t)batches;
-  /* The stride of a dimension of size 1 may be anything; the library wants one that spans a column. */
+  /* The stride of a dimension of size 1 is arbitrary, but the library requires one that spans a column. */
   const int64_t spanning = columns <= 1 && leading < rows ? rows : leading;
   return note(made, lt.MatrixLayoutCreate(layout, (int)data_type(dtype), (uint64_t)rows, (uint64_t)columns, spanning),
               "cublasLtMatrixLayoutCreate") &&
@@ -223,7 +223,7 @@ static bool make_preference(calls *made, const ocp_problem_spec *spec, const int
                                  (uint32_t)key[OUT_ALIGNMENT]};
   bool ok = note(made, lt.MatmulPreferenceCreate(preference), "cublasLtMatmulPreferenceCreate") &&
             prefer(made, *preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
-  if (ok && spec->flags & OCP_PROBLEM_DETERMINISTIC) /* reductions in place are by atomics */
+  if (ok && spec->flags & OCP_PROBLEM_DETERMINISTIC) /* in-place split-K reductions use atomics */
     ok = prefer(made, *preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions);
   for (int i = 0; i < 4 && ok; i++)
     ok = prefer(made, *preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES + i, &alignments[i], sizeof *alignments);
@@ -260,7 +260,7 @@ static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handl
   cublasLtMatmulHeuristicResult_t best[MAX_RANK] = {0};
   int found = 0;
   calls made = {0};
-  /* The search does not read the bias, it takes the alignment from the address. */
+  /* The search reads only the alignment from the bias's address. */
   (void)(make_desc(&made, spec, (const void *)(uintptr_t)key[BIAS_ALIGNMENT], &call->desc) &&
          make_layouts(&made, spec, key, call) && make_preference(&made, spec, key, &preference) &&
          note(&made,

@@ -1,4 +1,4 @@
-/* cuDNN's backend: descriptors, the search for a plan of a graph, and its execution. */
+/* cuDNN's backend API: descriptors, the search for the execution plan of an operation graph, and its execution. */
 #include "vendor/cudnn.h"
 
 #include <stdio.h>
@@ -103,7 +103,7 @@ int64_t ocp_dnn_alignment(const void *address) {
   return (int64_t)(bits & -bits);
 }
 
-/* Plans are for a device, not for a handle, which may be closed before them: cuDNN can do so since 9.8. */
+/* Plans belong to a device, and their handle may be closed before them: cuDNN supports that since 9.8. */
 int ocp_dnn_check(ocp_error *error) {
   const size_t version = ocp_dnn.GetVersion(), least = 90800;
   return version >= least ? ORT_OK
@@ -131,7 +131,7 @@ int ocp_dnn_data_type(uint32_t dtype) {
   }
 }
 
-/* The device that plans are for. */
+/* The device descriptor of the plans. */
 static cudnnBackendDescriptor_t make_device(ocp_dnn_builder *b, int32_t ordinal) {
   cudnnBackendDescriptor_t device = ocp_dnn_create(b, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
   ocp_dnn_set(b, device, CUDNN_ATTR_DEVICEPROP_DEVICE_ID, CUDNN_TYPE_INT32, 1, &ordinal);
@@ -139,7 +139,7 @@ static cudnnBackendDescriptor_t make_device(ocp_dnn_builder *b, int32_t ordinal)
   return device;
 }
 
-/* Whether the engine need not be compiled first, which takes seconds. */
+/* Whether the engine is precompiled; compiling at run time takes seconds. */
 static bool is_compiled(cudnnBackendDescriptor_t engine) {
   int64_t count = 0;
   int notes[MAX_NOTES] = {0};
@@ -152,8 +152,8 @@ static bool is_compiled(cudnnBackendDescriptor_t engine) {
   return true;
 }
 
-/* Whether the engine of a configuration computes as the problem's flags want it; whether it has tensor cores, and need
- * not be compiled first. */
+/* Whether the engine of a configuration obeys the problem's flags. *tensor_cores: whether it uses tensor cores and
+ * is precompiled. */
 static bool engine_allowed(const ocp_problem_spec *spec, cudnnBackendDescriptor_t config, bool *tensor_cores) {
   cudnnBackendDescriptor_t engine = NULL;
   int64_t count = 0;
@@ -173,7 +173,7 @@ static bool engine_allowed(const ocp_problem_spec *spec, cudnnBackendDescriptor_
     allowed = !inexact && !changing && notes[i] != CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS &&
               notes[i] != CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION;
   }
-  /* No engine with these activations is compiled. */
+  /* No engine with these activations is precompiled. */
   const bool compiles = spec->kind == OCP_PROBLEM_CONV && spec->flags & (OCP_PROBLEM_SWISH | OCP_PROBLEM_RELU6);
   *tensor_cores = *tensor_cores && (compiles || is_compiled(engine));
   ocp_dnn.BackendDestroyDescriptor(engine);
@@ -200,7 +200,7 @@ static cudnnBackendDescriptor_t try_config(cudnnBackendDescriptor_t device, cudn
   return NULL;
 }
 
-/* The best plan of one heuristic mode after *rank others, which it counts down, or NULL. */
+/* Finds the best plan of one heuristic mode after *rank others, which it counts down, or NULL. */
 static cudnnBackendDescriptor_t search(ocp_dnn_builder *b, const ocp_problem_spec *spec,
                                        cudnnBackendDescriptor_t device, cudnnBackendDescriptor_t graph, int mode,
                                        uint64_t workspace, bool in_two_rounds, uint32_t *rank) {
@@ -323,7 +323,7 @@ void *ocp_dnn_load(const ocp_library_handle *handle, const char *data, uint64_t 
     ocp_dnn_release(conv);
     return NULL;
   }
-  conv->plan = conv->descriptors[--conv->num_descriptors]; /* it is the last one, and destroyed first */
+  conv->plan = conv->descriptors[--conv->num_descriptors]; /* the last descriptor, which is destroyed first */
   return conv;
 }
 

@@ -148,7 +148,7 @@ enum { NUM_DNN_SYMBOLS = sizeof(ocp_dnn_functions) / sizeof(void *) };
 extern const char *const ocp_dnn_symbols[NUM_DNN_SYMBOLS];
 
 enum { MAX_CONFIGS = 16, MAX_ALIGNMENT = 16 };
-/* Maximum descriptors: of the largest operation graph, and of two heuristics with their results. */
+/* Maximum number of descriptors: of the largest operation graph, and of two heuristics with their results. */
 enum { MAX_DESCRIPTORS = 64 + 2 * (1 + MAX_CONFIGS) };
 
 /* Descriptors that live until the plan is destroyed, in the order of their making. */
@@ -159,14 +159,14 @@ typedef struct ocp_dnn_plan {
   uint64_t workspace_bytes;
 } ocp_dnn_plan;
 
-/* A step of making descriptors; after the first failure the others do nothing. */
+/* State of building descriptors; after the first failure the later steps do nothing. */
 typedef struct ocp_dnn_builder {
   ocp_dnn_plan *conv;
   cudnnStatus_t status;
   const char *failed;
 } ocp_dnn_builder;
 
-/* What a tensor is made of. */
+/* The properties of a tensor. */
 typedef struct ocp_dnn_tensor {
   int type;
   int64_t number, rank, alignment;
@@ -180,23 +180,23 @@ void ocp_dnn_set(ocp_dnn_builder *b, cudnnBackendDescriptor_t descriptor, int at
                  const void *elements);
 void ocp_dnn_finalize(ocp_dnn_builder *b, cudnnBackendDescriptor_t descriptor);
 cudnnBackendDescriptor_t ocp_dnn_make_tensor(ocp_dnn_builder *b, const ocp_dnn_tensor *tensor);
-/* An operation on the elements of x and, where it is not NULL, of `other`, which writes `result`; `most` is the upper
- * limit of a ReLU, 0 without one. */
+/* Makes a pointwise operation on x and, if it is not NULL, `other`, which writes `result`; `most` is the upper limit
+ * of a ReLU, 0: no limit. */
 cudnnBackendDescriptor_t ocp_dnn_make_pointwise(ocp_dnn_builder *b, int mode, double most, cudnnBackendDescriptor_t x,
                                                 cudnnBackendDescriptor_t other, cudnnBackendDescriptor_t result);
 cudnnBackendDescriptor_t ocp_dnn_make_graph(ocp_dnn_builder *b, const cudnnBackendDescriptor_t *operations,
                                             uint32_t count);
 int ocp_dnn_data_type(uint32_t dtype);
-/* The alignment of an address, up to what vector loads want. */
+/* The alignment of an address, up to the width of vector loads. */
 int64_t ocp_dnn_alignment(const void *address);
 
-/* The plan of the graph that is at *rank, 0 for the best, among those that compute as the spec wants it; with
- * `tensor_cores` those on tensor cores that are compiled already come first, whatever the heuristics say. NULL in
- * *algorithm where it has none so far down. Takes the builder's plan. */
+/* Finds the plan of the graph at *rank (0: the best) among those that obey the spec. With `tensor_cores`,
+ * precompiled plans on tensor cores come first, whatever the heuristics say. NULL in *algorithm if there are fewer
+ * plans. Takes ownership of the builder's plan. */
 int ocp_dnn_find(ocp_dnn_builder *b, const ocp_problem_spec *spec, const ocp_library_handle *handle,
                  cudnnBackendDescriptor_t graph, uint64_t workspace, bool tensor_cores, uint32_t rank, void **algorithm,
                  ocp_error *error);
-/* What ocp_library says of identify, save and load; the plan may take so much workspace. */
+/* These implement identify, save and load of ocp_library; the plan may use so much workspace. */
 bool ocp_dnn_identify(const ocp_library_handle *handle, char *text, uint64_t bytes);
 char *ocp_dnn_save(const void *algorithm, uint64_t *bytes);
 void *ocp_dnn_load(const ocp_library_handle *handle, const char *data, uint64_t bytes, uint64_t workspace);

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* As many as a cluster has instances. To wait for the device pays for many at once. */
+/* MOST: as many as a cluster has instances. Evicting many at once amortises waiting for the device. */
 enum { MOST = 128, LEFT = 96 };
 
 void ocp_prepared_init(ocp_prepared_list *list) {
@@ -30,7 +30,7 @@ void ocp_prepared_free(ocp_prepared *chain, void (*release)(void *algorithm)) {
   }
 }
 
-/* Under the lock; link points at the pointer to it. */
+/* Called under the lock; link points at the pointer to the entry. */
 static void move_to_front(ocp_prepared_list *list, ocp_prepared **link) {
   ocp_prepared *prepared = *link;
   *link = prepared->next;

@@ -12,13 +12,13 @@
 
 enum { OCP_MAX_KEY = 40 };
 
-/* Only what is atomic or under a lock changes once it is in a list. */
+/* In a list, only atomic members and those under a lock change. */
 typedef struct ocp_prepared {
   struct ocp_prepared *next;
   uint32_t holders;     /* under the list's lock */
   bool stays;           /* the application's CUDA graph refers to it: never evicted. Under the list's lock. */
-  atomic_bool executed; /* outside of captures: its kernels are loaded */
-  pthread_mutex_t lock; /* of a call, where the algorithm is for one thread at a time */
+  atomic_bool executed; /* has run outside of captures: its kernels are loaded */
+  pthread_mutex_t lock; /* held during a call if the algorithm is for one thread at a time */
   uint32_t key_words;
   int64_t key[OCP_MAX_KEY];
   void *algorithm; /* the library's own */
@@ -26,7 +26,7 @@ typedef struct ocp_prepared {
 
 typedef struct ocp_prepared_list {
   pthread_mutex_t lock;
-  ocp_prepared *first; /* the one that was used last */
+  ocp_prepared *first; /* the entry that was used last */
   uint32_t count;
 } ocp_prepared_list;
 

@@ -1,13 +1,13 @@
-/* Loads the vendor libraries, and calls them with what they prepared for a problem and its sizes.
+/* Loads the vendor libraries, and runs problems with the algorithms that they chose for the sizes of a call.
  *
- * A call looks its sizes up among what its problem has prepared (prepared.h) and runs the algorithm that it finds
- * there, with the handle of its stream (handle.h). The first call with new sizes asks the library for an algorithm.
+ * A call looks its sizes up in the problem's cache of algorithms (prepared.h), and runs the algorithm with the
+ * handle of its stream (handle.h). The first call with new sizes asks the library for an algorithm.
  *
  * Invariants:
  * - A call holds its stream's handle and its algorithm. It takes these locks in this order: the handle's, preparing,
  *   an algorithm's, the list's.
- * - An algorithm belongs to a device, not to a handle, and lives until no call, no graph of ours and no unfinished work
- *   uses it. Those that a graph of others has captured live as long as the problem.
+ * - An algorithm belongs to a device, not to a handle, and lives until no call, no graph of ours and no unfinished
+ *   work uses it. Algorithms captured in an application's graph live as long as the problem.
  * - Once a handle and an algorithm have both executed a call, the next one allocates and loads nothing. Then it can be
  *   captured (ocp_library_capture). */
 #include "vendor/problem.h"
@@ -155,7 +155,7 @@ bool ocp_problem_takes(const ocp_problem *problem, uint32_t num_pointers, uint32
 
 enum { MAX_MEASURED = 8, MEASURED_RUNS = 3 };
 
-/* A call whose algorithm is looked for. */
+/* A call that needs an algorithm. */
 typedef struct call_site {
   ocp_problem *problem;
   ocp_library_handle *handle;
@@ -163,14 +163,14 @@ typedef struct call_site {
   void *const *pointers;
 } call_site;
 
-/* The milliseconds of some calls with the algorithm, or a negative number where it does not run. */
+/* Times some calls with the algorithm, in milliseconds; negative if it does not run. */
 static float measure(const call_site *site, const ocp_prepared *prepared, CUevent begin, CUevent end) {
   const ocp_driver *driver = site->stream->device->driver;
   const ocp_library *library = site->problem->library;
   ocp_error error = {0};
   float milliseconds = -1;
   for (int i = 0; i <= MEASURED_RUNS && error.code == ORT_OK; i++) {
-    if (i == 1) /* the first one loads its kernels */
+    if (i == 1) /* the first call loads its kernels */
       driver->EventRecord(begin, site->stream->handle);
     library->run(&site->problem->spec, site->handle->handle, prepared, site->stream->handle, site->pointers, &error);
   }
@@ -181,8 +181,8 @@ static float measure(const call_site *site, const ocp_prepared *prepared, CUeven
   return milliseconds;
 }
 
-/* Replaces the algorithm by the fastest one. The call's result is written several times; what follows on the stream
- * sees it as the call leaves it. */
+/* Replaces the algorithm by the fastest one. Overwrites the call's result several times; later work on the stream
+ * sees the call's own result. */
 static void choose_fastest(const call_site *site, ocp_prepared *prepared) {
   const ocp_driver *driver = site->stream->device->driver;
   const ocp_problem *problem = site->problem;
@@ -215,7 +215,7 @@ static void choose_fastest(const call_site *site, ocp_prepared *prepared) {
     driver->EventDestroy(begin);
 }
 
-/* Whether a graph that others make takes in what is enqueued on the stream. */
+/* Whether an application's or ORT's capture records what is enqueued on the stream. */
 static bool is_captured(const ocp_stream *stream) {
   return atomic_load_explicit(&stream->capturing, memory_order_relaxed) ||
          (!stream->owned && ocp_stream_is_captured(stream));
@@ -229,7 +229,7 @@ static bool is_measured(const call_site *site) {
 
 /* ---- preparing ---- */
 
-/* The device has to be idle, and a stream that is captured would never be. */
+/* Evicts algorithms if the device can be synchronised: a captured stream never becomes idle. */
 static void evict(const call_site *site) {
   ocp_problem *problem = site->problem;
   ocp_error ignored = {0};
@@ -241,7 +241,7 @@ static void evict(const call_site *site) {
   ocp_prepared_free(evicted, problem->library->release);
 }
 
-/* Gives a new one its algorithm: what another process kept, or what the library makes. */
+/* Fills a new entry with its algorithm: the one that another process stored, or one that the library makes. */
 static int make(const call_site *site, ocp_prepared *prepared, ocp_error *error) {
   const ocp_problem *problem = site->problem;
   const ocp_library *library = problem->library;
@@ -263,7 +263,7 @@ static int make(const call_site *site, ocp_prepared *prepared, ocp_error *error)
   return ORT_OK;
 }
 
-/* Held by the caller; NULL with the error. */
+/* Finds or makes the entry, which the caller holds; NULL with the error. */
 static ocp_prepared *prepare(const call_site *site, const int64_t *key, uint32_t words, ocp_error *error) {
   ocp_problem *problem = site->problem;
   pthread_mutex_lock(&problem->preparing);
@@ -292,7 +292,8 @@ typedef struct arguments {
   uint32_t num_pointers, num_values;
 } arguments;
 
-/* What decides the algorithm of a call; all keys of a problem have as many words. 0 with the error. */
+/* Makes the key of a call: everything that decides the algorithm. All keys of a problem have as many words. 0 with
+ * the error. */
 static uint32_t make_key(const ocp_problem *problem, const arguments *call, int64_t key[OCP_MAX_KEY],
                          ocp_error *error) {
   const ocp_library *library = problem->library;
@@ -313,7 +314,7 @@ static uint32_t make_key(const ocp_problem *problem, const arguments *call, int6
 
 enum { MIN_AHEAD = 4, MAX_THREADS = 8 };
 
-/* What a thread makes. */
+/* The algorithm that one thread makes. */
 typedef struct task {
   ocp_problem *problem;
   ocp_prepared *prepared;
@@ -346,8 +347,8 @@ static void *make_ahead(void *argument) {
   return NULL;
 }
 
-/* Puts what is not prepared yet, and not a task yet, among the tasks. Python is called by this thread alone, since the
- * others could wait for it to give Python's lock back. */
+/* Adds a task for each call that has neither an algorithm nor a task. Only this thread calls Python, since the
+ * others could wait for it to release the GIL. */
 static void add_task(tasks *work, const ocp_library_call *call) {
   const ocp_library *library = call->problem->library;
   const arguments given = {call->pointers, call->values, call->num_pointers, call->num_values};
@@ -377,10 +378,10 @@ static void look_up(const tasks *work, task *t) {
     t->prepared->algorithm = ocp_store_find(library, &t->problem->spec, work->handle, t->prepared->key, t->text);
 }
 
-/* Gives the problem what was made for it. */
+/* Adds the finished algorithm to the problem. */
 static void finish(task *t) {
   ocp_problem *problem = t->problem;
-  /* Where there were too few tasks, there is no algorithm either, and the call makes it. */
+  /* If there were too few tasks, no algorithm was made, and the call makes it. */
   if (t->is_new && t->is_kept)
     ocp_store_keep(problem->library, t->prepared->algorithm, t->text);
   free(t->text);

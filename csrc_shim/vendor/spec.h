@@ -7,8 +7,8 @@
 typedef enum ocp_library_id { OCP_CUBLASLT = 0, OCP_CUDNN = 1, OCP_NUM_LIBRARIES } ocp_library_id;
 
 typedef enum ocp_problem_kind {
-  /* out[batch][m][n] = activation(alpha * a[batch] @ b[batch] (+ beta * residual[batch][m][n]) (+ bias[n])); residual
-   * is contiguous, out along n.
+  /* out[batch][m][n] = activation(alpha * a[batch] @ b[batch] (+ beta * residual[batch][m][n]) (+ bias[n]));
+   * residual is contiguous, out is contiguous along n.
    * pointers: out, a, b, [bias,] [residual,] workspace
    * values: m, n, k, leading dimensions of a, b and out, batches, batch strides of a, b and out (elements), workspace
    * bytes
@@ -16,19 +16,18 @@ typedef enum ocp_problem_kind {
   OCP_PROBLEM_MATMUL = 0,
   /* out = activation(convolution of x with w (+ residual) (+ bias)), all contiguous: [images, channels, space...],
    * [rows, channels / groups, space...], out and residual [images, rows, space...], bias [rows]. With CHANNELS_LAST
-   * memory has the channels of x, w, out and residual last. The images of out, or with CHANNELS_LAST its pixels, may be
-   * apart, but not with a residual. A residual or an activation needs a bias, since cuDNN has no engine without one
-   * for this layout; nor has it one for DOUBLE.
+   * memory has the channels of x, w, out and residual last. Without a residual, the images of out, or with
+   * CHANNELS_LAST its pixels, may have a stride of their own. A residual or an activation needs a bias, since cuDNN
+   * has no engine without one for this layout; nor has it one for DOUBLE.
    * pointers: out, x, w, [bias,] [residual,] workspace
    * values: images, channels, rows, groups, elements from image to image (or pixel to pixel) of out, then for each of
    * `rank` (2 or 3) dimensions: size of x, of the kernel, of out, stride, dilation, pad at the beginning, pad at the
    * end; then workspace bytes */
   OCP_PROBLEM_CONV = 1,
   /* out[b][h][m][d] = sum over n of softmax over n (alpha * q[b][h][m] . k[b][h][n] (+ bias[b][h][m][n])) *
-   * v[b][h][n][d] pointers: out, q, k, v, [bias,] workspace values: batches, heads, m, n, elements of a row of q and k,
-   * elements of a row of v and out; elements from batch to batch, head to head and row to row of q, k, v and out, whose
-   * rows are dense; the same of bias, and from key to key, 0 where it is repeated, and all 0 without one; workspace
-   * bytes */
+   * v[b][h][n][d] pointers: out, q, k, v, [bias,] workspace values: batches, heads, m, n, elements of a row of q and
+   * k, elements of a row of v and out; strides of q, k, v and out between batches, heads and rows, whose rows are
+   * dense; the same of bias, and between keys, 0 where it is broadcast, and all 0 without one; workspace bytes */
   OCP_PROBLEM_ATTENTION = 2
 } ocp_problem_kind;
 
@@ -39,23 +38,23 @@ enum {
   OCP_PROBLEM_A_TRANSPOSED = 8,  /* MATMUL: a is contiguous along m, not along k */
   OCP_PROBLEM_B_TRANSPOSED = 16, /* MATMUL: b is contiguous along k, not along n */
   OCP_PROBLEM_RELU = 32,         /* the activation; cuBLASLt's gives 0 for NaN */
-  OCP_PROBLEM_GELU = 64,         /* MATMUL: the activation, in the form with tanh */
+  OCP_PROBLEM_GELU = 64,         /* MATMUL: the activation GELU, tanh approximation */
   OCP_PROBLEM_RESIDUAL = 128,
   OCP_PROBLEM_BRIEF = 256,    /* CONV: the heuristic that takes the least time */
-  OCP_PROBLEM_MEASURED = 512, /* the fastest of some algorithms, which the first call with new sizes measures, unless
-                               * it must be deterministic or is captured */
+  OCP_PROBLEM_MEASURED = 512, /* the fastest of some algorithms, timed by the first call with new sizes, unless it must
+                                 be deterministic or is captured */
   OCP_PROBLEM_CHANNELS_LAST = 1024, /* CONV: NHWC layout of all tensors */
   OCP_PROBLEM_SWISH = 2048,         /* CONV with CHANNELS_LAST: the activation x * sigmoid(x) */
-  OCP_PROBLEM_RELU6 = 4096          /* CONV with CHANNELS_LAST: the activation that keeps x from 0 to 6 */
+  OCP_PROBLEM_RELU6 = 4096          /* CONV with CHANNELS_LAST: the activation min(max(x, 0), 6) */
 };
 
 typedef struct ocp_problem_spec {
   uint32_t kind;
-  uint32_t dtype; /* FLOAT, FLOAT16, BFLOAT16, or DOUBLE; all but what is stored is float32, for DOUBLE float64 */
+  uint32_t dtype; /* FLOAT, FLOAT16, BFLOAT16, or DOUBLE; accumulators and scalars are float32, for DOUBLE float64 */
   uint32_t flags;
   uint32_t rank;         /* CONV */
   double alpha, beta;    /* MATMUL, alpha of ATTENTION; CONV: 1, and 1 with a residual. beta is 0 without a residual */
-  uint32_t measuring_ms; /* MEASURED: no further algorithm after so long; 0: any time */
+  uint32_t measuring_ms; /* MEASURED: maximum time for timing further algorithms; 0: no limit */
 } ocp_problem_spec;
 
 #endif

@@ -13,17 +13,18 @@
 enum { OCP_STORE_KEY = 8192 };
 
 typedef struct ocp_plan_store {
-  /* Writes what is kept for the key, and returns its bytes; 0 where there is nothing, or more than the capacity. */
+  /* Copies the entry of the key into data, and returns its bytes; 0 if there is none, or if it exceeds the capacity. */
   uint64_t (*load)(const char *key, char *data, uint64_t capacity);
   void (*keep)(const char *key, const char *data, uint64_t bytes);
 } ocp_plan_store;
 
-/* Sets the store; until then nothing is loaded or kept. */
+/* Sets the store; until then nothing is loaded or stored. */
 void ocp_store_use(const ocp_plan_store *store);
-/* False where nothing is kept of the library's algorithms. `measured`: the algorithm is the fastest of several. */
+/* Makes the key; false if nothing is stored of the library's algorithms. `measured`: the algorithm is the fastest of
+ * several. */
 bool ocp_store_key(const ocp_library *library, const ocp_problem_spec *spec, const ocp_library_handle *handle,
                    const int64_t *key, uint32_t words, bool measured, char text[OCP_STORE_KEY]);
-/* The algorithm of a key, NULL where there is none that the library takes. */
+/* Loads the algorithm of a key; NULL if there is none that the library accepts. */
 void *ocp_store_find(const ocp_library *library, const ocp_problem_spec *spec, const ocp_library_handle *handle,
                      const int64_t *key, const char *text);
 void ocp_store_keep(const ocp_library *library, const void *algorithm, const char *text);

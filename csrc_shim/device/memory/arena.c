@@ -5,8 +5,8 @@
 
 #include "device/order.h"
 
-/* How many chunks of a bin are looked at from either end. Passing over a usable one costs memory and never correctness:
- * the newest are warm in caches, the oldest the likeliest to be unused. */
+/* Chunks that a search examines at either end of a bin. Passing over a usable chunk costs memory but is always
+ * correct: the newest chunks are warm in caches, the oldest are most likely unused. */
 enum { MAX_LOOKS = 8 };
 
 size_t ocp_arena_round(size_t bytes, size_t redzone) {
@@ -16,7 +16,7 @@ size_t ocp_arena_round(size_t bytes, size_t redzone) {
 
 /* ---- bins: one for each size up to 8 units of 256 bytes, then eight per doubling ---- */
 
-/* An allocation of that many bytes. */
+/* Counts an allocation of that many bytes. */
 static void count_allocation(ocp_memory_stats *stats, size_t size) {
   const int64_t bytes = (int64_t)size;
   stats->num_allocs++;
@@ -112,7 +112,7 @@ static void drop_chunk(ocp_arena *arena, ocp_chunk *chunk) {
   arena->spare = chunk;
 }
 
-/* Both are out of their bins. */
+/* Merges with the right neighbour; neither chunk is in a bin. */
 static void absorb_right(ocp_arena *arena, ocp_chunk *chunk) {
   ocp_chunk *right = chunk->right;
   chunk->size += right->size;
@@ -143,8 +143,8 @@ static void merge(ocp_arena *arena, ocp_chunk *chunk) {
   enter(arena, chunk);
 }
 
-/* Cuts the chunk, which is handed out, at `size`, and puts the rest into its bin. Without host memory it stays whole.
- */
+/* Splits an allocated chunk at `size` and puts the rest into its bin. If host memory is exhausted, the chunk stays
+ * whole. */
 static void cut(ocp_arena *arena, ocp_chunk *chunk, size_t size) {
   ocp_chunk *rest = make_chunk(arena);
   if (!rest)
@@ -169,7 +169,8 @@ static void cut(ocp_arena *arena, ocp_chunk *chunk, size_t size) {
 
 /* ---- taking and giving ---- */
 
-/* At most an eighth of a chunk, and never max_dead_bytes_per_chunk, may lie idle behind what was asked for. */
+/* Limits internal fragmentation: at most an eighth of a chunk, and never more than max_dead_bytes_per_chunk, may lie
+ * idle behind the requested bytes. */
 static bool is_too_large(const ocp_arena *arena, const ocp_chunk *chunk, size_t size) {
   const size_t dead = chunk->size - size;
   return dead > size / 8 || (dead > 0 && dead >= (size_t)arena->config.max_dead_bytes_per_chunk);
@@ -218,7 +219,7 @@ void ocp_arena_give(ocp_pool *pool, ocp_arena *arena, ocp_chunk *chunk) {
 bool ocp_arena_unbind(ocp_pool *pool, ocp_arena *arena) {
   bool any = false;
   for (ocp_chunk *chunk = arena->bound, *next; chunk; chunk = next) {
-    next = chunk->next_bound; /* stays: a free chunk merges with free ones only */
+    next = chunk->next_bound; /* not merged: a free chunk merges with free chunks only */
     if (!ocp_pool_is_finished(pool, chunk->stream_id, chunk->freed_at, NULL))
       continue;
     leave(arena, chunk);
@@ -231,7 +232,7 @@ bool ocp_arena_unbind(ocp_pool *pool, ocp_arena *arena) {
 
 /* ---- regions ---- */
 
-/* The largest region that growth leads to; a request for more gets a region of its own size. */
+/* Returns the maximum size of a region that growth makes; a larger request gets a region of its own size. */
 static size_t most_growth(const ocp_arena *arena) {
   const size_t most = ocp_arena_round((size_t)arena->config.max_power_of_two_extend_bytes, 0);
   return arena->most_growth_bytes && arena->most_growth_bytes < most ? arena->most_growth_bytes : most;
@@ -256,7 +257,7 @@ static size_t planned_bytes(ocp_arena *arena, size_t size, bool exactly) {
   return bytes;
 }
 
-/* What the limit leaves; negative where it was lowered. */
+/* Bytes left below the limit; negative after the limit was lowered below what is held. */
 static int64_t bytes_left(const ocp_arena *arena) {
   return arena->config.max_mem - arena->stats.total - arena->pooled_bytes;
 }
@@ -267,7 +268,7 @@ size_t ocp_arena_plan_region(ocp_arena *arena, size_t size, bool exactly) {
   if (left < 0 || (uint64_t)left < size)
     return 0;
   if (bytes > OCP_ARENA_MAX_BYTES && bytes > size)
-    bytes = size > OCP_ARENA_MAX_BYTES ? size : OCP_ARENA_MAX_BYTES; /* bins go no further */
+    bytes = size > OCP_ARENA_MAX_BYTES ? size : OCP_ARENA_MAX_BYTES; /* the largest bin's size */
   if ((uint64_t)left < bytes)
     bytes = (size_t)left / OCP_ARENA_ALIGNMENT * OCP_ARENA_ALIGNMENT;
   arena->stats.total += (int64_t)bytes;

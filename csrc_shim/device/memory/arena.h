@@ -1,8 +1,9 @@
-/* A best-fit arena with coalescing: regions of the driver's memory, cut into chunks that are handed out and come back.
- * Addresses and numbers only: nothing here calls the driver. Private to memory.c; all functions under the pool's lock.
+/* A best-fit arena with coalescing: regions of the driver's memory, cut into chunks that are handed out and come
+ * back. It handles addresses and sizes only and never calls the driver. Private to memory.c; all functions run under
+ * the pool's lock.
  *
- * Chunks come back in stream order. A chunk that work of a stream may still use is bound: the stream may have it
- * again at once, others when that work has finished.
+ * Chunks come back in stream order. A chunk that work of a stream may still use is *bound*: that stream can get it
+ * again at once, other streams when the work has finished.
  *
  *                              cuMemAlloc
  *                                  |
@@ -44,7 +45,7 @@
 enum { OCP_ARENA_ALIGNMENT = 256, OCP_ARENA_BINS = 320 };
 #define OCP_ARENA_MAX_BYTES ((size_t)1 << 47)
 
-/* Memory as the driver gave it. */
+/* Memory as the driver returned it. */
 struct ocp_region {
   ocp_region *previous, *next;
   uint64_t address;
@@ -62,12 +63,12 @@ struct ocp_arena {
   ocp_chunk_table table; /* of all chunks */
   ocp_chunk *spare;      /* unused structs, linked by older */
   size_t next_region_bytes;
-  size_t most_growth_bytes; /* beside what the options say; 0: no more than that */
+  size_t most_growth_bytes; /* tighter limit of a region's size than the options give; 0: the options' limit */
   int64_t pooled_bytes;     /* handed out by a CUDA pool in the arena's place */
   ocp_memory_stats stats;
 };
 
-/* The size of a chunk for a request; `redzone` bytes more where something looks for overruns. */
+/* Size of the chunk for a request; `redzone`: bytes added behind it where the driver detects overruns. */
 size_t ocp_arena_round(size_t bytes, size_t redzone);
 
 /* Takes a chunk of at least `size` bytes (rounded) that `taker` may use at once (NULL: every stream), or NULL. *blocked
@@ -83,7 +84,7 @@ bool ocp_arena_unbind(ocp_pool *pool, ocp_arena *arena);
  * ocp_arena_cancel if the driver does not give them. */
 size_t ocp_arena_plan_region(ocp_arena *arena, size_t size, bool exactly);
 void ocp_arena_cancel(ocp_arena *arena, size_t region_bytes);
-/* Takes the driver's memory over and hands out its first `size` bytes: NULL without host memory. */
+/* Adds the driver's memory as a region and allocates its first `size` bytes: NULL if host memory is exhausted. */
 ocp_chunk *ocp_arena_add_region(ocp_arena *arena, uint64_t address, size_t region_bytes, size_t size);
 
 /* The arena's limit and statistics include memory that a CUDA pool hands out in its place. The first counts bytes

@@ -28,7 +28,7 @@ typedef struct ocp_chunk_table {
   size_t num_slots, count;
 } ocp_chunk_table;
 
-ocp_chunk *ocp_chunk_table_find(const ocp_chunk_table *table, uint64_t address); /* NULL: none starts there */
+ocp_chunk *ocp_chunk_table_find(const ocp_chunk_table *table, uint64_t address); /* NULL: no chunk starts there */
 bool ocp_chunk_table_insert(ocp_chunk_table *table, ocp_chunk *chunk);           /* false: out of host memory */
 void ocp_chunk_table_erase(ocp_chunk_table *table, const ocp_chunk *chunk);
 

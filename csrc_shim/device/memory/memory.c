@@ -1,16 +1,17 @@
-/* Device and pinned memory: what the arenas have, else the driver; and what is done when neither has enough.
+/* Device and pinned memory: allocation from the arenas, else from the driver, and the recovery when neither has
+ * enough.
  *
- * An allocation is tried in this order: memory that the Run which this thread watches has freed (run_memory.h); a chunk
- * of the arena, or CUDA's pool where the options ask for it; a chunk whose work is found to have finished; a new
- * region. Where the driver or the limit refuses that, room is made in three steps, each followed by another try: unused
- * regions go back; all streams are waited for; owners of memory that they can do without (ocp_reclaimer) give it up.
+ * An allocation is tried in this order: memory that the watched Run of this thread has freed (run_memory.h); a chunk
+ * of the arena, or CUDA's pool where the options ask for it; a bound chunk whose work has finished; a new region. If
+ * the driver or the limit refuses a new region, memory is recovered in three steps, each followed by another try:
+ * return unused regions to the driver; synchronise all streams; ask the owners of optional memory (ocp_reclaimer) to
+ * free it.
  *
  * Invariants:
  * - Locks are taken in this order: reclaim_lock; a cluster's cache or the mempool's own; streams_lock; the pool's lock.
  *   None but reclaim_lock is held while a reclaimer is called, and the pool's lock never in a call of the driver.
- * - What is in use is counted when it is handed out and when it comes back, in chunk sizes, for counters and
- * statistics.
- * - While this thread or the stream captures a graph, the driver is asked for no memory. */
+ * - Counters and statistics change when a chunk is allocated and freed, by the chunk's size. - While this thread or
+ * the stream captures a graph, the driver is asked for no memory. */
 #define _GNU_SOURCE /* PTHREAD_MUTEX_ADAPTIVE_NP */
 #include "device/memory/memory.h"
 
@@ -211,7 +212,8 @@ int ocp_device_available(ocp_device *device, uint64_t *bytes, ocp_error *error) 
   return ORT_OK;
 }
 
-/* The sizes of chunks, which tell fragmentation from a lack of memory. A CUDA pool in the arena's place has none. */
+/* Logs the chunk sizes, which tell fragmentation from a lack of memory. A CUDA pool in the arena's place has no
+ * chunks. */
 static void log_arena(ocp_device *device, int memory) {
   char text[OCP_ARENA_DUMP_BYTES];
   pthread_mutex_lock(&device->pool->lock);
@@ -244,7 +246,7 @@ static int out_of_memory(ocp_device *device, int memory, size_t bytes, ocp_error
                   (long long)stats.total, limit, of_device, *limit ? ", or raise the limit (arena.max_mem)" : "");
 }
 
-/* What can be done when memory ran out for the n-th time; false when nothing is left. */
+/* Recovers memory after the n-th failed attempt; false when nothing is left to try. */
 static bool make_room(ocp_device *device, int memory, int attempt, ocp_error *error) {
   if (attempt > 2)
     return false;
@@ -258,7 +260,7 @@ static bool make_room(ocp_device *device, int memory, int attempt, ocp_error *er
 
 /* ---- allocation ---- */
 
-/* What an allocation is about. */
+/* The parameters of an allocation. */
 typedef struct request {
   ocp_device *device;
   int memory;
@@ -267,7 +269,7 @@ typedef struct request {
   bool reserve, exactly;
 } request;
 
-/* Whether the driver wants to hear of it. */
+/* Whether the emulated device's checking mode wants to know about uses of the memory. */
 static bool is_reported(const request *r) { return r->device->driver->ReuseMemory && r->memory == OCP_DEVICE_MEMORY; }
 
 /* Takes a chunk without a call of the driver. */
@@ -291,7 +293,7 @@ static CUresult add_region(const request *r, ocp_chunk **chunk) {
   uint64_t address = 0;
   CUresult result = bytes ? driver_alloc(r->device->driver, r->memory, bytes, &address) : CUDA_ERROR_OUT_OF_MEMORY;
   if (result == CUDA_SUCCESS && is_reported(r))
-    r->device->driver->ReuseMemory(address, 0, bytes, NULL); /* nothing of it is allocated until it is handed out */
+    r->device->driver->ReuseMemory(address, 0, bytes, NULL); /* nothing is allocated in it yet */
   pthread_mutex_lock(&pool->lock);
   *chunk = result == CUDA_SUCCESS ? ocp_arena_add_region(arena, address, bytes, r->size) : NULL;
   if (!*chunk) {
@@ -310,7 +312,7 @@ static CUresult add_region(const request *r, ocp_chunk **chunk) {
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* One attempt, past the chunks that are at hand. */
+/* One attempt to allocate beyond the chunks that are free already. */
 static CUresult fetch(const request *r, ocp_chunk **chunk) {
   bool blocked = false;
   if (!r->reserve) {
@@ -389,7 +391,7 @@ static int allocate(request *r, uint64_t *address, ocp_error *error) {
     return error->code;
   }
   count_bytes(r->memory, (int64_t)size);
-  /* Where the device is told what was asked for, a watched Run that gets it again gets no more. */
+  /* In the checking mode the requested size counts: a watched Run that reuses a block gets no more than that. */
   if (!ocp_run_memory_allocated(device, r->memory, *address, reported ? r->bytes : size)) {
     ocp_pool_free(device, r->memory, *address, NULL);
     *address = 0;
@@ -413,7 +415,7 @@ int ocp_pool_reserve(ocp_device *device, int memory, size_t bytes, uint64_t *add
 
 /* ---- free ---- */
 
-/* What was reserved goes back to the driver where nothing can be using it, else it becomes the arena's. */
+/* A reserved region goes back to the driver if no work can be using it, else it becomes part of the arena. */
 static ocp_region *give(ocp_pool *pool, int memory, ocp_chunk *chunk) {
   ocp_arena *arena = pool->arenas[memory];
   ocp_region *region = chunk->region;

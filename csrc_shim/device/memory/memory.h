@@ -26,7 +26,7 @@ int ocp_device_reserve(ocp_device *device, size_t bytes, CUdeviceptr *address, o
 /* Returns memory that no enqueued work uses to the driver, and destroys the idle streams of the pool. Returns the bytes
  * of device and pinned memory that the driver got. */
 int64_t ocp_device_trim(ocp_device *device);
-/* ocp_device_trim, but a mempool keeps as many bytes as its options say. */
+/* Like ocp_device_trim, but a mempool keeps as many bytes as its options say. */
 int64_t ocp_device_shrink(ocp_device *device);
 
 /* Available device memory in bytes: what the driver has free and what the arena holds idle, up to the
@@ -65,7 +65,8 @@ void ocp_pool_stats(ocp_device *device, int memory, ocp_memory_stats *stats);
 /* The end of a Run: chunks whose work has finished are bound to no stream any more. */
 void ocp_pool_run_ended(ocp_device *device);
 
-/* Returns the blocks that a watched Run had freed to the arena. Blocks in use stay with their owners. */
+/* Returns the blocks that a watched Run had freed to the arena. Blocks that are still allocated stay with their
+ * owners. */
 void ocp_run_memory_release(ocp_run_memory *memory);
 
 #endif

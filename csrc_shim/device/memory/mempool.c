@@ -11,9 +11,9 @@ struct ocp_mempool {
   atomic_bool wanted;
   int64_t keep_bytes;
   uint64_t release_threshold;
-  CUmemoryPool handle; /* NULL: nothing is or was in use */
+  CUmemoryPool handle; /* NULL: the pool does not exist */
   ocp_chunk_table table;
-  ocp_chunk *waiting; /* freed without a stream while several were busy; linked by older */
+  ocp_chunk *waiting; /* blocks freed without a stream while several streams were busy; linked by older */
   atomic_bool has_waiting;
 };
 
@@ -40,7 +40,7 @@ bool ocp_mempool_is_wanted(const ocp_mempool *mempool) {
 
 /* ---- the driver's pool ---- */
 
-/* Returns the result, with the error unless that is success. */
+/* Converts a driver's result: fills the error unless it is success, and returns the result. */
 static CUresult check(ocp_device *device, CUresult result, const char *what, ocp_error *error) {
   if (result != CUDA_SUCCESS)
     ocp_device_fail(device, result, what, error);
@@ -74,13 +74,13 @@ static int64_t reserved_bytes(const ocp_mempool *mempool, const ocp_device *devi
 
 /* ---- freeing ---- */
 
-/* False if the driver had no memory for that; it may have some later. */
+/* False if the driver has no memory for the call now; a later call may succeed. */
 static bool driver_free(const ocp_device *device, uint64_t address, CUstream stream) {
   return device->driver->MemFreeAsync(address, stream) != CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Hands the memory back on a stream: of all that may have used it the only one that is busy, or any when none is. False
- * when several are, or the one is being captured, or the driver cannot. */
+/* Frees the block on a stream: on the only busy one of those that may have used it, or on any when none is busy.
+ * False when several are busy, when that stream is being captured, or when the driver cannot. */
 static bool free_in_order(ocp_device *device, const ocp_chunk *chunk) {
   ocp_pool *pool = device->pool;
   ocp_stream *busy = NULL;
@@ -153,7 +153,7 @@ bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, 
 
 /* ---- allocation ---- */
 
-/* The functions of this part return a driver's result, and the error with it. */
+/* The functions below return a driver's result, and fill the error unless it is success. */
 
 static CUresult driver_alloc(ocp_device *device, const ocp_mempool *mempool, size_t size, CUstream stream,
                              uint64_t *address, ocp_error *error) {
@@ -161,7 +161,7 @@ static CUresult driver_alloc(ocp_device *device, const ocp_mempool *mempool, siz
                "cuMemAllocFromPoolAsync", error);
 }
 
-/* For any stream: the allocating stream must have reached the allocation. */
+/* Allocates memory that any stream may use: first waits until the allocating stream has reached the allocation. */
 static CUresult driver_alloc_at_once(ocp_device *device, const ocp_mempool *mempool, size_t size, uint64_t *address,
                                      ocp_error *error) {
   ocp_stream *stream;
@@ -184,7 +184,7 @@ static CUresult fail_host_memory(ocp_error *error) {
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* The pool's lock is held. */
+/* Called with the pool's lock held. */
 static CUresult allocate(ocp_device *device, ocp_mempool *mempool, size_t size, ocp_stream *stream, uint64_t *address,
                          ocp_error *error) {
   ocp_chunk *chunk = calloc(1, sizeof *chunk);
@@ -218,7 +218,7 @@ CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, 
     pthread_mutex_lock(&pool->lock);
     ocp_arena_pooled(arena, size, result == CUDA_SUCCESS);
     if (stream && result == CUDA_SUCCESS)
-      ocp_pool_advance(pool, stream); /* where the stream has not come that far the memory is not there */
+      ocp_pool_advance(pool, stream); /* the memory does not exist for a stream that has not come that far */
     pthread_mutex_unlock(&pool->lock);
   } else {
     ocp_fail(error, ORT_RUNTIME_EXCEPTION, "the limit does not leave %zu bytes", size);

@@ -11,13 +11,13 @@
 #include "driver/driver.h"
 
 ocp_mempool *ocp_mempool_create(void);          /* NULL: out of host memory */
-void ocp_mempool_destroy(ocp_mempool *mempool); /* of one that was never used */
+void ocp_mempool_destroy(ocp_mempool *mempool); /* of a mempool that was never used */
 void ocp_mempool_configure(ocp_mempool *mempool, const ocp_arena_config *config);
 bool ocp_mempool_is_wanted(const ocp_mempool *mempool);
 
 /* The device's context is current. size is rounded. Fills `error` unless the result is CUDA_SUCCESS. */
 CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, uint64_t *address, ocp_error *error);
-/* False for an address that is not handed out. */
+/* False: no allocation starts at the address. */
 bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, size_t *size);
 /* Frees the blocks that were waiting for work that has now finished. */
 void ocp_mempool_collect(ocp_device *device);

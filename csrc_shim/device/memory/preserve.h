@@ -4,8 +4,8 @@
  * input and output (a KV cache, a state), each repetition would advance that state. So a repeated Run records the
  * ranges that it reads, copies a range before it overwrites it, and restores the copies when it ends.
  *
- * Only memory that the application owns is recorded. Ranges that the Run itself wrote first are its own scratch, which
- * other Runs may get as soon as it has ended. */
+ * Only memory of the application is recorded. Ranges that the Run wrote before it read them are scratch and are not
+ * saved: other Runs may own them as soon as it has ended. */
 #ifndef OCP_DEVICE_MEMORY_PRESERVE_H
 #define OCP_DEVICE_MEMORY_PRESERVE_H
 

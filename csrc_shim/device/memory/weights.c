@@ -1,5 +1,5 @@
 /* The weight store: device copies of constants, keyed by device and content, shared by all clusters of the process.
- * States are weights that Runs write, and others are computed: each of these has one owner. */
+ * States (weights that Runs write) and precomputed weights are not shared: each has one owner. */
 #include "device/memory/weights.h"
 
 #include <errno.h>
@@ -44,7 +44,7 @@ static void make_hash_key(void) {
   for (size_t done = 0; done < sizeof hash_key;) {
     const ssize_t got = getrandom(key + done, sizeof hash_key - done, 0);
     if (got < 0 && errno != EINTR)
-      abort(); /* cannot happen for so few bytes */
+      abort(); /* cannot happen for an allocation this small */
     done += got > 0 ? (size_t)got : 0;
   }
 }
@@ -101,7 +101,7 @@ static content_hash hash_content(const void *data, size_t bytes) {
 
 static ocp_weight **bucket_of(content_hash hash) { return &buckets[hash.low % BUCKETS]; }
 
-/* The entry with a reference for the caller; *is_new: the caller has to upload it. The mutex is held. */
+/* Finds or adds the entry, with a reference for the caller; *is_new: the caller has to upload it. The mutex is held. */
 static ocp_weight *find_or_insert(ocp_device *device, content_hash hash, size_t bytes, bool *is_new) {
   ocp_weight **bucket = bucket_of(hash);
   *is_new = false;
@@ -140,7 +140,7 @@ static int copy_up(const ocp_weight *weight, const void *data, ocp_error *error)
   if (ocp_stream_borrow(device, &stream, error) != ORT_OK)
     return error->code;
   const CUresult result = device->driver->MemcpyHtoDAsync(weight->address, data, weight->bytes, stream->handle);
-  ocp_stream_enqueued(stream); /* the memory must not be given again before that, even if waiting for it fails */
+  ocp_stream_enqueued(stream); /* the memory must not be freed before that, even if waiting for it fails */
   int code = ocp_stream_synchronize(stream, error);
   if (result != CUDA_SUCCESS)
     code = ocp_device_fail(device, result, "uploading a weight: cuMemcpyHtoDAsync", error);
@@ -177,7 +177,7 @@ int ocp_weight_acquire(ocp_device *device, const void *data, size_t bytes, ocp_w
     if (!weight)
       return ocp_fail(error, ORT_FAIL, "not enough host memory");
     if (failed)
-      continue; /* the thread that uploaded it failed; find out why */
+      continue; /* the thread that uploaded it failed; try again to get the error */
     *out = weight;
     if (!is_new)
       return ORT_OK;

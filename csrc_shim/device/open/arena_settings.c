@@ -10,7 +10,7 @@
 
 typedef struct settings {
   ocp_arena_config config;
-  uint32_t given; /* keys that were given; without any, the arena takes the first options that come */
+  uint32_t given; /* keys that were given; while none are, the arena takes the first options that are configured */
   int users;
   bool initialised;
 } settings;
@@ -48,8 +48,8 @@ void ocp_arena_retain(bool emulated, int ordinal, int memory) {
   pthread_mutex_unlock(&lock);
 }
 
-/* What was refused last. Each session asks for the device's memory and for pinned memory, and both for itself and
- * through ONNX Runtime: one warning will do. */
+/* The latest refused options. Each session configures device memory and pinned memory, both itself and through ONNX
+ * Runtime: one warning is enough. */
 static struct {
   ocp_arena_config wanted;
   uint32_t refused;

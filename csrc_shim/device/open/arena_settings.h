@@ -1,13 +1,14 @@
-/* The options of the living arenas: one set for each kind of device, ordinal and memory. They are kept from the first
- * user of an arena to its last, whether the device is open or not, since ORT makes allocators before that. */
+/* The options of the living arenas: one set for each kind of device, ordinal and memory. They live from the first
+ * user of an arena to its last, independently of the device, since ORT creates allocators before the device is
+ * opened. */
 #ifndef OCP_DEVICE_OPEN_ARENA_SETTINGS_H
 #define OCP_DEVICE_OPEN_ARENA_SETTINGS_H
 
 #include "base/error.h"
 #include "device/pool.h"
 
-/* A user of the arena (an OrtAllocator) comes or goes. Release returns whether it was the last one; after the last
- * one the options are the defaults again. */
+/* Adds or removes a user of the arena (an OrtAllocator). Release returns whether it was the last user; the options
+ * are reset to the defaults then. */
 void ocp_arena_retain(bool emulated, int ordinal, int memory);
 bool ocp_arena_release(bool emulated, int ordinal, int memory);
 /* Options for the arena. An arena without options takes them. An arena that already has different options keeps those,

@@ -24,16 +24,16 @@ typedef struct emu_launch {
   emu_device *device;
   const emu_clock *clock;
   _Atomic int error;
-  _Atomic unsigned found; /* kinds of findings */
+  _Atomic unsigned found; /* bits: kinds of findings so far */
 } emu_launch;
 
 typedef struct emu_fiber {
-  ocp_emu_thread thread; /* first: kernels know a fiber by it */
-  void *stack_pointer;   /* while it does not run */
+  ocp_emu_thread thread; /* first member: kernels identify a fiber by it */
+  void *stack_pointer;   /* saved while the fiber does not run */
   uint32_t index;        /* linear index of the thread in its block */
 } emu_fiber;
 
-/* What a lane waits for in a warp operation. */
+/* The operation that a lane waits in. */
 typedef struct emu_meeting {
   uint32_t mask;      /* the lanes that take part */
   uint32_t operation; /* lanes meet only at the same one */
@@ -42,33 +42,33 @@ typedef struct emu_meeting {
 
 typedef struct emu_warp {
   uint32_t live;       /* lanes that have not ended */
-  uint32_t runnable;   /* lanes that wait for nothing */
+  uint32_t runnable;   /* lanes that can run */
   uint32_t meeting;    /* lanes that wait in a warp operation */
-  bool ragged;         /* they do not all wait for the same: each has its entry in lanes */
-  emu_meeting uniform; /* what they wait for otherwise */
-  uint32_t predicates; /* of the results */
+  bool ragged;         /* true: lanes wait in different operations, described in lanes */
+  emu_meeting uniform; /* the operation that all waiting lanes share, unless ragged */
+  uint32_t predicates; /* bit mask of the lanes' predicates in the results */
   uint32_t value[EMU_WARP], result[EMU_WARP];
   emu_meeting lanes[EMU_WARP];
 } emu_warp;
 
-/* What one host thread needs to run blocks, lent for the time of a launch. There are as many as `emu.threads`: more
- * host threads than that take turns. */
+/* Resources that a host thread needs to run blocks, lent for the duration of a launch. There are as many as
+ * `emu.threads`; further host threads wait for one. */
 typedef struct emu_cpu {
   emu_launch *launch;
   uint8_t *shared;  /* EMU_MAX_SHARED bytes, then a page that faults on every access */
   uint8_t *written; /* checking mode: for each byte of shared memory whether the block has written it */
-  jmp_buf abandon;  /* checking and counting modes: where a kernel without fibers is left */
-  uint32_t current; /* the thread that runs */
-  uint32_t started; /* threads below have a stack in use */
+  jmp_buf abandon;  /* checking and counting modes: target for leaving a kernel without fibers */
+  uint32_t current; /* index of the running thread */
+  uint32_t started; /* threads below this index have a stack in use */
   uint32_t threads, live, arrived, runnable_warps, num_warps;
-  bool diverged; /* threads of the block wait for others that never come */
+  bool diverged; /* some threads of the block wait for others that never arrive */
   uint32_t block_index[3];
   void *main_stack_pointer;
   emu_fiber *fibers;
   uint8_t *stacks;
   size_t stacks_bytes, stack_size; /* of all stacks with their guard pages, and of one stack */
   emu_warp warps[EMU_MAX_WARPS];
-  struct emu_cpu *next; /* list of those not in use */
+  struct emu_cpu *next; /* free list */
 #if defined(__SANITIZE_ADDRESS__)
   void *main_fake_stack;
   const void *main_bottom;

@@ -37,7 +37,7 @@ static void report(ocp_emu_thread *thread, emu_finding_kind kind, emu_access acc
   emu_finding_keep(text);
 }
 
-/* The access must not happen: the kernel ends here. */
+/* Reports the access. It must not happen: the kernel ends here. */
 static _Noreturn void refuse(ocp_emu_thread *thread, emu_finding_kind kind, emu_access access, uint64_t address,
                              uint32_t bytes, const char *where) {
   report(thread, kind, access, address, bytes, where);
@@ -74,7 +74,7 @@ static void check_device(ocp_emu_thread *thread, emu_access access, uint64_t add
              access, address, bytes, where);
     if (access & EMU_LOAD)
       report(thread, EMU_UNINITIALISED_READ, access, address, bytes, where);
-    emu_shadow_written(address, bytes); /* for a load, too: once reported is enough */
+    emu_shadow_written(address, bytes); /* a load counts too: each range is reported once */
   }
   note(thread, access, address, bytes);
 }
@@ -98,7 +98,7 @@ static void check_shared(ocp_emu_thread *thread, emu_access access, uint64_t off
       report(thread, EMU_UNINITIALISED_READ, access, offset, bytes, where);
     }
   }
-  memset(cpu->written + offset, 1, bytes); /* for a load, too: once reported is enough */
+  memset(cpu->written + offset, 1, bytes); /* a load counts too: each range is reported once */
 }
 
 bool emu_check_block(emu_cpu *cpu) {
@@ -119,7 +119,7 @@ bool emu_is_of_thread(const ocp_emu_thread *thread, uint64_t host, uint32_t byte
 static void check(ocp_emu_thread *thread, const void *pointer, uint32_t bytes, emu_access access) {
   uint64_t host = (uint64_t)pointer, address = host - (uint64_t)emu.alias;
   const emu_cpu *cpu = thread->scheduler;
-  if (!emu.config.check) /* a checked kernel outside of the checking mode */
+  if (!emu.config.check) /* a checked kernel runs while the checking mode is off */
     return;
   if (emu_is_device_address(address)) {
     if (bytes <= emu.base + emu.bytes - address)

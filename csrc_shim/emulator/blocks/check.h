@@ -6,13 +6,14 @@
 #include "emulator/blocks/block.h"
 #include "emulator/kernel.h"
 
-/* Before a block: its shared memory has the bytes of NaN, and counts as not written. False: out of host memory. */
+/* Called before a block: fills its shared memory with NaN bytes and marks it as not written. False: out of host
+ * memory. */
 bool emu_check_block(emu_cpu *cpu);
-/* The result of a launch that has run, with its finding as the text where it has one. */
+/* Returns the result of a finished launch, with its finding as the error text if there is one. */
 CUresult emu_check_launched(emu_launch *launch);
-/* Reports that some threads of the block wait for others that never come. */
+/* Reports that some threads of the block wait for others that never arrive. */
 void emu_check_divergence(emu_cpu *cpu);
-/* Whether these bytes are on the stack that runs, or constants of the thread's kernel, which may only be loaded. */
+/* Whether these bytes are on the running thread's stack, or constants of its kernel, which may only be loaded. */
 bool emu_is_of_thread(const ocp_emu_thread *thread, uint64_t host, uint32_t bytes, bool loads);
 
 /* Checking mode: called before each access through a pointer that is not provably on the stack. */

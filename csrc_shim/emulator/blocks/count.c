@@ -1,4 +1,4 @@
-/* The counting mode: what a model of GPUs asks of kernels compiled for it. */
+/* The counting mode: records the memory accesses that the performance model needs, of kernels compiled for it. */
 #include "emulator/blocks/count.h"
 
 #include <stdatomic.h>
@@ -36,7 +36,8 @@ static uint32_t index_of(const ocp_emu_thread *thread) {
   return thread->tid[0] + thread->ntid[0] * (thread->tid[1] + thread->ntid[1] * thread->tid[2]);
 }
 
-/* A block may take numbers for places that blocks which do not run would have written. */
+/* Whether an access lies outside of all allocations. Such an address can come from a value that a block which is not
+ * run would have written. */
 static bool is_outside(const ocp_emu_thread *thread, uint64_t host, uint32_t what) {
   const emu_cpu *cpu = thread->scheduler;
   const uint64_t address = host - (uint64_t)emu.alias, shared = host - (uint64_t)cpu->shared;

@@ -24,17 +24,17 @@
 #else
 #define STACK_MARGIN (6u << 10) /* for libm and the functions of this file */
 #endif
-/* Stacks start at different cache sets: page-aligned ones would all fight for the same few lines. */
+/* Stacks start at different cache sets: page-aligned stacks would all compete for the same few cache lines. */
 #define COLOURS 16u
 #define COLOUR_BYTES 320u
 
 _Thread_local __attribute__((tls_model("initial-exec"))) emu_cpu *emu_running;
 
-/* Saves the callee-saved registers on the stack and the stack pointer in *save; goes on where `load` was saved. */
+/* Saves the callee-saved registers on the stack and the stack pointer in *save; continues where `load` was saved. */
 void ocp_emu_switch(void **save, void *load);
-/* As ocp_emu_switch, but starts ocp_emu_fiber_main(fiber) on an empty stack. */
+/* Like ocp_emu_switch, but starts ocp_emu_fiber_main(fiber) on an empty stack. */
 void ocp_emu_switch_new(void **save, void *stack_top, emu_fiber *fiber);
-/* Goes on where `load` was saved, and leaves nothing to come back to. */
+/* Continues where `load` was saved, and saves nothing. */
 _Noreturn void ocp_emu_switch_last(void *load);
 __attribute__((used, visibility("hidden"))) _Noreturn void ocp_emu_fiber_main(emu_fiber *fiber);
 
@@ -44,8 +44,8 @@ __attribute__((used, visibility("hidden"))) _Noreturn void ocp_emu_fiber_main(em
   ", .-" name "\n"
 #define PUSH "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
 #define POP "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
-/* ocp_emu_switch ends in a return because that is predicted: fibers that wait were left at the same call as those that
- * come back. The other two change the depth of calls, so they jump. */
+/* ocp_emu_switch ends in a return because the CPU predicts it: waiting fibers were left at the same call as the
+ * fibers that resume. The other two functions change the call depth, so they jump. */
 __asm__(".text\n" FUNCTION("ocp_emu_switch", PUSH "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n" POP "  ret\n")
             FUNCTION("ocp_emu_switch_new", PUSH "  movq %rsp, (%rdi)\n  leaq -8(%rsi), %rsp\n  movq %rdx, %rdi\n"
                                                 "  jmp ocp_emu_fiber_main\n")
@@ -66,8 +66,9 @@ void ocp_emu_switch_last(void *load) {
 }
 #endif
 
-/* A process may have about 65,000 mappings, and a guard page makes two. So a warp has one, below its first thread's
- * stack. The threads of a warp run the same code, and what needs too much stack meets the guard in the first one. */
+/* Bytes of the stacks of a warp. A process may have about 65,000 mappings, and a guard page makes two. So a warp has
+ * one guard page, below its first thread's stack: the threads of a warp run the same code, and stack overflow meets
+ * the guard in the first one. */
 static size_t warp_bytes(size_t stack_size) { return PAGE + EMU_WARP * stack_size; }
 static uint8_t *stack_bottom(const emu_cpu *cpu, uint32_t index) {
   return cpu->stacks + index / EMU_WARP * warp_bytes(cpu->stack_size) + PAGE + index % EMU_WARP * cpu->stack_size;
@@ -89,7 +90,7 @@ static inline void switch_to(emu_cpu *cpu, void **save, uint32_t next) {
   __tsan_switch_to_fiber(cpu->tsan[next], 0);
 #endif
   void *ended;
-  if (next >= cpu->started) { /* threads start in their order */
+  if (next >= cpu->started) { /* threads start in index order */
     cpu->started = next + 1;
     ocp_emu_switch_new(save ? save : &ended, stack_top(cpu, next), fiber);
   } else if (save) {
@@ -128,7 +129,7 @@ static inline uint32_t next_thread(const emu_cpu *cpu, uint32_t index) {
   return warp * EMU_WARP + (uint32_t)__builtin_ctz(after ? after : runnable);
 }
 
-/* Some threads wait for others that never come. */
+/* Some threads wait for others that never arrive. */
 static _Noreturn void diverged(emu_cpu *cpu) {
   cpu->diverged = true;
   switch_to_main(cpu);

@@ -17,8 +17,8 @@
 #include <x86intrin.h>
 #endif
 
-/* Ticks are those of the time stamp counter, two to five in a nanosecond. */
-#define WAKE_TICKS 60000u  /* remaining work that is worth waking a worker for */
+/* Ticks are those of the time stamp counter, two to five per nanosecond. */
+#define WAKE_TICKS 60000u  /* minimum remaining work for which waking a worker pays */
 #define CHUNK_TICKS 60000u /* work that a thread takes at a time */
 
 static uint64_t ticks(void) {
@@ -33,7 +33,7 @@ static uint64_t ticks(void) {
 
 static pthread_mutex_t cpus_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t cpus_given_back = PTHREAD_COND_INITIALIZER;
-static emu_cpu *cpus; /* those not in use; kept for the life of the process */
+static emu_cpu *cpus; /* free list; kept for the life of the process */
 static uint32_t cpus_in_use;
 
 static emu_cpu *make_cpu(void) {
@@ -58,8 +58,8 @@ static void release_cpu(emu_cpu *cpu) {
   pthread_mutex_unlock(&cpus_lock);
 }
 
-/* NULL: out of host memory. Waits while as many host threads run blocks as may. A block waits only for blocks that run
- * or have run, so that each of these threads ends its blocks without the others. */
+/* Takes the resources for a launch; NULL: out of host memory. Waits while `emu.threads` host threads run blocks. A
+ * block waits only for blocks that run or have run, so each of these threads finishes its blocks without the others. */
 static emu_cpu *acquire_cpu(emu_launch *launch) {
   pthread_mutex_lock(&cpus_lock);
   while (cpus_in_use >= emu.threads)
@@ -83,13 +83,13 @@ static emu_cpu *acquire_cpu(emu_launch *launch) {
 
 /* ---- blocks ---- */
 
-/* A kernel that is checked or counted may leave its block in the middle. */
+/* Runs a block that is checked or counted: its kernel may be left in the middle. */
 static void run_observed(const emu_launch *launch, emu_cpu *cpu, ocp_emu_thread *thread) {
   if (!setjmp(cpu->abandon))
     launch->function->entry(launch->params, thread);
 }
 
-/* Blocks [first, last) of the launch. */
+/* Runs blocks [first, last) of the launch. */
 static void run_blocks(emu_launch *launch, emu_cpu *cpu, uint64_t first, uint64_t last) {
   uint32_t block[3] = {(uint32_t)(first % launch->grid[0]), (uint32_t)(first / launch->grid[0] % launch->grid[1]),
                        (uint32_t)(first / launch->grid[0] / launch->grid[1])};
@@ -163,13 +163,13 @@ static CUresult run_counted(emu_launch *launch, ocp_emu_count *count) {
   return emu_check_launched(launch);
 }
 
-/* Blocks run in the calling thread for as long as the measured cost says that the rest is not worth waking a worker,
- * in steps that double, so that a wrong estimate costs little. */
+/* Runs the grid. The calling thread runs blocks while the measured cost predicts that the rest is not worth waking a
+ * worker. Its steps double, so a wrong estimate costs little. */
 static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
   ocp_emu_count *count = emu_counting();
   if (count)
     return run_counted(launch, count);
-  if (launch->blocks == 1) { /* nothing to share: not worth reading the clock */
+  if (launch->blocks == 1) { /* nothing to share: skip the clock */
     emu_cpu *cpu = acquire_cpu(launch);
     if (!cpu)
       return CUDA_ERROR_OUT_OF_MEMORY;
@@ -205,8 +205,8 @@ static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
   return emu_check_launched(launch);
 }
 
-/* A device address becomes the host address of its bytes. The address of page-locked memory stays. Any other address is
- * not one of the device. */
+/* Translates a pointer parameter: a device address becomes the host address of its bytes; the address of page-locked
+ * memory stays. Any other address is an error. */
 static CUresult translate(const emu_op *op, uint64_t *values, const void **pointers) {
   const ocp_emu_kernel_meta *meta = op->kernel.function->meta;
   for (uint32_t i = 0; i < op->num_params; i++) {
@@ -244,8 +244,8 @@ CUresult emu_run_kernel(emu_device *device, const emu_op *op, const emu_clock *c
       .clock = clock,
   };
 #ifdef __x86_64__
-  unsigned control = _mm_getcsr();             /* the host thread may flush denormals or round otherwise */
-  bool differs = (control & ~0x3fu) != 0x1f80; /* flags of past operations do not matter */
+  unsigned control = _mm_getcsr();             /* the host thread may have set flush-to-zero or another rounding mode */
+  bool differs = (control & ~0x3fu) != 0x1f80; /* the status flags of past operations do not matter */
   if (differs)
     _mm_setcsr(0x1f80);
 #endif

@@ -7,7 +7,7 @@
 #include "emulator/op.h"
 #include "emulator/state.h"
 
-/* Returns when all blocks have run. clock: of the operation, in the checking mode. */
+/* Returns when all blocks have run. clock: the operation's, in the checking mode. */
 CUresult emu_run_kernel(emu_device *device, const emu_op *op, const emu_clock *clock);
 
 #endif

@@ -1,4 +1,5 @@
-/* Warp operations: which lanes meet, and their results. The lane that comes last computes the results of all. */
+/* Warp operations: finds the lanes that wait in the same operation. The last lane to arrive computes the results of
+ * all. */
 #include "emulator/blocks/meeting.h"
 
 #include "emulator/state.h"
@@ -24,7 +25,7 @@ static inline int source_of(uint32_t lane, const emu_meeting *meeting) {
   return source <= highest ? source : -1;
 }
 
-/* A source that does not take part gives an undefined value; the lane's own is one. */
+/* If the source does not take part, PTX leaves the value undefined; the lane's own value is used. */
 static inline void shuffle(emu_warp *warp, uint32_t lane, const emu_meeting *meeting, uint32_t present) {
   int source = source_of(lane, meeting);
   warp->result[lane] = source >= 0 && (present >> source & 1) ? warp->value[source] : warp->value[lane];
@@ -53,7 +54,7 @@ static const emu_meeting *meeting_of(const emu_warp *warp, uint32_t lane) {
   return warp->ragged ? &warp->lanes[lane] : &warp->uniform;
 }
 
-/* The butterflies of reductions over whole warps, which are most shuffles. */
+/* Fast path: butterfly shuffles of reductions over whole warps, the most frequent shuffles. */
 static bool whole_butterfly(const emu_warp *warp, const emu_meeting *meeting, uint32_t mask) {
   return mask == UINT32_MAX && meeting->operation == EMU_SHUFFLE + 3 && !warp->ragged && meeting->clamp == 31;
 }

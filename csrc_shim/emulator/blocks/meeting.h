@@ -10,7 +10,8 @@
 /* Operations of emu_meeting; the modes of shfl and vote are added. */
 enum { EMU_SHUFFLE = 0, EMU_VOTE = 4, EMU_BARRIER = 8 };
 
-/* Lets the lanes go on that meet like `lane`, with their results, when all of them that live are there. */
+/* When all live lanes of the operation that `lane` waits in have arrived, gives them their results and makes them
+ * runnable. */
 bool emu_warp_complete(emu_cpu *cpu, emu_warp *warp, uint32_t lane);
 /* After a lane has ended: makes the lanes runnable that waited for this lane only. */
 void emu_warp_lane_ended(emu_cpu *cpu, emu_warp *warp);

@@ -38,5 +38,5 @@ void emu_profile_end(uint64_t begun, const emu_launch *launch) {
   uint64_t spent = nanoseconds() - begun;
   fprintf(file, "%s (%u,%u,%u) (%u,%u,%u) %llu\n", launch->function->name, launch->grid[0], launch->grid[1],
           launch->grid[2], launch->block[0], launch->block[1], launch->block[2], (unsigned long long)spent);
-  fflush(file); /* also where the process does not end in exit */
+  fflush(file); /* also written if the process does not end by exit() */
 }

@@ -6,7 +6,7 @@
 
 #include "emulator/blocks/block.h"
 
-/* Around a launch: writes its time where the environment asks for it. */
+/* Called around a launch: writes its time if the environment asks for it. */
 uint64_t emu_profile_begin(void);
 void emu_profile_end(uint64_t begun, const emu_launch *launch);
 

@@ -1,5 +1,5 @@
-/* The functions that a kernel object may call: the emulator's intrinsics, libm, and what compilers emit calls to. What
- * libdevice has beyond libm, the compile pipeline writes out in the kernel. */
+/* The functions that a kernel object may call: the emulator's intrinsics, libm, and what compilers emit calls to.
+ * The compile pipeline expands libdevice functions that libm lacks inside the kernel. */
 #define _GNU_SOURCE /* exp10, sincos */
 #include "emulator/blocks/symbols.h"
 
@@ -14,7 +14,7 @@
 #include "emulator/blocks/warp.h"
 
 #ifdef __FLT16_MAX__
-/* Calls for hosts without instructions for it; the compiler's own runtime does the work. */
+/* Conversions for hosts without the instructions; the compiler's runtime library implements them. */
 static float extend_half(_Float16 value) { return (float)value; }
 static _Float16 round_to_half(float value) { return (_Float16)value; }
 static _Float16 round_double_to_half(double value) { return (_Float16)value; }

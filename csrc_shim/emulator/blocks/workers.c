@@ -12,13 +12,13 @@ typedef struct job {
   void *context;
   uint64_t count, chunk;
   _Atomic uint64_t next;     /* first index that no worker has taken */
-  uint32_t helpers, allowed; /* workers inside, and how many may be; guarded by lock */
+  uint32_t helpers, allowed; /* workers inside, and the maximum; guarded by lock */
   struct job *after;
 } job;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
-static job *jobs;            /* those with indices left */
+static job *jobs;            /* jobs with indices left */
 static uint32_t num_workers; /* started */
 static uint32_t idle;
 
@@ -56,13 +56,13 @@ static void *worker(void *unused) {
   return NULL;
 }
 
-/* One worker less than the pool has threads: the calling thread takes part. Called with the lock. */
+/* Starts one worker fewer than the pool has threads: the calling thread takes part. Called with the lock held. */
 static void start_workers(void) {
   uint32_t wanted = emu.threads - 1;
   if (num_workers >= wanted)
     return;
   sigset_t all, before;
-  sigfillset(&all); /* signals are for the host's own threads */
+  sigfillset(&all); /* signals belong to the host's own threads */
   pthread_sigmask(SIG_SETMASK, &all, &before);
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
@@ -70,7 +70,7 @@ static void start_workers(void) {
   for (; num_workers < wanted; num_workers++) {
     pthread_t thread;
     if (pthread_create(&thread, &attributes, worker, NULL))
-      break; /* fewer workers, the same results */
+      break; /* fewer workers compute the same results */
   }
   pthread_attr_destroy(&attributes);
   pthread_sigmask(SIG_SETMASK, &before, NULL);

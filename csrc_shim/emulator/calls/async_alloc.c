@@ -13,7 +13,7 @@
 
 CUresult emu_mem_alloc_from_pool_async(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
   CUresult result = emu_enter_stream(&stream);
-  /* CUDA would make a node of the graph that allocates; no caller wants one, so it is not emulated. */
+  /* CUDA would add an allocation node to the graph. No caller needs that, so it is not emulated. */
   if (result || (result = emu_capture_forbids(stream)))
     return result;
   if (!address || bytes == 0 || bytes > stream->device->heap.capacity)
@@ -21,7 +21,7 @@ CUresult emu_mem_alloc_from_pool_async(CUdeviceptr *address, size_t bytes, CUmem
   const uint64_t rounded = (bytes + EMU_GRANULE - 1) / EMU_GRANULE * EMU_GRANULE;
   result = emu_mempool_allocate(address, rounded, pool);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-    emu_queue_run_all(); /* frees may be among what is deferred */
+    emu_queue_run_all(); /* deferred work may contain frees */
     emu_shadow_flush(stream->device);
     result = emu_mempool_allocate(address, rounded, pool);
   }
@@ -34,7 +34,7 @@ CUresult emu_mem_free_async(CUdeviceptr address, CUstream stream) {
   CUresult result = emu_leave();
   if (result)
     return result;
-  if (emu_lost()) { /* no work comes before it any more */
+  if (emu_lost()) { /* no work is ordered before it any more */
     emu_mempool_run_free(address);
     return emu_lost();
   }

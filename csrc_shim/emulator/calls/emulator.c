@@ -37,7 +37,8 @@ static bool read_number(const char *name, uint64_t least, uint64_t largest, uint
   return false;
 }
 
-/* The environment's settings, unless ocp_emu_configure came first. What cannot be read makes Init fail. */
+/* Reads the configuration from the environment, unless ocp_emu_configure came first. If a value is invalid, Init
+ * fails. */
 static void configure_from_environment(void) {
   if (configured)
     return;
@@ -78,7 +79,7 @@ static uint32_t count_threads(void) {
   return count > 0 ? (uint32_t)count : 1;
 }
 
-/* In the checking mode some bytes after each allocation are never allocated. */
+/* In the checking mode some bytes after each allocation stay unallocated. */
 static void set_redzones(void) {
   for (uint32_t index = 0; index < emu.config.num_devices && atomic_load(&emu.started); index++)
     emu.devices[index].heap.redzone = emu.config.check ? EMU_GRANULE : 0;
@@ -224,7 +225,7 @@ void *ocp_emu_host_pointer(uint64_t address, size_t bytes) {
       !emu_heap_find(&emu_device_of(address)->heap, address, bytes, NULL, NULL))
     return NULL;
   if (emu.config.check)
-    emu_shadow_written(address, bytes); /* what the host does there is not seen */
+    emu_shadow_written(address, bytes); /* the checking mode does not see the host's accesses to it */
   return (void *)(address + (uint64_t)emu.alias);
 }
 

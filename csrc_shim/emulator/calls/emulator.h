@@ -9,16 +9,15 @@
 #include "emulator/config.h"
 
 /* Sets the configuration. Deferred work runs first. The number of devices and their memory can change only while no
- * memory, stream, event, module or graph of theirs is alive; no other thread may use the devices meanwhile. Returns 0,
- * or a CUresult with the reason in text. The defaults come from the environment: ORT_CUDA_PLUGIN_EMULATE_DEVICES,
- * _MEMORY (bytes, K/M/G suffixes), _STREAMS (inline|adversarial), _SEED, _CHECK, _WORKERS, each prefixed
+ * memory, stream, event, module or graph is alive. No other thread may use the devices meanwhile. Returns 0, or a
+ * CUresult with the reason in text. The defaults come from the environment: ORT_CUDA_PLUGIN_EMULATE_DEVICES, _MEMORY
+ * (bytes, K/M/G suffixes), _STREAMS (inline|adversarial), _SEED, _CHECK, _WORKERS, each prefixed
  * ORT_CUDA_PLUGIN_EMULATE; one that cannot be read makes Init fail. */
 int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_bytes);
 void ocp_emu_get_config(ocp_emu_config *config);
 
-/* The host alias of an emulated device address, for host implementations of library calls; NULL when the range is not
- * allocated.
- */
+/* Returns the host alias of an emulated device address, for host implementations of library calls; NULL when the
+ * range is not allocated. */
 void *ocp_emu_host_pointer(uint64_t address, size_t bytes);
 /* 1 when the address lies in the emulated devices' address space. */
 int ocp_emu_owns(uint64_t address);

@@ -96,7 +96,7 @@ CUresult emu_stream_wait_event(CUstream stream, CUevent event, unsigned flags) {
   return result;
 }
 
-/* For calls that ask what an event has come to. */
+/* Entry of calls that query an event. */
 static CUresult enter_with(CUevent event, emu_device **device) {
   const CUresult result = emu_enter(device);
   if (result)
@@ -127,7 +127,7 @@ CUresult emu_event_query(CUevent event) {
   if (result)
     return result;
   pthread_mutex_lock(&emu_order);
-  if (!emu_record_is_done(event->record) && emu_random(2)) /* a program that polls makes progress */
+  if (!emu_record_is_done(event->record) && emu_random(2)) /* in adversarial mode, polling makes some work run */
     emu_queue_run();
   result = emu_record_is_done(event->record) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   if (!result && event->record)

@@ -41,7 +41,7 @@ typedef struct loader {
   uint32_t num_sections;
   uint8_t **placed; /* address of each section in the mapping, NULL where it has none */
   const Elf64_Sym *symbols;
-  uint32_t num_symbols, symbol_table; /* the latter: its section */
+  uint32_t num_symbols, symbol_table; /* the symbol table's section */
   strings strings;                    /* of the symbols */
   strings section_names;              /* empty where there are none */
   import *imports;                    /* one per symbol; used for the undefined ones and as the global offset table */
@@ -135,7 +135,7 @@ static CUresult read_headers(loader *in) {
   in->sections = slice(in, in->header->e_shoff, (uint64_t)in->num_sections * sizeof(Elf64_Shdr));
   if (in->header->e_shentsize != sizeof(Elf64_Shdr) || !in->num_sections || !in->sections || in->header->e_shoff % 8)
     return bad("its section table is out of range");
-  if (in->num_sections >= SHN_LORESERVE) /* symbols give these numbers another meaning */
+  if (in->num_sections >= SHN_LORESERVE) /* numbers from here on are reserved values of st_shndx */
     return bad("it has too many sections");
   return read_sections(in);
 }

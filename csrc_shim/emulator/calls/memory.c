@@ -49,7 +49,8 @@ static bool free_block(emu_device *device, uint64_t address) {
          emu_shadow_free(device, address, size);
 }
 
-/* Unlike cuMemFree this does not wait for the device: a program that relies on that wait reads freed memory here. */
+/* Frees at once. Unlike cuMemFree this does not wait for the device: a program that relies on that wait reads freed
+ * memory here. */
 CUresult emu_mem_free(CUdeviceptr address) {
   CUresult result = emu_leave();
   if (result || (result = emu_capture_unsafe()))
@@ -155,7 +156,7 @@ bool emu_reuse(CUdeviceptr address, size_t bytes, size_t held, CUstream stream) 
     return false;
   }
   stream = emu_stream_of(emu_device_of(address), stream);
-  if (emu_is_capturing(stream, &result) || result) /* allocations are not part of graphs */
+  if (emu_is_capturing(stream, &result) || result) /* a graph contains no allocations */
     return false;
-  return emu_enqueue(stream, &op) == CUDA_SUCCESS; /* fails only when the device is lost, and then nothing runs */
+  return emu_enqueue(stream, &op) == CUDA_SUCCESS; /* fails only on a lost device */
 }

@@ -36,7 +36,7 @@ CUresult emu_stream_create(CUstream *stream, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
-/* Work that the stream still has is done later, as CUDA says. */
+/* Unfinished work of the stream runs later, as CUDA specifies. */
 CUresult emu_stream_destroy(CUstream stream) {
   CUresult result = emu_leave();
   if (result)
@@ -45,7 +45,7 @@ CUresult emu_stream_destroy(CUstream stream) {
     return CUDA_ERROR_INVALID_HANDLE;
   emu_streams_lock();
   emu_capture_leave(stream);
-  pthread_mutex_lock(&stream->lock); /* an operation that runs inline ends first */
+  pthread_mutex_lock(&stream->lock); /* waits for an operation that runs inline */
   pthread_mutex_unlock(&stream->lock);
   pthread_mutex_lock(&emu_order);
   if (stream->head) {
@@ -100,7 +100,7 @@ CUresult emu_stream_query(CUstream stream) {
     return result;
   if (emu.config.adversarial) {
     pthread_mutex_lock(&emu_order);
-    if (stream->head && emu_random(2)) /* a program that polls makes progress */
+    if (stream->head && emu_random(2)) /* in adversarial mode, polling makes some work run */
       emu_queue_run();
     result = stream->head ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
     if (!result)

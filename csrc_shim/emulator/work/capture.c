@@ -1,7 +1,7 @@
 /* Stream capture: operations of capturing streams become nodes of a graph instead of running.
  *
- * A capture begins in one stream; another stream joins it by waiting for an event that was recorded in it, and has to
- * be joined back before the end. What CUDA forbids during a capture fails here with CUDA's codes and invalidates it. */
+ * A capture begins in one stream. Another stream joins it by waiting for an event recorded in it, and must be joined
+ * back before the end. A call that CUDA forbids during a capture fails with CUDA's code and invalidates the capture. */
 #include "emulator/work/capture.h"
 
 #include <stdlib.h>
@@ -20,10 +20,10 @@ struct emu_capture {
   struct emu_capture *next;
 };
 
-/* Guards everything here; taken after all other locks. */
+/* Guards everything in this file; taken after all other locks. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct emu_capture *captures;
-static atomic_int num_captures; /* lets calls outside of captures go by without the lock */
+static atomic_int num_captures; /* lets calls skip the lock while nothing is captured */
 
 static bool any(void) { return atomic_load_explicit(&num_captures, memory_order_relaxed) > 0; }
 
@@ -52,7 +52,7 @@ static void forget(CUevent event) {
   event->num_nodes = 0;
 }
 
-/* Ends the capture: streams and events forget it. The graph is left to the caller. */
+/* Ends the capture: streams and events forget it. The caller owns the graph. */
 static void finish(struct emu_capture *capture) {
   for (struct CUstream_st *stream = emu_streams; stream; stream = stream->next)
     if (capture_of(stream) == capture)
@@ -162,7 +162,8 @@ bool emu_capture_wait(CUstream stream, CUevent event, CUresult *result) {
   if ((capture && capture->invalidated) || (other && other->invalidated)) {
     *result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   } else if (capture && !other) {
-    if (event->record) { /* work outside of the capture; an event that was never recorded is nothing to wait for */
+    if (event->record) { /* waits for work outside of the capture; waiting for an event that was never recorded does
+                            nothing */
       capture->invalidated = true;
       *result = CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }

@@ -10,18 +10,18 @@
 #include "emulator/state.h"
 
 /* ---- captures; called with the stream's lock or, in adversarial mode, the order held ---- */
-/* Whether operations of the stream become nodes; *result is the error where they are not allowed at all. */
+/* Whether operations of the stream become graph nodes. *result is the error if operations are forbidden altogether. */
 bool emu_is_capturing(CUstream stream, CUresult *result);
 CUresult emu_capture_op(CUstream stream, const emu_op *op);
 CUresult emu_capture_record(CUstream stream, CUevent event);
-/* Whether the wait is a matter of captures, and then its result. */
+/* Whether the wait concerns a capture, and then its result. */
 bool emu_capture_wait(CUstream stream, CUevent event, CUresult *result);
 void emu_capture_forget(CUevent event);
 /* ---- captures; called without ---- */
 void emu_capture_leave(CUstream stream); /* the stream is about to be destroyed */
-/* The error of a call that may wait for the device, such as an allocation, where a capture forbids it. */
+/* The error of a call that may synchronise the device, such as an allocation, if a capture forbids it. */
 CUresult emu_capture_unsafe(void);
-/* The error of waiting for the stream, or for NULL of waiting for all, where a capture forbids it. */
+/* The error of waiting for the stream (NULL: for all), if a capture forbids it. */
 CUresult emu_capture_forbids(CUstream stream);
 CUresult emu_capture_event(CUevent event);
 

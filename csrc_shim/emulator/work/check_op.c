@@ -1,4 +1,4 @@
-/* The checking mode: copies and memsets, and what a kernel without checks may have written. */
+/* The checking mode: checks copies and memsets, and marks memory that a kernel without checks may have written. */
 #include "emulator/work/check_op.h"
 
 #include <stdio.h>
@@ -54,7 +54,7 @@ static CUresult check_copy(const emu_op *op, const emu_clock *clock) {
   return result;
 }
 
-/* Counts all that a kernel without checks could write as written, since its stores are not observed. */
+/* Marks everything that a kernel without checks could write as written, since its stores are not observed. */
 static void trust(const emu_op *op) {
   const ocp_emu_kernel_meta *meta = op->kernel.function->meta;
   for (uint32_t i = 0; i < op->num_params; i++) {

@@ -6,7 +6,7 @@
 #include "emulator/clock.h"
 #include "emulator/op.h"
 
-/* A result other than 0 is that of the operation. */
+/* A nonzero result becomes the operation's. */
 CUresult emu_check_op(const emu_op *op, const emu_clock *clock);
 
 #endif

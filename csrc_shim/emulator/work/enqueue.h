@@ -8,7 +8,7 @@
 #include "emulator/work/replay.h"
 
 CUresult emu_enqueue(CUstream stream, const emu_op *op);
-/* Takes the replay over. */
+/* Takes ownership of the replay. */
 CUresult emu_enqueue_replay(CUstream stream, emu_replay *replay);
 
 #endif

@@ -1,4 +1,4 @@
-/* Executes operations: copies, memsets, kernels, and what memory pools order in streams. */
+/* Executes operations: copies, memsets, kernels, and stream-ordered frees of memory pools. */
 #include "emulator/work/execute.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Executes operations, and says which ranges of memory they may touch. */
+/* Executes operations, and returns the memory ranges that they may access. */
 #ifndef OCP_EMULATOR_WORK_EXECUTE_H
 #define OCP_EMULATOR_WORK_EXECUTE_H
 
@@ -10,10 +10,11 @@
 #include "emulator/op.h"
 #include "emulator/state.h"
 
-/* Runs the operation to its end in the calling thread (and the workers). clock: of the operation, in checking mode. */
+/* Runs the operation to completion in the calling thread (and the workers). clock: the operation's, in the checking
+ * mode. */
 CUresult emu_run(emu_device *device, const emu_op *op, const emu_clock *clock);
-/* Whether the range lies in one live allocation of a device; whether it is host memory that is not page-locked, so that
- * a copy holds the host up. */
+/* The first: whether the range lies in one live allocation of a device. The second: whether it is pageable host
+ * memory, so that a copy blocks the host. */
 bool emu_device_range(uint64_t address, uint64_t bytes);
 bool emu_is_pageable(const void *pointer, uint64_t bytes);
 

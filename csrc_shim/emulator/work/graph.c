@@ -11,7 +11,7 @@
 
 static size_t padded_bytes(const emu_op *op) { return (emu_op_bytes(op) + 15) & ~(size_t)15; }
 
-/* Copies the operations; NULL: out of memory. */
+/* Copies the operations into a node's work; NULL: out of memory. */
 static emu_work *make_work(int type, const emu_op *const *ops, uint32_t count) {
   const size_t head = (offsetof(emu_work, ops) + count * sizeof(emu_op *) + 15) & ~(size_t)15;
   size_t bytes = head;
@@ -56,7 +56,7 @@ CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work)
   return result ? result : single(CU_GRAPH_NODE_TYPE_KERNEL, &op, work);
 }
 
-/* Only copies of one row within a device are emulated: the plugin makes no others. */
+/* Only one-dimensional copies within a device are emulated: the plugin makes no others. */
 CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work) {
   const bool row = params->srcMemoryType == CU_MEMORYTYPE_DEVICE && params->dstMemoryType == CU_MEMORYTYPE_DEVICE &&
                    !params->srcXInBytes && !params->srcY && !params->srcZ && !params->srcLOD && !params->dstXInBytes &&
@@ -126,7 +126,7 @@ void emu_graph_free(CUgraph graph) {
   atomic_fetch_sub(&emu.live, 1);
 }
 
-/* Takes the work over. */
+/* Takes ownership of the work. */
 static CUgraphNode add_node(CUgraph graph, emu_work *work, CUgraphNode const *before, uint32_t num_before) {
   if (work && graph->count == graph->capacity) {
     uint32_t capacity = graph->capacity ? graph->capacity * 2 : 16;
@@ -264,7 +264,7 @@ CUresult emu_graph_add_memset_node(CUgraphNode *node, CUgraph graph, const CUgra
   return added(node, graph, before, num_before, result, work);
 }
 
-/* The child is copied. */
+/* The child graph is copied. */
 CUresult emu_graph_add_child_graph_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
                                         CUgraph child) {
   emu_work *work = NULL;

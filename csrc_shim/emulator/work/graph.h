@@ -6,8 +6,8 @@
 #include "emulator/op.h"
 #include "emulator/state.h"
 
-/* The work of a node: one operation, or those of a child graph in order. Never changes; shared by graphs,
- * executable graphs and launches that are still to run. */
+/* The work of a node: one operation, or a child graph's operations in order. Immutable; shared by graphs, executable
+ * graphs and unfinished launches. */
 typedef struct emu_work {
   atomic_int references;
   int type; /* of its node */
@@ -28,14 +28,14 @@ struct CUgraph_st {
   uint64_t identity;
   emu_device *device;
   uint32_t count, capacity;
-  struct CUgraphNode_st **nodes; /* in the order in which they were added, which dependencies follow */
+  struct CUgraphNode_st **nodes; /* in the order of creation, which dependencies follow */
 };
 
 CUgraph emu_graph_make(emu_device *device); /* NULL: out of memory */
 void emu_graph_free(CUgraph graph);
 /* Appends a node with a copy of the operation that depends on `before`; NULL: out of memory. */
 CUgraphNode emu_graph_add(CUgraph graph, const emu_op *op, CUgraphNode const *before, uint32_t num_before);
-/* The error of a capture unless every node is one of these or comes before one. */
+/* The error of the capture unless every node of the graph is one of these or comes before one of them. */
 CUresult emu_graph_check_joined(CUgraph graph, CUgraphNode const *last, uint32_t num_last);
 
 /* The work of a node with these parameters, checked as the call that runs them at once checks them. */

@@ -1,6 +1,7 @@
-/* The adversarial mode keeps the work of streams and graphs in queues. When the program waits, operations that stream
- * order and events allow run one at a time, picked by a seeded generator, until the awaited work is done. A program
- * that forgets to wait then sees what it would see on a slow GPU. All of it happens under emu_order. */
+/* The adversarial mode keeps the work of streams and graphs in queues. When the program waits, operations that
+ * stream order and events allow run one at a time, picked by a seeded generator, until the awaited work is done. A
+ * program that forgets to wait then reads the stale data that it could read on a slow GPU. Everything happens under
+ * emu_order. */
 #include "emulator/work/queue.h"
 
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 #include "emulator/work/execute.h"
 #include "emulator/work/observe.h"
 
-#define MAX_PENDING 4096u /* deferred operations; above, some run without anybody waiting */
+#define MAX_PENDING 4096u /* deferred operations; beyond that, some run although nobody waits */
 
 pthread_mutex_t emu_order = PTHREAD_MUTEX_INITIALIZER;
 
@@ -28,8 +29,8 @@ typedef struct emu_item {
   emu_replay *replay;
   emu_clock *clock;
   emu_context context;
-  void *staged; /* contents of a pageable source */
-  emu_op op;    /* truncated behind its parameters: emu_op_bytes */
+  void *staged; /* copy of a pageable source */
+  emu_op op;    /* allocated only up to its last parameter: emu_op_bytes */
 } emu_item;
 
 uint32_t emu_random(uint32_t below) {
@@ -39,7 +40,7 @@ uint32_t emu_random(uint32_t below) {
   return (uint32_t)((random_state >> 32) * below >> 32);
 }
 
-/* The null stream waits for earlier work of blocking streams, and they for its. */
+/* The null stream waits for earlier work of blocking streams, and they wait for its earlier work. */
 static bool legacy_allows(const struct CUstream_st *stream) {
   const emu_device *device = stream->device;
   if (stream != &device->legacy) {
@@ -59,8 +60,8 @@ static bool is_ready(const struct CUstream_st *stream) {
          (item->kind != ITEM_GRAPH || emu_replay_is_next(item->replay)) && legacy_allows(stream);
 }
 
-/* Runs the first item of a stream, or one node of it when it is a graph. After an error of the device nothing runs
- * any more, and every wait ends. */
+/* Runs the first item of a stream, or one node of it when it is a graph. After a sticky error nothing runs any more,
+ * and every wait ends. */
 static void run_first(struct CUstream_st *stream) {
   emu_item *item = stream->head;
   emu_device *device = stream->device;
@@ -109,7 +110,7 @@ void emu_queue_drain(struct CUstream_st *stream) {
 void emu_queue_seed(uint64_t seed) {
   pthread_mutex_lock(&emu_order);
   random_state = seed * 0x9E3779B97F4A7C15u + 0x2545F4914F6CDD1Du;
-  if (!random_state) /* a fixed point of the generator */
+  if (!random_state) /* zero is a fixed point of the generator */
     random_state = 1;
   pthread_mutex_unlock(&emu_order);
 }

@@ -1,4 +1,5 @@
-/* The adversarial mode's queues: deferred operations, run in a random order that streams and events allow. */
+/* The adversarial mode's queues: deferred operations that run in a random order within the constraints of streams
+ * and events. */
 #ifndef OCP_EMULATOR_WORK_QUEUE_H
 #define OCP_EMULATOR_WORK_QUEUE_H
 
@@ -11,11 +12,11 @@
  * but the first two are called with it. */
 extern pthread_mutex_t emu_order;
 
-/* Seeds the generator; runs all that is deferred. */
+/* Seeds the generator, after running all deferred operations. */
 void emu_queue_seed(uint64_t seed);
 void emu_queue_run_all(void);
 uint32_t emu_random(uint32_t below);
-/* Runs the first operation of a random stream that is ready; false: none is. */
+/* Runs the first operation of a random stream that is ready; false: no stream is ready. */
 bool emu_queue_run(void);
 void emu_queue_drain(CUstream stream);
 CUresult emu_queue_op(CUstream stream, const emu_op *op);

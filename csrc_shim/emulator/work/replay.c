@@ -10,7 +10,7 @@ struct emu_replay {
   struct CUgraphExec_st *exec;
   CUresult result;
   uint32_t done;
-  uint64_t number;        /* among the queued ones of the executable graph, from 1; 0: not queued */
+  uint64_t number;        /* number among the queued launches of the executable graph, from 1; 0: not queued */
   emu_snapshot *snapshot; /* of the graph when it was launched */
   bool ran[];
 };
@@ -58,7 +58,7 @@ emu_replay *emu_replay_make(CUgraphExec exec, CUstream stream) {
   return replay;
 }
 
-/* The next node in order, or any whose dependencies have run, picked by random. */
+/* Returns the next node in order, or a random one whose dependencies have run. */
 static uint32_t pick(const emu_replay *replay, uint32_t (*random)(uint32_t below)) {
   if (!random)
     return replay->done;

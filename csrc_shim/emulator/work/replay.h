@@ -11,8 +11,8 @@
 #include "emulator/clock.h"
 #include "emulator/work/graph.h"
 
-/* The work of all nodes. A launch keeps the snapshot of the time when it was enqueued: copy on write, a snapshot with
- * several users does not change. */
+/* The work of all nodes, copy-on-write: a launch keeps the snapshot that was current when it was enqueued, and a
+ * snapshot with several users does not change. */
 typedef struct emu_snapshot {
   atomic_int references;
   uint32_t count;
@@ -40,14 +40,14 @@ void emu_graph_exec_release(struct CUgraphExec_st *exec);
 
 /* ---- a launch ---- */
 typedef struct emu_replay emu_replay;
-/* A launch of the graph as it is now, by the calling thread; NULL: out of memory. */
+/* Makes a launch of the graph in its present state, by the calling thread; NULL: out of memory. */
 emu_replay *emu_replay_make(CUgraphExec exec, CUstream stream);
-/* Runs one node whose dependencies have run; in order, or as random picks. False: none is left, or one failed. */
+/* Runs one node whose dependencies have run, in order or chosen by `random`. False: no node is left, or one failed. */
 bool emu_replay_step(emu_replay *replay, const emu_clock *clock, uint32_t (*random)(uint32_t below));
-/* Runs all of it at once. An executable graph runs once at a time, in the order of its launches. */
+/* Runs the whole launch at once. An executable graph runs once at a time, in the order of its launches. */
 CUresult emu_replay_run(emu_replay *replay, const emu_clock *clock);
-/* For deferred launches, under emu_order: counts one that was queued; whether all earlier launches of the graph have
- * run. */
+/* For deferred launches, under emu_order. The first counts a launch that was queued; the second tells whether all
+ * earlier launches of the graph have run. */
 void emu_replay_queued(emu_replay *replay);
 bool emu_replay_is_next(const emu_replay *replay);
 CUresult emu_replay_result(const emu_replay *replay);

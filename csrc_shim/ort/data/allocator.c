@@ -39,8 +39,8 @@ int ocp_ort_memory_info(bool emulated, int ordinal, int kind, const OrtMemoryInf
 
 /* ---- OrtAllocator ---- */
 
-/* One object per memory and user; the device is opened by the first allocation, so that registering the library does
- * not make a CUDA context on every GPU. */
+/* One object per memory and user. The first allocation opens the device, so that registering the library does not
+ * create a CUDA context on every GPU. */
 typedef struct ort_allocator {
   OrtAllocator ort;
   const OrtMemoryInfo *info;
@@ -49,8 +49,8 @@ typedef struct ort_allocator {
   _Atomic(ocp_device *) device;
 } ort_allocator;
 
-/* An allocator cannot say why it gives nothing. The log does, and so does the first call of ours that meets the tensor.
- */
+/* The calling thread's latest failure. An allocator's interface has no way to report a reason. The log gets it, and
+ * the next call of ours that meets the tensor without memory reports it. */
 static pthread_key_t failure_key; /* an ocp_error: too large for a thread-local variable, see emulator/blocks/fiber.h */
 static bool has_failure_key;
 
@@ -75,7 +75,7 @@ const char *ocp_ort_why_no_memory(void) {
   return failure ? failure->text : "an allocation failed earlier, and ONNX Runtime's log says why";
 }
 
-/* What the calling thread allocates for. */
+/* The stream that the calling thread allocates for. */
 static _Thread_local ocp_stream *allocating_on;
 
 void ocp_ort_allocating_on(ocp_stream *stream) { allocating_on = stream; }
@@ -122,10 +122,10 @@ static void *allocator_reserve(OrtAllocator *this_, size_t size) {
 
 static void allocator_free(OrtAllocator *this_, void *address) {
   ort_allocator *allocator = (ort_allocator *)(void *)this_;
-  /* ORT frees what one allocator object gave through another one of the same memory. */
+  /* ORT may free memory through another allocator object of the same memory. */
   ocp_error ignored;
   ocp_device *device = open_device(allocator, &ignored);
-  /* Without a stream: ORT frees when the last user is enqueued, and does not say on which streams. */
+  /* No stream is known: ORT frees when the last user is enqueued, and does not say on which streams. */
   if (device && !ocp_pool_free(device, allocator->memory, (uint64_t)(uintptr_t)address, NULL))
     ocp_log(ORT_LOGGING_LEVEL_ERROR, "an address that this allocator did not hand out, or that was freed before",
             "Free");
@@ -139,7 +139,7 @@ static OrtStatus *allocator_get_stats(const OrtAllocator *this_, OrtKeyValuePair
   const ort_allocator *allocator = (const ort_allocator *)(const void *)this_;
   ocp_memory_stats stats = {.limit = INT64_MAX};
   *out = NULL;
-  if (atomic_load(&ocp_forked)) /* where other threads' locks stay locked */
+  if (atomic_load(&ocp_forked)) /* locks of other threads stay locked in a forked child */
     return ocp_api->CreateStatus(ORT_RUNTIME_EXCEPTION, OCP_FORKED_TEXT);
   ocp_device *device = ocp_device_find(allocator->emulated, allocator->ordinal);
   if (device)
@@ -191,7 +191,7 @@ static int configure(const ort_allocator *allocator, const OrtKeyValuePairs *opt
     if (strncmp(keys[i], prefix, prefix_bytes) != 0)
       continue;
     if (prefix_bytes && strncmp(keys[i] + prefix_bytes, "arena.", 6) != 0)
-      continue; /* the provider's */
+      continue; /* an option of the provider */
     ours[num_ours] = keys[i] + prefix_bytes;
     our_values[num_ours++] = values[i];
   }
@@ -203,8 +203,8 @@ static int configure(const ort_allocator *allocator, const OrtKeyValuePairs *opt
   return error->code;
 }
 
-/* The options that come with the request, else those of the environment, "ep_factory.<name>.arena.", which ONNX Runtime
- * does not hand over itself. */
+/* Applies the options that come with the request, else those of the environment, "ep_factory.<name>.arena.", which
+ * ONNX Runtime does not pass on itself. */
 static int use_options(const ort_allocator *allocator, const OrtEpFactory *factory, const OrtKeyValuePairs *options,
                        ocp_error *error) {
   char prefix[64];
@@ -241,9 +241,9 @@ static int fill(ort_allocator *allocator, const OrtMemoryInfo *memory_info, ocp_
       .Info = allocator_info,
       .Reserve = allocator_reserve,
       .GetStats = allocator_get_stats,
-      /* AllocOnStream stays null: where it gives nothing ONNX Runtime says "Allocation failed." and no more, while of
-       * what Alloc gives it makes a tensor, also of nothing, whose first use is a call of ours, which can say why. The
-       * stream comes by ocp_ort_allocating_on. */
+      /* AllocOnStream stays NULL. If it failed, ONNX Runtime would only say "Allocation failed."; when Alloc returns
+       * NULL, it makes a tensor all the same, and our first call that uses the tensor reports the reason.
+       * ocp_ort_allocating_on passes the stream. */
       .Shrink = read_only ? NULL : allocator_shrink,
   };
   const int kind = pinned ? OCP_INFO_PINNED : read_only ? OCP_INFO_READ_ONLY : OCP_INFO_DEVICE;
@@ -271,7 +271,7 @@ void ocp_ort_release_allocator(OrtEpFactory *factory, OrtAllocator *released) {
   ort_allocator *allocator = (ort_allocator *)(void *)released;
   if (!allocator)
     return;
-  /* ORT holds one for each memory from registering to unregistering. */
+  /* ORT holds one allocator per memory while the library is registered. */
   if (ocp_arena_release(allocator->emulated, allocator->ordinal, allocator->memory)) {
     ocp_device *device = ocp_device_find(allocator->emulated, allocator->ordinal);
     if (device)

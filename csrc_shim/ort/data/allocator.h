@@ -12,17 +12,17 @@ enum { OCP_INFO_DEVICE = 0, OCP_INFO_PINNED = 1, OCP_INFO_READ_ONLY = 2, OCP_NUM
 int ocp_ort_memory_info(bool emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error);
 
 /* ---- slots of OrtEpFactory ---- */
-/* Options: "arena.<key>". All allocators of one memory share its arena; the arena takes the first options that
- * are given, and if later ones differ, a warning names the keys. One of type OrtReadOnlyAllocator bypasses the arena.
- */
+/* Options: "arena.<key>". All allocators of one memory share its arena. The arena takes the first options that are
+ * given; if later ones differ, a warning names the keys. An allocator of type OrtReadOnlyAllocator bypasses the
+ * arena. */
 OrtStatus *ocp_ort_create_allocator(OrtEpFactory *factory, const OrtMemoryInfo *memory_info,
                                     const OrtKeyValuePairs *options, OrtAllocator **out);
 void ocp_ort_release_allocator(OrtEpFactory *factory, OrtAllocator *allocator);
 
 /* ---- for the other ORT views ---- */
-/* Why a tensor has no memory: why the calling thread's latest failed allocation through ORT's allocators failed. */
+/* Why a tensor has no memory: the reason of the calling thread's latest failed allocation through ORT's allocators. */
 const char *ocp_ort_why_no_memory(void);
-/* What ORT's allocators give on this thread is for work on the stream, or for all work if it is NULL. */
+/* Memory that ORT's allocators return on this thread is for work on the stream, or for any work if it is NULL. */
 void ocp_ort_allocating_on(ocp_stream *stream);
 
 #endif

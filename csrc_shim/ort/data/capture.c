@@ -14,50 +14,50 @@
 #include "driver/activity.h"
 #include "driver/driver.h"
 
-/* One annotation id on one thread. */
+/* The state of one annotation id on one thread. */
 typedef struct captured {
   struct captured *next;
   int id;
   uint32_t warm_runs;
-  unsigned computations; /* of the latest Run */
+  unsigned computations; /* computations in the latest Run */
   CUgraphExec exec;      /* NULL: not captured yet */
   ocp_graph_sources sources;
-  ocp_run_memory memory; /* of the last warm Run, and of the captured one, which finds what it needs there */
+  ocp_run_memory memory; /* of the last warm Run, then of the captured one, which reuses it */
 } captured;
 
-/* What one thread has of one EP. */
+/* The state of one thread for one EP. */
 struct ocp_capture_thread {
   ocp_capture *owner;
   ocp_capture_thread *next_of_owner, *next_of_thread;
-  ocp_capture_thread **list; /* the thread's */
+  ocp_capture_thread **list; /* the thread's list, which this is in */
   ocp_stream *stream;
-  pthread_mutex_t lock; /* guards the list of ids and what they have, except for the Run that is being captured */
+  pthread_mutex_t lock; /* guards the list of ids and their state, except for the Run that is being captured */
   captured *ids;
-  captured *active;        /* whose Run is tracked */
-  bool captures;           /* it */
-  bool has_turn;           /* on the stream, from the start of a Run to its end */
-  unsigned computations;   /* of the latest Run, by the thread itself */
-  ocp_preserved preserved; /* of a warm Run, which ONNX Runtime repeats */
+  captured *active;        /* the id whose Run is tracked */
+  bool captures;           /* true: that Run is captured */
+  bool has_turn;           /* holds a turn on the stream, from the start of a Run to its end */
+  unsigned computations;   /* computations in the latest Run; accessed by the thread only */
+  ocp_preserved preserved; /* data that a warm Run overwrote, restored because ONNX Runtime repeats the Run */
   atomic_bool failed;
 };
 
 struct ocp_capture {
   ocp_device *device;
-  ocp_stream *stream; /* of all threads; NULL: each has one */
+  ocp_stream *stream; /* shared by all threads; NULL: each has one */
   uint32_t warm_runs;
   ocp_capture_thread *threads;
 };
 
-/* Guards which threads have what of which EP. */
+/* Guards the links between threads and EPs. */
 static pthread_mutex_t links = PTHREAD_MUTEX_INITIALIZER;
-static pthread_key_t thread_key; /* the list of the thread's */
+static pthread_key_t thread_key; /* the calling thread's list */
 static bool has_thread_key;
-/* The capture state of the Run that the calling thread is in. */
+/* The capture state of the calling thread's current Run. */
 static _Thread_local ocp_capture_thread *running;
 
 /* ---- graphs ---- */
 
-/* Back to cold. */
+/* Destroys the graph; the id is cold again. */
 static void drop_graph(ocp_device *device, captured *entry) {
   OCP_STAY stay = ocp_device_enter_to_release(device);
   if (stay.entered && entry->exec)
@@ -79,7 +79,7 @@ static captured *find_id(const ocp_capture_thread *thread, int id) {
 
 /* ---- threads ---- */
 
-/* Also that of a Run which ORT gave up without ending it. */
+/* Ends the turn, also of a Run that ORT abandoned. */
 static void end_turn(ocp_capture_thread *thread) {
   if (thread->has_turn)
     ocp_stream_end_turn(thread->stream);
@@ -94,8 +94,8 @@ static void take_turn(ocp_capture_thread *thread, bool alone) {
 
 static void abandon_run(ocp_capture_thread *thread, ocp_device *device);
 
-/* Unlinked from its owner, which may be gone, and from its thread. Not under the lock of the links, since a capture on
- * the stream may need that to end. */
+/* Frees the state, which is unlinked from its EP (which may be gone) and its thread. Called without the lock of the
+ * links, since ending a capture on the stream may need it. */
 static void destroy_thread(ocp_capture_thread *thread, ocp_device *device) {
   ocp_error ignored;
   abandon_run(thread, device);
@@ -119,7 +119,7 @@ static void unlink_from_owner(ocp_capture_thread *thread) {
   *link = thread->next_of_owner;
 }
 
-/* A thread that had graphs ends. */
+/* Called when a thread that had graphs ends. */
 static void thread_ends(void *list) {
   ocp_capture_thread **head = list;
   while (!ocp_is_shutting_down() && !atomic_load(&ocp_forked)) {
@@ -140,19 +140,19 @@ static void thread_ends(void *list) {
 
 static void make_key(void) { has_thread_key = pthread_key_create(&thread_key, thread_ends) == 0; }
 
-/* The list of the calling thread's; NULL where it has none yet. */
+/* The calling thread's list; NULL if it has none yet. */
 static ocp_capture_thread **thread_list(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, make_key);
   return has_thread_key ? pthread_getspecific(thread_key) : NULL;
 }
 
-/* What the calling thread has of the EP, or NULL. */
+/* The calling thread's state for the EP, or NULL. */
 static ocp_capture_thread *find_thread(const ocp_capture *capture) {
   ocp_capture_thread **list = thread_list();
   if (!list)
     return NULL;
-  pthread_mutex_lock(&links); /* an EP that goes takes its entries out of the lists of all threads */
+  pthread_mutex_lock(&links); /* an EP that is destroyed removes its entries from the lists of all threads */
   ocp_capture_thread *thread = *list;
   while (thread && thread->owner != capture)
     thread = thread->next_of_thread;
@@ -241,7 +241,7 @@ void ocp_capture_computed(ocp_stream *stream, bool succeeded) {
     if (!succeeded)
       atomic_store(&running->failed, true);
   } else if (!succeeded && atomic_load_explicit(&stream->capturing, memory_order_relaxed)) {
-    /* ORT also runs nodes on other threads if the session asks for that. */
+    /* ORT also runs nodes on other threads if the session asks for it. */
     atomic_store(&stream->capture_failed, true);
   }
 }
@@ -267,7 +267,7 @@ static void deactivate(ocp_capture_thread *thread) {
   thread->captures = false;
 }
 
-/* The thread's entry for an annotation id, made where there is none yet; NULL: out of memory. */
+/* Finds or adds the thread's entry for an annotation id; NULL: out of memory. */
 static captured *entry_of(ocp_capture_thread *thread, int id) {
   captured *entry = find_id(thread, id);
   if (entry || !(entry = calloc(1, sizeof *entry)))
@@ -277,7 +277,7 @@ static captured *entry_of(ocp_capture_thread *thread, int id) {
   return thread->ids = entry;
 }
 
-/* Forgets a Run that ORT never ended, as where an exception left it. */
+/* Forgets a Run that ORT never ended, for example because of an exception. */
 static void abandon_run(ocp_capture_thread *thread, ocp_device *device) {
   captured *entry = thread->active;
   ocp_preserve_drop(&thread->preserved);
@@ -299,8 +299,8 @@ static bool is_warm(const ocp_capture_thread *thread, const captured *entry) {
   return entry && !entry->exec && entry->warm_runs >= thread->owner->warm_runs;
 }
 
-/* Begins the capture of a warm Run, and watches the one before it. Under the thread's lock, so that no other thread
- * releases the entry meanwhile. */
+/* Begins the capture of a warm Run, or watches the Run before it. Called under the thread's lock, so that no other
+ * thread releases the entry meanwhile. */
 static int track_run(ocp_capture_thread *thread, int id, ocp_error *error) {
   ocp_device *device = thread->owner->device;
   captured *entry = entry_of(thread, id);
@@ -356,7 +356,7 @@ int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error) {
     take_turn(thread, false);
   else if (code == ORT_OK)
     code = begin_run(thread, id, error);
-  if (code != ORT_OK) { /* ORT ends no Run that did not start */
+  if (code != ORT_OK) { /* ORT does not end a Run that did not start */
     running = NULL;
     end_turn(thread);
   }
@@ -382,7 +382,7 @@ static int launch(ocp_capture_thread *thread, captured *entry, ocp_error *error)
   " (what a Run does that CUDA cannot capture is in the errors before this one; with gpu_graph_id=-1 it runs without " \
   "capture)"
 
-/* A line for each capture, which happens once for each id and thread. */
+/* Logs one line per capture; there is one for each id and thread. */
 static void report_capture(const captured *entry, size_t num_nodes) {
   size_t bytes = 0;
   char text[200];
@@ -394,7 +394,7 @@ static void report_capture(const captured *entry, size_t num_nodes) {
   ocp_log(ORT_LOGGING_LEVEL_INFO, text, OCP_EP_NAME);
 }
 
-/* Ends the capture of a Run with its graph, or with the error; under the thread's lock. */
+/* Ends the capture of a Run and stores its graph, or returns the error; called under the thread's lock. */
 static int take_graph(ocp_capture_thread *thread, captured *entry, ocp_error *error) {
   ocp_device *device = thread->owner->device;
   CUgraph graph = NULL;
@@ -433,7 +433,7 @@ static int take_graph(ocp_capture_thread *thread, captured *entry, ocp_error *er
   return ORT_OK;
 }
 
-/* A captured Run has done nothing yet: its graph does. */
+/* The captured Run has executed nothing yet: launches its graph. */
 static int end_capture(ocp_capture_thread *thread, captured *entry, ocp_error *error) {
   pthread_mutex_lock(&thread->lock); /* no other thread releases the graph meanwhile */
   if (take_graph(thread, entry, error) == ORT_OK)
@@ -462,7 +462,7 @@ int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_erro
   running = NULL;
   int code = ORT_OK;
   if (entry && thread->captures) {
-    OCP_STAY stay = ocp_device_enter_to_release(capture->device); /* a capture has to end on a lost device, too */
+    OCP_STAY stay = ocp_device_enter_to_release(capture->device); /* a capture must be ended on a lost device, too */
     code = end_capture(thread, entry, error);
   } else if (id != OCP_NO_CAPTURE) {
     pthread_mutex_lock(&thread->lock);
@@ -511,7 +511,7 @@ int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error) {
   return code;
 }
 
-/* What the thread has of the id, but for that of a Run that is being tracked. Under the thread's lock. */
+/* Releases the thread's state for the id, except for a Run that is being tracked. Called under the thread's lock. */
 static void release_id(ocp_capture_thread *thread, int id) {
   captured **link = &thread->ids;
   while (*link && (*link)->id != id)

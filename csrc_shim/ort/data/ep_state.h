@@ -8,10 +8,10 @@
 
 typedef struct ocp_ep {
   OrtEp ort;            /* first member: ORT's view */
-  void *newer_slots[4]; /* of OrtEp; NULL: what ORT does by default */
+  void *newer_slots[4]; /* slots of OrtEp that are newer than this struct; NULL: ORT's default */
   ocp_ep_config config;
-  ocp_identity identity; /* of the factory */
-  ocp_capture *capture;  /* NULL: ORT captures nothing */
+  ocp_identity identity; /* the factory's */
+  ocp_capture *capture;  /* NULL: captures are off */
 } ocp_ep;
 
 static inline const ocp_ep_config *ocp_ep_config_of(const OrtEp *ep) { return &((const ocp_ep *)ep)->config; }

@@ -22,7 +22,7 @@ static OrtStatus *failure(OrtErrorCode code, const char *text) { return ocp_api-
 
 /* ---- copies ---- */
 
-/* The graph would be replayed without the copy, so there is to be none. */
+/* The graph would be replayed without the copy: fail. */
 static int refuse_in_capture(ocp_stream *stream, ocp_error *error) {
   ocp_capture_computed(stream, false);
   return ocp_fail(error, ORT_NOT_IMPLEMENTED,
@@ -55,8 +55,9 @@ static int enqueue_copy(ocp_stream *stream, void *dst, bool dst_on_device, const
   return result == CUDA_SUCCESS ? ORT_OK : ocp_device_fail(stream->device, result, what, error);
 }
 
-/* Without a stream nothing says which work the copy comes after. ORT copies so what it copied on a stream before: an
- * input of the model that is fetched, a value of the application after a Run that was not waited for. */
+/* Waits for work whose results the caller can have, since without a stream nothing says which work the copy comes
+ * after. ORT copies without a stream what was computed on one: an input of the model that is fetched, a value of the
+ * application after an asynchronous Run. */
 static int settle(ocp_device *device, ocp_device *other, ocp_error *error) {
   if (ocp_run_memory_is_captured())
     return refuse_in_capture(NULL, error);
@@ -108,7 +109,7 @@ ocp_device *ocp_ort_copying_device(const OrtValue *src, const OrtValue *dst, ocp
   return NULL;
 }
 
-/* Ours whose memory the tensor is in, or NULL. */
+/* Finds our device that holds the tensor's memory, or NULL. */
 static ocp_device *device_of(const OrtValue *tensor) {
   const ocp_place where = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(tensor));
   return is_ours(where) ? ocp_device_find(where.emulated, where.ordinal) : NULL;
@@ -134,8 +135,9 @@ int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, 
   bool from_device = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(src)).kind == OCP_PLACE_DEVICE;
   bool to_device = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(dst)).kind == OCP_PLACE_DEVICE;
   if (stream && stream->device != device)
-    stream = NULL; /* it orders nothing there */
-  /* What a Run that is repeated copies to the device is its own: a value of the CPU provider. */
+    stream = NULL; /* the stream orders nothing on the other device */
+  /* In a Run that is repeated, host data copied to the device is new in each repetition: a value of the CPU
+   * provider. */
   if (to_device && ocp_preserve_is_wanted(device) &&
       ocp_preserve_writes((uint64_t)(uintptr_t)dst_data, dst_bytes, /*kept=*/false, stream, error) != ORT_OK)
     return error->code;

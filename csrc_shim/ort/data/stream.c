@@ -17,8 +17,8 @@
 
 typedef struct notification {
   OrtSyncNotificationImpl ort;
-  ocp_stream *producer;           /* shared: a host may release it first */
-  uint64_t producer_id, position; /* the producer's end when activated */
+  ocp_stream *producer;           /* reference counted: a host may release it first */
+  uint64_t producer_id, position; /* the producer and its position when the event was recorded */
   CUevent event;
   bool activated;
 } notification;
@@ -71,7 +71,7 @@ static OrtStatus *notification_wait_on_device(OrtSyncNotificationImpl *this_ptr,
   ocp_device *device = self->producer->device;
   ocp_stream *consumer = ocp_ort_stream(consumer_stream);
   ocp_error error = {0};
-  /* A stream of another EP, or of another driver, knows nothing of our events. */
+  /* Streams of other EPs and drivers cannot wait for our events. */
   if (!consumer || consumer->device->driver != device->driver) {
     wait_on_host(self, &error);
     return ocp_status(&error);
@@ -90,7 +90,7 @@ static OrtStatus *notification_wait_on_device(OrtSyncNotificationImpl *this_ptr,
 
 /* ---- OrtSyncStreamImpl ---- */
 
-/* In the stream's slot: one for all sharers of the stream; it ends with the stream. */
+/* The view in the stream's slot: shared by all users of the stream; freed with the stream. */
 typedef struct stream_view {
   OrtSyncStreamImpl ort; /* first member: ORT's view */
   ocp_stream *stream;
@@ -134,17 +134,17 @@ static OrtStatus *stream_create_notification(OrtSyncStreamImpl *this_ptr, OrtSyn
 static OrtStatus *stream_wait(OrtSyncStreamImpl *this_ptr) {
   ocp_stream *stream = stream_of(this_ptr);
   ocp_error error;
-  const bool forked = atomic_load_explicit(&ocp_forked, memory_order_relaxed); /* synchronize says so */
+  const bool forked = atomic_load_explicit(&ocp_forked, memory_order_relaxed); /* synchronize reports this */
   if (!forked && (ocp_stream_is_idle(stream) || !ocp_stream_try_turn(stream)))
-    return NULL; /* or it is being captured; the end of the capture waits */
+    return NULL; /* or it is being captured; then the end of the capture waits */
   const int code = ocp_stream_synchronize(stream, &error);
   if (!forked)
     ocp_stream_end_turn(stream);
   return code == ORT_OK ? NULL : ocp_status(&error);
 }
 
-/* At the end of a Run ORT calls this and then Flush. The host waits here already: an error of this one reaches the
- * user, one of Flush only the log. */
+/* ORT calls this at the end of a Run, and then Flush. The host waits here already, because an error of this function
+ * reaches the user, while an error of Flush only reaches the log. */
 static OrtStatus *stream_run_ends(OrtSyncStreamImpl *this_ptr) {
   OrtStatus *status = stream_wait(this_ptr);
   if (!status)

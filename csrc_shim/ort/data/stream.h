@@ -15,23 +15,24 @@ OrtStatus *ocp_ort_create_sync_stream(OrtEpFactory *factory, const OrtMemoryDevi
 OrtStatus *ocp_ort_synchronize_device(ocp_device *device);
 
 /* ---- for the other ORT views ---- */
-/* ORT's view of the stream: releasing it releases a reference that the caller has. NULL with the error. */
+/* Makes ORT's view of the stream; releasing the view releases a reference that the caller holds. NULL with the
+ * error. */
 OrtSyncStreamImpl *ocp_ort_stream_view(ocp_stream *stream, ocp_error *error);
 /* The ocp_stream behind ORT's stream, or NULL when it is NULL or not ours. */
 ocp_stream *ocp_ort_stream(OrtSyncStream *stream);
-/* The stream that a kernel is to enqueue on, or NULL when ORT runs it without one: then a borrowed stream serves, and
- * the kernel waits for it. */
+/* The stream that a kernel must enqueue on, or NULL when ORT runs the kernel without one: then use a borrowed stream
+ * and wait for it. */
 int ocp_ort_stream_of_context(const OrtKernelContext *context, const ocp_device *device, ocp_stream **out,
                               ocp_error *error);
 
-/* Around work that ORT may give no stream for. Such work goes to a borrowed one, after all that the calling thread can
- * have heard of, and its end waits for it. */
+/* Brackets work for which ORT may give no stream. Such work goes to a borrowed stream, after all work whose results
+ * the calling thread can have, and the end waits for it. */
 typedef struct ocp_work {
-  ocp_stream *stream; /* NULL before the begin: there is none */
+  ocp_stream *stream; /* NULL: ocp_ort_begin_work has failed or was not called */
   bool borrowed;
 } ocp_work;
 int ocp_ort_begin_work(ocp_work *work, ocp_device *device, ocp_error *error);
-/* Keeps an earlier error. */
+/* Keeps an error that `error` holds already. */
 void ocp_ort_end_work(const ocp_work *work, ocp_error *error);
 
 #endif

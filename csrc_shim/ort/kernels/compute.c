@@ -18,21 +18,21 @@
 
 enum { INPUTS_ON_STACK = 32, LABEL_BYTES = 256 };
 
-/* What a call of ORT runs. */
+/* What an ORT call executes: a cluster or a loop. */
 typedef struct target {
   ocp_cluster *cluster;
-  const ocp_repeat *repeat; /* in place of a cluster */
+  const ocp_repeat *repeat; /* used instead of a cluster */
   ocp_device *device;
-  uint32_t num_inputs;                  /* of the cluster */
-  const OrtMemoryDevice *device_memory; /* of our device: where inputs normally are */
-  const uint32_t *inputs, *outputs;     /* their positions at ORT's node; NULL: as they are counted here */
-  const char *const *names;             /* of the inputs; NULL where ORT's errors name the node */
+  uint32_t num_inputs;                  /* the cluster's */
+  const OrtMemoryDevice *device_memory; /* memory of our device, where inputs normally are */
+  const uint32_t *inputs, *outputs;     /* their positions at ORT's node; NULL: the same as the cluster's */
+  const char *const *names;             /* of the inputs; NULL: ORT's errors name the node */
 } target;
 
 typedef struct compute_info {
   OrtNodeComputeInfo ort;
   target target;
-  const char *names[]; /* and behind them their texts */
+  const char *names[]; /* followed by their texts */
 } compute_info;
 
 typedef struct node_kernel {
@@ -43,7 +43,7 @@ typedef struct node_kernel {
   uint32_t positions[]; /* inputs, outputs and constants, one after the other */
 } node_kernel;
 
-/* Where the cluster's outputs go. */
+/* Receives the cluster's outputs. */
 typedef struct output_context {
   OrtKernelContext *ort;
   const uint32_t *positions;
@@ -127,7 +127,7 @@ static int allocate_output(void *context, uint32_t number, const int64_t *dims, 
     status = ocp_api->GetTensorMutableData(value, data);
   if (status)
     return ocp_fail_status(error, status);
-  /* ORT makes a tensor of what its allocator gave, also of nothing. */
+  /* ORT makes a tensor even if its allocator returned NULL. */
   return *data || !value || is_empty(dims, rank)
              ? ORT_OK
              : ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%s", ocp_ort_why_no_memory());
@@ -169,7 +169,7 @@ static int run(const target *self, OrtKernelContext *context, ocp_input *inputs,
 static OrtStatus *compute(const target *self, OrtKernelContext *context) {
   ocp_input on_stack[INPUTS_ON_STACK], *inputs = on_stack;
   ocp_error error;
-  error.code = ORT_OK; /* without clearing the text */
+  error.code = ORT_OK; /* the text may stay */
   if (self->num_inputs > INPUTS_ON_STACK && !(inputs = malloc(self->num_inputs * sizeof *inputs)))
     ocp_fail(&error, ORT_FAIL, "out of host memory");
   else
@@ -194,7 +194,7 @@ static int make_target(target *out, ocp_cluster *cluster, ocp_device *device, ui
 
 static OrtStatus *create_state(OrtNodeComputeInfo *this_ptr, OrtNodeComputeContext *context, void **state) {
   (void)context;
-  *state = this_ptr; /* Runs share it; what one Run needs is on its stack */
+  *state = this_ptr; /* Runs share it; the state of a Run is on its stack */
   return NULL;
 }
 
@@ -257,7 +257,7 @@ static OrtStatus *compute_kernel(OrtKernelImpl *this_ptr, OrtKernelContext *cont
 
 static void release_kernel(OrtKernelImpl *this_ptr) { free(this_ptr); }
 
-/* The cluster has the contents of constants in a store that all sessions share: ORT need not keep its own. */
+/* The weight store, shared by all sessions, has the contents of constants: ORT need not keep its own. */
 static OrtStatus *prepack_weight(OrtKernelImpl *this_ptr, const OrtValue *tensor, int input_index,
                                  OrtAllocator *allocator, OrtSharedPrePackedWeightCache *cache, bool *is_packed) {
   const node_kernel *self = (const node_kernel *)(const void *)this_ptr;

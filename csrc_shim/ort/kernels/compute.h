@@ -23,11 +23,12 @@ void ocp_compute_info_release(OrtNodeComputeInfo *info);
 
 /* The kernel of one node, for ORT to release; the cluster stays the caller's, and must live until then. */
 OrtKernelImpl *ocp_node_kernel_create(const ocp_node_kernel_spec *spec, ocp_error *error);
-/* A tensor as an input of a cluster; index and name, which may be NULL, are for messages. `device_memory`: of the
+/* Makes an input of a cluster from a tensor. The index and name (or NULL) are for messages. `device_memory`: of the
  * cluster's device. */
 int ocp_ort_input_of(const OrtValue *value, uint32_t index, const char *name, const OrtMemoryDevice *device_memory,
                      ocp_input *input, ocp_error *error);
-/* ocp_cluster_run on a stream of the Run, or without one where ORT gave none. The error is clear before. */
+/* ocp_cluster_run on the Run's stream, or without a stream if ORT gave none. The error must be clear before the
+ * call. */
 int ocp_ort_run_cluster(ocp_cluster *cluster, ocp_device *device, ocp_stream *stream, const ocp_input *inputs,
                         uint32_t num_inputs, ocp_output_fn output, void *output_context, ocp_error *error);
 

@@ -1,8 +1,8 @@
-/* Kernels of If, Loop and Scan. ORT's own code runs the bodies and counts; it asks a device for two things only: to put
- * what the iterations of a Loop gave one behind the other, and to move the axis along which a Scan runs.
+/* Kernels of If, Loop and Scan. ORT runs the bodies and counts the iterations. It asks a device for two operations
+ * only: concatenating the outputs of a Loop's iterations, and transposing the axis that a Scan runs along.
  *
  * ORT wants the condition of an If, the trip count of a Loop and its condition in host memory. The condition that a
- * Loop's body gives comes back once in each iteration, by one copy. What the iterations hand on stays where it is. */
+ * Loop's body returns is copied to the host once per iteration. Loop-carried tensors stay on the device. */
 #include "ort/kernels/control_flow.h"
 
 #include <limits.h>
@@ -56,12 +56,12 @@ static OrtStatus *loop_concat(OrtLoopKernelHelper *this_ptr, void *stream_handle
 
 /* ---- Scan ---- */
 
-/* A transposition of blocks of axes that stay together, with the cluster that does it. */
+/* A transposition of groups of adjacent axes, and the cluster that executes it. */
 typedef struct transposition {
   struct transposition *next;
   uint32_t rank, dtype; /* an unsigned integer of the elements' size */
   uint32_t permutation[OCP_MAX_RANK];
-  ocp_cluster *cluster; /* of Python's EP */
+  ocp_cluster *cluster; /* handle of Python's EP */
 } transposition;
 
 typedef struct scan_helper {
@@ -70,7 +70,7 @@ typedef struct scan_helper {
   const OrtMemoryDevice *device_memory;
   int64_t ep;
   pthread_mutex_t lock;
-  transposition *known; /* those that a Run has asked for */
+  transposition *known; /* transpositions of earlier Runs */
 } scan_helper;
 
 static void scan_release(OrtScanKernelHelper *this_ptr) {
@@ -84,10 +84,10 @@ static void scan_release(OrtScanKernelHelper *this_ptr) {
   free(self);
 }
 
-/* Fills in what the permutation means for blocks, and their sizes. */
+/* Merges axes that stay adjacent under the permutation, and computes the sizes of the merged axes. */
 static int find_blocks(const size_t *permutation, size_t rank, const int64_t *dims, transposition *wanted,
                        int64_t sizes[OCP_MAX_RANK], ocp_error *error) {
-  uint32_t block_of[OCP_MAX_RANK] = {0}, count = 0; /* block_of: 0 but for the first axis of a block */
+  uint32_t block_of[OCP_MAX_RANK] = {0}, count = 0; /* block_of: nonzero for the first axis of a block only */
   if (rank > OCP_MAX_RANK)
     return ocp_fail(error, ORT_NOT_IMPLEMENTED, "Scan of a tensor of rank %zu; at most %d is possible", rank,
                     OCP_MAX_RANK);
@@ -124,13 +124,13 @@ static ocp_cluster *cluster_for(scan_helper *self, const transposition *wanted, 
   pthread_mutex_unlock(&self->lock);
   if (cluster)
     return cluster;
-  /* Without the lock: this waits for the GIL, whose holder may wait for the lock. */
+  /* Called without the lock: this waits for the GIL, whose holder may wait for the lock. */
   const ocp_python *python = ocp_python_call(error);
   if (!python ||
       python->transposition(self->ep, wanted->permutation, wanted->rank, wanted->dtype, &cluster, error) != ORT_OK)
     return NULL;
   transposition *made = malloc(sizeof *made);
-  if (made) { /* else the next Run asks again */
+  if (made) { /* otherwise the next Run asks again */
     *made = *wanted;
     made->cluster = cluster;
     pthread_mutex_lock(&self->lock);
@@ -233,8 +233,8 @@ static OrtStatus *create_scan(void *state, const OrtKernelInfo *info, OrtKernelI
   return status;
 }
 
-/* Element types of whole bytes: ORT joins the results of iterations byte by byte. Those of 8-bit floats are in ONNX
- * since opset 19. Strings, sequences and optional values do not live on a device. */
+/* Element types of whole bytes: ORT concatenates the results of iterations byte by byte. Those of 8-bit floats are
+ * in ONNX since opset 19. Strings, sequences and optional values do not live on a device. */
 static const ONNXTensorElementDataType element_types[] = {
     ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,          ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8,
     ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8,           ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT16,
@@ -256,7 +256,7 @@ typedef struct operator_kernels {
   const char *name;
   OrtKernelCreateFunc create;
   bool has_trip_count, has_condition; /* inputs in host memory */
-  int starts[MAX_VERSIONS];           /* the opsets with a definition of it, in order */
+  int starts[MAX_VERSIONS];           /* the opsets that define the operator, in order */
 } operator_kernels;
 
 static const operator_kernels operators[] = {

@@ -4,8 +4,7 @@
 
 #include "base/host.h"
 
-/* Adds If, Loop and Scan for every opset that has them, except Scan of opset 8, for which ORT has no kernel to offer.
- */
+/* Adds If, Loop and Scan for every opset that defines them, except Scan of opset 8, for which ORT offers no kernel. */
 OrtStatus *ocp_ort_add_control_flow(OrtKernelRegistry *registry, ocp_identity identity);
 
 #endif

@@ -8,11 +8,11 @@
 
 typedef struct custom_op {
   OrtCustomOp ort; /* first member: ORT's view */
-  int64_t handle;  /* Python's */
+  int64_t handle;  /* Python's handle */
   char *name;
   int since;
   uint32_t num_inputs, num_outputs;
-  struct custom_op *earlier; /* of `known`: nothing else refers to one that no session uses */
+  struct custom_op *earlier; /* next entry of `known`: nothing else refers to an operator that no session uses */
   ocp_custom_port ports[];   /* inputs, then outputs */
 } custom_op;
 
@@ -89,7 +89,7 @@ static OrtStatus *infer_shapes(const OrtCustomOp *op, OrtShapeInferContext *cont
     python->infer_custom_op(self(op)->handle, context);
     ocp_python_returned();
   }
-  return NULL; /* ORT releases no status of this function; an unknown shape is no error */
+  return NULL; /* ORT releases no status of this function; an unknown shape is not an error */
 }
 
 const OrtCustomOp *ocp_custom_op_create(const ocp_custom_op_spec *spec, ocp_error *error) {

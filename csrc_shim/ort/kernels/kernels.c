@@ -89,7 +89,7 @@ static OrtStatus *fill(OrtKernelRegistry *registry, ocp_identity identity) {
       continue; /* strings live in host memory only */
     OrtStatus *status = ocp_ep_api->GetTensorDataType((ONNXTensorElementDataType)type, &types[num_types]);
     if (status)
-      ocp_api->ReleaseStatus(status); /* a type that this ORT does not have yet, or not as tensors */
+      ocp_api->ReleaseStatus(status); /* this ORT does not know the type, or not as a tensor's element */
     else
       num_types++;
   }

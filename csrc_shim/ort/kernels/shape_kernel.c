@@ -52,7 +52,7 @@ static int64_t attribute(const OrtKernelInfo *info, const char *name, int64_t ot
   OrtStatus *status = ocp_api->KernelInfoGetAttribute_int64(info, name, &value);
   if (!status)
     return value;
-  ocp_api->ReleaseStatus(status); /* the node does not have it */
+  ocp_api->ReleaseStatus(status); /* the node lacks the attribute */
   return otherwise;
 }
 

@@ -1,5 +1,5 @@
-/* ORT writes names and arguments into its file as they are, between quotes; an argument that begins with [ or { without
- * them. So all text is escaped here, and lists are JSON. */
+/* Builds the events. ORT writes names and arguments into its file unescaped, in quotes unless the argument begins
+ * with [ or {. So text is escaped here, and lists are JSON. */
 #include "ort/profile/profile_event.h"
 
 #include <stdio.h>
@@ -143,8 +143,8 @@ static void add_triple(event *e, const char *key, const uint32_t *numbers) {
   add(t, "]");
 }
 
-/* The sizes of a launch as ORT's own profiler of CUDA writes them, for tools that read its files; -1 for what is not a
- * kernel. */
+/* Adds the sizes of a launch in the form of ORT's CUDA profiler, for tools that read its files; -1 unless the
+ * activity is a kernel. */
 static void add_sizes(event *e, const ocp_activity *activity) {
   static const char *const keys[] = {"grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"};
   for (int i = 0; i < 6; i++) {
@@ -156,7 +156,7 @@ static void add_sizes(event *e, const ocp_activity *activity) {
   }
 }
 
-/* An item of a JSON list of strings that is still open. */
+/* Appends an item to an open JSON list of strings. */
 static void add_item(text *t, const char *item, size_t count) {
   add(t, t->count ? ", \"" : "[\"");
   add_escaped(t, item, count);
@@ -165,7 +165,7 @@ static void add_item(text *t, const char *item, size_t count) {
 
 static void end_list(text *t) { add(t, t->count ? "]" : "[]"); }
 
-/* The node of an event of ORT's, whose name is the node's and an ending. */
+/* Adds the node of ORT's event, whose name is the node's name and a suffix. */
 static void add_parent_node(text *names, text *types, const ocp_profile_parent *parent) {
   static const char ending[] = "_kernel_time";
   size_t count = strlen(parent->name);
@@ -241,7 +241,7 @@ static void describe(event *e, const ocp_profile *profile, const ocp_activity *a
   add_number(argument(e, "duration_ns"), (uint64_t)(activity->end - activity->begin));
 }
 
-/* Rounded down, as ORT's. */
+/* Rounds down, like ORT. */
 static int64_t microseconds(int64_t nanoseconds) {
   return nanoseconds < 0 ? -((-nanoseconds + 999) / 1000) : nanoseconds / 1000;
 }
@@ -251,7 +251,7 @@ static OrtStatus *write_event(event *e, const ocp_profile *profile, const ocp_ac
   /* Both ends are rounded, so that the sum of many short activities is right. */
   const int64_t begin = microseconds(activity->begin - profile->origin),
                 end = microseconds(activity->end - profile->origin);
-  /* What a device ran by itself stands in a row of its stream's: CUPTI numbers streams, others have addresses. */
+  /* Activities without a host thread get a row per stream: CUPTI numbers streams, others have addresses. */
   const uint64_t row = activity->stream <= INT32_MAX ? activity->stream : activity->stream >> 4 & INT32_MAX;
   const int32_t thread = activity->thread ? activity->thread : (int32_t)row;
   const char *values[MAX_ARGS];

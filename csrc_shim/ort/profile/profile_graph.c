@@ -13,7 +13,7 @@ static int by_launch(const void *a, const void *b) {
   return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-/* Whether the source is one that an activity must be of to be of it: a kernel of ours, a copy or a memset. */
+/* Whether the activity must have this source and no other: a kernel of ours, a copy or a memset. */
 static bool is_exactly(uint64_t number, const ocp_activity *activity) {
   ocp_source source;
   if (!ocp_source_find(number, &source))
@@ -35,7 +35,7 @@ static bool is_library(uint64_t number) {
   return ocp_source_find(number, &source) && source.record->kind == OCP_RECORD_LIBRARY;
 }
 
-/* One launch. */
+/* Attributes the activities of one launch. */
 static void resolve(ocp_activity *activities, size_t count) {
   uint32_t num_sources, next = 0;
   const uint64_t *sources = ocp_tracer_layout(activities->layout, &num_sources);
@@ -46,8 +46,8 @@ static void resolve(ocp_activity *activities, size_t count) {
       library = 0;
       continue;
     }
-    /* The library's last call may be over: then this is the next call's, or not of a graph of ours. Two calls of
-     * libraries in a row share what they enqueue: nothing tells where the first one ends. */
+    /* The kernel may belong to the next library call, or to no graph of ours. Of two adjacent library calls, nothing
+     * tells where the kernels of the first one end. */
     while (next < num_sources && is_library(sources[next]))
       library = sources[next++];
     if (library)

@@ -12,17 +12,17 @@
 #include "python/host.h"
 #include "run/instance/sources.h"
 
-enum { MAX_SEEN = 1 << 20 }; /* events of ORT's: as many as it keeps */
+enum { MAX_SEEN = 1 << 20 }; /* ORT's events that are kept: as many as ORT keeps */
 
 typedef struct profiler {
   OrtEpProfilerImpl ort; /* first member: ORT's view */
   ocp_device *device;
   const char *provider;
-  ocp_listener *listener; /* threads may use it beside the end of the profile: it lives as long as this */
+  ocp_listener *listener; /* threads may use it after the end of the profile: it lives as long as the profiler */
   bool is_started;
-  bool traced;          /* by CUPTI: Python has begun that for us */
-  pthread_mutex_t lock; /* guards what follows */
-  int64_t origin;       /* when ORT's profile started, by our clock */
+  bool traced;          /* Python has started CUPTI for this profile */
+  pthread_mutex_t lock; /* guards the members below */
+  int64_t origin;       /* when ORT's profile started, in our clock */
   ocp_profile_names names;
   ocp_profile_parent *parents; /* ORT's events that have ended */
   size_t num_parents, max_parents;
@@ -30,7 +30,8 @@ typedef struct profiler {
 
 static profiler *self(OrtEpProfilerImpl *impl) { return (profiler *)(void *)impl; }
 
-/* On a GPU CUPTI says what it did; without it the profile lacks that, and Python has said so. */
+/* Starts CUPTI, which reports a GPU's activities. If it is unavailable, the profile lacks them, and Python has
+ * logged why. */
 static void begin_trace(profiler *p) {
   ocp_error error = {0};
   const ocp_python *python = p->device->emulated ? NULL : ocp_python_call(&error);
@@ -96,7 +97,7 @@ static OrtStatus *start_event(OrtEpProfilerImpl *impl, uint64_t key) {
   return NULL;
 }
 
-/* Keeps the name of the event, which ORT knows only now. */
+/* Records the name of the event, which ORT tells only at its end. */
 static void note(profiler *p, uint64_t event, const OrtProfilingEvent *ort_event) {
   const char *name = NULL, *op_type = NULL;
   OrtStatus *status = ocp_ep_api->ProfilingEvent_GetName(ort_event, &name);
@@ -129,8 +130,8 @@ static OrtStatus *stop_event(OrtEpProfilerImpl *impl, uint64_t key, const OrtPro
   int64_t at = 0;
   OrtStatus *status = ocp_ep_api->ProfilingEvent_GetTimestampUs(ort_event, &at);
   pthread_mutex_lock(&p->lock);
-  /* ORT takes the time of an event and then tells us, so that the origin is never later than this. Where the thread was
-   * not interrupted in between, it is the origin. */
+  /* Estimates the origin. ORT reads the clock and then calls us, so the origin is never later than this; it is exact
+   * if the thread was not interrupted in between. */
   if (!status && left.since - at * 1000 < p->origin)
     p->origin = left.since - at * 1000;
   note(p, left.event, ort_event);
@@ -142,7 +143,7 @@ static OrtStatus *end_profiling(OrtEpProfilerImpl *impl, OrtProfilingEventsConta
   profiler *p = self(impl);
   if (!p->is_started)
     return NULL;
-  /* What has not run yet would be missing. A lost device has nothing more to say, but what it said counts. */
+  /* Unfinished work would be missing. A lost device runs nothing more, but its earlier activities count. */
   ocp_error ignored = {0};
   if (!atomic_load(&ocp_forked))
     ocp_device_synchronize(p->device, &ignored);

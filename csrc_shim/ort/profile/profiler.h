@@ -1,4 +1,4 @@
-/* OrtEpProfilerImpl: what our devices did for a profile, as events of ORT's.
+/* OrtEpProfilerImpl: the activities of our devices as events of ORT's profile.
  *
  *     CreateProfiler            for a session, and for each Run that is profiled by itself
  *     StartProfiling            a listener begins

@@ -36,7 +36,7 @@ static uint64_t start_of(const ocp_instance *instance, uint32_t number) {
   return number < num_inputs ? instance->bases[number] : instance->targets[number - num_inputs];
 }
 
-/* Sorts inputs and outputs by address: insertion sort, since the order of the previous Run is nearly right. */
+/* Sorts inputs and outputs by address, by insertion sort: the order of the previous Run is nearly right. */
 static void sort_by_address(const ocp_instance *instance, uint32_t count) {
   uint32_t *order = instance->by_address;
   for (uint32_t i = 1; i < count; i++) {
@@ -49,8 +49,7 @@ static void sort_by_address(const ocp_instance *instance, uint32_t count) {
   }
 }
 
-/* Whether an output overlaps anything: then it begins before something in front of it ends, or something begins before
- * it ends. */
+/* Whether an output overlaps another range in the sorted list, before or behind it. */
 static bool any_output_overlaps(const ocp_instance *instance) {
   const ocp_plan_header *h = &instance->variant->plan->header;
   const uint32_t count = h->num_inputs + h->num_outputs;
@@ -103,8 +102,8 @@ void ocp_aliasing_begin(ocp_instance *instance) {
     instance->targets[i] = 0;
 }
 
-/* Notes which outputs of a segment have to be redirected; their number of bytes, with alignment. In most Runs all
- * addresses are those of the Run before. */
+/* Finds the outputs of a segment that must be redirected; returns their bytes, with alignment. Most Runs have the
+ * same addresses as the Run before. */
 static uint64_t find_redirected(ocp_instance *instance, uint32_t segment) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_range outputs = plan->views[segment].outputs;
@@ -154,7 +153,8 @@ int ocp_aliasing_resolve(ocp_instance *instance, uint32_t segment, ocp_stream *s
   return ORT_OK;
 }
 
-/* Whether an output is bound to the memory of an input of which the plan keeps every byte that it reads. */
+/* Whether an output is bound to the memory of an input whose bytes, as far as the plan reads them, keep their
+ * values. */
 static bool is_kept(const ocp_instance *instance, uint32_t output) {
   const ocp_plan *plan = instance->variant->plan;
   const extent own = output_extent(instance, output);

@@ -27,7 +27,7 @@ static uint64_t ref_bytes(const ocp_instance *instance, uint32_t kind, uint32_t 
   }
 }
 
-/* The base that a reference is relative to (see ocp_fixup), and the offset of its memory from there. */
+/* Finds the base that a reference is relative to (see ocp_fixup), and the offset of its memory from there. */
 static uint32_t ref_base(const ocp_instance *instance, uint32_t kind, uint32_t index, uint64_t *offset) {
   const ocp_plan_header *h = &instance->variant->plan->header;
   *offset = 0;
@@ -47,7 +47,7 @@ static int fail_record(const ocp_instance *instance, uint32_t record, ocp_error 
                   ocp_plan_node_name(plan, plan->records[record].node), what);
 }
 
-/* The value of a number, as the 8 bytes of a parameter; false when it does not fit its kind. Integers may be meant as
+/* Converts the value of a number to the 8 bytes of a parameter; false when it does not fit its kind. Integers may be
  * signed or unsigned. */
 static bool number(const ocp_plan_param *param, const int64_t *registers, uint64_t *value) {
   const int64_t v = param->reg == OCP_NO_REG ? param->imm : registers[param->reg];
@@ -64,7 +64,8 @@ static bool number(const ocp_plan_param *param, const int64_t *registers, uint64
   }
 }
 
-/* Resolves one pointer that at least `needed` bytes must follow: a fixup, or the final address of a weight. */
+/* Resolves one pointer, which at least `needed` valid bytes must follow, to a fixup or to the final address of a
+ * weight. */
 static bool pointer(ocp_instance *instance, const ocp_plan_param *param, uint64_t needed, uint64_t *value,
                     ocp_fixup **next_fixup) {
   int64_t offset = param->imm;
@@ -84,7 +85,7 @@ static bool pointer(ocp_instance *instance, const ocp_plan_param *param, uint64_
   return true;
 }
 
-/* Grid and shared memory of a launch. An empty grid skips it. */
+/* Computes grid and shared memory of a launch. An empty grid skips it. */
 static int fill_launch(ocp_instance *instance, uint32_t index, ocp_error *error) {
   static const int64_t max_grid[3] = {INT32_MAX, 65535, 65535};
   const ocp_plan_record *record = &instance->variant->plan->records[index];
@@ -103,7 +104,7 @@ static int fill_launch(ocp_instance *instance, uint32_t index, ocp_error *error)
   return ORT_OK;
 }
 
-/* Numbers of a copy or memset; one of 0 bytes is skipped. */
+/* Computes the numbers of a copy or memset; zero bytes skip it. */
 static int fill_move(ocp_instance *instance, uint32_t index, uint64_t *bytes, ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_plan_param *params = plan->params + plan->records[index].first_param;
@@ -116,8 +117,8 @@ static int fill_move(ocp_instance *instance, uint32_t index, uint64_t *bytes, oc
   return ORT_OK;
 }
 
-/* The values of the parameters in their order, or for library calls and callbacks the addresses before the numbers.
- * `needed` bytes must follow each address. */
+/* Computes the values of the parameters: in order, or for library calls and callbacks addresses before numbers.
+ * `needed` valid bytes must follow each address. */
 static int fill_values(ocp_instance *instance, uint32_t index, uint64_t needed, ocp_fixup **next_fixup,
                        ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
@@ -195,7 +196,7 @@ void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]) {
     ocp_count(OCP_LIBRARY_CALLS, counts[OCP_RECORD_LIBRARY]);
 }
 
-/* Puts the node's name in front of the error of a failed call. */
+/* Prefixes the error of a failed call with the node's name. */
 static int name_node(const ocp_instance *instance, uint32_t index, ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_error reason = *error;
@@ -226,8 +227,8 @@ static uint32_t num_values(const ocp_instance *instance, uint32_t index) {
   return instance->variant->plan->records[index].num_params - instance->calls[index].num_pointers;
 }
 
-/* Prepares all library calls of a segment by several threads, once for new sizes, where the library is slow to do so.
- */
+/* Prepares all library calls of a segment on several threads, once for new sizes, for libraries that take long to
+ * prepare. */
 static void prepare_libraries(ocp_instance *instance, ocp_range records, ocp_stream *stream) {
   const ocp_variant *variant = instance->variant;
   ocp_library_call *calls = calloc(records.count ? records.count : 1, sizeof *calls);
@@ -255,7 +256,7 @@ int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *s
   if (instance->is_fresh && plan->header.num_problems)
     prepare_libraries(instance, records, stream);
   instance->is_fresh = false;
-  /* Set always: a CUDA graph keeps the sources for profiles that begin later. */
+  /* Always set: a CUDA graph keeps the sources for profiles that begin later. */
   const bool named = ocp_is_anybody_listening() || atomic_load_explicit(&stream->capturing, memory_order_relaxed);
   int64_t counts[OCP_RECORD_NUM_KINDS] = {0};
   CUresult result = CUDA_SUCCESS;
@@ -275,7 +276,7 @@ int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *s
                                     stream->handle, call->params, NULL);
       break;
     case OCP_RECORD_COPY:
-      if (values[0] == values[1]) /* ORT gave the output its input's memory */
+      if (values[0] == values[1]) /* ORT bound the output to its input's memory */
         continue;
       result = driver->MemcpyDtoDAsync(values[0], values[1], values[2], stream->handle);
       break;

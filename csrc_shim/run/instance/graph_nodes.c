@@ -63,8 +63,8 @@ bool ocp_graph_call_is_warm(const ocp_instance *instance, uint32_t index, ocp_st
          ignored.code != ORT_OK;
 }
 
-/* Captures a library call on a stream of its own, with the handle of the Run's stream, as a child graph. *used is
- * what the graph needs then. */
+/* Captures a library call as a child graph, on a separate stream but with the handle of the Run's stream. *used is
+ * the algorithm that the graph needs. */
 static CUresult capture_library(const ocp_instance *instance, uint32_t index, ocp_stream *run_stream, CUgraph *child,
                                 struct ocp_prepared **used, ocp_error *error) {
   const library_call call = library_call_of(instance, index);
@@ -170,7 +170,7 @@ static CUresult change(const ocp_instance *instance, uint32_t index, ocp_stream 
   default: {
     CUgraph child;
     struct ocp_prepared *newer;
-    ocp_error ignored = {0}; /* then the graph is built again, which reports the error */
+    ocp_error ignored = {0}; /* the graph is built again then, which reports the error */
     CUresult result = capture_library(instance, index, stream, &child, &newer, &ignored);
     if (result == CUDA_SUCCESS) {
       result = driver->GraphExecChildGraphNodeSetParams(exec, node, child);

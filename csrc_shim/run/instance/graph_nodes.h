@@ -8,16 +8,16 @@
 #include "driver/driver.h"
 #include "run/instance/instance_state.h"
 
-/* Adds the node of a record, which depends on `before` (NULL: on nothing). A library call's algorithm, *used, must live
- * as long as the graph. */
+/* Adds the node of a record, which depends on `before` (NULL: on nothing). A library call's algorithm, *used, must
+ * live as long as the graph. */
 CUresult ocp_graph_node_add(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraph graph,
                             CUgraphNode before, CUgraphNode *node, struct ocp_prepared **used, ocp_error *error);
 /* Updates the node of a record in the executable graph to the record's present parameters. */
 CUresult ocp_graph_node_change(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraphExec exec,
                                CUgraphNode node, struct ocp_prepared **used);
-/* After the graph; `used` may be NULL. */
+/* Called after the graph is destroyed; `used` may be NULL. */
 void ocp_graph_node_release(const ocp_variant *variant, uint32_t index, struct ocp_prepared *used);
-/* Whether a library call has executed with the stream's handle, so that it can be captured. An error is left to the
+/* Whether a library call has executed with the stream's handle, so that it can be captured. Errors are left to the
  * call itself. */
 bool ocp_graph_call_is_warm(const ocp_instance *instance, uint32_t index, ocp_stream *stream);
 

@@ -11,8 +11,8 @@
 typedef struct ocp_cluster ocp_cluster;
 typedef struct ocp_stream ocp_stream;
 
-/* Entries that a cluster refers to by index. The cluster owns a weight once it was added. The caller owns functions and
- * problems, and keeps them until the cluster is released. */
+/* Entries that a cluster refers to by index. The cluster owns its weights. The caller owns functions and problems,
+ * and keeps them until the cluster is released. */
 typedef struct ocp_kernel_ref {
   CUfunction function;
   const char *name; /* copied */
@@ -20,9 +20,9 @@ typedef struct ocp_kernel_ref {
   const uint8_t *params; /* the ocp_param_kind of each; copied */
 } ocp_kernel_ref;
 
-/* A callback of a plan, in each Run: enqueues on the stream what it computes. The device is entered. `pointers` are
- * addresses on the device, in the order of the record's pointers, `numbers` its numbers. The same signature as
- * ocp_python.call_back. */
+/* A callback of a plan, called in each Run: enqueues its computation on the stream. The device is entered.
+ * `pointers` are device addresses, in the order of the record's pointers; `numbers` are the record's numbers. The
+ * same signature as ocp_python.call_back. */
 typedef int (*ocp_call_fn)(int64_t handle, uint32_t callback, const uint64_t *pointers, uint32_t num_pointers,
                            const int64_t *numbers, uint32_t num_numbers, ocp_stream *stream, ocp_error *error);
 

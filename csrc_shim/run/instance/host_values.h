@@ -8,7 +8,7 @@
 
 typedef struct ocp_host_read {
   const void *host;   /* read directly when not NULL */
-  CUdeviceptr device; /* else from here */
+  CUdeviceptr device; /* else read from here */
   uint32_t dtype;     /* an integer type or bool */
   uint32_t count;
   int64_t *values; /* out */

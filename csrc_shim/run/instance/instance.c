@@ -18,14 +18,15 @@
 
 /* ---- memory ---- */
 
-/* Reserves `count` elements in the single allocation of an instance; with a NULL block it only adds up the size. */
+/* Takes the next `count` elements from the single allocation of an instance; with a NULL block only adds up the
+ * size. */
 static void *carve(char *block, size_t *position, size_t count, size_t element) {
   void *array = block ? block + *position : NULL;
   *position += (count * element + 15) & ~(size_t)15;
   return array;
 }
 
-/* Counts are bounded by the loader (registers, and what the size of a blob can hold), so the sum cannot wrap. */
+/* Computes the layout of the allocation. The loader bounds the counts, so the sum cannot overflow. */
 static size_t lay_out(ocp_instance *instance, char *block, const ocp_plan *plan, uint32_t key_words) {
   const ocp_plan_header *h = &plan->header;
   size_t position = 0;
@@ -77,7 +78,7 @@ static ocp_instance *allocate(const ocp_variant *variant, uint32_t key_words) {
 
 /* ---- evaluation ---- */
 
-/* Fails with the name of a node of the plan, of the cluster for OCP_NO_NODE, and what follows. */
+/* Fails with the name of a node of the plan (of the cluster for OCP_NO_NODE), followed by the message. */
 static int fail_node(const ocp_instance *instance, uint32_t node, ocp_error *error, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 static int fail_node(const ocp_instance *instance, uint32_t node, ocp_error *error, const char *format, ...) {
@@ -92,7 +93,7 @@ static int fail_node(const ocp_instance *instance, uint32_t node, ocp_error *err
                   text);
 }
 
-/* Fails because an expression, whose operands are known, has no value. */
+/* Fails because an expression, whose operands are known, overflows or divides by zero. */
 static int fail_arithmetic(const ocp_instance *instance, uint32_t expr, ocp_error *error) {
   static const char *const signs[OCP_EXPR_NUM_OPS] = {
       [OCP_EXPR_ADD] = "+",      [OCP_EXPR_SUB] = "-",     [OCP_EXPR_MUL] = "*",      [OCP_EXPR_FLOORDIV] = "/",
@@ -119,8 +120,8 @@ static int check_asserts(const ocp_instance *instance, uint32_t segment, ocp_err
   return ORT_OK;
 }
 
-/* Fails because expression `failed` of a segment has no value. An assertion may forbid just this and knows the node:
- * those that can still be checked go first. What follows from an expression without a value counts as 1. */
+/* Fails because expression `failed` of a segment has no value. An assertion may forbid exactly these inputs and
+ * names the node, so assertions that can still be checked go first. Expressions that depend on it count as 1. */
 static int fail_evaluation(ocp_instance *instance, uint32_t segment, uint32_t failed, ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_range range = plan->views[segment].exprs;
@@ -168,7 +169,7 @@ static uint64_t tensor_bytes(const int64_t *dims, uint32_t rank, uint32_t dtype)
   return ((uint64_t)bits + 7) / 8;
 }
 
-/* Fails because an output has a shape that no tensor can have. */
+/* Fails because an output's shape is impossible: a negative dimension, or too many bytes. */
 static int fail_output(const ocp_instance *instance, uint32_t index, ocp_error *error) {
   const ocp_plan_output *out = &instance->variant->plan->outputs[index];
   char shape[OCP_MAX_RANK * 24] = "";
@@ -210,7 +211,7 @@ static int lay_out_slab(ocp_instance *instance, uint32_t segment, ocp_error *err
   if (!items)
     return ocp_fail(error, ORT_FAIL, "not enough host memory");
   bool ok = true;
-  uint32_t largest = 0; /* as unsigned numbers, so that a negative size is the largest */
+  uint32_t largest = 0; /* compared as unsigned numbers, so a negative size is the largest */
   for (uint32_t i = 0; i < range.count; i++) {
     const uint32_t index = plan->buffer_order[range.first + i];
     const int64_t bytes = instance->registers[plan->buffers[index].size_register];
@@ -323,7 +324,7 @@ static bool same_calls(const ocp_instance *a, const ocp_instance *b) {
   return true;
 }
 
-/* Whether the parameters are equal but for addresses that differ from Run to Run, which each Run sets. */
+/* Whether the parameters are equal, except for the addresses that each Run sets. */
 static bool same_values(const ocp_instance *a, const ocp_instance *b) {
   const uint32_t count = a->variant->plan->header.num_params;
   if (a->num_fixups[0] != b->num_fixups[0])

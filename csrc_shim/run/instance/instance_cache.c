@@ -50,7 +50,7 @@ static void insert(ocp_instance_cache *cache, ocp_instance *instance) {
   cache->count++;
 }
 
-/* Unlinks what exceeds the limits, but not the newest; the result is linked by chain. */
+/* Unlinks the instances that exceed the limits, oldest first, but never the newest; the result is linked by chain. */
 static ocp_instance *evict(ocp_instance_cache *cache) {
   ocp_instance *evicted = NULL;
   while (cache->oldest != cache->newest && (cache->bytes > max_bytes || cache->count > max_count)) {

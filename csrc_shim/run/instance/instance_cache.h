@@ -1,5 +1,5 @@
-/* LRU cache of a cluster's idle instances, by key. The instance that was used last waits outside the hash table, where
- * a Run of the same shapes takes it without a lock. */
+/* LRU cache of a cluster's idle instances, by key. The instance that was used last stays outside the hash table,
+ * where a Run of the same shapes takes it without a lock. */
 #ifndef OCP_RUN_INSTANCE_INSTANCE_CACHE_H
 #define OCP_RUN_INSTANCE_INSTANCE_CACHE_H
 
@@ -12,7 +12,7 @@
 
 typedef struct ocp_instance_cache {
   _Atomic(ocp_instance *) last_used;
-  pthread_mutex_t mutex; /* held for a few loads and stores, never across a driver call; before a pool's lock */
+  pthread_mutex_t mutex; /* held for a few loads and stores, never across a driver call; taken before a pool's lock */
   ocp_instance *buckets[OCP_CACHE_BUCKETS];
   ocp_instance *newest, *oldest;
   size_t bytes;
@@ -25,13 +25,13 @@ void ocp_instance_cache_destroy(ocp_instance_cache *cache);
 /* Takes an instance with that key, whose graph may run on the stream, out of the cache; NULL when there is none. */
 ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t *key, uint32_t words,
                                       const ocp_stream *stream);
-/* The instance itself, which is in no cache, or in its place the latest in the table where that would enqueue the same
- * and becomes it: so its graph serves Runs that differ in numbers that only decide which plan holds. Where it would
- * not, the instance inherits from it (ocp_instance_inherit). */
+/* Returns `instance`, which is in no cache; or in its place the latest one of the table, if that would enqueue the
+ * same work, after it has got the new key: then its graph serves Runs that differ only in numbers that select the
+ * plan. Otherwise the instance inherits from it (ocp_instance_inherit). */
 ocp_instance *ocp_instance_cache_exchange(ocp_instance_cache *cache, ocp_instance *instance, const ocp_stream *stream);
-/* Gives an instance to the cache. */
+/* Adds an instance to the cache. */
 void ocp_instance_cache_put(ocp_instance_cache *cache, ocp_instance *instance);
-/* Takes the graph of the instance that was used the longest ago from it; NULL when no instance here has one. */
+/* Takes the graph away from the least recently used instance that has one; NULL when no instance here has one. */
 struct ocp_replay *ocp_instance_cache_take_replay(ocp_instance_cache *cache);
 
 #endif

@@ -1,7 +1,7 @@
 /* A plan made concrete: variants bind a plan to the handles of a cluster, instances evaluate a variant for one set of
  * dimensions and host values.
  *
- * One Run at a time has an instance; between Runs it waits in its cluster's cache (instance_cache.h).
+ * One Run at a time uses an instance; between Runs it is in its cluster's cache (instance_cache.h).
  *
  *     created, first segment resolved
  *                  |
@@ -14,7 +14,7 @@
  *                                                                                                         v
  *                                                                                                       freed
  *
- * Beside that it becomes warm, and may have a CUDA graph (replay.h):
+ * Independently of that it becomes warm, and may get a CUDA graph (replay.h):
  *
  *     +------+  warm_runs Runs   +------+  the next Run makes it  +--------------+  each Run: change nodes
  *     | cold | ----------------> | warm | ----------------------> | has a graph  | ----+  that hold other
@@ -26,8 +26,8 @@
  *                                   v
  *                        (its records are enqueued)
  *
- * Where each Run's key is new, an instance that was used once leaves its warm Runs and its graph to the next one of the
- * same variant.
+ * If each Run's key is new, an instance that was used once passes its count of warm Runs and its graph on to the
+ * next instance of the same variant.
  *
  * Invariants:
  * - Registers, sizes, offsets and calls of a segment are valid once it is resolved; those of the first segment as long
@@ -44,9 +44,9 @@
 #include "run/instance/handles.h"
 #include "vendor/problem.h"
 
-/* A plan and the handles that its indices stand for. Immutable; lives as long as its cluster. */
+/* A plan and the handles that its indices refer to. Immutable; lives as long as its cluster. */
 typedef struct ocp_variant {
-  const struct ocp_variant *next; /* the one added before it */
+  const struct ocp_variant *next; /* the variant added before it */
   ocp_plan *plan;
   ocp_device *device;
   const char *cluster_name; /* the cluster's */
@@ -55,9 +55,9 @@ typedef struct ocp_variant {
   CUdeviceptr *weights;
   uint64_t *weight_bytes;
   ocp_problem **problems;
-  ocp_call_fn *calls;    /* of the cluster's callbacks */
+  ocp_call_fn *calls;    /* the cluster's callbacks */
   int64_t handle;        /* the cluster's, for callbacks */
-  uint64_t first_source; /* the number of the first record: sources.h */
+  uint64_t first_source; /* number of the first record: sources.h */
 } ocp_variant;
 
 /* One record, ready to be enqueued. */
@@ -77,11 +77,11 @@ typedef struct ocp_fixup {
   uint64_t offset;
 } ocp_fixup;
 
-/* Everything of a plan that follows from dimensions and host values, and the scratch of a Run. Used by one Run at a
- * time and then kept for the next one with the same key. One block of memory. */
+/* The evaluation of a plan for one set of dimensions and host values, and the scratch of a Run. Used by one Run at a
+ * time, then cached for the next one with the same key. One block of memory. */
 typedef struct ocp_instance {
   const ocp_variant *variant;
-  struct ocp_instance *newer, *older, *chain; /* the cache's */
+  struct ocp_instance *newer, *older, *chain; /* links of the cache */
   size_t bytes;
   /* the key */
   uint64_t hash;
@@ -94,30 +94,30 @@ typedef struct ocp_instance {
   uint64_t *buffer_offset; /* in the slab of the buffer's segment */
   uint64_t *slab_bytes;    /* per segment */
   ocp_call *calls;         /* per record */
-  uint64_t *values;        /* of all parameters; those of a record start where the plan's do */
-  ocp_fixup *fixups;       /* those of a segment start at the first of its view's pointers */
-  uint32_t *num_fixups;    /* per segment: less where records are skipped */
+  uint64_t *values;        /* values of all parameters; a record's start at the same index as in the plan */
+  ocp_fixup *fixups;       /* a segment's start at the first of its view's pointers */
+  uint32_t *num_fixups;    /* per segment: fewer than in the plan if records are skipped */
   /* its CUDA graph, once it is warm: replay.h */
   struct ocp_replay *replay;
   void (*release_replay)(struct ocp_replay *replay);
-  uint64_t replay_stream_id, replay_position; /* where it was launched last, and the end of that stream then */
-  uint32_t warm_runs;                         /* without a graph */
-  uint32_t replay_evictions;  /* how often other graphs took its graph's place: each time it needs more warm Runs */
-  ocp_counter replay_refused; /* why it can never have one; 0: it can */
+  uint64_t replay_stream_id, replay_position; /* the stream of its latest launch, and that launch's position */
+  uint32_t warm_runs;                         /* Runs without a graph */
+  uint32_t replay_evictions;  /* how often other graphs replaced its graph: each time it needs more warm Runs */
+  ocp_counter replay_refused; /* why it can never have a graph; 0: it can */
   bool is_fresh;              /* its calls have not been enqueued since they were filled */
-  bool inherited;             /* the graph does what another instance did */
+  bool inherited;             /* true: the graph was made by another instance */
   bool used_again;            /* a Run after the one that made it had the same key */
-  /* scratch of a Run */
+  /* base addresses, set by each Run */
   uint64_t *bases;
-  uint64_t *targets; /* of the outputs: where they are bound, where bases may have scratch memory: aliasing.h */
+  uint64_t *targets; /* addresses that outputs are bound to; bases may have scratch memory instead: aliasing.h */
   uint64_t *scratch; /* per segment: the memory of redirected outputs, 0: none */
   bool redirects;    /* an output is redirected */
-  /* what targets and the inputs' addresses mean, from the last Run with other ones */
+  /* true: targets and known_inputs hold the addresses of the last Run, and is_redirected belongs to them */
   bool aliasing_is_known;
-  uint64_t *known_inputs; /* their addresses */
-  bool *is_redirected;    /* of the outputs */
+  uint64_t *known_inputs; /* addresses of the inputs */
+  bool *is_redirected;    /* per output */
   uint64_t redirected_bytes;
-  uint32_t *by_address; /* inputs, and outputs behind them, in order */
+  uint32_t *by_address; /* inputs, then outputs, sorted by address */
 } ocp_instance;
 
 #endif

@@ -18,11 +18,11 @@
 /* Minimum nodes of a graph: below, launching the kernels one by one costs no more. */
 enum { MIN_NODES = 2 };
 
-/* What the slabs of a cluster's graphs may take together, as a share of the device's memory; a single one may take
- * more. */
+/* Maximum share of the device's memory, 1 / MEMORY_SHARE, for the slabs of a cluster's graphs together; a single
+ * slab may take more. */
 enum { MEMORY_SHARE = 4 };
 
-/* Properties in which nodes of a CUDA graph differ, apart from their parameters. */
+/* Properties of a node, apart from its parameters, by which graphs differ. */
 typedef struct node_state {
   uint32_t kind;
   bool skipped; /* the record added no node */
@@ -32,13 +32,13 @@ typedef struct node_state {
 struct ocp_replay {
   ocp_replay_budget *budget;
   const ocp_variant *variant;
-  CUgraph graph; /* kept, since updates of the executable graph name its nodes */
+  CUgraph graph; /* kept, since updates of the executable graph refer to its nodes */
   CUgraphExec exec;
   uint64_t slab, slab_bytes;
   int64_t counts[OCP_RECORD_NUM_KINDS]; /* of its nodes */
   CUgraphNode *nodes;                   /* of the records */
-  struct ocp_prepared **used;           /* by the records that are library calls */
-  uint64_t *values;                     /* parameters of the executable graph */
+  struct ocp_prepared **used;           /* algorithms of the records that are library calls */
+  uint64_t *values;                     /* parameter values in the executable graph */
   node_state *states;                   /* of the records */
   bool *changed;                        /* records whose nodes must be updated: scratch of a Run */
   uint32_t *records;                    /* the record of each fixup */
@@ -118,7 +118,7 @@ void ocp_replay_release(ocp_replay *replay) {
     if (replay->graph)
       device->driver->GraphDestroy(replay->graph);
     if (replay->slab)
-      ocp_device_free(device, replay->slab, NULL); /* the stream of a launch in progress may have been destroyed */
+      ocp_device_free(device, replay->slab, NULL); /* the stream of an unfinished launch may have been destroyed */
   }
   for (uint32_t i = 0; i < replay->variant->plan->header.num_records; i++)
     ocp_graph_node_release(replay->variant, i, replay->used[i]);
@@ -138,7 +138,7 @@ static bool try_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
   return false;
 }
 
-/* Takes one of the cluster's graph slots, if need be from the instance that was used the longest time ago. */
+/* Takes one of the cluster's graph slots, if necessary from the least recently used instance. */
 static bool take_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
   while (!try_place(budget, slab_bytes)) {
     ocp_replay *oldest = ocp_instance_cache_take_replay(budget->cache);
@@ -149,10 +149,10 @@ static bool take_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
   return true;
 }
 
-/* Allocates an empty graph with its arrays; its slot of the cluster is taken already. */
+/* Allocates an empty graph with its arrays; the caller has taken its slot of the cluster. */
 static ocp_replay *allocate(ocp_replay_budget *budget, const ocp_instance *instance, ocp_error *error) {
   const ocp_plan_header *h = &instance->variant->plan->header;
-  const uint32_t num_records = h->num_records, num_fixups = h->num_params; /* there are no more */
+  const uint32_t num_records = h->num_records, num_fixups = h->num_params; /* maximum numbers */
   ocp_replay *replay = calloc(1, sizeof *replay + num_bases(instance) * sizeof *replay->bases +
                                      num_records * (sizeof *replay->nodes + sizeof *replay->used +
                                                     sizeof *replay->states + sizeof *replay->changed) +
@@ -176,7 +176,7 @@ static ocp_replay *allocate(ocp_replay_budget *budget, const ocp_instance *insta
   return replay;
 }
 
-/* Fixups and records are in the order of the parameters. */
+/* Finds the record of each fixup; both are in the order of the parameters. */
 static void find_records(const ocp_instance *instance, ocp_replay *replay) {
   const ocp_plan_record *records = instance->variant->plan->records;
   for (uint32_t i = 0, record = 0; i < instance->num_fixups[0]; i++) {
@@ -194,7 +194,7 @@ static node_state state_of(const ocp_instance *instance, uint32_t index) {
                       .shared_bytes = call->shared_bytes};
 }
 
-/* Records that the node has the instance's parameters now. */
+/* Records that the node has the instance's present parameters. */
 static void note_node(const ocp_instance *instance, uint32_t index, ocp_replay *replay) {
   const ocp_plan_record *record = &instance->variant->plan->records[index];
   replay->states[index] = state_of(instance, index);
@@ -221,7 +221,7 @@ static CUresult fill(const ocp_instance *instance, ocp_replay *replay, ocp_strea
   return result == CUDA_SUCCESS ? driver->GraphInstantiate(&replay->exec, replay->graph, 0) : result;
 }
 
-/* Builds the instance's graph with the present addresses; counts the reason if that fails. */
+/* Builds the instance's graph with the present addresses; if that fails, counts the reason. */
 static bool make(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *stream) {
   const ocp_plan *plan = instance->variant->plan;
   ocp_error error = {0};
@@ -295,8 +295,8 @@ static bool change_node(const ocp_instance *instance, uint32_t index, ocp_replay
   return true;
 }
 
-/* Gives the graph a slab that holds the instance's, and some more for those that follow it; false where memory or the
- * cluster's share of it does not suffice. */
+/* Allocates a slab for the graph that holds the instance's, with some room for later instances; false if memory or
+ * the cluster's share of it does not suffice. */
 static bool fit_slab(ocp_replay *replay, const ocp_instance *instance, ocp_stream *stream) {
   const uint64_t needed = instance->slab_bytes[0], bytes = needed + needed / 4, held = replay->slab_bytes;
   ocp_replay_budget *budget = replay->budget;
@@ -317,8 +317,8 @@ static bool fit_slab(ocp_replay *replay, const ocp_instance *instance, ocp_strea
   return true;
 }
 
-/* Marks the records whose nodes differ in a graph that was built for another instance; false where the graph
- * would need other nodes. */
+/* Marks the records whose nodes differ in a graph that was built for another instance; false if the graph would need
+ * other nodes. */
 static bool find_differences(ocp_instance *instance, ocp_stream *stream) {
   ocp_replay *replay = instance->replay;
   const ocp_plan *plan = instance->variant->plan;

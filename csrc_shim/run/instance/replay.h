@@ -16,27 +16,27 @@
 
 typedef struct ocp_replay ocp_replay;
 
-/* What a cluster allows its instances, and what they have taken of it. */
+/* The limits of a cluster's graphs, and their present use. */
 typedef struct ocp_replay_budget {
   ocp_device *device;
   const char *cluster_name;
   ocp_instance_cache *cache; /* new graphs replace the oldest ones of its instances */
-  /* Graphs are made after so many warm Runs, and at most so many; 0: none. They may change while Runs are at work. */
+  /* Graphs are made after so many warm Runs, and at most so many exist; 0: none. Both may change during Runs. */
   atomic_uint warm_runs, max_replays;
   atomic_uint num_replays;
-  atomic_ullong slab_bytes; /* of them all */
+  atomic_ullong slab_bytes; /* of all graphs together */
   atomic_bool said_refusal;
 } ocp_replay_budget;
 
-/* Whether this Run of the instance on the stream is to be a launch of a graph. Counts warm Runs. If a warm Run
- * cannot be a launch, counts the reason. */
+/* Whether this Run of the instance on the stream should launch a graph. Counts warm Runs. If a warm Run cannot
+ * launch one, counts the reason. */
 bool ocp_replay_is_due(const ocp_replay_budget *budget, ocp_instance *instance, const ocp_stream *stream);
 /* Launches the graph of an instance whose bases of inputs and outputs are set, after making or changing it. *launched
  * says whether the graph was launched. If it was not (counted by reason) and there was no error, the caller enqueues
  * the records. */
 int ocp_replay_run(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *stream, bool *launched,
                    ocp_error *error);
-/* Destroys it and frees its slab. A launch that has not finished goes on. Ignores NULL. */
+/* Destroys the graph and frees its slab. An unfinished launch continues. Ignores NULL. */
 void ocp_replay_release(ocp_replay *replay);
 
 #endif

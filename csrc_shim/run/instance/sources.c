@@ -6,10 +6,10 @@
 
 #include "driver/activity.h"
 
-/* The records of one variant. */
+/* The record numbers of one variant. */
 typedef struct block {
   uint64_t first;
-  const ocp_variant *variant; /* NULL: freed; the block owns the names */
+  const ocp_variant *variant; /* NULL: the variant is freed; the block owns the names */
   ocp_plan *plan;
   char *cluster, **kernels;
 } block;

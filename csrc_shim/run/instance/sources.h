@@ -21,9 +21,9 @@ bool ocp_sources_add(ocp_variant *variant);
 /* Called before the variant is freed. While a profile is open, this takes the plan over, so that its numbers can still
  * be resolved. */
 void ocp_sources_remove(ocp_variant *variant);
-/* Resolves a number; the result is valid as long as the caller's profile is open. */
+/* Resolves a number; the result is valid while the caller's profile is open. */
 bool ocp_source_find(uint64_t number, ocp_source *source);
-/* Frees the plans that were taken over, if no profile is open any more. */
+/* Frees the plans that were taken over, unless a profile is open. */
 void ocp_sources_sweep(void);
 
 #endif
