@@ -57,10 +57,7 @@ TYPE_CIRCLES = [
     # Mechanisms take the lowering context, which offers some of them as its methods.
     {
         f"program.{name}"
-        for name in (
-            *("elementwise", "host", "lowering", "memory_order", "shapes", "steps", "trace", "tuning", "views"),
-            "windows",
-        )
+        for name in ("elementwise", "host", "lowering", "memory_order", "shapes", "tuning", "views")
     },
 ]
 """The circles with imports for types (``if TYPE_CHECKING:``) as well."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from ..compiler.kernel import KernelSpec
 from ..model.ir import Node
@@ -13,9 +13,6 @@ from .libraries import LibraryProblem
 from .steps import Map
 from .symbolic import Dim, Expr, Monomial
 from .tensor import Buffer, Tensor
-
-if TYPE_CHECKING:
-    from .lowering import Lowering
 
 
 @dataclass(frozen=True)
@@ -90,10 +87,9 @@ def in_place_of(read: Tensor | None, written: Tensor, *, kept: bool = False) -> 
 class Launch(Recorded):
     """A kernel launch. ``reads`` and ``writes`` are the buffers it uses.
 
-    ``uses`` has the arguments that the kernel does not read or write as a whole and once. ``remake`` records what does
-    the same with other views of the tensors, which the function gives that it takes. ``note`` tells people why it is
-    this kernel. The grid has ``turns`` parts, each of which waits for the one before. Buffers that are not ``in_place``
-    together must not overlap.
+    ``uses`` has the arguments that the kernel does not read or write as a whole and once. ``note`` tells people why it
+    is this kernel. The grid has ``turns`` parts, each of which waits for the one before. Buffers that are not
+    ``in_place`` together must not overlap.
     """
 
     kernel: KernelSpec
@@ -170,7 +166,8 @@ Recordable: TypeAlias = Launch | LibraryCall | Copy | Memset | ReadBack | HostCa
 """What a plan holds."""
 Step: TypeAlias = Recordable | Map
 View: TypeAlias = Callable[[Tensor], Tensor]
-Remake: TypeAlias = "Callable[[Lowering, View], None]"
+Remake: TypeAlias = Callable[[View], Sequence[Step]]
+"""Records what does the same with other views of the tensors, and gives the steps."""
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from .symbolic import Dim, ceildiv, is_read_back, le, select, truncdiv
-
-if TYPE_CHECKING:
-    from .lowering import Lowering
+from .symbolic import Dim
 
 
 @dataclass(frozen=True)
@@ -52,27 +48,3 @@ class Windows:
             return self
         sizes = (1, *self.size), (1, *self.kernel), (1, *self.strides), (1, *self.dilations)
         return Windows(*sizes, (0, *self.begin), (0, *self.end))
-
-    def count(self, ctx: Lowering, ceil_mode: bool = False, *, may_exceed: bool = False) -> tuple[Dim, ...]:
-        """Windows along each dimension. With ``ceil_mode`` the last may reach over the end, but not begin there.
-
-        With ``may_exceed`` a window may be larger than the padded input: there are none, or one, as ONNX's formula
-        has it with quotients that are rounded toward zero.
-        """
-        result = []
-        for size, extent, stride, begin, end in zip(
-            self.size, self.extent, self.strides, self.begin, self.end, strict=True
-        ):
-            room = size + begin + end - extent
-            if may_exceed and not is_read_back(room) and not ctx.guard(le(0, room)):
-                number = truncdiv(room, stride) + 1
-                ctx.require(le(0, number), "the window is larger than the padded input by more than a stride")
-                result.append(number)
-                continue
-            ctx.require(le(0, room), "the window is larger than the padded input")
-            if ceil_mode:
-                number = ceildiv(room, stride) + 1
-                result.append(select(le(size + begin, (number - 1) * stride), number - 1, number))
-            else:
-                result.append(room // stride + 1)
-        return tuple(result)

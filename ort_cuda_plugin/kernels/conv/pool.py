@@ -15,7 +15,7 @@ from ...program.lowering import Lowering, Tensor
 from ...program.row_program import SUM
 from ...program.scalar import Scalar
 from ...program.symbolic import Dim, ceildiv, divides, hint, le, product
-from ...program.trace import Remake, View
+from ...program.trace import Remake, Step, View
 from ...program.windows import Windows
 from ..codegen.launch_geometry import index_type
 from ..codegen.simt_fragments import THREADS, Element, element_number, indent
@@ -318,13 +318,13 @@ def launch_pool(
     remake = None
     taps = product(windows.kernel)
     if not indices and isinstance(taps, int) and taps <= MAX_TAPS:
-        remake = _remade(x, out, windows, kind, include_pad)
+        remake = _remade(ctx, x, out, windows, kind, include_pad)
     grid = (ceildiv(count, THREADS), 1, 1)
     builder.launch(ctx, kernel.name, grid, (THREADS, 1, 1), body=kernel.body, remake=remake)
     return (out,) if places is None else (out, places)
 
 
-def _remade(x: Tensor, out: Tensor, windows: Windows, kind: str, include_pad: bool) -> Remake:
+def _remade(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str, include_pad: bool) -> Remake:
     """The same pooling of tensors of other strides, with the bits of `Pool`."""
     total_type = DType.INT32 if x.dtype.is_integer else s.accumulation_type(x.dtype)
 
@@ -357,9 +357,11 @@ def _remade(x: Tensor, out: Tensor, windows: Windows, kind: str, include_pad: bo
             count = count * functools.reduce(operator.add, [s.cast(x, DType.INT32) for x in counts])
         return count
 
-    def remake(ctx: Lowering, view: View) -> None:
-        if not launch_channel_pool(ctx, view(x), view(out), windows, kind, include_pad):
-            gather_into(ctx, view(out), element, view)
+    def remake(view: View) -> Sequence[Step]:
+        with ctx.recording() as steps:
+            if not launch_channel_pool(ctx, view(x), view(out), windows, kind, include_pad):
+                gather_into(ctx, view(out), element, view)
+        return steps
 
     return remake
 

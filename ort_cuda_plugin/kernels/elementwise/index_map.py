@@ -21,7 +21,7 @@ from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import Reduction, Values
 from ort_cuda_plugin.program.scalar import Operand, Scalar, expression, in_order, reachable
 from ort_cuda_plugin.program.symbolic import Dim, ceildiv, divides, eq, hint, product
-from ort_cuda_plugin.program.trace import InPlace, Remake, Use, View, in_place_of
+from ort_cuda_plugin.program.trace import InPlace, Remake, Step, Use, View, in_place_of
 
 MOST_LOADED = 192
 """Bytes of the vectors that a thread loads ahead: more leave registers for few threads."""
@@ -457,7 +457,13 @@ def gather_map(
 ) -> Tensor:
     """A new tensor whose element at coordinates c is ``fn(maps, c)``: loads from ``maps.source(x)``, and arithmetic."""
     result = ctx.empty(shape, dtype)
-    gather_into(ctx, result, fn, remake=lambda ctx, view: gather_into(ctx, view(result), fn, view))
+
+    def remake(view: View) -> Sequence[Step]:
+        with ctx.recording() as steps:
+            gather_into(ctx, view(result), fn, view)
+        return steps
+
+    gather_into(ctx, result, fn, remake=remake)
     return result
 
 

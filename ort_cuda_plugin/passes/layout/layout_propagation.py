@@ -158,9 +158,7 @@ class _Propagation:
         self.ctx.nodes = step.nodes
         if isinstance(step, Launch) and moves:
             assert step.remake is not None
-            with self.ctx.recording() as remade:
-                step.remake(self.ctx, lambda x: self._view(number, x))
-            return remade
+            return list(step.remake(lambda x: self._view(number, x)))
         if number in self.wanting:
             assert isinstance(step, Convolve)
             x, w = step.operands

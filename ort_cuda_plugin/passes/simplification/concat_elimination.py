@@ -182,7 +182,7 @@ def _launched_with_view(step: Launch, copy: Copy) -> Launch | None:
 
 
 def _remade_with(remake: Remake | None, views: Mapping[Arg, Tensor]) -> Remake | None:
-    return remake and (lambda ctx, view: remake(ctx, lambda x: view(views.get(x, x))))
+    return remake and (lambda view: remake(lambda x: view(views.get(x, x))))
 
 
 class _NoView(Exception):

@@ -133,13 +133,13 @@ def _note_remakes(steps: Sequence[Step], computes: dict[Step, tuple[Meaning, ...
     """Has what passes launch in place of an operator's launch, with other views, mean the same with these views."""
 
     def noting(step: Launch, remake: Remake) -> Remake:
-        def noted(ctx: Lowering, view: View) -> None:
-            before = len(ctx.trace.steps)
-            remake(ctx, view)
-            made = [each for each in ctx.trace.steps[before:] if isinstance(each, Launch)]
+        def noted(view: View) -> Sequence[Step]:
+            steps = remake(view)
+            made = [each for each in steps if isinstance(each, Launch)]
             computes.update(dict.fromkeys(made, ()))
             if made:
                 computes[made[-1]] = (opaque_of(step, view),)
+            return steps
 
         return noted
 

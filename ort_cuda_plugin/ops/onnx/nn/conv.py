@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
-from ort_cuda_plugin.ops.onnx.nn.windows import Ints, TransposedConvAttributes, WindowAttributes, per_axis, windows
+from ort_cuda_plugin.ops.onnx.nn.windows import (
+    Ints,
+    TransposedConvAttributes,
+    WindowAttributes,
+    count_windows,
+    per_axis,
+    windows,
+)
 from ort_cuda_plugin.ops.registry import FLOATS, T, op
 from ort_cuda_plugin.ops.requirements import (
     require_count,
@@ -60,7 +67,7 @@ def conv(
     if b is not None:
         ctx.require(eq(b.size, w.shape[0]), "the bias has another size than the output channels")
     window = windows(x.shape[2:], kernel, **attributes)
-    spatial = window.count(ctx)
+    spatial = count_windows(ctx, window)
     return _convolve(ctx, x, w, b, (x.shape[0], w.shape[0], *spatial), window, group)
 
 

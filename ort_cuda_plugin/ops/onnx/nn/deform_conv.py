@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, unravel
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.image.resize import clamped_integer
-from ort_cuda_plugin.ops.onnx.nn.windows import windows
+from ort_cuda_plugin.ops.onnx.nn.windows import count_windows, windows
 from ort_cuda_plugin.ops.registry import FLOATS, T, op
 from ort_cuda_plugin.ops.requirements import require, require_least, require_least_rank, require_rank
 from ort_cuda_plugin.program import scalar as s
@@ -94,7 +94,7 @@ def deform_conv(
         for dim, wanted in zip(kernel, kernel_shape, strict=True):
             ctx.require(eq(dim, wanted), "kernel_shape of DeformConv contradicts its weights")
     window = windows(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads)
-    spatial = window.count(ctx)
+    spatial = count_windows(ctx, window)
     positions, taps = product(spatial), product(kernel)
     ctx.require(eq(depth * group, channels), "the weights are for another number of input channels")
     ctx.require(eq(rows * group, w.shape[0]), "the groups do not divide the output channels")

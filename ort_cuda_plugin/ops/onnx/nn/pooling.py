@@ -8,7 +8,14 @@ from typing import Unpack
 from ort_cuda_plugin.kernels.conv.pool import launch_pool
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, unravel
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops.onnx.nn.windows import Ints, PaddingAttributes, WindowAttributes, per_axis, windows
+from ort_cuda_plugin.ops.onnx.nn.windows import (
+    Ints,
+    PaddingAttributes,
+    WindowAttributes,
+    count_windows,
+    per_axis,
+    windows,
+)
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, T1, HostTensor, Int64, T, op
 from ort_cuda_plugin.ops.requirements import require, require_count, require_least, require_least_rank, require_rank
@@ -33,7 +40,7 @@ def max_pool(
     **attributes: Unpack[WindowAttributes],
 ) -> tuple[Tensor, ...]:
     window = windows(x.shape[2:], kernel_shape, **attributes)
-    spatial = window.count(ctx, bool(ceil_mode), may_exceed=True)
+    spatial = count_windows(ctx, window, bool(ceil_mode), may_exceed=True)
     return launch_pool(ctx, x, window, spatial, "max", indices=is_used(ctx, 1), column_major=bool(storage_order))
 
 
@@ -48,7 +55,7 @@ def average_pool(
     **attributes: Unpack[WindowAttributes],
 ) -> tuple[Tensor, ...]:
     window = windows(x.shape[2:], kernel_shape, **attributes)
-    spatial = window.count(ctx, bool(ceil_mode), may_exceed=True)
+    spatial = count_windows(ctx, window, bool(ceil_mode), may_exceed=True)
     if window.kernel == window.size and not any((*window.begin, *window.end)) and x.rank > 2:
         return (global_average_pool(ctx, x),)
     return launch_pool(ctx, x, window, spatial, "average", include_pad=bool(count_include_pad))
@@ -108,7 +115,7 @@ def lp_pool(
     **attributes: Unpack[WindowAttributes],
 ) -> Tensor:
     window = windows(x.shape[2:], kernel_shape, **attributes)
-    return _norm_pool(ctx, x, window, window.count(ctx, bool(ceil_mode), may_exceed=True), p)
+    return _norm_pool(ctx, x, window, count_windows(ctx, window, bool(ceil_mode), may_exceed=True), p)
 
 
 @op("LpPool", since=1, types={"T": FLOATS})
@@ -121,7 +128,7 @@ def lp_pool_1(
     **attributes: Unpack[PaddingAttributes],
 ) -> Tensor:
     window = windows(x.shape[2:], kernel_shape, **attributes)
-    return _norm_pool(ctx, x, window, window.count(ctx, may_exceed=True), p)
+    return _norm_pool(ctx, x, window, count_windows(ctx, window, may_exceed=True), p)
 
 
 @op("GlobalLpPool", since=1, types={"T": FLOATS})
@@ -200,7 +207,7 @@ def col2im(
     window = Windows(tuple(image), tuple(block), steps, gaps, both[:rank], both[rank:])
     for dim in (*image, *block):
         ctx.require(lt(0, dim), "Col2Im with an empty image or block")
-    count, size = window.count(ctx), product(block)
+    count, size = count_windows(ctx, window), product(block)
     channels = floordiv(x.shape[1], size)
     ctx.require(eq(channels * size, x.shape[1]), "Col2Im: the rows are not a multiple of the size of a block")
     ctx.require(eq(product(count), x.shape[2]), "Col2Im: another number of columns than blocks")

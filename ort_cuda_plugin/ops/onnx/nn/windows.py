@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from ort_cuda_plugin.ops.requirements import require, require_count, require_one_of
-from ort_cuda_plugin.program.lowering import Unsupported
-from ort_cuda_plugin.program.symbolic import Dim, ceildiv, sym_max
+from ort_cuda_plugin.program.lowering import Lowering, Unsupported
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv, is_read_back, le, select, sym_max, truncdiv
 from ort_cuda_plugin.program.windows import Windows
 
 Ints = Sequence[int]
@@ -85,3 +85,30 @@ def windows(
         begin, end = both[:rank], both[rank:]
     require_one_of(("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"), auto_pad=auto_pad)
     return Windows(tuple(size), tuple(kernel), steps, gaps, begin, end)
+
+
+def count_windows(
+    ctx: Lowering, windows: Windows, ceil_mode: bool = False, *, may_exceed: bool = False
+) -> tuple[Dim, ...]:
+    """Windows along each dimension. With ``ceil_mode`` the last may reach over the end, but not begin there.
+
+    With ``may_exceed`` a window may be larger than the padded input: there are none, or one, as ONNX's formula
+    has it with quotients that are rounded toward zero.
+    """
+    result = []
+    for size, extent, stride, begin, end in zip(
+        windows.size, windows.extent, windows.strides, windows.begin, windows.end, strict=True
+    ):
+        room = size + begin + end - extent
+        if may_exceed and not is_read_back(room) and not ctx.guard(le(0, room)):
+            number = truncdiv(room, stride) + 1
+            ctx.require(le(0, number), "the window is larger than the padded input by more than a stride")
+            result.append(number)
+            continue
+        ctx.require(le(0, room), "the window is larger than the padded input")
+        if ceil_mode:
+            number = ceildiv(room, stride) + 1
+            result.append(select(le(size + begin, (number - 1) * stride), number - 1, number))
+        else:
+            result.append(room // stride + 1)
+    return tuple(result)
