@@ -27,7 +27,7 @@ def main() -> int:
     from library_engines import ask, build_asker, calls_of, halved, lowered, network, optimized, question
     from ort_cuda_plugin import models
     from ort_cuda_plugin.networks import NETWORKS
-    from ort_cuda_plugin.program.libraries import CONV, ProblemFlags
+    from ort_cuda_plugin.program.steps.libraries import CONV, ProblemFlags
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=sorted(models.wheel_models()))

@@ -10,7 +10,7 @@ are off, since they keep slabs.
 
 Then MiB of traffic on a GPU, for which no GPU is needed: what the fused steps must read and write, and what the
 launches of a Run ask for, with the plugin's kernels alone and with calls of cuBLASLt and cuDNN. What counts is said in
-ort_cuda_plugin/program/traffic.py. Last, the time of an allocation that a cached chunk serves and its free
+ort_cuda_plugin/program/analysis/traffic.py. Last, the time of an allocation that a cached chunk serves and its free
 (bench/allocation_time.c).
 
 Exits with 1 where a model misses a limit: planned memory is at most 1.15 times what is alive at once, and what our
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import onnx
 
-    from ort_cuda_plugin.program.traffic import ProgramTraffic
+    from ort_cuda_plugin.program.analysis.traffic import ProgramTraffic
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "harness")]
@@ -99,7 +99,7 @@ def traffic(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[ProgramTraffi
 
     from ort_cuda_plugin.clusters.cluster import CompiledCluster
     from ort_cuda_plugin.model.onnx_graph import read_model
-    from ort_cuda_plugin.program.lowering import DeviceProperties
+    from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
     with tempfile.TemporaryDirectory() as folder:
         # What ONNX Runtime makes of a model before it asks for claims.

@@ -36,7 +36,6 @@ LARGE_FOLDERS = {
     "ort_cuda_plugin/custom": 13,
     "ort_cuda_plugin/ep": 39,
     "ort_cuda_plugin/model": 14,
-    "ort_cuda_plugin/program": 30,
 }
 """The folders that are larger, with the number of their sources."""
 
@@ -56,8 +55,8 @@ TYPE_CIRCLES = [
     {"model.ir", "model.recipes"},
     # Mechanisms take the lowering context, which offers some of them as its methods.
     {
-        f"program.{name}"
-        for name in ("elementwise", "host", "lowering", "memory_order", "shapes", "tuning", "views")
+        f"program.lowering.{name}"
+        for name in ("context", "elementwise", "host", "memory_order", "shapes", "tuning", "views")
     },
 ]
 """The circles with imports for types (``if TYPE_CHECKING:``) as well."""

@@ -16,7 +16,7 @@ from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
 from ort_cuda_plugin.model.ir import AttrValue, Constant, DType, Graph, Node, Value
 from ort_cuda_plugin.ops.registry import NEWEST_OPSETS
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 ARCHITECTURES = tuple(Target.cuda(major, minor) for major, minor in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)))
 

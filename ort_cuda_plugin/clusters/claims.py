@@ -11,9 +11,9 @@ from ..model.ir import DType, Graph, InvalidModel, Node, UnknownRank, Unsupporte
 from ..model.partition import partition
 from ..ops.kernel_definitions import HOST_RESULTS
 from ..ops.registry import channels_last_operators
-from ..program.containers import Operand
-from ..program.lowering import NUM_TRIALS, Buffer, DeviceProperties, LoweringOptions
-from ..program.symbolic import Dim
+from ..program.expressions.symbolic import Dim
+from ..program.lowering.context import NUM_TRIALS, Buffer, DeviceProperties, LoweringOptions
+from ..program.steps.containers import Operand
 from ..program.termination import Measure
 from . import islands
 from .budget import MemoryBudget

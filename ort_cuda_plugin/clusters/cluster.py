@@ -17,15 +17,15 @@ from ..plan.format import Plan, PlanInput
 from ..plan.planner import make_plan
 from ..plan.precompute import precompute
 from ..plan.tables import KnownEntries, Precomputation, Precomputed, Tables, Weight, weight_key
-from ..program.callbacks import Callback
-from ..program.libraries import LibraryProblem
-from ..program.lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
-from ..program.plan_record import plan_record
-from ..program.program_text import ProgramHistory, ProgramText
-from ..program.symbolic import Dim
-from ..program.trace import Step
-from ..program.traffic import ProgramTraffic
-from ..program.tuning import Tuner
+from ..program.analysis.plan_record import plan_record
+from ..program.analysis.program_text import ProgramHistory, ProgramText
+from ..program.analysis.traffic import ProgramTraffic
+from ..program.expressions.symbolic import Dim
+from ..program.lowering.context import Buffer, DeviceProperties, LoweringOptions, Tensor
+from ..program.lowering.tuning import Tuner
+from ..program.steps.callbacks import Callback
+from ..program.steps.libraries import LibraryProblem
+from ..program.steps.trace import Step
 from .control_flow import CompiledBodies
 from .launches import make_launches, place_outputs
 from .node_lowering import InputSymbols, NodeLowering, UnknownValue, symbolic_input

@@ -18,13 +18,13 @@ from ..model.ir import DType, Graph, InvalidModel, Node, UnknownRank, Unsupporte
 from ..ops.axes import normalize_axis
 from ..ops.onnx.tensor.indexing import select_index
 from ..ops.onnx.tensor.slicing import concat
-from ..program.containers import Operand
-from ..program.symbolic import Dim, eq, is_read_back
-from ..program.tensor import Tensor
-from ..program.views import unsqueeze
+from ..program.expressions.symbolic import Dim, eq, is_read_back
+from ..program.lowering.views import unsqueeze
+from ..program.steps.containers import Operand
+from ..program.steps.tensor import Tensor
 
 if TYPE_CHECKING:
-    from ..program.lowering import Lowering
+    from ..program.lowering.context import Lowering
     from .node_lowering import NodeLowering
 
 MAX_UNROLLED_NODES = 1024

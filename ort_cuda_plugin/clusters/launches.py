@@ -11,12 +11,12 @@ from ..model.ir import Node
 from ..passes.contraction.fold_dequantize import fold_dequantize
 from ..passes.simplification.constant_folding import fixed_buffers, is_fixed
 from ..passes.table import FUSION, KERNEL_SELECTION, KERNELS, LOWERED, Watch, run_passes
-from ..program.lowering import Lowering
-from ..program.steps import Map
-from ..program.tensor import BufferKind, Tensor
-from ..program.trace import Recordable, Step
-from ..program.traffic import ProgramTraffic, Traffic, traffic
-from ..program.verify import Verifier, is_wanted
+from ..program.analysis.traffic import ProgramTraffic, Traffic, traffic
+from ..program.analysis.verify import Verifier, is_wanted
+from ..program.lowering.context import Lowering
+from ..program.steps.steps import Map
+from ..program.steps.tensor import BufferKind, Tensor
+from ..program.steps.trace import Recordable, Step
 
 Output = tuple[Tensor, Node | None]
 """A result of a cluster, and the node that produces it."""

@@ -9,9 +9,9 @@ from ..custom.registry import Implementation, snapshot_of
 from ..kernels.elementwise.sub_byte import packed_bytes, unpack
 from ..kernels.emit import launch_step
 from ..model.ir import Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
-from ..program.containers import Operand, TensorOptional, TensorSequence
-from ..program.lowering import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
-from ..program.symbolic import Dim, Expr, eq, is_read_back, le, product, symbol
+from ..program.expressions.symbolic import Dim, Expr, eq, is_read_back, le, product, symbol
+from ..program.lowering.context import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
+from ..program.steps.containers import Operand, TensorOptional, TensorSequence
 from .control_flow import MAX_UNROLLED_NODES, CompiledBodies, expand, inline
 from .ranks import RanksOfTrial
 from .repetition import FunctionNode

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ..model.ir import Node, Value
-from ..program.lowering import NUM_TRIALS
+from ..program.lowering.context import NUM_TRIALS
 
 _SAME = range(NUM_TRIALS - 2)
 """Trials in which all values of unknown rank have the same rank. In later trials the ranks differ."""

@@ -9,8 +9,8 @@ from typing import Final
 
 from ..model.ir import Graph, InvalidModel, Node, Value
 from ..ops.contrib.generation import search
-from ..program.lowering import Lowering, Tensor
-from ..program.symbolic import Dim, lt
+from ..program.expressions.symbolic import Dim, lt
+from ..program.lowering.context import Lowering, Tensor
 from .repetition import FunctionNode
 
 MOST_ROOM: Final = 4096

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from ..model.ir import DType, InvalidModel, Node, Unsupported, Value
 from ..ops.contrib.generation import search
-from ..program.elementwise import full
-from ..program.lowering import Lowering, Tensor
-from ..program.symbolic import Dim
+from ..program.expressions.symbolic import Dim
+from ..program.lowering.context import Lowering, Tensor
+from ..program.lowering.elementwise import full
 from .repetition import FunctionNode, Repetition, part
 from .search_base import Given, Search, attribute_number, by_name, following, needed
 

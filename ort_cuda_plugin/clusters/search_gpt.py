@@ -8,8 +8,8 @@ from typing import Final
 
 from ..model.ir import DType, Graph, InvalidModel, Unsupported, Value
 from ..ops.contrib.generation import search
-from ..program.elementwise import elementwise
-from ..program.lowering import Lowering, Tensor
+from ..program.lowering.context import Lowering, Tensor
+from ..program.lowering.elementwise import elementwise
 from .repetition import FunctionNode, Repetition, part
 from .search_base import Given, Search, by_name, following, needed
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..model.ir import DType, Graph, Node, Value
-from ..program.lowering import DeviceProperties, LoweringOptions
+from ..program.lowering.context import DeviceProperties, LoweringOptions
 from .cluster import CompiledCluster
 
 

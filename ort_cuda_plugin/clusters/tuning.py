@@ -25,14 +25,14 @@ from ..passes.table import KERNEL_SELECTION, run_passes
 from ..plan.planner import make_plan
 from ..plan.precompute import precompute
 from ..plan.tables import KnownEntries, Tables
-from ..program.concrete import Concrete
-from ..program.lowering import Lowering
-from ..program.scalar import Scalar, reachable
-from ..program.steps import Attend, Convolve, Rows, Sums, Tactic
-from ..program.symbolic import Dim, hint, is_read_back, le, lt
-from ..program.tensor import Tensor
-from ..program.trace import LibraryCall, Recordable, Step
-from ..program.tuning import Make
+from ..program.expressions.scalar import Scalar, reachable
+from ..program.expressions.symbolic import Dim, hint, is_read_back, le, lt
+from ..program.lowering.context import Lowering
+from ..program.lowering.tuning import Make
+from ..program.steps.concrete import Concrete
+from ..program.steps.steps import Attend, Convolve, Rows, Sums, Tactic
+from ..program.steps.tensor import Tensor
+from ..program.steps.trace import LibraryCall, Recordable, Step
 from .cluster import Variant
 
 logger = logging.getLogger("ort_cuda_plugin")

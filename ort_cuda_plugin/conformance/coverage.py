@@ -20,10 +20,10 @@ from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.ops import registry
 from ort_cuda_plugin.ops.registry import Operator
 from ort_cuda_plugin.passes.table import KERNEL_SELECTION, run_passes
-from ort_cuda_plugin.program.libraries import ATTENTION, CONV, MATMUL
-from ort_cuda_plugin.program.lowering import Buffer, DeviceProperties, LoweringOptions
-from ort_cuda_plugin.program.symbolic import Dim
-from ort_cuda_plugin.program.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Recordable
+from ort_cuda_plugin.program.expressions.symbolic import Dim
+from ort_cuda_plugin.program.lowering.context import Buffer, DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.steps.libraries import ATTENTION, CONV, MATMUL
+from ort_cuda_plugin.program.steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Recordable
 
 WRITE_COMMAND = "ort-cuda-plugin operators --write docs/operators.md"
 GPU = DeviceProperties(emulated=False, libraries=frozenset(library.name for library in LIBRARIES))

@@ -14,9 +14,9 @@ from ..compiler.targets import Target
 from ..model.ir import Constant, DType, InvalidModel, Node, NodeError, Unsupported
 from ..plan.format import Plan
 from ..plan.tables import Weight
-from ..program.callbacks import Callback
-from ..program.libraries import LibraryProblem
-from ..program.lowering import DeviceProperties
+from ..program.lowering.context import DeviceProperties
+from ..program.steps.callbacks import Callback
+from ..program.steps.libraries import LibraryProblem
 from .guards import Guards
 from .sample_shapes import Shapes, sample_shapes
 

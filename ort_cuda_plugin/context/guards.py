@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..plan.format import Plan, PlanExpr
-from ..program.operations import ExprOp
-from ..program.symbolic import evaluators
+from ..program.expressions.operations import ExprOp
+from ..program.expressions.symbolic import evaluators
 
 _SIGNS = {
     ExprOp.ADD: "+",

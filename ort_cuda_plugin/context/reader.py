@@ -15,8 +15,8 @@ from ..plan.decoder import decode, element_types
 from ..plan.format import version as plan_version
 from ..plan.tables import KnownEntries, Precomputation, Precomputed, Tables, Weight, weight_key
 from ..program.device import AttentionKernel
-from ..program.libraries import LibraryProblem, ProblemFlags
-from ..program.lowering import DeviceProperties, LoweringOptions
+from ..program.lowering.context import DeviceProperties, LoweringOptions
+from ..program.steps.libraries import LibraryProblem, ProblemFlags
 from .constants import StoredConstants
 from .container import Container, Json, parse_json
 from .errors import MALFORMED, ContextError, UnforeseenShapes

@@ -18,7 +18,7 @@ from ..model.ir import Constant, Graph, Value
 from ..plan.format import encode
 from ..plan.format import version as plan_version
 from ..plan.tables import Precomputation, Precomputed, Weight
-from ..program.lowering import LoweringOptions
+from ..program.lowering.context import LoweringOptions
 from .capture import ContextTarget, capture
 from .constants import ConstantWriter, Source
 from .container import Builder, Json, to_json

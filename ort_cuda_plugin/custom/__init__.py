@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from ..kernels.scan_sort.select import count_prefixes, sort_rows
     from ..model.ir import Constant, DType, InvalidModel, Unsupported
     from ..ops.registry import ALL_TENSORS, ARITHMETIC, FLOATS, INTS
-    from ..program import scalar
-    from ..program.elementwise import elementwise
-    from ..program.lowering import Lowering, Tensor
-    from ..program.reduce import reduce, row_map
-    from ..program.row_program import MAX, MIN, PRODUCT, SUM
-    from ..program.symbolic import Dim, ceildiv, eq, floordiv, le, lt, product, sym_max, sym_min
-    from ..program.views import expand, permute, reshape, squeeze, unsqueeze
+    from ..program.expressions import scalar
+    from ..program.expressions.symbolic import Dim, ceildiv, eq, floordiv, le, lt, product, sym_max, sym_min
+    from ..program.lowering.context import Lowering, Tensor
+    from ..program.lowering.elementwise import elementwise
+    from ..program.lowering.reduce import reduce, row_map
+    from ..program.lowering.views import expand, permute, reshape, squeeze, unsqueeze
+    from ..program.steps.row_program import MAX, MIN, PRODUCT, SUM
     from .array_kernels import array_kernel
     from .checks import check
     from .kernels import cubin_kernel, cuda_kernel, launch, ltoir_kernel, numba_kernel, ptx_kernel
@@ -58,12 +58,12 @@ _NAMES = {
     "..kernels.scan_sort.select": ("count_prefixes", "sort_rows"),
     "..model.ir": ("Constant", "DType", "InvalidModel", "Unsupported"),
     "..ops.registry": ("ALL_TENSORS", "ARITHMETIC", "FLOATS", "INTS"),
-    "..program.elementwise": ("elementwise",),
-    "..program.lowering": ("Lowering", "Tensor"),
-    "..program.reduce": ("reduce", "row_map"),
-    "..program.row_program": ("MAX", "MIN", "PRODUCT", "SUM"),
-    "..program.symbolic": ("Dim", "ceildiv", "eq", "floordiv", "le", "lt", "product", "sym_max", "sym_min"),
-    "..program.views": ("expand", "permute", "reshape", "squeeze", "unsqueeze"),
+    "..program.lowering.elementwise": ("elementwise",),
+    "..program.lowering.context": ("Lowering", "Tensor"),
+    "..program.lowering.reduce": ("reduce", "row_map"),
+    "..program.steps.row_program": ("MAX", "MIN", "PRODUCT", "SUM"),
+    "..program.expressions.symbolic": ("Dim", "ceildiv", "eq", "floordiv", "le", "lt", "product", "sym_max", "sym_min"),
+    "..program.lowering.views": ("expand", "permute", "reshape", "squeeze", "unsqueeze"),
     ".tensor_types": (
         "Alias",
         "BFloat16",
@@ -181,5 +181,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "scalar":
-        return import_module("..program.scalar", __name__)
+        return import_module("..program.expressions.scalar", __name__)
     return getattr(import_module(_MODULES[name], __name__), name)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..model.ir import InvalidModel
-from ..program.lowering import Lowering
-from ..program.symbolic import Dim, Expr, hint, is_read_back
+from ..program.expressions.symbolic import Dim, Expr, hint, is_read_back
+from ..program.lowering.context import Lowering
 
 
 def check(ctx: Lowering, condition: Dim | bool, what: str, value: object, why: str) -> None:

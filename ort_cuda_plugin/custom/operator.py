@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from ..model.ir import AttrValue, Constant, DType, InvalidModel, NodeError, Unsupported
-from ..program.lowering import Buffer, BufferKind, Lowering, Tensor
-from ..program.trace import Launch, in_place_of
+from ..program.lowering.context import Buffer, BufferKind, Lowering, Tensor
+from ..program.steps.trace import Launch, in_place_of
 from .report import report_failure
 
 HOST_DOMAINS: Final = frozenset(

@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, ParamSpec, TypeVar, get_args, get_origin
 
 from ..model.ir import Constant, DType, InvalidModel
 from ..ops.registry import FLOATS
-from ..program.lowering import Lowering, Tensor
+from ..program.lowering.context import Lowering, Tensor
 from . import registry
 from . import tensor_types as names
 from .operator import Attribute, AttributeKind, CustomOperator, Port, PortKind

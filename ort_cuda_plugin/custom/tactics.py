@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..model.ir import Constant, InvalidModel, Unsupported
-from ..program.lowering import Lowering, Tensor
-from ..program.steps import Tactic
-from ..program.trace import Launch
+from ..program.lowering.context import Lowering, Tensor
+from ..program.steps.steps import Tactic
+from ..program.steps.trace import Launch
 from .operator import LowerFunction
 from .report import report_failure
 

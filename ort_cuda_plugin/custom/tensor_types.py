@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from ..model.ir import DType
-from ..program.lowering import Tensor
+from ..program.lowering.context import Tensor
 
 
 @dataclass(frozen=True)

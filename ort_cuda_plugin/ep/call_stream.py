@@ -12,7 +12,7 @@ import numpy as np
 from ..abi.core import check, core, count, driver_error_text, ffi, lib, new_error
 from ..compiler.kernel import KernelSpec
 from ..model.ir import Array
-from ..program.callbacks import DeviceArray, Number
+from ..program.steps.callbacks import DeviceArray, Number
 from .devices import DriverError
 from .open_device import LoadedKernel, OpenDevice
 

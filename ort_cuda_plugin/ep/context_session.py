@@ -20,7 +20,7 @@ from ..context.files import refuse_to_replace
 from ..context.reader import Loaded, Session
 from ..context.writer import ContextCluster, ContextRequest, ContextWriter
 from ..model.ir import Graph, Node
-from ..program.lowering import DeviceProperties, LoweringOptions
+from ..program.lowering.context import DeviceProperties, LoweringOptions
 from .context_callbacks import ContextCallbacks
 from .context_nodes import ContextNode, ContextOutput, ContextReader, context_node, is_context
 from .context_sources import WEIGHTLESS_ENTRIES, SourceFinder

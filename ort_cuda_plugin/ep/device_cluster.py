@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from ..abi.core import check, core, ffi, new_error
 from ..clusters.cluster import Variant
 from ..plan.tables import Precomputation, Precomputed, Weight
-from ..program.callbacks import Callback, CallFunction
-from ..program.libraries import LibraryProblem
+from ..program.steps.callbacks import Callback, CallFunction
+from ..program.steps.libraries import LibraryProblem
 from .cluster_handles import NewWeights, add_kernels, add_plan, precompute
 from .open_device import LoadedKernel, OpenDevice
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..abi.core import PluginError, check, core, ffi, lib, new_error
-from ..program.lowering import DeviceProperties
+from ..program.lowering.context import DeviceProperties
 
 #: "1", "true", "yes", "on": a plain registration offers the emulated devices as well.
 EMULATE_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE"

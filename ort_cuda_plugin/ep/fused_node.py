@@ -12,7 +12,7 @@ from ..abi.core import PluginError, check, core, count, ffi, new_error
 from ..clusters.cluster import CompiledCluster, Variant
 from ..context.errors import MALFORMED, ContextError
 from ..context.reader import StoredCluster
-from ..program.traffic import ProgramTraffic
+from ..program.analysis.traffic import ProgramTraffic
 from .call_stream import CallKernels, RunStream
 from .device_cluster import DeviceCluster
 from .handles import HandleTable

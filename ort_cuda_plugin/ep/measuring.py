@@ -12,7 +12,7 @@ from ..clusters.tuning import MeasuringTuner
 from ..compiler.kernel import KernelSpec
 from ..compiler.timing_cache import device_identity, timing_cache
 from ..compiler.toolchain import host_cpu, joined_digest
-from ..program.lowering import DeviceProperties
+from ..program.lowering.context import DeviceProperties
 from .device_cluster import DeviceCluster
 from .devices import DriverError
 from .libraries import library_versions

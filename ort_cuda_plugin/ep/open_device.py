@@ -15,7 +15,7 @@ from ..compiler.kernel_library import KernelLibrary
 from ..compiler.shared_memory import declared_bytes, may_ask_in_launch
 from ..compiler.targets import BuiltKernel, KernelImage, Target
 from ..plan.format import param_kind
-from ..program.lowering import DeviceProperties
+from ..program.lowering.context import DeviceProperties
 from .devices import DeviceInfo, DriverError, emulated_properties, open_device
 from .libraries import load_libraries
 

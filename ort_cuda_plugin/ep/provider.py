@@ -25,7 +25,7 @@ from ..custom import registry as custom
 from ..model.ir import DType, Graph, Node, Value
 from ..model.ort_graph import read_graph
 from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators
-from ..program.lowering import DeviceProperties
+from ..program.lowering.context import DeviceProperties
 from . import arena, current_session
 from .context_nodes import ContextIdentity, ContextNode, is_context, model_path, only_node
 from .context_session import ContextSession, give, request_of

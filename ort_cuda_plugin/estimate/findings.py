@@ -15,13 +15,13 @@ import onnx
 from ..compiler.kernel import KernelSpec
 from ..compiler.targets import Target
 from ..model.ir import DType
-from ..program.lowering import LoweringOptions
-from ..program.shapes import broadcast_strides
-from ..program.steps import Attend, Contract, Map, Sums
-from ..program.symbolic import Dim, hint
-from ..program.tensor import Tensor
-from ..program.trace import Launch
-from ..program.trace import Step as PlannedStep
+from ..program.expressions.symbolic import Dim, hint
+from ..program.lowering.context import LoweringOptions
+from ..program.lowering.shapes import broadcast_strides
+from ..program.steps.steps import Attend, Contract, Map, Sums
+from ..program.steps.tensor import Tensor
+from ..program.steps.trace import Launch
+from ..program.steps.trace import Step as PlannedStep
 from .count import LINE, SECTOR, Counted, Site, count_all
 from .gather import work_of_model
 from .sass import Code, code_of

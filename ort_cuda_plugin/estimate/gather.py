@@ -16,12 +16,13 @@ from ..model.ir import Graph, Node, Value
 from ..model.onnx_graph import read_model
 from ..models import is_wheel_model, with_noise_weights
 from ..passes.table import Watch
-from ..program.libraries import ATTENTION, CONV, MATMUL
-from ..program.lowering import DeviceProperties, LoweringOptions
-from ..program.steps import Contract, Convolve
-from ..program.symbolic import hint
-from ..program.tensor import Buffer, BufferKind, Tensor
-from ..program.trace import (
+from ..program.analysis.traffic import accesses, arithmetic
+from ..program.expressions.symbolic import hint
+from ..program.lowering.context import DeviceProperties, LoweringOptions
+from ..program.steps.libraries import ATTENTION, CONV, MATMUL
+from ..program.steps.steps import Contract, Convolve
+from ..program.steps.tensor import Buffer, BufferKind, Tensor
+from ..program.steps.trace import (
     Copy,
     Float32,
     Float64,
@@ -34,8 +35,7 @@ from ..program.trace import (
     Recordable,
     scalar_types,
 )
-from ..program.trace import Step as PlannedStep
-from ..program.traffic import accesses, arithmetic
+from ..program.steps.trace import Step as PlannedStep
 from ..session_errors import own_operator
 from .libraries import peak_kind
 from .work import Access, Argument, CopyStep, KernelStep, LibraryStep, Number, Pointer, Product, Region, Step, Work

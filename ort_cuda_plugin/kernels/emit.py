@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..program.lowering import Lowering
-from ..program.shapes import broadcast_strides
-from ..program.steps import Attend, Contract, Convolve, Map, Rows, Sums
-from ..program.tensor import Buffer
-from ..program.trace import InPlace, Launch, Recordable, Step
+from ..program.lowering.context import Lowering
+from ..program.lowering.shapes import broadcast_strides
+from ..program.steps.steps import Attend, Contract, Convolve, Map, Rows, Sums
+from ..program.steps.tensor import Buffer
+from ..program.steps.trace import InPlace, Launch, Recordable, Step
 from .attention.flash_mma_schedule import attend_by_matrices
 from .attention.multi_pass import launch_attend
 from .conv.dispatch import launch_convolve

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..program.lowering import Lowering
-from ..program.steps import Attend, Contract, Convolve, Map, Sums, Tactic
-from ..program.symbolic import hint
-from ..program.trace import Launch, Step
+from ..program.expressions.symbolic import hint
+from ..program.lowering.context import Lowering
+from ..program.steps.steps import Attend, Contract, Convolve, Map, Sums, Tactic
+from ..program.steps.trace import Launch, Step
 from .attention.flash_mma_schedule import try_flash_attention, try_flash_in_one_wave
 from .attention.multi_pass import attention_tactics
 from .conv.channels_last import is_channels_last, matrix_convolution_kind, try_channels_last

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from ort_cuda_plugin.model.ir import Unsupported
 from ort_cuda_plugin.ops.requirements import require
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.symbolic import Dim
+from ort_cuda_plugin.program.expressions.symbolic import Dim
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 
 def normalize_axis(axis: Dim, rank: int) -> int:

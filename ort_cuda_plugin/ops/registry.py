@@ -27,8 +27,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from ort_cuda_plugin import uninterrupted
 from ort_cuda_plugin.model.ir import FLOATS_8, DType
-from ort_cuda_plugin.program.containers import Operand
-from ort_cuda_plugin.program.lowering import InvalidModel, Lowering, Tensor, Unsupported
+from ort_cuda_plugin.program.lowering.context import InvalidModel, Lowering, Tensor, Unsupported
+from ort_cuda_plugin.program.steps.containers import Operand
 
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
 HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})

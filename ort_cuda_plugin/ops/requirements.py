@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence, Sized
 import numpy as np
 
 from ort_cuda_plugin.model.ir import DType, InvalidModel
-from ort_cuda_plugin.program.lowering import Tensor
+from ort_cuda_plugin.program.lowering.context import Tensor
 
 
 def violation(subject: str, expected: str, got: object) -> InvalidModel:

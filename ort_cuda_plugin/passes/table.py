@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from ..kernels.attention.flash import has_tf32
 from ..kernels.emit import emit
-from ..program.lowering import Lowering
-from ..program.trace import Step
+from ..program.lowering.context import Lowering
+from ..program.steps.trace import Step
 from .attention.attention_decomposition import decompose_attention
 from .attention.attention_fusion import fuse_attention
 from .attention.gqa_broadcast_elimination import eliminate_gqa_broadcasts

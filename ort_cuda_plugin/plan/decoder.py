@@ -39,7 +39,7 @@ from ort_cuda_plugin.plan.format import (
     segment_layout,
     version,
 )
-from ort_cuda_plugin.program.operations import ExprOp
+from ort_cuda_plugin.program.expressions.operations import ExprOp
 
 
 def decode(blob: bytes) -> Plan:

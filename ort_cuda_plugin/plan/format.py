@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..program.operations import ExprOp
+from ..program.expressions.operations import ExprOp
 
 magic = 0x4E4C504F
 version = 4

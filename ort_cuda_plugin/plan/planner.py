@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from ..model.ir import InvalidModel, Node, NodeError
-from ..program.operations import ExprOp
-from ..program.symbolic import Dim, Expr, Monomial, eq, select
-from ..program.tensor import Buffer, BufferKind, Tensor
-from ..program.trace import (
+from ..program.expressions.operations import ExprOp
+from ..program.expressions.symbolic import Dim, Expr, Monomial, eq, select
+from ..program.steps.tensor import Buffer, BufferKind, Tensor
+from ..program.steps.trace import (
     Arg,
     Copy,
     Float32,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..model.ir import Constant, DType, Node
-from ..program.tensor import Buffer, BufferKind, Tensor, known_bytes
-from ..program.trace import Recordable, Trace
+from ..program.steps.tensor import Buffer, BufferKind, Tensor, known_bytes
+from ..program.steps.trace import Recordable, Trace
 from .planner import make_plan
 from .tables import KnownEntries, Precomputation, Precomputed, Tables, weight_key
 

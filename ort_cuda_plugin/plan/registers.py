@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..model.ir import InvalidModel, Node
-from ..program.operations import ExprOp
-from ..program.symbolic import READ_BACK, Atom, Dim, Expr, Monomial
+from ..program.expressions.operations import ExprOp
+from ..program.expressions.symbolic import READ_BACK, Atom, Dim, Expr, Monomial
 from .format import PlanExpr
 
 

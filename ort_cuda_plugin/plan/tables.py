@@ -11,9 +11,9 @@ import numpy as np
 
 from ..compiler.kernel import KernelSpec
 from ..model.ir import Constant
-from ..program.callbacks import Callback
-from ..program.libraries import LibraryProblem
-from ..program.tensor import Buffer
+from ..program.steps.callbacks import Callback
+from ..program.steps.libraries import LibraryProblem
+from ..program.steps.tensor import Buffer
 from .format import Plan
 
 _LARGE_CONSTANT = 2**20

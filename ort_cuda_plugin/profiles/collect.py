@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from ..estimate.libraries import peak_kind
 from ..gpus import Gpu, gpu, names
-from ..program.plan_record import read_plans
+from ..program.analysis.plan_record import read_plans
 
 Event: TypeAlias = "Mapping[str, Any]"
 _KERNEL_TIME = "_kernel_time"
@@ -103,7 +103,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Plans:
-    """The plan of each cluster that the Runs used: lines of `program.plan_record`, of which the last counts."""
+    """The plan of each cluster that the Runs used: the last line of `program.analysis.plan_record` for it."""
 
     steps: Mapping[str, Sequence[Mapping[str, Any]]]
     costs: Mapping[str, Mapping[str, float]]

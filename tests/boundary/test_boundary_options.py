@@ -18,7 +18,7 @@ from ort_cuda_plugin.ep.identity import Identity
 from ort_cuda_plugin.ep.option_documents import option_tables
 from ort_cuda_plugin.ep.option_table import DEFAULTS, OTHER_NAMES, ROWS, WITHOUT_EFFECT, Decides
 from ort_cuda_plugin.ep.options import OptionError, Options, collect, known_keys, parse
-from ort_cuda_plugin.program.lowering import LoweringOptions
+from ort_cuda_plugin.program.lowering.context import LoweringOptions
 
 SESSION = "ep.cudapluginexecutionprovider."
 ENVIRONMENT = "ep_factory.CudaPluginExecutionProvider."

@@ -30,7 +30,7 @@ from ort_cuda_plugin.ep.provider import Provider, last_provider
 from ort_cuda_plugin.kernels.library.library_attention import attention_form
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.plan.format import encode
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 Options = Mapping[str, str]
 Observer = Callable[[Options, Path], object]

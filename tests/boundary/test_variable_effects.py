@@ -53,7 +53,7 @@ def kernels():
 
 def verified():
     "How many programs are verified."
-    from ort_cuda_plugin.program.verify import Verifier
+    from ort_cuda_plugin.program.analysis.verify import Verifier
     calls, verify = [], Verifier.__call__
     Verifier.__call__ = lambda *arguments: (calls.append(1), verify(*arguments))[1]
     ran()

@@ -22,7 +22,7 @@ from ort_cuda_plugin.context.reader import Context, Session, StoredCluster, _sto
 from ort_cuda_plugin.ep.context_session import ALLOW_VARIABLE
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.plan.format import version as plan_version
-from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
 
 KEY = f"ep_compatibility_info.{ort_cuda_plugin.get_ep_name()}"
 KINDS = _pybind_state.OrtCompiledModelCompatibility

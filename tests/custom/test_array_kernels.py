@@ -15,7 +15,7 @@ from ort_cuda_plugin.compiler.intrinsics import f16_to_f32, f32_to_f16
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.custom import array_kernel, ceildiv, launch, reshape
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.lowering import Buffer, BufferKind, Lowering, Tensor
+from ort_cuda_plugin.program.lowering.context import Buffer, BufferKind, Lowering, Tensor
 from plugins import context, tensor
 
 

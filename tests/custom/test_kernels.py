@@ -26,7 +26,7 @@ from ort_cuda_plugin.custom.kernels import (
     ptx_kernel,
 )
 from ort_cuda_plugin.ep.devices import cuda_devices
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 SIGNATURE = ("*f32", "*f32", "i64", "f32")
 SHIFT = 3
@@ -283,8 +283,8 @@ def wrong_launches() -> dict[str, Any]:
 @pytest.mark.parametrize("message", wrong_launches())
 def test_a_wrong_launch_is_an_error_with_the_argument(message: str) -> None:
     from ort_cuda_plugin.model.ir import DType
-    from ort_cuda_plugin.program.lowering import Buffer, BufferKind, DeviceProperties
-    from ort_cuda_plugin.program.symbolic import symbol
+    from ort_cuda_plugin.program.expressions.symbolic import symbol
+    from ort_cuda_plugin.program.lowering.context import Buffer, BufferKind, DeviceProperties
 
     ctx = Lowering(DeviceProperties())
     n = symbol(0, "n", 3, 0, None)

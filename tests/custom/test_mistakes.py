@@ -39,7 +39,7 @@ from ort_cuda_plugin.custom.plugin import register_creator, unregister_creator
 from ort_cuda_plugin.custom.plugin.calls import PluginFailure
 from ort_cuda_plugin.custom.plugin.streams import RunStream
 from ort_cuda_plugin.model.ir import Graph, InvalidModel, Node, Unsupported, Value
-from ort_cuda_plugin.program.trace import Launch
+from ort_cuda_plugin.program.steps.trace import Launch
 from plugins import DOUBLE, ProbeCreator, context, lowered, tensor
 
 

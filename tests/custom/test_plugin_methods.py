@@ -26,10 +26,10 @@ from ort_cuda_plugin.custom.plugin.fields import fields_from_json, fields_to_jso
 from ort_cuda_plugin.custom.plugin.node import create
 from ort_cuda_plugin.custom.registry import current
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
-from ort_cuda_plugin.program.lowering import BufferKind, Lowering
-from ort_cuda_plugin.program.program_text import ProgramText
-from ort_cuda_plugin.program.steps import Tactic
-from ort_cuda_plugin.program.trace import Copy, HostCall, Launch, ReadBack
+from ort_cuda_plugin.program.analysis.program_text import ProgramText
+from ort_cuda_plugin.program.lowering.context import BufferKind, Lowering
+from ort_cuda_plugin.program.steps.steps import Tactic
+from ort_cuda_plugin.program.steps.trace import Copy, HostCall, Launch, ReadBack
 from plugins import DOUBLE, Probe, ProbeCreator, context, lowered, tensor
 
 

@@ -15,7 +15,7 @@ from ort_cuda_plugin.custom.operator import Attribute, AttributeKind, Port, Port
 from ort_cuda_plugin.custom.resources import Resources
 from ort_cuda_plugin.model.ir import Constant, DType, Graph, InvalidModel, Node, Unsupported, Value
 from ort_cuda_plugin.ops.registry import FLOATS
-from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, Tensor
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering, Tensor
 
 
 @pytest.fixture(autouse=True)

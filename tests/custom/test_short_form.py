@@ -27,7 +27,7 @@ from ort_cuda_plugin.custom import (
 )
 from ort_cuda_plugin.model.ir import Graph, Node, Value
 from ort_cuda_plugin.ops.registry import FLOATS, INTS
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 
 @pytest.fixture(autouse=True)

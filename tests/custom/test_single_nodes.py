@@ -17,8 +17,8 @@ from ort_cuda_plugin.custom import registry
 from ort_cuda_plugin.custom.operator import Attribute, AttributeKind, Port, PortKind
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.registry import FLOATS
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
 
 A = np.array([[1, -2], [3, 4]], np.float32)
 EP = ort_cuda_plugin.get_ep_name()

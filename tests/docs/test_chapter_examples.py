@@ -13,8 +13,8 @@ from onnx import numpy_helper, parser
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.ir import Array, DType
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
-from ort_cuda_plugin.program.trace import Launch, LibraryCall, Step
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
+from ort_cuda_plugin.program.steps.trace import Launch, LibraryCall, Step
 
 CHAPTERS = Path(__file__).resolve().parents[2] / "docs" / "architecture"
 LIBRARY = "library call"

@@ -17,7 +17,7 @@ from ort_cuda_plugin.clusters.control_flow import MAX_EXPANDED_BYTES, MAX_UNROLL
 from ort_cuda_plugin.ep.fused_node import FusedNode
 from ort_cuda_plugin.ep.provider import last_verdicts
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from session_pair import floats
 
 IF = """b = If(c) <then_branch = yes () => (float[p, 4] t) { u = Mul(a, x)  t = Add(u, w) },

@@ -21,7 +21,7 @@ from ort_cuda_plugin.estimate.sass import Code, disassembler
 from ort_cuda_plugin.estimate.work import KernelStep, Work
 from ort_cuda_plugin.models import find_model
 from ort_cuda_plugin.networks import build
-from ort_cuda_plugin.program.lowering import LoweringOptions
+from ort_cuda_plugin.program.lowering.context import LoweringOptions
 
 MANY = 10_000.0
 """Requests that move more than `findings.MUCH` bytes."""

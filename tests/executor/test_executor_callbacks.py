@@ -24,7 +24,7 @@ from executor_harness import (
 )
 from ort_cuda_plugin.abi.core import PluginError, check, core, counters, ffi, new_error
 from ort_cuda_plugin.plan.format import Param, Plan, PlanBuffer, PlanInput, PlanOutput, Record, RecordKind
-from ort_cuda_plugin.program.operations import ExprOp
+from ort_cuda_plugin.program.expressions.operations import ExprOp
 from test_executor_run import affine, ref_buffer, ref_input, ref_output
 
 pytestmark = pytest.mark.usefixtures("collected")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from executor_harness import INT64, PARAMETERS, OnHost, Registers, TestCluster, launch
 from ort_cuda_plugin.plan.format import Param, ParamKind, Plan, PlanInput, PlanOutput, Ref, RefKind
-from ort_cuda_plugin.program.operations import ExprOp
-from ort_cuda_plugin.program.symbolic import evaluators
+from ort_cuda_plugin.program.expressions.operations import ExprOp
+from ort_cuda_plugin.program.expressions.symbolic import evaluators
 
 
 def meaning(a: int, b: int, c: int) -> dict[ExprOp, int]:

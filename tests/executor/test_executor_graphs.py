@@ -21,7 +21,7 @@ from executor_harness import (
 )
 from ort_cuda_plugin.abi.core import check, core, counters, ffi, new_error
 from ort_cuda_plugin.plan.format import Param, Plan, PlanBuffer, PlanInput, PlanOutput, Record
-from ort_cuda_plugin.program.operations import ExprOp
+from ort_cuda_plugin.program.expressions.operations import ExprOp
 from test_executor_run import affine, affine_plan, pointer, random_array, ref_buffer, ref_input, ref_output
 from test_executor_segments import keep_positive_plan
 

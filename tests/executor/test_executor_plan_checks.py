@@ -28,7 +28,7 @@ from ort_cuda_plugin.plan.format import (
     RefKind,
     encode,
 )
-from ort_cuda_plugin.program.operations import ExprOp
+from ort_cuda_plugin.program.expressions.operations import ExprOp
 
 x, shape = Ref(RefKind.INPUT, 0), Ref(RefKind.INPUT, 1)
 first, second = Ref(RefKind.OUTPUT, 0), Ref(RefKind.OUTPUT, 1)

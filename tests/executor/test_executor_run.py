@@ -38,7 +38,7 @@ from ort_cuda_plugin.plan.format import (
     Ref,
     RefKind,
 )
-from ort_cuda_plugin.program.operations import ExprOp
+from ort_cuda_plugin.program.expressions.operations import ExprOp
 
 pointer = Param.pointer
 

@@ -32,7 +32,7 @@ from ort_cuda_plugin.plan.format import (
     Ref,
     RefKind,
 )
-from ort_cuda_plugin.program.operations import ExprOp
+from ort_cuda_plugin.program.expressions.operations import ExprOp
 
 data = Ref(RefKind.INPUT, 0)
 output = Ref(RefKind.OUTPUT, 0)

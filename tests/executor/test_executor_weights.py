@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from executor_harness import DeviceBlock, Registers, TestCluster, acquire, device, driver, succeed
 from ort_cuda_plugin.abi.core import PluginError, check, core, counters, ffi, new_error
 from ort_cuda_plugin.plan.format import Plan, PlanBuffer, PlanOutput
-from ort_cuda_plugin.program.operations import ExprOp
+from ort_cuda_plugin.program.expressions.operations import ExprOp
 from test_executor_run import affine, ref_buffer, ref_output, ref_weight
 
 UINT8 = 2

@@ -24,7 +24,7 @@ from ort_cuda_plugin.plan.format import (
     encode,
     param_kind,
 )
-from ort_cuda_plugin.program.operations import ExprOp
+from ort_cuda_plugin.program.expressions.operations import ExprOp
 
 plan_with_everything = Plan(
     num_registers=9,

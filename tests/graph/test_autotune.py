@@ -26,7 +26,7 @@ from ort_cuda_plugin.clusters.tuning import MeasuringTuner
 from ort_cuda_plugin.compiler.timing_cache import TimingCache
 from ort_cuda_plugin.ep import measuring
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
 
 HEAD = '<ir_version: 10, opset_import: ["": 23]>'
 PRODUCT = "g (float16[200, 256] x, float16[256, 80] w) => (float16[200, 80] y) { m = MatMul(x, w) y = Relu(m) }"

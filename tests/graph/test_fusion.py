@@ -19,8 +19,8 @@ from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.onnx_graph import read_model, storage
 from ort_cuda_plugin.passes.table import PASSES
-from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
-from ort_cuda_plugin.program.steps import Attend, Contract, Convolve, Map, Rows
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.steps.steps import Attend, Contract, Convolve, Map, Rows
 from pass_programs import programs_after
 from random_models import ModelMaker, feed
 

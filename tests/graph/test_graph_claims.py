@@ -14,8 +14,8 @@ from ort_cuda_plugin.clusters.ranks import Ranks
 from ort_cuda_plugin.model.ir import Constant, DType, Graph, InvalidModel, Node, Unsupported, Value
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.ops.registry import op
-from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, Tensor
-from ort_cuda_plugin.program.symbolic import eq
+from ort_cuda_plugin.program.expressions.symbolic import eq
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering, Tensor
 
 DEVICE = DeviceProperties()
 

@@ -12,7 +12,7 @@ from ort_cuda_plugin.model.ir import Array, Constant, DType, InvalidModel, NodeE
 from ort_cuda_plugin.plan.decoder import decode
 from ort_cuda_plugin.plan.format import Plan, RecordKind, RefKind, encode
 from ort_cuda_plugin.plan.tables import Weight
-from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering
 from plan_interpreter import PlanMismatch, RunError, run_plan
 
 

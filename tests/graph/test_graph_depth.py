@@ -12,9 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 import ort_cuda_plugin
 from ort_cuda_plugin.plan.format import Plan
 from ort_cuda_plugin.plan.registers import Registers
-from ort_cuda_plugin.program import elementwise
-from ort_cuda_plugin.program.fold import fold
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, is_read_back, mod, sym_max, symbol, truncdiv
+from ort_cuda_plugin.program.expressions.fold import fold
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, is_read_back, mod, sym_max, symbol, truncdiv
+from ort_cuda_plugin.program.lowering import elementwise
 from plan_interpreter import evaluate_registers
 
 DEPTH = 3000

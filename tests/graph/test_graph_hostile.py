@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 import ort_cuda_plugin
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.registry import FLAGS, operators
-from ort_cuda_plugin.program import elementwise
-from ort_cuda_plugin.program.fold import fold
+from ort_cuda_plugin.program.expressions.fold import fold
+from ort_cuda_plugin.program.lowering import elementwise
 
 f32 = np.float32
 INFO = helper.make_tensor_value_info

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from ort_cuda_plugin.plan.format import Plan
 from ort_cuda_plugin.plan.registers import Registers
-from ort_cuda_plugin.program import polynomial
-from ort_cuda_plugin.program.operations import ExprOp
-from ort_cuda_plugin.program.polynomial import Expr
-from ort_cuda_plugin.program.symbolic import (
+from ort_cuda_plugin.program.expressions import polynomial
+from ort_cuda_plugin.program.expressions.operations import ExprOp
+from ort_cuda_plugin.program.expressions.polynomial import Expr
+from ort_cuda_plugin.program.expressions.symbolic import (
     READ_BACK,
     Dim,
     bounds,

@@ -12,7 +12,7 @@ import kernel_harness
 from kernel_harness import run_model, run_op
 from ort_cuda_plugin.clusters.cluster import CompiledCluster, Variant
 from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.program.lowering import LoweringOptions
+from ort_cuda_plugin.program.lowering.context import LoweringOptions
 
 RNG = np.random.default_rng(3)
 

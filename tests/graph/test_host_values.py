@@ -9,8 +9,8 @@ from onnx import parser
 
 import ort_cuda_plugin
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, Tensor
-from ort_cuda_plugin.program.symbolic import symbol
+from ort_cuda_plugin.program.expressions.symbolic import symbol
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering, Tensor
 
 SIZES = {
     "Shape": "s = Shape(x)",

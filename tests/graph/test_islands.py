@@ -7,7 +7,7 @@ from onnx import parser
 
 from ort_cuda_plugin.clusters.claims import claim
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 DEVICE = DeviceProperties()
 

@@ -15,8 +15,8 @@ from contributed import Array, noise
 from kernel_harness import run_model
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
-from ort_cuda_plugin.program.steps import Contract
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
+from ort_cuda_plugin.program.steps.steps import Contract
 
 TYPES = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 QUERIES = "q0 = MatMul(x, wq) q = Add(q0, bq)"

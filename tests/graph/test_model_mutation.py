@@ -77,7 +77,7 @@ def test_a_process_that_dies_or_hangs_costs_one_mutant_and_has_a_culprit(fault: 
 def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     base = patterns()["shape_chain"]
     assert judge(base.model, base.feeds, 0, lambda stage: None).kind is Kind.AGREES
-    monkeypatch.setattr("ort_cuda_plugin.program.symbolic.truncdiv", lambda a, b: a)
+    monkeypatch.setattr("ort_cuda_plugin.program.expressions.symbolic.truncdiv", lambda a, b: a)
     outcome = judge(base.model, base.feeds, 0, lambda stage: None)
     assert outcome.kind in (Kind.DIFFERS, Kind.REFUSES)
 

@@ -16,7 +16,7 @@ from ort_cuda_plugin.passes.analysis import expression_equality
 from ort_cuda_plugin.passes.attention import attention_fusion
 from ort_cuda_plugin.passes.fusion import horizontal_gemm, vertical_fusion
 from ort_cuda_plugin.passes.simplification import common_subexpression_elimination
-from ort_cuda_plugin.program.steps import Attend
+from ort_cuda_plugin.program.steps.steps import Attend
 from programs.campaign import check
 from programs.interpreter import Interpreter
 from programs.models import network, random_model

@@ -15,11 +15,11 @@ from contributed import noise
 from kernel_harness import run_model
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.passes.simplification.concat_elimination import Copy, with_view
-from ort_cuda_plugin.program.row_program import Row
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.steps import Attend, Contract, Conversion, Convolve, Input, Map, Rows
-from ort_cuda_plugin.program.tensor import Buffer, BufferKind, Tensor
-from ort_cuda_plugin.program.windows import Windows
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.steps.row_program import Row
+from ort_cuda_plugin.program.steps.steps import Attend, Contract, Conversion, Convolve, Input, Map, Rows
+from ort_cuda_plugin.program.steps.tensor import Buffer, BufferKind, Tensor
+from ort_cuda_plugin.program.steps.windows import Windows
 
 K, N, BLOCK = 64, 8, 32
 SCALES = N * K // BLOCK

@@ -13,14 +13,14 @@ from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.passes.simplification.concat_elimination import eliminate_concats
-from ort_cuda_plugin.program import verify
-from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, LoweringOptions
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.steps import Attend, Contract, Conversion, Input, Map, Rows
-from ort_cuda_plugin.program.symbolic import Dim, symbol
-from ort_cuda_plugin.program.tensor import Buffer, BufferKind, Tensor
-from ort_cuda_plugin.program.trace import Copy, Step
-from ort_cuda_plugin.program.verify import InvalidProgramError, Verifier
+from ort_cuda_plugin.program.analysis import verify
+from ort_cuda_plugin.program.analysis.verify import InvalidProgramError, Verifier
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, symbol
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering, LoweringOptions
+from ort_cuda_plugin.program.steps.steps import Attend, Contract, Conversion, Input, Map, Rows
+from ort_cuda_plugin.program.steps.tensor import Buffer, BufferKind, Tensor
+from ort_cuda_plugin.program.steps.trace import Copy, Step
 
 SIZE = symbol(0, "n", 3, 1, None)
 

@@ -12,8 +12,8 @@ from ort_cuda_plugin.custom import registry
 from ort_cuda_plugin.custom.kernels import Kernel, launch
 from ort_cuda_plugin.custom.operator import CustomOperator, LowerFunction, Port
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.symbolic import ceildiv
+from ort_cuda_plugin.program.expressions.symbolic import ceildiv
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 FLOAT = frozenset({DType.FLOAT32})
 

@@ -13,8 +13,8 @@ import ort_cuda_plugin
 from ort_cuda_plugin.custom import registry
 from ort_cuda_plugin.custom.operator import CustomOperator, Port
 from ort_cuda_plugin.ops.registry import FLOATS
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
 
 DOMAIN = "my.domain"
 X, Y = Port("x", FLOATS, "T"), Port("y", FLOATS, "T")

@@ -19,7 +19,7 @@ from ort_cuda_plugin.abi.core import check, core, ffi, new_error
 from ort_cuda_plugin.ep import boundary
 from ort_cuda_plugin.ep.fused_node import FUSED_NODES
 from ort_cuda_plugin.plan.format import Param, ParamKind, Plan, PlanExpr, Record, RecordKind, encode
-from ort_cuda_plugin.program.operations import ExprOp
+from ort_cuda_plugin.program.expressions.operations import ExprOp
 
 FLOAT, INT32, INT64, BOOL = 1, 6, 7, 9
 NUMPY_TYPES = {FLOAT: np.float32, INT32: np.int32, INT64: np.int64, BOOL: np.bool_}

@@ -9,10 +9,10 @@ import numpy as np
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.model.ir import Array, AttrValue, Constant, DType, Graph, Node, Value
 from ort_cuda_plugin.ops.registry import op
-from ort_cuda_plugin.program.host import HostArray, on_host
-from ort_cuda_plugin.program.lowering import Int32, Int64, Lowering, Tensor
-from ort_cuda_plugin.program.shapes import broadcast_shapes, broadcast_strides
-from ort_cuda_plugin.program.symbolic import Dim, ceildiv, eq, floordiv, product, select
+from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, eq, floordiv, product, select
+from ort_cuda_plugin.program.lowering.context import Int32, Int64, Lowering, Tensor
+from ort_cuda_plugin.program.lowering.host import HostArray, on_host
+from ort_cuda_plugin.program.lowering.shapes import broadcast_shapes, broadcast_strides
 
 DOMAIN = "graph.test"
 

@@ -21,7 +21,7 @@ from ort_cuda_plugin.ep.open_device import OpenDevice, use_device
 from ort_cuda_plugin.model.ir import DType, Graph, Value
 from ort_cuda_plugin.model.onnx_graph import read_model, storage
 from ort_cuda_plugin.model.packed import unpack_array
-from ort_cuda_plugin.program.lowering import LoweringOptions
+from ort_cuda_plugin.program.lowering.context import LoweringOptions
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Input: TypeAlias = Array | np.generic

@@ -26,10 +26,10 @@ from ort_cuda_plugin.ep.libraries import LIBRARIES, candidates
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.networks import NETWORKS
 from ort_cuda_plugin.networks.graph import NetworkGraph
-from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions, Tensor
-from ort_cuda_plugin.program.symbolic import hint
-from ort_cuda_plugin.program.trace import Int64, LibraryCall, Recordable
-from ort_cuda_plugin.program.traffic import ProgramTraffic
+from ort_cuda_plugin.program.analysis.traffic import ProgramTraffic
+from ort_cuda_plugin.program.expressions.symbolic import hint
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions, Tensor
+from ort_cuda_plugin.program.steps.trace import Int64, LibraryCall, Recordable
 
 GPU = DeviceProperties(emulated=False, libraries=frozenset({"cublaslt", "cudnn"}))
 

@@ -20,7 +20,7 @@ from onnx.reference import ReferenceEvaluator
 
 from kernel_harness import Array, run_model
 from library_scenarios import number, offer, use
-from ort_cuda_plugin.program.lowering import LoweringOptions
+from ort_cuda_plugin.program.lowering.context import LoweringOptions
 
 Shapes = dict[str, tuple[int, ...]]
 PRODUCT: Shapes = {"x": (9, 8), "w": (8, 16), "b": (16,), "r": (9, 16)}

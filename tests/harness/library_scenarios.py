@@ -40,8 +40,8 @@ from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.kernels.library import dense_batches
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.plan.format import Param, Plan, PlanInput, PlanOutput, Record, RecordKind, Ref, RefKind
-from ort_cuda_plugin.program.libraries import CONV, MATMUL, LibraryProblem, ProblemFlags
-from ort_cuda_plugin.program.lowering import LoweringOptions
+from ort_cuda_plugin.program.lowering.context import LoweringOptions
+from ort_cuda_plugin.program.steps.libraries import CONV, MATMUL, LibraryProblem, ProblemFlags
 
 
 def use(name: str, number: int, path: str) -> ctypes.CDLL:

@@ -10,9 +10,9 @@ from onnx import ModelProto
 
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
-from ort_cuda_plugin.program.program_text import Block, ProgramText
-from ort_cuda_plugin.program.trace import Launch, Step
+from ort_cuda_plugin.program.analysis.program_text import Block, ProgramText
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.steps.trace import Launch, Step
 
 
 def programs_after(

@@ -16,8 +16,8 @@ import numpy as np
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.plan.format import Param, ParamKind, Plan, RecordKind, Ref, RefKind
-from ort_cuda_plugin.program.operations import ExprOp
-from ort_cuda_plugin.program.symbolic import Atom, Dim, evaluators
+from ort_cuda_plugin.program.expressions.operations import ExprOp
+from ort_cuda_plugin.program.expressions.symbolic import Atom, Dim, evaluators
 
 
 class PlanMismatch(Exception):

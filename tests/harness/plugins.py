@@ -21,8 +21,8 @@ from ort_cuda_plugin.custom.plugin import (
 from ort_cuda_plugin.custom.plugin.node import PluginNodes
 from ort_cuda_plugin.model.ir import DType, Node, Value
 from ort_cuda_plugin.ops.registry import FLOATS
-from ort_cuda_plugin.program.lowering import Buffer, BufferKind, DeviceProperties, Lowering, Tensor
-from ort_cuda_plugin.program.symbolic import Dim, symbol
+from ort_cuda_plugin.program.expressions.symbolic import Dim, symbol
+from ort_cuda_plugin.program.lowering.context import Buffer, BufferKind, DeviceProperties, Lowering, Tensor
 
 Note = list[tuple[str, tuple[Any, ...]]]
 

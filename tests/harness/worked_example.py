@@ -27,11 +27,11 @@ from ort_cuda_plugin.clusters.cluster import CompiledCluster, Variant
 from ort_cuda_plugin.model.ir import Graph
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.plan.format import Param, Plan
-from ort_cuda_plugin.program.lowering import DeviceProperties
-from ort_cuda_plugin.program.program_text import ProgramText
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.steps import Contract
-from ort_cuda_plugin.program.trace import Step
+from ort_cuda_plugin.program.analysis.program_text import ProgramText
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
+from ort_cuda_plugin.program.steps.steps import Contract
+from ort_cuda_plugin.program.steps.trace import Step
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture" / "worked_example.md"
 ROWS = 16

@@ -16,7 +16,7 @@ from kernel_harness import make_model, run_model
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.kernels.attention import multi_pass as attend
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
 from pass_programs import programs_after
 
 FORMS = {

@@ -11,7 +11,7 @@ import ort_cuda_plugin
 from kernel_harness import Array, make_model, run_model, run_op
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.kernels.scan_sort import block_scan
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 GPU = DeviceProperties(emulated=False)
 SCANS = """<ir_version: 10, opset_import: ["" : 20]> scans

@@ -10,7 +10,7 @@ from kernel_harness import run_model
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 GPU = DeviceProperties(emulated=False)
 WEIGHTED = """p = GlobalAveragePool(x) h = Conv(p, w1, b1) s = Sigmoid(h) a = Mul(h, s) g = Conv(a, w2, b2)

@@ -21,7 +21,7 @@ from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep
 from ort_cuda_plugin.kernels.gemm.tile_shapes import Team, team_forms
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
 from team_choice import use_team
 
 GPU = DeviceProperties.gpu((9, 0))

@@ -15,7 +15,7 @@ from ort_cuda_plugin.estimate.gather import LIBRARIES, work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.passes.fusion import split_k_fusion
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 GPU = DeviceProperties.gpu((9, 0))
 LAYER = "p = MatMul(x, w) b = Add(p, c) s = Add(b, z) y = LayerNormalization(s, c, c)"

@@ -15,7 +15,7 @@ from kernel_harness import make_model, run_model, run_op
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.estimate import sass
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from test_matrix_conv import expected
 from test_matrix_product import SMALL_GPU, kernels
 

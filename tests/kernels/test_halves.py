@@ -18,7 +18,7 @@ from ort_cuda_plugin.estimate.gather import LIBRARIES, work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep, LibraryStep
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.passes.table import KERNELS
-from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
 
 GPU = DeviceProperties.gpu((9, 0))
 DEPTH, COLUMNS, HEADS = 64, 96, 4

@@ -13,7 +13,7 @@ from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep, LibraryStep
 from ort_cuda_plugin.passes.layout import l2_batch_tiling
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 TEXT = """<ir_version: 10, opset_import: ["" : 20]> images (float16[N, 16, S, S] x) => (float16[N, 16, S, S] y) {
     p = Conv(x, a, ab) q = Relu(p) r = Conv<group = 64, pads = [1, 1, 1, 1]>(q, b, ab) s = Relu(r)

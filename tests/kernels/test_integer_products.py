@@ -18,8 +18,8 @@ from kernel_harness import run_model
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
-from ort_cuda_plugin.program.program_text import ProgramText
+from ort_cuda_plugin.program.analysis.program_text import ProgramText
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from team_choice import use_team
 from test_matrix_product import GPU, SMALL_GPU, kernels
 

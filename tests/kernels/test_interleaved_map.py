@@ -10,7 +10,7 @@ from onnx import parser
 
 from kernel_harness import run_model
 from ort_cuda_plugin.ep.open_device import OpenDevice
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from test_matrix_product import kernels
 
 GPU = DeviceProperties(emulated=False)

@@ -20,8 +20,8 @@ from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.kernels.attention import flash as stream
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.ops.onnx.attention import attention
-from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
-from ort_cuda_plugin.program.trace import Step
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.steps.trace import Step
 
 TOKENS, HEADS, KV_HEADS = 70, 4, 2
 TF32_TOLERANCE = 2e-3

@@ -20,7 +20,7 @@ from ort_cuda_plugin.estimate import sass
 from ort_cuda_plugin.estimate.count import count_all
 from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from test_matrix_product import GPU, SMALL_GPU, kernels
 
 

@@ -15,7 +15,7 @@ from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.estimate.gather import LIBRARIES, work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep, LibraryStep
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from test_integer_products import Model, by_onnx_runtime, codes, is_near
 
 GPU = DeviceProperties.gpu((9, 0))

@@ -16,7 +16,7 @@ from ort_cuda_plugin.compiler.compile import compile_kernel
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 GPU = DeviceProperties(emulated=False)
 LIBRARIES = replace(GPU, libraries=frozenset({"cublaslt"}))

@@ -17,7 +17,7 @@ from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.kernels.reduction import vector_io as row_moves
 from ort_cuda_plugin.kernels.reduction.row_in_registers import RowForm, row_height
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering
 
 GPU = DeviceProperties(emulated=False)
 TEXT = """<ir_version: 10, opset_import: ["" : 20]> rows

@@ -15,10 +15,10 @@ from ort_cuda_plugin.kernels.codegen.row_cache import find_kept
 from ort_cuda_plugin.kernels.reduction import reduce
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import DeviceProperties
-from ort_cuda_plugin.program.row_program import MAX, SUM, Row
-from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
+from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row
 
 GPU = DeviceProperties(emulated=False)
 PROGRAMS = {

@@ -17,7 +17,7 @@ from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.kernels.scan_sort import merge_sort
 from ort_cuda_plugin.kernels.scan_sort import top_k as top_rows
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 GPU = DeviceProperties(emulated=False)
 SMALL = ((32, 2), (64, 2))

@@ -13,7 +13,7 @@ from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.kernels.elementwise.transposed_map import SIDE
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 GPU = DeviceProperties(emulated=False)
 SHAPE = (3, 40, 70)

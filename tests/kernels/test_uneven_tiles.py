@@ -21,7 +21,7 @@ from ort_cuda_plugin.estimate.work import KernelStep
 from ort_cuda_plugin.kernels.gemm.gemm_mma import form_name
 from ort_cuda_plugin.kernels.gemm.tile_shapes import Team, block_bytes, operand_sizes, team_forms
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from team_choice import use_team
 
 GPU = DeviceProperties.gpu((9, 0))

@@ -17,7 +17,7 @@ from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.kernels.codegen import vectors
 from ort_cuda_plugin.kernels.elementwise import vector_map
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 GPU = DeviceProperties(emulated=False)
 HEAD = '<ir_version: 10, opset_import: ["" : 21]> vectors'

@@ -17,7 +17,7 @@ from ort_cuda_plugin.estimate import sass
 from ort_cuda_plugin.kernels.codegen.simt_fragments import Tile
 from ort_cuda_plugin.kernels.gemm.tile_shapes import Team, team_forms
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from team_choice import use_team
 
 GPU = DeviceProperties.gpu((9, 0))

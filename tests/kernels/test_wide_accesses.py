@@ -13,7 +13,7 @@ from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.estimate.sass import code_of, disassembler
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 GPU = DeviceProperties(emulated=False, libraries=frozenset({"cublaslt", "cudnn"}))
 HALF = """<ir_version: 10, opset_import: ["" : 20]> half

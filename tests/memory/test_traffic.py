@@ -14,8 +14,8 @@ from ort_cuda_plugin import models
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.kernels.attention import multi_pass as attend
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
-from ort_cuda_plugin.program.traffic import ProgramTraffic, Traffic
+from ort_cuda_plugin.program.analysis.traffic import ProgramTraffic, Traffic
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 EMULATED = DeviceProperties()
 GPU = DeviceProperties(emulated=False)

@@ -14,7 +14,7 @@ from emulator_harness import configured
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.conformance.mode import findings
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
 from session_pair import ep_session
 
 EXPERTS, WIDTH, INNER = 6, 24, 20

@@ -13,7 +13,7 @@ import ort_cuda_plugin
 from contributed import DISABLED, FLOAT, FLOAT16, Array, node_model, noise, on_device
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from session_pair import ep_session
 
 HEADS, KV_HEADS, SIZE = 4, 2, 16

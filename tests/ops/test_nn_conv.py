@@ -18,7 +18,7 @@ from ort_cuda_plugin.kernels.gemm.gemm_simt import FLAT
 from ort_cuda_plugin.model.ir import NodeError
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.model.recipes import pack_tiles
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 few = settings(max_examples=25)
 

@@ -14,9 +14,9 @@ from nn_reference import noise
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
-from ort_cuda_plugin.program.steps import Contract
-from ort_cuda_plugin.program.symbolic import hint
+from ort_cuda_plugin.program.expressions.symbolic import hint
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
+from ort_cuda_plugin.program.steps.steps import Contract
 
 
 @pytest.mark.parametrize("transposed", [0, 1])

@@ -82,7 +82,7 @@ def test_gemm_of_integers_with_factors_is_declined() -> None:
 
 def test_different_inner_dimensions_are_an_invalid_model() -> None:
     from ort_cuda_plugin.ops.onnx.math.matmul import matmul
-    from ort_cuda_plugin.program.lowering import Buffer, BufferKind, DeviceProperties, DType, Lowering, Tensor
+    from ort_cuda_plugin.program.lowering.context import Buffer, BufferKind, DeviceProperties, DType, Lowering, Tensor
 
     a, b = (Tensor(DType.FLOAT32, shape, Buffer(BufferKind.INPUT, 0)) for shape in ((2, 3), (4, 5)))
     with pytest.raises(InvalidModel, match="inner dimensions"):

@@ -21,7 +21,7 @@ from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.kernels.conv.direct_conv import Phases, rows_of_thread, strip_shape
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.model.recipes import pack_strips
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 EVERY_FORM = pytest.mark.parametrize("form", ["emulated", "gpu"], indirect=True)
 """Operators lowered for the emulated device and for a GPU; the emulated device runs both."""

@@ -8,7 +8,7 @@ import pytest
 from kernel_harness import run_op
 from nn_reference import check_close, check_op, conv_transpose, lrn, noise, tolerance_of
 from ort_cuda_plugin.clusters import cluster
-from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, LoweringOptions
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering, LoweringOptions
 
 
 @pytest.fixture(autouse=True)

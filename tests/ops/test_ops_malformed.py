@@ -12,7 +12,7 @@ from onnx import AttributeProto, ModelProto, helper
 from mutation.bases import operators
 from ort_cuda_plugin.clusters.claims import analyze
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 
 def with_shape(model: ModelProto, number: int, dims: Sequence[int | str]) -> ModelProto:

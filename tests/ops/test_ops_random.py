@@ -25,7 +25,7 @@ from ort_cuda_plugin.kernels.elementwise.random import philox_4x32
 from ort_cuda_plugin.model.ir import DType, NodeError
 from ort_cuda_plugin.model.onnx_graph import storage
 from ort_cuda_plugin.ops.onnx.math.random import _largest_below
-from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.expressions.scalar import Scalar
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HALVES = {np.float16: TensorProto.FLOAT16, ml_dtypes.bfloat16: TensorProto.BFLOAT16}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kernel_harness import run_op
 from ort_cuda_plugin.abi.core import PluginError
 from ort_cuda_plugin.model.ir import InvalidModel, NodeError
-from ort_cuda_plugin.program.lowering import LoweringOptions
+from ort_cuda_plugin.program.lowering.context import LoweringOptions
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

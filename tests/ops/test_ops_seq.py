@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from kernel_harness import make_model, run_model, run_op
 from ort_cuda_plugin.ep.open_device import OpenDevice
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:

@@ -20,7 +20,7 @@ from ort_cuda_plugin.abi.core import PluginError
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.ir import InvalidModel, NodeError, Unsupported
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 Array = np.ndarray
 few = settings(max_examples=12)

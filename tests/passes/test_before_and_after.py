@@ -20,7 +20,7 @@ from onnx import ModelProto, numpy_helper, parser
 from ort_cuda_plugin.passes.fusion import split_k_fusion
 from ort_cuda_plugin.passes.layout import l2_batch_tiling
 from ort_cuda_plugin.passes.table import PASSES, Pass
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from pass_programs import change_by
 
 FOLDER = Path(__file__).parent

@@ -10,7 +10,7 @@ from ort_cuda_plugin.conformance.cases import load_cases
 from ort_cuda_plugin.conformance.mode import Mode
 from ort_cuda_plugin.conformance.verdict import Verdict, judge
 from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE, emulated_properties
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 SAMPLE = (
     "node/softmax_axis_1",

@@ -17,7 +17,7 @@ from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.clusters.claims import NodeVerdict
 from ort_cuda_plugin.ep.program_files import ProgramFiles
 from ort_cuda_plugin.pages.drawing import layout
-from ort_cuda_plugin.program.plan_record import read_plans
+from ort_cuda_plugin.program.analysis.plan_record import read_plans
 
 MIXED = """<ir_version: 9, opset_import: ["" : 18]> mixed (float[n, 64] x) => (float[n, 64] z)
     { a = Exp(x)  r = Relu(a)  s = Cast <to=8> (r)  f = Cast <to=1> (s)  b = Exp(f)  z = Add(b, r) }"""

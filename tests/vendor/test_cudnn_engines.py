@@ -13,7 +13,7 @@ from library_engines import ask, build_asker, calls_of, halved, lowered, optimiz
 from ort_cuda_plugin import models
 from ort_cuda_plugin.ep.libraries import LIBRARIES
 from ort_cuda_plugin.kernels import tactics
-from ort_cuda_plugin.program.libraries import ATTENTION, CONV, WORKSPACE_BYTES, ProblemFlags
+from ort_cuda_plugin.program.steps.libraries import ATTENTION, CONV, WORKSPACE_BYTES, ProblemFlags
 
 BIAS, RELU, RESIDUAL, LAST = ProblemFlags.BIAS, ProblemFlags.RELU, ProblemFlags.RESIDUAL, ProblemFlags.CHANNELS_LAST
 FORMS = (ProblemFlags(0), BIAS, BIAS | RELU, BIAS | RESIDUAL, BIAS | RESIDUAL | RELU)

@@ -12,8 +12,8 @@ from onnx import parser
 from ort_cuda_plugin.clusters.cluster import CompiledCluster, Variant
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.plan.format import RecordKind
-from ort_cuda_plugin.program.libraries import MATMUL, LibraryProblem, ProblemFlags
-from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.steps.libraries import MATMUL, LibraryProblem, ProblemFlags
 
 BIAS, RELU, GELU, RESIDUAL = ProblemFlags.BIAS, ProblemFlags.RELU, ProblemFlags.GELU, ProblemFlags.RESIDUAL
 NONE = ProblemFlags(0)

@@ -13,9 +13,9 @@ from onnx import TensorProto
 from library_engines import ask, build_asker, calls_of, convolution, lowered, network, question
 from ort_cuda_plugin.ep.libraries import LIBRARIES
 from ort_cuda_plugin.kernels import tactics
-from ort_cuda_plugin.program.libraries import ATTENTION, CONV, ProblemFlags
-from ort_cuda_plugin.program.lowering import LoweringOptions
-from ort_cuda_plugin.program.trace import Launch
+from ort_cuda_plugin.program.lowering.context import LoweringOptions
+from ort_cuda_plugin.program.steps.libraries import ATTENTION, CONV, ProblemFlags
+from ort_cuda_plugin.program.steps.trace import Launch
 
 FLOAT, FLOAT16, BFLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 CHANNELS = 16

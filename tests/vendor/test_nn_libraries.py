@@ -18,7 +18,7 @@ from isolated import HARNESS, ROOT, python
 from ort_cuda_plugin.abi.core import core, ffi, new_error
 from ort_cuda_plugin.ep.devices import cuda_devices
 from ort_cuda_plugin.ep.libraries import LIBRARIES, candidates
-from ort_cuda_plugin.program.libraries import ATTENTION, CONV, MATMUL, LibraryProblem, ProblemFlags
+from ort_cuda_plugin.program.steps.libraries import ATTENTION, CONV, MATMUL, LibraryProblem, ProblemFlags
 
 
 def run_scenario(name: str, folder: Path, library: str = "") -> dict[str, Any]:

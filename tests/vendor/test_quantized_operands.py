@@ -6,7 +6,7 @@ import pytest
 
 from ort_cuda_plugin.plan.format import RecordKind
 from ort_cuda_plugin.plan.tables import Precomputed
-from ort_cuda_plugin.program.lowering import LoweringOptions
+from ort_cuda_plugin.program.lowering.context import LoweringOptions
 from test_library_forms import prepare
 
 ELEMENTS = ", ".join(str(i % 251 - 125) for i in range(64 * 64))

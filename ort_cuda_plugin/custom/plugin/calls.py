@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...model.ir import DType, InvalidModel, NodeError, Unsupported
-from ...program.callbacks import Callback, CallStream, DeviceArray
-from ...program.lowering import Lowering, Tensor
+from ...program.lowering.context import Lowering, Tensor
+from ...program.steps.callbacks import Callback, CallStream, DeviceArray
 from .descriptors import PluginTensorDesc, TensorFormat, packed_channels
 from .fields import fields_to_json
 from .interfaces import CapabilityType, Plugin, PluginCreator, PluginResourceContext, PluginRuntime

@@ -10,8 +10,8 @@ from typing import Any, Final, NoReturn, TypeAlias
 import numpy as np
 
 from ...model.ir import DType
-from ...program import symbolic as sym
-from ...program.symbolic import Dim, Expr
+from ...program.expressions import symbolic as sym
+from ...program.expressions.symbolic import Dim, Expr
 
 
 class TensorFormat(enum.Enum):

@@ -12,12 +12,12 @@ import numpy as np
 
 from ...kernels.elementwise.index_map import IndexMap, gather_map
 from ...model.ir import AttrValue, DeclinedLayout, DType, Node
-from ...program import scalar as s
-from ...program.lowering import Lowering, Tensor
-from ...program.scalar import Scalar
-from ...program.symbolic import Dim, Expr, bounds, ceildiv, hint, le, logical_and
-from ...program.trace import Launch
-from ...program.views import permute
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, Expr, bounds, ceildiv, hint, le, logical_and
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.views import permute
+from ...program.steps.trace import Launch
 from ..tactics import choose_tactic
 from .calls import PluginFailure, attached, called, each_run
 from .descriptors import (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...model.ir import DType
-from ...program.callbacks import Callback, CallFunction
+from ...program.steps.callbacks import Callback, CallFunction
 from .calls import EnqueueFunction, PluginFailure, Tensors
 from .descriptors import TensorFormat
 from .fields import PluginFieldCollection, fields_from_json

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...model.ir import DType
-from ...program import scalar as s
-from ...program.lowering import Lowering, Tensor
-from ...program.row_program import Row
-from ...program.scalar import Scalar
-from ...program.shapes import collapse
-from ...program.steps import Input, Map, used_inputs
-from ...program.symbolic import Dim, ceildiv, hint, le, product
-from ...program.trace import Use
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, ceildiv, hint, le, product
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.shapes import collapse
+from ...program.steps.row_program import Row
+from ...program.steps.steps import Input, Map, used_inputs
+from ...program.steps.trace import Use
 from ..codegen.epilogue import Axes, Epilogue, make_epilogue, make_row_place
 from ..codegen.launch_geometry import extent, index_type, reach
 from ..codegen.row_cache import find_by_column

@@ -10,12 +10,12 @@ import math
 import operator
 
 from ...model.ir import DType
-from ...program import scalar as s
-from ...program.lowering import Lowering, Tensor
-from ...program.scalar import Scalar
-from ...program.steps import Attend
-from ...program.symbolic import ceildiv, hint, le, product
-from ...program.views import expand
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import ceildiv, hint, le, product
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.views import expand
+from ...program.steps.steps import Attend
 from ..codegen.guards import try_guard
 from ..library.library_attention import Softmax, softmax_of, uncast
 from .flash import FEW_ROWS, SPLIT_KEYS, Reading, has_matrices, has_matrices_for, stream_attention

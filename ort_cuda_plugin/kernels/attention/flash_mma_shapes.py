@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...program.lowering import Lowering
-from ...program.symbolic import Dim, ceildiv, hint, le
+from ...program.expressions.symbolic import Dim, ceildiv, hint, le
+from ...program.lowering.context import Lowering
 from .multi_pass import Form
 
 MATRIX_ROWS, WARPS = 16, 4

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...model.ir import DType
-from ...program import scalar as s
-from ...program.lowering import Lowering, Tensor
-from ...program.scalar import Scalar
-from ...program.shapes import broadcast_strides
-from ...program.symbolic import Dim, ceildiv, eq
-from ...program.trace import InPlace, Use, in_place_of
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, ceildiv, eq
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.shapes import broadcast_strides
+from ...program.steps.trace import InPlace, Use, in_place_of
 from ..codegen.launch_geometry import Plane
 from ..codegen.simt_fragments import Element
 from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from ort_cuda_plugin.kernels.codegen.launch_geometry import Plane
 from ort_cuda_plugin.kernels.codegen.source import KernelBuilder, kernel_name, register_type
 from ort_cuda_plugin.kernels.rnn.rnn_cell import Elements
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, floordiv
-from ort_cuda_plugin.program.trace import in_place_of
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.steps.trace import in_place_of
 
 __all__ = ["LinearAttention", "linear_attention"]
 

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...model.ir import DType
-from ...program.lowering import Lowering, Tensor
-from ...program.row_program import Stage, Values, grouped_stages
-from ...program.scalar import Scalar
-from ...program.shapes import broadcast_strides, collapse
-from ...program.steps import Attend, Map
-from ...program.symbolic import Dim, ceildiv, hint, le, product
-from ...program.trace import Use
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, ceildiv, hint, le, product
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.shapes import broadcast_strides, collapse
+from ...program.steps.row_program import Stage, Values, grouped_stages
+from ...program.steps.steps import Attend, Map
+from ...program.steps.trace import Use
 from ..codegen.epilogue import Axes, Epilogue, Terms, count_along, make_epilogue, sum_text
 from ..codegen.launch_geometry import index_type, reach
 from ..codegen.simt_fragments import (

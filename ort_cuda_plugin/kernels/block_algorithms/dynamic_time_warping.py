@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ort_cuda_plugin.kernels.codegen.source import KernelBuilder
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.symbolic import Dim
+from ort_cuda_plugin.program.expressions.symbolic import Dim
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 __all__ = ["warping_path"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.codegen.source import KernelBuilder, register_type
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.symbolic import product
+from ort_cuda_plugin.program.expressions.symbolic import product
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 __all__ = ["inverses"]
 

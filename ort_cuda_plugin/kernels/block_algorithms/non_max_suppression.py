@@ -8,7 +8,7 @@ behind it are compared with it. So the block meets once for a box that is kept, 
 from __future__ import annotations
 
 from ...model.ir import DType
-from ...program.lowering import Lowering, Tensor
+from ...program.lowering.context import Lowering, Tensor
 from ..codegen.launch_geometry import no_wider
 from ..codegen.simt_fragments import indent
 from ..codegen.source import KernelBuilder

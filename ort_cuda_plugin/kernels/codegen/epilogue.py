@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ...model.ir import DType
-from ...program.lowering import Lowering, Tensor
-from ...program.scalar import Scalar
-from ...program.shapes import broadcast_strides, collapse
-from ...program.steps import Map, Sums
-from ...program.symbolic import Dim, divides, product
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, divides, product
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.shapes import broadcast_strides, collapse
+from ...program.steps.steps import Map, Sums
 from .launch_geometry import coordinates, extent, index_type
 from .source import Emitter, KernelBuilder, Parameters, load_text, offset_text, register_type
 from .vectors import begins_at_vectors, vector_load, vector_store

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...program.lowering import Lowering
-from ...program.symbolic import Dim, is_read_back
+from ...program.expressions.symbolic import Dim, is_read_back
+from ...program.lowering.context import Lowering
 
 
 def try_guard(ctx: Lowering, condition: Dim) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ort_cuda_plugin.kernels.codegen.source import Emitter, KernelBuilder, Parameters, register_type
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering
-from ort_cuda_plugin.program.symbolic import Dim, ceildiv, hint, product, sym_max
+from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, hint, product, sym_max
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering
 
 SERIAL_THREADS = 64
 """Threads of a block each of which works for long: few, so that there are blocks for all multiprocessors."""

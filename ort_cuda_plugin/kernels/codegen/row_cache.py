@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...model.ir import NARROW_FLOATS, DType
-from ...program.scalar import Scalar
+from ...program.expressions.scalar import Scalar
 from .source import register_type
 
 MAX_SLOTS = 2

@@ -16,11 +16,11 @@ from typing import Generic, TypeVar, overload
 
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.model.ir import NARROW_FLOATS, DType, Unsupported
-from ort_cuda_plugin.program.lowering import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.steps import Input
-from ort_cuda_plugin.program.symbolic import Dim
-from ort_cuda_plugin.program.trace import InPlace, Remake, Use
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim
+from ort_cuda_plugin.program.lowering.context import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
+from ort_cuda_plugin.program.steps.steps import Input
+from ort_cuda_plugin.program.steps.trace import InPlace, Remake, Use
 
 T = TypeVar("T", bound=Hashable)
 MAX_PARAMETERS = 64

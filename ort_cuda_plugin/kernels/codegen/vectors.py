@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...model.ir import DType
-from ...program.lowering import DeviceProperties, Tensor
-from ...program.scalar import Scalar, reachable
-from ...program.symbolic import Dim, divides, hint, product
-from ...program.tensor import BufferKind, contiguous_strides
+from ...program.expressions.scalar import Scalar, reachable
+from ...program.expressions.symbolic import Dim, divides, hint, product
+from ...program.lowering.context import DeviceProperties, Tensor
+from ...program.steps.tensor import BufferKind, contiguous_strides
 
 VECTOR_BYTES = 16
 FEW_ELEMENTS = 1024

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...program.steps import CODES_PER_WORD, Conversion
+from ...program.steps.steps import CODES_PER_WORD, Conversion
 from ..codegen.simt_fragments import log2
 from ..codegen.source import KernelBuilder, Parameters, load_text, offset_text
 from .prologue import INNER, OUTER, RAW, ConvertedElement, Inline

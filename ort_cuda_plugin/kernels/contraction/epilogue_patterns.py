@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...model.ir import NARROW_FLOATS, Array, DType
-from ...program.lowering import Lowering
-from ...program.scalar import Scalar, reachable
-from ...program.shapes import broadcast_strides, collapse
-from ...program.steps import Contract, Convolve, Sums, stored
-from ...program.symbolic import Dim, eq, logical_or
-from ...program.tensor import Tensor, contiguous_strides
+from ...program.expressions.scalar import Scalar, reachable
+from ...program.expressions.symbolic import Dim, eq, logical_or
+from ...program.lowering.context import Lowering
+from ...program.lowering.shapes import broadcast_strides, collapse
+from ...program.steps.steps import Contract, Convolve, Sums, stored
+from ...program.steps.tensor import Tensor, contiguous_strides
 from ..codegen.guards import try_guard
 from ..codegen.source import constant_number
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ...model.ir import DType
-from ...program import scalar as s
-from ...program.elementwise import elementwise
-from ...program.lowering import Lowering, Tensor
-from ...program.reduce import reduce
-from ...program.row_program import SUM
-from ...program.scalar import Scalar, reachable
-from ...program.steps import Contract, Conversion, Convolve, Input, Substitution, Sums
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar, reachable
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.elementwise import elementwise
+from ...program.lowering.reduce import reduce
+from ...program.steps.row_program import SUM
+from ...program.steps.steps import Contract, Conversion, Convolve, Input, Substitution, Sums
 from .operand_axes import axes_of_elements, over_result
 
 __all__ = ["IntegerForm", "integer_form", "integer_step"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...program.lowering import Tensor
-from ...program.steps import Contract, Convolve, Sums
-from ...program.symbolic import Dim
-from ...program.tensor import contiguous_strides
+from ...program.expressions.symbolic import Dim
+from ...program.lowering.context import Tensor
+from ...program.steps.steps import Contract, Convolve, Sums
+from ...program.steps.tensor import contiguous_strides
 
 __all__ = ["axes_of_elements", "over_result"]
 

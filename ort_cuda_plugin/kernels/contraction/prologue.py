@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...model.ir import DType
-from ...program.lowering import Tensor
-from ...program.shapes import broadcast_strides
-from ...program.steps import Conversion
+from ...program.lowering.context import Tensor
+from ...program.lowering.shapes import broadcast_strides
+from ...program.steps.steps import Conversion
 from ..codegen.simt_fragments import Element
 from ..codegen.source import Emitter, KernelBuilder, Parameters, load_text, offset_text
 

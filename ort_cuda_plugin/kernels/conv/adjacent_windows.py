@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
 
 from ...model.ir import DType
-from ...program.symbolic import Dim
+from ...program.expressions.symbolic import Dim
 from ..codegen.source import KernelBuilder
 
 Line = TypeVar("Line")

@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ...model.ir import DType
-from ...program.elementwise import rearranged
-from ...program.lowering import Lowering, Tensor
-from ...program.shapes import broadcast_strides
-from ...program.steps import Convolve, Map
-from ...program.symbolic import Dim
-from ...program.tensor import contiguous_strides
-from ...program.views import permute
+from ...program.expressions.symbolic import Dim
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.elementwise import rearranged
+from ...program.lowering.shapes import broadcast_strides
+from ...program.lowering.views import permute
+from ...program.steps.steps import Convolve, Map
+from ...program.steps.tensor import contiguous_strides
 from ..contraction.integer_operands import MAX_DEPTH, integer_form
 from ..elementwise.index_map import gather_map
 from ..gemm.gemm_mma import kind_of, multiplies_integers

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...model.ir import DType
-from ...program.lowering import Lowering, Tensor
-from ...program.symbolic import Dim, ceildiv, divides, hint, le, product
-from ...program.windows import Windows
+from ...program.expressions.symbolic import Dim, ceildiv, divides, hint, le, product
+from ...program.lowering.context import Lowering, Tensor
+from ...program.steps.windows import Windows
 from ..codegen.launch_geometry import Plane, coordinates, extent, index_type, reach
 from ..codegen.simt_fragments import Element
 from ..codegen.source import KernelBuilder, kernel_name, register_type

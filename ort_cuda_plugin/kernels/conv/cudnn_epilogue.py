@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...program.lowering import Lowering
-from ...program.steps import Convolve
-from ...program.tensor import contiguous_strides
+from ...program.lowering.context import Lowering
+from ...program.steps.steps import Convolve
+from ...program.steps.tensor import contiguous_strides
 from ..contraction.epilogue_patterns import LibraryForm, convolution_form
 from .channels_last import channels_last_strides, is_channels_last, try_channels_last
 

@@ -14,15 +14,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ...model.ir import DType
-from ...program import scalar as s
-from ...program.elementwise import rearranged
-from ...program.lowering import Lowering, Tensor
-from ...program.scalar import Scalar
-from ...program.shapes import broadcast_strides
-from ...program.steps import Convolve, Input
-from ...program.symbolic import Dim, ceildiv, divides, hint, le, product
-from ...program.tensor import contiguous_strides
-from ...program.views import permute
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, ceildiv, divides, hint, le, product
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.elementwise import rearranged
+from ...program.lowering.shapes import broadcast_strides
+from ...program.lowering.views import permute
+from ...program.steps.steps import Convolve, Input
+from ...program.steps.tensor import contiguous_strides
 from ..codegen.launch_geometry import Plane, coordinates, extent, index_type, reach
 from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from ..codegen.vectors import begins_at_vectors, vector_threads

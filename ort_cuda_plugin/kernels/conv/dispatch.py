@@ -9,13 +9,13 @@ import operator
 import numpy as np
 
 from ...model.ir import DType
-from ...program import scalar as s
-from ...program.lowering import Lowering, Tensor
-from ...program.scalar import Scalar
-from ...program.shapes import aligned
-from ...program.steps import Contract, Convolve
-from ...program.symbolic import Dim, ceildiv, hint, is_const, le, product, select
-from ...program.views import permute
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, ceildiv, hint, is_const, le, product, select
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.shapes import aligned
+from ...program.lowering.views import permute
+from ...program.steps.steps import Contract, Convolve
 from ..codegen.epilogue import Axes, make_epilogue
 from ..codegen.launch_geometry import index_type
 from ..codegen.simt_fragments import THREADS, Tile

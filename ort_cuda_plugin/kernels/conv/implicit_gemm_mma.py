@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...model.ir import DType
-from ...program.lowering import Lowering
-from ...program.steps import Convolve
-from ...program.symbolic import Dim, ceildiv, hint, product
+from ...program.expressions.symbolic import Dim, ceildiv, hint, product
+from ...program.lowering.context import Lowering
+from ...program.steps.steps import Convolve
 from ..codegen.epilogue import VECTOR, Axes, Epilogue, make_epilogue
 from ..codegen.launch_geometry import extent, index_type
 from ..codegen.simt_fragments import Element, Operand, Tile, indented, joined, suffix

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...model.ir import DType
-from ...program import scalar as s
-from ...program.lowering import Lowering, Tensor
-from ...program.row_program import SUM
-from ...program.scalar import Scalar
-from ...program.symbolic import Dim, ceildiv, divides, hint, le, product
-from ...program.trace import Remake, Step, View
-from ...program.windows import Windows
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, ceildiv, divides, hint, le, product
+from ...program.lowering.context import Lowering, Tensor
+from ...program.steps.row_program import SUM
+from ...program.steps.trace import Remake, Step, View
+from ...program.steps.windows import Windows
 from ..codegen.launch_geometry import index_type
 from ..codegen.simt_fragments import THREADS, Element, element_number, indent
 from ..codegen.source import KernelBuilder, register_type, text_property

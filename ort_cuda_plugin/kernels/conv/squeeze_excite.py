@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...program import scalar as s
-from ...program.lowering import Lowering
-from ...program.scalar import Scalar
-from ...program.shapes import broadcast_strides
-from ...program.steps import Convolve, joined_nodes, stored
-from ...program.symbolic import hint
-from ...program.trace import Launch, Step
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import hint
+from ...program.lowering.context import Lowering
+from ...program.lowering.shapes import broadcast_strides
+from ...program.steps.steps import Convolve, joined_nodes, stored
+from ...program.steps.trace import Launch, Step
 from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text
 from ..codegen.vectors import VECTOR_BYTES
 

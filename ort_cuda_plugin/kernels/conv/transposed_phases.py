@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ...program.lowering import Lowering, Tensor
-from ...program.scalar import Scalar, constant
-from ...program.shapes import broadcast_strides
-from ...program.steps import Convolve, Map, Substitution, used_inputs
-from ...program.symbolic import Dim, ceildiv
-from ...program.views import permute
-from ...program.windows import Windows
+from ...program.expressions.scalar import Scalar, constant
+from ...program.expressions.symbolic import Dim, ceildiv
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.shapes import broadcast_strides
+from ...program.lowering.views import permute
+from ...program.steps.steps import Convolve, Map, Substitution, used_inputs
+from ...program.steps.windows import Windows
 from ..elementwise.index_map import IndexMap, gather_map
 
 __all__ = ["has_few_phases", "phases"]

@@ -16,12 +16,12 @@ from ort_cuda_plugin.kernels.codegen.source import (
 )
 from ort_cuda_plugin.kernels.codegen.vectors import CALL_WORK, begins_at_vectors, cheap, vector_width
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import Reduction, Values
-from ort_cuda_plugin.program.scalar import Operand, Scalar, expression, in_order, reachable
-from ort_cuda_plugin.program.symbolic import Dim, ceildiv, divides, eq, hint, product
-from ort_cuda_plugin.program.trace import InPlace, Remake, Step, Use, View, in_place_of
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Operand, Scalar, expression, in_order, reachable
+from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, divides, eq, hint, product
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.steps.row_program import Reduction, Values
+from ort_cuda_plugin.program.steps.trace import InPlace, Remake, Step, Use, View, in_place_of
 
 MOST_LOADED = 192
 """Bytes of the vectors that a thread loads ahead: more leave registers for few threads."""

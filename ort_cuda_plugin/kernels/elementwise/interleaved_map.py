@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...program.lowering import Lowering
-from ...program.scalar import Scalar
-from ...program.steps import Input, Map
-from ...program.symbolic import Dim, ceildiv, divides, hint, product
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, ceildiv, divides, hint, product
+from ...program.lowering.context import Lowering
+from ...program.steps.steps import Input, Map
 from ..codegen.launch_geometry import coordinates, extent, index_type
 from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from ..codegen.vectors import FEW_ELEMENTS, MAX_WORK, VECTOR_BYTES, is_dense, vector_threads, work_of

@@ -9,11 +9,11 @@ from ort_cuda_plugin.kernels.codegen.source import KernelBuilder, kernel_name, l
 from ort_cuda_plugin.kernels.elementwise.interleaved_map import launch_interleaved_map, plane_vectors
 from ort_cuda_plugin.kernels.elementwise.transposed_map import launch_transposed_map, transposed_axis
 from ort_cuda_plugin.kernels.elementwise.vector_map import VectorMap, choose_vectors
-from ort_cuda_plugin.program.lowering import Lowering
-from ort_cuda_plugin.program.shapes import Strides, broadcast_strides, collapse
-from ort_cuda_plugin.program.steps import Input, Map
-from ort_cuda_plugin.program.symbolic import Dim, hint
-from ort_cuda_plugin.program.tensor import BufferKind
+from ort_cuda_plugin.program.expressions.symbolic import Dim, hint
+from ort_cuda_plugin.program.lowering.context import Lowering
+from ort_cuda_plugin.program.lowering.shapes import Strides, broadcast_strides, collapse
+from ort_cuda_plugin.program.steps.steps import Input, Map
+from ort_cuda_plugin.program.steps.tensor import BufferKind
 
 __all__ = ["launch_map"]
 

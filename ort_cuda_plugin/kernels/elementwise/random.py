@@ -16,9 +16,9 @@ import numpy as np
 from ort_cuda_plugin.kernels.codegen.source import KernelBuilder
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap
 from ort_cuda_plugin.model.ir import Array, DType
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering
-from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.lowering.context import Lowering
 
 __all__ = ["Bits", "RandomRun", "normal", "philox_4x32", "uniform"]
 

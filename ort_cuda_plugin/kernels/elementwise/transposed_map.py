@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...model.ir import NARROW_FLOATS, DType
-from ...program.lowering import Lowering
-from ...program.steps import Input, Map
-from ...program.symbolic import Dim, ceildiv, hint, product
+from ...program.expressions.symbolic import Dim, ceildiv, hint, product
+from ...program.lowering.context import Lowering
+from ...program.steps.steps import Input, Map
 from ..codegen.launch_geometry import coordinates, extent, index_type
 from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from ..codegen.vectors import FEW_ELEMENTS

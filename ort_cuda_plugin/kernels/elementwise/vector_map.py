@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...model.ir import DType
-from ...program.lowering import Lowering, Tensor
-from ...program.steps import Input, Map
-from ...program.symbolic import Dim, ceildiv, divides, hint, product
+from ...program.expressions.symbolic import Dim, ceildiv, divides, hint, product
+from ...program.lowering.context import Lowering, Tensor
+from ...program.steps.steps import Input, Map
 from ..codegen.launch_geometry import Extent, coordinates, extent, index_type
 from ..codegen.row_cache import find_by_column
 from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text, register_type

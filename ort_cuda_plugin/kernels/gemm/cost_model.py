@@ -14,10 +14,10 @@ from typing import Any
 from ...gpus import closest
 from ...gpus.constants import Constants
 from ...gpus.library_times import CONVOLUTION, SPLIT_K_SECONDS, Rates, library_time
-from ...program.lowering import DeviceProperties, Lowering
-from ...program.scalar import reachable
-from ...program.steps import Sums
-from ...program.symbolic import Dim, ceildiv, hint, le, product
+from ...program.expressions.scalar import reachable
+from ...program.expressions.symbolic import Dim, ceildiv, hint, le, product
+from ...program.lowering.context import DeviceProperties, Lowering
+from ...program.steps.steps import Sums
 from ..codegen.epilogue import VECTOR
 from ..codegen.guards import try_guard
 from ..codegen.simt_fragments import VECTORS

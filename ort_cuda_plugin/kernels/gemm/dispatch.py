@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ...model.ir import DType
-from ...program.elementwise import rearranged
-from ...program.lowering import DeviceProperties, Lowering, Tensor
-from ...program.scalar import Scalar
-from ...program.shapes import broadcast_strides, collapse
-from ...program.steps import Contract, Conversion, Map
-from ...program.symbolic import Dim, ceildiv, divides, hint, is_const, le, lt, product, select
-from ...program.views import permute
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, ceildiv, divides, hint, is_const, le, lt, product, select
+from ...program.lowering.context import DeviceProperties, Lowering, Tensor
+from ...program.lowering.elementwise import rearranged
+from ...program.lowering.shapes import broadcast_strides, collapse
+from ...program.lowering.views import permute
+from ...program.steps.steps import Contract, Conversion, Map
 from ..codegen.epilogue import Axes, Epilogue, make_epilogue
 from ..codegen.guards import try_guard
 from ..codegen.launch_geometry import index_type, reach

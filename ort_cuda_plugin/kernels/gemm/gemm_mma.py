@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...model.ir import DType
-from ...program.lowering import DeviceProperties, Lowering, LoweringOptions, Tensor
-from ...program.scalar import Scalar
-from ...program.steps import Map, Substitution, Sums
-from ...program.symbolic import Dim, ceildiv, divides, hint, product
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, ceildiv, divides, hint, product
+from ...program.lowering.context import DeviceProperties, Lowering, LoweringOptions, Tensor
+from ...program.steps.steps import Map, Substitution, Sums
 from ..codegen.epilogue import VECTOR, Epilogue
 from ..codegen.launch_geometry import extent
 from ..codegen.simt_fragments import Element, Operand, Tile, batch_offsets, joined, log2

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...program.lowering import DeviceProperties
-from ...program.symbolic import Dim, ceildiv, hint
+from ...program.expressions.symbolic import Dim, ceildiv, hint
+from ...program.lowering.context import DeviceProperties
 from ..codegen.simt_fragments import Element, batch_offsets, indent, indented, joined, suffix
 from ..codegen.source import text_property
 from ..codegen.vectors import VECTOR_BYTES

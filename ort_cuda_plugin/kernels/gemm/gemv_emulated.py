@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...program.steps import CODES_PER_WORD as WORD
+from ...program.steps.steps import CODES_PER_WORD as WORD
 from ..codegen.simt_fragments import Element, batch_offsets, indent, indented, joined, suffix
 from ..codegen.source import text_property
 from ..contraction.block_quantized import BlockElement

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from ...model.ir import DType
-from ...program import scalar as s
-from ...program.lowering import Lowering, Tensor
-from ...program.row_program import SUM
-from ...program.scalar import Scalar
-from ...program.symbolic import Dim, ceildiv, floordiv, le, select, sym_max, sym_min
-from ...program.trace import Use
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, ceildiv, floordiv, le, select, sym_max, sym_min
+from ...program.lowering.context import Lowering, Tensor
+from ...program.steps.row_program import SUM
+from ...program.steps.trace import Use
 from ..codegen.epilogue import Epilogue
 from ..codegen.simt_fragments import Element, Operand, Tile, declare, fill_matrix, joined, log2, pipeline, store_tile
 from ..codegen.source import KernelBuilder, Parameters, load_text, text_property

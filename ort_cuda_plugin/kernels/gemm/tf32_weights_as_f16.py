@@ -13,16 +13,16 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ...model.ir import DType
-from ...program import scalar as s
-from ...program.elementwise import elementwise_into
-from ...program.lowering import Lowering, Tensor
-from ...program.reduce import row_map
-from ...program.row_program import MAX, Row
-from ...program.scalar import Scalar
-from ...program.steps import Contract, Convolve, Substitution, Sums
-from ...program.symbolic import ceildiv
-from ...program.tensor import contiguous_strides
-from ...program.views import permute
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import ceildiv
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.elementwise import elementwise_into
+from ...program.lowering.reduce import row_map
+from ...program.lowering.views import permute
+from ...program.steps.row_program import MAX, Row
+from ...program.steps.steps import Contract, Convolve, Substitution, Sums
+from ...program.steps.tensor import contiguous_strides
 from ..contraction.operand_axes import over_result
 from .gemm_mma import kind_of
 

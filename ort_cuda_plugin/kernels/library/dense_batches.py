@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...model.ir import DType
-from ...program.elementwise import copy_of
-from ...program.lowering import Lowering
-from ...program.scalar import Scalar
-from ...program.shapes import collapse
-from ...program.steps import Contract, Input, Map, Output
-from ...program.symbolic import hint, product
-from ...program.tensor import Tensor
-from ...program.views import permute
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import hint, product
+from ...program.lowering.context import Lowering
+from ...program.lowering.elementwise import copy_of
+from ...program.lowering.shapes import collapse
+from ...program.lowering.views import permute
+from ...program.steps.steps import Contract, Input, Map, Output
+from ...program.steps.tensor import Tensor
 from .library_calls import call_cublaslt
 
 __all__ = ["call_with_dense_batches"]

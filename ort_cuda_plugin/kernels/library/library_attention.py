@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...model.ir import Array, DType
-from ...program import scalar as s
-from ...program.libraries import ATTENTION, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
-from ...program.lowering import Arg, Int64, Lowering, Tensor
-from ...program.row_program import MAX, SUM
-from ...program.scalar import Scalar, reachable
-from ...program.shapes import broadcast_strides
-from ...program.steps import Attend, Map, used_inputs
-from ...program.symbolic import Dim, divides, hint, lt
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar, reachable
+from ...program.expressions.symbolic import Dim, divides, hint, lt
+from ...program.lowering.context import Arg, Int64, Lowering, Tensor
+from ...program.lowering.shapes import broadcast_strides
+from ...program.steps.libraries import ATTENTION, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
+from ...program.steps.row_program import MAX, SUM
+from ...program.steps.steps import Attend, Map, used_inputs
 from ..codegen.guards import try_guard
 from ..codegen.source import constant_number
 

@@ -9,13 +9,20 @@ from dataclasses import replace
 import numpy as np
 
 from ...model.ir import DType
-from ...program.libraries import CONV, LARGE_WORKSPACE_BYTES, MATMUL, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
-from ...program.lowering import Arg, Int64, Lowering, LoweringOptions, Tensor
-from ...program.scalar import Scalar
-from ...program.shapes import collapse
-from ...program.steps import Contract, Convolve, Map, Output, Substitution, Sums, used_inputs
-from ...program.symbolic import Dim, le, logical_or, lt, product
-from ...program.tensor import contiguous_strides
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, le, logical_or, lt, product
+from ...program.lowering.context import Arg, Int64, Lowering, LoweringOptions, Tensor
+from ...program.lowering.shapes import collapse
+from ...program.steps.libraries import (
+    CONV,
+    LARGE_WORKSPACE_BYTES,
+    MATMUL,
+    WORKSPACE_BYTES,
+    LibraryProblem,
+    ProblemFlags,
+)
+from ...program.steps.steps import Contract, Convolve, Map, Output, Substitution, Sums, used_inputs
+from ...program.steps.tensor import contiguous_strides
 from ..codegen.guards import try_guard
 from ..contraction.epilogue_patterns import GELU, RELU, RELU6, SILU, LibraryForm, product_form
 from ..conv.channels_last import (

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from ...model.ir import NARROW_FLOATS, DType
-from ...program.row_program import Stage, Values
-from ...program.scalar import Scalar
+from ...program.expressions.scalar import Scalar
+from ...program.steps.row_program import Stage, Values
 from ..codegen.source import Emitter, register_type
 
 __all__ = ["WARP", "Accumulators", "PartialResults", "stepped"]

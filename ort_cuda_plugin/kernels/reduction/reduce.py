@@ -30,13 +30,13 @@ from ort_cuda_plugin.kernels.reduction.row_in_registers import RowForm, choose_r
 from ort_cuda_plugin.kernels.reduction.strided_axis import Upright, choose_upright, row_vectors
 from ort_cuda_plugin.kernels.reduction.vector_io import RowMoves
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import Stage, grouped_stages
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.shapes import broadcast_strides, collapse
-from ort_cuda_plugin.program.steps import Input, Rows
-from ort_cuda_plugin.program.symbolic import Dim, ceildiv, divides, hint, le, product
-from ort_cuda_plugin.program.trace import Use
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, divides, hint, le, product
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.shapes import broadcast_strides, collapse
+from ort_cuda_plugin.program.steps.row_program import Stage, grouped_stages
+from ort_cuda_plugin.program.steps.steps import Input, Rows
+from ort_cuda_plugin.program.steps.trace import Use
 
 __all__ = ["RowKernel"]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...program.lowering import Lowering
-from ...program.row_program import Stage
-from ...program.scalar import Scalar, reachable
-from ...program.steps import Rows
-from ...program.symbolic import Dim, hint, le
+from ...program.expressions.scalar import Scalar, reachable
+from ...program.expressions.symbolic import Dim, hint, le
+from ...program.lowering.context import Lowering
+from ...program.steps.row_program import Stage
+from ...program.steps.steps import Rows
 from ..codegen.vectors import CALL_WORK, VECTOR_BYTES, cheap
 
 WARP = 32

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...model.ir import NARROW_FLOATS, DType
-from ...program import scalar as s
-from ...program.lowering import Lowering, Tensor
-from ...program.row_program import Reduction, Row, Stage, grouped_stages
-from ...program.scalar import Scalar, in_order, reachable
-from ...program.shapes import broadcast_strides, collapse
-from ...program.steps import Input, Map, Output, Rows, Substitution, used_inputs
-from ...program.symbolic import Dim, ceildiv, hint, le, product
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar, in_order, reachable
+from ...program.expressions.symbolic import Dim, ceildiv, hint, le, product
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.shapes import broadcast_strides, collapse
+from ...program.steps.row_program import Reduction, Row, Stage, grouped_stages
+from ...program.steps.steps import Input, Map, Output, Rows, Substitution, used_inputs
 from ..codegen.vectors import VECTOR_BYTES, is_dense
 from ..elementwise.map import launch_map
 from .reduce import RowKernel

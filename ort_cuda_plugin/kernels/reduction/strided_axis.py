@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...program.lowering import DeviceProperties, Tensor
-from ...program.symbolic import Dim, ceildiv, divides, hint
+from ...program.expressions.symbolic import Dim, ceildiv, divides, hint
+from ...program.lowering.context import DeviceProperties, Tensor
 from ..codegen.vectors import VECTOR_BYTES
 
 WARP = 32

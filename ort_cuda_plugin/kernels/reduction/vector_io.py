@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ...model.ir import DType
-from ...program.lowering import Tensor
-from ...program.symbolic import Dim, divides
+from ...program.expressions.symbolic import Dim, divides
+from ...program.lowering.context import Tensor
 from ..codegen.source import Emitter
 from ..codegen.vectors import begins_at_vectors
 from .row_in_registers import RowForm

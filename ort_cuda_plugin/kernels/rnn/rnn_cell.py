@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...program import scalar as s
-from ...program.lowering import Lowering, Tensor
-from ...program.scalar import Scalar
-from ...program.symbolic import Dim
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim
+from ...program.lowering.context import Lowering, Tensor
 from ..codegen.source import KernelBuilder, load_text, offset_text, register_type
 
 __all__ = ["Cell", "CellKernel", "Direction", "Elements", "Gates", "Sequences"]

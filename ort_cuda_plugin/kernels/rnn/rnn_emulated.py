@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ...program import scalar as s
-from ...program.lowering import Lowering, Tensor
-from ...program.scalar import Scalar
-from ...program.symbolic import Dim, ceildiv, le
-from ...program.trace import Use
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, ceildiv, le
+from ...program.lowering.context import Lowering, Tensor
+from ...program.steps.trace import Use
 from ..codegen.source import kernel_name
 from .rnn_cell import CellKernel, Direction, Elements, Gates
 

@@ -16,10 +16,10 @@ from ort_cuda_plugin.kernels.codegen.source import kernel_name
 from ort_cuda_plugin.kernels.rnn.rnn_cell import CellKernel, Direction, Elements, Gates
 from ort_cuda_plugin.kernels.rnn.rnn_emulated import StripCell
 from ort_cuda_plugin.kernels.rnn.rnn_persistent import PartCell, are_alike, try_persistent
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.trace import Use
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.lowering.context import Lowering
+from ort_cuda_plugin.program.steps.trace import Use
 
 __all__ = ["run_cells"]
 

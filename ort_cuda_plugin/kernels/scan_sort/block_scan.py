@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...model.ir import NARROW_FLOATS, DType
-from ...program.lowering import Lowering, Tensor
-from ...program.row_program import Reduction
-from ...program.scalar import Scalar
-from ...program.shapes import collapse
-from ...program.symbolic import Dim, ceildiv, hint, product
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, ceildiv, hint, product
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.shapes import collapse
+from ...program.steps.row_program import Reduction
 from ..codegen.launch_geometry import coordinates, extent, index_type
 from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text, register_type
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...model.ir import DType
-from ...program.lowering import Lowering, Tensor
-from ...program.symbolic import ceildiv, hint, le
+from ...program.expressions.symbolic import ceildiv, hint, le
+from ...program.lowering.context import Lowering, Tensor
 from ..codegen.simt_fragments import indent
 from ..codegen.source import KernelBuilder, load_text, register_type
 

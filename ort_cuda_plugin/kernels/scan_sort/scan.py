@@ -5,10 +5,10 @@ from __future__ import annotations
 from ort_cuda_plugin.kernels.codegen.launch_geometry import SERIAL_THREADS, Plane
 from ort_cuda_plugin.kernels.codegen.source import KernelBuilder, kernel_name, load_text, offset_text
 from ort_cuda_plugin.kernels.scan_sort.block_scan import block_scan, has_block_scan
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import Reduction
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.shapes import collapse
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.shapes import collapse
+from ort_cuda_plugin.program.steps.row_program import Reduction
 
 __all__ = ["scan"]
 

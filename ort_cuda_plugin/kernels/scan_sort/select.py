@@ -10,12 +10,12 @@ from ort_cuda_plugin.kernels.codegen.source import KernelBuilder
 from ort_cuda_plugin.kernels.scan_sort.merge_sort import head, item, merge_rows, merge_step, merges
 from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import reduce
-from ort_cuda_plugin.program.row_program import SUM
-from ort_cuda_plugin.program.scalar import cast
-from ort_cuda_plugin.program.symbolic import hint, product
+from ort_cuda_plugin.program.expressions.scalar import cast
+from ort_cuda_plugin.program.expressions.symbolic import hint, product
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.reduce import reduce
+from ort_cuda_plugin.program.steps.row_program import SUM
 
 __all__ = ["count_prefixes", "sort_rows"]
 

@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 
 from ...model.ir import DType
-from ...program.lowering import Lowering, Tensor
-from ...program.symbolic import Dim, ceildiv, hint, le, sym_min
+from ...program.expressions.symbolic import Dim, ceildiv, hint, le, sym_min
+from ...program.lowering.context import Lowering, Tensor
 from ..codegen.simt_fragments import indent
 from ..codegen.source import KernelBuilder, load_text, text_property
 

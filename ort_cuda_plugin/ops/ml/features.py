@@ -18,14 +18,14 @@ from ort_cuda_plugin.ops.requirements import (
     require_one_of,
     violation,
 )
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import copy_into, elementwise, full
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import row_map
-from ort_cuda_plugin.program.row_program import MAX, SUM, Row
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import eq, sym_min
-from ort_cuda_plugin.program.views import reshape, unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import eq, sym_min
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import copy_into, elementwise, full
+from ort_cuda_plugin.program.lowering.reduce import row_map
+from ort_cuda_plugin.program.lowering.views import reshape, unsqueeze
+from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row
 
 Floats = Sequence[float]
 NUMBERS = frozenset({DType.FLOAT32, DType.FLOAT64}) | INDICES

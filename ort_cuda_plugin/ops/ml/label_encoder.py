@@ -10,10 +10,10 @@ from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import Array, Constant, DType, Unsupported
 from ort_cuda_plugin.ops.registry import T1, op
 from ort_cuda_plugin.ops.requirements import require, require_count
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import Reduction, Values
-from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.steps.row_program import Reduction, Values
 
 _KEYS_2 = frozenset({DType.FLOAT32, DType.INT64})
 _KEYS_4 = _KEYS_2 | {DType.FLOAT64, DType.INT32, DType.INT16}

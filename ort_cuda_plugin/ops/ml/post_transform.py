@@ -9,12 +9,12 @@ import numpy as np
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.requirements import require_one_of
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise, elementwise_into
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import row_map
-from ort_cuda_plugin.program.row_program import MAX, SUM, Row, arg_max
-from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise, elementwise_into
+from ort_cuda_plugin.program.lowering.reduce import row_map
+from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row, arg_max
 
 POST_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 """In the order in which TreeEnsemble numbers them."""

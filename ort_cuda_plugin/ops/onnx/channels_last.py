@@ -14,8 +14,8 @@ from ort_cuda_plugin.ops.onnx.nn import batch_norm, conv, normalization, pooling
 from ort_cuda_plugin.ops.onnx.tensor import slicing
 from ort_cuda_plugin.ops.registry import CHANNELS_LAST_DOMAIN, OperatorFunction, op, versions
 from ort_cuda_plugin.ops.requirements import require_least_rank
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.views import permute
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.views import permute
 
 _DECLARING = (batch_norm, conv, grid_sample, normalization, pooling, slicing)
 """The modules whose rows have to be in the table before this one's."""

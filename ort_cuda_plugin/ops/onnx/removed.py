@@ -9,11 +9,11 @@ from ort_cuda_plugin.ops.onnx.nn.normalization import standardized
 from ort_cuda_plugin.ops.onnx.tensor.slicing import slice_10, slice_axis
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INDICES, HostTensor, T, op
 from ort_cuda_plugin.ops.requirements import require, require_rank
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.symbolic import eq, le
-from ort_cuda_plugin.program.views import unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.symbolic import eq, le
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.views import unsqueeze
 
 
 @op("Affine", since=1, until=9, types={"T": FLOATS})

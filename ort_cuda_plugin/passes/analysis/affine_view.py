@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ...program.symbolic import Dim, floordiv, le
-from ...program.tensor import contiguous_strides
+from ...program.expressions.symbolic import Dim, floordiv, le
+from ...program.steps.tensor import contiguous_strides
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...model.recipes import Recipe
-from ...program.scalar import Scalar, reachable
-from ...program.shapes import broadcast_strides
-from ...program.steps import Conversion, Input, Sums
-from ...program.symbolic import Dim
-from ...program.tensor import Buffer, BufferKind, Tensor
+from ...program.expressions.scalar import Scalar, reachable
+from ...program.expressions.symbolic import Dim
+from ...program.lowering.shapes import broadcast_strides
+from ...program.steps.steps import Conversion, Input, Sums
+from ...program.steps.tensor import Buffer, BufferKind, Tensor
 
 NEUTRAL = {"add": -0.0, "mul": 1.0}
 """What leaves each number as it is, zeros with their signs included."""

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 from ...kernels.codegen.source import constant_number
 from ...model.ir import DType, Node
-from ...program import scalar as s
-from ...program.lowering import Lowering, Tensor
-from ...program.reduce import reduce, row_map
-from ...program.row_program import MAX, SUM, Row
-from ...program.scalar import Scalar, reachable
-from ...program.shapes import broadcast_strides
-from ...program.steps import Contract, Map, Rows, Substitution, Sums, used_inputs
-from ...program.symbolic import product
-from ...program.tensor import Buffer
-from ...program.trace import Step
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar, reachable
+from ...program.expressions.symbolic import product
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.reduce import reduce, row_map
+from ...program.lowering.shapes import broadcast_strides
+from ...program.steps.row_program import MAX, SUM, Row
+from ...program.steps.steps import Contract, Map, Rows, Substitution, Sums, used_inputs
+from ...program.steps.tensor import Buffer
+from ...program.steps.trace import Step
 
 __all__ = ["RangeAnalysis"]
 

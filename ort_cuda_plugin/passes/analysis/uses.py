@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from ...program.tensor import Buffer
-from ...program.trace import Step
+from ...program.steps.tensor import Buffer
+from ...program.steps.trace import Step
 
 User = TypeVar("User", bound=Hashable)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...kernels.tactics import PARTS, parts_of, try_decomposition, with_tactic
-from ...program.lowering import Lowering
-from ...program.steps import Attend
-from ...program.trace import Step
+from ...program.lowering.context import Lowering
+from ...program.steps.steps import Attend
+from ...program.steps.trace import Step
 
 
 def decompose_attention(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...model.ir import NARROW_FLOATS, DType
-from ...program.row_program import grouped_stages
-from ...program.scalar import Scalar
-from ...program.shapes import broadcast_strides
-from ...program.steps import Attend, Contract, Input, Map, Rows, Substitution, dense, joined_nodes, stored, used_inputs
-from ...program.tensor import BufferKind, Tensor, contiguous_strides
-from ...program.trace import ReadBack, Step
+from ...program.expressions.scalar import Scalar
+from ...program.lowering.shapes import broadcast_strides
+from ...program.steps.row_program import grouped_stages
+from ...program.steps.steps import (
+    Attend,
+    Contract,
+    Input,
+    Map,
+    Rows,
+    Substitution,
+    dense,
+    joined_nodes,
+    stored,
+    used_inputs,
+)
+from ...program.steps.tensor import BufferKind, Tensor, contiguous_strides
+from ...program.steps.trace import ReadBack, Step
 from ..analysis.uses import Uses
 from ..fusion.vertical_fusion import MAX_PARAMETERS, reads_all, rebased
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...model.ir import DType
-from ...program.shapes import broadcast_strides
-from ...program.steps import Attend, Contract, Input, Map, Output, dense, joined_nodes
-from ...program.symbolic import Dim
-from ...program.tensor import BufferKind, Tensor
-from ...program.trace import Step
+from ...program.expressions.symbolic import Dim
+from ...program.lowering.shapes import broadcast_strides
+from ...program.steps.steps import Attend, Contract, Input, Map, Output, dense, joined_nodes
+from ...program.steps.tensor import BufferKind, Tensor
+from ...program.steps.trace import Step
 from ..analysis.uses import Uses
 
 

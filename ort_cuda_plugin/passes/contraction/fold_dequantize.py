@@ -13,13 +13,13 @@ from ...kernels.conv.dispatch import in_strips
 from ...kernels.gemm.dispatch import contiguous_axis
 from ...kernels.tactics import try_integer_operands
 from ...model.ir import DType
-from ...program.lowering import Lowering
-from ...program.scalar import Scalar, reachable
-from ...program.shapes import broadcast_strides, collapse
-from ...program.steps import Contract, Conversion, Convolve, Map, Substitution, Sums, dense, stored, used_inputs
-from ...program.symbolic import Dim
-from ...program.tensor import Buffer, BufferKind, Tensor
-from ...program.trace import Step
+from ...program.expressions.scalar import Scalar, reachable
+from ...program.expressions.symbolic import Dim
+from ...program.lowering.context import Lowering
+from ...program.lowering.shapes import broadcast_strides, collapse
+from ...program.steps.steps import Contract, Conversion, Convolve, Map, Substitution, Sums, dense, stored, used_inputs
+from ...program.steps.tensor import Buffer, BufferKind, Tensor
+from ...program.steps.trace import Step
 from ..analysis.affine_view import find_path
 from ..analysis.uses import Uses
 from ..simplification.dead_code_elimination import eliminate_dead_code

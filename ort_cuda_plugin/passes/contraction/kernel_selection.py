@@ -13,11 +13,11 @@ from ...kernels.library.dense_batches import call_with_dense_batches
 from ...kernels.library.library_attention import call_cudnn_attention
 from ...kernels.library.library_calls import call_cublaslt, call_cudnn
 from ...kernels.tactics import LIBRARY, by_rules, explain, try_depthwise_in_memory_order, with_tactic
-from ...program.elementwise import copy_into
-from ...program.lowering import Lowering
-from ...program.steps import Attend, Contract, Convolve, Sums, Tactic
-from ...program.trace import LibraryCall, Step
-from ...program.views import part
+from ...program.lowering.context import Lowering
+from ...program.lowering.elementwise import copy_into
+from ...program.lowering.views import part
+from ...program.steps.steps import Attend, Contract, Convolve, Sums, Tactic
+from ...program.steps.trace import LibraryCall, Step
 
 AnyStep = TypeVar("AnyStep", bound=Step)
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from ...kernels.contraction.epilogue_patterns import product_form
 from ...kernels.conv.channels_last import permuted, place_stride, places_first, to_memory
 from ...kernels.gemm.dispatch import try_sliced_k
-from ...program.lowering import Lowering
-from ...program.steps import Contract, Convolve
-from ...program.trace import Step
-from ...program.views import permute
+from ...program.lowering.context import Lowering
+from ...program.lowering.views import permute
+from ...program.steps.steps import Contract, Convolve
+from ...program.steps.trace import Step
 
 __all__ = ["pointwise_as_gemm"]
 

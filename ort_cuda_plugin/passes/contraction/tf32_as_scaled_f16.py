@@ -16,13 +16,13 @@ from ...kernels.attention.flash_mma_schedule import try_flash_attention
 from ...kernels.gemm.dispatch import try_scaled_f16
 from ...kernels.gemm.tf32_weights_as_f16 import half_lines, has_compact_lines, power_of
 from ...model.ir import DType
-from ...program import scalar as s
-from ...program.lowering import Lowering, Tensor
-from ...program.scalar import Scalar
-from ...program.steps import Attend, Contract, Map, Substitution
-from ...program.tensor import Buffer, BufferKind
-from ...program.trace import Step
-from ...program.views import permute
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.views import permute
+from ...program.steps.steps import Attend, Contract, Map, Substitution
+from ...program.steps.tensor import Buffer, BufferKind
+from ...program.steps.trace import Step
 from ..analysis.range_analysis import RangeAnalysis
 from ..analysis.uses import Uses
 from ..simplification.dead_code_elimination import eliminate_dead_code

@@ -11,9 +11,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from ...program.steps import Sums, joined_nodes
+from ...program.steps.steps import Sums, joined_nodes
+from ...program.steps.trace import ReadBack, Step
 from ...program.termination import Measure
-from ...program.trace import ReadBack, Step
 from ..analysis.expression_equality import (
     converted_by,
     joined_constant,

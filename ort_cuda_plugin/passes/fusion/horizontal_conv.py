@@ -20,9 +20,9 @@ from ...kernels.conv.implicit_gemm_mma import (
 from ...kernels.gemm.dispatch import ProductTactic
 from ...kernels.gemm.tile_shapes import Team
 from ...kernels.tactics import explain, try_integer_operands
-from ...program.lowering import Lowering
-from ...program.steps import Convolve, Tactic
-from ...program.trace import Step
+from ...program.lowering.context import Lowering
+from ...program.steps.steps import Convolve, Tactic
+from ...program.steps.trace import Step
 from .horizontal_contraction import Merging, has_one_result, merge_contractions
 
 __all__ = ["merge_convolutions"]

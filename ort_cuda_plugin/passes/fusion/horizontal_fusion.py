@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...program.steps import Map, joined_nodes
-from ...program.symbolic import Dim, hint
-from ...program.tensor import BufferKind
-from ...program.trace import ReadBack, Step
+from ...program.expressions.symbolic import Dim, hint
+from ...program.steps.steps import Map, joined_nodes
+from ...program.steps.tensor import BufferKind
+from ...program.steps.trace import ReadBack, Step
 from ..simplification.concat_elimination import are_apart
 from ..simplification.constant_folding import fixed_buffers, is_fixed
 from .vertical_fusion import is_small, unified

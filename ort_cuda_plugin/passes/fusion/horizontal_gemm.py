@@ -6,12 +6,12 @@ import operator
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
-from ...program.scalar import reachable
-from ...program.steps import Contract, dense, joined_nodes
-from ...program.symbolic import Dim
-from ...program.tensor import Buffer, BufferKind, Tensor, contiguous_strides
+from ...program.expressions.scalar import reachable
+from ...program.expressions.symbolic import Dim
+from ...program.steps.steps import Contract, dense, joined_nodes
+from ...program.steps.tensor import Buffer, BufferKind, Tensor, contiguous_strides
+from ...program.steps.trace import Step
 from ...program.termination import Measure
-from ...program.trace import Step
 from ..analysis.expression_equality import Expression, completed, joined_constant, joined_inputs, result_of, same_leaves
 from ..analysis.uses import Uses
 from ..simplification.concat_elimination import Copy, with_view

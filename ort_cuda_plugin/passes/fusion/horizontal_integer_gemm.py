@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from ...kernels.gemm.dispatch import product_tactics
 from ...kernels.tactics import try_integer_operands
-from ...program.lowering import Lowering
-from ...program.steps import Contract, Tactic
-from ...program.trace import Step
+from ...program.lowering.context import Lowering
+from ...program.steps.steps import Contract, Tactic
+from ...program.steps.trace import Step
 from .horizontal_contraction import Merging, has_one_result, merge_contractions
 
 __all__ = ["merge_integer_gemms"]

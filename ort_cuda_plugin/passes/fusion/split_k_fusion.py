@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...kernels.gemm.dispatch import cut_along_k, parts_along_k
-from ...program.lowering import Lowering
-from ...program.steps import Contract, Map, Sums
-from ...program.tensor import BufferKind
-from ...program.trace import ReadBack, Step
+from ...program.lowering.context import Lowering
+from ...program.steps.steps import Contract, Map, Sums
+from ...program.steps.tensor import BufferKind
+from ...program.steps.trace import ReadBack, Step
 from ..analysis.uses import Uses
 from .vertical_fusion import join_map
 

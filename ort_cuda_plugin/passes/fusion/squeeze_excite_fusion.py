@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from ...kernels.conv.squeeze_excite import choose_form, launch_chain
 from ...model.ir import DType
-from ...program.lowering import Lowering
-from ...program.steps import Convolve, dense
-from ...program.tensor import Buffer, BufferKind
-from ...program.trace import ReadBack, Step
+from ...program.lowering.context import Lowering
+from ...program.steps.steps import Convolve, dense
+from ...program.steps.tensor import Buffer, BufferKind
+from ...program.steps.trace import ReadBack, Step
 from ..analysis.uses import Uses
 
 __all__ = ["fuse_squeeze_excite"]

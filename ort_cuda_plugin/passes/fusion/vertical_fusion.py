@@ -11,9 +11,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ...program.scalar import Scalar, reachable
-from ...program.shapes import broadcast_strides, collapse
-from ...program.steps import (
+from ...program.expressions.scalar import Scalar, reachable
+from ...program.expressions.symbolic import Dim, hint, product
+from ...program.lowering.shapes import broadcast_strides, collapse
+from ...program.steps.steps import (
     Contract,
     Convolve,
     Input,
@@ -27,10 +28,9 @@ from ...program.steps import (
     stored,
     used_inputs,
 )
-from ...program.symbolic import Dim, hint, product
-from ...program.tensor import BufferKind, Tensor, contiguous_strides
+from ...program.steps.tensor import BufferKind, Tensor, contiguous_strides
+from ...program.steps.trace import ReadBack, Step
 from ...program.termination import Measure
-from ...program.trace import ReadBack, Step
 from ..analysis.affine_view import Path, covers, find_path
 from ..analysis.uses import Uses
 from ..simplification.constant_folding import fixed_buffers, is_fixed

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...program.lowering import Lowering
-from ...program.scalar import Scalar
-from ...program.shapes import broadcast_strides
-from ...program.steps import Convolve, Input, Map
-from ...program.symbolic import product
-from ...program.tensor import contiguous_strides
-from ...program.trace import Step
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import product
+from ...program.lowering.context import Lowering
+from ...program.lowering.shapes import broadcast_strides
+from ...program.steps.steps import Convolve, Input, Map
+from ...program.steps.tensor import contiguous_strides
+from ...program.steps.trace import Step
 
 __all__ = ["flatten_channel_axes"]
 

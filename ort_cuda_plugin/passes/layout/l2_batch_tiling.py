@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from ...kernels.conv.channels_last import empty_channels_last, is_channels_last, try_channels_last
 from ...kernels.conv.depthwise_conv import try_depthwise
-from ...program.elementwise import rearranged
-from ...program.lowering import Lowering, Tensor
-from ...program.steps import Convolve
-from ...program.symbolic import Dim, hint, le
-from ...program.tensor import BufferKind
-from ...program.trace import Step
-from ...program.views import part, permute
+from ...program.expressions.symbolic import Dim, hint, le
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.elementwise import rearranged
+from ...program.lowering.views import part, permute
+from ...program.steps.steps import Convolve
+from ...program.steps.tensor import BufferKind
+from ...program.steps.trace import Step
 from ..analysis.uses import Uses
 
 L2_BYTES = {(8, 0): 40 << 20, (8, 9): 48 << 20, (9, 0): 50 << 20, (10, 0): 126 << 20, (12, 0): 64 << 20}

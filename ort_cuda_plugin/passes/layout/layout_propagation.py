@@ -24,12 +24,12 @@ from ...kernels.conv.channels_last import (
 )
 from ...kernels.elementwise.index_map import gather_map
 from ...kernels.gemm.tile_shapes import piece_of
-from ...program.lowering import Lowering, Tensor
-from ...program.scalar import Scalar
-from ...program.steps import Attend, Contract, Convolve, Map, dense
-from ...program.symbolic import Dim, divides
-from ...program.tensor import Buffer, BufferKind
-from ...program.trace import Launch, Step
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, divides
+from ...program.lowering.context import Lowering, Tensor
+from ...program.steps.steps import Attend, Contract, Convolve, Map, dense
+from ...program.steps.tensor import Buffer, BufferKind
+from ...program.steps.trace import Launch, Step
 from ..analysis.affine_view import exact_quotient
 from ..analysis.uses import Uses
 from ..simplification.concat_elimination import Copy, with_view

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...kernels.conv.channels_last import permuted, place_stride, to_memory
-from ...program.shapes import broadcast_strides
-from ...program.steps import Map
-from ...program.symbolic import hint
-from ...program.tensor import Tensor
-from ...program.trace import Step
+from ...program.expressions.symbolic import hint
+from ...program.lowering.shapes import broadcast_strides
+from ...program.steps.steps import Map
+from ...program.steps.tensor import Tensor
+from ...program.steps.trace import Step
 
 __all__ = ["interchange_loops"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...program.steps import Map, dense, used_inputs
-from ...program.tensor import BufferKind, Tensor
+from ...program.steps.steps import Map, dense, used_inputs
+from ...program.steps.tensor import BufferKind, Tensor
+from ...program.steps.trace import Step
 from ...program.termination import Measure
-from ...program.trace import Step
 from ..analysis.expression_equality import are_equal
 from ..analysis.uses import Uses
 from .concat_elimination import Copy, with_view

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...program.lowering import Lowering
-from ...program.shapes import collapse
-from ...program.steps import Contract, Map, Sums, dense
-from ...program.symbolic import Dim, le
-from ...program.tensor import Buffer, BufferKind, Tensor
+from ...program.expressions.symbolic import Dim, le
+from ...program.lowering.context import Lowering
+from ...program.lowering.shapes import collapse
+from ...program.steps.steps import Contract, Map, Sums, dense
+from ...program.steps.tensor import Buffer, BufferKind, Tensor
+from ...program.steps.trace import Arg, Launch, ReadBack, Remake, Step
 from ...program.termination import Measure
-from ...program.trace import Arg, Launch, ReadBack, Remake, Step
 from ..analysis.affine_view import exact_quotient, find_path
 from ..analysis.uses import Uses
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from ...program.lowering import Lowering
-from ...program.steps import Map
-from ...program.symbolic import Dim
-from ...program.tensor import Buffer, BufferKind, Tensor, known_bytes
+from ...program.expressions.symbolic import Dim
+from ...program.lowering.context import Lowering
+from ...program.steps.steps import Map
+from ...program.steps.tensor import Buffer, BufferKind, Tensor, known_bytes
+from ...program.steps.trace import Copy, Int32, Int64, Launch, Memset, ReadBack, Recordable, Step
 from ...program.termination import Measure
-from ...program.trace import Copy, Int32, Int64, Launch, Memset, ReadBack, Recordable, Step
 
 MAX_GROWTH = 8
 """A result of at most so many times the bytes of its weights is kept in place of them: 4 bits become a float32."""

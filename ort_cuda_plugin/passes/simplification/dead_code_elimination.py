@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...program.steps import Map, Output, used_inputs
-from ...program.tensor import Buffer, BufferKind
-from ...program.trace import ReadBack, Step
+from ...program.steps.steps import Map, Output, used_inputs
+from ...program.steps.tensor import Buffer, BufferKind
+from ...program.steps.trace import ReadBack, Step
 
 
 def eliminate_dead_code(steps: Sequence[Step]) -> list[Step]:

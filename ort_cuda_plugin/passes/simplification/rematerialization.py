@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...program.scalar import Scalar
-from ...program.steps import Attend, Map, Output, Substitution, stored, used_inputs
-from ...program.tensor import BufferKind, Tensor
-from ...program.trace import Step
+from ...program.expressions.scalar import Scalar
+from ...program.steps.steps import Attend, Map, Output, Substitution, stored, used_inputs
+from ...program.steps.tensor import BufferKind, Tensor
+from ...program.steps.trace import Step
 from ..analysis.uses import Uses
 from .dead_code_elimination import eliminate_dead_code
 

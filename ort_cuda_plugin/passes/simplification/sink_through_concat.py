@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...program.scalar import Scalar
-from ...program.shapes import broadcast_strides
-from ...program.steps import Input, Map, Substitution, dense, joined_nodes, stored
-from ...program.symbolic import Dim
-from ...program.tensor import BufferKind, Tensor, contiguous_strides
-from ...program.trace import ReadBack, Step
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim
+from ...program.lowering.shapes import broadcast_strides
+from ...program.steps.steps import Input, Map, Substitution, dense, joined_nodes, stored
+from ...program.steps.tensor import BufferKind, Tensor, contiguous_strides
+from ...program.steps.trace import ReadBack, Step
 from ..analysis.affine_view import exact_quotient
 from ..analysis.uses import Uses
 

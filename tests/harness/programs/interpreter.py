@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.steps import CODES_PER_WORD, Attend, Contract, Convolve, Input, Map, Rows, Sums
-from ort_cuda_plugin.program.symbolic import Dim
-from ort_cuda_plugin.program.tensor import Buffer, BufferKind, Tensor
-from ort_cuda_plugin.program.trace import Copy, HostCall, Int64, Launch, LibraryCall, Memset, ReadBack, Step, View
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim
+from ort_cuda_plugin.program.steps.steps import CODES_PER_WORD, Attend, Contract, Convolve, Input, Map, Rows, Sums
+from ort_cuda_plugin.program.steps.tensor import Buffer, BufferKind, Tensor
+from ort_cuda_plugin.program.steps.trace import Copy, HostCall, Int64, Launch, LibraryCall, Memset, ReadBack, Step, View
 from plan_interpreter import evaluate
 from programs import library, opaque
 from programs.convolutions import convolution, transposed_convolution

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ort_cuda_plugin.program.libraries import CONV, MATMUL, LibraryProblem, ProblemFlags
+from ort_cuda_plugin.program.steps.libraries import CONV, MATMUL, LibraryProblem, ProblemFlags
 from programs.convolutions import convolution
 from programs.values import Array
 

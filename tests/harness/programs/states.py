@@ -20,12 +20,12 @@ from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.ir import DType, NodeError, UnknownRank, Unsupported
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.plan.format import Plan
-from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, LoweringOptions
-from ort_cuda_plugin.program.program_text import ProgramText
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.steps import Map
-from ort_cuda_plugin.program.trace import Launch, LibraryCall, Remake, Step, View
-from ort_cuda_plugin.program.verify import VERIFY_VARIABLE, Verifier, tensors_of
+from ort_cuda_plugin.program.analysis.program_text import ProgramText
+from ort_cuda_plugin.program.analysis.verify import VERIFY_VARIABLE, Verifier, tensors_of
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering, LoweringOptions
+from ort_cuda_plugin.program.steps.steps import Map
+from ort_cuda_plugin.program.steps.trace import Launch, LibraryCall, Remake, Step, View
 from plan_interpreter import evaluate_registers
 from programs.interpreter import Gather, Interpreter, InvalidViewError, Meaning, opaque_of
 from programs.values import Array, Reading, is_narrow

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ort_cuda_plugin.model.ir import NARROW_FLOATS, DType
-from ort_cuda_plugin.program.row_program import MAX, MIN, PRODUCT, SUM, Stage
-from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.steps.row_program import MAX, MIN, PRODUCT, SUM, Stage
 
 Array: TypeAlias = NDArray[Any]
 Handler: TypeAlias = "Callable[[Scalar, list[Array]], Array]"

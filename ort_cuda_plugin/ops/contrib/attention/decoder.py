@@ -17,13 +17,13 @@ from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import BOOL, FLOAT_OR_HALF, INT32, B, HostTensor, M, T, op
 from ort_cuda_plugin.ops.requirements import require_all_or_none, require_least, require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.multiply import multiply
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, lt
-from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, le, lt
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.multiply import multiply
+from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
 
 CHUNK_BYTES: Final = 16
 """Chunk of a key in a chunked cache, in bytes: what a thread of a GPU reads at once."""

@@ -26,13 +26,13 @@ from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, M, T, op
 from ort_cuda_plugin.ops.requirements import require, require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise, full
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.multiply import multiply
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, logical_or, sym_max
-from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, le, logical_or, sym_max
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
+from ort_cuda_plugin.program.lowering.multiply import multiply
+from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
 
 T_CACHE: TypeAlias = Tensor
 T_KV_SCALE: TypeAlias = Tensor

@@ -28,12 +28,12 @@ from ort_cuda_plugin.ops.requirements import (
     require_rank,
     violation,
 )
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import MAX
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, ceildiv, eq, floordiv, le, lt, select, sym_min
-from ort_cuda_plugin.program.views import part, reshape
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, eq, floordiv, le, lt, select, sym_min
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.views import part, reshape
+from ort_cuda_plugin.program.steps.row_program import MAX
 
 T_CACHE: TypeAlias = Tensor
 T_KV_SCALE: TypeAlias = Tensor

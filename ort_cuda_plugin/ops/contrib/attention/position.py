@@ -9,15 +9,15 @@ from ort_cuda_plugin.ops.contrib.attention.packed import padded_rows
 from ort_cuda_plugin.ops.onnx.attention.attention import rotate
 from ort_cuda_plugin.ops.registry import FLOAT32, FLOAT_OR_HALF, INT32, INT64, UP_TO_FLOAT32, HostTensor, M, T, U, op
 from ort_cuda_plugin.ops.requirements import require, require_least, require_one_of, require_rank
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.multiply import multiply
-from ort_cuda_plugin.program.reduce import reduce
-from ort_cuda_plugin.program.row_program import SUM
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import eq, floordiv, le, mod
-from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import eq, floordiv, le, mod
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.multiply import multiply
+from ort_cuda_plugin.program.lowering.reduce import reduce
+from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
+from ort_cuda_plugin.program.steps.row_program import SUM
 
 # ---- biases ----
 

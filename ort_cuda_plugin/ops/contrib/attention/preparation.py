@@ -8,8 +8,8 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.attention.attention import rotate
 from ort_cuda_plugin.ops.onnx.nn.normalization import layer_norm
 from ort_cuda_plugin.ops.requirements import require_all_or_none, require_rank, violation
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.views import reshape
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.views import reshape
 
 
 @dataclass(frozen=True)

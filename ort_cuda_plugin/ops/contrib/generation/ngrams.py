@@ -12,12 +12,12 @@ from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_captur
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import FLOAT32, INDICES, INT32, INT64, M, S, T, op
 from ort_cuda_plugin.ops.requirements import require, require_least, require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import copy_of
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import Reduction, Values
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import le
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import le
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import copy_of
+from ort_cuda_plugin.program.steps.row_program import Reduction, Values
 
 Tid: TypeAlias = Tensor
 Int32: TypeAlias = Tensor

@@ -15,14 +15,14 @@ from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, 
 from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.math.reduction import argmax
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise, full
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import reduce
-from ort_cuda_plugin.program.row_program import MIN, SUM
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, sym_max
-from ort_cuda_plugin.program.views import reshape, unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, sym_max
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
+from ort_cuda_plugin.program.lowering.reduce import reduce
+from ort_cuda_plugin.program.lowering.views import reshape, unsqueeze
+from ort_cuda_plugin.program.steps.row_program import MIN, SUM
 
 _LOWEST = float(np.finfo(np.float32).min)
 

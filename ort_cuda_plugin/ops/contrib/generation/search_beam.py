@@ -16,14 +16,14 @@ from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.kernels.scan_sort.select import sort_rows
 from ort_cuda_plugin.kernels.scan_sort.top_k import top_rows
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise, full
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import reduce, row_map
-from ort_cuda_plugin.program.row_program import MAX, MIN, SUM, Reduction, Row, Values
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim
-from ort_cuda_plugin.program.views import reshape
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
+from ort_cuda_plugin.program.lowering.reduce import reduce, row_map
+from ort_cuda_plugin.program.lowering.views import reshape
+from ort_cuda_plugin.program.steps.row_program import MAX, MIN, SUM, Reduction, Row, Values
 
 _LOWEST: Final = float(np.finfo(np.float32).min)
 _FAR_BEHIND: Final = -1e9

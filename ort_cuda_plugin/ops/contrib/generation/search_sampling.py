@@ -16,12 +16,12 @@ from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.kernels.scan_sort.select import sort_rows
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.math.random import drawn_classes
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import row_map
-from ort_cuda_plugin.program.row_program import MAX, SUM, Reduction, Row, Values
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.views import reshape
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.reduce import row_map
+from ort_cuda_plugin.program.lowering.views import reshape
+from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Reduction, Row, Values
 
 _FACTOR: Final = 16807
 _MODULUS: Final = 2**31 - 1

@@ -16,14 +16,14 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.math.activation import gelu_tanh
 from ort_cuda_plugin.ops.registry import UP_TO_FLOAT32, T, op
 from ort_cuda_plugin.ops.requirements import require, require_least, require_one_of, require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import row_map
-from ort_cuda_plugin.program.row_program import SUM, Row
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, product
-from ort_cuda_plugin.program.views import part, reshape, unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, le, product
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.reduce import row_map
+from ort_cuda_plugin.program.lowering.views import part, reshape, unsqueeze
+from ort_cuda_plugin.program.steps.row_program import SUM, Row
 
 _ACTIVATIONS: Final[dict[str, Callable[[Scalar], Scalar]]] = {
     "relu": lambda x: s.maximum(x, 0.0),

@@ -13,11 +13,11 @@ from ort_cuda_plugin.ops.contrib.quantization.mixed_gemm_layout import raw_codes
 from ort_cuda_plugin.ops.contrib.quantization.small_codes import E2M1
 from ort_cuda_plugin.ops.registry import FLOAT32, T1, T2, UINT8, UP_TO_FLOAT32, T, op
 from ort_cuda_plugin.ops.requirements import require, require_one_of, require_rank, require_type, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, ceildiv, eq, floordiv, product
-from ort_cuda_plugin.program.views import reshape
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, eq, floordiv, product
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.views import reshape
 
 T4: TypeAlias = Tensor
 

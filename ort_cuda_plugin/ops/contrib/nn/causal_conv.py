@@ -8,12 +8,12 @@ from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_captur
 from ort_cuda_plugin.ops.onnx.nn.causal_conv import causal_convolution, check_convolution
 from ort_cuda_plugin.ops.registry import INT32, UP_TO_FLOAT32, M, T, op
 from ort_cuda_plugin.ops.requirements import require_one_of, require_range, require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import SUM
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import eq, lt, product
-from ort_cuda_plugin.program.views import part, permute, reshape
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import eq, lt, product
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.views import part, permute, reshape
+from ort_cuda_plugin.program.steps.row_program import SUM
 
 MAX_WINDOW = 8
 """The most states that a node may be asked to keep."""

@@ -8,8 +8,8 @@ from ort_cuda_plugin.ops.onnx.nn.conv import transposed_convolution
 from ort_cuda_plugin.ops.onnx.nn.windows import TransposedConvAttributes
 from ort_cuda_plugin.ops.registry import NO_BFLOAT16, HostTensor, T, op
 from ort_cuda_plugin.ops.requirements import require_rank
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.symbolic import le
+from ort_cuda_plugin.program.expressions.symbolic import le
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 
 @op("ConvTransposeWithDynamicPads", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16})

@@ -8,13 +8,13 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.nn.fused import sum_like_first
 from ort_cuda_plugin.ops.onnx.math.random import dropout_12
 from ort_cuda_plugin.ops.registry import BOOL, FLOATS, T1, T2, T, op
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import full
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import SUM
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import ceildiv
-from ort_cuda_plugin.program.views import reshape
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import ceildiv
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import full
+from ort_cuda_plugin.program.lowering.views import reshape
+from ort_cuda_plugin.program.steps.row_program import SUM
 
 _TYPES = {"T": FLOATS, "T1": FLOATS, "T2": BOOL, "T3": frozenset({DType.UINT32})}
 _BITS = 32

@@ -6,9 +6,9 @@ from ort_cuda_plugin.model.ir import Unsupported
 from ort_cuda_plugin.ops.onnx.math.signal import discrete_transform
 from ort_cuda_plugin.ops.registry import NO_BFLOAT16, op
 from ort_cuda_plugin.ops.requirements import require
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.symbolic import eq
-from ort_cuda_plugin.program.views import squeeze, unsqueeze
+from ort_cuda_plugin.program.expressions.symbolic import eq
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.views import squeeze, unsqueeze
 
 
 def _check(name: str, rank: int, signal_ndim: int, onesided: int, normalized: int) -> None:

@@ -19,11 +19,11 @@ from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
 from ort_cuda_plugin.ops.onnx.nn.windows import ConvAttributes
 from ort_cuda_plugin.ops.registry import BOOL, FLOATS, NO_BFLOAT16, T1, T2, UP_TO_FLOAT32, T, lookup, op
 from ort_cuda_plugin.ops.requirements import require_count, require_least_rank, require_rank
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import row_map
-from ort_cuda_plugin.program.symbolic import eq, floordiv, logical_or
-from ort_cuda_plugin.program.views import part, permute
+from ort_cuda_plugin.program.expressions.symbolic import eq, floordiv, logical_or
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.reduce import row_map
+from ort_cuda_plugin.program.lowering.views import part, permute
 
 # ---- products ----
 

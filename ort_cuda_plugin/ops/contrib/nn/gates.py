@@ -9,15 +9,15 @@ from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
 from ort_cuda_plugin.ops.onnx.tensor.indexing import trilu
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, NO_BFLOAT16, T1, UP_TO_FLOAT32, HostTensor, M, T, op
 from ort_cuda_plugin.ops.requirements import require_least_rank, require_one_of, require_rank
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import row_map
-from ort_cuda_plugin.program.row_program import Row
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.shapes import broadcast_shapes
-from ort_cuda_plugin.program.symbolic import eq, floordiv
-from ort_cuda_plugin.program.views import expand, reshape
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import eq, floordiv
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.reduce import row_map
+from ort_cuda_plugin.program.lowering.shapes import broadcast_shapes
+from ort_cuda_plugin.program.lowering.views import expand, reshape
+from ort_cuda_plugin.program.steps.row_program import Row
 
 # ---- operators that ai.onnx has as well ----
 

@@ -7,14 +7,14 @@ from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import UP_TO_FLOAT32, M, T, op
 from ort_cuda_plugin.ops.requirements import require_least, require_least_rank, require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import row_map
-from ort_cuda_plugin.program.row_program import SUM, Row
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv
-from ort_cuda_plugin.program.views import expand, reshape, squeeze, unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.reduce import row_map
+from ort_cuda_plugin.program.lowering.views import expand, reshape, squeeze, unsqueeze
+from ort_cuda_plugin.program.steps.row_program import SUM, Row
 
 _TYPES = {"T": UP_TO_FLOAT32, "M": UP_TO_FLOAT32}
 

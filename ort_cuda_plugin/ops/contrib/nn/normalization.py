@@ -11,13 +11,13 @@ from ort_cuda_plugin.ops.onnx.tensor.indexing import gather
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import INT32, T1, UP_TO_FLOAT32, M, T, op
 from ort_cuda_plugin.ops.requirements import require_least_rank, require_one_of, require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import full
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import reduce
-from ort_cuda_plugin.program.row_program import SUM, Row
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.views import permute, unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import full
+from ort_cuda_plugin.program.lowering.reduce import reduce
+from ort_cuda_plugin.program.lowering.views import permute, unsqueeze
+from ort_cuda_plugin.program.steps.row_program import SUM, Row
 
 STABLE = UP_TO_FLOAT32 - {DType.BFLOAT16}
 _FLOAT32 = DType.FLOAT32.onnx

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, op
 from ort_cuda_plugin.ops.requirements import require_least
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.symbolic import floordiv, le
+from ort_cuda_plugin.program.expressions.symbolic import floordiv, le
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 
 @op("UnfoldTensor", domain="com.microsoft", since=1, types={"T": ARITHMETIC | BOOL})

@@ -21,12 +21,12 @@ from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
 from ort_cuda_plugin.ops.onnx.nn.quantization import shifted
 from ort_cuda_plugin.ops.registry import FLOAT32, INT8, INT32, op
 from ort_cuda_plugin.ops.requirements import require_least, require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import row_map
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.views import permute
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.reduce import row_map
+from ort_cuda_plugin.program.lowering.views import permute
 
 Q: TypeAlias = Tensor
 S: TypeAlias = Tensor

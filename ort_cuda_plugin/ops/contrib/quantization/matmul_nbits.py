@@ -17,15 +17,15 @@ from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.tensor.indexing import wrapped
 from ort_cuda_plugin.ops.registry import INDICES, INT32, T1, T2, T3, UINT8, UP_TO_FLOAT32, Tind, op
 from ort_cuda_plugin.ops.requirements import require_block, require_least, require_least_rank, require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.multiply import multiply
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.steps import Conversion
-from ort_cuda_plugin.program.symbolic import ceildiv, eq, logical_or
-from ort_cuda_plugin.program.tensor import BufferKind
-from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import ceildiv, eq, logical_or
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.multiply import multiply
+from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
+from ort_cuda_plugin.program.steps.steps import Conversion
+from ort_cuda_plugin.program.steps.tensor import BufferKind
 
 T4: TypeAlias = Tensor
 

@@ -9,7 +9,7 @@ from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, of
 from ort_cuda_plugin.ops.contrib.quantization.qlinear import scaled_product
 from ort_cuda_plugin.ops.registry import BYTES, FLOAT_OR_HALF, INT32, T1, T2, T3, op
 from ort_cuda_plugin.ops.requirements import require_rank
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 T4: TypeAlias = Tensor
 

@@ -22,13 +22,13 @@ from ort_cuda_plugin.ops.onnx.nn.windows import Ints, PaddingAttributes
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.registry import BYTES, FLOAT32, FLOAT_OR_HALF, INT32, T1, T2, T3, Float32, T, op
 from ort_cuda_plugin.ops.requirements import require, require_least_rank, require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import row_map
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import eq, logical_or
-from ort_cuda_plugin.program.views import permute, reshape, unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import eq, logical_or
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.reduce import row_map
+from ort_cuda_plugin.program.lowering.views import permute, reshape, unsqueeze
 
 T8: TypeAlias = Tensor
 TA: TypeAlias = Tensor

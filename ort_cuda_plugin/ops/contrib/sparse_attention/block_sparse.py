@@ -15,14 +15,14 @@ from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads, sp
 from ort_cuda_plugin.ops.onnx.attention.scores import Variant
 from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, UP_TO_FLOAT32, HostTensor, M, T, op
 from ort_cuda_plugin.ops.requirements import require_heads, require_least, require_rank
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.multiply import multiply
-from ort_cuda_plugin.program.row_program import MAX
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import eq, floordiv, le, mod
-from ort_cuda_plugin.program.views import part, reshape, unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import eq, floordiv, le, mod
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.multiply import multiply
+from ort_cuda_plugin.program.lowering.views import part, reshape, unsqueeze
+from ort_cuda_plugin.program.steps.row_program import MAX
 
 G: TypeAlias = Tensor
 

@@ -29,12 +29,12 @@ from ort_cuda_plugin.ops.contrib.sparse_attention.indexer_parts import (
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, M, T, op
 from ort_cuda_plugin.ops.requirements import require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import SUM
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv
-from ort_cuda_plugin.program.views import reshape
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.views import reshape
+from ort_cuda_plugin.program.steps.row_program import SUM
 
 I: TypeAlias = Tensor  # noqa: E741 - the name in ONNX Runtime's schema
 

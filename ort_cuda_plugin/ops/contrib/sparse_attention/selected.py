@@ -42,11 +42,11 @@ from ort_cuda_plugin.ops.requirements import (
     require_rank,
     violation,
 )
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, le, logical_or, sym_max
-from ort_cuda_plugin.program.views import part, reshape
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le, logical_or, sym_max
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.views import part, reshape
 
 Local: TypeAlias = Callable[[IndexMap, Scalar, Scalar, Scalar], Scalar]
 """Predicate (entry, row, key): the query attends to the key without a selection."""

@@ -29,15 +29,15 @@ from ort_cuda_plugin.ops.onnx.tensor.slicing import concat, pad
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INT64, T1, T2, Int64, M, T, U, op
 from ort_cuda_plugin.ops.requirements import require_all_or_none, require_one_of, require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import copy_of, elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.multiply import multiply
-from ort_cuda_plugin.program.reduce import row_map
-from ort_cuda_plugin.program.row_program import MAX, SUM, Row
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, hint, le, mod
-from ort_cuda_plugin.program.views import permute, reshape, unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, hint, le, mod
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import copy_of, elementwise
+from ort_cuda_plugin.program.lowering.multiply import multiply
+from ort_cuda_plugin.program.lowering.reduce import row_map
+from ort_cuda_plugin.program.lowering.views import permute, reshape, unsqueeze
+from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row
 
 
 def split_heads(ctx: Lowering, x: Tensor, heads: int | None) -> Tensor:

@@ -8,15 +8,15 @@ from ort_cuda_plugin.kernels.attention.flash import Reading, stream_attention
 from ort_cuda_plugin.kernels.attention.kv_cache import CachePart, append
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.attention.scores import Variant, biased_score, require_head_shapes, scaled_by
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise, loadable
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import Row
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.shapes import aligned
-from ort_cuda_plugin.program.steps import Input
-from ort_cuda_plugin.program.symbolic import Dim, floordiv
-from ort_cuda_plugin.program.views import part, reshape, unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise, loadable
+from ort_cuda_plugin.program.lowering.shapes import aligned
+from ort_cuda_plugin.program.lowering.views import part, reshape, unsqueeze
+from ort_cuda_plugin.program.steps.row_program import Row
+from ort_cuda_plugin.program.steps.steps import Input
 
 __all__ = ["CachePart", "append", "flash_attention"]
 

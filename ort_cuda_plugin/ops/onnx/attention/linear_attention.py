@@ -6,11 +6,11 @@ from ort_cuda_plugin.kernels.attention.linear_attention import LinearAttention, 
 from ort_cuda_plugin.ops.onnx.attention.scores import scaled_by
 from ort_cuda_plugin.ops.registry import FLOATS, UP_TO_FLOAT32, S, T, op
 from ort_cuda_plugin.ops.requirements import require, require_one_of, require_range, require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise, full
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, product
-from ort_cuda_plugin.program.views import expand, part, reshape, squeeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, product
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
+from ort_cuda_plugin.program.lowering.views import expand, part, reshape, squeeze
 
 UPDATE_RULES = ("linear", "gated", "delta", "gated_delta")
 """"gated": the state decays. "delta": the value is corrected by the value that the state holds for its key."""

@@ -10,10 +10,10 @@ from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.onnx.image.resize import clamped, cubic, from_real, triangle
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INT64, T1, T2, HostTensor, op
 from ort_cuda_plugin.ops.requirements import require, require_least_rank, require_one_of, require_rank
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import eq
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import eq
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 
 @op("AffineGrid", since=20, types={"T1": FLOATS, "T2": INT64})

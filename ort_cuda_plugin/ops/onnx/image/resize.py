@@ -15,12 +15,12 @@ from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axes
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, NO_BFLOAT16, T1, T2, Float32, HostTensor, T, op
 from ort_cuda_plugin.ops.requirements import require, require_one_of, require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import Reduction, highest, lowest
-from ort_cuda_plugin.program.scalar import Operand, Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, hint, le, lt, select, sym_max
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Operand, Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, hint, le, lt, select, sym_max
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.steps.row_program import Reduction, highest, lowest
 
 SHORT_SCALE = 1 << 10
 """Numerators of scales whose product with a dimension is exact, so that its integer part has an integer formula."""

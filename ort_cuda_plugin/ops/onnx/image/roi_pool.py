@@ -10,11 +10,11 @@ from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.onnx.image.resize import clamped, clamped_integer
 from ort_cuda_plugin.ops.registry import FLOATS, INT64, T1, T2, T, op
 from ort_cuda_plugin.ops.requirements import require_count, require_least, require_one_of, require_rank
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import MAX, SUM, Reduction, lowest
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import eq
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import eq
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Reduction, lowest
 
 FAR = 1 << 30
 """Bound of coordinates as integers: beyond any image, and far from overflow."""

@@ -9,12 +9,12 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.math.elementwise import unary
 from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, SIGNED, WIDE_INTS, op
 from ort_cuda_plugin.ops.requirements import require_one_of, require_rank
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import eq, logical_or
-from ort_cuda_plugin.program.views import unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import eq, logical_or
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.views import unsqueeze
 
 
 def softplus(x: Scalar) -> Scalar:

@@ -7,10 +7,10 @@ from ort_cuda_plugin.kernels.block_algorithms.inverse import inverses
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.registry import FLOATS, NO_BFLOAT16, op
 from ort_cuda_plugin.ops.requirements import require_least_rank
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise, elementwise_into
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.symbolic import eq
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.symbolic import eq
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise, elementwise_into
 
 
 def _matrices(ctx: Lowering, name: str, x: Tensor) -> Tensor:

@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterable, Sequence
 from ort_cuda_plugin.ops.onnx.math.matmul import PRODUCTS
 from ort_cuda_plugin.ops.registry import FLOATS, INTS, op
 from ort_cuda_plugin.ops.requirements import require, violation
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.multiply import multiply
-from ort_cuda_plugin.program.reduce import reduce, row_map
-from ort_cuda_plugin.program.row_program import SUM
-from ort_cuda_plugin.program.shapes import broadcast_shapes
-from ort_cuda_plugin.program.symbolic import Dim, eq, product
-from ort_cuda_plugin.program.views import expand, permute, reshape, unsqueeze
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, product
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.multiply import multiply
+from ort_cuda_plugin.program.lowering.reduce import reduce, row_map
+from ort_cuda_plugin.program.lowering.shapes import broadcast_shapes
+from ort_cuda_plugin.program.lowering.views import expand, permute, reshape, unsqueeze
+from ort_cuda_plugin.program.steps.row_program import SUM
 
 Labels = list[str]
 

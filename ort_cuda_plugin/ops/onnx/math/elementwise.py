@@ -25,12 +25,12 @@ from ort_cuda_plugin.ops.registry import (
     op,
 )
 from ort_cuda_plugin.ops.requirements import require, require_one_of, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import eq, logical_or
-from ort_cuda_plugin.program.views import unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import eq, logical_or
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.views import unsqueeze
 
 
 def unary(

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from ort_cuda_plugin.ops.registry import FLOATS, WIDE_INTS, T, op
 from ort_cuda_plugin.ops.requirements import require_least_rank, require_rank
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering, Tensor, Unsupported
-from ort_cuda_plugin.program.multiply import multiply
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import eq, logical_or
-from ort_cuda_plugin.program.views import unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import eq, logical_or
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor, Unsupported
+from ort_cuda_plugin.program.lowering.multiply import multiply
+from ort_cuda_plugin.program.lowering.views import unsqueeze
 
 PRODUCTS = FLOATS | WIDE_INTS
 

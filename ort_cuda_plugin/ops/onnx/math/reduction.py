@@ -9,13 +9,13 @@ import numpy as np
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axis
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, WIDE_INTS, HostTensor, T, op
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import reduce
-from ort_cuda_plugin.program.row_program import MAX, MIN, PRODUCT, SUM, Row, arg_max, arg_min
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, le, logical_or, lt, product
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le, logical_or, lt, product
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.reduce import reduce
+from ort_cuda_plugin.program.steps.row_program import MAX, MIN, PRODUCT, SUM, Row, arg_max, arg_min
 
 RowFunction = Callable[[Row, Scalar], Scalar]
 

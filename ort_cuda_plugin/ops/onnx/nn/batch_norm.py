@@ -5,14 +5,14 @@ from __future__ import annotations
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, U, op
 from ort_cuda_plugin.ops.requirements import require_least_rank
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import row_map
-from ort_cuda_plugin.program.row_program import Row
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim
-from ort_cuda_plugin.program.views import reshape, unsqueeze
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.reduce import row_map
+from ort_cuda_plugin.program.lowering.views import reshape, unsqueeze
+from ort_cuda_plugin.program.steps.row_program import Row
 
 
 def _folded_batch_norm(

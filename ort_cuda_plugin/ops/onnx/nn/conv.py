@@ -22,13 +22,13 @@ from ort_cuda_plugin.ops.requirements import (
     require_rank,
     violation,
 )
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering, Tensor, Unsupported
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.steps import Convolve, Input
-from ort_cuda_plugin.program.symbolic import Dim, ceildiv, eq, lt, product, sym_max
-from ort_cuda_plugin.program.views import permute, reshape
-from ort_cuda_plugin.program.windows import Windows
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, eq, lt, product, sym_max
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor, Unsupported
+from ort_cuda_plugin.program.lowering.views import permute, reshape
+from ort_cuda_plugin.program.steps.steps import Convolve, Input
+from ort_cuda_plugin.program.steps.windows import Windows
 
 
 def _static_kernel(w: Tensor, kernel_shape: Ints | None) -> tuple[int, ...]:

@@ -11,14 +11,14 @@ from ort_cuda_plugin.ops.onnx.image.resize import clamped_integer
 from ort_cuda_plugin.ops.onnx.nn.windows import count_windows, windows
 from ort_cuda_plugin.ops.registry import FLOATS, T, op
 from ort_cuda_plugin.ops.requirements import require, require_least, require_least_rank, require_rank
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.multiply import multiply
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, product
-from ort_cuda_plugin.program.views import reshape, unsqueeze
-from ort_cuda_plugin.program.windows import Windows
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, product
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.multiply import multiply
+from ort_cuda_plugin.program.lowering.views import reshape, unsqueeze
+from ort_cuda_plugin.program.steps.windows import Windows
 
 
 def _patches(

@@ -7,13 +7,13 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.onnx.nn.normalization import log_softmax_row
 from ort_cuda_plugin.ops.registry import FLOATS, INDICES, T, Tind, op
 from ort_cuda_plugin.ops.requirements import require_least_rank, require_one_of, require_rank
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import row_map
-from ort_cuda_plugin.program.row_program import SUM
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import eq
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import eq
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.reduce import row_map
+from ort_cuda_plugin.program.steps.row_program import SUM
 
 
 def _class_losses(

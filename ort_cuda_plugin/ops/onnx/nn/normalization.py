@@ -10,13 +10,13 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.axes import normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import FLOATS, T, V, op
 from ort_cuda_plugin.ops.requirements import require_least, require_least_rank, require_one_of, require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import row_map
-from ort_cuda_plugin.program.row_program import MAX, SUM, Row, arg_max
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv
-from ort_cuda_plugin.program.views import reshape
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.reduce import row_map
+from ort_cuda_plugin.program.lowering.views import reshape
+from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row, arg_max
 
 Outputs = tuple[Sequence[Scalar], Sequence[Scalar]]
 

@@ -19,14 +19,14 @@ from ort_cuda_plugin.ops.onnx.nn.windows import (
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, T1, HostTensor, Int64, T, op
 from ort_cuda_plugin.ops.requirements import require, require_count, require_least, require_least_rank, require_rank
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import full
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import reduce
-from ort_cuda_plugin.program.row_program import MAX, SUM, Row
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, lt, product
-from ort_cuda_plugin.program.windows import Windows
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, le, lt, product
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import full
+from ort_cuda_plugin.program.lowering.reduce import reduce
+from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row
+from ort_cuda_plugin.program.steps.windows import Windows
 
 
 @op("MaxPool", since=1, types={"T": FLOATS | {DType.INT8, DType.UINT8}})

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from ort_cuda_plugin.ops.requirements import require, require_count, require_one_of
-from ort_cuda_plugin.program.lowering import Lowering, Unsupported
-from ort_cuda_plugin.program.symbolic import Dim, ceildiv, is_read_back, le, select, sym_max, truncdiv
-from ort_cuda_plugin.program.windows import Windows
+from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, is_read_back, le, select, sym_max, truncdiv
+from ort_cuda_plugin.program.lowering.context import Lowering, Unsupported
+from ort_cuda_plugin.program.steps.windows import Windows
 
 Ints = Sequence[int]
 MAX_SPATIAL = 3

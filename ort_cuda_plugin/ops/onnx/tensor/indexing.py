@@ -27,14 +27,14 @@ from ort_cuda_plugin.ops.registry import (
     op,
 )
 from ort_cuda_plugin.ops.requirements import require, require_least_rank, require_range, require_rank
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.host import HostArray, integers, on_host
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import SUM
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, le, logical_and, lt, product, select
-from ort_cuda_plugin.program.views import reshape
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le, logical_and, lt, product, select
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.host import HostArray, integers, on_host
+from ort_cuda_plugin.program.lowering.views import reshape
+from ort_cuda_plugin.program.steps.row_program import SUM
 
 
 def wrapped(index: Scalar, dim: Scalar) -> tuple[Scalar, Scalar]:

@@ -12,12 +12,12 @@ from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.tensor.indexing import check_within, index_tuple, wrapped
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, INDICES, Int64, T, Tind, op
 from ort_cuda_plugin.ops.requirements import require_one_of, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise, elementwise_into
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import Reduction
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, product
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, product
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise, elementwise_into
+from ort_cuda_plugin.program.steps.row_program import Reduction
 
 Place: TypeAlias = Callable[[IndexMap, list[Scalar]], tuple[list[Scalar], Scalar]]
 """The coordinates in the result where an update goes, and whether they are inside of it."""

@@ -25,13 +25,13 @@ from ort_cuda_plugin.ops.registry import (
     op,
 )
 from ort_cuda_plugin.ops.requirements import require, require_least_rank, require_rank
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import PRODUCT
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, le, logical_and, product, sym_min
-from ort_cuda_plugin.program.views import permute, reshape
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le, logical_and, product, sym_min
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.views import permute, reshape
+from ort_cuda_plugin.program.steps.row_program import PRODUCT
 
 
 def _top_k(ctx: Lowering, x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Operators on sequences and optional values of tensors; see `program.containers`."""
+"""Operators on sequences and optional values of tensors; see `program.steps.containers`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat, slice_axis
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, HostTensor, T, op
 from ort_cuda_plugin.ops.requirements import require, require_least, require_type, violation
-from ort_cuda_plugin.program.containers import Operand, TensorOptional, TensorSequence
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.symbolic import Dim, eq, le
-from ort_cuda_plugin.program.views import squeeze, unsqueeze
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.views import squeeze, unsqueeze
+from ort_cuda_plugin.program.steps.containers import Operand, TensorOptional, TensorSequence
 
 MAX_LENGTH = 1024
 """Maximum length of a sequence, in tensors: the size of a plan grows with it."""

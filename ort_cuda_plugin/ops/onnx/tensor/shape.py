@@ -13,12 +13,9 @@ from ort_cuda_plugin.model.ir import Constant, DType, InvalidModel
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, HALVES, T1, HostTensor, T, op
 from ort_cuda_plugin.ops.requirements import require, require_one_of, require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import elementwise
-from ort_cuda_plugin.program.host import HostArray, on_host
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import (
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import (
     Dim,
     Expr,
     eq,
@@ -32,7 +29,10 @@ from ort_cuda_plugin.program.symbolic import (
     select,
     sym_max,
 )
-from ort_cuda_plugin.program.views import expand, permute, reshape, squeeze, unsqueeze
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise
+from ort_cuda_plugin.program.lowering.host import HostArray, on_host
+from ort_cuda_plugin.program.lowering.views import expand, permute, reshape, squeeze, unsqueeze
 
 
 @op("Identity", since=1, types={"T": ALL_TENSORS})

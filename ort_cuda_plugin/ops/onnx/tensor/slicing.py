@@ -12,13 +12,9 @@ from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INDICES, HostTensor, T, op
 from ort_cuda_plugin.ops.requirements import require, require_count, require_one_of, require_rank, violation
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import copy_into, elementwise
-from ort_cuda_plugin.program.host import HostArray, on_host
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.memory_order import empty_in_order
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import (
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import (
     Dim,
     ceildiv,
     eq,
@@ -31,7 +27,11 @@ from ort_cuda_plugin.program.symbolic import (
     sym_min,
     truncdiv,
 )
-from ort_cuda_plugin.program.views import permute, reshape
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import copy_into, elementwise
+from ort_cuda_plugin.program.lowering.host import HostArray, on_host
+from ort_cuda_plugin.program.lowering.memory_order import empty_in_order
+from ort_cuda_plugin.program.lowering.views import permute, reshape
 
 
 def clamp(value: Dim, low: Dim, high: Dim) -> Dim:

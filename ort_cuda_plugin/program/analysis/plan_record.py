@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .steps import Contract, Convolve
-from .trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Recordable, Step
+from ..steps.steps import Contract, Convolve
+from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Recordable, Step
 from .traffic import arithmetic, traffic
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.polynomial import Expr
+from ort_cuda_plugin.program.expressions.polynomial import Expr
 
 Number: TypeAlias = "int | float | bool"
 Operand: TypeAlias = "Scalar | int | float | bool"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import TypeAlias
 
-from .steps import Attend, Contract, Map, Rows, Sums
-from .tensor import Buffer, BufferKind
-from .trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step
+from ..steps.steps import Attend, Contract, Map, Rows, Sums
+from ..steps.tensor import Buffer, BufferKind
+from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step
 from .traffic import Access, accesses, traffic
 
 Block: TypeAlias = tuple[str, ...]

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.fold import fold
-from ort_cuda_plugin.program.host import HostArray, on_host
-from ort_cuda_plugin.program.memory_order import empty_in_order, in_memory_order, is_channels_first
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.shapes import aligned, broadcast_shapes
-from ort_cuda_plugin.program.steps import Input, Map, used_inputs
-from ort_cuda_plugin.program.symbolic import Dim
-from ort_cuda_plugin.program.tensor import Tensor
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.fold import fold
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim
+from ort_cuda_plugin.program.lowering.host import HostArray, on_host
+from ort_cuda_plugin.program.lowering.memory_order import empty_in_order, in_memory_order, is_channels_first
+from ort_cuda_plugin.program.lowering.shapes import aligned, broadcast_shapes
+from ort_cuda_plugin.program.steps.steps import Input, Map, used_inputs
+from ort_cuda_plugin.program.steps.tensor import Tensor
 
 if TYPE_CHECKING:
-    from ort_cuda_plugin.program.lowering import Lowering
+    from ort_cuda_plugin.program.lowering.context import Lowering
 
 __all__ = [
     "copy_into",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ort_cuda_plugin.program.elementwise import leaves_of, loadable
-from ort_cuda_plugin.program.lowering import Lowering
-from ort_cuda_plugin.program.row_program import Row
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.shapes import aligned, axes_of, broadcast_shapes
-from ort_cuda_plugin.program.steps import Input, Output, Rows, used_inputs
-from ort_cuda_plugin.program.symbolic import Dim
-from ort_cuda_plugin.program.tensor import Tensor
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim
+from ort_cuda_plugin.program.lowering.context import Lowering
+from ort_cuda_plugin.program.lowering.elementwise import leaves_of, loadable
+from ort_cuda_plugin.program.lowering.shapes import aligned, axes_of, broadcast_shapes
+from ort_cuda_plugin.program.steps.row_program import Row
+from ort_cuda_plugin.program.steps.steps import Input, Output, Rows, used_inputs
+from ort_cuda_plugin.program.steps.tensor import Tensor
 
 __all__ = ["reduce", "row_map"]
 

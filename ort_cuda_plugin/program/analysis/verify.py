@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from ..expressions.scalar import Scalar, reachable
+from ..expressions.symbolic import Dim, eq, hint, le, product, truth
+from ..steps.steps import Attend, Contract, Input, Map, Rows, Sums
+from ..steps.tensor import Buffer, BufferKind, Tensor
+from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step
 from .program_text import step_kind
-from .scalar import Scalar, reachable
-from .steps import Attend, Contract, Input, Map, Rows, Sums
-from .symbolic import Dim, eq, hint, le, product, truth
-from .tensor import Buffer, BufferKind, Tensor
-from .trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step
 
 VERIFY_VARIABLE = "ORT_CUDA_PLUGIN_VERIFY"
 CHECK_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_CHECK"

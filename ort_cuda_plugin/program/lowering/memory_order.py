@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.symbolic import Dim
-from ort_cuda_plugin.program.tensor import Tensor
-from ort_cuda_plugin.program.views import permute, unsqueeze
+from ort_cuda_plugin.program.expressions.symbolic import Dim
+from ort_cuda_plugin.program.lowering.views import permute, unsqueeze
+from ort_cuda_plugin.program.steps.tensor import Tensor
 
 if TYPE_CHECKING:
-    from ort_cuda_plugin.program.lowering import Lowering
+    from ort_cuda_plugin.program.lowering.context import Lowering
 
 __all__ = ["empty_in_order", "in_memory_order", "is_channels_first"]
 

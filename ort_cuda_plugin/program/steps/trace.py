@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from ..compiler.kernel import KernelSpec
-from ..model.ir import Node
+from ...compiler.kernel import KernelSpec
+from ...model.ir import Node
+from ..expressions.symbolic import Dim, Expr, Monomial
 from .callbacks import Callback
 from .libraries import LibraryProblem
 from .steps import Map
-from .symbolic import Dim, Expr, Monomial
 from .tensor import Buffer, Tensor
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from ..model.ir import NARROW_FLOATS, DType, Node
+from ...model.ir import NARROW_FLOATS, DType, Node
+from ..expressions.scalar import Scalar, reachable
+from ..expressions.symbolic import Dim
 from .row_program import Row, Stage
-from .scalar import Scalar, reachable
-from .symbolic import Dim
 from .tensor import Buffer, BufferKind, Tensor
 from .tensor_fields import TensorFields
 from .windows import Windows

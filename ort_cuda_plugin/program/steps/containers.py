@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..model.ir import DType
+from ...model.ir import DType
 from .tensor import Tensor
 
 

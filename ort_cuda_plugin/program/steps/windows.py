@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .symbolic import Dim
+from ..expressions.symbolic import Dim
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..model.ir import Array, Constant, DType
+from ...model.ir import Array, Constant, DType
+from ..expressions.symbolic import Dim, hint
 from .steps import Attend, Convolve, Map
-from .symbolic import Dim, hint
 from .tensor import Buffer, BufferKind, Tensor
 
 _FILLING = 0x3C

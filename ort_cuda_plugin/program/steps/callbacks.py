@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from ..compiler.kernel import KernelSpec
-from ..model.ir import Array, DType
+from ...compiler.kernel import KernelSpec
+from ...model.ir import Array, DType
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ort_cuda_plugin.program.shapes import axes_of, broadcast_shapes, broadcast_strides
-from ort_cuda_plugin.program.symbolic import Dim, eq, hint, product
-from ort_cuda_plugin.program.tensor import Tensor, dims_of
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, hint, product
+from ort_cuda_plugin.program.lowering.shapes import axes_of, broadcast_shapes, broadcast_strides
+from ort_cuda_plugin.program.steps.tensor import Tensor, dims_of
 
 if TYPE_CHECKING:
-    from ort_cuda_plugin.program.lowering import Lowering
+    from ort_cuda_plugin.program.lowering.context import Lowering
 
 __all__ = ["expand", "part", "permute", "reshape", "squeeze", "unsqueeze"]
 

@@ -11,18 +11,13 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from ..compiler.kernel import KernelSpec
-from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported
-from ..model.recipes import Parameter, Recipe
-from .callbacks import Callback
-from .device import DeviceProperties, LoweringOptions
-from .elementwise import copy_of, elementwise
-from .host import MAX_HOST_WORK
-from .libraries import LibraryProblem
-from .operations import ExprOp
-from .scalar import cast
-from .steps import Map
-from .symbolic import (
+from ...compiler.kernel import KernelSpec
+from ...model.ir import Array, Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported
+from ...model.recipes import Parameter, Recipe
+from ..device import DeviceProperties, LoweringOptions
+from ..expressions.operations import ExprOp
+from ..expressions.scalar import cast
+from ..expressions.symbolic import (
     READ_BACK,
     Dim,
     Expr,
@@ -39,8 +34,11 @@ from .symbolic import (
     symbol,
     truth,
 )
-from .tensor import MAX_HOST_ELEMENTS, Buffer, BufferKind, DeferredContents, Tensor, contiguous_strides, dims_of
-from .trace import (
+from ..steps.callbacks import Callback
+from ..steps.libraries import LibraryProblem
+from ..steps.steps import Map
+from ..steps.tensor import MAX_HOST_ELEMENTS, Buffer, BufferKind, DeferredContents, Tensor, contiguous_strides, dims_of
+from ..steps.trace import (
     Arg,
     Copy,
     Float32,
@@ -61,6 +59,8 @@ from .trace import (
     Use,
     scalar_types,
 )
+from .elementwise import copy_of, elementwise
+from .host import MAX_HOST_WORK
 from .tuning import Tuner
 
 __all__ = [

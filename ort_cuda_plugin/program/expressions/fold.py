@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ort_cuda_plugin.program import symbolic
-from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim
+from ort_cuda_plugin.program.expressions import symbolic
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim
 
 
 class NotFoldable(Exception):

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .steps import Contract, Convolve, Map
-from .symbolic import hint, product
-from .tensor import Buffer, BufferKind, Tensor
-from .trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step, Use
+from ..expressions.symbolic import hint, product
+from ..steps.steps import Contract, Convolve, Map
+from ..steps.tensor import Buffer, BufferKind, Tensor
+from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step, Use
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ort_cuda_plugin.model.ir import DType, Unsupported
-from ort_cuda_plugin.program.fold import NotFoldable
-from ort_cuda_plugin.program.symbolic import Dim
-from ort_cuda_plugin.program.tensor import MAX_HOST_ELEMENTS, Tensor
+from ort_cuda_plugin.program.expressions.fold import NotFoldable
+from ort_cuda_plugin.program.expressions.symbolic import Dim
+from ort_cuda_plugin.program.steps.tensor import MAX_HOST_ELEMENTS, Tensor
 
 if TYPE_CHECKING:
-    from ort_cuda_plugin.program.lowering import Lowering
+    from ort_cuda_plugin.program.lowering.context import Lowering
 
 MAX_HOST_WORK = 200_000
 """Terms of the numbers that one pass over a graph computes on the host. More would take minutes: the device computes

@@ -7,9 +7,9 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..model.ir import Array, Constant, DType, Node
-from ..model.recipes import ConstantView
-from .symbolic import Dim, Expr, product
+from ...model.ir import Array, Constant, DType, Node
+from ...model.recipes import ConstantView
+from ..expressions.symbolic import Dim, Expr, product
 
 MAX_HOST_ELEMENTS = 1024
 """Integer tensors of at most this many elements are followed symbolically. Shape arithmetic has one per dimension."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import scalar as s
+from ..expressions import scalar as s
+from ..expressions.scalar import Scalar
+from ..expressions.symbolic import eq
+from ..steps.steps import Contract, Conversion, used_inputs
+from ..steps.tensor import Tensor
+from .context import Lowering
 from .elementwise import loadable
-from .lowering import Lowering
-from .scalar import Scalar
 from .shapes import aligned, broadcast_shapes
-from .steps import Contract, Conversion, used_inputs
-from .symbolic import eq
-from .tensor import Tensor
 
 __all__ = ["multiply"]
 

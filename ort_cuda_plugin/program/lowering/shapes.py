@@ -6,11 +6,11 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from .symbolic import Dim, eq, logical_or, select
-from .tensor import Tensor
+from ..expressions.symbolic import Dim, eq, logical_or, select
+from ..steps.tensor import Tensor
 
 if TYPE_CHECKING:
-    from .lowering import Lowering
+    from .context import Lowering
 
 Strides = tuple[Dim, ...]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from .steps import Sums, Tactic
-from .tensor import Tensor
+from ..steps.steps import Sums, Tactic
+from ..steps.tensor import Tensor
 
 if TYPE_CHECKING:
-    from .lowering import Lowering
+    from .context import Lowering
 
 Make: TypeAlias = "Callable[[Lowering, Sequence[Tensor | None], str], object]"
 """Records in a context what an operator does with its inputs by the tactic of this name."""

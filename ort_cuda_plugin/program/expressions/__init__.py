@@ -1,0 +1,1 @@
+"""Symbolic sizes and scalar expressions: what steps compute, and for which sizes."""
