@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .abi.core import PluginError
     from .api import devices, explain, register, session, unregister
     from .arrays import CudaArray, as_cuda_array, bind_input, bind_output
-    from .clusters.claims import NodeVerdict
+    from .clusters.claims.claims import NodeVerdict
     from .custom.short_form import op
     from .ep.devices import DeviceInfo
     from .ep.options import OptionError
@@ -70,7 +70,7 @@ _LAZY = {
     "trim": "memory",
     "unregister": "api",
     "DeviceInfo": "ep.devices",
-    "NodeVerdict": "clusters.claims",
+    "NodeVerdict": "clusters.claims.claims",
     "OptionError": "ep.options",
     "PluginError": "abi.core",
     "PlanVariant": "ep.plan_history",

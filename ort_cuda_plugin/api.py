@@ -14,7 +14,7 @@ from typing import Any
 
 from . import get_ep_name, get_library_path
 from .abi.tables import OLDEST_API
-from .clusters.claims import NodeVerdict
+from .clusters.claims.claims import NodeVerdict
 from .ep import boundary, current_session
 from .ep.devices import METADATA_KEYS, DeviceInfo, cuda_devices, emulation_requested
 from .ep.factory import registrations, requesting

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .clusters.claims import NodeVerdict
+from .clusters.claims.claims import NodeVerdict
 from .custom import registry
 
 #: Patterns of ONNX Runtime's messages about a node that no provider took.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ort_cuda_plugin.api import Placement
-from ort_cuda_plugin.clusters.claims import NodeVerdict
+from ort_cuda_plugin.clusters.claims.claims import NodeVerdict
 from ort_cuda_plugin.pages import drawing, html
 from ort_cuda_plugin.pages.drawing import Box, Edge
 from ort_cuda_plugin.session_errors import NOWHERE

@@ -26,10 +26,10 @@ from ..program.lowering.tuning import Tuner
 from ..program.steps.callbacks import Callback
 from ..program.steps.libraries import LibraryProblem
 from ..program.steps.trace import Step
-from .control_flow import CompiledBodies
 from .launches import make_launches, place_outputs
-from .node_lowering import InputSymbols, NodeLowering, UnknownValue, symbolic_input
-from .ranks import LIKELY, Ranks
+from .nodes.control_flow import CompiledBodies
+from .nodes.node_lowering import InputSymbols, NodeLowering, UnknownValue, symbolic_input
+from .nodes.ranks import LIKELY, Ranks
 
 _SMALL_CONSTANT = 64 * 1024
 """Bytes up to which a constant stays in host memory. Larger ones are read back from the device when needed."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import onnx
 
-from ort_cuda_plugin.clusters.node_lowering import InputSymbols, NodeLowering, symbolic_input
+from ort_cuda_plugin.clusters.nodes.node_lowering import InputSymbols, NodeLowering, symbolic_input
 from ort_cuda_plugin.conformance.cases import load_cases
 from ort_cuda_plugin.ep.libraries import LIBRARIES
 from ort_cuda_plugin.kernels.emit import emit

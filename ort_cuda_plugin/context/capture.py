@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..clusters.cluster import CompiledCluster, Variant
-from ..clusters.ranks import LIKELY, Ranks
+from ..clusters.nodes.ranks import LIKELY, Ranks
 from ..compiler.kernel import KernelSpec
 from ..compiler.targets import Target
 from ..model.ir import Constant, DType, InvalidModel, Node, NodeError, Unsupported

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from ..clusters.cluster import CompiledCluster, Variant, WeightReader
-from ..clusters.ranks import Ranks
+from ..clusters.nodes.ranks import Ranks
 from ..compiler.kernel import KernelSpec
 from ..compiler.targets import BuiltKernel, KernelImage, Target
 from ..custom.plugin.stored import stored_callback

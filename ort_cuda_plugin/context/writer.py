@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..clusters.cluster import CompiledCluster
-from ..clusters.ranks import Ranks
+from ..clusters.nodes.ranks import Ranks
 from ..compiler.kernel import KernelSpec
 from ..compiler.shared_memory import IN_LAUNCH, may_ask_in_launch
 from ..compiler.targets import KernelImage, Target

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..abi import host
 from ..abi.core import ffi
-from ..clusters.claims import Claims, NodeVerdict, decline
-from ..clusters.search import is_search
+from ..clusters.claims.claims import Claims, NodeVerdict, decline
+from ..clusters.search.search import is_search
 from ..context.capture import ContextTarget
 from ..context.compatibility import compatibility_info
 from ..context.errors import ContextError

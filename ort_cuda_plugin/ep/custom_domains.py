@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from ..abi import host
 from ..abi.core import check, core, ffi, new_error
-from ..clusters.claims import NodeVerdict
-from ..clusters.shape_inference import NamedShape, infer_results, unknown_dim
+from ..clusters.claims.claims import NodeVerdict
+from ..clusters.nodes.shape_inference import NamedShape, infer_results, unknown_dim
 from ..custom import registry
 from ..custom.operator import CustomOperator, Port, PortKind
 from ..model.ir import AttrValue, DType, InvalidModel, Unsupported, Value

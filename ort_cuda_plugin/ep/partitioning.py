@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..clusters.budget import MemoryBudget
+from ..clusters.claims.budget import MemoryBudget
 from .identity import Identity
 
 #: ``<kilobytes>,<file of statistics>``; without a number, all memory that is available on the device.

@@ -11,12 +11,12 @@ from typing import Any
 
 from ..abi import host
 from ..abi.core import check, core, ffi, lib, new_error
-from ..clusters.claims import NodeVerdict, claim, decline
+from ..clusters.claims.claims import NodeVerdict, claim, decline
+from ..clusters.claims.fed_values import fed_values
 from ..clusters.cluster import CompiledCluster
-from ..clusters.control_flow import CompiledBodies, CompiledBody
-from ..clusters.fed_values import fed_values
-from ..clusters.ranks import Ranks
-from ..clusters.search import as_repetition, is_search
+from ..clusters.nodes.control_flow import CompiledBodies, CompiledBody
+from ..clusters.nodes.ranks import Ranks
+from ..clusters.search.search import as_repetition, is_search
 from ..clusters.transposition import transposition
 from ..context.errors import ContextError
 from ..context.reader import Loaded

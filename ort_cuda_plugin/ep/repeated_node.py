@@ -7,7 +7,7 @@ from typing import Any
 
 from ..abi import host
 from ..abi.core import check, core, ffi, new_error
-from ..clusters.repetition import Part, Repetition
+from ..clusters.nodes.repetition import Part, Repetition
 from ..model.ir import Graph
 from .fused_node import FusedNode
 from .open_device import OpenDevice

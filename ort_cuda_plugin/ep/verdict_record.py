@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from ..clusters.claims import NodeVerdict
+from ..clusters.claims.claims import NodeVerdict
 from ..model.ir import Graph, Node, Value
 
 _GraphKey: TypeAlias = "tuple[tuple[str, ...], int]"

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from ..abi.core import core, ffi
-from ..clusters.claims import claim
+from ..clusters.claims.claims import claim
 from ..clusters.cluster import CompiledCluster
 from ..model.ir import Graph, Node, Value
 from ..model.onnx_graph import read_model

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from custom_operators import DOMAIN, kept_registry, model, stock_session
-from ort_cuda_plugin.clusters.shape_inference import infer_results
+from ort_cuda_plugin.clusters.nodes.shape_inference import infer_results
 from ort_cuda_plugin.compiler.compile import KernelCompileError, kernel_ir
 from ort_cuda_plugin.custom import (
     SUM,

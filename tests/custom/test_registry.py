@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from custom_operators import DOMAIN, X, kept_registry, operator
-from ort_cuda_plugin.clusters.claims import analyze
+from ort_cuda_plugin.clusters.claims.claims import analyze
 from ort_cuda_plugin.custom import registry, report
 from ort_cuda_plugin.custom.operator import Attribute, AttributeKind, Port, PortKind
 from ort_cuda_plugin.custom.resources import Resources

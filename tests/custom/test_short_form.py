@@ -9,7 +9,7 @@ import pytest
 
 from custom_operators import kept_registry
 from ort_cuda_plugin import custom
-from ort_cuda_plugin.clusters.claims import analyze
+from ort_cuda_plugin.clusters.claims.claims import analyze
 from ort_cuda_plugin.custom import (
     T1,
     Alias,

@@ -11,9 +11,9 @@ import pytest
 from onnx import numpy_helper, parser
 
 import ort_cuda_plugin
-from ort_cuda_plugin.clusters.claims import analyze
+from ort_cuda_plugin.clusters.claims.claims import analyze
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
-from ort_cuda_plugin.clusters.control_flow import MAX_EXPANDED_BYTES, MAX_UNROLLED_NODES
+from ort_cuda_plugin.clusters.nodes.control_flow import MAX_EXPANDED_BYTES, MAX_UNROLLED_NODES
 from ort_cuda_plugin.ep.fused_node import FusedNode
 from ort_cuda_plugin.ep.provider import last_verdicts
 from ort_cuda_plugin.model.onnx_graph import read_model

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import ort_cuda_plugin
-from ort_cuda_plugin.clusters import claims
+from ort_cuda_plugin.clusters.claims import claims
 from ort_cuda_plugin.ep.provider import last_verdicts
 from ort_cuda_plugin.ops import registry
 from session_pair import floats

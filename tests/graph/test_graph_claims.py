@@ -9,8 +9,8 @@ import pytest
 from onnx import numpy_helper, parser
 
 from graph_toys import DOMAIN, Builder
-from ort_cuda_plugin.clusters.claims import Claims, analyze, claim
-from ort_cuda_plugin.clusters.ranks import Ranks
+from ort_cuda_plugin.clusters.claims.claims import Claims, analyze, claim
+from ort_cuda_plugin.clusters.nodes.ranks import Ranks
 from ort_cuda_plugin.model.ir import Constant, DType, Graph, InvalidModel, Node, Unsupported, Value
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.ops.registry import op

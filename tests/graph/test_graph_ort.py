@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ort_cuda_plugin
 from ort_cuda_plugin.abi.core import ffi
-from ort_cuda_plugin.clusters.claims import Claims, analyze
+from ort_cuda_plugin.clusters.claims.claims import Claims, analyze
 from ort_cuda_plugin.ep import provider
 from ort_cuda_plugin.model.ir import MAX_SUBGRAPH_DEPTH, Constant, DType, Graph, LongList, Node
 from ort_cuda_plugin.model.ort_calls import OrtCallError

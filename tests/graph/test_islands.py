@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from onnx import parser
 
-from ort_cuda_plugin.clusters.claims import claim
+from ort_cuda_plugin.clusters.claims.claims import claim
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
 

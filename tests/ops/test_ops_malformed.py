@@ -10,7 +10,7 @@ import pytest
 from onnx import AttributeProto, ModelProto, helper
 
 from mutation.bases import operators
-from ort_cuda_plugin.clusters.claims import analyze
+from ort_cuda_plugin.clusters.claims.claims import analyze
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from ..model.ir import Node, Value
-from ..program.lowering.context import NUM_TRIALS
+from ...model.ir import Node, Value
+from ...program.lowering.context import NUM_TRIALS
 
 _SAME = range(NUM_TRIALS - 2)
 """Trials in which all values of unknown rank have the same rank. In later trials the ranks differ."""

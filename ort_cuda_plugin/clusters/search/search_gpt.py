@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..model.ir import DType, Graph, InvalidModel, Unsupported, Value
-from ..ops.contrib.generation import search
-from ..program.lowering.context import Lowering, Tensor
-from ..program.lowering.elementwise import elementwise
-from .repetition import FunctionNode, Repetition, part
+from ...model.ir import DType, Graph, InvalidModel, Unsupported, Value
+from ...ops.contrib.generation import search
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.elementwise import elementwise
+from ..nodes.repetition import FunctionNode, Repetition, part
 from .search_base import Given, Search, by_name, following, needed
 
 _NUM_FIRST: Final = 3

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ..model.ir import Node, Unsupported
-from .repetition import FunctionNode, Repetition
+from ...model.ir import Node, Unsupported
+from ..nodes.repetition import FunctionNode, Repetition
 from .search_base import Search, attribute_number
 from .search_beam import BeamSearch, WhisperBeamSearch
 from .search_encoder import EncoderDecoder

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..model.ir import Graph, InvalidModel, Node, Value
-from ..ops.contrib.generation import search
-from ..program.expressions.symbolic import Dim, lt
-from ..program.lowering.context import Lowering, Tensor
-from .repetition import FunctionNode
+from ...model.ir import Graph, InvalidModel, Node, Value
+from ...ops.contrib.generation import search
+from ...program.expressions.symbolic import Dim, lt
+from ...program.lowering.context import Lowering, Tensor
+from ..nodes.repetition import FunctionNode
 
 MOST_ROOM: Final = 4096
 """Largest max_length, as in ONNX Runtime."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model.ir import DType, InvalidModel, Node, Unsupported, Value
-from ..ops.contrib.generation import search, search_beam
-from ..ops.contrib.generation.search_beam import Beams
-from ..program.expressions.symbolic import Dim, le, logical_and
-from ..program.lowering.context import Lowering, Tensor
+from ...model.ir import DType, InvalidModel, Node, Unsupported, Value
+from ...ops.contrib.generation import search, search_beam
+from ...ops.contrib.generation.search_beam import Beams
+from ...program.expressions.symbolic import Dim, le, logical_and
+from ...program.lowering.context import Lowering, Tensor
 from .search_base import Choice, Given, Search, attribute_number, needed, rule_inputs
 
 MOST_BEAMS = 128

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..custom.operator import CustomOperator
-from ..custom.registry import Implementation, snapshot_of
-from ..kernels.elementwise.sub_byte import packed_bytes, unpack
-from ..kernels.emit import launch_step
-from ..model.ir import Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
-from ..program.expressions.symbolic import Dim, Expr, eq, is_read_back, le, product, symbol
-from ..program.lowering.context import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
-from ..program.steps.containers import Operand, TensorOptional, TensorSequence
+from ...custom.operator import CustomOperator
+from ...custom.registry import Implementation, snapshot_of
+from ...kernels.elementwise.sub_byte import packed_bytes, unpack
+from ...kernels.emit import launch_step
+from ...model.ir import Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
+from ...program.expressions.symbolic import Dim, Expr, eq, is_read_back, le, product, symbol
+from ...program.lowering.context import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
+from ...program.steps.containers import Operand, TensorOptional, TensorSequence
 from .control_flow import MAX_UNROLLED_NODES, CompiledBodies, expand, inline
 from .ranks import RanksOfTrial
 from .repetition import FunctionNode

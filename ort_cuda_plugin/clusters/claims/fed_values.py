@@ -6,8 +6,8 @@ cannot change, and wrong for contents.
 
 from __future__ import annotations
 
-from ..model.ir import Graph
-from ..ops.kernel_definitions import HOST_RESULTS
+from ...model.ir import Graph
+from ...ops.kernel_definitions import HOST_RESULTS
 
 
 def fed_values(graph: Graph) -> set[str]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..model.ir import Graph, Node, Value
-from ..program.steps.containers import Operand
+from ...model.ir import Graph, Node, Value
+from ...program.steps.containers import Operand
 
 Function = Callable[..., Sequence[Operand]]
 """Function of the lowering context and the node's inputs, like an operator's function."""

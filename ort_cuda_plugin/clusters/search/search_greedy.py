@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..model.ir import DType, Node, Unsupported, Value
-from ..ops.contrib.generation import search
-from ..ops.contrib.generation.search_sampling import Filter, drawn_tokens, filtered_scores, first_state
-from ..program.expressions.symbolic import Dim
-from ..program.lowering.context import Lowering, Tensor
+from ...model.ir import DType, Node, Unsupported, Value
+from ...ops.contrib.generation import search
+from ...ops.contrib.generation.search_sampling import Filter, drawn_tokens, filtered_scores, first_state
+from ...program.expressions.symbolic import Dim
+from ...program.lowering.context import Lowering, Tensor
 from .search_base import Choice, Given, Search, attribute_number, attribute_real, needed, rule_inputs
 
 

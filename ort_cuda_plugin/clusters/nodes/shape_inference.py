@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from ..custom.operator import CustomOperator
-from ..custom.registry import Snapshot
-from ..model.ir import AttrValue, DeclinedLayout, DType, Graph, Node, Value
-from ..program.expressions.symbolic import Dim, Expr, is_read_back, single_atom
-from ..program.lowering.context import Buffer, DeviceProperties, LoweringOptions
+from ...custom.operator import CustomOperator
+from ...custom.registry import Snapshot
+from ...model.ir import AttrValue, DeclinedLayout, DType, Graph, Node, Value
+from ...program.expressions.symbolic import Dim, Expr, is_read_back, single_atom
+from ...program.lowering.context import Buffer, DeviceProperties, LoweringOptions
 from .node_lowering import InputSymbols, NodeLowering, symbolic_input
 
 NamedShape: TypeAlias = "tuple[int | str, ...]"

@@ -6,23 +6,23 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..custom.operator import CustomOperator
-from ..model.ir import DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
-from ..model.partition import partition
-from ..ops.kernel_definitions import HOST_RESULTS
-from ..ops.registry import channels_last_operators
-from ..program.expressions.symbolic import Dim
-from ..program.lowering.context import NUM_TRIALS, Buffer, DeviceProperties, LoweringOptions
-from ..program.steps.containers import Operand
-from ..program.termination import Measure
+from ...custom.operator import CustomOperator
+from ...model.ir import DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
+from ...model.partition import partition
+from ...ops.kernel_definitions import HOST_RESULTS
+from ...ops.registry import channels_last_operators
+from ...program.expressions.symbolic import Dim
+from ...program.lowering.context import NUM_TRIALS, Buffer, DeviceProperties, LoweringOptions
+from ...program.steps.containers import Operand
+from ...program.termination import Measure
+from ..nodes.control_flow import CompiledBodies, CompiledBody
+from ..nodes.node_lowering import InputSymbols, NodeLowering, symbolic_input
+from ..nodes.ranks import Ranks, learn_declined
+from ..nodes.repetition import FunctionNode
+from ..search.search import as_repetition, is_search
 from . import islands
 from .budget import MemoryBudget
-from .control_flow import CompiledBodies, CompiledBody
 from .islands import CONTROL_FLOW
-from .node_lowering import InputSymbols, NodeLowering, symbolic_input
-from .ranks import Ranks, learn_declined
-from .repetition import FunctionNode
-from .search import as_repetition, is_search
 
 logger = logging.getLogger(__name__)
 

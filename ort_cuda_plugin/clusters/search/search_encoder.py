@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..model.ir import DType, InvalidModel, Node, Unsupported, Value
-from ..ops.contrib.generation import search
-from ..program.expressions.symbolic import Dim
-from ..program.lowering.context import Lowering, Tensor
-from ..program.lowering.elementwise import full
-from .repetition import FunctionNode, Repetition, part
+from ...model.ir import DType, InvalidModel, Node, Unsupported, Value
+from ...ops.contrib.generation import search
+from ...program.expressions.symbolic import Dim
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.elementwise import full
+from ..nodes.repetition import FunctionNode, Repetition, part
 from .search_base import Given, Search, attribute_number, by_name, following, needed
 
 _REALS = (DType.FLOAT32, DType.FLOAT16)

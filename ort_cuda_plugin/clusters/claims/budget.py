@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ..model.ir import Node, Value
+from ...model.ir import Node, Value
 
 
 class MemoryBudget:

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..model.ir import DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
-from ..ops.axes import normalize_axis
-from ..ops.onnx.tensor.indexing import select_index
-from ..ops.onnx.tensor.slicing import concat
-from ..program.expressions.symbolic import Dim, eq, is_read_back
-from ..program.lowering.views import unsqueeze
-from ..program.steps.containers import Operand
-from ..program.steps.tensor import Tensor
+from ...model.ir import DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
+from ...ops.axes import normalize_axis
+from ...ops.onnx.tensor.indexing import select_index
+from ...ops.onnx.tensor.slicing import concat
+from ...program.expressions.symbolic import Dim, eq, is_read_back
+from ...program.lowering.views import unsqueeze
+from ...program.steps.containers import Operand
+from ...program.steps.tensor import Tensor
 
 if TYPE_CHECKING:
-    from ..program.lowering.context import Lowering
+    from ...program.lowering.context import Lowering
     from .node_lowering import NodeLowering
 
 MAX_UNROLLED_NODES = 1024

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from ..model.ir import Graph, Node, Value
+from ...model.ir import Graph, Node, Value
 
 CONTROL_FLOW: Final = {"If": 1, "Loop": 2, "Scan": 0}
 """Number of first inputs of a control-flow node that ORT wants in host memory.
