@@ -65,7 +65,7 @@ def new_model(choose: random.Random, kind: str) -> bytes:
 def forget_kernels() -> None:
     """Has this process compile every kernel again."""
     from ort_cuda_plugin.compiler.compile import kernel_ir
-    from ort_cuda_plugin.ep.open_device import kernel_library
+    from ort_cuda_plugin.ep.device.open_device import kernel_library
 
     library = kernel_library()
     for entry in library.cache.folder.iterdir():
@@ -101,7 +101,7 @@ class Interrupted:
         if kind == "run":
             self.feeds["axes"] = np.array([self.choose.randrange(2)])
         self.expected = cpu.run(None, self.feeds)[0]
-        if "ort_cuda_plugin.ep.open_device" in sys.modules:
+        if "ort_cuda_plugin.ep.device.open_device" in sys.modules:
             forget_kernels()
         if kind == "run":  # which then needs one more
             self.make()

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from .arrays import CudaArray, as_cuda_array, bind_input, bind_output
     from .clusters.claims.claims import NodeVerdict
     from .custom.short_form import op
-    from .ep.devices import DeviceInfo
-    from .ep.options import OptionError
-    from .ep.plan_history import PlanVariant, plan_variants
+    from .ep.device.devices import DeviceInfo
+    from .ep.nodes.plan_history import PlanVariant, plan_variants
+    from .ep.options.options import OptionError
     from .memory import memory_stats, set_limit, trim
 
 __version__ = "0.1.0"
@@ -69,12 +69,12 @@ _LAZY = {
     "set_limit": "memory",
     "trim": "memory",
     "unregister": "api",
-    "DeviceInfo": "ep.devices",
+    "DeviceInfo": "ep.device.devices",
     "NodeVerdict": "clusters.claims.claims",
-    "OptionError": "ep.options",
+    "OptionError": "ep.options.options",
     "PluginError": "abi.core",
-    "PlanVariant": "ep.plan_history",
-    "plan_variants": "ep.plan_history",
+    "PlanVariant": "ep.nodes.plan_history",
+    "plan_variants": "ep.nodes.plan_history",
 }
 
 

@@ -15,12 +15,13 @@ from typing import Any
 from . import get_ep_name, get_library_path
 from .abi.tables import OLDEST_API
 from .clusters.claims.claims import NodeVerdict
-from .ep import boundary, current_session
-from .ep.devices import METADATA_KEYS, DeviceInfo, cuda_devices, emulation_requested
+from .ep import boundary
+from .ep.device.devices import METADATA_KEYS, DeviceInfo, cuda_devices, emulation_requested
+from .ep.device.identity import VIRTUAL_SUFFIX, Identity, default_identity, identity_named, is_our_name
 from .ep.factory import registrations, requesting
-from .ep.identity import VIRTUAL_SUFFIX, Identity, default_identity, identity_named, is_our_name
-from .ep.options import parse
+from .ep.options.options import parse
 from .ep.provider import Provider, last_provider, last_verdicts
+from .ep.session import current_session
 from .fallback import raise_instead
 from .session_errors import NoProviderError, explained
 from .uninterrupted import imported

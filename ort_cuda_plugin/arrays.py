@@ -17,7 +17,7 @@ import numpy as np
 from . import get_ep_name
 from .abi.core import core, driver_error_text, ffi, lib
 from .abi.device import CudaError, Device
-from .ep.identity import is_our_name
+from .ep.device.identity import is_our_name
 from .model.ir import DType
 
 _DL_CUDA, _DL_CUDA_MANAGED = 2, 13

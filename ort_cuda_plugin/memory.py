@@ -10,8 +10,8 @@ from typing import Any
 
 from .abi.core import check, core, ffi, lib, new_error
 from .api import described_by, devices
-from .ep import arena
-from .ep.devices import DeviceInfo, open_device
+from .ep.device.devices import DeviceInfo, open_device
+from .ep.options import arena
 
 KINDS = {"device": lib.OCP_DEVICE_MEMORY, "pinned": lib.OCP_PINNED_MEMORY}
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from ort_cuda_plugin.compiler import kernel_library
 from ort_cuda_plugin.compiler.kernel_library import MANIFEST_VARIABLE
-from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE
+from ort_cuda_plugin.ep.device.devices import LOWERING_VARIABLE
 from ort_cuda_plugin.program.analysis.verify import VERIFY_VARIABLE
 
 MANIFEST = Path(__file__).resolve().parent.parent / "build" / "kernels.jsonl"

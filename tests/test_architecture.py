@@ -33,7 +33,6 @@ LARGE_FOLDERS = {
     "ort_cuda_plugin/compiler": 23,
     "ort_cuda_plugin/context": 16,
     "ort_cuda_plugin/custom": 13,
-    "ort_cuda_plugin/ep": 39,
     "ort_cuda_plugin/model": 14,
 }
 """The folders that are larger, with the number of their sources."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import ort_cuda_plugin
 from ort_cuda_plugin.api import chosen_device, is_registered_as
 from ort_cuda_plugin.comparison.differences import UNROUNDED_INPUTS
-from ort_cuda_plugin.ep.identity import Identity
+from ort_cuda_plugin.ep.device.identity import Identity
 from ort_cuda_plugin.session_errors import only_ours
 
 Feeds = Mapping[str, NDArray[np.generic]]

@@ -148,7 +148,7 @@ def waiting(console: Console, what: str) -> Iterator[None]:
 
     Where the output is no terminal, a line says that kernels are compiled.
     """
-    from ort_cuda_plugin.ep.open_device import kernel_library
+    from ort_cuda_plugin.ep.device.open_device import kernel_library
 
     library = kernel_library()
     asked = done = 0

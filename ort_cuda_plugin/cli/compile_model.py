@@ -104,7 +104,7 @@ def execute(arguments: argparse.Namespace) -> int:
 @contextmanager
 def _progress(console: Console, what: str) -> Iterator[None]:
     """Show a progress bar of kernels on a terminal. Its total grows as clusters ask for more."""
-    from ort_cuda_plugin.ep.open_device import kernel_library
+    from ort_cuda_plugin.ep.device.open_device import kernel_library
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(escape(what), total=None)

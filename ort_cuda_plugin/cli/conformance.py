@@ -50,7 +50,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from ort_cuda_plugin.conformance.report import render
     from ort_cuda_plugin.conformance.runner import run
     from ort_cuda_plugin.conformance.verdict import BAD, Outcome, Verdict
-    from ort_cuda_plugin.ep.devices import gpu_properties
+    from ort_cuda_plugin.ep.device.devices import gpu_properties
 
     console = Console(stderr=True)
     try:

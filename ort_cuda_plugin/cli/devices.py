@@ -21,7 +21,7 @@ def add_device_argument(parser: argparse.ArgumentParser, default: str = "auto") 
 def find_device(choice: str) -> bool:
     """Return whether to use the emulated device."""
     with unavailable_as_user_error():
-        from ort_cuda_plugin.ep.devices import cuda_devices
+        from ort_cuda_plugin.ep.device.devices import cuda_devices
 
         found, why = ([], "") if choice == "emulated" else cuda_devices()
         if choice == "cuda" and not found:

@@ -14,8 +14,8 @@ from pathlib import Path
 from ort_cuda_plugin import drop_in
 from ort_cuda_plugin.cli.devices import add_device_argument, find_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
-from ort_cuda_plugin.ep.devices import EMULATE_VARIABLE
-from ort_cuda_plugin.ep.identity import AS_VARIABLE, Identity
+from ort_cuda_plugin.ep.device.devices import EMULATE_VARIABLE
+from ort_cuda_plugin.ep.device.identity import AS_VARIABLE, Identity
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -70,7 +70,7 @@ def collect() -> dict[str, Any]:
         "problem": "",
     }
     try:
-        from ort_cuda_plugin.ep.devices import cuda_devices
+        from ort_cuda_plugin.ep.device.devices import cuda_devices
 
         found, why = cuda_devices()
         report["why_no_cuda_device"] = why
@@ -78,7 +78,7 @@ def collect() -> dict[str, Any]:
         emulated = [device for device in ort_cuda_plugin.devices() if device.emulated]
         report["devices"] = [device.metadata() for device in (*found, *emulated)]
         report["library"] = ort_cuda_plugin.get_library_path()
-        from ort_cuda_plugin.ep.libraries import library_places
+        from ort_cuda_plugin.ep.device.libraries import library_places
 
         report["libraries"] = {name: place.path for name, place in library_places().items()}
     except Exception as error:  # ONNX Runtime raises errors of its own types

@@ -20,7 +20,7 @@ from ort_cuda_plugin.context.container import MAGIC, Container
 from ort_cuda_plugin.context.describe import describe
 from ort_cuda_plugin.context.errors import ContextError
 from ort_cuda_plugin.context.files import ModelFolder, open_context
-from ort_cuda_plugin.ep.identity import EP_NAME
+from ort_cuda_plugin.ep.device.identity import EP_NAME
 from ort_cuda_plugin.plan.format import version as plan_version
 
 

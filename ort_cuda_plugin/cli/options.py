@@ -34,7 +34,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def tables() -> dict[str, str]:
     """Return the tables by their names in documents."""
     from ort_cuda_plugin.doctor.variables import variable_tables
-    from ort_cuda_plugin.ep.option_documents import option_tables
+    from ort_cuda_plugin.ep.options.option_documents import option_tables
 
     return option_tables() | variable_tables()
 

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     import ort_cuda_plugin
     from ort_cuda_plugin.conformance.parity import gaps, names_of_host, packaged_digest, registered, render
-    from ort_cuda_plugin.ep.kernel_registry import definitions_of_host
+    from ort_cuda_plugin.ep.nodes.kernel_registry import definitions_of_host
 
     if arguments.write and (arguments.against or arguments.json):
         raise UserError(ExitCode.USAGE, "--write is for the report against the packaged list: give no other option")

@@ -37,7 +37,7 @@ from ort_cuda_plugin.cli.common import (
 from ort_cuda_plugin.cli.devices import select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
-from ort_cuda_plugin.ep.identity import is_our_name
+from ort_cuda_plugin.ep.device.identity import is_our_name
 
 TOLERANCE = 1e-3
 _RUN_FAILED = "returned while running "

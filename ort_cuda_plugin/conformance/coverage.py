@@ -13,7 +13,7 @@ import onnx
 
 from ort_cuda_plugin.clusters.nodes.node_lowering import InputSymbols, NodeLowering, symbolic_input
 from ort_cuda_plugin.conformance.cases import load_cases
-from ort_cuda_plugin.ep.libraries import LIBRARIES
+from ort_cuda_plugin.ep.device.libraries import LIBRARIES
 from ort_cuda_plugin.kernels.emit import emit
 from ort_cuda_plugin.model.ir import DType, Graph, InvalidModel, Unsupported
 from ort_cuda_plugin.model.onnx_graph import read_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..ep.devices import DeviceInfo
+from ..ep.device.devices import DeviceInfo
 from .findings import Finding, Machine, note, ok, problem, warning
 
 _SUBJECT = "CUDA driver"
@@ -13,7 +13,7 @@ _LEAST_CAPABILITY = (7, 5)
 
 
 def driver_findings(machine: Machine, devices: Sequence[DeviceInfo], why: str) -> Iterator[Finding]:
-    """Examine the devices. ``devices`` and ``why`` are those of `ep.devices.cuda_devices`."""
+    """Examine the devices. ``devices`` and ``why`` are those of `ep.device.devices.cuda_devices`."""
     if devices:
         yield ok(_SUBJECT, f"CUDA {devices[0].driver_version}, {len(devices)} devices")
         for device in devices:

@@ -9,9 +9,9 @@ from .. import get_library_path
 from ..abi.core import PluginError, core
 from ..api import register
 from ..compiler.cache import KernelCache
-from ..ep.devices import DeviceInfo, cuda_devices, emulated_devices, emulated_properties, emulation_requested
-from ..ep.identity import default_identity
-from ..ep.libraries import library_places
+from ..ep.device.devices import DeviceInfo, cuda_devices, emulated_devices, emulated_properties, emulation_requested
+from ..ep.device.identity import default_identity
+from ..ep.device.libraries import library_places
 from ..uninterrupted import imported
 from .cache import cache_findings
 from .driver import driver_findings, machine_findings

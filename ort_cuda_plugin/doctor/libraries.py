@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..ep.libraries import LIBRARIES, Library, LibraryPlace
+from ..ep.device.libraries import LIBRARIES, Library, LibraryPlace
 from .findings import Finding, Machine, note, ok, problem, warning
 
 #: Two packages that install files into one folder.
@@ -23,7 +23,7 @@ class Copy:
 
 
 def library_findings(machine: Machine, places: Mapping[str, LibraryPlace], has_gpu: bool) -> Iterator[Finding]:
-    """Examine the libraries. ``places`` are those of `ep.libraries.library_places`."""
+    """Examine the libraries. ``places`` are those of `ep.device.libraries.library_places`."""
     for library in LIBRARIES:
         place = places[library.name]
         version = machine.packages.get(library.package, "")

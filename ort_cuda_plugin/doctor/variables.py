@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..ep.option_documents import markdown_table
+from ..ep.options.option_documents import markdown_table
 from .findings import Finding, Machine, warning
 
 PREFIX = "ORT_CUDA_PLUGIN_"

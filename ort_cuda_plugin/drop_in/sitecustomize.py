@@ -71,7 +71,7 @@ def _offer(onnxruntime: ModuleType) -> None:
         print("ort-cuda-plugin exec: no CUDA device; onnxruntime uses the CPU", file=sys.stderr)
         return
     from ort_cuda_plugin.api import refuse_fallback
-    from ort_cuda_plugin.ep.identity import default_identity
+    from ort_cuda_plugin.ep.device.identity import default_identity
 
     refuse_fallback(default_identity())
     priority: list[str] = onnxruntime.get_all_providers()

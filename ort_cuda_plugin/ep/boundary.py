@@ -16,16 +16,16 @@ from ..abi.core import ffi, lib
 from ..compiler.plan_cache import plan_cache
 from ..context.compatibility import Fit, fit
 from ..model.ir import DType
-from . import custom_domains, kernel_registry
-from .context_session import allows_host_code
-from .devices import DeviceInfo
-from .fused_node import FUSED_NODES
-from .guards import error_guard, status_guard, void_guard
-from .handles import HandleTable
-from .identity import Identity
-from .open_device import target_of
+from .contexts.context_session import allows_host_code
+from .device.devices import DeviceInfo
+from .device.handles import HandleTable
+from .device.identity import Identity
+from .device.open_device import target_of
+from .device.tracing import tracing
+from .nodes import custom_domains, kernel_registry
+from .nodes.fused_node import FUSED_NODES
 from .provider import Provider, last_verdicts
-from .tracing import tracing
+from .session.guards import error_guard, status_guard, void_guard
 
 PROVIDERS: HandleTable[Provider] = HandleTable("execution provider")
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..abi.core import check, core, ffi, new_error
-from .devices import DeviceInfo
-from .identity import Identity
+from .device.devices import DeviceInfo
+from .device.identity import Identity
 
 #: The kinds of memory for which ORT may ask for an allocator: OCP_INFO_... of ``csrc_shim/ort/data/allocator.h``.
 DEVICE_MEMORY, PINNED_MEMORY, INITIALIZER_MEMORY = range(3)

@@ -26,28 +26,29 @@ from ..model.ir import DType, Graph, Node, Value
 from ..model.ort_graph import read_graph
 from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators
 from ..program.lowering.context import DeviceProperties
-from . import arena, current_session
-from .context_nodes import ContextIdentity, ContextNode, is_context, model_path, only_node
-from .context_session import ContextSession, give, request_of
-from .devices import DeviceInfo
-from .dynamic_options import parse_changes
+from .contexts.context_nodes import ContextIdentity, ContextNode, is_context, model_path, only_node
+from .contexts.context_session import ContextSession, give, request_of
+from .device.devices import DeviceInfo
+from .device.identity import EP_NAME, Identity
+from .device.measuring import tuner_of
+from .device.open_device import use_device
 from .factory import memory_info
-from .fused_node import FusedNode
-from .guards import describe
-from .identity import EP_NAME, Identity
-from .kernel_registry import number_of
-from .layering import rules_of_others
-from .lost_nodes import described, is_probably_lost
-from .measuring import tuner_of
-from .node_kernel import context_identity, context_kernel, kernel_impl, read_kernel_node
-from .open_device import use_device
-from .optimized_model import writes_optimized_model
-from .option_values import LOG_LEVELS
-from .options import OptionError, Options, collect, parse
-from .partitioning import goes_by_statistics, read_budget
-from .program_files import ProgramFiles
-from .repeated_node import RepeatedNode
-from .verdict_record import VerdictRecord
+from .nodes.fused_node import FusedNode
+from .nodes.kernel_registry import number_of
+from .nodes.node_kernel import context_identity, context_kernel, kernel_impl, read_kernel_node
+from .nodes.program_files import ProgramFiles
+from .nodes.repeated_node import RepeatedNode
+from .options import arena
+from .options.dynamic_options import parse_changes
+from .options.option_values import LOG_LEVELS
+from .options.options import OptionError, Options, collect, parse
+from .session import current_session
+from .session.guards import describe
+from .session.layering import rules_of_others
+from .session.lost_nodes import described, is_probably_lost
+from .session.optimized_model import writes_optimized_model
+from .session.partitioning import goes_by_statistics, read_budget
+from .session.verdict_record import VerdictRecord
 
 IMPLICIT_INPUTS_SINCE = 28
 """First version of ORT (1.N) that passes a fused node the values that only bodies in it read."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from isolated import add_model, python
 from ort_cuda_plugin.abi.core import core, ffi
-from ort_cuda_plugin.ep.devices import DeviceInfo, emulated_devices
+from ort_cuda_plugin.ep.device.devices import DeviceInfo, emulated_devices
 
 
 def test_metadata_describe_the_whole_device() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isolated import add_model, python
-from ort_cuda_plugin.ep.devices import DeviceInfo, cuda_devices
+from ort_cuda_plugin.ep.device.devices import DeviceInfo, cuda_devices
 
 pytestmark = pytest.mark.gpu
 
@@ -21,7 +21,7 @@ def gpus() -> list[DeviceInfo]:
 def test_every_gpu_is_offered_with_its_ordinal_and_bus_id(gpus: list[DeviceInfo]) -> None:
     code = """
     import ort_cuda_plugin as plugin
-    from ort_cuda_plugin.ep.devices import cuda_devices
+    from ort_cuda_plugin.ep.device.devices import cuda_devices
     offered = plugin.register(emulate=False)
     assert plugin.devices() == cuda_devices()[0][:8]
     for device, info in zip(offered, plugin.devices(), strict=True):

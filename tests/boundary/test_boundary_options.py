@@ -12,12 +12,12 @@ from isolated import ROOT, add_model, python
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.cli.options import filled
-from ort_cuda_plugin.ep import arena
-from ort_cuda_plugin.ep.dynamic_options import KEYS
-from ort_cuda_plugin.ep.identity import Identity
-from ort_cuda_plugin.ep.option_documents import option_tables
-from ort_cuda_plugin.ep.option_table import DEFAULTS, OTHER_NAMES, ROWS, WITHOUT_EFFECT, Decides
-from ort_cuda_plugin.ep.options import OptionError, Options, collect, known_keys, parse
+from ort_cuda_plugin.ep.device.identity import Identity
+from ort_cuda_plugin.ep.options import arena
+from ort_cuda_plugin.ep.options.dynamic_options import KEYS
+from ort_cuda_plugin.ep.options.option_documents import option_tables
+from ort_cuda_plugin.ep.options.option_table import DEFAULTS, OTHER_NAMES, ROWS, WITHOUT_EFFECT, Decides
+from ort_cuda_plugin.ep.options.options import OptionError, Options, collect, known_keys, parse
 from ort_cuda_plugin.program.lowering.context import LoweringOptions
 
 SESSION = "ep.cudapluginexecutionprovider."

@@ -231,7 +231,7 @@ def entries(pairs):
 assert entries(api.HardwareDevice_Metadata(made)) == {"name": "G", "pci_bus_id": "0000:60:0b.0"}
 assert entries(api.EpDevice_EpOptions(offered[1])) == {"device_id": "1"}
 described = entries(api.EpDevice_EpMetadata(offered[1]))
-from ort_cuda_plugin.ep.devices import DeviceInfo, cuda_devices
+from ort_cuda_plugin.ep.device.devices import DeviceInfo, cuda_devices
 from ort_cuda_plugin.ep.factory import registrations
 assert DeviceInfo.from_metadata(described).metadata().items() <= described.items()
 assert [DeviceInfo.from_metadata(described)] == cuda_devices()[0][1:] == list(registrations()[0].devices[1:])

@@ -11,9 +11,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import ort_cuda_plugin
-from ort_cuda_plugin.ep.dynamic_options import KEYS, parse_changes
-from ort_cuda_plugin.ep.identity import Identity
-from ort_cuda_plugin.ep.options import OptionError, Options
+from ort_cuda_plugin.ep.device.identity import Identity
+from ort_cuda_plugin.ep.options.dynamic_options import KEYS, parse_changes
+from ort_cuda_plugin.ep.options.options import OptionError, Options
 from ort_cuda_plugin.ep.provider import Provider, last_provider
 
 

@@ -17,8 +17,8 @@ from encoder import encoder
 from ort_cuda_plugin import models
 from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
-from ort_cuda_plugin.ep import kept_definitions
-from ort_cuda_plugin.ep.kernel_registry import definitions_of_host
+from ort_cuda_plugin.ep.nodes import kept_definitions
+from ort_cuda_plugin.ep.nodes.kernel_registry import definitions_of_host
 from ort_cuda_plugin.ep.provider import last_provider
 from ort_cuda_plugin.model import ort_kernel
 from ort_cuda_plugin.model.ir import DType

@@ -22,10 +22,11 @@ from contexts import BINARY, container_of, settings
 from device_models import add_and_double
 from isolated import add_model, python
 from ort_cuda_plugin.abi.core import ffi
-from ort_cuda_plugin.ep import arena, measuring
-from ort_cuda_plugin.ep.open_device import OpenDevice
-from ort_cuda_plugin.ep.option_table import OTHER_NAMES, ROWS
-from ort_cuda_plugin.ep.options import parse
+from ort_cuda_plugin.ep.device import measuring
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
+from ort_cuda_plugin.ep.options import arena
+from ort_cuda_plugin.ep.options.option_table import OTHER_NAMES, ROWS
+from ort_cuda_plugin.ep.options.options import parse
 from ort_cuda_plugin.ep.provider import Provider, last_provider
 from ort_cuda_plugin.kernels.library.library_attention import attention_form
 from ort_cuda_plugin.model.onnx_graph import read_model

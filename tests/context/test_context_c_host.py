@@ -10,7 +10,7 @@ from c_programs import COUNTED, build_host
 from contexts import compile_model
 from isolated import add_model
 from ort_cuda_plugin import get_library_path
-from ort_cuda_plugin.ep.context_session import ALLOW_VARIABLE
+from ort_cuda_plugin.ep.contexts.context_session import ALLOW_VARIABLE
 
 
 def test_a_compiled_model_runs_in_a_c_host(tmp_path: Path) -> None:

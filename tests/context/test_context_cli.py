@@ -14,9 +14,9 @@ from ort_cuda_plugin.cli import compile_model as compile_model_command
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.context.sample_shapes import sample_shapes
-from ort_cuda_plugin.ep import context_session
-from ort_cuda_plugin.ep.open_device import kernel_library
-from ort_cuda_plugin.ep.options import OptionError, parse
+from ort_cuda_plugin.ep.contexts import context_session
+from ort_cuda_plugin.ep.device.open_device import kernel_library
+from ort_cuda_plugin.ep.options.options import OptionError, parse
 from ort_cuda_plugin.model.ir import DType, Value
 
 

@@ -25,7 +25,7 @@ from ort_cuda_plugin.custom.kernels import (
     numba_kernel,
     ptx_kernel,
 )
-from ort_cuda_plugin.ep.devices import cuda_devices
+from ort_cuda_plugin.ep.device.devices import cuda_devices
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 SIGNATURE = ("*f32", "*f32", "i64", "f32")

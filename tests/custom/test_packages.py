@@ -16,7 +16,7 @@ from contexts import compile_model
 from custom_operators import DOMAIN, kept_registry
 from environments import borrow_packages, environment_folder
 from ort_cuda_plugin import get_library_path
-from ort_cuda_plugin.ep.context_session import ALLOW_VARIABLE
+from ort_cuda_plugin.ep.contexts.context_session import ALLOW_VARIABLE
 
 PROJECT = """
 [build-system]

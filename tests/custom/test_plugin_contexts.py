@@ -20,7 +20,7 @@ from ort_cuda_plugin.custom.kernels import cuda_kernel
 from ort_cuda_plugin.custom.plugin import Phase, register_creator, unregister_creator
 from ort_cuda_plugin.custom.plugin.fields import PluginFieldCollection
 from ort_cuda_plugin.custom.plugin.stored import stored_callback
-from ort_cuda_plugin.ep.context_session import ALLOW_VARIABLE
+from ort_cuda_plugin.ep.contexts.context_session import ALLOW_VARIABLE
 from plugins import ProbeCreator
 from test_kernels import SIGNATURE, SOURCE, shift, shift_in_numpy
 from test_plugin_sessions import counter_model, examples, probe_model, run_probe, top_model

@@ -15,7 +15,7 @@ from contributed import on_device
 from custom_operators import DOMAIN, X, Y, kept_registry, model, operator, stock_session
 from ort_cuda_plugin.custom import Alias, T, check, count_prefixes, le, op, registry, scalar
 from ort_cuda_plugin.custom.operator import Attribute, AttributeKind, Port, PortKind
-from ort_cuda_plugin.ep.custom_domains import MAX_COMBINATIONS, schema_of
+from ort_cuda_plugin.ep.nodes.custom_domains import MAX_COMBINATIONS, schema_of
 from ort_cuda_plugin.kernels.elementwise.index_map import gather_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat

@@ -15,8 +15,8 @@ import pytest
 from document_blocks import RUN, blocks
 from ort_cuda_plugin import cli
 from ort_cuda_plugin.compiler.cache_folder import CACHE_DIR_VARIABLE, cache_folder
-from ort_cuda_plugin.ep import arena
-from ort_cuda_plugin.ep.option_table import ROWS, WITHOUT_EFFECT
+from ort_cuda_plugin.ep.options import arena
+from ort_cuda_plugin.ep.options.option_table import ROWS, WITHOUT_EFFECT
 
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = ROOT / "tests" / "harness"

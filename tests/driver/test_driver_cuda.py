@@ -60,7 +60,7 @@ def test_a_driver_that_lacks_a_function_is_named_too_old(tmp_path: Path) -> None
 
 def test_a_driver_before_cuda_13_has_no_device_for_us(tmp_path: Path) -> None:
     code = """
-    from ort_cuda_plugin.ep.devices import cuda_devices
+    from ort_cuda_plugin.ep.device.devices import cuda_devices
     print(*cuda_devices())
     """
     for version, found in ((12090, "the driver is for CUDA 12.9; .*R580 or newer"), (13000, ".* no device")):

@@ -520,7 +520,7 @@ def test_a_run_that_builds_a_plan_on_a_shared_stream_holds_up_no_other_use_of_th
     """ONNX Runtime's own lock for Runs that exclude each other is one that Python's threads take with the GIL."""
     code = """
     import sys, threading, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
-    from ort_cuda_plugin.ep.fused_node import FusedNode
+    from ort_cuda_plugin.ep.nodes.fused_node import FusedNode
     plugin.register(emulate=True)
     options = {"enable_cuda_graph": 1, "use_ep_level_unified_stream": 1}
     session = plugin.session(bytes.fromhex(sys.argv[1]), emulate=True, provider_options=options)

@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 
 import ort_cuda_plugin
-from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE
+from ort_cuda_plugin.ep.device.devices import LOWERING_VARIABLE
 from states import Arrays, Memory, StateModel, bound, run_bound, spread
 
 MODELS = {

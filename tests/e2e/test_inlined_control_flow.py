@@ -14,7 +14,7 @@ import ort_cuda_plugin
 from ort_cuda_plugin.clusters.claims.claims import analyze
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.clusters.nodes.control_flow import MAX_EXPANDED_BYTES, MAX_UNROLLED_NODES
-from ort_cuda_plugin.ep.fused_node import FusedNode
+from ort_cuda_plugin.ep.nodes.fused_node import FusedNode
 from ort_cuda_plugin.ep.provider import last_verdicts
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering.context import DeviceProperties

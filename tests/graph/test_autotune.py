@@ -24,7 +24,7 @@ from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.clusters.cluster import CompiledCluster, Variant
 from ort_cuda_plugin.clusters.tuning import MeasuringTuner
 from ort_cuda_plugin.compiler.timing_cache import TimingCache
-from ort_cuda_plugin.ep import measuring
+from ort_cuda_plugin.ep.device import measuring
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
 

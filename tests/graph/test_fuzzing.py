@@ -20,7 +20,7 @@ from fuzzing.profiles import Profile, make_case
 from mutation.oracle import Kind, Outcome
 from ort_cuda_plugin.conformance.mode import Mode
 from ort_cuda_plugin.conformance.verdict import run_session
-from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE
+from ort_cuda_plugin.ep.device.devices import LOWERING_VARIABLE
 
 RUNS = [{"n": 3}, {"n": 0}, {"n": 5}]
 SAMPLES = {Profile.SIZES: 60, Profile.GRAPHS: 10}

@@ -8,7 +8,7 @@ import pytest
 
 import ort_cuda_plugin
 from emulator_harness import configured
-from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE
+from ort_cuda_plugin.ep.device.devices import LOWERING_VARIABLE
 from random_models import ModelMaker, feed
 
 SHAPES = [(2, 3), (1, 1), (3, 1), (1, 4), (2, 2), (5, 7)]

@@ -12,10 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ort_cuda_plugin
 from ort_cuda_plugin import get_ep_name
-from ort_cuda_plugin.ep.devices import emulated_devices
-from ort_cuda_plugin.ep.identity import Identity
-from ort_cuda_plugin.ep.layering import KEYS, rules_of_others
-from ort_cuda_plugin.ep.partitioning import KEY, goes_by_statistics, read_budget
+from ort_cuda_plugin.ep.device.devices import emulated_devices
+from ort_cuda_plugin.ep.device.identity import Identity
+from ort_cuda_plugin.ep.session.layering import KEYS, rules_of_others
+from ort_cuda_plugin.ep.session.partitioning import KEY, goes_by_statistics, read_budget
 from ort_versions import api_version
 
 ANNOTATIONS, NAMES = KEYS

@@ -13,7 +13,7 @@ from onnx import helper
 
 import ort_cuda_plugin
 from contexts import assert_same, compile_model, nothing_compiled, rows, settings, two_clusters
-from ort_cuda_plugin.ep.layering import KEYS, NAMES_SINCE
+from ort_cuda_plugin.ep.session.layering import KEYS, NAMES_SINCE
 from ort_versions import api_version
 from session_pair import FLOAT, info
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ort_cuda_plugin.abi.core import check, core, ffi, new_error
 from ort_cuda_plugin.ep import boundary
-from ort_cuda_plugin.ep.fused_node import FUSED_NODES
+from ort_cuda_plugin.ep.nodes.fused_node import FUSED_NODES
 from ort_cuda_plugin.plan.format import Param, ParamKind, Plan, PlanExpr, Record, RecordKind, encode
 from ort_cuda_plugin.program.expressions.operations import ExprOp
 

@@ -75,7 +75,9 @@ class Worker:
         """What must be as before once all sessions are gone."""
         from emulator_harness import apply, current
         from ort_cuda_plugin.abi.core import core
-        from ort_cuda_plugin.ep import boundary, fused_node, open_device
+        from ort_cuda_plugin.ep import boundary
+        from ort_cuda_plugin.ep.device import open_device
+        from ort_cuda_plugin.ep.nodes import fused_node
 
         gc.collect()
         device = self.scenarios.plugin_device()

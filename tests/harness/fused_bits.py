@@ -21,7 +21,7 @@ from encoder import encoder, encoder_inputs
 from kernel_harness import Array, run_model
 from ort_cuda_plugin import models
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.program.lowering.context import LoweringOptions
 
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}

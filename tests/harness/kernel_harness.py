@@ -15,9 +15,9 @@ from onnx import helper, numpy_helper
 
 from ort_cuda_plugin.abi.core import check, core, ffi, new_error
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
-from ort_cuda_plugin.ep.devices import emulated_devices
-from ort_cuda_plugin.ep.fused_node import FusedNode
-from ort_cuda_plugin.ep.open_device import OpenDevice, use_device
+from ort_cuda_plugin.ep.device.devices import emulated_devices
+from ort_cuda_plugin.ep.device.open_device import OpenDevice, use_device
+from ort_cuda_plugin.ep.nodes.fused_node import FusedNode
 from ort_cuda_plugin.model.ir import DType, Graph, Value
 from ort_cuda_plugin.model.onnx_graph import read_model, storage
 from ort_cuda_plugin.model.packed import unpack_array

@@ -22,7 +22,7 @@ from build_plugin import compiler
 from c_programs import ROOT, SOURCES
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.clusters.launches import make_launches
-from ort_cuda_plugin.ep.libraries import LIBRARIES, candidates
+from ort_cuda_plugin.ep.device.libraries import LIBRARIES, candidates
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.networks import NETWORKS
 from ort_cuda_plugin.networks.graph import NetworkGraph

@@ -34,9 +34,9 @@ from ort_cuda_plugin.clusters import cluster
 from ort_cuda_plugin.compiler import timing_cache
 from ort_cuda_plugin.compiler.plan_cache import PlanCache
 from ort_cuda_plugin.ep import boundary
-from ort_cuda_plugin.ep.fused_node import FusedNode
-from ort_cuda_plugin.ep.measuring import tuner_of
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.measuring import tuner_of
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
+from ort_cuda_plugin.ep.nodes.fused_node import FusedNode
 from ort_cuda_plugin.kernels.library import dense_batches
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.plan.format import Param, Plan, PlanInput, PlanOutput, Record, RecordKind, Ref, RefKind

@@ -63,7 +63,7 @@ run(session)
 
 def test_an_error_inside_compile_reaches_the_user() -> None:
     code = """
-from ort_cuda_plugin.ep.fused_node import FusedNode
+from ort_cuda_plugin.ep.nodes.fused_node import FusedNode
 def broken(self, *arguments):
     raise KeyError("a mistake of ours")
 FusedNode.prepare = broken
@@ -80,7 +80,7 @@ else:
 def test_an_error_inside_a_run_reaches_the_user_and_the_session_recovers() -> None:
     dynamic = add_model(dims=["n"]).hex()
     code = """
-from ort_cuda_plugin.ep.fused_node import FusedNode
+from ort_cuda_plugin.ep.nodes.fused_node import FusedNode
 session = plugin.session(model, emulate=True)
 build = FusedNode.build
 def broken(self, *arguments):

@@ -56,7 +56,7 @@ except Exception as error:
 BECOME_ANOTHER_USER = """
 # The interpreter may be root's alone: so all is imported before.
 import os
-from ort_cuda_plugin.ep.open_device import kernel_library
+from ort_cuda_plugin.ep.device.open_device import kernel_library
 from ort_cuda_plugin.ops import registry
 registry.lookup("", "Add", 14)
 ort_cuda_plugin.explain(sys.argv[1], emulate=True)

@@ -9,7 +9,7 @@ from onnx import parser
 
 import ort_cuda_plugin
 from kernel_harness import Array, make_model, run_model, run_op
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.kernels.scan_sort import block_scan
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
 

@@ -13,7 +13,7 @@ from onnx import numpy_helper, parser
 from contributed import noise
 from kernel_harness import make_model, run_model, run_op
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.estimate import sass
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from test_matrix_conv import expected

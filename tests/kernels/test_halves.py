@@ -13,7 +13,7 @@ from contributed import Array, noise
 from emulator_harness import configured
 from kernel_harness import run_model
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.estimate.gather import LIBRARIES, work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep, LibraryStep
 from ort_cuda_plugin.model.onnx_graph import read_model

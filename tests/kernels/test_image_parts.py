@@ -9,7 +9,7 @@ from onnx import ModelProto, numpy_helper, parser
 
 from contributed import noise
 from kernel_harness import run_model
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep, LibraryStep
 from ort_cuda_plugin.passes.layout import l2_batch_tiling

@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 from contributed import Array, weight_codes
 from kernel_harness import run_model
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.analysis.program_text import ProgramText
 from ort_cuda_plugin.program.lowering.context import DeviceProperties

@@ -9,7 +9,7 @@ import pytest
 from onnx import parser
 
 from kernel_harness import run_model
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from test_matrix_product import kernels
 

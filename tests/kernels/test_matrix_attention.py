@@ -16,7 +16,7 @@ from kernel_harness import make_model, run_model
 from ort_cuda_plugin.cli.kernel_report import report
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.kernels.attention import flash as stream
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.ops.onnx.attention import attention

@@ -14,8 +14,8 @@ from contexts import compile_model, load, nothing_compiled
 from contributed import Array, noise
 from emulator_harness import configured
 from kernel_harness import run_model
-from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.devices import LOWERING_VARIABLE
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.estimate.gather import LIBRARIES, work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep, LibraryStep
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions

@@ -13,7 +13,7 @@ from kernel_harness import run_model
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.compile import compile_kernel
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.kernels.reduction import vector_io as row_moves
 from ort_cuda_plugin.kernels.reduction.row_in_registers import RowForm, row_height
 from ort_cuda_plugin.model.onnx_graph import read_model

@@ -10,7 +10,7 @@ from onnx import parser
 
 from kernel_harness import run_model
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.kernels.codegen.row_cache import find_kept
 from ort_cuda_plugin.kernels.reduction import reduce
 from ort_cuda_plugin.model.ir import DType

@@ -10,8 +10,8 @@ from ort_cuda_plugin.compiler.compile import KernelCompileError, compile_kernel
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.shared_memory import IN_LAUNCH, declared_bytes
 from ort_cuda_plugin.compiler.targets import BuiltKernel, KernelImage, Target
-from ort_cuda_plugin.ep.devices import emulated_devices
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.devices import emulated_devices
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 
 BODY = """def kernel(x):
     tile = cuda.shared.array({arguments})

@@ -14,7 +14,7 @@ from kernel_harness import make_model, run_model, run_op
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.estimate import sass
 from ort_cuda_plugin.estimate.count import count_all
 from ort_cuda_plugin.estimate.gather import work_of_model

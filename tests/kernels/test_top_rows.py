@@ -13,7 +13,7 @@ from kernel_harness import Array, make_model, run_op
 from ort_cuda_plugin.cli.kernel_report import report
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.kernels.scan_sort import merge_sort
 from ort_cuda_plugin.kernels.scan_sort import top_k as top_rows
 from ort_cuda_plugin.model.onnx_graph import read_model

@@ -13,7 +13,7 @@ from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.compile import compile_kernel
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.kernels.codegen import vectors
 from ort_cuda_plugin.kernels.elementwise import vector_map
 from ort_cuda_plugin.model.onnx_graph import read_model

@@ -12,7 +12,7 @@ from kernel_harness import run_model, run_op
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.estimate import sass
 from ort_cuda_plugin.kernels.codegen.simt_fragments import Tile
 from ort_cuda_plugin.kernels.gemm.tile_shapes import Team, team_forms

@@ -12,7 +12,7 @@ import pytest
 from c_programs import build_host
 from isolated import add_model, python
 from ort_cuda_plugin import get_library_path
-from ort_cuda_plugin.ep.options import OptionError, parse
+from ort_cuda_plugin.ep.options.options import OptionError, parse
 
 START = """
 import sys, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin

@@ -206,7 +206,7 @@ for limited in (False, True):
 def test_a_kernel_that_the_device_has_no_memory_for_gets_what_the_arena_does_not_use() -> None:
     code = """
 from ort_cuda_plugin.abi.core import lib
-from ort_cuda_plugin.ep.open_device import _open
+from ort_cuda_plugin.ep.device.open_device import _open
 first = session()
 run(first, 500)
 (device,) = _open.values()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kernel_harness import make_model, run_op
 from nn_reference import check_close, check_op, conv_transpose, noise, tolerance_of
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.kernels.conv.implicit_gemm_simt import OUTSIDE, packed_shape, patch_table
 from ort_cuda_plugin.kernels.gemm.gemm_simt import FLAT
 from ort_cuda_plugin.model.ir import NodeError

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from kernel_harness import Array, run_model, run_op
 from nn_reference import noise
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.expressions.symbolic import hint
 from ort_cuda_plugin.program.lowering.context import DeviceProperties

@@ -13,7 +13,7 @@ from onnx import parser
 from kernel_harness import Array, run_model, run_op
 from nn_reference import check_close, check_op, lrn, noise, pool, tolerance_of
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.model.ir import NodeError
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering.context import DeviceProperties

@@ -17,7 +17,7 @@ from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.compile import compile_kernel
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.kernels.conv.direct_conv import Phases, rows_of_thread, strip_shape
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.model.recipes import pack_strips

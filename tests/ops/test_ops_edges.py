@@ -14,7 +14,7 @@ from emulator_harness import configured
 from kernel_harness import make_model, run_op
 from ort_cuda_plugin.abi.core import PluginError
 from ort_cuda_plugin.conformance.mode import findings
-from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE
+from ort_cuda_plugin.ep.device.devices import LOWERING_VARIABLE
 from ort_cuda_plugin.model.ir import NodeError
 from session_pair import FLOAT, INT64, Pair, floats, info
 from test_ops_selection import check, on_cpu

@@ -9,7 +9,7 @@ from kernel_harness import device
 from ort_cuda_plugin.conformance.cases import load_cases
 from ort_cuda_plugin.conformance.mode import Mode
 from ort_cuda_plugin.conformance.verdict import Verdict, judge
-from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE, emulated_properties
+from ort_cuda_plugin.ep.device.devices import LOWERING_VARIABLE, emulated_properties
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 SAMPLE = (

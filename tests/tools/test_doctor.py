@@ -22,8 +22,8 @@ from ort_cuda_plugin.doctor.findings import Finding, Machine, Severity
 from ort_cuda_plugin.doctor.libraries import library_findings
 from ort_cuda_plugin.doctor.packages import COMPILER, OLDEST, compiler_findings, requirement_findings, runtime_findings
 from ort_cuda_plugin.doctor.variables import VARIABLES, variable_findings
-from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE, DeviceInfo
-from ort_cuda_plugin.ep.libraries import LibraryPlace
+from ort_cuda_plugin.ep.device.devices import LOWERING_VARIABLE, DeviceInfo
+from ort_cuda_plugin.ep.device.libraries import LibraryPlace
 
 GPU = DeviceInfo(0, False, "A GPU", (9, 0), 1 << 36, "13.0", "0000:65:00.0", 132, 1 << 17)
 NOWHERE = {"cublaslt": LibraryPlace("", "no file"), "cudnn": LibraryPlace("", "no file")}

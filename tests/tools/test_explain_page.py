@@ -15,7 +15,7 @@ from ort_cuda_plugin.api import Placement
 from ort_cuda_plugin.cli import explain_page, main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.clusters.claims.claims import NodeVerdict
-from ort_cuda_plugin.ep.program_files import ProgramFiles
+from ort_cuda_plugin.ep.nodes.program_files import ProgramFiles
 from ort_cuda_plugin.pages.drawing import layout
 from ort_cuda_plugin.program.analysis.plan_record import read_plans
 

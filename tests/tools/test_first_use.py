@@ -32,7 +32,7 @@ from ort_cuda_plugin.compiler import kernel_library
 from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.ep import libraries, open_device
+from ort_cuda_plugin.ep.device import libraries, open_device
 
 # ---- the package ----
 

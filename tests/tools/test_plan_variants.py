@@ -20,8 +20,8 @@ from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.ep.open_device import kernel_library
-from ort_cuda_plugin.ep.plan_history import BUILT, FIRST, PlanVariant, built_after
+from ort_cuda_plugin.ep.device.open_device import kernel_library
+from ort_cuda_plugin.ep.nodes.plan_history import BUILT, FIRST, PlanVariant, built_after
 
 BROADCAST = """<ir_version: 9, opset_import: ["" : 18]> m (float[n, 4] a, float[m, 4] b) => (float[k, 4] c)
     { c = Add(a, b) }"""

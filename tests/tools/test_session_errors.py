@@ -14,7 +14,7 @@ import ort_cuda_plugin
 from isolated import add_model, python
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
-from ort_cuda_plugin.ep.lost_nodes import _ON_CPU
+from ort_cuda_plugin.ep.session.lost_nodes import _ON_CPU
 from ort_cuda_plugin.session_errors import NoProviderError
 from ort_versions import api_version
 

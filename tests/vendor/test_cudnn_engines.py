@@ -11,7 +11,7 @@ import pytest
 from encoder import encoder, encoder_inputs
 from library_engines import ask, build_asker, calls_of, halved, lowered, optimized, question
 from ort_cuda_plugin import models
-from ort_cuda_plugin.ep.libraries import LIBRARIES
+from ort_cuda_plugin.ep.device.libraries import LIBRARIES
 from ort_cuda_plugin.kernels import tactics
 from ort_cuda_plugin.program.steps.libraries import ATTENTION, CONV, WORKSPACE_BYTES, ProblemFlags
 

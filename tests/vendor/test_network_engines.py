@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto
 
 from library_engines import ask, build_asker, calls_of, convolution, lowered, network, question
-from ort_cuda_plugin.ep.libraries import LIBRARIES
+from ort_cuda_plugin.ep.device.libraries import LIBRARIES
 from ort_cuda_plugin.kernels import tactics
 from ort_cuda_plugin.program.lowering.context import LoweringOptions
 from ort_cuda_plugin.program.steps.libraries import ATTENTION, CONV, ProblemFlags

@@ -16,8 +16,8 @@ from build_plugin import compiler
 from c_programs import fake_library
 from isolated import HARNESS, ROOT, python
 from ort_cuda_plugin.abi.core import core, ffi, new_error
-from ort_cuda_plugin.ep.devices import cuda_devices
-from ort_cuda_plugin.ep.libraries import LIBRARIES, candidates
+from ort_cuda_plugin.ep.device.devices import cuda_devices
+from ort_cuda_plugin.ep.device.libraries import LIBRARIES, candidates
 from ort_cuda_plugin.program.steps.libraries import ATTENTION, CONV, MATMUL, LibraryProblem, ProblemFlags
 
 
@@ -295,8 +295,8 @@ def test_libraries_and_our_kernels_agree_on_a_gpu(use_tf32: bool) -> None:
     import ort_cuda_plugin as plugin
     from kernel_harness import make_model
     from nn_reference import noise
-    from ort_cuda_plugin.ep.open_device import OpenDevice
-    from ort_cuda_plugin.ep.libraries import load_libraries
+    from ort_cuda_plugin.ep.device.open_device import OpenDevice
+    from ort_cuda_plugin.ep.device.libraries import load_libraries
     use_tf32 = sys.argv[2] == "True"
     available = load_libraries()
     if not available:
@@ -348,8 +348,8 @@ def test_fused_calls_and_our_kernels_agree_on_a_gpu() -> None:
     import onnxruntime as ort
     import ort_cuda_plugin as plugin
     from library_epilogues import CASES, expected, values
-    from ort_cuda_plugin.ep.open_device import OpenDevice
-    from ort_cuda_plugin.ep.libraries import load_libraries
+    from ort_cuda_plugin.ep.device.open_device import OpenDevice
+    from ort_cuda_plugin.ep.device.libraries import load_libraries
     available = load_libraries()
     if len(available) < 2:
         print("SKIP: cuBLASLt or cuDNN is not installed")
@@ -400,8 +400,8 @@ def test_networks_agree_with_our_kernels_on_a_gpu() -> None:
     import ort_cuda_plugin as plugin
     from library_engines import halved
     from library_images import ATTENTION, NETS, net
-    from ort_cuda_plugin.ep.open_device import OpenDevice
-    from ort_cuda_plugin.ep.libraries import load_libraries
+    from ort_cuda_plugin.ep.device.open_device import OpenDevice
+    from ort_cuda_plugin.ep.device.libraries import load_libraries
     available = load_libraries()
     if len(available) < 2:
         print("SKIP: cuBLASLt or cuDNN is not installed")

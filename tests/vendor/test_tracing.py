@@ -19,8 +19,8 @@ from encoder import encoder, encoder_inputs
 from isolated import add_model
 from ort_cuda_plugin.abi.core import ffi
 from ort_cuda_plugin.abi.device import Device
-from ort_cuda_plugin.ep import tracing
-from ort_cuda_plugin.ep.tracing import NoTracing, Tracing
+from ort_cuda_plugin.ep.device import tracing
+from ort_cuda_plugin.ep.device.tracing import NoTracing, Tracing
 from profiles import Event, Profile, profiled_session
 
 FEEDS = encoder_inputs(2, 16)

@@ -1,0 +1,1 @@
+"""EPContext nodes: writes and loads compiled models in a session."""

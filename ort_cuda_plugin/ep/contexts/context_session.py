@@ -1,0 +1,309 @@
+"""Compiled models of one session: those that it writes, and those that it loads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...abi import host
+from ...abi.core import ffi
+from ...clusters.claims.claims import Claims, NodeVerdict, decline
+from ...clusters.search.search import is_search
+from ...context.capture import ContextTarget
+from ...context.compatibility import compatibility_info
+from ...context.errors import ContextError
+from ...context.files import refuse_to_replace
+from ...context.reader import Loaded, Session
+from ...context.writer import ContextCluster, ContextRequest, ContextWriter
+from ...model.ir import Graph, Node
+from ...program.lowering.context import DeviceProperties, LoweringOptions
+from ..device.devices import emulated_properties
+from ..device.libraries import load_libraries
+from ..device.open_device import OpenDevice, kernel_library
+from ..options.options import Options
+from ..session.lost_nodes import is_compiled_model, why_not_loaded
+from ..session.model_paths import created_session_path, is_virtual
+from .context_callbacks import ContextCallbacks
+from .context_nodes import ContextNode, ContextOutput, ContextReader, context_node, is_context
+from .context_sources import WEIGHTLESS_ENTRIES, SourceFinder
+
+ALLOW_VARIABLE = "ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE"
+
+
+def allows_host_code(options: Options | None = None) -> bool:
+    """Whether a context may provide machine code for this computer's CPU: in this session, or in the process."""
+    return (options is not None and options.context_allow_host_code) or os.environ.get(ALLOW_VARIABLE) == "1"
+
+
+class ContextSession:
+    """``entries`` are the session's entries, ``session_options`` its ``const OrtSessionOptions *``."""
+
+    def __init__(self, entries: Mapping[str, str], session_options: Any) -> None:
+        self.output = ContextOutput.of(entries)
+        self._entries = entries
+        self._sources = SourceFinder(entries, session_options)
+        self._callbacks = ContextCallbacks(session_options)
+        self._reader = ContextReader(entries, self._sources, self._callbacks)
+        self._asks_weightless = any(entries.get(key, "0") != "0" for key in WEIGHTLESS_ENTRIES)
+        self._binary: _Binary | None = None
+        self.compatibility: Any = ffi.new("char[]", b"")  # of the context that was written; ORT keeps the pointer
+        # Contexts (or names of context files) for which ORT will ask for nodes, with the attributes of these nodes.
+        self._written: list[tuple[ContextCluster, bytes, Mapping[str, int | str]]] = []
+
+    def without_bodies(self, graph: Graph, claims: Claims) -> Claims:
+        """Return the claims without those that a context cannot hold.
+
+        ONNX Runtime has no place for the context of a control-flow body. A search is several clusters, and a context
+        holds single ones.
+        """
+        if self.output is not None and any(is_search(node) for (node, *_) in claims.clusters):
+            reason = "a compiled model does not hold searches"
+            verdicts = [
+                decline(node, "control-flow", reason) if is_search(node) else verdict
+                for node, verdict in zip(graph.nodes, claims.verdicts, strict=True)
+            ]
+            return Claims([c for c in claims.clusters if not is_search(c[0])], claims.singles, verdicts)
+        if self.output is None or not graph.is_subgraph:
+            return claims
+        reason = "it is in the body of a control-flow operator, and a compiled model has no contexts there"
+        return Claims([], [], [decline(node, "control-flow", reason) for node in graph.nodes])
+
+    def claims_without_analysis(self, graph: Graph) -> Claims | None:
+        """Return claims that decline everything if all nodes hold contexts (`claim` then takes them); None if nodes
+        need analysis.
+        """
+        if not graph.nodes or not all(map(is_context, graph.nodes)):
+            return None
+        return Claims([], [], [decline(node, "op", "it is compiled") for node in graph.nodes])
+
+    def claim(self, graph: Graph, verdicts: Sequence[NodeVerdict]) -> tuple[list[Node], list[NodeVerdict]]:
+        """Return the nodes that hold contexts of this plugin, and all verdicts with these nodes supported."""
+        found = [node for node in graph.nodes if is_context(node)]
+        mended = []
+        for node, verdict in zip(graph.nodes, verdicts, strict=True):
+            if is_context(node):
+                verdict = replace(verdict, supported=True, kind="", reason="")
+            elif is_compiled_model(node):
+                verdict = decline(node, verdict.kind, why_not_loaded(node))
+            mended.append(verdict)
+        return found, mended
+
+    def load(
+        self,
+        nodes: Sequence[ContextNode],
+        device: OpenDevice,
+        properties: DeviceProperties,
+        asked: Options,
+        options: LoweringOptions,
+    ) -> list[Loaded]:
+        """Load the clusters of context nodes.
+
+        Raises:
+            ContextError: a context cannot be read, or does not fit its node.
+        """
+        if self.output is not None and nodes:
+            raise ContextError("the model is compiled already. Compile its source model")
+        session = Session(
+            device.target,
+            properties,
+            options,
+            allows_host_code(asked),
+            asked.context_refit,
+            device.info.driver_version,
+        )
+        clusters = []
+        for each, (context, name) in zip(nodes, self._reader.read(nodes), strict=True):
+            inputs = [None if value is None else value.dtype for value in each.node.inputs]
+            outputs = [None if value is None else value.dtype for value in each.node.outputs]
+            clusters.append(context.cluster(name, session, inputs, outputs))
+        return clusters
+
+    def write(self, clusters: Sequence[ContextCluster], request: ContextRequest, model: str) -> None:
+        """Compile clusters, and write them unless nodes embed them. ``model`` is the path that the graph says.
+
+        Raises:
+            ContextError: it cannot be written.
+            NodeError, KernelCompileError: as `ContextWriter.add`.
+        """
+        output = self.output
+        assert output is not None
+        source = created_session_path() if is_virtual(model, self._entries) else model
+        self.compatibility = ffi.new("char[]", compatibility_info(request.architectures).encode())
+        if request.weightless or self._asks_weightless:
+            folder = None if output.embed and not output.file_path else output.binary_path(model).parent
+            request = replace(request, source=self._sources.of_model(source, folder))
+        if self._binary is None:
+            self._binary = _shared_binary() if output.shares and not output.embed else _Binary()
+        self._protect_sources(output, model, source, request, self._binary)
+        attributes: dict[str, int | str] = {
+            "embed_mode": int(output.embed),
+            "hardware_architecture": ",".join(request.architectures),
+            "onnx_model_filename": Path(source).name if request.source is None else request.source.file,
+        }
+        payloads: list[bytes] = []
+        names: list[str] = []
+        if output.embed:
+            if output.shares:
+                raise ContextError(
+                    "ep.context_embed_mode=1: sessions with ep.share_ep_contexts=1 write one file. Use mode 0"
+                )
+            for cluster in clusters:
+                writer = ContextWriter(kernel_library().get_many)
+                names.append(writer.add(cluster, request))
+                payloads.append(writer.to_bytes())
+        elif clusters:
+            path = output.binary_path(model, is_named=self._callbacks.writes)
+            file, names = self._binary.write(clusters, request, path, output.is_last, self._callbacks)
+            payloads = [file.encode()] * len(clusters)
+        self._written = [
+            (cluster, payload, {**attributes, "partition_name": name, "notes": f"{len(cluster.graph.nodes)} nodes"})
+            for cluster, payload, name in zip(clusters, payloads, names, strict=True)
+        ]
+
+    def _protect_sources(
+        self, output: ContextOutput, model: str, source: str, request: ContextRequest, binary: _Binary
+    ) -> None:
+        """Check that no file of the models that are compiled is overwritten.
+
+        ONNX Runtime may write a compiled model that has its weights over the model that it was made of.
+
+        Raises:
+            ContextError: it does.
+        """
+        compiled = output.compiled_path(model)
+        beside: dict[str, Path | None] = {"context file": None, "file of initializers": None}
+        if not output.embed and not self._callbacks.writes:
+            beside["context file"] = binary.path or output.binary_path(model)
+        if output.initializers_name and compiled is not None:
+            beside["file of initializers"] = compiled.parent / output.initializers_name
+        models = [Path(path) for path in (source, *self._sources.paths) if path]
+        external = self._sources.external_files(source)
+        if request.source is not None:
+            binary.weights += [*models, *request.source.model.external_files()]
+        everything = {"compiled model": compiled, **beside}
+        refuse_to_replace(everything, binary.weights, "which has weights that the compiled model does not store")
+        refuse_to_replace(everything, external, "which has external data of the model that is compiled")
+        refuse_to_replace(beside, models, "which is the model that is compiled")
+
+    def partition_name(self, fused: str) -> str:
+        """Return the name of a fused node's partition in the context."""
+        return (self.output.prefix if self.output is not None else "") + fused
+
+    def nodes(self) -> list[Any]:
+        """Return an ``OrtNode *`` for each cluster that was written, for ONNX Runtime to own.
+
+        Raises:
+            ContextError: a context is too large for a model.
+        """
+        assert self.output is not None
+        made: list[Any] = []
+        try:
+            for cluster, payload, attributes in self._written:
+                fused = cluster.name.removeprefix(self.output.prefix)
+                made.append(context_node(fused, cluster.inputs, cluster.outputs, payload, attributes))
+        except BaseException:
+            for node in made:
+                host.api().ReleaseNode(node)
+            raise
+        finally:
+            self._written = []
+        return made
+
+
+class _Binary:
+    """A context file of one session, or of a group of sessions. The first session of the group names it.
+
+    Attributes:
+        path: the file, None before anything is written.
+        weights: files with weights that the file does not store.
+    """
+
+    def __init__(self) -> None:
+        self._writer = ContextWriter(kernel_library().get_many)
+        self.path: Path | None = None
+        self.weights: list[Path] = []
+        self._lock = threading.Lock()
+
+    def write(
+        self,
+        clusters: Sequence[ContextCluster],
+        request: ContextRequest,
+        path: Path,
+        is_last: bool,
+        callbacks: ContextCallbacks,
+    ) -> tuple[str, list[str]]:
+        """Add clusters, and write all so far, because ONNX Runtime is about to free their constants.
+
+        If the application has a function that writes files, it gets the contents. Return the names of the file and of
+        the partitions.
+        """
+        with self._lock:
+            try:
+                self.path = self.path or path
+                if self.path.parent.resolve() != path.parent.resolve():
+                    raise ContextError(
+                        "models that share a context are written to one folder: that of the first is "
+                        f"{str(self.path.parent)!r}, not {str(path.parent)!r}"
+                    )
+                names = [self._writer.add(cluster, request) for cluster in clusters]
+                if callbacks.writes:
+                    callbacks.write(self.path.name, self._writer.detach())
+                else:
+                    self._writer.write(self.path)
+            except BaseException:
+                _end_group(self)  # the file may hold constants that are about to be freed
+                raise
+            if is_last:
+                _end_group(self)
+            return self.path.name, names
+
+
+_group: list[_Binary] = []
+"""The file of the sessions with ep.share_ep_contexts=1; empty before the first and after the last."""
+_group_lock = threading.Lock()
+
+
+def _shared_binary() -> _Binary:
+    with _group_lock:
+        if not _group:
+            _group.append(_Binary())
+        return _group[0]
+
+
+def _end_group(binary: _Binary) -> None:
+    with _group_lock:
+        if binary in _group:
+            _group.remove(binary)
+
+
+def request_of(
+    device: OpenDevice, properties: DeviceProperties, asked: Options, options: LoweringOptions
+) -> ContextRequest:
+    """Return the request for a context that the options of a session make."""
+    targets = [ContextTarget(device.target, properties)]
+    if asked.context_architectures:
+        for_gpus = any(not target.is_emulated for target in asked.context_architectures)
+        libraries = load_libraries() if for_gpus else frozenset()  # logs a warning for libraries that are missing
+        libraries -= frozenset() if asked.enable_cudnn else {"cudnn"}
+        targets = [
+            ContextTarget(
+                target,
+                emulated_properties()
+                if target.is_emulated
+                else DeviceProperties.gpu(target.compute_capability, libraries=libraries),
+            )
+            for target in asked.context_architectures
+        ]
+    shapes = [dict(alternative) for alternative in asked.context_shapes]
+    return ContextRequest(options, targets, shapes, asked.context_weightless)
+
+
+def give(nodes: Sequence[Any], ep_context_nodes: Any) -> None:
+    """Hands nodes to ONNX Runtime (``OrtNode **``, NULL where it wants none)."""
+    if ep_context_nodes != ffi.NULL:
+        for index, node in enumerate(nodes):
+            ep_context_nodes[index] = node

@@ -1,0 +1,118 @@
+"""Finds the source models of compiled models that store no weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...abi import host
+from ...abi.core import ffi
+from ...context.constants import Source
+from ...context.errors import ContextError
+from ...context.files import ModelFolder
+from ...context.source_model import SourceModel
+from ..session.model_paths import EXTERNAL_FOLDER
+
+BUFFER_SINCE = 29
+"""The version of ORT from which an application can give the source model as bytes."""
+WEIGHTLESS_ENTRIES = ("ep.enable_weightless", "ep.enable_weightless_ep_context_nodes", "ep.enable_weightless_mode")
+"""Session entries by which versions of ONNX Runtime ask for a compiled model without weights; "0" means no."""
+
+
+class SourceFinder:
+    """``entries`` are the session's entries, ``session_options`` its ``const OrtSessionOptions *``."""
+
+    def __init__(self, entries: Mapping[str, str], session_options: Any) -> None:
+        self._path = entries.get("ep.context_source_model_path", "")
+        self._folder = entries.get(EXTERNAL_FOLDER, "")
+        self._buffer = _buffer(session_options)  # the buffer lives as long as the session
+        self._found: dict[tuple[str, str], SourceModel] = {}
+
+    @property
+    def paths(self) -> list[str]:
+        """The source model that the application names, if it does."""
+        return [self._path] if self._path else []
+
+    def find(self, folder: ModelFolder | None, file: str) -> Source:
+        """Find the source model: the one that the application gives, else ``file`` in ``folder``.
+
+        Raises:
+            ContextError: it cannot be read, or nobody knows where it is.
+        """
+        key = (str(folder), file)
+        if key not in self._found:
+            self._found[key] = self._open(folder, file)
+        return Source(file, self._found[key])
+
+    def of_model(self, path: str, output_folder: Path | None) -> Source:
+        """Return the source that a compiled model in ``output_folder`` will look for. ``path`` is the model that is
+        compiled.
+
+        Raises:
+            ContextError: as `find`.
+        """
+        path = path or self._path
+        if not path:
+            if self._buffer is not None:
+                return self.find(None, "")
+            raise ContextError(
+                "the model comes from memory, and a compiled model without weights needs its source: set "
+                "ep.context_source_model_path to the model's path"
+            )
+        folder = ModelFolder.of(path)
+        # The compiled model finds its source by the name that it has beside it, and not by where links lead.
+        name = Path(os.path.realpath(folder.path)) / Path(path).name
+        if output_folder is not None and name.is_relative_to(output_folder.resolve()):
+            file = str(name.relative_to(output_folder.resolve()))
+        else:
+            file = name.name
+        subject = f"source model {path!r}"
+        data = folder.open(name.name, subject)
+        return Source(file, SourceModel(data, subject, self._external_folder(Path(path))))
+
+    def external_files(self, path: str) -> list[Path]:
+        """Return the files with external data of the model at ``path``, as far as they are known."""
+        if not path:
+            return []
+        try:
+            return self.of_model(path, None).model.external_files()
+        except ContextError:  # the model is in another format than ONNX, which has no external data
+            return []
+
+    def _open(self, folder: ModelFolder | None, file: str) -> SourceModel:
+        if self._buffer is not None:
+            return SourceModel(self._buffer, "the source model in memory", self._external_folder(None))
+        if self._path:
+            folder, file = ModelFolder.of(self._path), Path(self._path).name
+        subject = f"source model {file!r}"
+        if folder is None or not file:
+            raise ContextError(
+                f"the compiled model has no weights, and the place of its {subject} is not known: set "
+                "ep.context_source_model_path"
+            )
+        try:
+            data = folder.open(file, subject)
+        except ContextError as error:
+            raise ContextError(
+                f"{error}. The compiled model has no weights of its own; ep.context_source_model_path says where they "
+                "are"
+            ) from error
+        return SourceModel(data, subject, self._external_folder(folder.path / file))
+
+    def _external_folder(self, model: Path | None) -> ModelFolder | None:
+        """Return the folder of the external data of the source at ``model``; None if the model is in memory."""
+        beside = None if model is None else ModelFolder.of(model)
+        if self._folder:
+            return ModelFolder(Path(self._folder), Path(self._folder) if beside is None else beside.home)
+        return beside
+
+
+def _buffer(session_options: Any) -> memoryview | None:
+    """Return the source model that the application has in memory."""
+    if host.api_version() < BUFFER_SINCE:
+        return None
+    data, size = ffi.new("const void **"), ffi.new("size_t *")
+    host.check_status(host.ep_api().SessionOptionsGetWeightlessSourceModelBuffer(session_options, data, size))
+    return None if data[0] == ffi.NULL else memoryview(ffi.buffer(data[0], size[0])).toreadonly()

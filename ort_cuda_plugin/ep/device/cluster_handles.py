@@ -1,0 +1,117 @@
+"""Registers the kernels, weights and plans that an ``ocp_cluster`` refers to by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...abi.core import check, core, ffi, new_error
+from ...context.hashing import in_threads
+from ...model.ir import Constant
+from ...plan.format import Plan, encode
+from ...plan.tables import Precomputation, Weight
+from .open_device import LoadedKernel, OpenDevice
+
+
+def add_kernels(cluster: Any, kernels: Sequence[LoadedKernel]) -> None:
+    """Adds kernels, which the caller holds as long as the cluster exists."""
+    references = ffi.new("ocp_kernel_ref[]", len(kernels))
+    for reference, kernel in zip(references, kernels, strict=True):
+        reference.function = kernel.function
+        reference.name = kernel.name
+        reference.num_params, reference.params = len(kernel.params), kernel.params
+    error = new_error()
+    core().cluster_add_kernels(cluster, references, len(kernels), error)
+    check(error)
+
+
+def add_plan(cluster: Any, plan: Plan | bytes) -> None:
+    """Add a plan, or its encoded form, after everything that it refers to."""
+    blob = encode(plan) if isinstance(plan, Plan) else plan
+    error = new_error()
+    core().cluster_add_plan(cluster, ffi.from_buffer(blob), len(blob), error)
+    check(error)
+
+
+class NewWeights:
+    """Weights (``ocp_weight *``) that no cluster owns yet.
+
+    As a context manager it releases those that no cluster took. With ``are_stored`` the contents can be loaded again,
+    so that weights in a device layout leave host memory at once.
+    """
+
+    def __init__(self, device: OpenDevice, are_stored: bool = False) -> None:
+        self._device = device
+        self._are_stored = are_stored
+        self.pointers: list[Any] = []
+
+    def __enter__(self) -> NewWeights:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pointer in self.pointers:
+            core().weight_release(pointer)
+
+    def acquire_all(self, weights: Sequence[Weight]) -> list[Any]:
+        """Return weights with the contents of constants, and weights without contents for what a precomputation will
+        fill.
+        """
+
+        def acquire(weight: Weight) -> Any:
+            return self.acquire(weight) if isinstance(weight, Constant) else self.empty(weight.nbytes)
+
+        return in_threads(acquire, weights, sum(weight.nbytes for weight in weights))
+
+    def acquire(self, constant: Constant) -> Any:
+        """Return the weight of a constant, or the initial value of a state."""
+        array = np.ascontiguousarray(constant.array)
+        data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
+        acquire = core().weight_create_state if constant.is_state else core().weight_acquire
+        made = self._made(acquire, data, array.nbytes, f"a constant of {constant.dtype!r}{list(constant.shape)}")
+        if self._are_stored and constant.recipe is not None:
+            constant.drop()
+        return made
+
+    def empty(self, nbytes: int) -> Any:
+        """Return a weight without contents, which nobody else shares."""
+        return self._made(core().weight_create_state, ffi.NULL, nbytes, "a value computed from constants")
+
+    def _made(self, function: Any, data: Any, nbytes: int, subject: str) -> Any:
+        slot: Any = ffi.new("ocp_weight **")
+        error = new_error()
+        function(self._device.pointer, data, nbytes, slot, error)
+        check(error, subject)
+        self.pointers.append(slot[0])
+        return slot[0]
+
+    def give(self, cluster: Any, order: Sequence[Any]) -> None:
+        """Give the weights, in this order, to a cluster, which owns them from now on."""
+        error = new_error()
+        core().cluster_add_weights(cluster, ffi.new("ocp_weight *[]", order), len(order), error)
+        check(error)
+        self.pointers.clear()
+
+
+def precompute(
+    name: str, device: OpenDevice, program: Precomputation, kernels: Sequence[LoadedKernel], results: Sequence[Any]
+) -> None:
+    """Run a precomputation once, which fills the weights ``results``, and wait for it. ``kernels`` are its kernels.
+
+    Raises:
+        PluginError: memory did not suffice, or a kernel failed.
+    """
+    cluster = core().cluster_create(device.pointer, name.encode(), 0)
+    if cluster == ffi.NULL:
+        raise MemoryError(f"no memory for the constants of {name}")
+    try:
+        add_kernels(cluster, kernels)
+        with NewWeights(device) as weights:
+            weights.give(cluster, weights.acquire_all(program.weights))
+        add_plan(cluster, program.plan)
+        error = new_error()
+        core().cluster_precompute(cluster, ffi.new("ocp_weight *[]", results), len(results), error)
+        check(error)
+    finally:
+        core().cluster_release(cluster)

@@ -1,0 +1,74 @@
+"""Names under which ONNX Runtime may know the execution provider.
+
+The plugin may also take the name of the built-in CUDA execution provider, in hosts that lack that one. Applications
+that ask for that provider then run here unchanged.
+
+A registration of the library has one name: the one that `register` got, else the name of the registration if it is a
+provider's, else ``ORT_CUDA_PLUGIN_AS``, else the plugin's own.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from ...abi.core import core, ffi, new_error
+
+#: The name under which a plain registration offers the devices.
+AS_VARIABLE = "ORT_CUDA_PLUGIN_AS"
+
+#: Suffix of registration names that offer only the emulated devices (ORT's convention for virtual devices).
+VIRTUAL_SUFFIX = ".virtual"
+
+EP_NAME = "CudaPluginExecutionProvider"
+_NAMES = (EP_NAME, "CUDAExecutionProvider")
+
+
+class Identity(IntEnum):
+    """``ocp_identity`` of ``csrc_shim/base/host.h``."""
+
+    OWN = 0
+    CUDA = 1
+
+    @property
+    def ep_name(self) -> str:
+        """The name of the execution provider."""
+        return _NAMES[self]
+
+    @property
+    def session_prefix(self) -> str:
+        """Prefix of the session entries for the provider's options."""
+        return f"ep.{self.ep_name.lower()}."
+
+    @property
+    def environment_prefix(self) -> str:
+        """Prefix of the environment's entries for the provider's options."""
+        return f"ep_factory.{self.ep_name}."
+
+
+def is_our_name(ep_name: str) -> bool:
+    """Whether the library may offer devices under this name."""
+    return ep_name in _NAMES
+
+
+def identity_named(ep_name: str, source: str) -> Identity:
+    """Return the identity with that name. Errors name ``source`` as the origin of the name.
+
+    Raises:
+        ValueError: the library has no such name.
+    """
+    if ep_name not in _NAMES:
+        raise ValueError(f"{source}={ep_name!r}: use {' or '.join(_NAMES)}")
+    return Identity(_NAMES.index(ep_name))
+
+
+def default_identity() -> Identity:
+    """Return the identity that ``ORT_CUDA_PLUGIN_AS`` names, else the plugin's own.
+
+    Raises:
+        ValueError: the variable holds another name.
+    """
+    error = new_error()
+    identity = core().default_identity(error)
+    if error.code:
+        raise ValueError(ffi.string(error.text).decode(errors="replace"))
+    return Identity(identity)

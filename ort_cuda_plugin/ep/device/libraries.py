@@ -1,0 +1,86 @@
+"""Finds and loads vendor libraries: cuBLASLt and cuDNN."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ...abi.core import core, ffi, new_error
+from ...compiler.toolchain import version_of
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library by its number in ``ocp_library_id``, its name in `DeviceProperties.libraries`, and its file names."""
+
+    number: int
+    name: str
+    files: tuple[str, ...]
+    package: str
+
+
+LIBRARIES = (
+    Library(0, "cublaslt", ("libcublasLt.so.13", "libcublasLt.so.12"), "nvidia-cublas"),
+    Library(1, "cudnn", ("libcudnn.so.9",), "nvidia-cudnn-cu13"),
+)
+
+
+def candidates(library: Library, site_packages: Path) -> Iterator[str]:
+    """Return the paths to try for a library, best first: pip's NVIDIA packages, then the system's loader."""
+    for file in library.files:
+        yield from map(str, sorted(site_packages.glob(f"nvidia/*/lib/{file}")))
+    yield from library.files
+
+
+@dataclass(frozen=True)
+class LibraryPlace:
+    """Location of a library: a path, or a name that the system's loader resolves. "" if it was not found; ``why`` says
+    why.
+    """
+
+    path: str
+    why: str = ""
+
+
+@cache
+def library_places() -> dict[str, LibraryPlace]:
+    """Open the installed libraries. Return their locations by name."""
+    return {library.name: _opened(library) for library in LIBRARIES}
+
+
+@cache
+def load_libraries() -> frozenset[str]:
+    """Return the names of the libraries that work, and warn about the others, without which a GPU runs the plugin's own
+    kernels.
+    """
+    for name, place in library_places().items():
+        if not place.path:
+            logger.warning(
+                "%s is not used: %s. Kernels of this package take its place, which can be slower; "
+                '`pip install "ort-cuda-plugin[libs]"` brings it',
+                name,
+                place.why,
+            )
+    return frozenset(name for name, place in library_places().items() if place.path)
+
+
+def _opened(library: Library) -> LibraryPlace:
+    reasons = []
+    for path in candidates(library, Path(sysconfig.get_paths()["purelib"])):
+        error = new_error()
+        if core().library_load(library.number, os.fsencode(path), error) == 0:
+            return LibraryPlace(path)
+        reasons.append(ffi.string(error.text).decode(errors="replace"))
+    return LibraryPlace("", "; ".join(reasons))
+
+
+def library_versions(names: frozenset[str]) -> dict[str, str]:
+    """Return the versions of the libraries' packages, "absent" for a library from elsewhere."""
+    return {library.name: version_of(library.package) for library in LIBRARIES if library.name in names}

@@ -1,0 +1,89 @@
+"""Times programs on a session's device, so that the autotuner can choose the fastest."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+from ...abi.core import PluginError, check, core, ffi, new_error
+from ...clusters.cluster import Variant
+from ...clusters.tuning import MeasuringTuner
+from ...compiler.kernel import KernelSpec
+from ...compiler.timing_cache import device_identity, timing_cache
+from ...compiler.toolchain import host_cpu, joined_digest
+from ...program.lowering.context import DeviceProperties
+from .device_cluster import DeviceCluster
+from .devices import DriverError
+from .libraries import library_versions
+from .open_device import OpenDevice, kernel_library
+
+logger = logging.getLogger("ort_cuda_plugin")
+
+
+def tuner_of(device: OpenDevice, properties: DeviceProperties) -> MeasuringTuner:
+    """Return the autotuner of a device, with the times in the user's cache."""
+    info = device.info
+    versions = {"driver": info.driver_version, **library_versions(properties.libraries)}
+    if info.emulated:
+        versions |= {"CPU": joined_digest(host_cpu())[:16], "kernels": device.target.arch}
+    identity = device_identity(info.name, properties.compute_capability, properties.multiprocessors, versions)
+    if info.emulated and not properties.emulated:
+        identity += ", with the kernels of a GPU"
+    return MeasuringTuner(timing_cache(), identity, lambda programs: measure(device, programs))
+
+
+def measure(device: OpenDevice, programs: Sequence[Variant]) -> list[float | None]:
+    """Return the median seconds of a Run of each program; infinity if a kernel does not compile.
+
+    None stands for a program that failed for now, as for lack of memory, and may run another time.
+    """
+    specs = dict.fromkeys(spec for program in programs for spec in _kernels(program))
+    try:
+        kernel_library().get_many(
+            list(specs), device.target
+        )  # compiles in parallel; a kernel that fails here fails again below, by itself
+    except Exception as error:
+        logger.info("kernels to be measured: %s", error)
+    return [_measure(device, program) for program in programs]
+
+
+def _kernels(program: Variant) -> list[KernelSpec]:
+    return [*program.kernels, *(kernel for each in program.precomputations for kernel in each.kernels)]
+
+
+def _measure(device: OpenDevice, program: Variant) -> float | None:
+    try:
+        kernel_library().get_many(_kernels(program), device.target)
+    except Exception as error:
+        logger.warning("a kernel that was to be measured does not compile: %s", error)
+        return math.inf
+    try:
+        cluster = DeviceCluster("measurement", device)
+        try:
+            cluster.add(program, _Unnoted())
+            seconds, failed = ffi.new("double *"), new_error()
+            core().cluster_measure(cluster.pointer, seconds, failed)
+            check(failed)
+            return float(seconds[0]) or None
+        finally:
+            cluster.close()
+    except (PluginError, DriverError, MemoryError) as error:
+        logger.warning("a kernel could not be measured: %s", error)
+        return None
+
+
+class _Unnoted:
+    """`Notes` of a cluster that gets a single variant, after which nothing refers to what was added."""
+
+    def kernels_added(self, variant: Variant) -> None:
+        """Do nothing: no other variant follows."""
+
+    def problems_added(self, variant: Variant) -> None:
+        """Do nothing."""
+
+    def callbacks_added(self, variant: Variant) -> None:
+        """Do nothing."""
+
+    def weights_added(self, variant: Variant) -> None:
+        """Do nothing."""

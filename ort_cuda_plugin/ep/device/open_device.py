@@ -1,0 +1,196 @@
+"""An opened device: its C object, its properties for lowering, and the modules loaded on it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from ...abi import host
+from ...abi.core import check, core, driver_error_text, ffi, lib, new_error
+from ...compiler.kernel import KernelSpec
+from ...compiler.kernel_library import KernelLibrary
+from ...compiler.shared_memory import declared_bytes, may_ask_in_launch
+from ...compiler.targets import BuiltKernel, KernelImage, Target
+from ...plan.format import param_kind
+from ...program.lowering.context import DeviceProperties
+from .devices import DeviceInfo, DriverError, emulated_properties, open_device
+from .libraries import load_libraries
+
+#: Bytes of shared memory that a block can have without an opt-in.
+_DEFAULT_SHARED_BYTES = 48 * 1024
+
+
+def target_of(info: DeviceInfo) -> Target:
+    """Return the compilation target of a device. The emulated device's checking mode needs kernels of its own."""
+    if not info.emulated:
+        return Target.cuda(*info.compute_capability)
+    config = ffi.new("ocp_emu_config *")
+    core().emu_get_config(config)
+    return Target.emulated(check=bool(config.check))
+
+
+class LoadedKernel:
+    """A kernel's module on a device. The clusters that use it share it; the last one unloads it."""
+
+    def __init__(self, module: Any, function: Any, name: str, spec: KernelSpec) -> None:
+        self.module = module
+        self.function = function
+        self.name = ffi.new("char[]", name.encode())
+        self.params = ffi.new("uint8_t[]", [param_kind(entry) for entry in spec.signature])
+        self.users = 0
+
+
+class OpenDevice:
+    """A device that sessions run on; one object per device and process. Thread safe."""
+
+    def __init__(self, info: DeviceInfo) -> None:
+        self.info = info
+        self.pointer = open_device(info)
+        self.driver = core().driver_emulator() if info.emulated else core().driver_cuda(ffi.new("const char **"))
+        self._loaded: dict[KernelSpec, LoadedKernel] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def target(self) -> Target:
+        """The compilation target."""
+        return target_of(self.info)
+
+    def properties(self) -> DeviceProperties:
+        """The properties on which lowering may depend."""
+        if self.info.emulated:
+            return emulated_properties()
+        return DeviceProperties.gpu(self.info.compute_capability, self.info.multiprocessors, load_libraries())
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Make the device's context current on this thread for the block, and restore the caller's afterwards.
+
+        Raises:
+            PluginError: the device is lost, or this is a forked child.
+        """
+        error, stay = new_error(), ffi.new("ocp_stay *")
+        core().device_enter(self.pointer, stay, error)
+        check(error)
+        try:
+            yield
+        finally:
+            core().device_leave(stay)
+
+    def acquire_kernels(self, specs: Sequence[KernelSpec]) -> list[LoadedKernel]:
+        """Compile and load the kernels of ``specs``, and hold them until `release_kernels`.
+
+        Raises:
+            KernelCompileError: one does not compile.
+            DriverError: the device does not take one.
+        """
+        compiled = [spec for spec in specs if not isinstance(spec, BuiltKernel)]
+        images = dict(zip(compiled, kernel_library().get_many(compiled, self.target), strict=True))
+        images.update((spec, spec.image) for spec in specs if isinstance(spec, BuiltKernel))
+        held: list[LoadedKernel] = []
+        try:
+            with self.entered(), self._lock:
+                for spec in specs:
+                    kernel = self._loaded.get(spec)
+                    if kernel is None:
+                        kernel = self._loaded[spec] = self._load(images[spec], spec)
+                    kernel.users += 1
+                    held.append(kernel)
+        except BaseException:
+            self.release_kernels(held)
+            raise
+        return held
+
+    def release_kernels(self, kernels: Sequence[LoadedKernel]) -> None:
+        """Release kernels of `acquire_kernels`. None of them may be running."""
+        unused = []
+        with self._lock:
+            for kernel in kernels:
+                kernel.users -= 1
+                if kernel.users == 0:
+                    unused.append(kernel)
+            for spec in [spec for spec, kernel in self._loaded.items() if kernel.users == 0]:
+                del self._loaded[spec]
+        stay = ffi.new("ocp_stay *")
+        if unused and core().device_enter_to_release(self.pointer, stay):
+            for kernel in unused:
+                self.driver.ModuleUnload(kernel.module)
+            core().device_leave(stay)
+
+    def synchronize(self) -> None:
+        """Wait for all work on the device.
+
+        Raises:
+            PluginError: the device is lost, or this is a forked child.
+            DriverError: work failed.
+        """
+        with self.entered():
+            self._check(self.driver.CtxSynchronize(), "cuCtxSynchronize", self.info.name)
+
+    def read(self, address: int, data: bytearray) -> None:
+        """Copy device memory at ``address`` to ``data``. No pending work may write there.
+
+        Raises:
+            DriverError: the copy failed.
+        """
+        if not data:
+            return
+        with self.entered():
+            buffer = ffi.from_buffer(data)
+            self._check(self.driver.MemcpyDtoHAsync(buffer, address, len(data), ffi.NULL), "cuMemcpyDtoH", "weights")
+            self._check(self.driver.StreamSynchronize(ffi.NULL), "cuStreamSynchronize", "weights")
+
+    def _load(self, image: KernelImage, spec: KernelSpec) -> LoadedKernel:
+        module, function = ffi.new("CUmodule *"), ffi.new("CUfunction *")
+        kernel = f"kernel {image.entry}"
+        data = ffi.from_buffer(image.data)
+        result = self.driver.ModuleLoadData(module, data, len(image.data))
+        if result == lib.CUDA_ERROR_OUT_OF_MEMORY and core().device_trim(
+            self.pointer
+        ):  # memory that the arena does not use
+            result = self.driver.ModuleLoadData(module, data, len(image.data))
+        self._check(result, "cuModuleLoadData", kernel)
+        try:
+            name = image.entry.encode()
+            self._check(self.driver.ModuleGetFunction(function, module[0], name), "cuModuleGetFunction", kernel)
+            dynamic = self.info.max_shared_bytes - declared_bytes(image)
+            if may_ask_in_launch(spec) and dynamic > _DEFAULT_SHARED_BYTES:
+                attribute = lib.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                result = self.driver.FuncSetAttribute(function[0], attribute, dynamic)
+                self._check(result, "cuFuncSetAttribute", kernel)
+        except BaseException:
+            self.driver.ModuleUnload(module[0])
+            raise
+        return LoadedKernel(module[0], function[0], image.entry, spec)
+
+    def _check(self, result: int, call: str, subject: str) -> None:
+        if result != lib.CUDA_SUCCESS:
+            raise DriverError(f"{call} failed for {subject}: {driver_error_text(self.driver, result)}")
+
+
+@cache
+def kernel_library() -> KernelLibrary:
+    """Return the process's kernel library. ONNX Runtime's log says at level INFO which kernels it compiles."""
+    library = KernelLibrary()
+    library.log = lambda line: host.log("INFO", line)
+    return library
+
+
+_open: dict[tuple[bool, int], OpenDevice] = {}
+_open_lock = threading.Lock()
+
+
+def use_device(info: DeviceInfo) -> OpenDevice:
+    """Return the open device of ``info``, and open it on first use.
+
+    Raises:
+        PluginError: it does not exist or cannot be opened.
+    """
+    key = (info.emulated, info.ordinal)
+    with _open_lock:
+        device = _open.get(key)
+        if device is None or device.info != info:  # the emulator may have got another configuration since
+            device = _open[key] = OpenDevice(info)
+        return device

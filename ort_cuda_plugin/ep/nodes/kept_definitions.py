@@ -1,0 +1,70 @@
+"""Cache of kernel definitions on disk, so that a first session need not import every operator."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...abi import host
+from ...compiler.toolchain import joined_digest, sources_digest
+from ...model.ir import DType
+from ...ops.kernel_definitions import KernelDefinition
+from ..device.open_device import kernel_library
+
+PACKAGE = Path(__file__).parent.parent
+SOURCES = ("model/ir.py", "model/ort_schema.py", "ep/nodes/kept_definitions.py")
+"""Modules other than ``ops`` on which definitions depend."""
+
+
+def kept() -> tuple[list[KernelDefinition], list[str]] | None:
+    """Return the stored definitions for this ONNX Runtime and this plugin, with the faults of the operator table; None
+    if none are stored.
+
+    None if none are stored.
+    """
+    data = kernel_library().cache.read_file(_name())
+    try:
+        made_by, lists, rows, mismatches = json.loads(data or b"null")
+        if made_by != _made_by():
+            return None
+        dtypes = [tuple(map(DType, numbers)) for numbers in lists]
+        return [_definition(row, dtypes) for row in rows], list(map(str, mismatches))
+    except (TypeError, ValueError, LookupError, RecursionError):
+        return None
+
+
+def keep(definitions: Sequence[KernelDefinition], mismatches: Sequence[str]) -> None:
+    """Store definitions and faults for later processes."""
+    lists = list(dict.fromkeys(dtypes for each in definitions for dtypes in each.types.values()))
+    numbers = {dtypes: number for number, dtypes in enumerate(lists)}
+    rows = [
+        asdict(each) | {"types": {name: numbers[dtypes] for name, dtypes in each.types.items()}} for each in definitions
+    ]
+    values = [[dtype.onnx for dtype in dtypes] for dtypes in lists]
+    kernel_library().cache.write_file(_name(), json.dumps([_made_by(), values, rows, list(mismatches)]).encode())
+
+
+def _definition(row: Any, lists: Sequence[tuple[DType, ...]]) -> KernelDefinition:
+    """``lists`` are the element types of constraints; most have the same as others."""
+    row["types"] = {name: lists[number] for name, number in row["types"].items()}
+    row["host_inputs"], row["host_outputs"] = tuple(row["host_inputs"]), tuple(row["host_outputs"])
+    return KernelDefinition(**row)
+
+
+def _name() -> str:
+    """Return the name of the file: one for each ONNX Runtime, which another version of the plugin overwrites."""
+    return f"definitions-{joined_digest(*_host())[:16]}.json"
+
+
+def _made_by() -> str:
+    operators = sorted(f"ops/{name}" for name in os.listdir(PACKAGE / "ops") if name.endswith(".py"))
+    return joined_digest(*_host(), sources_digest((*SOURCES, *operators)))
+
+
+def _host() -> tuple[str, str]:
+    api = host.api()
+    return f"{host.api_version()} {host.host_version()}", host.text(api.GetBuildInfoString())

@@ -1,0 +1,137 @@
+"""Readers of option values: each turns text into a value, or raises ValueError with what to use instead."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...compiler.targets import Target
+from ...compiler.toolchain import OF_EVERY_TOOLKIT
+
+_PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
+
+LOG_LEVELS = ("VERBOSE", "INFO", "WARNING", "ERROR", "FATAL")
+ALGORITHM_SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")  # in the order of ORT's numbers
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A function that reads a value, and the values that it takes, as documents say it in Markdown."""
+
+    read: Callable[[str], Any]
+    takes: str
+
+    def __call__(self, text: str) -> Any:
+        """Return the value. Raises ValueError, which says what to use instead."""
+        return self.read(text)
+
+
+def _flag(text: str) -> bool:
+    if text.strip().lower() in ("1", "true"):
+        return True
+    if text.strip().lower() in ("0", "false"):
+        return False
+    raise ValueError("use 1 or 0")
+
+
+def _architectures(text: str) -> tuple[Target, ...]:
+    targets = []
+    for name in dict.fromkeys(part.strip() for part in text.split(",")):
+        match = re.fullmatch(r"sm_(\d+)(\d)", name)
+        if match is None and name != "emulated":
+            raise ValueError("use names such as sm_90, and emulated, with commas between them")
+        if match and (int(match[1]), int(match[2])) < OF_EVERY_TOOLKIT[0]:
+            oldest = "sm_{}{}".format(*OF_EVERY_TOOLKIT[0])
+            raise ValueError(f"CUDA 13 does not compile for {name}: use {oldest} or a newer one")
+        targets.append(Target.cuda(int(match[1]), int(match[2])) if match else Target.emulated())
+    return tuple(targets)
+
+
+InputShapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""Names of inputs, each with its shape."""
+
+
+def _shapes(text: str) -> tuple[InputShapes, ...]:
+    alternatives = []
+    for alternative in text.split(";"):
+        found = []
+        for given in alternative.split(","):
+            name, _, dims = given.strip().rpartition("=")
+            if not name or not re.fullmatch(r"\d{1,12}(x\d{1,12})*|", dims):
+                raise ValueError("use NAME=1x3x224x224, a comma before the next input, a semicolon before other shapes")
+            found.append((name, tuple(int(dim) for dim in dims.split("x") if dim)))
+        alternatives.append(tuple(found))
+    return tuple(alternatives)
+
+
+def _ordinal(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError("use a CUDA ordinal: 0, 1, ...")
+    return int(text)
+
+
+def _folder(text: str) -> str:
+    if not os.path.isdir(text):
+        raise ValueError("use a folder that exists")
+    return os.path.abspath(text)
+
+
+def _stream(text: str) -> int:
+    try:
+        address = int(text, 0)
+    except ValueError:
+        address = -1
+    if not 0 <= address < 2**64:
+        raise ValueError("use the address of a cudaStream_t as an integer; 0 is the default stream")
+    if address == _PER_THREAD_STREAM:
+        raise ValueError("each thread has a different per-thread default stream; create a stream")
+    return address
+
+
+def name_or_number(names: tuple[str, ...]) -> Reader:
+    """One of ``names`` in any case, or its index among them."""
+    choices = ", ".join(f"{name} ({number})" for number, name in enumerate(names))
+
+    def parse_name(text: str) -> str:
+        wanted = text.strip().upper()
+        if wanted.isdecimal() and int(wanted) < len(names):
+            return names[int(wanted)]
+        if wanted not in names:
+            raise ValueError(f"use one of {choices}")
+        return wanted
+
+    return Reader(parse_name, choices)
+
+
+def count(least: int, most: int) -> Reader:
+    """An integer from ``least`` to ``most``."""
+
+    def parse_count(text: str) -> int:
+        digits = text.strip()
+        if not digits.removeprefix("-").isdecimal() or not least <= int(digits) <= most:
+            raise ValueError(f"use a number from {least} to {most}")
+        return int(digits)
+
+    return Reader(parse_count, f"{least} to {most}" if most < 2**31 - 1 else f"a number from {least}")
+
+
+def _no_function(text: str) -> None:
+    """The address of an allocation function of the application, which must be 0."""
+    if text.strip() not in ("", "0"):
+        raise ValueError(
+            "device memory comes from the plugin's arena only; leave it out or use 0 (arena.use_cuda_mempool=1 takes "
+            "memory from CUDA's pool instead, gpu_mem_limit limits it)"
+        )
+
+
+FLAG = Reader(_flag, "0, 1")
+ORDINAL = Reader(_ordinal, "0, 1, ...")
+COUNT = count(0, 2**31 - 1)
+STREAM = Reader(_stream, "an address")
+FOLDER = Reader(_folder, "a folder")
+ARCHITECTURES = Reader(_architectures, "`sm_80,sm_90,emulated`")
+SHAPES = Reader(_shapes, "`x=1x3x224x224,y=8`, and `;` before further shapes")
+NO_FUNCTION = Reader(_no_function, "0")

@@ -1,0 +1,40 @@
+"""Layering rules: session entries by which ONNX Runtime assigns nodes to devices before it asks providers.
+
+A rule is ``device(pattern, ...)``; semicolons separate rules. A provider sees the nodes that no rule assigns to another
+provider.
+
+ONNX Runtime can fuse nodes of such a subgraph only if no value crosses its border; otherwise an assertion fails, and
+the session with it. A provider cannot see the border. So if a rule may assign nodes to another provider, the plugin
+claims each of its nodes by itself, and ONNX Runtime runs it by a kernel of the registry: a node of the operator table,
+of a custom operator, or of a compiled model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..device.devices import DeviceInfo
+from ..device.identity import Identity
+
+#: Rules match the metadata ``layer_ann`` of nodes, or from ONNX Runtime 1.28 the names of nodes.
+NAMES_SINCE = 28
+KEYS = ("session.layer_assignment_settings", "session.name_based_layer_assignment")
+
+#: "cuda" means the provider of that name, in later versions also its plugin, and nothing else.
+_ANY_GPU = ("gpu", "gpu:nvidia", "accelerator", "cuda")
+
+
+def rules_of_others(entries: Mapping[str, str], identity: Identity, device: DeviceInfo, host_version: int) -> str:
+    """Return the devices of rules that may assign nodes to another provider, as text; "" for none.
+
+    ``host_version`` is the N of ONNX Runtime 1.N, which ignores the entries that it does not know.
+    """
+    ours = {*_ANY_GPU, f"gpu:{device.ordinal}", identity.ep_name.lower()}
+    rules = [
+        rule
+        for key in (KEYS if host_version >= NAMES_SINCE else KEYS[:1])
+        for rule in entries.get(key, "").split(";")
+        if rule.strip()
+    ]
+    devices = [rule.partition("(")[0].strip() for rule in rules]
+    return ", ".join(dict.fromkeys(name for name in devices if name.lower() not in ours))

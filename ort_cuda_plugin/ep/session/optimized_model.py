@@ -1,0 +1,50 @@
+"""Detects whether a session writes its optimized model to a file, because ONNX Runtime cannot write fused nodes.
+
+The C API sets the path and has no function that gets it. So the plugin finds the field in memory: it sets a marker path
+in options of its own through the API, and searches for it. Nothing is read from an offset that was not found so.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+from ...abi import host
+from ...abi.core import ffi
+from ...model.ort_calls import OrtCalls
+
+_MARK: Final = b"/a path that nobody would choose, longer than what a string keeps inside itself"
+_SEARCHED_WORDS: Final = 8
+"""Words to search: the path is among the first members, and the whole structure is far larger."""
+
+
+def writes_optimized_model(session_options: Any) -> bool:
+    """Whether ``session_options`` (``const OrtSessionOptions *``) has an ``optimized_model_filepath``.
+
+    False as well where this ORT stores it in another way than as a std::string of libstdc++.
+    """
+    place = _place_of_path()
+    return place is not None and _words(session_options)[place + 1] != 0
+
+
+def _words(session_options: Any) -> list[int]:
+    return list(ffi.cast("const uint64_t *", session_options)[0 : _SEARCHED_WORDS + 1])
+
+
+@cache
+def _place_of_path() -> int | None:
+    """Return the index of the word where the string begins; its address and length follow each other."""
+    ort = OrtCalls(host.api())
+    plain = ort.out("CreateSessionOptions", "OrtSessionOptions *")
+    marked = ort.out("CreateSessionOptions", "OrtSessionOptions *")
+    try:
+        ort.call("SetOptimizedModelFilePath", marked, _MARK)
+        before, after = _words(plain), _words(marked)
+        for place in range(_SEARCHED_WORDS):
+            is_length = before[place + 1] == 0 and after[place + 1] == len(_MARK)
+            if is_length and ffi.buffer(ffi.cast("const char *", after[place]), len(_MARK))[:] == _MARK:
+                return place
+        return None
+    finally:
+        ort.api.ReleaseSessionOptions(plain)
+        ort.api.ReleaseSessionOptions(marked)
