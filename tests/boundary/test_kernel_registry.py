@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -285,3 +286,10 @@ def test_definitions_are_kept_for_later_processes(monkeypatch: pytest.MonkeyPatc
         assert kept_definitions.kept() is None
     path.write_text(text)
     assert kept_definitions.kept() == (definitions, ["what is wrong"])
+
+
+def test_kept_definitions_depend_on_every_module_that_declares_operators() -> None:
+    declaring = {
+        f"{inspect.unwrap(entry.function).__module__.partition('.')[2].replace('.', '/')}.py" for entry in operators()
+    }
+    assert declaring - set(kept_definitions.operator_sources()) == set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,14 +14,13 @@ from ...model.ir import DType
 from ...ops.kernel_definitions import KernelDefinition
 from ..device.open_device import kernel_library
 
-PACKAGE = Path(__file__).parent.parent
+PACKAGE = Path(__file__).parents[2]
 SOURCES = ("model/ir.py", "model/ort_schema.py", "ep/nodes/kept_definitions.py")
 """Modules other than ``ops`` on which definitions depend."""
 
 
 def kept() -> tuple[list[KernelDefinition], list[str]] | None:
-    """Return the stored definitions for this ONNX Runtime and this plugin, with the faults of the operator table; None
-    if none are stored.
+    """Return the stored definitions for this ONNX Runtime and this plugin, with the faults of the operator table.
 
     None if none are stored.
     """
@@ -61,8 +59,12 @@ def _name() -> str:
 
 
 def _made_by() -> str:
-    operators = sorted(f"ops/{name}" for name in os.listdir(PACKAGE / "ops") if name.endswith(".py"))
-    return joined_digest(*_host(), sources_digest((*SOURCES, *operators)))
+    return joined_digest(*_host(), sources_digest((*SOURCES, *operator_sources())))
+
+
+def operator_sources() -> list[str]:
+    """The modules of ``ops`` and of its subfolders, which declare the operators."""
+    return sorted(path.relative_to(PACKAGE).as_posix() for path in (PACKAGE / "ops").rglob("*.py"))
 
 
 def _host() -> tuple[str, str]:
