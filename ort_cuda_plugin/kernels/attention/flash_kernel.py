@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..codegen.simt_fragments import Element, indented, log2
+from ..codegen.simt_fragments import Element, indented, log2, thread_tile
 from ..codegen.source import text_property
-from .multi_pass import AttentionKernel, thread_place
+from .multi_pass import AttentionKernel
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class StreamKernel(AttentionKernel):
     def scale(self) -> list[str]:
         tile = self.form.result
         return [
-            *thread_place(tile),
+            *thread_tile(tile),
             f"scale_tile_f32(result_sums, factors, int64(thread_row), {tile.thread_m}, {tile.thread_n})",
         ]
 

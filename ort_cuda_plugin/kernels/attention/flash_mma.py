@@ -12,8 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..codegen.block_mapping import batch_offsets
 from ..codegen.epilogue import RowPlace
-from ..codegen.simt_fragments import batch_offsets, indented, log2
+from ..codegen.simt_fragments import indented, log2
 from ..codegen.source import text_property
 from .flash_mma_shapes import MATRIX_ROWS
 from .flash_mma_tiles import StreamTiles
@@ -109,7 +110,7 @@ class MatrixStreamKernel(StreamTiles):
             f"row0 = int32((block - batch * row_blocks) * {form.m})",
             "column0 = int32(0)",
             "thread = int32(cuda.threadIdx.x)",
-            *batch_offsets("abc", "start", self.batch_rank, "quotient_i32(digits, batch{i}_divisor)").splitlines(),
+            *batch_offsets("abc", "start", self.batch_rank, "quotient_i32(digits, batch{i}_divisor)").lines,
         ]
 
     def prologue(self) -> list[str]:

@@ -20,18 +20,19 @@ from ...program.lowering.shapes import broadcast_strides, collapse
 from ...program.steps.row_program import Stage, Values, grouped_stages
 from ...program.steps.steps import Attend, Map
 from ...program.steps.trace import Use
+from ..codegen.block_mapping import batch_offsets, tile_of_block
 from ..codegen.epilogue import Axes, Epilogue, Terms, count_along, make_epilogue, sum_text
 from ..codegen.launch_geometry import index_type, reach
 from ..codegen.simt_fragments import (
     Element,
     Operand,
     Tile,
-    batch_offsets,
     fill_matrix,
     indented,
     log2,
     pipeline,
     store_tile,
+    thread_tile,
 )
 from ..codegen.source import Emitter, KernelBuilder, Parameters, load_text, offset_text, register_type, text_property
 from ..gemm.dispatch import add_batch, batch_strides, contiguous_axis
@@ -234,16 +235,10 @@ class AttentionKernel:
         """What the block computes, and its thread."""
         form = self.form
         return [
-            f"tiles_d = int32((d + {form.width - 1}) >> {log2(form.width)})",
-            f"tiles_m = int32((m + {form.m - 1}) >> {log2(form.m)})",
+            *tile_of_block(form.m, form.width, "m", "d").lines,
             f"tiles = int32((n + {form.keys - 1}) >> {log2(form.keys)})",
-            "block = int32(cuda.blockIdx.x)",
-            "rest = int32(block // tiles_d)",
-            f"column0 = int32((block - rest * tiles_d) * {form.width})",
-            "batch = int32(rest // tiles_m)",
-            f"row0 = int32((rest - batch * tiles_m) * {form.m})",
             "thread = int32(cuda.threadIdx.x)",
-            *batch_offsets("abc", "start", self.batch_rank).splitlines(),
+            *batch_offsets("abc", "start", self.batch_rank).lines,
         ]
 
     def scores(self) -> list[str]:
@@ -259,10 +254,10 @@ class AttentionKernel:
         return [
             "a_base = b_start",
             "b_base = a_start",
-            *thread_place(tile),
+            *thread_tile(tile),
             f"clear_f32(score_sums, {tile.thread_m * tile.thread_n})",
             "sums = score_sums",
-            *pipeline(tile, "float32", "\n".join(fill)).splitlines(),
+            *pipeline(tile, "float32", "\n".join(fill)).lines,
             f"to = int64(int32(at_tile + thread_row * {form.pitch} + thread_column))",
             f"store_tile_f32(score_t, to, {form.pitch}, score_sums, {tile.thread_m}, {tile.thread_n})",
             "cuda.syncthreads()",
@@ -368,7 +363,7 @@ class AttentionKernel:
             f"    at_b += {tile.b_pitch}",
         ]
         return [
-            *thread_place(tile),
+            *thread_tile(tile),
             "left = int32(n - key0)",
             f"b_base = c_start + int64({self.index_type}(key0 * {self._stride('c_n')}))",
             f"pieces = int32((min(left, int32({form.keys})) + {tile.k - 1}) >> {log2(tile.k)})",
@@ -388,14 +383,7 @@ class AttentionKernel:
     def store(self) -> list[str]:
         tile = self.form.result
         stored = store_tile(tile, "m", "d", Element("f32"), self.epilogue)
-        return [*thread_place(tile), "sums = result_sums", "cuda.syncthreads()", *stored.splitlines()]
-
-
-def thread_place(tile: Tile) -> list[str]:
-    return [
-        f"thread_row = int32((thread >> {log2(tile.columns)}) * {tile.thread_m})",
-        f"thread_column = int32((thread & {tile.columns - 1}) * {tile.thread_n})",
-    ]
+        return [*thread_tile(tile), "sums = result_sums", "cuda.syncthreads()", *stored.lines]
 
 
 def _form(ctx: Lowering, step: Attend) -> Form:

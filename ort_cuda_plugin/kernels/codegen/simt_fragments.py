@@ -13,9 +13,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...model.ir import DType
 from .epilogue import Epilogue
-from .source import register_type
+from .fragment import Fragment
 
 CHUNK = 4
 """Consecutive elements that one thread stores at a time."""
@@ -126,11 +125,6 @@ def indent(text: str, levels: int) -> str:
     return textwrap.indent(textwrap.dedent(text).strip("\n"), "    " * levels)
 
 
-def joined(fragments: Iterable[str]) -> str:
-    """The body of a kernel that is made of these fragments."""
-    return "\n".join(indent(fragment, 1) for fragment in fragments)
-
-
 def log2(value: int) -> int:
     """Raises ValueError unless value is a power of two."""
     if value <= 0 or value & (value - 1):
@@ -143,30 +137,7 @@ def suffix(accumulator: str) -> str:
     return accumulator.replace("float", "f").replace("uint", "u").replace("int", "i")
 
 
-def element_number(index: DType) -> str:
-    """One thread per element in blocks of `THREADS`: ``number``, below ``count``, both of the index type."""
-    place = register_type(index)
-    return f"""
-    number = {place}({place}(cuda.blockIdx.x) * {THREADS} + cuda.threadIdx.x)
-    if number >= count:
-        return
-    """
-
-
-def batch_offsets(operands: str, name: str, rank: int, quotient: str = "int32(digits // batch{i})") -> str:
-    """Decodes ``batch`` of ``rank`` dimensions, last first, into an offset ``<operand>_<name>`` of each operand.
-
-    ``quotient`` divides the number ``digits`` by the size of dimension i.
-    """
-    lines = [*(f"{x}_{name} = int64(0)" for x in operands), "digits = batch"]
-    for i in reversed(range(1, rank)):
-        lines += [f"quotient = {quotient.format(i=i)}", f"digit = int64(digits - quotient * batch{i})"]
-        lines += [f"{x}_{name} += digit * {x}_batch{i}" for x in operands]
-        lines.append("digits = quotient")
-    return "\n".join([*lines, *(f"{x}_{name} += int64(digits) * {x}_batch0" for x in operands)])
-
-
-def declare(tile: Tile, accumulator: str) -> str:
+def declare(tile: Tile, accumulator: str) -> Fragment:
     """Shared memory, the thread's place in the block, and accumulators of 0.
 
     ``tile_c`` holds the operands' tiles, [2][k][m] of a and then [2][k][n] of b, and at last the result's, [m][n].
@@ -174,11 +145,18 @@ def declare(tile: Tile, accumulator: str) -> str:
     lines = [
         f"tile_c = array_pointer(cuda.shared.array({max(tile.operands, tile.m * tile.n)}, {accumulator}, 16))",
         "thread = int32(cuda.threadIdx.x)",
+        *thread_tile(tile),
+        f"sums = registers_{suffix(accumulator)}({tile.thread_m * tile.thread_n})",
+    ]
+    return Fragment("declare", "\n".join(lines), "tile_c thread thread_row thread_column sums")
+
+
+def thread_tile(tile: Tile) -> list[str]:
+    """Where the thread's accumulators begin in the block's tile."""
+    return [
         f"thread_row = int32((thread >> {log2(tile.columns)}) * {tile.thread_m})",
         f"thread_column = int32((thread & {tile.columns - 1}) * {tile.thread_n})",
     ]
-    lines.append(f"sums = registers_{suffix(accumulator)}({tile.thread_m * tile.thread_n})")
-    return "\n".join(lines)
 
 
 def multiply(tile: Tile, accumulator: str) -> str:
@@ -194,23 +172,22 @@ def multiply(tile: Tile, accumulator: str) -> str:
     return "\n".join(lines)
 
 
-def pipeline(tile: Tile, accumulator: str, fill: str) -> str:
+def pipeline(tile: Tile, accumulator: str, fill: str) -> Fragment:
     """The loop over the inner dimension in ``steps`` steps, each of which multiplies what the one before it filled.
 
     ``fill`` is a fragment that fills copy ``filling`` of both operands' tiles for ``step``.
     """
-    return "\n".join(
-        [
-            "for step in range(int32(steps + 1)):",
-            "    filling = int32(step & 1)",
-            "    if step < steps:",
-            indent(fill, 2),
-            "    if step > 0:",
-            "        current = int32(1 - filling)",
-            indent(multiply(tile, accumulator), 2),
-            "    cuda.syncthreads()",
-        ]
-    )
+    lines = [
+        "for step in range(int32(steps + 1)):",
+        "    filling = int32(step & 1)",
+        "    if step < steps:",
+        indent(fill, 2),
+        "    if step > 0:",
+        "        current = int32(1 - filling)",
+        indent(multiply(tile, accumulator), 2),
+        "    cuda.syncthreads()",
+    ]
+    return Fragment("pipeline", "\n".join(lines))
 
 
 @dataclass(frozen=True)
@@ -337,7 +314,7 @@ def store_tile(
     element: Element,
     epilogue: Epilogue,
     setup: Iterable[str] = (),
-) -> str:
+) -> Fragment:
     """Gives the block's sums to ``epilogue``, whose coordinates are ``column`` and what ``setup`` makes of ``row``.
 
     The block's tile begins at (``row0``, ``column0``) of a matrix of ``rows`` x ``columns``. Through shared memory, so
@@ -376,7 +353,7 @@ def store_tile(
         "                total_e = tile_c[at + i]",
         *indented([*epilogue.elements("_e"), *epilogue.stores("_e")], 4),
     ]
-    return "\n".join(lines)
+    return Fragment("store_tile", "\n".join(lines))
 
 
 def store_rows(
@@ -388,7 +365,7 @@ def store_rows(
     placed: Iterable[str],
     pitch: int,
     teams: int = 1,
-) -> str:
+) -> list[str]:
     """As `store_tile`, of sums that ``placed`` lines put into ``tile_c``, whose rows are ``pitch`` apart.
 
     A thread has the same columns of several rows, as far apart as a line has threads: neighbours store neighbours. What
@@ -452,7 +429,7 @@ def store_rows(
                 f"        if first_column + {i * per_line * width} < {columns}:",
                 *indented(epilogue.stores(f"_{i}", mark), 3),
             ]
-    return "\n".join(lines)
+    return lines
 
 
 def _totals(mark: str, places: Sequence[str], total: str, width: int) -> list[str]:

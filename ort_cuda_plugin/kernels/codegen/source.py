@@ -16,11 +16,14 @@ from typing import Generic, TypeVar, overload
 
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.model.ir import NARROW_FLOATS, DType, Unsupported
+from ort_cuda_plugin.program.analysis.verify import is_wanted
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim
 from ort_cuda_plugin.program.lowering.context import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
 from ort_cuda_plugin.program.steps.steps import Input
 from ort_cuda_plugin.program.steps.trace import InPlace, Remake, Use
+
+from .fragment import check_parameters
 
 T = TypeVar("T", bound=Hashable)
 MAX_PARAMETERS = 64
@@ -499,6 +502,8 @@ class KernelBuilder(Parameters):
         What was emitted may have as many registers as blocks of 256 threads leave, or if ``bounded`` as its own do.
         """
         names, signature = tuple(self._names), tuple(self._signature)
+        if is_wanted():
+            check_parameters(name, body or "\n".join(self.emit.lines), names)
         if body:
             spec = _shared_spec(name, names, signature, body.strip("\n"), math.prod(block), resident)
         else:

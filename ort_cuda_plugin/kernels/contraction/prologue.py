@@ -8,6 +8,7 @@ from ...model.ir import DType
 from ...program.lowering.context import Tensor
 from ...program.lowering.shapes import broadcast_strides
 from ...program.steps.steps import Conversion
+from ..codegen.fragment import Fragment
 from ..codegen.simt_fragments import Element
 from ..codegen.source import Emitter, KernelBuilder, Parameters, load_text, offset_text
 
@@ -78,6 +79,7 @@ def type_names(*elements: Element) -> str:
     return "_".join(dict.fromkeys((elements[0].storage, *(x.memory for x in elements))))
 
 
-def conversion_setup(*elements: Element) -> str:
+def conversion_setup(*elements: Element) -> Fragment:
     """What the elements of a kernel need at its beginning."""
-    return "\n".join(line for x in elements if isinstance(x, ConvertedElement) for line in x.setup)
+    lines = [line for x in elements if isinstance(x, ConvertedElement) for line in x.setup]
+    return Fragment("conversion_setup", "\n".join(lines), " ".join(line.partition(" = ")[0] for line in lines))

@@ -153,7 +153,7 @@ class StripConv:
 
     @text_property
     def body(self) -> str:
-        setup = conversion_setup(self.element)
+        setup = conversion_setup(self.element).text
         return indent("\n".join([setup, *self._decode(), *self._starts(), *self._sum(), *self._store()]), 1)
 
     def _decode(self) -> list[str]:

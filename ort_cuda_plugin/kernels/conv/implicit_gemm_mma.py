@@ -15,14 +15,16 @@ from ...model.ir import DType
 from ...program.expressions.symbolic import Dim, ceildiv, hint, product
 from ...program.lowering.context import Lowering
 from ...program.steps.steps import Convolve
+from ..codegen.block_mapping import count_tiles, split_tile_of_block
 from ..codegen.epilogue import VECTOR, Axes, Epilogue, make_epilogue
+from ..codegen.fragment import Fragment, join
 from ..codegen.launch_geometry import extent, index_type
-from ..codegen.simt_fragments import Element, Operand, Tile, indented, joined, suffix
+from ..codegen.simt_fragments import Element, Operand, Tile, indented, suffix
 from ..codegen.source import KernelBuilder, register_type, text_property
 from ..contraction.integer_operands import integer_form, integer_step
 from ..gemm.cost_model import choose_team, finish_of, holds_for
 from ..gemm.dispatch import ProductTactic, matrix_tactics
-from ..gemm.gemm_mma import block_place, count_tiles, form_name, parts_epilogue, sum_of_parts
+from ..gemm.gemm_mma import form_name, parts_epilogue, sum_of_parts
 from ..gemm.mma_fragments import Lines, MatrixTile, is_compact
 from ..gemm.tf32_weights_as_f16 import compact_lines, has_compact_lines
 from ..gemm.tile_shapes import Team, matrix_tiles
@@ -187,7 +189,7 @@ class MatrixConv:
 
     The grid is (tiles along the channels * along the places * ``splits`` * groups, 1, 1). With several parts the
     epilogue is `parts_epilogue`. Its coordinates are ``row``, which counts images and places, and ``column``.
-    ``is_alone`` is that of `block_place`.
+    ``is_alone`` is that of `split_tile_of_block`.
     """
 
     elements: tuple[Element, Element]
@@ -210,19 +212,17 @@ class MatrixConv:
     @text_property
     def body(self) -> str:
         matrices = self._matrices
-        prologue = """
+        columns = """
             column0 = int32(column0 + group * rows)
             column_end = int32(group * rows + rows)
             batch = int32(0)
             b_base = int64(0)
             """
-        return joined(
+        return join(
             [
-                block_place(self.tile, matrices.depth, self.splits, "group", is_alone=self.is_alone),
-                prologue,
-                "\n".join(matrices.declare()),
-                "\n".join(matrices.pipeline()),
-                matrices.store("m", "column_end", self.epilogue),
+                split_tile_of_block(self.tile, matrices.depth, self.splits, "group", is_alone=self.is_alone),
+                Fragment("columns_of_group", columns, "column0 column_end batch b_base"),
+                matrices.fragment("m", "column_end", self.epilogue),
             ]
         )
 

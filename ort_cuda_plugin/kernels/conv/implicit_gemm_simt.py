@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...model.ir import Array, DType
+from ..codegen.block_mapping import steps_of, tile_of_block
 from ..codegen.epilogue import Epilogue
+from ..codegen.fragment import Fragment, join
 from ..codegen.simt_fragments import (
     Element,
     Operand,
@@ -22,7 +24,6 @@ from ..codegen.simt_fragments import (
     fill_matrix,
     fill_packed,
     indented,
-    joined,
     log2,
     pipeline,
     store_tile,
@@ -92,36 +93,34 @@ class TiledConv:
     @text_property
     def body(self) -> str:
         tile, (element, weight) = self.tile, self.elements
-        prologue = f"""
-            tiles_n = int32((positions + {tile.n - 1}) >> {log2(tile.n)})
-            tiles_m = int32((rows + {tile.m - 1}) >> {log2(tile.m)})
-            block = int32(cuda.blockIdx.x)
-            rest = int32(block // tiles_n)
-            column0 = int32((block - rest * tiles_n) * {tile.n})
-            batch = int32(rest // tiles_m)
-            row0 = int32((rest - batch * tiles_m) * {tile.m})
-            group = int32(batch % groups)
-            steps = int32((k_end + {tile.k - 1}) >> {log2(tile.k)})
-            """
         if self.packed:
-            weights = f"""
+            text = f"""
                 packed_rows = int64(tiles_m * {tile.m})
                 weights_base = int64(group) * int64(steps * {tile.k}) * packed_rows + int64(row0)
                 """
+            weights = Fragment("packed_weights", text, "packed_rows weights_base")
             fill = fill_packed("weights", "weights_base", tile, weight)
         else:
-            weights = "a_base = int64(group) * int64(rows) * int64(k_end)"
+            weights = Fragment("weights", "a_base = int64(group) * int64(rows) * int64(k_end)", "a_base")
             operand = Operand("a", "weights", "row0", "rows", "k_end", "k_end", "1", True)
             fill = fill_matrix(operand, tile.m, tile, weight, "int32")
-        image = " * ".join(["image = int64(batch) * int64(channels)", *(f"int64(in_{axis})" for axis in self.axes)])
+        place = " * ".join(["image = int64(batch) * int64(channels)", *(f"int64(in_{axis})" for axis in self.axes)])
         if self.patches == 1:
-            image, fill_b = f"{image}\n{self._patch()}", self._fill_patches(element)
+            starts = " ".join(f"{axis}0" for axis in self.axes)
+            image, fill_b = (
+                Fragment("patch", f"{place}\n{self._patch()}", f"image {starts}"),
+                self._fill_patches(element),
+            )
         else:
-            image, fill_b = f"{image}\n{self._patches()}", self._fill_many_patches(element)
-        return joined(
+            starts = " ".join(f"{axis}_of" for axis in self.axes)
+            image = Fragment("patches", f"{place}\n{self._patches()}", f"image own together {starts}")
+            fill_b = self._fill_many_patches(element)
+        return join(
             [
                 conversion_setup(element, weight),
-                prologue,
+                tile_of_block(tile.m, tile.n, "rows", "positions"),
+                Fragment("group", "group = int32(batch % groups)", "group"),
+                steps_of(tile.k),
                 weights,
                 declare(tile, element.accumulator),
                 image,

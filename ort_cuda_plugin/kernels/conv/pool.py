@@ -17,8 +17,9 @@ from ...program.lowering.context import Lowering, Tensor
 from ...program.steps.row_program import SUM
 from ...program.steps.trace import Remake, Step, View
 from ...program.steps.windows import Windows
+from ..codegen.block_mapping import element_number
 from ..codegen.launch_geometry import index_type
-from ..codegen.simt_fragments import THREADS, Element, element_number, indent
+from ..codegen.simt_fragments import THREADS, Element, indent
 from ..codegen.source import KernelBuilder, register_type, text_property
 from ..codegen.vectors import VECTOR_BYTES
 from ..elementwise.index_map import IndexMap, gather_into, gather_map

@@ -14,6 +14,7 @@ from ...program.lowering.elementwise import rearranged
 from ...program.lowering.shapes import broadcast_strides, collapse
 from ...program.lowering.views import permute
 from ...program.steps.steps import Contract, Conversion, Map
+from ..codegen.block_mapping import count_tiles
 from ..codegen.epilogue import Axes, Epilogue, make_epilogue
 from ..codegen.guards import try_guard
 from ..codegen.launch_geometry import index_type, reach
@@ -28,16 +29,15 @@ from .gemm_mma import (
     MatrixProduct,
     choose_matrix_tile,
     choose_splits,
-    count_tiles,
     matrix_kind,
     matrix_ways,
     multiplies_integers,
     parts_epilogue,
     sum_of_parts,
 )
-from .gemm_simt import FLAT, LONG, SQUARE, TALL, Product, RowProduct, TiledProduct
-from .gemv import VectorRowProduct, few_row_form, takes
-from .gemv_emulated import LaneProduct
+from .gemm_simt import FLAT, LONG, SQUARE, TALL, Product, TiledProduct
+from .gemv import Gemv, VectorGemv, few_row_form, takes
+from .gemv_emulated import EmulatedGemv
 from .tf32_weights_as_f16 import compact_columns, compact_lines, has_compact_columns, has_compact_lines
 from .tile_shapes import INTEGERS, Team, piece_of
 
@@ -445,7 +445,7 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
 
     form, parameters = form_of(vectors=bool(kind) and few_rows == 0)
     if few_rows != 0:
-        row = _row_product(ctx, call, RowProduct(*form))
+        row = _row_product(ctx, call, Gemv(*form))
         blocks = select(few_rows, ceildiv(n, row.block_columns) * m, 0)
         _launch_kernel(ctx, call, row, parameters, blocks, row.threads)
     if few_rows != 0 and is_const(few_rows):
@@ -459,14 +459,14 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
         _launch_kernel(ctx, call, TiledProduct(*form, tile), parameters, blocks, tile.threads)
 
 
-def _row_product(ctx: Lowering, call: Folded, general: RowProduct) -> LaneProduct | RowProduct | VectorRowProduct:
+def _row_product(ctx: Lowering, call: Folded, general: Gemv) -> EmulatedGemv | Gemv | VectorGemv:
     """The kernel for few rows: the device's own, where the operands are what it takes."""
     m, n, k = call.sizes
     if not ctx.device.emulated:
         return few_row_form(ctx.device, general, product(call.batch) * m, n, k) or general
     if isinstance(n, int) or general.b_contiguous == "k":
         form = (general.elements, general.epilogue, general.a_contiguous, general.b_contiguous, general.batch_rank)
-        lanes = LaneProduct(*form, general.index, n if isinstance(n, int) else 0)
+        lanes = EmulatedGemv(*form, general.index, n if isinstance(n, int) else 0)
         return lanes if lanes.is_possible else general
     return general
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...model.ir import DType
 from ...program.expressions.scalar import Scalar
 from ...program.expressions.symbolic import Dim, ceildiv, divides, hint, product
 from ...program.lowering.context import DeviceProperties, Lowering, LoweringOptions, Tensor
 from ...program.steps.steps import Map, Substitution, Sums
+from ..codegen.block_mapping import batch_offsets, split_tile_of_block
 from ..codegen.epilogue import VECTOR, Epilogue
-from ..codegen.launch_geometry import extent
-from ..codegen.simt_fragments import Element, Operand, Tile, batch_offsets, joined, log2
+from ..codegen.fragment import join
+from ..codegen.simt_fragments import Element, Operand, Tile
 from ..codegen.source import Parameters, text_property
 from ..codegen.vectors import vector_store
 from ..contraction.block_quantized import BlockElement
@@ -120,14 +120,12 @@ class MatrixProduct(Product):
     @text_property
     def body(self) -> str:
         matrices = self._matrices
-        return joined(
+        return join(
             [
                 conversion_setup(*self.elements),
-                block_place(self.tile, matrices.depth, self.splits, "batch"),
+                split_tile_of_block(self.tile, matrices.depth, self.splits, "batch"),
                 batch_offsets("ab", "base", self.batch_rank),
-                "\n".join(matrices.declare()),
-                "\n".join(matrices.pipeline()),
-                matrices.store("m", "n", self.epilogue),
+                matrices.fragment("m", "n", self.epilogue),
             ]
         )
 
@@ -136,34 +134,6 @@ class MatrixProduct(Product):
         a = Operand("a", "a", "row0", "m", "k_end", self.stride("a_m"), self.stride("a_k"), self.a_contiguous == "k")
         b = Operand("b", "b", "column0", "n", "k_end", self.stride("b_n"), self.stride("b_k"), self.b_contiguous == "k")
         return MatrixTile(self.tile, self.kind, a, b, self.elements, self.index_type, self.teams)
-
-
-def block_place(tile: Tile, depth: int, splits: int, outermost: str, *, is_alone: bool = False) -> str:
-    """Which tile, part of k and number of ``outermost`` a block has; `count_tiles` gives the parameters.
-
-    With ``is_alone`` the last two are 0. Divisions are by what the host knows: a GPU takes long for others.
-    """
-    rest = ("rest", "0") if is_alone else ("(rest - number * tiles_m)", "quotient_i32(rest, by_tiles_m)")
-    return f"""
-        block = int32(cuda.blockIdx.x)
-        rest = quotient_i32(block, by_tiles_n)
-        column0 = int32((block - rest * tiles_n) * {tile.n})
-        number = int32({rest[1]})
-        row0 = int32({rest[0]} * {tile.m})
-        {outermost} = int32(number >> {log2(splits)})
-        part = int32(number & {splits - 1})
-        every = int32(int32(k_end + {depth - 1}) >> {log2(depth)})
-        share = int32(int32(every + {splits - 1}) >> {log2(splits)})
-        steps = int32(min(share, int32(every - part * share)))
-        k0 = int32(part * share * {depth})
-        """
-
-
-def count_tiles(builder: Parameters, tile: Tile, rows: Dim, columns: Dim, *, is_alone: bool = False) -> None:
-    """The parameters of `block_place`."""
-    if not is_alone:
-        extent(builder, ceildiv(rows, tile.m), DType.INT32, ("tiles_m", "by_tiles_m"))
-    extent(builder, ceildiv(columns, tile.n), DType.INT32, ("tiles_n", "by_tiles_n"))
 
 
 def form_name(splits: int, teams: int) -> str:

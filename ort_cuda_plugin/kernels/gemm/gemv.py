@@ -1,6 +1,7 @@
-"""Products of few rows on a GPU, at the pace of memory: each thread has several vectors of b in flight.
+"""GEMV: products of few rows. `VectorGemv` reads b at the bandwidth of memory, `Gemv` takes operands of any type.
 
-Sums are added up in one order, whatever the addresses are: what is not aligned is read by single elements.
+Each thread of `VectorGemv` has several vectors of b in flight. It adds up in one order whatever the addresses are:
+operands that are not aligned are read by single elements.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from dataclasses import dataclass
 
 from ...program.expressions.symbolic import Dim, ceildiv, hint
 from ...program.lowering.context import DeviceProperties
-from ..codegen.simt_fragments import Element, batch_offsets, indent, indented, joined, suffix
+from ..codegen.block_mapping import batch_offsets, columns_of_row
+from ..codegen.fragment import Fragment, join
+from ..codegen.simt_fragments import WARP, Element, indent, indented, suffix
 from ..codegen.source import text_property
 from ..codegen.vectors import VECTOR_BYTES
+from ..contraction.prologue import conversion_setup
 from .gemm_simt import Product
 
-WARP = 32
 MOST_COLUMNS = 4
 """Maximum columns of a block where b is contiguous along k: a thread reuses each element of a for all of them."""
 MOST_VECTORS = 4
@@ -27,8 +30,182 @@ _itemsize = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True)
-class VectorRowProduct(Product):
-    """One block per row of out and ``block_columns`` columns, in a grid as that of `RowProduct`.
+class GemvKernel(Product):
+    """A product of few rows: a block has ``block_columns`` columns of one row.
+
+    Blocks of the same columns are neighbours, so that all rows but the first find the elements of b in a cache. A
+    subclass adds up where b is contiguous along k, and where it is along n; ``b_contiguous`` must not be "".
+    """
+
+    @property
+    def threads(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def block_columns(self) -> int:
+        raise NotImplementedError
+
+    @text_property
+    def body(self) -> str:
+        if self.b_contiguous not in ("k", "n"):
+            raise ValueError(f"{type(self).__name__}: b_contiguous: expected 'k' or 'n', got {self.b_contiguous!r}")
+        lines = self.along_k() if self.b_contiguous == "k" else self.along_n()
+        return join([*self.place(), Fragment(f"along_{self.b_contiguous}", "\n".join(lines))])
+
+    def place(self) -> list[Fragment]:
+        """The block's row and columns, and where operands begin."""
+        return [
+            conversion_setup(*self.elements),
+            columns_of_row(self.block_columns),
+            self.first_column(),
+            batch_offsets("ab", "base", self.batch_rank),
+            Fragment("row_of_a", f"a_base += int64({self.index_type}(row * {self.stride('a_m')}))"),
+        ]
+
+    def first_column(self) -> Fragment:
+        text = f"""
+            column0 = int32((rest - batch * blocks_n) * {self.block_columns})
+            thread = int32(cuda.threadIdx.x)
+            """
+        return Fragment("first_column", text, "column0 thread")
+
+    def along_k(self) -> list[str]:
+        raise NotImplementedError
+
+    def along_n(self) -> list[str]:
+        raise NotImplementedError
+
+    @property
+    def zero(self) -> str:
+        return f"{self.element.accumulator}(0)"
+
+    def load_a(self, k: str) -> str:
+        factor = k if k.endswith(")") else f"({k})"
+        place = f"a_base + int64({self.index_type}({factor} * {self.stride('a_k')}))"
+        return self.elements[0].load("a", place, "row", k)
+
+    def column(self, first: str, number: int) -> str:
+        """Source of a column of b; those beyond n repeat the last one."""
+        return f"min(int32({first} + {number}), int32(n - 1))"
+
+    def column_of_b(self, first: str, number: int) -> str:
+        """The line that says where a column of b begins."""
+        return f"b{number} = b_base + int64({self.index_type}({self.column(first, number)} * b_n))"
+
+    def multiply_add(self, x: str, y: str, total: str) -> str:
+        return f"fma_f32({x}, {y}, {total})" if self.element.accumulator == "float32" else f"{total} + {x} * {y}"
+
+    def element_lines(self, column: str, total: str) -> list[str]:
+        """Lines that give one accumulator to the epilogue."""
+        return [
+            f"column_0 = int32({column})",
+            f"total_0 = {total}",
+            *self.epilogue.elements("_0"),
+            *self.epilogue.stores("_0"),
+        ]
+
+    def finish(self) -> list[str]:
+        """What a thread does with ``total`` of the element (``row``, ``column0 + thread``)."""
+        accumulator = self.element.accumulator
+        # Numba adds integers of 32 bits as those of 64.
+        total = f"{accumulator}(total)" if "int" in accumulator else "total"
+        return [*self.epilogue.rows(), *self.element_lines("column0 + thread", total)]
+
+
+@dataclass(frozen=True)
+class Gemv(GemvKernel):
+    """GEMV of operands of any type.
+
+    Where b is contiguous along k, a thread multiplies chunks of 8 neighbours for 4 columns; where it is contiguous
+    along n, a thread owns 8 neighbouring columns and every sixteenth k. Accumulators meet in shared memory.
+    """
+
+    @property
+    def block_columns(self) -> int:
+        return 4 if self.b_contiguous == "k" else 64
+
+    @property
+    def threads(self) -> int:
+        return 64 if self.b_contiguous == "k" else 128
+
+    @property
+    def name(self) -> str:
+        return f"matmul_row_{self.b_contiguous}_{self.types}"
+
+    def along_k(self) -> list[str]:
+        accumulator = self.element.accumulator
+        columns, chunk = range(4), range(8)
+        own = [self.column("column0", r) for r in columns]
+        lines = [f"partial = array_pointer(cuda.shared.array({4 * self.threads}, {accumulator}, 16))"]
+        lines += [self.column_of_b("column0", r) for r in columns]
+        lines += [f"c{r}_{i} = {accumulator}(0)" for r in columns for i in chunk]
+        lines += [f"for k in range(int32(thread * 8), k_end, {self.threads * 8}):", "    if k + 7 < k_end:"]
+        lines += [f"        a{i} = {self.load_a(f'k + {i}')}" for i in chunk]
+        for r in columns:
+            before, weights = self.elements[1].neighbours("b", f"b{r} + k", own[r], "k", len(chunk), f"b{r}_near")
+            lines += indented(before, 2)
+            for i in chunk:
+                lines.append(f"        c{r}_{i} = {self.multiply_add(f'a{i}', weights[i], f'c{r}_{i}')}")
+        lines += ["    else:", "        for last in range(k, k_end):", f"            x = {self.load_a('last')}"]
+        for r in columns:
+            weight = self.elements[1].load("b", f"b{r} + last", own[r], "last")
+            lines.append(f"            c{r}_0 = {self.multiply_add('x', weight, f'c{r}_0')}")
+        for r in columns:
+            total = " + ".join(f"((c{r}_{i} + c{r}_{i + 4}) + (c{r}_{i + 2} + c{r}_{i + 6}))" for i in range(2))
+            lines.append(f"partial[thread + {r * self.threads}] = {total}")
+        finish = f"""
+            cuda.syncthreads()
+            total = {accumulator}(0)
+            if thread < 32:
+                for i in range(8):
+                    total += partial[thread * 8 + i]
+            cuda.syncthreads()
+            if thread < 32:
+                partial[thread] = total
+            cuda.syncthreads()
+            if thread < 4 and column0 + thread < n:
+                total = {accumulator}(0)
+                for i in range(8):
+                    total += partial[thread * 8 + i]
+            """
+        return [*lines, indent(finish, 0), *indented(self.finish(), 1)]
+
+    def along_n(self) -> list[str]:
+        accumulator = self.element.accumulator
+        chunk = range(8)
+        lines = [
+            f"partial = array_pointer(cuda.shared.array({16 * 64}, {accumulator}, 16))",
+            "slice = int32(thread >> 3)",
+            "column = int32(column0 + (thread & 7) * 8)",
+            *[f"c{i} = {accumulator}(0)" for i in chunk],
+            "for k in range(slice, k_end, 16):",
+            f"    x = {self.load_a('k')}",
+            f"    at = b_base + int64({self.index_type}(k * b_k)) + int64(column)",
+            "    if column + 7 < n:",
+        ]
+        for i in chunk:
+            weight = self.elements[1].load("b", f"at + {i}", f"column + {i}", "k")
+            lines.append(f"        c{i} = {self.multiply_add('x', weight, f'c{i}')}")
+        lines.append("    else:")
+        for i in chunk:
+            weight = self.elements[1].load("b", f"at + {i}", f"column + {i}", "k")
+            lines.append(f"        if column + {i} < n:")
+            lines.append(f"            c{i} = {self.multiply_add('x', weight, f'c{i}')}")
+        lines += ["place = int64(int32(slice * 64 + (thread & 7) * 8))"]
+        lines += [f"partial[place + {i}] = c{i}" for i in chunk]
+        finish = f"""
+            cuda.syncthreads()
+            if thread < 64 and column0 + thread < n:
+                total = {accumulator}(0)
+                for i in range(16):
+                    total += partial[thread + i * 64]
+            """
+        return [*lines, indent(finish, 0), *indented(self.finish(), 1)]
+
+
+@dataclass(frozen=True)
+class VectorGemv(GemvKernel):
+    """GEMV by vectors, of elements that no prologue converts.
 
     Where b is contiguous along k, all ``threads`` share the block's columns, with ``vectors`` of each at a time.
     Where it is contiguous along n, ``side`` threads have a vector of neighbouring columns each, and those that have the
@@ -52,31 +229,15 @@ class VectorRowProduct(Product):
     def side(self) -> int:
         return self.block_columns // self.width
 
-    @text_property
-    def body(self) -> str:
-        prologue = f"""
-            blocks_n = int32((n + {self.block_columns - 1}) // {self.block_columns})
-            block = int32(cuda.blockIdx.x)
-            rest = int32(block // m)
-            row = int32(block - rest * m)
-            batch = int32(rest // blocks_n)
-            column0 = int32((rest - batch * blocks_n) * {self.block_columns})
-            thread = int32(cuda.threadIdx.x)
-            """
-        a_row = f"a_base += int64({self.index_type}(row * {self.stride('a_m')}))"
-        lines = self._along_k() if self.b_contiguous == "k" else self._along_n()
-        return joined([prologue, batch_offsets("ab", "base", self.batch_rank), a_row, "\n".join(lines)])
+    def place(self) -> list[Fragment]:
+        return super().place()[1:]
 
-    def _multiply_add(self, x: str, y: str, total: str) -> str:
-        return f"fma_f32({x}, {y}, {total})" if self.element.accumulator == "float32" else f"{total} + {x} * {y}"
-
-    def _along_k(self) -> list[str]:
+    def along_k(self) -> list[str]:
         a, b = self.elements
         columns, step = range(self.block_columns), self.threads * self.width
         lines = []
-        for r in columns:  # columns beyond n repeat the last one
-            own = f"min(int32(column0 + {r}), int32(n - 1))"
-            lines += [f"b{r} = b_base + int64({self.index_type}({own} * b_n))", f"total{r} = {self._zero}"]
+        for r in columns:
+            lines += [self.column_of_b("column0", r), f"total{r} = {self.zero}"]
         lines += [
             f"aligned = ((b_base | int64(b_n) | a_base) & {self.width - 1}) == 0",
             f"aligned = aligned & is_aligned(a, {self.width}) & is_aligned(b, {self.width})",
@@ -92,7 +253,7 @@ class VectorRowProduct(Product):
                 lines.append(f"    {self._load(f'w{count}_{r}', 'b', f'b{r} + k', str(step), count)}")
             lines += [f"    for e in range({lanes}):", f"        value = {a.load(f'x{count}', 'e')}"]
             for r in columns:
-                total = self._multiply_add("value", b.load(f"w{count}_{r}", "e"), f"total{r}")
+                total = self.multiply_add("value", b.load(f"w{count}_{r}", "e"), f"total{r}")
                 lines.append(f"        total{r} = {total}")
             lines.append(f"    k = int32(k + {count * step})")
         lines += [
@@ -100,10 +261,10 @@ class VectorRowProduct(Product):
             f"    value = {a.load('a', 'a_base + last')}",
         ]
         for r in columns:
-            lines.append(f"    total{r} = {self._multiply_add('value', b.load('b', f'b{r} + last'), f'total{r}')}")
-        return [*lines, *self._meet([f"total{r}" for r in columns], 1)]
+            lines.append(f"    total{r} = {self.multiply_add('value', b.load('b', f'b{r} + last'), f'total{r}')}")
+        return [*lines, *self._add_up([f"total{r}" for r in columns], 1)]
 
-    def _along_n(self) -> list[str]:
+    def along_n(self) -> list[str]:
         a, b = self.elements
         each, slices = range(self.width), self.threads // self.side
         index = self.index_type
@@ -112,7 +273,7 @@ class VectorRowProduct(Product):
             f"aligned = ((b_base | int64(b_k)) & {self.width - 1}) == 0",
             f"aligned = aligned & is_aligned(b, {self.width}) & (column + {self.width} <= n)",
             f"last = b_base + int64({index}((k_end - 1) * b_k)) + int64(n - 1)",
-            *(f"total{i} = {self._zero}" for i in each),
+            *(f"total{i} = {self.zero}" for i in each),
             f"k = int32(thread // {self.side})",
         ]
         for count in dict.fromkeys((self.vectors, 1)):
@@ -127,18 +288,14 @@ class VectorRowProduct(Product):
             ]
             for i in each:
                 weight = b.load(f"w{count}", f"u * {self.width} + {i}")
-                lines.append(f"        total{i} = {self._multiply_add('value', weight, f'total{i}')}")
+                lines.append(f"        total{i} = {self.multiply_add('value', weight, f'total{i}')}")
             lines.append(f"    k = int32(k + {count * slices})")
-        return [*lines, *self._meet([f"total{i}" for i in each], self.side)]
-
-    @property
-    def _zero(self) -> str:
-        return f"{self.element.accumulator}(0)"
+        return [*lines, *self._add_up([f"total{i}" for i in each], self.side)]
 
     def _load(self, lanes: str, pointer: str, at: str, step: str, count: int) -> str:
         return f"load_lanes({lanes}, 0, {pointer}, int64({at}), int64({step}), int64(0), True, {self.width}, {count})"
 
-    def _meet(self, totals: Sequence[str], side: int) -> list[str]:
+    def _add_up(self, totals: Sequence[str], side: int) -> list[str]:
         """Adds up the threads' ``totals``: of ``side`` threads side by side each has some of the block's columns."""
         short = suffix(self.element.accumulator)
         lines = []
@@ -170,14 +327,14 @@ def vector_width(element: Element) -> int:
 
 
 def takes(elements: tuple[Element, Element], a_contiguous: str, b_contiguous: str) -> bool:
-    """Whether `VectorRowProduct` multiplies operands of this form."""
+    """Whether `VectorGemv` multiplies operands of this form."""
     a, b = elements
     if not vector_width(a) or not vector_width(b) or not b_contiguous:
         return False
     return b_contiguous == "n" or (a == b and a_contiguous == "k")
 
 
-def few_row_form(device: DeviceProperties, product: Product, blocks: Dim, n: Dim, k: Dim) -> VectorRowProduct | None:
+def few_row_form(device: DeviceProperties, product: Product, blocks: Dim, n: Dim, k: Dim) -> VectorGemv | None:
     """The kernel by the sizes that are expected, of which every choice is right for all sizes; None where it has none.
 
     ``blocks`` are rows of all results: blocks of each column.
@@ -196,11 +353,11 @@ def few_row_form(device: DeviceProperties, product: Product, blocks: Dim, n: Dim
         own = max(found // threads, 1)
         vectors = max(x for x in range(1, MOST_VECTORS + 1) if own % x == 0)
         vectors = vectors if vectors > 1 else min(own, MOST_VECTORS)
-        return VectorRowProduct(*form, *more, threads, columns, vectors)
+        return VectorGemv(*form, *more, threads, columns, vectors)
     side = 8
     while side > 2 and hint(ceildiv(n, side * width) * blocks) < device.multiprocessors:
         side //= 2
     threads = MOST_THREADS
     while threads > 2 * WARP and threads // side * ROWS_IN_FLIGHT > hint(k):
         threads //= 2
-    return VectorRowProduct(*form, *more, threads, side * width, ROWS_IN_FLIGHT)
+    return VectorGemv(*form, *more, threads, side * width, ROWS_IN_FLIGHT)

@@ -1,15 +1,14 @@
-"""Products of few rows on the emulated device: a thread has columns of one row in vectors, and meets no barrier."""
+"""GEMV on the emulated device: a thread has vectors of columns of one row, and meets no barrier."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ...program.steps.steps import CODES_PER_WORD as WORD
-from ..codegen.simt_fragments import Element, batch_offsets, indent, indented, joined, suffix
-from ..codegen.source import text_property
+from ..codegen.fragment import Fragment
+from ..codegen.simt_fragments import Element, indent, indented, suffix
 from ..contraction.block_quantized import BlockElement
-from ..contraction.prologue import conversion_setup
-from .gemm_simt import Product
+from .gemv import GemvKernel
 
 ACCUMULATORS = 128
 """Accumulators of a thread: eight of its longest vectors."""
@@ -22,10 +21,8 @@ _ACCUMULATORS = frozenset({"float32", "float64", "int32"})
 
 
 @dataclass(frozen=True)
-class LaneProduct(Product):
+class EmulatedGemv(GemvKernel):
     """A product whose result has ``columns``, 0 for any number where b is contiguous along k.
-
-    The grid is that of `RowProduct`.
 
     Where b is contiguous along n, a thread has strips of b, and the last one ends with the last column: columns that
     the thread before it has are computed twice and stored once. Else it has four columns, each of which is summed in
@@ -60,32 +57,14 @@ class LaneProduct(Product):
     def name(self) -> str:
         return f"matmul_lanes_{self.b_contiguous}{self.width}_{self.types}"
 
-    @text_property
-    def body(self) -> str:
-        a_row = f"a_base += int64({self.index_type}(row * {self.stride('a_m')}))"
-        own = self.width if self.b_contiguous == "n" else COLUMNS
-        prologue = f"""
-            blocks_n = int32((n + {self.block_columns - 1}) // {self.block_columns})
-            block = int32(cuda.blockIdx.x)
-            rest = int32(block // m)
-            row = int32(block - rest * m)
-            batch = int32(rest // blocks_n)
-            start = int32((rest - batch * blocks_n) * {self.block_columns} + int32(cuda.threadIdx.x) * {own})
+    def first_column(self) -> Fragment:
+        columns = self.width if self.b_contiguous == "n" else COLUMNS
+        text = f"""
+            start = int32((rest - batch * blocks_n) * {self.block_columns} + int32(cuda.threadIdx.x) * {columns})
             if start >= n:
                 return
             """
-        lines = self._along_n() if self.b_contiguous == "n" else self._along_k()
-        setup = conversion_setup(*self.elements)
-        return joined([setup, prologue, batch_offsets("ab", "base", self.batch_rank), a_row, "\n".join(lines)])
-
-    def _load_a(self, k: str) -> str:
-        place = f"a_base + int64({self.index_type}({k} * {self.stride('a_k')}))"
-        return self.elements[0].load("a", place, "row", k)
-
-    def _finished(self, column: str, total: str) -> list[str]:
-        epilogue = self.epilogue
-        lines = [f"column_0 = int32({column})", f"total_0 = {total}"]
-        return [*lines, *epilogue.elements("_0"), *epilogue.stores("_0")]
+        return Fragment("first_column", text, "start")
 
     def _is_loaded(self, number: int) -> bool:
         """Whether vectors are loaded of the operand as memory holds it."""
@@ -108,7 +87,7 @@ class LaneProduct(Product):
         value = element.load(pointer, at, *coordinates)
         return [f"for i in range({self.width}):", f"    {strip}[i] = {value}"]
 
-    def _along_n(self) -> list[str]:
+    def along_n(self) -> list[str]:
         width, kind = self.width, self.element.accumulator
         short = suffix(kind)
         lines = [
@@ -127,21 +106,21 @@ class LaneProduct(Product):
         return [
             *lines,
             "for k in range(k_end):",
-            f"    weight[0] = {self._load_a('int32(k)')}",
+            f"    weight[0] = {self.load_a('int32(k)')}",
             *indented(convert, 1),
             f"    multiply_add_strip_{storage}(sums, weight, 0, {strip}, 1, {width})",
             "    at += int64(b_k)",
             f"copy_strip_{short}(buffer, sums, 0, {width})",
             *self.epilogue.rows(),
             f"for i in range(int32(start - column0), {width}):",
-            *indented(self._finished("column0 + i", "buffer[int64(i)]"), 1),
+            *indented(self.element_lines("column0 + i", "buffer[int64(i)]"), 1),
         ]
 
-    def _along_k(self) -> list[str]:
+    def along_k(self) -> list[str]:
         width, kind = self.width, self.element.accumulator
         short = suffix(kind)
         columns = range(COLUMNS)
-        own = [f"min(int32(start + {r}), int32(n - 1))" for r in columns]
+        own = [self.column("start", r) for r in columns]
         a, b = self.elements
         is_loaded = self.a_contiguous == "k" and a == b and self._is_loaded(0)
         storage = a.storage if is_loaded else short
@@ -152,7 +131,7 @@ class LaneProduct(Product):
             f"buffer = array_pointer(cuda.local.array({COLUMNS * width}, {kind}))",
             *(f"{strip} = array_pointer(cuda.local.array({width}, {kind}))" for strip in strips),
             f"sums = strips_{short}({COLUMNS}, {width})",
-            *(f"b{r} = b_base + int64({self.index_type}({own[r]} * b_n))" for r in columns),
+            *(self.column_of_b("start", r) for r in columns),
             f"whole = int32(k_end - k_end % {width})",
             f"for k in range(0, whole, {width}):",
         ]
@@ -172,9 +151,9 @@ class LaneProduct(Product):
             lines.append(f"for i in range({half}):")
             lines += [f"    buffer[i + {r * width}] += buffer[i + {r * width + half}]" for r in columns]
             half //= 2
-        lines += ["for k in range(whole, k_end):", f"    x = {self._load_a('int32(k)')}"]
+        lines += ["for k in range(whole, k_end):", f"    x = {self.load_a('int32(k)')}"]
         for r in columns:
             weight = self.elements[1].load("b", f"b{r} + int64(k)", own[r], "int32(k)")
             lines.append(f"    buffer[{r * width}] += x * {weight}")
         lines += [*self.epilogue.rows(), f"for r in range(min(int32({COLUMNS}), int32(n - start))):"]
-        return [*lines, indent("\n".join(self._finished("start + r", f"buffer[int64(r * {width})]")), 1)]
+        return [*lines, indent("\n".join(self.element_lines("start + r", f"buffer[int64(r * {width})]")), 1)]

@@ -20,13 +20,15 @@ from ...program.lowering.context import Lowering, Tensor
 from ...program.steps.row_program import SUM
 from ...program.steps.trace import Use
 from ..codegen.epilogue import Epilogue
-from ..codegen.simt_fragments import Element, Operand, Tile, declare, fill_matrix, joined, log2, pipeline, store_tile
+from ..codegen.fragment import Fragment, join
+from ..codegen.simt_fragments import Element, Operand, Tile, declare, fill_matrix, log2, pipeline, store_tile
 from ..codegen.source import KernelBuilder, Parameters, load_text, text_property
 from ..contraction.prologue import INNER, OUTER, ConvertedElement, Inline, conversion_setup
 from ..elementwise.index_map import IndexMap, Loads, gather_map
 from .dispatch import choose_tile
 from .gemm_mma import kind_of
-from .gemm_simt import Product, RowProduct
+from .gemm_simt import Product
+from .gemv import Gemv
 from .mma_fragments import MatrixTile
 from .tile_shapes import Team, matrix_tiles
 
@@ -153,16 +155,15 @@ def group_rows(ctx: Lowering, experts: Tensor, count: Dim) -> Choices:
 
 
 @dataclass(frozen=True)
-class GroupedRows(RowProduct):
-    """One block per row and 4 columns; see `RowProduct`, whose dot product this is."""
+class GroupedRows(Gemv):
+    """One block per row and 4 columns of its expert's weights; see `Gemv`, whose dot product this is."""
 
     @property
     def name(self) -> str:
         return f"grouped_row_{self.types}"
 
-    @text_property
-    def body(self) -> str:
-        prologue = f"""
+    def place(self) -> list[Fragment]:
+        text = f"""
             block = int32(cuda.blockIdx.x)
             rest = int32(block // m)
             row = int32(block - rest * m)
@@ -173,7 +174,7 @@ class GroupedRows(RowProduct):
             b_base = int64(0)
             b_n = int32(0)
             """
-        return joined([conversion_setup(*self.elements), prologue, self._along_k()])
+        return [Fragment("columns_of_row", text, "row column0 thread expert a_base b_base b_n")]
 
 
 @dataclass(frozen=True)
@@ -202,12 +203,12 @@ class GroupedTiles(Product):
             pipeline(tile, element.accumulator, "\n".join(fill)),
             store_tile(tile, "row_end", "n", element, self.epilogue),
         ]
-        return joined(body)
+        return join(body)
 
 
-def _tile_of_rows(tile: Tile) -> str:
+def _tile_of_rows(tile: Tile) -> Fragment:
     """The block's tile: its ``expert``, and where its rows and columns begin and end."""
-    return f"""
+    text = f"""
         tiles_n = int32((n + {tile.n - 1}) >> {log2(tile.n)})
         block = int32(cuda.blockIdx.x)
         number = int32(block // tiles_n)
@@ -229,7 +230,8 @@ def _tile_of_rows(tile: Tile) -> str:
         steps = int32((k_end + {tile.k - 1}) >> {log2(tile.k)})
         a_base = int64(0)
         b_base = int64(0)
-    """
+        """
+    return Fragment("tile_of_expert", text, "column0 expert row0 row_end steps a_base b_base")
 
 
 @dataclass(frozen=True)
@@ -253,14 +255,12 @@ class GroupedMatrices(Product):
         a = Operand("a", "a", "row0", "row_end", "k_end", "a_m", "1", True, self.a_row)
         b = Operand("b", "a", "column0", "n", "k_end", "0", "1", True)
         matrices = MatrixTile(self.tile, self.kind, a, b, self.elements, "int64")
-        return joined(
+        return join(
             [
                 conversion_setup(*self.elements),
                 _tile_of_rows(self.tile),
-                "k0 = int32(0)",
-                "\n".join(matrices.declare()),
-                "\n".join(matrices.pipeline()),
-                matrices.store("row_end", "n", self.epilogue),
+                Fragment("first_k", "k0 = int32(0)", "k0"),
+                matrices.fragment("row_end", "n", self.epilogue),
             ]
         )
 

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..codegen.epilogue import Epilogue
+from ..codegen.fragment import Fragment
 from ..codegen.simt_fragments import Element, Operand, Tile, indented, log2, store_rows, suffix
 from ..contraction.prologue import ConvertedElement
 from .tile_shapes import DECLARED_BYTES, GAP, INTEGERS, SIZES, Team, block_bytes, operand_sizes, piece_of, stages_of
@@ -162,7 +163,12 @@ class MatrixTile:
     def team(self) -> Team:
         return Team(self.tile, self.teams)
 
-    def declare(self) -> list[str]:
+    def fragment(self, rows: str, columns: str, epilogue: Epilogue) -> Fragment:
+        """The block's tile of a result of ``rows`` x ``columns``: accumulators, pipeline, epilogue."""
+        lines = [*self._declare(), *self._pipeline(), *self._store(rows, columns, epilogue)]
+        return Fragment("mma_tile", "\n".join(lines))
+
+    def _declare(self) -> list[str]:
         rows, columns = self.team.warp
         warp_columns = self.team.warp_columns
         floats = 0 if self.shared_bytes else self.block_bytes // 4
@@ -271,7 +277,7 @@ class MatrixTile:
         """The line and the place in it of a piece."""
         return f"({chunk} >> {log2(lines.pieces)})", f"({chunk} & {lines.pieces - 1})"
 
-    def pipeline(self) -> list[str]:
+    def _pipeline(self) -> list[str]:
         """The loop over ``steps`` steps, the first of which is at ``k0``; k ends at ``k_end``.
 
         The tiles at ``k_first`` are filled, and those that were filled first are multiplied. What a step fills, the one
@@ -306,7 +312,7 @@ class MatrixTile:
             f"    k_first = opaque_i32(k_first + {self.pace})",
         ]
 
-    def store(self, rows: str, columns: str, epilogue: Epilogue) -> str:
+    def _store(self, rows: str, columns: str, epilogue: Epilogue) -> list[str]:
         height, width = self.team.warp
         pitch = self.tile.n + GAP
         placed = [

@@ -1,0 +1,134 @@
+"""Fragments of kernel source with declared names, and the check that they fit together.
+
+A kernel body is a list of fragments: which tile a block computes, where its batch begins, its accumulators, the loop
+over k, the epilogue. A fragment reads names of the fragments before it and of the kernel's parameters. Only the names
+that a fragment declares in ``gives`` are visible to later ones; the rest are its local names. `join` checks
+this where programs are verified (``ORT_CUDA_PLUGIN_VERIFY=1``, as in the tests), so that a missing name is an error of
+the generator, with the fragment's name, and not one of Numba in a text of a thousand lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from ...program.analysis.verify import is_wanted
+
+_EVERYWHERE = frozenset({"cuda", "libdevice", "math", "range", "float32", "float64"}) | {
+    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+"""Names of every kernel that are not only called; those of intrinsics are."""
+
+
+class FragmentError(ValueError):
+    """A fragment reads a name that nothing gives it, or gives no name that it declares: a mistake in the plugin."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Source lines of any indentation; ``gives`` lists the names that later fragments may read."""
+
+    name: str
+    text: str
+    gives: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines without the indentation that they share."""
+        return textwrap.dedent(self.text).strip("\n").splitlines()
+
+
+class Body(str):
+    """A kernel's body; ``needs`` maps each name that a parameter has to give to the first fragment that reads it.
+
+    ``needs`` is empty where programs are not verified.
+    """
+
+    needs: Mapping[str, str]
+
+    def __new__(cls, text: str, needs: Mapping[str, str]) -> Body:
+        body = super().__new__(cls, text)
+        body.needs = needs
+        return body
+
+
+def join(fragments: Iterable[Fragment]) -> Body:
+    """Return the body of a kernel of ``fragments``.
+
+    Raises:
+        FragmentError: a fragment reads a local name of an earlier one, or gives no name that it declares.
+    """
+    fragments = list(fragments)
+    text = "\n".join(textwrap.indent(textwrap.dedent(x.text).strip("\n"), "    ") for x in fragments)
+    return Body(text, _needs(fragments) if is_wanted() else {})
+
+
+@cache
+def check_parameters(kernel: str, body: str, parameters: tuple[str, ...]) -> None:
+    """Raise FragmentError if ``body`` reads a name that is neither its own nor among the kernel's parameters."""
+    needs = body.needs if isinstance(body, Body) else _needs([Fragment("body", body)])
+    for name, fragment in needs.items():
+        if name not in parameters:
+            raise FragmentError(
+                f"kernel {kernel}: fragment {fragment} needs {name!r}, which no fragment before it gives and no "
+                f"parameter is. Give it in a fragment, or as a parameter: got {', '.join(parameters)}"
+            )
+
+
+def _needs(fragments: Iterable[Fragment]) -> dict[str, str]:
+    """Return the names that no fragment gives, each with the first fragment that reads it."""
+    given: set[str] = set()
+    local: dict[str, str] = {}
+    needs: dict[str, str] = {}
+    for fragment in fragments:
+        assigned: set[str] = set()
+        for name in _reads(ast.parse(textwrap.dedent(fragment.text)).body, assigned):
+            if name in given:
+                continue
+            if name in local:
+                raise FragmentError(
+                    f"fragment {fragment.name}: needs {name!r}, a local name of fragment {local[name]}. "
+                    f"Declare it in ``gives`` of {local[name]}"
+                )
+            needs.setdefault(name, fragment.name)
+        declared = set(fragment.gives.split())
+        for name in sorted(declared - assigned):
+            raise FragmentError(f"fragment {fragment.name}: declares that it gives {name!r}, and does not assign it")
+        given |= declared
+        local |= dict.fromkeys(assigned - given, fragment.name)
+    return needs
+
+
+def _reads(statements: Iterable[ast.stmt], assigned: set[str]) -> Iterator[str]:
+    """Yield the names that statements read before they assign them, and add to ``assigned``."""
+    for statement in statements:
+        match statement:
+            case ast.For(target=target, iter=value, body=body, orelse=orelse):
+                yield from _names(value, assigned)
+                yield from _names(target, assigned)
+                yield from _reads((*body, *orelse), assigned)
+            case ast.While(test=value, body=body, orelse=orelse) | ast.If(test=value, body=body, orelse=orelse):
+                yield from _names(value, assigned)
+                yield from _reads((*body, *orelse), assigned)
+            case ast.AugAssign(target=ast.Name(id=name), value=value):
+                yield from _names(value, assigned)
+                yield from {name} - assigned
+            case ast.Assign(targets=targets, value=value):
+                yield from _names(value, assigned)
+                for target in targets:
+                    yield from _names(target, assigned)
+            case _:
+                yield from _names(statement, assigned)
+
+
+def _names(node: ast.AST, assigned: set[str]) -> Iterator[str]:
+    called = {id(call.func) for call in ast.walk(node) if isinstance(call, ast.Call)}
+    for x in ast.walk(node):
+        if isinstance(x, ast.Name) and id(x) not in called and x.id not in _EVERYWHERE:
+            if isinstance(x.ctx, ast.Store):
+                assigned.add(x.id)
+            elif x.id not in assigned:
+                yield x.id

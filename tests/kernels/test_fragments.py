@@ -1,0 +1,58 @@
+"""Fragments of kernels: a name that nothing gives is found where fragments are joined or launched, not in Numba."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kernel_harness import run_op
+from ort_cuda_plugin.kernels.codegen.fragment import Fragment, FragmentError, check_parameters, join
+from ort_cuda_plugin.kernels.gemm import gemm_simt
+
+TILE = Fragment("tile", "tiles = n >> 4\nrow0 = cuda.blockIdx.x * tiles", "row0")
+
+
+def test_a_fragment_reads_what_earlier_ones_give_and_parameters() -> None:
+    body = join([TILE, Fragment("loop", "for i in range(steps):\n    total = x[row0 + i]\n    y[i] += total")])
+    assert body.needs == {"n": "tile", "steps": "loop", "x": "loop", "y": "loop"}
+    assert body.splitlines()[-1] == "        y[i] += total"
+    check_parameters("sum", body, ("n", "steps", "x", "y"))
+
+
+def test_a_name_that_nothing_gives_is_missing() -> None:
+    body = join([TILE, Fragment("loop", "y[row0] = x[row0] + column0")])
+    with pytest.raises(FragmentError, match=r"kernel sum: fragment loop needs 'column0'"):
+        check_parameters("sum", body, ("n", "x", "y"))
+
+
+def test_a_local_name_of_an_earlier_fragment_is_missing() -> None:
+    with pytest.raises(FragmentError, match=r"fragment loop: needs 'tiles', a local name of fragment tile"):
+        join([TILE, Fragment("loop", "y[row0] = tiles")])
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("total += 1\ntotal = 0", "total"), ("k0 = k0 + column0", "k0"), ("if a < 1:\n    y[a] = 2", "a")],
+)
+def test_a_name_is_read_before_it_is_assigned(text: str, name: str) -> None:
+    assert name in join([Fragment("text", text)]).needs
+
+
+def test_a_fragment_gives_what_it_declares() -> None:
+    with pytest.raises(FragmentError, match=r"fragment tile: declares that it gives 'column0'"):
+        join([replace(TILE, gives="row0 column0")])
+
+
+def test_text_without_fragments_is_checked_as_well() -> None:
+    with pytest.raises(FragmentError, match=r"fragment body needs 'm'"):
+        check_parameters("copy", "    y[0] = x[m]", ("x", "y"))
+
+
+def test_a_missing_name_is_found_when_the_kernel_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm_simt, "steps_of", lambda depth: Fragment("steps_of", "count = k_end", "count"))
+    monkeypatch.setattr(gemm_simt.TiledProduct.body, "_write", gemm_simt.TiledProduct.body._write.__wrapped__)
+    x = np.ones((32, 48), np.float32)
+    with pytest.raises(FragmentError, match=r"kernel matmul_32x64x16_f32: fragment pipeline needs 'steps'"):
+        run_op("MatMul", [x, x.T.copy()])
