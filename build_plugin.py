@@ -44,13 +44,13 @@ COMPILE_FLAGS = ["-O2", "-g", "-fPIC", "-fvisibility=hidden", "-pthread"]
 # nodelete: ORT closes the library at unregister, while Python and CUDA still hold pointers into it.
 LINK_FLAGS = ["-shared", "-pthread", "-Wl,-z,nodelete", "-Wl,--no-undefined-version"]
 LIBRARIES = ["-ldl", "-lm"]
-#: For what leaves this machine: no debugging information, and no path of it.
+#: Flags of published builds: no debugging information, and no path of this machine.
 WHEEL_FLAGS = ["-g0", "-s", f"-ffile-prefix-map={ROOT}=."]
 EXPORTS = "{ global: CreateEpFactories; ReleaseEpFactory; RegisterCustomOps; local: *; };\n"
 
 #: Generated from ``ort_cuda_plugin/abi``.
 ABI_HEADER = SOURCES / "base" / "ort_abi.h"
-#: Headers whose types Python may use, in an order in which each finds what it needs.
+#: Headers whose types Python may use, in the order of their dependencies.
 BRIDGE_HEADERS = [
     "base/error.h",
     "base/counters.h",
@@ -109,7 +109,7 @@ class BuildError(Exception):
 
 
 def compiler() -> list[str]:
-    """The C compiler as an argument vector: ``$CC``, else gcc, cc or clang.
+    """Return the C compiler as an argument vector: ``$CC``, else gcc, cc or clang.
 
     Raises:
         BuildError: there is none.
@@ -136,12 +136,12 @@ def run(command: Sequence[str | Path]) -> None:
 
 
 def shim_sources() -> list[Path]:
-    """The C files of the library."""
+    """Return the C files of the library."""
     return sorted(SOURCES.rglob("*.c"))
 
 
 def all_headers() -> bytes:
-    """The text of every header of the library, of which an object may depend on any."""
+    """Return the text of every header of the library; an object may depend on any of them."""
     return b"".join(path.read_bytes() for path in sorted(SOURCES.rglob("*.h")))
 
 
@@ -151,7 +151,9 @@ def write_if_changed(path: Path, text: str) -> None:
 
 
 def abi_header() -> str:
-    """The text of ``ABI_HEADER``, without importing the package (its dependencies may be missing at build time)."""
+    """Return the text of ``ABI_HEADER``, without importing the package (its dependencies may be missing at build
+    time).
+    """
     namespace = {"__path__": [str(PACKAGE / "abi")]}
     import importlib.util
 
@@ -169,7 +171,7 @@ def package_version() -> str:
 
 
 def type_declarations(text: str) -> str:
-    """The types of a header as cffi reads them: no comments, preprocessor lines, functions or variables."""
+    """Return the types of a header as cffi reads them: no comments, preprocessor lines, functions or variables."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
     text = re.sub(r"^#.*(?:\\\n.*)*$", "", text, flags=re.M)
     text = re.sub(r"^static inline .*?^\}$", "", text, flags=re.M | re.S)
@@ -183,7 +185,7 @@ def type_declarations(text: str) -> str:
 
 
 def python_callbacks(tables: str) -> str:
-    """An ``extern "Python"`` function ``ocp_py_<member>`` for each member of the ocp_python struct."""
+    """Return an ``extern "Python"`` function ``ocp_py_<member>`` for each member of the ocp_python struct."""
     body = re.search(r"typedef struct ocp_python \{(.*?)\} ocp_python;", tables, flags=re.S)
     assert body is not None
     prototypes = [
@@ -205,7 +207,7 @@ class Builder:
         output.mkdir(parents=True, exist_ok=True)
         write_if_changed(ABI_HEADER, abi_header())
         self.headers = all_headers()
-        # Library and bridge share structs: each knows the headers that it was built from.
+        # Library and bridge share structs: each contains a hash of the headers that it was built from.
         self.flags.append(f"-DOCP_CORE_ABI={zlib.crc32(self.headers)}u")
         self.flags.append(f'-DOCP_VERSION="{package_version()}"')
 
@@ -213,13 +215,13 @@ class Builder:
         return hashlib.sha256(repr((self.cc, self.flags, *parts)).encode() + self.headers).hexdigest()[:16]
 
     def _object(self, source: Path, extra: Sequence[str]) -> Path:
-        # With its folders, since files of several folders have one name.
+        # The folder is part of the object's name, since files of several folders have one name.
         below = source.relative_to(SOURCES) if source.is_relative_to(SOURCES) else Path(source.parent.name, source.name)
         name = ".".join(below.with_suffix("").parts)
         target = self.work / f"{name}-{self._key(source.read_bytes(), extra)}.o"
         if not target.exists():
             for stale in self.work.glob(f"{name}-*.o"):
-                if stale != target:  # which another process may have made meanwhile
+                if stale != target:  # another process may have made it meanwhile
                     stale.unlink(missing_ok=True)
             partial = target.with_suffix(f".{os.getpid()}.tmp")
             run([*self.cc, *extra, *self.flags, f"-I{SOURCES}", "-c", source, "-o", partial])
@@ -253,7 +255,7 @@ class Builder:
         return self._link(LIBRARY, objects, flags)
 
     def program(self, name: str, sources: Sequence[Path]) -> Path:
-        """An executable of ``sources`` and the whole shim, for tests."""
+        """Build an executable of ``sources`` and the whole library, for tests."""
         objects = [self._object(source, WARNINGS) for source in [*sources, *shim_sources()]]
         return self._link(name, objects, [], ["-pthread"])
 
@@ -281,7 +283,7 @@ class Builder:
 
 
 def build(output: Path = PACKAGE, work: Path = ROOT / "build" / "shim", flags: Sequence[str] = ()) -> list[Path]:
-    """Builds the library and the bridge into ``output``; returns their paths.
+    """Build the library and the bridge into ``output``; return their paths.
 
     Raises:
         BuildError: no compiler, or a step failed (with its output).
@@ -290,7 +292,7 @@ def build(output: Path = PACKAGE, work: Path = ROOT / "build" / "shim", flags: S
     return [builder.library(), builder.bridge()]
 
 
-manifest_maker.template = ".manifest.in"  # what the source distribution has; setuptools has no setting for its name
+manifest_maker.template = ".manifest.in"  # of the source distribution; setuptools has no setting for the name
 
 
 class BuildExt(build_ext):
@@ -305,7 +307,7 @@ class BuildExt(build_ext):
             raise SystemExit(f"error: {error}") from error
 
     def get_source_files(self) -> list[str]:
-        """What a source distribution needs: all of csrc_shim but the generated header, and this file."""
+        """Return the sources of a source distribution: all of csrc_shim except the generated header, and this file."""
         sources = [path for path in sorted(SOURCES.rglob("*.[ch]")) if path != ABI_HEADER]
         return [str(path.relative_to(ROOT)) for path in [*sources, Path(__file__).resolve()]]
 

@@ -1,4 +1,4 @@
-"""What is done by hand and again and again: ``nox -l`` lists it, ``nox -s test -- -k Softmax`` does one with arguments.
+"""Sessions for recurring tasks: ``nox -l`` lists them, ``nox -s test -- -k Softmax`` runs one with arguments.
 
 Sessions run in the environment that nox is installed in, so that the `test` extra names every tool once; `exports`
 and `wheels` make their own.
@@ -21,7 +21,7 @@ DOCUMENTS = {
     "options": ("options", "docs/options.md"),
     "environment": ("options", "docs/environment.md"),
 }
-"""Documents that a command writes, wholly or their tables: by name the command and the file."""
+"""Generated documents, or documents with generated tables: by name the command and the file."""
 
 
 def python(session: nox.Session, *arguments: str) -> None:
@@ -58,21 +58,21 @@ def sanitize(session: nox.Session) -> None:
 
 @nox.session(venv_backend="venv")
 def exports(session: nox.Session) -> None:
-    """Models of Hugging Face through ONNX Runtime's optimizer; PyTorch comes into an environment of its own."""
+    """Run models of Hugging Face through ONNX Runtime's optimizer, with PyTorch in an environment of its own."""
     session.install("-e", ".[cpu,test,exports]")
     session.run("pytest", "-n", "1", "tests/exports", *session.posargs)
 
 
 @nox.session(venv_backend="venv")
 def wheels(session: nox.Session) -> None:
-    """The source distribution and the wheels, checked and tried, with tools in an environment of their own."""
+    """Build, check and try the source distribution and the wheels, with tools in an environment of their own."""
     session.install("cffi>=2", *nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]["wheels"])
     session.run("python", ".ci/build_wheels.py", *session.posargs)
 
 
 @nox.session
 def engines(session: nox.Session) -> None:
-    """Everything that an installed cuDNN is asked without a GPU; the test suite has a sample."""
+    """Run all queries of an installed cuDNN that need no GPU; the test suite has a sample."""
     files = ("tests/vendor/test_cudnn_engines.py", "tests/vendor/test_network_engines.py")
     pytest(session, "-n", "1", "--engines", *files, *session.posargs)
 
@@ -93,7 +93,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def real(session: nox.Session) -> None:
-    """Files with trained weights out of PyPI packages, beside the table of the last time; before a change of a pass."""
+    """Run files with trained weights from PyPI packages and compare with the committed table; for changes of a pass."""
     python(session, "bench/real_models.py", *session.posargs)
 
 
@@ -107,12 +107,12 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def site(session: nox.Session) -> None:
-    """Builds the documentation into build/site; a dead link is an error."""
+    """Build the documentation into build/site; a dead link is an error."""
     python(session, "-m", "mkdocs", "build", "--strict", "--config-file", ".mkdocs.yml", *session.posargs)
 
 
 @nox.session(venv_backend="venv")
 def serving(session: nox.Session) -> None:
-    """Ray Serve with two replicas, one of which dies; in an environment of its own."""
+    """Run Ray Serve with two replicas, one of which dies; in an environment of its own."""
     session.install("-e", ".[cpu,serve,test]")
     session.run("pytest", "-n", "1", "tests/docs/test_serving.py", *session.posargs)

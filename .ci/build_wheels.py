@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURES = ("x86_64", "aarch64")
 GLIBC = "2.27"
-"""What the wheels are compiled for: `logf` and others have a new version there."""
+"""glibc version that the wheels are compiled for: `logf` and other functions have a new symbol version there."""
 PLATFORM = "manylinux_2_28"
 TRY = """
 import sys
@@ -56,7 +56,7 @@ np.savez(sys.argv[2], **feeds, **dict(zip((entry.name for entry in session.get_o
 
 
 def run(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """What a program prints. Raises SystemExit where it fails."""
+    """Return the program's output. Raises SystemExit if it fails."""
     words = list(map(str, command))
     variables = {**os.environ, **(env or {})}
     done = subprocess.run(words, cwd=cwd, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -66,7 +66,7 @@ def run(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | 
 
 
 def backend(call: str, source: Path, output: Path, settings: str = "None", **env: str) -> Path:
-    """The archive that a call of the build backend makes."""
+    """Return the archive that a call of the build backend makes."""
     code = f"import sys; from setuptools import build_meta; print(build_meta.{call}(sys.argv[1], {settings}))"
     return output / run(sys.executable, "-c", code, output, cwd=source, env=env).splitlines()[-1]
 
@@ -76,7 +76,7 @@ def source_distribution(output: Path) -> Path:
 
 
 def wheel(sdist: Path, architecture: str, output: Path) -> Path:
-    """The wheel of an architecture, made where no checkout is."""
+    """Return the wheel of an architecture, built outside of the checkout."""
     platform = f"{PLATFORM}_{architecture}"
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(sdist) as archive:
@@ -93,7 +93,9 @@ def wheel(sdist: Path, architecture: str, output: Path) -> Path:
 
 
 def oldest_glibc(built: Path) -> int:
-    """The N of the oldest manylinux_2_N for a wheel. Raises SystemExit where it needs a library of this machine."""
+    """Return the N of the oldest manylinux_2_N that the wheel supports. Raises SystemExit if the wheel needs a library
+    of this machine.
+    """
     report = run(sys.executable, "-m", "auditwheel", "show", built)
     oldest = re.search(r'the following platform tag:\s+"manylinux_2_(\d+)_', report)
     if oldest is None:
@@ -102,12 +104,12 @@ def oldest_glibc(built: Path) -> int:
 
 
 def abi3_report(built: Path) -> str:
-    """What abi3audit says. Raises SystemExit where a wheel needs more than the limited API."""
+    """Return abi3audit's report. Raises SystemExit if a wheel needs more than the limited API."""
     return run(sys.executable, "-m", "abi3audit", "--strict", "--summary", built)
 
 
 def check_contents(built: Path, source: Path) -> None:
-    """Raises SystemExit where a wheel has debugging information or names a folder of this machine."""
+    """Raise SystemExit if a wheel has debugging information or names a folder of this machine."""
     with zipfile.ZipFile(built) as archive:
         for name in archive.namelist():
             content = archive.read(name)
@@ -118,7 +120,8 @@ def check_contents(built: Path, source: Path) -> None:
 
 
 def smoke(built: Path, interpreters: Sequence[str]) -> None:
-    """Runs light_squeezenet with the compiler, then from its cache without one, in an environment of each interpreter.
+    """Run light_squeezenet with the compiler, then from its cache without the compiler, in a new environment of each
+    interpreter.
 
     No C compiler is on the path, and the working folder has no checkout.
     """
@@ -138,7 +141,7 @@ def smoke(built: Path, interpreters: Sequence[str]) -> None:
 
 
 def environment(folder: Path, interpreter: str, *packages: str) -> Path:
-    """The interpreter of a new environment with these packages and nothing else."""
+    """Make an environment with these packages and nothing else; return its interpreter."""
     run(interpreter, "-m", "venv", "--without-pip", folder)
     run(sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "-q", "--no-compile", *packages)
     return folder / "bin" / "python"

@@ -1,4 +1,5 @@
-"""Speed of this installation beside another one: steady Runs, session creation with its first Run, kernels compiled.
+"""Compares the speed of two installations: steady Runs, session creation with the first Run, and numbers of compiled
+kernels.
 
     python bench/against.py OTHER_PYTHON [MODEL ...] [--runs N] [--sessions N] [--device emulated|cuda] [--json]
 
@@ -51,14 +52,14 @@ for line in sys.stdin:
 
 
 class Side:
-    """A process that has one installation's session of a model."""
+    """A process with one installation's session of a model."""
 
     def __init__(self, python: str, model: Path, feeds: Path, output: str, device: str, cache: Path) -> None:
         environment = os.environ | {"ORT_CUDA_PLUGIN_CACHE_DIR": str(cache)}
         self.process = subprocess.Popen(
             [python, "-I", "-c", WORKER, str(model), str(feeds), output, device],
             env=environment,
-            cwd=cache.parent,  # Older versions import what stands in the working folder.
+            cwd=cache.parent,  # Older versions import modules from the working folder.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -85,7 +86,7 @@ class Side:
 
 
 def source_of(name: str) -> tuple[bytes, dict[str, Any], str]:
-    """The model, its feeds, and its output."""
+    """Return the model, its feeds, and its output's name."""
     import onnx
 
     from ort_cuda_plugin import models
@@ -106,7 +107,7 @@ def source_of(name: str) -> tuple[bytes, dict[str, Any], str]:
 
 
 def measure(name: str, pythons: tuple[str, str], device: str, runs: int, sessions: int) -> dict[str, Any]:
-    """Figures of this installation and of the other one, in this order."""
+    """Return the figures of this installation and of the other one."""
     import numpy as np
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,5 @@
-/* Nanoseconds of an allocation that a cached chunk serves and its free, on one arena of the emulated device: alone,
- * with four threads, and for comparison the driver's own; the processor's time of the process over all pairs, and what
- * a thread waited for one. */
+/* Times pairs of allocation and free that a cached chunk serves, in nanoseconds, on one arena of the emulated
+ * device: with one thread, with four, and for comparison in the driver. Prints CPU time and waiting time per pair. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,4 @@
-"""Session creation from a compiled model: beside compiling the source with an empty kernel cache, and beside the CPU
-provider's creation of the source.
+"""Times session creation from a compiled model, from its source with an empty kernel cache, and by the CPU provider.
 
     python bench/context_load.py [MODEL ...] [--processes N] [--pairs N] [--embed] [--json]
 

@@ -1,12 +1,12 @@
-"""What a steady Run costs the host with automatic CUDA graphs and without.
+"""Host time of a steady Run with and without automatic CUDA graphs.
 
     python bench/cuda_graphs.py [--model encoder|light_resnet50] [--batches N] [--device emulated|cuda] [--json]
 
 Two sessions of one process take turns, with and without graphs; inputs and outputs are bound on the device and stay
-there. Timed is the CPU time of the calling thread until run_with_iobinding returns, with
-disable_synchronize_execution_providers=1; the wait for the device comes after. The emulated device has adversarial
-streams, which keep the work until somebody waits, so that kernels are not in the time; what its driver calls cost is
-not what NVIDIA's cost, but how many there are is the same.
+there. The CPU time of the calling thread until run_with_iobinding returns is measured, with
+disable_synchronize_execution_providers=1, so that the wait for the device is not included. The emulated device has
+adversarial streams, which defer the work until the program waits, so that kernels are not in the time. Its driver calls
+cost other times than NVIDIA's, but their number is the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RUNS_PER_BATCH = 6
 
 
 def source_of(name: str) -> tuple[bytes, dict[str, Any], str]:
-    """The model, its feeds, and its output."""
+    """Return the model, its feeds, and its output's name."""
     import onnx
 
     from ort_cuda_plugin import models
@@ -42,7 +42,7 @@ def source_of(name: str) -> tuple[bytes, dict[str, Any], str]:
 
 
 class Bound:
-    """A session with everything on the device."""
+    """A session with inputs and outputs bound on the device."""
 
     def __init__(self, model: bytes, feeds: dict[str, Any], output: str, emulate: bool, graphs: bool) -> None:
         import onnxruntime as ort
@@ -64,7 +64,7 @@ class Bound:
         self.options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def batch(self) -> list[float]:
-        """Microseconds of the host for each of a few Runs, without the first, whose caches the kernels have cleared."""
+        """Return the host's microseconds for each of a few Runs, without the first, after which the caches are cold."""
         times = [time.thread_time_ns()]
         for _ in range(RUNS_PER_BATCH + 1):
             self.session.run_with_iobinding(self.binding, self.options)

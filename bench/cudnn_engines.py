@@ -1,11 +1,11 @@
-"""Which engines an installed cuDNN has for the convolutions of models on an H100, for which no GPU is needed.
+"""Lists the engines that an installed cuDNN offers for the convolutions of models on an H100. No GPU is needed.
 
     python bench/cudnn_engines.py [MODEL ...] [--batch N ...]
 
 Models are the onnx wheel's light ones, or networks with convolutions (mobilenet_v2, unet, ...), in TF32 and in float16.
-For each: the launches and library calls of a Run, the MB that they move, the convolutions with channels last and those
-that have tensor cores, the most workspace that one takes, and the milliseconds that choosing all engines took. Needs
-the extra `libs`. Exits with 1 where a convolution has no engine.
+For each model: the launches and library calls of a Run, the MB that they move, the numbers of convolutions in NHWC and
+on tensor cores, the largest workspace, and the milliseconds of choosing all engines. Needs the extra `libs`. Exits with
+1 where a convolution has no engine.
 """
 
 from __future__ import annotations

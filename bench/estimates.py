@@ -1,11 +1,11 @@
-"""What models would take on a GPU, by the model of it (docs/estimates.md). No GPU is needed.
+"""Estimates the time of models on a GPU by the performance model (docs/estimates.md). No GPU is needed.
 
     python bench/estimates.py [--device h100] [--models resnet50-1,bert-32-float16] [--against FOLDER] [--save FOLDER]
     python bench/estimates.py --models suite --against FOLDER --markdown
 
-A line for each model: steps, time, bytes of the device's memory, and two rooflines, that of the model and that of its
-steps, with the ratio to each. ``--save`` writes what the Runs do, in the form of estimate/work.py; ``--against``
-compares with such files of another state of the plugin, with the same model of the GPU. ``suite`` are all models. Of
+Prints a line for each model: steps, time, bytes of device memory, and two rooflines, of the model and of its steps,
+with the ratio to each. ``--save`` writes the work of each Run in the format of estimate/work.py; ``--against`` compares
+with such files of another version of the plugin, under the same performance model. ``suite`` are all models. Of
 ``bert``, the encoder of tests/harness, there are 6 layers of 384, at a length of 128; others are those of the command
 `bench`, at the sizes that it uses.
 """
@@ -35,7 +35,7 @@ Sized: TypeAlias = "tuple[onnx.ModelProto, Mapping[str, Sequence[int]]]"
 
 
 def light(name: str, batch: int) -> Sized:
-    """One of the onnx wheel's models."""
+    """Return one of the onnx wheel's models."""
     import onnx
 
     from ort_cuda_plugin.estimate.gather import optimised
@@ -51,7 +51,7 @@ def light(name: str, batch: int) -> Sized:
 
 
 def network(name: str, batch: int) -> Sized:
-    """One of ort_cuda_plugin/networks, whose batch and length are open, as they are in exported models."""
+    """Return a network of ort_cuda_plugin/networks with symbolic batch and length, as in exported models."""
     import onnx
 
     from ort_cuda_plugin.estimate.gather import optimised
@@ -71,7 +71,7 @@ def network(name: str, batch: int) -> Sized:
 
 
 def bert(batch: int, half: bool) -> Sized:
-    """The encoder with its sizes stated."""
+    """Return the encoder with its sizes as constants."""
     import numpy as np
     import onnx
     from onnx import TensorProto, numpy_helper
@@ -110,7 +110,7 @@ MODELS: dict[str, Callable[[], Sized]] = {
 
 
 def suite() -> dict[str, Callable[[], Sized]]:
-    """All models at two batches."""
+    """Return all models at two batches."""
     from ort_cuda_plugin.models import wheel_models
     from ort_cuda_plugin.networks import NETWORKS
 
@@ -127,7 +127,7 @@ HEADINGS = ("steps", "us", "DRAM MB", "model's", "ratio", "steps'", "ratio", "be
 
 
 def figures(found: Estimate, before: Estimate | None) -> list[str]:
-    """What stands under `HEADINGS`."""
+    """Return the columns of `HEADINGS`."""
     shown = [f"{len(found.steps)}", f"{found.seconds * 1e6:.0f}", f"{found.dram / 1e6:.1f}"]
     shown += [f"{found.roofline * 1e6:.1f}", f"{found.ratio:.2f}"]
     shown += [f"{found.steps_roofline * 1e6:.0f}", f"{found.steps_ratio:.2f}"]

@@ -1,11 +1,11 @@
-"""Times of kernels and Runs on a GPU, as the file that the constants of the model of the GPU are fitted to.
+"""Times kernels and Runs on a GPU, for fitting the constants of the performance model.
 
     python bench/gpu_measurements.py --output FILE.json [--runs N] [--models NAME ...] [--device cuda|emulated]
 
-A kernel is a model of one node. Its Runs follow each other without waiting, with operands on the device, so that a Run
-takes as long as its kernel; where it takes hardly longer than the host's part, the kernel is too short for this and is
-left out. A model's Run is measured in the same way. Every third measurement is held out of the fit. What is printed
-last is the median error of those, and their rank correlation.
+A kernel is a model of one node. Its Runs are enqueued back to back with operands on the device, so a Run takes as long
+as its kernel. A kernel that takes hardly longer than enqueueing it is too short to measure and is left out. A model's
+Run is measured in the same way. Every third measurement is held out of the fit. The last lines are the median error of
+the held-out measurements, and their rank correlation.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Shape = tuple[int, ...]
 MODELS = ("resnet50:float16", "mobilenet_v2", "bert_base:float16")
 BATCH = 8
 PIPELINED = 20
-"""Runs that are timed together."""
+"""Runs that are timed together, back to back."""
 HOST_SHARE = 0.8
-"""Of a Run's time: a kernel is left out where enqueueing takes more than this."""
+"""Maximum share of a Run's time that enqueueing may take; otherwise the kernel is left out."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class OneNode:
 
 
 def kernels(largest: int = 1 << 26) -> Iterator[OneNode]:
-    """About a hundred: elementwise, rows, reductions, transposes, copies, products and convolutions."""
+    """Return about a hundred kernels: elementwise, row-wise, reductions, transposes, copies, GEMMs and convolutions."""
     for element, count in itertools.product(
         (TensorProto.FLOAT, TensorProto.FLOAT16), (1 << 20, 1 << 22, 1 << 24, 1 << 26)
     ):
@@ -94,7 +94,7 @@ def kernels(largest: int = 1 << 26) -> Iterator[OneNode]:
 
 
 class Bound:
-    """A session with all values on the device."""
+    """A session with all inputs and outputs on the device."""
 
     def __init__(self, model: bytes, feeds: dict[str, np.ndarray], emulate: bool) -> None:
         place = plugin_place(emulate)
@@ -109,7 +109,7 @@ class Bound:
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def batch(self, runs: int) -> tuple[float, float]:
-        """Seconds of one of many Runs that follow each other, and of its part on the host."""
+        """Return seconds of one of many back-to-back Runs, and of its host part."""
         self.binding.synchronize_outputs()
         begun = time.perf_counter()
         for _ in range(runs):
@@ -120,9 +120,9 @@ class Bound:
 
 
 def measured(model: onnx.ModelProto, dims: dict[str, int], runs: int, emulate: bool) -> tuple[float, float]:
-    """Medians of seconds, of a Run and of its part on the host."""
+    """Return the median seconds of a Run and of its host part."""
     bound = Bound(model.SerializeToString(), dict(models.random_inputs(model, dims=dims)), emulate)
-    bound.batch(PIPELINED)  # makes the CUDA graph, and lets clocks rise
+    bound.batch(PIPELINED)  # makes the CUDA graph, and lets the clocks rise
     times, host = zip(*(bound.batch(PIPELINED) for _ in range(runs)), strict=True)
     return statistics.median(times), statistics.median(host)
 
@@ -130,7 +130,7 @@ def measured(model: onnx.ModelProto, dims: dict[str, int], runs: int, emulate: b
 def measure(
     name: str, model: onnx.ModelProto, dims: dict[str, int], runs: int, emulate: bool
 ) -> fit.Measurement | None:
-    """None where the host decides how long a Run takes."""
+    """Measure a model; None if the host's part decides how long a Run takes."""
     seconds, host = measured(model, dims, runs, emulate)
     if not emulate and host > HOST_SHARE * seconds:
         return None
@@ -143,7 +143,7 @@ def measure(
 
 
 def gpu_name() -> tuple[str, str]:
-    """What the figures are called of the GPU whose name has them, H100 where none is; and what the driver calls it."""
+    """Return the name of the GPU's description (the H100's if there is none), and the driver's name of the GPU."""
     driver = next((device.name for device in ort_cuda_plugin.devices() if not device.emulated), "emulated")
     squeezed = driver.replace(" ", "").lower()
     return next((name for name in gpus.names() if name in squeezed), "h100"), driver

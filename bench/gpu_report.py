@@ -1,4 +1,4 @@
-"""Everything that this project wants to know of a GPU, by one command without a network: a Markdown and a JSON file.
+"""Collects a full report about a GPU, by one command and without a network, as a Markdown and a JSON file.
 
     python bench/gpu_report.py [--output docs/gpu/NAME] [--seconds 540] [--device cuda|emulated] [--sections NAME ...]
 
@@ -42,7 +42,9 @@ COMPARED = (
 
 @dataclass
 class Section:
-    """What a section found: ``data`` for the JSON file, ``lines`` for the Markdown file, and why it failed."""
+    """The result of a section: ``data`` for the JSON file, ``lines`` for the Markdown file, and the reason of a
+    failure.
+    """
 
     data: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
@@ -51,7 +53,7 @@ class Section:
 
 @dataclass
 class Clock:
-    """The time that is left for all sections."""
+    """The remaining time of all sections."""
 
     end: float
 
@@ -60,7 +62,7 @@ class Clock:
 
 
 def call(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
-    """Exit code, None where the time ran out, and what the command printed."""
+    """Return the exit code (None if the time ran out) and the output of a command."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     try:
         done = subprocess.run(
@@ -83,7 +85,7 @@ def plugin(*arguments: str) -> list[str]:
 
 
 def checked(command: Sequence[str], seconds: float, good: Callable[[int], bool] = lambda code: code == 0) -> Section:
-    """A section that is right where a command ends well; its last lines are shown."""
+    """Return a section that passes if a command succeeds; shows its last lines."""
     code, printed = call(command, seconds)
     tail = printed.strip().splitlines()[-25:]
     section = Section({"command": list(command), "exit_code": code, "output": tail}, ["```", *tail, "```"])
@@ -137,7 +139,7 @@ def sanitizer(device: str, clock: Clock) -> Section:
 
 
 def estimates(device: str, clock: Clock) -> Section:
-    """A hundred kernels and three models, timed and estimated."""
+    """Time a hundred kernels and three models, and compare with their estimates."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "measurements.json")
         small = [] if device == "cuda" else ["--runs", "1", "--largest", str(1 << 20), "--models"]
@@ -148,7 +150,7 @@ def estimates(device: str, clock: Clock) -> Section:
 
 
 def comparison(device: str, clock: Clock) -> Section:
-    """Models beside the providers that are there."""
+    """Compare models with the other available providers."""
     models = COMPARED if device == "cuda" else ("light_squeezenet",)
     section, reports = Section(), []
     for model in models:
@@ -172,7 +174,7 @@ def comparison(device: str, clock: Clock) -> Section:
 
 
 def pytorch(device: str, clock: Clock) -> Section:
-    """Layers beside PyTorch's, each as a model of one node."""
+    """Compare layers with PyTorch's, each as a model of one node."""
     if device != "cuda":
         return Section({}, ["PyTorch is measured on a GPU only."])
     script = Path(__file__).with_name("pytorch_layers.py")
@@ -196,7 +198,7 @@ def report(device: str, seconds: float, names: Sequence[str]) -> dict[str, Secti
         begun = time.monotonic()
         try:
             found[name] = SECTIONS[name](device, clock)
-        except Exception as error:  # the next sections are worth as much
+        except Exception as error:  # the next sections still run
             found[name] = Section(failure=f"{type(error).__name__}: {error}")
         found[name].data["seconds"] = round(time.monotonic() - begun, 1)
         print(f"{name}: {found[name].failure or 'done'} ({found[name].data['seconds']} s)", flush=True)

@@ -1,4 +1,5 @@
-"""Host time of one Add of eight floats: this plugin on its emulated device, a C plugin that does nothing, the CPU EP.
+"""Compares the host time of one Add of eight floats: this plugin on its emulated device, a C plugin that does nothing,
+and the CPU provider.
 
     python bench/host_overhead.py [--batches N] [--json]
 
@@ -45,7 +46,7 @@ def add_model() -> bytes:
 
 
 def null_session(model: bytes, folder: Path) -> ort.InferenceSession:
-    """A session on bench/null_ep.c, which is built here."""
+    """Build bench/null_ep.c and return a session on it."""
     library = folder / "libnull_ep.so"
     command = [os.environ.get("CC", "cc"), "-O2", "-fPIC", "-shared", f"-I{ROOT / 'csrc_shim'}"]
     subprocess.run([*command, ROOT / "bench" / "null_ep.c", "-o", library], check=True)
@@ -57,7 +58,7 @@ def null_session(model: bytes, folder: Path) -> ort.InferenceSession:
 
 
 def bound_run(session: ort.InferenceSession, place: tuple[Any, ...]) -> Callable[[], object]:
-    """run_with_iobinding of a session whose values live there; nothing: in host memory."""
+    """Return run_with_iobinding of a session with values in memory of type ``lives``; by default in host memory."""
     values = {name: ort.OrtValue.ortvalue_from_numpy(x, *place) for name in "abc"}
     binding = session.io_binding()
     binding.bind_ortvalue_input("a", values["a"])

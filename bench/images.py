@@ -199,7 +199,7 @@ def network(name: str, size: int) -> bytes:
 
 @dataclass
 class Result:
-    """Medians over the Runs; ``error`` is the largest difference relative to the CPU provider's largest value."""
+    """Medians over the Runs. ``error`` is the largest difference, relative to the CPU provider's largest value."""
 
     name: str
     plugin_ms: float
@@ -260,7 +260,7 @@ def main() -> None:
         for variant in (name, f"{name}/f16", f"{name}/u8"):
             models[variant] = partial(network, variant, arguments.size)
     if arguments.names:
-        # A name chosen exactly does not bring those that begin with it along.
+        # A name that matches exactly does not also select the names that begin with it.
         exact = {name for name in arguments.names if name in models}
         prefixes = tuple(name for name in arguments.names if name not in exact)
         chosen = [name for name in models if name in exact or (prefixes and name.startswith(prefixes))]

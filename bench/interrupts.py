@@ -1,11 +1,11 @@
-"""Sends SIGINT into sessions that are being made and into Runs that build a plan; each time the next one must succeed.
+"""Sends SIGINT during session creation and during Runs that build a plan; the next session or Run must succeed.
 
     python bench/interrupts.py --count 1000 --jobs 2
 
 Each process starts cold, with an empty kernel cache: its first interrupt comes ``--step`` milliseconds later than that
 of the process before, over the whole time that a cold session takes; more follow in sessions and Runs whose kernels are
-new. What may come out of an interrupt is KeyboardInterrupt or an error that names it, and afterwards a session on the
-provider whose results are right.
+new. An interrupt may raise KeyboardInterrupt or an error that names it. Afterwards a session on the provider must give
+the right results.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = {"cold": 1.8, "session": 0.5, "run": 0.4}
-"""About what the first session of a process takes, a later one, and a Run that builds a plan, each with no kernel: in
-seconds of its processor, so that a busy machine changes nothing."""
+"""Typical CPU seconds of the first session of a process, of a later one, and of a Run that builds a plan, each with an
+empty kernel cache. CPU time, so that other load changes nothing."""
 UNARY = ("Abs", "Neg", "Relu", "Tanh", "Sigmoid", "Floor", "Ceil", "Sin", "Cos", "Softplus", "Sign", "Softsign")
 
 
@@ -37,12 +37,12 @@ UNARY = ("Abs", "Neg", "Relu", "Tanh", "Sigmoid", "Floor", "Ceil", "Sin", "Cos",
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used."""
-    return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid makes it
+    """Return the CPU time that a process has used."""
+    return time.clock_gettime(~pid << 3 | 2)  # the clock id that clock_getcpuclockid returns
 
 
 def new_model(choose: random.Random, kind: str) -> bytes:
-    """y = a sum of f(a) + b, where f is chosen; sizes and axes are known for a session, and in a Run to that alone."""
+    """Return y = sum(f(a)) + b with a chosen f; sizes and axes are known to the session, or only in a Run."""
     from onnx import TensorProto, helper
 
     nodes = [
@@ -63,7 +63,7 @@ def new_model(choose: random.Random, kind: str) -> bytes:
 
 
 def forget_kernels() -> None:
-    """Has this process compile every kernel again."""
+    """Make this process compile every kernel again."""
     from ort_cuda_plugin.compiler.compile import kernel_ir
     from ort_cuda_plugin.ep.device.open_device import kernel_library
 
@@ -75,13 +75,13 @@ def forget_kernels() -> None:
 
 
 class Interrupted:
-    """A process that tells its parent when to send the signal, and what came of it."""
+    """A process that tells its parent when to send the signal, and reports the outcome."""
 
     def __init__(self, seed: int) -> None:
         import numpy as np
         import onnxruntime as ort
 
-        ort.set_default_logger_severity(4)  # ONNX Runtime's log of errors that the interrupts are
+        ort.set_default_logger_severity(4)  # hides errors that the interrupts cause on purpose
         self.choose = random.Random(seed)
         self.rng = np.random.default_rng(seed)
         self.session: Any = None
@@ -103,7 +103,7 @@ class Interrupted:
         self.expected = cpu.run(None, self.feeds)[0]
         if "ort_cuda_plugin.ep.device.open_device" in sys.modules:
             forget_kernels()
-        if kind == "run":  # which then needs one more
+        if kind == "run":  # the session needs another interrupt
             self.make()
 
     def make(self) -> None:
@@ -122,7 +122,7 @@ class Interrupted:
         self.run()
 
     def interrupted(self, kind: str, number: int) -> str:
-        """What the signal that comes in the middle of the work was: "late" where the work was done before."""
+        """Return the outcome of the signal during the work; "late" if the work was done before."""
         outcome = ""
         try:
             try:
@@ -134,7 +134,7 @@ class Interrupted:
                 if "KeyboardInterrupt" not in str(error):
                     raise
                 outcome = "error"
-            while True:  # the signal is still to come, or comes once more
+            while True:  # the signal is still to arrive, or arrives once more
                 time.sleep(0.05 if outcome == "error" else 30)
                 if outcome == "error":
                     return outcome
@@ -171,7 +171,7 @@ class Interrupted:
 
 
 class Campaign:
-    """Processes to be interrupted, several at a time."""
+    """Processes that are interrupted, several at a time."""
 
     def __init__(self, count: int, rounds: int, step: float, seed: int) -> None:
         self.todo = [min(rounds, count - first) for first in range(0, count, rounds)][::-1]
@@ -195,7 +195,7 @@ class Campaign:
                 self.interrupt(number, parts, cache)
 
     def interrupt(self, number: int, parts: list[float], cache: str) -> None:
-        """One process, and how much of the expected time passes before each of its interrupts."""
+        """Interrupt one process, each time after this fraction of the expected time."""
         command = [sys.executable, __file__, "--interrupted", str(len(parts)), "--seed", str(self.seed + number)]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "ORT_CUDA_PLUGIN_CACHE_DIR": cache}
         with tempfile.TemporaryFile("w+") as errors:

@@ -1,12 +1,12 @@
-"""What is not as it should be in the kernels of models on GPUs. No GPU is needed.
+"""Reports defects in the machine code of models' kernels on GPUs. No GPU is needed.
 
     python bench/kernel_code.py [--models resnet50:float16,unet] [--batches 1,32] [--arch sm_80] [--json FILE]
 
 Each model is planned for a GPU, with NVIDIA's libraries and without them, at each batch. Its kernels are compiled for
-sm_80, sm_90, sm_100 and sm_120, and some of their blocks run in the counting mode of the emulated device. A line for
-each thing that ``estimate/findings.py`` finds: spills, products without tensor cores, accesses of less than
-16 bytes where neighbours lie side by side, bank conflicts above two-way. Ends with 1 where there is any. nvdisasm is
-needed (``pip install nvidia-cuda-nvdisasm``). Without ``--models`` it takes all networks and the wheel's light models.
+sm_80, sm_90, sm_100 and sm_120, and some of their blocks run in the counting mode of the emulated device. Prints a line
+for each finding of ``estimate/findings.py``: spills, GEMMs without tensor cores, accesses of contiguous data by less
+than 16 bytes, and bank conflicts of more than two ways. Ends with 1 where there is any. nvdisasm is needed (``pip
+install nvidia-cuda-nvdisasm``). Without ``--models`` it takes all networks and the wheel's light models.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def models(names: Sequence[str]) -> list[str]:
 
 
 def at_batch(name: str, batch: int) -> onnx.ModelProto:
-    """A model whose inputs have the sizes that a benchmark gives them."""
+    """Return the model with the input sizes of a benchmark."""
     import tempfile
 
     import onnx

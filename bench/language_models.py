@@ -1,16 +1,16 @@
-"""Tokens a second of a Llama-like decoder with weights of 4 bits, and what a token costs.
+"""Tokens per second of a Llama-like decoder with 4-bit weights, and the launches and bytes of a token.
 
     python bench/language_models.py [--device emulated|cuda] [--layers N] [--hidden N] [--heads N] [--kv-heads N]
                                     [--vocabulary N] [--prompt N] [--tokens N] [--batch N] [--json]
 
-The model is that of tests/harness/genai_decoder.py, with random weights. It has the choice of the token in its graph,
-past and present in one buffer, and a mask of full width, as `ort_cuda_plugin.generate` has it; the CPU provider, and
+The model is that of tests/harness/genai_decoder.py, with random weights. Sampling is part of its graph, past and
+present share a buffer, and the mask has full width, as in `ort_cuda_plugin.generate`; the CPU provider, and
 CUDAExecutionProvider where ONNX Runtime has it, run the same model in the same loop. *prefill* and *decode* are tokens
 a second: of CPU time with the emulated device, beside which other load counts little, and of wall time with a GPU.
 *launches*, *graphs*, *copies back* and *Python* are counts for one decoded token.
 
-*bytes* are what the launches of a token ask of memory, *compulsory* what they must read: weights and a cache of full
-length, once each. They hold for a GPU as well as for the emulated device.
+*bytes* is the memory traffic of a token's launches; *compulsory* is the minimum: weights and a cache of full length,
+once each. They hold for a GPU as well as for the emulated device.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from ort_cuda_plugin.model import token_choice as choice  # noqa: E402
 
 clock = time.process_time
 WARM = 8
-"""Tokens before those that are counted: the graph is made at the fourth."""
+"""Tokens before the counted ones: the fourth one makes the graph."""
 
 
 class OtherLoop:
-    """The loop of `Decoder` on a provider of ONNX Runtime's own, whose memory is ``place``."""
+    """The loop of `Decoder` on another provider of ONNX Runtime, with memory of the device ``place``."""
 
     def __init__(self, model: Path, provider: str, place: str, batch: int, longest: int) -> None:
         whole = choice.with_token(model.read_bytes(), 0)
@@ -58,7 +58,7 @@ class OtherLoop:
         return ort.OrtValue.ortvalue_from_numpy(array, self.place, 0)
 
     def seconds(self, prompt: np.ndarray[Any, Any], tokens: int) -> tuple[float, float]:
-        """Of the prompt, and of so many tokens after it."""
+        """Return the seconds of the prompt, and of so many tokens after it."""
         token = self.value(np.zeros((self.batch, 1), np.int64))
         count = prompt.shape[1]
         begun = clock()
@@ -88,15 +88,15 @@ class OtherLoop:
 
 
 def plugin(path: Path, model: onnx.ModelProto, prompt: np.ndarray[Any, Any], arguments: Any) -> dict[str, float]:
-    """The figures of ort_cuda_plugin."""
+    """Return the figures of ort_cuda_plugin."""
     longest = prompt.shape[1] + WARM + arguments.tokens + 1
     emulate = arguments.device == "emulated"
     decoder = Decoder(path, max_length=longest, batch=arguments.batch, emulate=emulate)
-    next(decoder.generate(prompt[:, :1], new_tokens=1))  # a plan for one token
+    next(decoder.generate(prompt[:, :1], new_tokens=1))  # builds the plan for one token
     provider = last_provider()
     assert provider is not None
     moved = sum(fused.traffic.asked.total for fused in provider.fused_nodes if fused.traffic)
-    for _ in range(2):  # the first time compiles
+    for _ in range(2):  # the first turn compiles
         decoder.rewind(0)
         begun = clock()
         tokens = decoder.generate(prompt, new_tokens=1 + WARM + arguments.tokens)
@@ -128,7 +128,7 @@ def rates(prefill: float, decode: float, arguments: Any) -> dict[str, float]:
 
 
 def other(path: Path, provider: str, prompt: np.ndarray[Any, Any], arguments: Any) -> dict[str, float]:
-    """The figures of a provider of ONNX Runtime's own."""
+    """Return the figures of another provider of ONNX Runtime."""
     place = "cuda" if provider == "CUDAExecutionProvider" else "cpu"
     longest = prompt.shape[1] + WARM + arguments.tokens + 1
     loop = OtherLoop(path, provider, place, arguments.batch, longest)

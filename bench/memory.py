@@ -3,18 +3,17 @@
     python bench/memory.py [MODEL ...] [--device emulated|cuda]
 
 Models are the onnx wheel's light ones, and the encoder and the decoder of tests/harness, whose sizes are dynamic. For
-each, in a process of its own, MiB of memory: the weights on the device; the slab that the plan of the intermediate
-tensors takes; the largest set of intermediate tensors that are alive at once, below which no plan can go; inputs and
-outputs; and the most bytes that were in use and that the arena held from the driver, in a Run. Automatic CUDA graphs
-are off, since they keep slabs.
+each, in a process of its own, MiB of memory: the weights on the device; the slab of intermediate tensors; the peak of
+intermediate tensors alive at once, a lower bound of the slab; inputs and outputs; and the peaks of bytes in use and of
+bytes that the arena held from the driver, in a Run. Automatic CUDA graphs are off, since they keep slabs.
 
-Then MiB of traffic on a GPU, for which no GPU is needed: what the fused steps must read and write, and what the
-launches of a Run ask for, with the plugin's kernels alone and with calls of cuBLASLt and cuDNN. What counts is said in
-ort_cuda_plugin/program/analysis/traffic.py. Last, the time of an allocation that a cached chunk serves and its free
-(bench/allocation_time.c).
+Then MiB of traffic on a GPU (none is needed): the bytes that the fused steps must read and write, and the bytes that
+the launches of a Run load and store, with the plugin's kernels alone and with cuBLASLt and cuDNN.
+ort_cuda_plugin/program/analysis/traffic.py defines what counts. Last, the time of an allocation that a cached
+chunk serves and its free (bench/allocation_time.c).
 
-Exits with 1 where a model misses a limit: planned memory is at most 1.15 times what is alive at once, and what our
-kernels ask for is at most 1.3 times what the steps must move.
+Exits with 1 where a model misses a limit: planned memory is at most 1.15 times the peak of live tensors, and the
+traffic of our kernels at most 1.3 times the minimum of the steps.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ MEMORY = ["weights", "planned", "alive at once", "in and out", "peak in use", "p
 TRAFFIC = ["compulsory", "our kernels", "with libraries"]
 LIMITS = {("planned", "alive at once"): 1.15, ("our kernels", "compulsory"): 1.3}
 SEQUENCES = {"encoder": (8, 128), "decoder": (8, 1, 200), "decoder_prompt": (8, 64, 0)}
-"""Batch and length of what is fed, for the decoder also of the past."""
+"""Batch and length of the inputs; for the decoder also the length of the past."""
 
 
 def source_of(name: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """A model and its feeds."""
+    """Return a model and its feeds."""
     import onnx
 
     from ort_cuda_plugin import models
@@ -65,12 +64,12 @@ def source_of(name: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
 
 
 def measure(name: str, emulated: bool) -> dict[str, float]:
-    """MiB by column, of one Run in this process."""
+    """Return MiB by column, of one Run in this process."""
     import ort_cuda_plugin
     from ort_cuda_plugin.ep import boundary
 
     model, feeds = source_of(name)
-    # Regions as large as what is asked for: what the arena holds is then what it needs.
+    # Regions have the size of the request, so the arena holds no more than it needs.
     options = {"arena.extend_strategy": 1, "automatic_cuda_graphs": 0}
     session = ort_cuda_plugin.session(model.SerializeToString(), emulate=emulated, provider_options=options)
     outputs = session.run(None, feeds)
@@ -93,7 +92,7 @@ def measure(name: str, emulated: bool) -> dict[str, float]:
 
 
 def traffic(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[ProgramTraffic]:
-    """Of the whole model on a GPU, with our kernels alone and with those of vendor libraries."""
+    """Return the traffic of the whole model on a GPU, with our kernels alone and with vendor libraries."""
     import onnx
     import onnxruntime as ort
 
@@ -102,7 +101,7 @@ def traffic(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[ProgramTraffi
     from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
     with tempfile.TemporaryDirectory() as folder:
-        # What ONNX Runtime makes of a model before it asks for claims.
+        # The model after the optimisations that ONNX Runtime does before it asks for claims.
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.optimized_model_filepath = str(Path(folder, "model.onnx"))
@@ -120,7 +119,7 @@ def traffic(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[ProgramTraffi
 
 
 def line(title: str, columns: list[str], figures: dict[str, float] | None = None) -> str:
-    """The columns of a table, or figures in them with the ratio that they have a limit for."""
+    """Format the columns' names, or their figures with ratios to their limits."""
     if figures is None:
         return f"{title:24}" + "".join(f"{column:>15}" for column in columns) + f"{'ratio':>9}"
     ratio = next(figures[a] / figures[b] for a, b in LIMITS if a in columns)

@@ -1,6 +1,6 @@
-/* An execution provider that does nothing: it claims every node, gives outputs memory and leaves them as they are. What
- * a Run costs here is what ONNX Runtime itself asks of any plugin with memory and streams of its own. Its "device" is
- * host memory under a vendor id that nobody has. */
+/* An execution provider that does nothing: it claims every node, allocates outputs and leaves them uninitialised.
+ * The cost of its Run is ONNX Runtime's own cost for a plugin with memory and streams. Its "device" is host memory
+ * under a vendor id that nobody has. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>

@@ -26,7 +26,9 @@ import ort_cuda_plugin
 
 @dataclass(frozen=True)
 class Layer:
-    """``operator`` of a constant ``weights`` and an input ``x``; ``pads`` and ``stride`` are a convolution's."""
+    """One node, ``operator``, with constant ``weights`` and an input ``x``; ``pads`` and ``stride`` are a
+    convolution's.
+    """
 
     name: str
     operator: str
@@ -53,7 +55,7 @@ class Layer:
         return math.prod(self.x) * columns
 
     def model(self) -> bytes:
-        """The layer alone; x @ y of two inputs where the weights have batches, as attention multiplies."""
+        """Return the layer as a model; if the weights have batches, both factors are inputs, as in attention."""
         shape = list(self.weights)
         two = len(shape) > 2 and self.operator == "MatMul"
         values = [helper.make_tensor_value_info("x", TensorProto.FLOAT, self.x)]
@@ -97,7 +99,7 @@ def noise(shape: tuple[int, ...] | list[int]) -> np.ndarray:
 
 
 def rate(session: ort.InferenceSession, layer: Layer, seconds: float, cpu_time: bool) -> float:
-    """GMAC/s of steady Runs."""
+    """Return GMAC/s of steady Runs."""
     feeds = {entry.name: noise([int(dim) for dim in entry.shape]) for entry in session.get_inputs()}
     clock = time.process_time if cpu_time else time.perf_counter
     for _ in range(2):

@@ -1,8 +1,9 @@
-"""Layers beside PyTorch's on one GPU: each is a model of one node, and both sides take turns. Needs PyTorch.
+"""Compares layers with PyTorch's on one GPU, each as a model of one node; the two sides alternate. Needs PyTorch.
 
     python bench/pytorch_layers.py [--runs N]
 
-Printed are median microseconds of a layer whose operands are on the device, divided from the wall time of many of them.
+Prints median microseconds of a layer with operands on the device: the wall time of many executions, divided by their
+number.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from onnx import TensorProto
 import ort_cuda_plugin
 
 INNER = 20
-"""Layers that are timed together."""
+"""Executions of a layer that are timed together."""
 HALF = TensorProto.FLOAT16
 
 
 def layers(torch: Any) -> list[tuple[OneNode, Callable[..., Any]]]:
-    """Models of one node, and what PyTorch computes."""
+    """Return models of one node, with PyTorch's function for each."""
     functions = torch.nn.functional
     return [
         (OneNode("MatMul", ((4096, 4096),) * 2, HALF), torch.matmul),
@@ -42,7 +43,7 @@ def layers(torch: Any) -> list[tuple[OneNode, Callable[..., Any]]]:
 
 
 def theirs(torch: Any, function: Callable[..., Any], tensors: list[Any]) -> float:
-    """Seconds of one of many."""
+    """Return PyTorch's seconds for one of many executions."""
     torch.cuda.synchronize()
     begun = time.perf_counter()
     for _ in range(INNER):
@@ -67,7 +68,7 @@ def main() -> None:
         expected = function(*tensors).float().cpu().numpy()
         error = float(np.abs(expected - bound.results[0].astype(np.float32)).max())
         turns = [(bound.batch(INNER)[0], theirs(torch, function, tensors)) for _ in range(runs + 2)]
-        # The first turns make graphs and choose algorithms.
+        # Warm-up: the first turns make graphs and choose algorithms.
         plugin, pytorch = (statistics.median(times) * 1e6 for times in zip(*turns[2:], strict=True))
         print(
             f"{layer.name:48} plugin {plugin:9.1f} us   PyTorch {pytorch:9.1f} us   {pytorch / plugin:.2f} x"

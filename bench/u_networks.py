@@ -1,4 +1,4 @@
-"""U-shaped networks that cut objects out of images: U^2-Net (full and small) and IS-Net, with seeded weights.
+"""U-shaped networks that segment the foreground of images: U^2-Net (full and small) and IS-Net, with seeded weights.
 
 The architectures are those of the published networks (U^2-Net, Qin et al. 2020; IS-Net, which RMBG-1.4 is as well, Qin
 et al. 2022) as they are exported for inference: every block is Conv 3x3, BatchNormalization and Relu, blocks of a stage
@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 17
 SIDE_GAIN = 0.02
-"""Keeps the side outputs where Sigmoid is not flat."""
+"""Gain of the side outputs, which keeps them where Sigmoid is not flat."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Builder:
         return self.add("MaxPool", [x], kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1)
 
     def resize_like(self, x: str, like: str) -> str:
-        """Bilinear, to the height and width of ``like``, which the model computes as exporters write it."""
+        """Resize bilinearly to the height and width of ``like``, computed in the model as exporters do."""
         if like not in self._sizes:
             start, end = self.weight(np.array([2], np.int64)), self.weight(np.array([4], np.int64))
             axis = self.weight(np.array([0], np.int64))
@@ -147,7 +147,7 @@ class Builder:
 
 
 def build(network: Network, size: int | str = 1024, batch: int | str = 1, seed: int = 0) -> onnx.ModelProto:
-    """The network for square images of a size; a name instead of a number makes a dimension dynamic."""
+    """Return the network for square images of a size; a name instead of a number makes a dimension symbolic."""
     b = Builder(seed)
     y, channels = "image", 3
     if network.stem:

@@ -1,4 +1,4 @@
-"""Lists what a context holds: python list_context.py FILE. The format is described in context_format.md."""
+"""Lists the contents of a compiled model: python list_context.py FILE. The format is described in context_format.md."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ PIECE = 1 << 22  # bytes of an array that are hashed on their own
 
 
 def read(path):
-    """The index, and a function that gives the bytes of an array by its number."""
+    """Return the index, and a function that returns the bytes of an array by its number."""
     with open(path, "rb") as file:
         data = file.read()
     magic, major, _, _, size, offset, length, digest = struct.unpack_from("<8sHHIQQQ32s", data)

@@ -1,4 +1,6 @@
-"""A model on several devices behind Ray Serve: serve run ray_serve:app. Environment: MODEL, EMULATE=1, REPLICAS."""
+"""Serves a model on several devices with Ray Serve: serve run ray_serve:app. Environment: MODEL, EMULATE=1,
+REPLICAS.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ MODEL = os.environ.get("MODEL", "model.onnx")
 EMULATE = os.environ.get("EMULATE") == "1"
 REPLICAS = int(os.environ.get("REPLICAS", "2"))
 TRIES = 8
-"""How often a request is sent before its error is the caller's."""
+"""Attempts for a request before its error goes to the caller."""
 
 
 @serve.deployment(
@@ -26,7 +28,7 @@ TRIES = 8
     ray_actor_options={"num_cpus": 0.5} if EMULATE else {"num_gpus": 1},
 )
 class Model:
-    """One session on one device. Requests that come close together are one Run."""
+    """One session on one device. Concurrent requests are batched into one Run."""
 
     def __init__(self, path: str) -> None:
         import onnxruntime as ort
@@ -35,7 +37,7 @@ class Model:
 
         devices = ort_cuda_plugin.register(emulate=EMULATE)
         rank = serve.get_replica_context().rank
-        self.rank = getattr(rank, "rank", rank)  # a number, or an object that has it, by Ray's version
+        self.rank = getattr(rank, "rank", rank)  # a number, or an object with one, depending on Ray's version
         self.device = devices[int(self.rank) % len(devices)]
         options = ort.SessionOptions()
         options.add_provider_for_devices([self.device], {})
@@ -44,7 +46,7 @@ class Model:
         self.output = self.session.get_outputs()[0].name
 
     def check_health(self) -> None:
-        """Ray replaces the replica where this raises: a lost device fails every Run."""
+        """Raise if the device is lost: every Run fails then, and Ray replaces the replica."""
         self.infer(np.zeros((1, *self.session.get_inputs()[0].shape[1:]), np.float32))
 
     def infer(self, batch: np.ndarray) -> np.ndarray:
@@ -57,13 +59,13 @@ class Model:
 
     @serve.batch(max_batch_size=16, batch_wait_timeout_s=0.002)
     async def __call__(self, rows: list[np.ndarray]) -> list[tuple[int, np.ndarray]]:
-        """Rows of the model's input, each with the number of the replica that ran it."""
+        """Return rows of the model's result, each with the number of the replica that ran it."""
         results = await asyncio.to_thread(self.infer, np.stack(rows))
         return [(int(self.rank), row) for row in results]
 
 
 async def ask(handle: Any, row: np.ndarray) -> tuple[int, np.ndarray]:
-    """The answer to one request, which is sent again when the replica that had it died."""
+    """Return the answer to one request, which is sent again if its replica died."""
     for attempt in range(TRIES):
         try:
             answer: tuple[int, np.ndarray] = await handle.remote(row)

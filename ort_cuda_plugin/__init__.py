@@ -118,13 +118,12 @@ def counters() -> dict[str, int]:
     """Counts of this process, by name.
 
     ``python_calls`` (from C into Python), ``runs``, ``launches``, ``library_calls``, ``copies_h2d``, ``copies_d2h``,
-    ``copies_d2d``, ``plan_variants_built``, ``plan_hits``, ``host_value_reads``, ``outputs_redirected`` (in
-    memory that they share with an input, in an order that needs a copy), ``kernels_compiled``,
-    ``kernel_cache_hits``, ``candidates_measured`` (by the option ``autotune``), ``graph_captures``, ``graph_replays``,
-    ``graph_updates`` (nodes of automatic CUDA graphs that got new addresses) and ``graph_fallbacks`` (warm runs without
-    a graph, and the same by reason) only grow; ``device_bytes_in_use``, ``pinned_bytes_in_use``, ``weight_bytes``,
-    ``streams_live`` and ``graphs_live`` are what is in use now. `plan_variants` says which
-    shapes made the variants.
+    ``copies_d2d``, ``plan_variants_built``, ``plan_hits``, ``host_value_reads``, ``outputs_redirected`` (outputs that
+    share memory with an input and needed a copy), ``kernels_compiled``, ``kernel_cache_hits``, ``candidates_measured``
+    (by the option ``autotune``), ``graph_captures``, ``graph_replays``, ``graph_updates`` (nodes of automatic CUDA
+    graphs that got new addresses) and ``graph_fallbacks`` (warm runs without a graph, and the same by reason) only
+    grow; ``device_bytes_in_use``, ``pinned_bytes_in_use``, ``weight_bytes``, ``streams_live`` and ``graphs_live`` are
+    what is in use now. `plan_variants` says which shapes made the variants.
     """
     from .abi.core import counters as read
 
@@ -132,7 +131,7 @@ def counters() -> dict[str, int]:
 
 
 def reset_counters() -> None:
-    """Reset the counters that only grow to 0."""
+    """Reset the counters that only grow. The amounts in use stay."""
     from .abi.core import reset_counters as reset
 
     reset()

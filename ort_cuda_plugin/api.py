@@ -26,7 +26,7 @@ from .fallback import raise_instead
 from .session_errors import NoProviderError, explained
 from .uninterrupted import imported
 
-#: First version (1.N) that looks for a plugin behind the name of a built-in provider that it lacks.
+#: First version (1.N) that searches for a plugin with the name of a built-in provider that it lacks.
 _NAMES_A_PLUGIN = 28
 
 #: Held while ONNX Runtime's device objects are in use, because `unregister` on another thread frees them.
@@ -37,8 +37,8 @@ _chosen: weakref.WeakKeyDictionary[Any, tuple[DeviceInfo, dict[str, str]]] = wea
 
 
 def _after_fork() -> None:
-    """Replace the lock in a forked child, where the thread that held it does not exist, so that calls fail and do not
-    wait.
+    """Replace the lock in a forked child, whose copy may be held by a thread that does not exist there; calls then fail
+    instead of waiting.
     """
     global _registration
     _registration = threading.RLock()
@@ -147,7 +147,7 @@ def register(name: str | None = None, emulate: bool | None = None, *, as_: str |
     """
     ort = _onnxruntime()
     if emulate is None:
-        emulation_requested()  # an error here is clearer than one that has passed through ONNX Runtime
+        emulation_requested()  # an error here is clearer than after it has passed through ONNX Runtime
     identity = default_identity() if as_ is None else identity_named(as_, "as_")
     if name is None:
         name = "cuda_plugin" if identity is Identity.OWN else identity.ep_name
@@ -238,7 +238,7 @@ def session(
         ImportError: ONNX Runtime is missing or too old.
         RuntimeError: no such device exists, no node of the model runs on the provider, a node runs nowhere, or ONNX
             Runtime cannot read a model of this version; the message says why.
-        ValueError: an option is unknown or has no valid value; ``sess_options`` was used for another device.
+        ValueError: an option is unknown or has no valid value; ``sess_options`` were used for another device before.
     """
     created, provider = create_session(model, emulate, provider_options, sess_options)
     if not provider.fused_nodes:  # ONNX Runtime records no placement for models in its own format
@@ -291,7 +291,7 @@ def placement(
 
 
 def _with_providers(verdicts: list[NodeVerdict], session: Any) -> list[NodeVerdict]:
-    """Add the names of providers to verdicts. ONNX Runtime's record has them, but it may have fused nodes since."""
+    """Add the names of providers to verdicts, from ONNX Runtime's record. It may have fused nodes after that."""
     names: dict[tuple[str, str], set[str]] = {}
     own = ""
     others: set[str] = set()
@@ -324,7 +324,7 @@ def create_session(
     with _registration:
         _add_provider(sess_options, chosen_device(emulate, options), options)
     source = model if isinstance(model, bytes) else os.fspath(model)
-    # Otherwise ONNX Runtime answers an error of the provider by using the CPU.
+    # Otherwise ONNX Runtime would answer an error of the provider by using the CPU.
     current_session.forget()
     try:
         created = ort.InferenceSession(source, sess_options=sess_options, enable_fallback=0)
@@ -335,7 +335,7 @@ def create_session(
                 raise better from error
             raise
         finally:
-            del better  # the traceback of the error refers to this frame, and so to the session
+            del better  # the error's traceback refers to this frame, and so to the session
     provider = last_provider()
     assert provider is not None, "the session was made with the device of a provider"
     return created, provider
@@ -357,7 +357,7 @@ def _add_provider(sess_options: Any, ep_device: Any, options: dict[str, str]) ->
 
 
 def chosen_device(emulate: bool | None, options: Mapping[str, str]) -> Any:
-    """Return the ``OrtEpDevice`` on which a session with these arguments runs. Raises as `session` does."""
+    """Return the ``OrtEpDevice`` on which a session with these arguments runs. Raises the same errors as `session`."""
     parsed, _ = parse(dict(options))
     return _select(register(emulate=emulate), emulate, parsed.device_id)
 

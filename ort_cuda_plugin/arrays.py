@@ -45,8 +45,8 @@ _DL_TYPES = {
 def bind_input(binding: Any, name: str, array: Any) -> None:
     """Binds a device array as the input ``name`` of an ``onnxruntime.IOBinding``, without a copy.
 
-    The binding keeps ``array`` alive. The call waits for the work that makes its contents, on the stream that the CUDA
-    array interface names, or on the default stream, before which DLPack orders it.
+    The binding keeps ``array`` alive. The call waits for the work that produces its contents: on the stream that the
+    CUDA array interface names, or on the default stream, on which DLPack orders it.
 
     Args:
         array: has ``__dlpack__`` or ``__cuda_array_interface__``, is C-contiguous and on the session's device.
@@ -125,7 +125,7 @@ def as_cuda_array(value: Any) -> CudaArray:
 
 @dataclass(frozen=True)
 class _Memory:
-    """Memory of an array. ``owner`` keeps ``address`` valid."""
+    """The memory of an array. ``owner`` keeps ``address`` valid."""
 
     owner: Any
     address: int
@@ -216,7 +216,7 @@ def _from_dlpack(array: Any, what: str) -> _Memory:
     if dtype is None:
         raise TypeError(f"{what}: no tensor on the device has DLPack's type code {tensor.code} with {tensor.bits} bits")
     if dtype is DType.UINT8 and str(getattr(array, "dtype", "")).rpartition(".")[2].startswith("bool"):
-        dtype = DType.BOOL  # older producers write None
+        dtype = DType.BOOL  # older producers return None
     if tensor.strides:
         _check_contiguous(shape, tensor.strides[: tensor.ndim], what)
     address = (tensor.data or 0) + tensor.byte_offset
@@ -234,7 +234,7 @@ def _check_contiguous(shape: tuple[int, ...], strides: Any, what: str) -> None:
 
 
 def _device_of(address: int, size: int, what: str) -> Device:
-    """Return the device that owns the memory, as its driver says."""
+    """Return the device that owns the memory, according to its driver."""
     ordinal = ffi.new("int *")
     drivers = [(core().driver_cuda(ffi.new("const char **")), False), (core().driver_emulator(), True)]
     for driver, is_emulated in drivers:

@@ -1,9 +1,9 @@
 """Disables ONNX Runtime's fallback to the CPU, by which ``InferenceSession`` retries without the provider if it cannot
 be created.
 
-An application that runs on the plugin in place of another provider would lose the GPU over one wrong option, with a
-line on stdout. ``enable_fallback=0`` makes the session raise instead. It is not a documented parameter, and no session
-option means the same, so `raise_instead` changes its default.
+An application that uses the plugin in place of another provider would lose the GPU because of one wrong option, with
+only a line on stdout. ``enable_fallback=0`` makes the session raise instead. It is not a documented parameter, and no
+session option means the same, so `raise_instead` changes its default.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ _CHANGED = "_ort_cuda_plugin_raises"
 
 
 def raise_instead(onnxruntime: ModuleType, is_ours: Callable[[str], bool]) -> None:
-    """Make sessions raise that name a provider of ours and cannot be created; other sessions fall back as before.
-
-    An application that passes ``enable_fallback`` gets what it passes. Safe to call again.
+    """Make sessions that name a provider of ours raise if they cannot be created; other sessions fall back as before.
+    An explicit ``enable_fallback`` of the application holds. Safe to call again.
     """
     original = onnxruntime.InferenceSession.__init__
     if hasattr(original, _CHANGED):

@@ -1,4 +1,4 @@
-"""Generates tokens with a decoder as onnxruntime-genai's builder writes it, all on the device.
+"""Generates tokens on the device, with decoders in the form that onnxruntime-genai's builder writes.
 
 ::
 
@@ -6,14 +6,13 @@
     for token in decoder.generate([[1, 15043]], new_tokens=100, temperature=0.8, top_p=0.9, seed=1, stop={2}):
         ...
 
-Past and present are one buffer. No size differs from one decoded token to the next, so that each is one launch of a
-CUDA graph, and nothing but the token is read back. The mask is wider than the tokens for this. Where a model computes
-something else from a width on, as LongRoPE does, there is a mask of just that width before it, and the cache is
-computed anew behind it.
+Past and present are one buffer. All sizes stay the same from one decoded token to the next, so each token is one launch
+of a CUDA graph, and only the token is read back. For this the mask has the width of the cache. A model that changes
+from a length on, as with LongRoPE, gets a mask of that length before it, and its cache is computed again after it.
 
-Inputs whose names begin with "past" are caches of keys and values, with a place for each token, or states of a fixed
-size, as those of convolutions and of linear attention. A state depends on all tokens before: it cannot go back, and
-padding must not reach it.
+Inputs whose names begin with "past" are caches of keys and values, with a row for each token, or states of a fixed
+size, as in convolutions and linear attention. A state depends on all earlier tokens: it cannot be rewound, and padding
+must not reach it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _CACHE_RANK = 4
 _TOKEN_INPUTS = (choice.IDS, choice.ATTENTION, choice.POSITIONS)
 _KNOWN_INPUTS = {*_TOKEN_INPUTS, choice.UNIFORM, choice.TEMPERATURE, choice.TOP_K, choice.TOP_P}
 _LARGEST_DRAW = np.float32(1 - 2**-23)
-"""Largest random number below 1 whose product with a sum of probabilities never rounds up to that sum."""
+"""Largest random number below 1 such that its product with a sum of probabilities never rounds up to that sum."""
 
 
 class Decoder:
@@ -57,9 +56,8 @@ class Decoder:
         emulate: True for the emulated device, False for a GPU, None as `ort_cuda_plugin.session` chooses.
         provider_options: as for `ort_cuda_plugin.session`.
 
-    Raises:
-        ValueError: the model is no such decoder, or does not say the sizes of its cache; a number is not positive.
-        Others: those of `ort_cuda_plugin.session`.
+    Raises: ValueError: the model is not such a decoder, or does not state the sizes of its cache; a number is not
+        positive. Others: those of `ort_cuda_plugin.session`.
     """
 
     def __init__(
@@ -129,7 +127,7 @@ class Decoder:
         top_p: float = 1.0,
         seed: int | None = None,
     ) -> Iterator[Array]:
-        """Gives up to ``new_tokens`` times the next token of each sequence, int64 [batch].
+        """Yield up to ``new_tokens`` times the next token of each sequence, int64 [batch].
 
         A second call goes on where the first one ended: its prompt comes after the tokens that were generated. It ends
         where every sequence has had a token of ``stop``, and where the cache is full. ``top_k``, ``top_p``,
@@ -160,7 +158,7 @@ class Decoder:
     def rewind(self, length: int) -> None:
         """Forget all but the first ``length`` tokens of each sequence. The next prompt comes after these.
 
-        A model with states of a fixed size computes them all anew then.
+        A model with states of a fixed size then computes them all again.
         """
         if not 0 <= length <= (longest := max(map(len, self.tokens))):
             raise ValueError(f"there are {longest} tokens, not {length}")
@@ -241,7 +239,7 @@ class Decoder:
         return step, mask
 
     def _in_planes(self, positions: Array) -> Array:
-        """Expand positions to the planes of the model's input, which may have several positions for a token."""
+        """Expand positions to the shape of the model's input, which may have several positions per token."""
         return positions if self._planes is None else np.repeat(positions[None], self._planes, 0)
 
     def _bound(self, ids: Any, mask: Any, positions: Any) -> Any:
@@ -311,7 +309,7 @@ def _configured_head_size(config: Path) -> int:
 
 
 def _check_inputs(inputs: Mapping[str, Any], path: Path) -> None:
-    """Check the inputs. Raises ValueError for one that a decoder does not have, or of another type."""
+    """Check the inputs. Raises ValueError for an input that a decoder does not have, or that has another type."""
     for name, x in inputs.items():
         if name.startswith("past") and (x.type not in TENSOR_TYPES or x.type == "tensor(string)"):
             raise ValueError(f"{path}: the input {name} is {x.type}, expected a tensor of numbers")
@@ -338,7 +336,9 @@ class _State:
         ort.copy_tensors([self._host], [self.value])
 
     def keep(self, ended: Array, over: Array) -> None:
-        """Save the state of sequences that have ``ended``, and restore that of sequences that were ``over``."""
+        """Save the states of sequences that have ``ended``, and restore those of sequences that had ended before
+        (``over``).
+        """
         ort.copy_tensors([self.value], [self._host])
         present, kept = (np.moveaxis(x, self._axis, 0) for x in (self._array, self._kept))
         kept[ended], present[over] = present[ended], kept[over]
@@ -356,7 +356,7 @@ def _zeros(shape: Sequence[int], dtype: DType, memory: Any) -> Any:
 
 
 def _is_state(x: Any) -> bool:
-    """Whether an input has the same size for any number of tokens."""
+    """Whether an input's size is independent of the number of tokens."""
     is_cache = x.name.rpartition(".")[2] in ("key", "value")
     return not is_cache and sum(not isinstance(size, int) for size in x.shape) <= 1
 

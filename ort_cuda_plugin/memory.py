@@ -15,7 +15,7 @@ from .ep.options import arena
 
 KINDS = {"device": lib.OCP_DEVICE_MEMORY, "pinned": lib.OCP_PINNED_MEMORY}
 
-#: ONNX Runtime's names of allocator statistics, and the plugin's own, by the members of ``ocp_memory_stats``.
+#: Names of allocator statistics (ONNX Runtime's, and the plugin's own), by member of ``ocp_memory_stats``.
 NAMES = {
     "Limit": "limit",
     "InUse": "in_use",
@@ -33,12 +33,10 @@ NAMES = {
 def memory_stats(device: Any = None) -> dict[str, dict[str, int]]:
     """Return statistics of a device's memory and of pinned memory, since the start of this process.
 
-    Args:
-        device: one of `devices`, what `register` returned of it, or its ordinal; None: the first one.
+    Args: device: one of `devices` or of `register`'s results, or an ordinal; None: the first one.
 
-    Returns:
-        for ``"device"`` and ``"pinned"`` what ``OrtAllocator.GetStats`` tells, in bytes: ``Limit`` (2**63 - 1: none),
-        ``InUse`` and ``MaxInUse`` (handed out, weights included), ``TotalAllocated`` (held from the driver),
+    Returns: for ``"device"`` and ``"pinned"`` the statistics of ``OrtAllocator.GetStats``, in bytes: ``Limit`` (2**63 -
+        1: none), ``InUse`` and ``MaxInUse`` (handed out, weights included), ``TotalAllocated`` (held from the driver),
         ``MaxAllocSize``; the counts ``NumAllocs``, ``NumReserves`` (allocations that bypass the arena),
         ``NumArenaExtensions`` and ``NumArenaShrinkages``; and ``Weights``, the bytes that bypass the arena.
 
@@ -51,7 +49,7 @@ def memory_stats(device: Any = None) -> dict[str, dict[str, int]]:
 
 
 def trim(device: Any = None) -> int:
-    """Gives memory that no tensor, weight or enqueued work uses back to the driver; returns its bytes.
+    """Return memory that no tensor, weight or enqueued work uses to the driver. Returns its bytes.
 
     CUDA's own pool keeps ``arena.cuda_mempool_bytes_to_keep_on_shrink`` bytes.
     Automatic CUDA graphs that do not run release the memory of their intermediate tensors, and are made again later.
@@ -66,12 +64,10 @@ def set_limit(device: Any, nbytes: int | str | None) -> None:
 
     A limit below the bytes that are held releases nothing: see `trim`.
 
-    Args:
-        device: as for `memory_stats`.
-        nbytes: bytes, as a number or as the option ``arena.max_mem`` has them ("2G"); None or 0: no limit.
+    Args: device: as for `memory_stats`. nbytes: a number of bytes, or a text in the format of the option
+        ``arena.max_mem`` ("2G"); None or 0: no limit.
 
-    Raises:
-        ValueError: there is no such device, or ``nbytes`` is no number of bytes.
+    Raises: ValueError: there is no such device, or ``nbytes`` is not a number of bytes.
     """
     text = "0" if nbytes is None else str(nbytes)
     try:

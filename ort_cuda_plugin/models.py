@@ -1,4 +1,4 @@
-"""Models by path, or by the name of an architecture that the `onnx` wheel carries, prepared for comparisons.
+"""Loads models by path, or by the name of an architecture in the `onnx` wheel, and prepares them for comparisons.
 
 The wheel's ``light_*`` models hold every weight as one ``ConstantOfShape`` of one value, so that any two inputs give
 the same output and no comparison could fail. `with_noise_weights` replaces them by seeded noise. `before_softmax` adds
@@ -53,7 +53,7 @@ def with_noise_weights(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto
     """Return a copy in which each ConstantOfShape of a known shape is an initializer of seeded noise.
 
     Weights of convolutions and matrix products are He-scaled normal noise (standard deviation ``sqrt(2 / fan_in)``),
-    scales and variances lie around 1, biases and means around 0, so that activations neither vanish nor explode.
+    scales and variances are around 1, biases and means around 0, so that activations neither vanish nor explode.
     """
     noisy = onnx.ModelProto()
     noisy.CopyFrom(model)
@@ -90,7 +90,7 @@ def with_noise_weights(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto
 def before_softmax(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
     """Return a copy with the input of the final Softmax as an additional output, and that output's name.
 
-    Where no Softmax gives a graph output, the model is unchanged and the name is its first output's.
+    If no graph output is a Softmax's, the model is unchanged and the name is its first output's.
     """
     outputs = {output.name: output for output in model.graph.output}
     for node in reversed(model.graph.node):
@@ -163,7 +163,7 @@ def with_input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
 def relative_error(actual: NDArray[np.generic], expected: NDArray[np.generic]) -> float:
     """Return max|a-b| / max|b| over finite values; infinity if shapes, or positions of NaN and infinities, differ.
 
-    Strings are equal, which is 0, or not, which is infinity.
+    For strings: 0 if they are equal, else infinity.
     """
     if actual.shape != expected.shape:
         return math.inf

@@ -25,7 +25,7 @@ class _Call(threading.Thread, Generic[T]):
         self.function = function
         self.result: T | None = None
         self.error: BaseException | None = None
-        # Not join(): in Python 3.11 an interrupted join takes the thread for ended.
+        # Not join(): in Python 3.11 an interrupted join takes the thread for finished.
         self.unfinished = threading.Lock()
         self.unfinished.acquire()
 

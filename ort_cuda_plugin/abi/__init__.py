@@ -1,1 +1,3 @@
-"""The ORT C ABI as tables, version negotiation, and what Python sees of the C library: its core and the driver."""
+"""The ORT C ABI as tables, version negotiation, and Python's bindings of the C library: its core and the driver
+table.
+"""

@@ -1,4 +1,4 @@
-"""Python's end of the table ``ocp_core``: how Python code calls the C library.
+"""Python's bindings of the table ``ocp_core``, by which Python calls the C library.
 
 ``core()`` is the cffi struct of ``csrc_shim/python/tables.h``; calling a member releases the GIL. Members that can fail
 take an ``ocp_error *``::
@@ -33,7 +33,7 @@ class PluginError(RuntimeError):
 
 
 def core() -> Any:
-    """The library's table (``const ocp_core *``), opened on first use.
+    """Return the library's table (``const ocp_core *``), opened on first use.
 
     Raises:
         PluginError: the library is missing, broken, or of another build than this package.
@@ -60,7 +60,7 @@ def _check_build(table: Any) -> None:
 
 
 def attach(address: int) -> None:
-    """Makes the library at work in this process, whose table is at ``address``, the one that Python uses.
+    """Use the table at ``address``, of the library that this process has loaded.
 
     Raises:
         PluginError: Python already uses another copy of the library, or it is of another build than the bridge.
@@ -74,14 +74,14 @@ def attach(address: int) -> None:
 
 
 def new_error() -> Any:
-    """A fresh ``ocp_error *`` that holds no error."""
+    """Return a new ``ocp_error *`` that holds no error."""
     return ffi.new("ocp_error *")
 
 
 def check(error: Any, subject: str = "") -> None:
-    """Raises PluginError when ``error`` (``ocp_error *``) holds one, MemoryError-like codes included.
+    """Raise PluginError if ``error`` (``ocp_error *``) holds an error.
 
-    The message begins with the subject, where there is one.
+    The message begins with ``subject`` if there is one.
     """
     if error.code:
         text = ffi.string(error.text).decode(errors="replace")
@@ -89,8 +89,9 @@ def check(error: Any, subject: str = "") -> None:
 
 
 def driver_error_text(driver: Any, code: int) -> str:
-    """Name of a CUresult that a call of ``driver`` (``const ocp_driver *``) just returned in this thread, and in
-    parentheses what the emulator has to say about it, if anything."""
+    """Return the name of a CUresult that a call of ``driver`` (``const ocp_driver *``) just returned in this thread,
+    with the emulator's explanation in parentheses if it has one.
+    """
     name = ffi.new("const char **")
     known = driver.GetErrorName(code, name) == 0 and name[0] != ffi.NULL
     text = ffi.string(name[0]).decode() if known else f"CUDA error {code}"
@@ -105,16 +106,16 @@ def counter_names() -> list[str]:
 
 
 def counters() -> dict[str, int]:
-    """The process-wide counters by name."""
+    """Return the process-wide counters by name."""
     table = core()
     return {name: table.counter_get(i) for i, name in enumerate(counter_names())}
 
 
 def reset_counters() -> None:
-    """Sets the counters of events to 0; those of what is in use or alive stay."""
+    """Set the counters of events to 0; amounts in use stay."""
     core().counters_reset()
 
 
 def count(name: str, by: int = 1) -> None:
-    """Adds to one counter; ``name`` is a member of ``ocp_counter`` without its prefix, for example KERNELS_COMPILED."""
+    """Add to one counter; ``name`` is a member of ``ocp_counter`` without its prefix, for example KERNELS_COMPILED."""
     core().counter_add(getattr(lib, f"OCP_{name}"), by)

@@ -29,7 +29,7 @@ class Slot:
 
     @property
     def member(self) -> str:
-        """The C member: a function pointer for a prototype, the field itself otherwise."""
+        """Return the C member: a function pointer for a prototype, the field itself otherwise."""
         match = re.fullmatch(r"(.*?)(\w+)\((.*)\)", self.declaration)
         if match is None or "{" in self.declaration:
             return f"{self.declaration};"
@@ -49,7 +49,7 @@ def _entries(text: str) -> list[str]:
 
 @cache
 def slots(struct: str) -> tuple[Slot, ...]:
-    """The declared slots of a function table or callback struct, in order.
+    """Return the declared slots of a function table or callback struct, in order.
 
     Raises:
         KeyError: no such struct is declared.
@@ -68,7 +68,7 @@ def slots(struct: str) -> tuple[Slot, ...]:
 
 
 def since(struct: str, name: str) -> int:
-    """The API version that added slot ``name`` of ``struct``.
+    """Return the API version that added slot ``name`` of ``struct``.
 
     Raises:
         KeyError: no such slot is declared.
@@ -99,7 +99,7 @@ def _enum(name: str) -> str:
 
 
 def declarations() -> str:
-    """C text that declares every type of the tables; needs ``bool`` and the fixed-width integers."""
+    """Return C text that declares every type of the tables; needs ``bool`` and the fixed-width integers."""
     structs = [*FUNCTION_TABLES, *CALLBACK_STRUCTS]
     text = " ".join([*FUNCTION_TABLES.values(), *CALLBACK_STRUCTS.values()])
     opaque = sorted(set(re.findall(r"\bOrt\w+\b", text)) - set(ENUMS) - set(structs) - {"OrtKernelCreateFunc"})
@@ -122,7 +122,7 @@ def declarations() -> str:
 
 
 def header() -> str:
-    """The text of ``csrc_shim/base/ort_abi.h``."""
+    """Return the text of ``csrc_shim/base/ort_abi.h``."""
     return (
         "/* Generated from ort_cuda_plugin/abi by build_plugin.py. */\n"
         "#ifndef OCP_ORT_ABI_H\n#define OCP_ORT_ABI_H\n\n"

@@ -1,6 +1,6 @@
 """A CUDA device, real or emulated, from Python: the driver table with exceptions and NumPy arrays.
 
-For tests and tools; a session's Runs never come here. Every call makes the device's context current meanwhile, so a
+For tests and tools; a session's Runs do not use it. Every call makes the device's context current meanwhile, so a
 `Device` may be used from any thread.
 """
 
@@ -30,13 +30,13 @@ class CudaError(RuntimeError):
 
 
 ignored_at_end = (CudaError, TypeError, AttributeError)
-"""What a finaliser may meet: a lost device, or an interpreter half gone."""
+"""Errors that a finaliser may meet: on a lost device, or while the interpreter exits."""
 
 
 class Device:
     """One device with its primary context.
 
-    ``driver`` is the table (``const ocp_driver *`` of cffi) and `call` the way to use it directly.
+    ``driver`` is the table (``const ocp_driver *`` of cffi); `call` uses it directly.
     """
 
     def __init__(self, driver: Any, ordinal: int, *, is_emulated: bool) -> None:
@@ -53,12 +53,14 @@ class Device:
 
     @staticmethod
     def emulated(ordinal: int = 0) -> Device:
-        """The emulated device of that ordinal. Raises CudaError when there is none."""
+        """Open the emulated device of that ordinal. Raises CudaError if it does not exist."""
         return Device(core().driver_emulator(), ordinal, is_emulated=True)
 
     @staticmethod
     def cuda(ordinal: int = 0) -> Device:
-        """The GPU of that ordinal. Raises RuntimeError where there is no CUDA driver, CudaError where no such GPU."""
+        """Open the GPU of that ordinal. Raises RuntimeError without a CUDA driver, CudaError if the GPU does not
+        exist.
+        """
         why = ffi.new("const char **")
         driver = core().driver_cuda(why)
         if driver == ffi.NULL:
@@ -70,12 +72,12 @@ class Device:
             raise CudaError(call, code, driver_error_text(self.driver, code))
 
     def enter(self) -> None:
-        """Makes the device's context current in the calling thread."""
+        """Make the device's context current in the calling thread."""
         self._check("CtxSetCurrent", self.driver.CtxSetCurrent(self.context))
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """The device's context is current meanwhile; the caller's is afterwards."""
+        """Make the device's context current within a ``with`` block; restore the caller's context afterwards."""
         before = ffi.new("CUcontext *")
         self._check("CtxGetCurrent", self.driver.CtxGetCurrent(before))
         if before[0] == self.context:
@@ -88,7 +90,7 @@ class Device:
             self.driver.CtxSetCurrent(before[0])
 
     def call(self, member: str, *arguments: Any) -> None:
-        """Calls a member of the driver table with the context current. Raises CudaError."""
+        """Call a member of the driver table with the context current. Raises CudaError."""
         with self.entered():
             self._check(member, getattr(self.driver, member)(*arguments))
 
@@ -109,17 +111,17 @@ class Device:
 
     @property
     def memory(self) -> tuple[int, int]:
-        """Free and total bytes."""
+        """Return free and total bytes of device memory."""
         free, total = ffi.new("size_t *"), ffi.new("size_t *")
         self.call("MemGetInfo", free, total)
         return int(free[0]), int(total[0])
 
     def alloc(self, nbytes: int) -> DeviceArray:
-        """Uninitialised memory as a vector of uint8."""
+        """Allocate uninitialised memory as a vector of uint8."""
         return self.empty(nbytes, np.uint8)
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike) -> DeviceArray:
-        """An uninitialised array. One without elements still has a separate address."""
+        """Allocate an uninitialised array. An array without elements still has a unique address."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         kind: np.dtype[Any] = np.dtype(dtype)
         address = ffi.new("CUdeviceptr *")
@@ -127,33 +129,33 @@ class Device:
         return DeviceArray(self, int(address[0]), shape, kind)
 
     def upload(self, values: ArrayLike, stream: Stream | None = None) -> DeviceArray:
-        """A copy of the values on the device."""
+        """Return a copy of the values on the device."""
         array = np.ascontiguousarray(values)
         out = self.empty(array.shape, array.dtype)
         out.copy_from(array, stream)
         return out
 
     def download(self, array: DeviceArray, stream: Stream | None = None) -> NDArray[Any]:
-        """The array's values, after all that was enqueued on the stream before."""
+        """Return the array's values, after all work that was enqueued on the stream before."""
         return array.copy_to(np.empty(array.shape, array.dtype), stream)
 
     def pinned(self, shape: int | Sequence[int], dtype: DTypeLike) -> PinnedArray:
-        """Page-locked host memory, which copies read and write while the host goes on."""
+        """Allocate page-locked host memory, which asynchronous copies can access."""
         return PinnedArray(self, (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype))
 
     def load(self, image: bytes) -> Module:
-        """Loads a compiled kernel: a cubin on a GPU, an object file on the emulated device."""
+        """Load a compiled kernel: a cubin on a GPU, an object file on the emulated device."""
         return Module(self, image)
 
     def stream(self) -> Stream:
-        """A new stream that does not order with the null stream."""
+        """Create a stream that does not synchronise with the null stream."""
         return Stream(self)
 
     def event(self) -> Event:
         return Event(self)
 
     def synchronize(self) -> None:
-        """Waits for all work of the device. Raises CudaError when some of it failed."""
+        """Wait for all work of the device. Raises CudaError if some of it failed."""
         self.call("CtxSynchronize")
 
 
@@ -186,20 +188,20 @@ class DeviceArray:
         }
 
     def copy_from(self, values: NDArray[Any], stream: Stream | None = None) -> None:
-        """Overwrites the array with ``values`` (C-contiguous, as many bytes); waits when there is no stream."""
+        """Overwrite the array with ``values`` (C-contiguous, as many bytes); waits if there is no stream."""
         self._check_host(values)
         self.device.call("MemcpyHtoDAsync", self.address, _pointer(values), values.nbytes, handle_of(stream))
         if stream is None:
             self.device.call("StreamSynchronize", ffi.NULL)
 
     def copy_to(self, values: NDArray[Any], stream: Stream | None = None) -> NDArray[Any]:
-        """Copies into ``values`` (C-contiguous, as many bytes) and waits. Returns it."""
+        """Copy into ``values`` (C-contiguous, as many bytes), wait, and return it."""
         self.enqueue_copy_to(values, stream)
         self.device.call("StreamSynchronize", handle_of(stream))
         return values
 
     def enqueue_copy_to(self, values: NDArray[Any], stream: Stream | None = None) -> None:
-        """Copies into ``values`` without waiting, where that is page-locked memory."""
+        """Copy into ``values``; does not wait if that is page-locked memory."""
         self._check_host(values)
         self.device.call("MemcpyDtoHAsync", _pointer(values), self.address, values.nbytes, handle_of(stream))
 
@@ -211,11 +213,11 @@ class DeviceArray:
             raise ValueError(f"need a C-contiguous array of {self.nbytes} bytes, got {values.nbytes}")
 
     def free(self) -> None:
-        """Gives the memory back, once the device has no work left. Safe to call twice."""
+        """Free the memory, after waiting for all work of the device. Safe to call twice."""
         if self.address:
             address, self.address = self.address, 0
             with self.device.entered():
-                self.device.driver.CtxSynchronize()  # what it would report, its own caller gets
+                self.device.driver.CtxSynchronize()  # errors of the work belong to its own caller
                 self.device.call("MemFree", address)
 
     def __del__(self) -> None:
@@ -255,7 +257,7 @@ class Module:
         self.handle = handle[0]
 
     def function(self, name: str) -> Any:
-        """The CUfunction of that name. Raises CudaError when there is none."""
+        """Return the CUfunction of that name. Raises CudaError if there is none."""
         if name not in self._functions:
             function = ffi.new("CUfunction *")
             self.device.call("ModuleGetFunction", function, self.handle, name.encode())
@@ -271,9 +273,10 @@ class Module:
         shared: int = 0,
         stream: Stream | None = None,
     ) -> None:
-        """Enqueues a kernel. ``args`` are arrays (passed as pointers) and NumPy scalars of the parameters' very types.
+        """Enqueue a kernel.
 
-        Raises CudaError, also for what an earlier launch did wrong.
+        ``args`` are arrays (passed as pointers) and NumPy scalars of exactly the parameters' types. Raises CudaError,
+        also for errors of earlier launches.
         """
         values = Params(args)
         function = self.function(name)
@@ -284,7 +287,7 @@ class Module:
         )
 
     def unload(self) -> None:
-        """Unloads the kernels, once the device has no work left. Safe to call twice."""
+        """Unload the kernels, after waiting for all work of the device. Safe to call twice."""
         if self.handle is not None:
             handle, self.handle = self.handle, None
             with self.device.entered():
@@ -297,7 +300,7 @@ class Module:
 
 
 class Params:
-    """Kernel parameters as cuLaunchKernel wants them; keeps the values alive."""
+    """Kernel parameters in the form of cuLaunchKernel; keeps the values alive."""
 
     def __init__(self, args: Sequence[DeviceArray | np.generic]) -> None:
         self._values: list[Any] = []
@@ -329,7 +332,7 @@ class Stream:
         return _is_ready(self.device, "StreamQuery", self.handle)
 
     def wait(self, event: Event) -> None:
-        """Later work of this stream waits for the event's last record."""
+        """Make later work of this stream wait for the event's last record."""
         self.device.call("StreamWaitEvent", self.handle, event.handle, 0)
 
     def destroy(self) -> None:
@@ -371,7 +374,7 @@ class Event:
         return _is_ready(self.device, "EventQuery", self.handle)
 
     def milliseconds_since(self, start: Event) -> float:
-        """Time between the records of two events that are done."""
+        """Return the time between the records of two events that are done."""
         out = ffi.new("float *")
         self.device.call("EventElapsedTime", out, start.handle, self.handle)
         return float(out[0])
@@ -387,12 +390,12 @@ class Event:
 
 
 def handle_of(stream: Stream | None) -> Any:
-    """The CUstream of a stream, or of the null stream."""
+    """Return the CUstream of a stream, or of the null stream."""
     return ffi.NULL if stream is None else stream.handle
 
 
 def dim3(value: Dim3) -> tuple[int, int, int]:
-    """Grid or block dimensions with the missing ones 1."""
+    """Return grid or block dimensions, completed by ones."""
     dims = (value,) if isinstance(value, int) else tuple(value)
     if not 1 <= len(dims) <= 3:
         raise ValueError(f"a grid or block has one to three dimensions, not {len(dims)}")

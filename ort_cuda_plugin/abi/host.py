@@ -1,6 +1,6 @@
 """The ONNX Runtime that has loaded the library: its function tables, statuses, key-value pairs and log.
 
-All of it works only inside a callback of the plugin, or between the registration of the library and its end.
+It works only inside a callback of the plugin, or while the library is registered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class OrtError(RuntimeError):
 
 
 def api() -> Any:
-    """``const OrtApi *`` of the host.
+    """Return ``const OrtApi *`` of the host.
 
     Raises:
         RuntimeError: the library is not registered.
@@ -32,23 +32,23 @@ def api() -> Any:
 
 
 def ep_api() -> Any:
-    """``const OrtEpApi *`` of the host."""
+    """Return ``const OrtEpApi *`` of the host."""
     api()
     return core().host_ep_api()
 
 
 def api_version() -> int:
-    """The negotiated API version, the N of ONNX Runtime 1.N or less; 0 before a registration."""
+    """Return the negotiated API version, at most the N of ONNX Runtime 1.N; 0 before a registration."""
     return int(core().host_api_version())
 
 
 def host_version() -> int:
-    """The N of the host's ONNX Runtime 1.N; 0 before a registration."""
+    """Return the N of the host's ONNX Runtime 1.N; 0 before a registration."""
     return int(core().host_version())
 
 
 def check_status(status: Any) -> None:
-    """Releases a returned ``OrtStatus *``.
+    """Release a returned ``OrtStatus *``.
 
     Raises:
         OrtError: the status was an error.
@@ -62,23 +62,23 @@ def check_status(status: Any) -> None:
 
 
 def make_status(code: int, message: str) -> Any:
-    """A new ``OrtStatus *`` for ORT to release."""
+    """Return a new ``OrtStatus *`` for ORT to release."""
     return api().CreateStatus(code, message.encode(errors="replace"))
 
 
 def text(pointer: Any) -> str:
-    """The UTF-8 text of a ``const char *``; "" for NULL."""
+    """Return the UTF-8 text of a ``const char *``; "" for NULL."""
     return "" if pointer == ffi.NULL else ffi.string(pointer).decode(errors="replace")
 
 
 def texts(values: Sequence[str]) -> tuple[Any, list[Any]]:
-    """The ``const char *[]`` of texts, and what keeps it alive."""
+    """Return texts as ``const char *[]``, and an object that keeps them alive."""
     kept = [ffi.new("char[]", value.encode()) for value in values]
     return ffi.new("const char *[]", kept), kept
 
 
 def key_value_pairs(pairs: Any) -> dict[str, str]:
-    """The contents of an ``OrtKeyValuePairs *`` (NULL: none)."""
+    """Return the contents of an ``OrtKeyValuePairs *`` (NULL: none)."""
     if pairs == ffi.NULL:
         return {}
     keys, values, count = ffi.new("const char *const **"), ffi.new("const char *const **"), ffi.new("size_t *")
@@ -87,7 +87,7 @@ def key_value_pairs(pairs: Any) -> dict[str, str]:
 
 
 class KeyValuePairs:
-    """An OrtKeyValuePairs of our own, released at the end of the with block; ORT copies what it is given."""
+    """An OrtKeyValuePairs of our own, released at the end of the with block; ORT copies it."""
 
     def __init__(self, items: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
         self._items = dict(items)

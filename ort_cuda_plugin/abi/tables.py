@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Final
 
-#: The oldest and the newest API version that the plugin speaks; it negotiates min(NEWEST_API, host). Of newer versions
-#: it knows single slots, which it uses where the host has them.
+#: The oldest and the newest API version that the plugin speaks; it negotiates min(NEWEST_API, host). It also uses some
+#: slots of newer versions, if the host has them.
 OLDEST_API: Final = 26
 NEWEST_API: Final = 30
 

@@ -1,1 +1,1 @@
-"""Measures sessions of several providers beside each other: Runs that alternate in one process, and creation."""
+"""Measures sessions of several providers: alternating Runs in one process, and session creation."""

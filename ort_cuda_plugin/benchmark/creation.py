@@ -1,4 +1,4 @@
-"""What a new process takes to its first result, and the device memory that it holds then."""
+"""Measures the time of a new process to its first result, and the device memory that it holds then."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ChildError(RuntimeError):
 
 
 def measure_creation(task: Task, side: str) -> Creation:
-    """Two processes: the first has an empty kernel cache, the second the one that the first filled."""
+    """Measure two processes: the first has an empty kernel cache, the second the cache that the first filled."""
     with tempfile.TemporaryDirectory() as folder:
         feeds = Path(folder, "feeds.npz")
         np.savez(feeds, allow_pickle=False, **{name: np.asarray(array) for name, array in task.feeds.items()})
@@ -61,7 +61,7 @@ def measure_creation(task: Task, side: str) -> Creation:
 
 
 def device_bytes(side: str, emulate: bool) -> int:
-    """Device memory in use: of the plugin's process on the emulated device, of the whole GPU otherwise."""
+    """Return the device memory in use: of this process on the emulated device, of the whole GPU otherwise."""
     import ort_cuda_plugin
 
     if emulate:

@@ -1,4 +1,4 @@
-"""Runs of several providers that alternate in one process, and what is known of each."""
+"""Alternating Runs of several providers in one process, and a report for each."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from ort_cuda_plugin.benchmark.sides import CPU, PLUGIN, Feeds, Runner
 from ort_cuda_plugin.profiles.collect import is_of_device, windows_of_runs, within
 
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "int8": 1e-1}
-"""Bounds of max|a-b|/max|b| against the CPU provider, by the type that the model computes with. Where values are
-quantized, a different order of sums moves some of them by a step."""
+"""Bounds of max|a-b|/max|b| against the CPU provider, by the model's element type. Where values are quantized, another
+summation order moves some of them by a step."""
 
 
 @dataclass(frozen=True)
 class SideReport:
-    """Times in milliseconds. ``throughput`` is items a second, where the batch is the number of items.
+    """Times in milliseconds. ``throughput`` is items per second; the batch is the number of items.
 
-    ``host_share`` is the part of a median Run in which the device does not work, None where the profile has nothing of
-    the device. ``ratio`` is the median, over neighbouring Runs, of this side's time divided by the plugin's.
-    ``error`` is max|a-b|/max|b| beside the CPU provider, None where that cannot run the model. ``device_bytes`` is the
-    most that the process held. It and ``cold_s`` and ``warm_s`` come from processes of their own: session and first Run
-    with an empty and a filled cache.
+    ``host_share`` is the part of a median Run in which the device is idle, None if the profile has no device events.
+    ``ratio`` is the median, over neighbouring Runs, of this side's time divided by the plugin's. ``error`` is
+    max|a-b|/max|b| against the CPU provider, None if that cannot run the model. ``device_bytes`` is the peak of device
+    memory. It, ``cold_s`` and ``warm_s`` are measured in separate processes: session and first Run with an empty and a
+    filled cache.
     """
 
     p50: float
@@ -49,7 +49,7 @@ class SideReport:
 
 @dataclass
 class ModelReport:
-    """``launches``, ``library_calls`` and ``graph_replays`` are those of the plugin's steady Runs, for one Run."""
+    """``launches``, ``library_calls`` and ``graph_replays`` are averages per steady Run of the plugin."""
 
     model: str
     device: str
@@ -63,9 +63,10 @@ class ModelReport:
     python_calls: int
     sides: dict[str, SideReport] = field(default_factory=dict)
     not_compared: str = ""
-    """Why the CPU provider cannot run the model; "" where it does."""
+    """The reason why the CPU provider cannot run the model; "" if it can."""
     estimate: dict[str, Any] | None = None
-    """What the model of a GPU says: its name, microseconds, the roofline's, and bytes of device memory moved."""
+    """The performance model's estimate: the GPU's name, microseconds, the roofline's, and bytes of device memory
+    moved."""
 
     @property
     def is_right(self) -> bool:
@@ -74,7 +75,7 @@ class ModelReport:
 
 @dataclass(frozen=True)
 class Task:
-    """What is measured: a model file, the inputs, the outputs to compare, and how many of what."""
+    """A measurement: a model file, the inputs, the outputs to compare, and the numbers of Runs."""
 
     name: str
     source: str
@@ -86,7 +87,7 @@ class Task:
     runs: int
     warmup: int
     operators: Sequence[str] = ()
-    """Files with operators of the model, for processes of their own."""
+    """Files that register the model's custom operators, for separate processes."""
 
 
 def measure(
@@ -95,9 +96,9 @@ def measure(
     progress: Callable[[Sequence[int]], Iterable[int]],
     may_lack: Collection[str] = (),
 ) -> ModelReport:
-    """Compares the results first, then times the sides in turn. Leaves out those of ``may_lack`` that cannot run it.
+    """Compare the results, then time the sides in turn.
 
-    Raises SideError for the others of that kind.
+    Leaves out sides in ``may_lack`` that cannot run the model. Raises SideError for others that cannot.
     """
     runners = {}
     for side in chosen:
@@ -135,7 +136,7 @@ def measure(
 
 
 def alternate(runners: Sequence[Runner], turns: Iterable[int]) -> dict[str, list[float]]:
-    """Seconds of each Run by side; each turn begins with another side."""
+    """Return the seconds of each Run by side; each turn begins with another side."""
     times: dict[str, list[float]] = {each.side: [] for each in runners}
     for turn in turns:
         first = turn % len(runners)
@@ -150,7 +151,7 @@ def summary(seconds: Sequence[float], batch: int, ratio: float, error: float | N
 
 
 def device_milliseconds(task: Task, side: str) -> float | None:
-    """The time in which the device works in a Run, from ONNX Runtime's profile; None where it tells none."""
+    """Return the time in which the device works in a Run, from ONNX Runtime's profile; None if the profile lacks it."""
     with tempfile.TemporaryDirectory() as folder:
         session = sides.create_session(side, task.source, task.emulate, str(Path(folder, "profile")))
         runner = _runner(task, side, session)
@@ -161,7 +162,9 @@ def device_milliseconds(task: Task, side: str) -> float | None:
 
 
 def device_work(events: Sequence[Mapping[str, Any]], runs: int) -> float | None:
-    """Milliseconds of device events in a Run of a profile whose last Runs are alike; None where it has none."""
+    """Return the milliseconds of device events in a Run; the profile's last Runs are equal. None if it has no such
+    events.
+    """
     work = [event for event in events if is_of_device(event) or event.get("cat") == "Kernel"]
     windows = windows_of_runs(events, runs)
     if not work or not windows:
@@ -177,9 +180,10 @@ def _runner(task: Task, side: str, session: Any) -> Runner:
 
 
 def _errors(task: Task, runners: Mapping[str, Runner]) -> tuple[Mapping[str, float | None], str]:
-    """Of each side beside the CPU provider, whose own session is made where it is not among the sides.
+    """Return the errors of each side against the CPU provider, and the reason if there are none: the CPU provider
+    cannot run every model that the plugin can.
 
-    With the errors comes why there are none: the CPU provider cannot run every model that the plugin can.
+    Makes a session of the CPU provider unless it is one of the sides.
     """
     reference = runners.get(CPU)
     if reference is None:

@@ -1,4 +1,4 @@
-"""A picture of reports: how many times as fast as each other side the plugin is, by model."""
+"""Draws reports as an SVG chart: the plugin's speed relative to each other side, by model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LABEL, _WIDTH, _BAR, _GAP = 260, 520, 14, 12
 
 
 def svg(reports: Sequence[ModelReport]) -> str:
-    """An SVG document of horizontal bars; a line stands where both sides are equally fast."""
+    """Return an SVG document of horizontal bars; a line marks equal speed."""
     others = list(dict.fromkeys(side for report in reports for side in report.sides if side != PLUGIN))
     ratios = [report.sides[side].ratio for report in reports for side in others if side in report.sides]
     longest = max([1.0, *(ratio for ratio in ratios if math.isfinite(ratio))]) * 1.1

@@ -1,4 +1,4 @@
-"""The providers that a benchmark measures, each with a session and values that stay on its device."""
+"""The providers that a benchmark measures, each with a session and bound values on its device."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ class LackingSideError(SideError):
 
 
 def available(emulate: bool) -> list[str]:
-    """What there is to compare with by default: the built-in CUDA provider beside a GPU, else the CPU provider."""
+    """Return the default side of a comparison: the built-in CUDA provider on a machine with a GPU, else the CPU
+    provider.
+    """
     import onnxruntime as ort
 
     return [PLUGIN, CUDA, CUDA_GRAPH] if not emulate and _has_cuda(ort) else [PLUGIN, CPU]
 
 
 def _has_cuda(ort: ModuleType) -> bool:
-    """Whether ONNX Runtime has the built-in provider, whose name the plugin may have in its place."""
+    """Whether ONNX Runtime has the built-in CUDA provider (its name may stand for the plugin)."""
     return "CUDAExecutionProvider" in ort.get_available_providers() and not is_registered_as(Identity.CUDA)
 
 
 def create_session(side: str, source: str | bytes, emulate: bool, profile_prefix: str = "") -> Any:
-    """A session of one side.
+    """Create a session of one side.
 
-    Raises SideError where ONNX Runtime lacks the provider, LackingSideError where that lacks what the model needs.
+    Raises SideError if ONNX Runtime lacks the provider, LackingSideError if the provider cannot run the model.
     """
     import onnxruntime as ort
 
@@ -74,7 +76,7 @@ def create_session(side: str, source: str | bytes, emulate: bool, profile_prefix
 
 @dataclass
 class Runner:
-    """One side, ready to run: ``run`` waits until the results are there."""
+    """One side, ready to run: ``run`` returns when the results are complete."""
 
     side: str
     run: Callable[[], None]
@@ -87,7 +89,7 @@ class Runner:
 
 
 def runner(side: str, session: Any, emulate: bool, feeds: Feeds, names: Sequence[str]) -> Runner:
-    """Binds inputs and outputs in the side's memory; the first Run, which decides the outputs' shapes, happens here.
+    """Bind inputs and outputs in the side's memory. Does the first Run, which decides the outputs' shapes.
 
     Raises ValueError for an output that cannot be bound.
     """
@@ -115,14 +117,16 @@ def runner(side: str, session: Any, emulate: bool, feeds: Feeds, names: Sequence
 
 
 def _place(side: str, emulate: bool) -> tuple[Any, ...]:
-    """Where ``OrtValue.ortvalue_from_numpy`` makes a value of the side."""
+    """Return the arguments with which ``OrtValue.ortvalue_from_numpy`` places a value on the side's device."""
     if side == PLUGIN:
         return plugin_place(emulate)
     return ("cpu" if side == CPU else "cuda", 0)
 
 
 def plugin_place(emulate: bool) -> tuple[str, int, int]:
-    """Where ``OrtValue.ortvalue_from_numpy`` makes a value on the plugin's device: kind, device and vendor."""
+    """Return the arguments with which ``OrtValue.ortvalue_from_numpy`` places a value on the plugin's device: kind,
+    device and vendor.
+    """
     import onnxruntime as ort
 
     memory = chosen_device(emulate, {}).memory_info(ort.OrtDeviceMemoryType.DEFAULT)

@@ -16,7 +16,7 @@ import onnx
 from .differences import Difference, differences
 
 Run = Callable[[onnx.ModelProto, Sequence[str], Mapping[str, Any]], list[Any]]
-"""Runs a model on one side, and returns the outputs of these names."""
+"""Type of a function that runs a model on one side, and returns the outputs of these names."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ def first_difference(
     tolerances: Mapping[str, float],
     progress: Callable[[int, int], None] = lambda low, high: None,
 ) -> FirstDifference | None:
-    """Return the node, or None if no prefix differs. ``progress`` is told between which nodes it is."""
+    """Return the node, or None if no prefix differs. ``progress`` is called with the first and last node of the
+    remaining range.
+    """
     nodes = model.graph.node
 
     def differing(count: int) -> list[Difference]:
@@ -118,7 +120,7 @@ def _alone(
 
 
 def _typed(model: onnx.ModelProto, name: str, value: Any) -> onnx.ValueInfoProto:
-    """Return an input that takes the value."""
+    """Return a model input of the value's type."""
     known: dict[str, onnx.ValueInfoProto] = {info.name: info for info in model.graph.input}
     if name in known:
         return known[name]

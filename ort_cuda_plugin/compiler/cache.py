@@ -58,11 +58,13 @@ class KernelCache(CacheFolder):
         self.foreign: dict[bool, list[Tools]] | None = None
 
     def load(self, key: str, target: Target) -> KernelImage | None:
-        """The kernel, or None where there is none or its entry is damaged."""
+        """Return the kernel, or None if there is no entry or it is damaged."""
         return decode(self.read(key) or b"", target)
 
     def load_made(self, spec: KernelSpec, target: Target) -> KernelImage | None:
-        """The kernel, compiled with the tools of this process, or with any where it lacks one of them."""
+        """Return the kernel, compiled with the tools of this process, or with any tools if the process lacks one of
+        them.
+        """
         for tools in (installed_tools(target.is_emulated), *self.others(target.is_emulated)):
             image = self.load(kernel_key(spec, target, tools), target)
             if image is not None:
@@ -70,7 +72,9 @@ class KernelCache(CacheFolder):
         return None
 
     def others(self, emulated: bool) -> list[Tools]:
-        """The tools of other processes whose kernels this one takes, the latest first: none if it can compile."""
+        """Return the tools of other processes whose kernels this process accepts, the latest first; empty if it can
+        compile.
+        """
         if is_complete(installed_tools(emulated)):
             return []
         if self.foreign is None:
@@ -78,7 +82,7 @@ class KernelCache(CacheFolder):
         return self.foreign[emulated]
 
     def read_tools(self) -> dict[bool, list[Tools]]:
-        """What `note_tools` of all processes has kept."""
+        """Return the tools that `note_tools` has recorded in all processes."""
         found: dict[bool, list[Tools]] = {False: [], True: []}
         if self.opened is not None and self.usable:
             notes = [(status.st_mtime, name) for name, status in self.opened.files() if name.startswith(tools_prefix)]
@@ -89,7 +93,7 @@ class KernelCache(CacheFolder):
         return found
 
     def note_tools(self, emulated: bool) -> None:
-        """Keeps with which tools this process compiles."""
+        """Record the tools with which this process compiles."""
         tools = installed_tools(emulated)
         if tools not in self.noted and self.writable:
             self.noted.add(tools)
@@ -97,15 +101,15 @@ class KernelCache(CacheFolder):
             self.write_file(f"{tools_prefix}{kind}-{hashlib.sha256(data).hexdigest()[:16]}.json", data)
 
     def store(self, key: str, image: KernelImage) -> None:
-        """Keeps a kernel."""
+        """Store a kernel."""
         self.write(key, encode(image))
 
     def load_ir(self, key: str) -> list[str] | None:
-        """The texts of an IR, or None where there are none or their entry is damaged."""
+        """Return the texts of an IR, or None if there is no entry or it is damaged."""
         return decode_texts(self.read(key) or b"")
 
     def store_ir(self, key: str, texts: Sequence[str]) -> None:
-        """Keeps the texts of an IR."""
+        """Store the texts of an IR."""
         self.write(key, encode_texts(texts))
 
 
@@ -118,7 +122,7 @@ def encode(image: KernelImage) -> bytes:
 
 
 def decode(body: bytes, target: Target) -> KernelImage | None:
-    """None where the bytes are no image."""
+    """Decode an image; None if the bytes are malformed."""
     try:
         header_bytes, image_bytes, ptx_bytes = struct.unpack_from("<III", body)
         image_start = 12 + header_bytes
@@ -142,7 +146,7 @@ def encode_texts(texts: Sequence[str]) -> bytes:
 
 
 def decode_texts(body: bytes) -> list[str] | None:
-    """None where the bytes are no texts, or more than an entry may have."""
+    """Decode texts; None if the bytes are malformed, or more than an entry may have."""
     unpacker = zlib.decompressobj()
     try:
         data = unpacker.decompress(body, max_entry_bytes)

@@ -1,4 +1,4 @@
-"""A folder of files that are worth keeping from process to process: a `TrustedFolder` with entries and a bound.
+"""A disk cache shared by processes: a `TrustedFolder` of entries with a bound on their size.
 
 An entry is a magic number, the SHA-256 of its body, and the body.
 """
@@ -23,9 +23,9 @@ lock_suffix = ".lock"
 
 
 def cache_folder() -> Path:
-    """Where entries lie: $ORT_CUDA_PLUGIN_CACHE_DIR, or ort-cuda-plugin under the user's cache folder.
+    """Return the folder of entries: $ORT_CUDA_PLUGIN_CACHE_DIR, or ort-cuda-plugin in the user's cache folder.
 
-    It begins with "~" for a user without a home folder, as containers have them.
+    For a user without a home folder, as in containers, it begins with "~".
     """
     if configured := os.environ.get(CACHE_DIR_VARIABLE):
         return Path(configured)
@@ -34,7 +34,7 @@ def cache_folder() -> Path:
 
 
 def open_folder(folder: Path) -> TrustedFolder:
-    """Makes the folder where it is missing. Raises Untrusted, with the reason, where it cannot be used."""
+    """Open the folder, and make it if it is missing. Raises Untrusted, with the reason, if it cannot be used."""
     if folder.parts[:1] == ("~",):
         raise Untrusted("this user has no home folder")
     try:
@@ -48,9 +48,9 @@ def open_folder(folder: Path) -> TrustedFolder:
 class CacheFolder:
     """Entries by key in one folder. A folder that cannot be used is reported once and then does without.
 
-    ``max_bytes`` bounds the sum of the entries' sizes: the least recently used are removed. A kind of cache says in
-    ``name``, ``suffix``, ``magic`` and ``max_entry_bytes`` what its entries are, in ``consequence`` what is lost
-    without a folder, and in ``remedy`` what happens without an entry. A folder to which nothing can be written is read.
+    ``max_bytes`` bounds the sum of the entries' sizes: the least recently used are removed. A subclass defines its
+    entries by ``name``, ``suffix``, ``magic`` and ``max_entry_bytes``; ``consequence`` (what is lost without a folder)
+    and ``remedy`` (what happens without an entry) are parts of messages. A read-only folder is read.
     """
 
     name: str
@@ -69,18 +69,18 @@ class CacheFolder:
         try:
             self.opened = open_folder(folder)
         except Untrusted as problem:
-            # A part of a cache that is read only, as in the image of a container, is left out on purpose.
+            # A subfolder that is missing in a read-only cache, as in a container's image, was left out on purpose.
             left_out = isinstance(problem, Absent) and folder.parent == cache_folder() and folder.parent.is_dir()
             self.disable(str(problem), logging.INFO if left_out else logging.WARNING)
 
     @property
     def usable(self) -> bool:
-        """Whether entries are found; ``problem`` says why not."""
+        """Whether entries can be read; otherwise ``problem`` has the reason."""
         return not self.problem
 
     @property
     def writable(self) -> bool:
-        """Whether entries are kept."""
+        """Whether entries can be written."""
         return self.usable and self.opened is not None and self.opened.is_writable
 
     def disable(self, problem: str, level: int = logging.WARNING) -> None:
@@ -103,7 +103,9 @@ class CacheFolder:
         return self.folder / self.file_name(key)
 
     def read(self, key: str) -> bytes | None:
-        """What an entry holds, or None where there is none, or it is damaged or not this user's alone."""
+        """Return the contents of an entry; None if there is none, it is damaged, or another user could have written
+        it.
+        """
         data = self.read_file(self.file_name(key))
         if data is None:
             return None
@@ -119,7 +121,7 @@ class CacheFolder:
         return data[start:]
 
     def is_whole(self, name: str) -> bool:
-        """Whether the file of that name holds an entry that `read` would give; looking does not count as a use."""
+        """Whether the file of that name is an entry that `read` would return; does not count as a use."""
         try:
             return (
                 self.opened is not None and self._body(self.opened.read(name, self.max_entry_bytes, False)) is not None
@@ -128,7 +130,7 @@ class CacheFolder:
             return False
 
     def write(self, key: str, body: bytes) -> None:
-        """Writes an entry atomically: a reader sees all of it or nothing."""
+        """Write an entry atomically: a reader sees all of it or nothing."""
         data = self.magic + hashlib.sha256(body).digest() + body
         if not self.write_file(self.file_name(key), data):
             return
@@ -138,16 +140,18 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Meanwhile no other process makes this entry; False if one does. True as well where nothing is kept."""
+        """Hold the lock of an entry, so that no other process makes it; False if one does. Also True if the folder
+        cannot be written to.
+        """
         with contextlib.ExitStack() as stack:
             held = True
             if self.opened is not None and self.writable:
-                with contextlib.suppress(OSError):  # then two processes may make it
+                with contextlib.suppress(OSError):  # two processes may make it then
                     held = stack.enter_context(self.opened.lock(f"{key}{lock_suffix}"))
             yield held
 
     def read_file(self, name: str) -> bytes | None:
-        """What a file of the folder holds, or None where there is none, or it is not this user's alone."""
+        """Return the contents of a file in the folder; None if there is none, or another user could have written it."""
         if self.opened is None or not self.usable:
             return None
         try:
@@ -159,7 +163,7 @@ class CacheFolder:
         return None
 
     def write_file(self, name: str, data: bytes) -> bool:
-        """Writes a file of the folder atomically. The result says whether it was written."""
+        """Write a file of the folder atomically; return whether it was written."""
         if self.opened is None or not self.writable or len(data) > self.max_entry_bytes:
             return False
         try:
@@ -169,7 +173,7 @@ class CacheFolder:
         return self.usable
 
     def trim(self) -> None:
-        """Removes the least recently used entries until a tenth of the bound is free, and abandoned partial files."""
+        """Remove the least recently used entries until a tenth of the bound is free, and abandoned partial files."""
         if self.opened is None:
             return
         entries = []
@@ -183,7 +187,7 @@ class CacheFolder:
         if total <= self.max_bytes:
             return
         for _, size, name in sorted(entries):
-            with contextlib.suppress(OSError):  # another process was faster
+            with contextlib.suppress(OSError):  # another process has removed it
                 self.opened.remove(name)
             total -= size
             if total <= self.max_bytes * 9 // 10:

@@ -1,7 +1,8 @@
-"""A helper process that compiles kernels, and the end of its pipe that its parent holds.
+"""A helper process that compiles kernels, and its parent's client.
 
-A fresh process and not a fork: the parent has threads. It lives as long as one call of `compile_many`. Messages are a
-length and bytes: JSON for a job, the form of a cache entry for an image, nothing for a kernel that did not compile.
+It is a fresh process, not a fork, because the parent has threads. It lives as long as one call of `compile_many`.
+Messages are a length and bytes: JSON for a job, the form of a cache entry for an image, nothing for a kernel that did
+not compile.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ort_cuda_plugin.compiler.toolchain import installed_tools, joined_digest, t
 
 
 class WorkerClient:
-    """The parent's end."""
+    """The parent's end of the pipe."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -36,33 +37,33 @@ class WorkerClient:
 
     @staticmethod
     def start(cache: KernelCache) -> WorkerClient | None:
-        """A helper that is importing Numba, or None where this interpreter cannot start one.
+        """Start a helper, which begins to import Numba; None if this interpreter cannot start one.
 
-        It finds and keeps IR in the folder of ``cache``, where that is usable.
+        The helper loads and stores IR in the folder of ``cache`` if that is usable.
         """
         arguments = [str(cache.folder)] if cache.usable else []
         command = isolation.python_command(__name__, *arguments, distributions=isolation.COMPILER_DISTRIBUTIONS)
         if command is None:
             return None
         try:
-            # A separate group: Ctrl-C is for the parent, which ends the helper.
+            # A separate process group: Ctrl-C goes to the parent, which ends the helper.
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", process_group=0)
         except OSError:
             return None
         return WorkerClient(process)
 
     def wait_ready(self) -> bool:
-        """Whether the helper can compile, with the tools that this process has."""
+        """Wait; return whether the helper can compile with the same tools as this process."""
         self.is_ready = self.receive() == tools().encode()
         return self.is_ready
 
     def stop_unless_ready(self) -> None:
-        """Ends a helper that is still importing: nothing is left that it could do."""
+        """End a helper that is still importing: no work is left for it."""
         if not self.is_ready:
             self.process.kill()
 
     def compile(self, spec: KernelSpec, target: Target) -> KernelImage | None:
-        """The compiled kernel, or None where it did not compile or the helper died."""
+        """Return the compiled kernel; None if it did not compile or the helper died."""
         assert self.process.stdin is not None
         try:
             send(self.process.stdin, encode_job(spec, target))
@@ -81,7 +82,7 @@ class WorkerClient:
 
 
 def tools() -> str:
-    """What a process compiles with."""
+    """Return the tools of this process."""
     return joined_digest(*(toolchain_digest(installed_tools(emulated), emulated) for emulated in (True, False)))
 
 
@@ -94,7 +95,7 @@ def send(pipe: IO[bytes], message: bytes) -> None:
 
 
 def receive(pipe: IO[bytes]) -> bytes | None:
-    """None where the other end is gone."""
+    """Receive a message; None if the other process is gone."""
     try:
         head = pipe.read(8)
         if len(head) < 8:
@@ -120,8 +121,8 @@ def decode_job(message: bytes) -> tuple[KernelSpec, Target]:
 
 
 def main(folder: str | None = None) -> None:
-    """The helper's end: answers jobs until there are no more."""
-    # Whatever a library prints must not get between the messages.
+    """Run the helper: answer jobs until there are no more."""
+    # Output of libraries must not get into the messages.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     compiler = isolation.import_compiler()

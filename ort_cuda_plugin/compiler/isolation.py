@@ -1,7 +1,7 @@
-"""Keeps the working folder out: neither the compiler nor a helper process takes code or settings from it.
+"""Isolates the compiler from the working folder: neither it nor a helper process loads code or settings from there.
 
-A helper process has the standard library, the folders that this process has the compiler in, and the environment of
-its interpreter on its path, in this order, and gets the package by its place.
+The path of a helper process has the standard library, the folders from which this process has the compiler, and its
+interpreter's environment, in this order. It loads the package by its path.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ import_module(module).main(*arguments)
 
 
 def python_command(module: str, *arguments: str, distributions: Sequence[str]) -> list[str] | None:
-    """Has a new interpreter call ``main(*arguments)`` of a module of this package; None where it cannot be started.
+    """Return a command line by which a new interpreter calls ``main(*arguments)`` of a module of this package; None if
+    no interpreter is known.
 
-    Start it with "/" as its working folder. In a program that embeds Python, sys.executable may be that program.
+    Run it in the working folder "/". In a program that embeds Python, sys.executable may be that program.
     """
     executable = sys.executable or ""
     if not os.path.isabs(executable) or not os.path.basename(executable).startswith("python"):
@@ -50,7 +51,7 @@ def python_command(module: str, *arguments: str, distributions: Sequence[str]) -
 
 
 def distribution_folders(names: Sequence[str]) -> list[str]:
-    """The folders that distributions are installed in, in the order of sys.path, the working folder not among them."""
+    """Return the folders of installed distributions, in the order of sys.path, without the working folder."""
     absolute = [entry for entry in sys.path if os.path.isabs(entry)]
     trusted = [entry for entry in absolute if not _is_working_folder(entry)]
     found = set()
@@ -75,7 +76,7 @@ NO_FILE = os.devnull + "/none"
 
 
 class _SettingsLoader(SourceFileLoader):
-    """Loads Numba's configuration with another name in the place of its file's."""
+    """Loads Numba's configuration under another file name, so that it does not read settings of the working folder."""
 
     def get_code(self, fullname: str) -> CodeType | None:
         code = super().get_code(fullname)
@@ -102,12 +103,12 @@ class _SettingsFinder(MetaPathFinder):
 
 
 def import_compiler() -> Any:
-    """`ort_cuda_plugin.compiler.compile`, imported so that Numba reads its settings from the environment only.
+    """Import `ort_cuda_plugin.compiler.compile` such that Numba reads its settings from the environment only.
 
-    Where the application has imported Numba before, they are the application's.
+    If the application has imported Numba already, its settings stay.
     """
     if not any(isinstance(finder, _SettingsFinder) for finder in sys.meta_path):
-        # It stays: another thread that is importing would miss a finder when one before it goes away.
+        # The finder stays: another thread that is importing would skip one if an earlier finder were removed.
         sys.meta_path.insert(0, _SettingsFinder())
     try:
         return importlib.import_module("ort_cuda_plugin.compiler.compile")

@@ -1,4 +1,4 @@
-"""Hands out compiled kernels: from memory, from the disk cache, or by compiling them, in parallel where that pays."""
+"""Returns compiled kernels from memory, from the disk cache, or by compiling them, in parallel if that pays."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ Job: TypeAlias = tuple[KernelSpec, Target]
 Done: TypeAlias = Callable[[int, KernelImage, bool], None]
 MANIFEST_VARIABLE = "ORT_CUDA_PLUGIN_KERNEL_MANIFEST"
 worker_pays_seconds = 2.5
-"""How much work pays for a helper process, which spends over a second importing Numba."""
+"""Seconds of compilation above which a helper process pays; it spends over a second importing Numba."""
 max_workers = 8
 lock_poll_seconds = 0.02
-"""Between looks at a kernel that another process compiles."""
+"""Seconds between polls for a kernel that another process compiles."""
 patience = 30.0
-"""How many times longer than expected another process may take for a kernel, before this one compiles it as well."""
+"""Factor of the expected time after which this process compiles a kernel that another process has begun."""
 least_patience_seconds = 60.0
-"""Beside that: the other process may import the compiler first, and share its core with many that do the same."""
+"""Minimum of that time in seconds: the other process may import the compiler first, and share its core with many
+others."""
 look_seconds = 1.0
-"""Between looks at a helper that has not ended."""
+"""Seconds between polls of a helper that has not ended."""
 seconds_to_mention = 4.0
-"""From here on a compilation is a warning in the log: a user who waits is to know for what."""
+"""Expected seconds from which on a compilation is logged as a warning, so that a waiting user knows the reason."""
 logger = logging.getLogger("ort_cuda_plugin")
 
 
 def count_kernels(name: str, by: int) -> None:
-    """Adds to a counter of the C library."""
+    """Add to a counter of the C library."""
     from ort_cuda_plugin.abi.core import count
 
     count(name, by)
@@ -54,16 +55,15 @@ def count_kernels(name: str, by: int) -> None:
 class KernelLibrary:
     """Compiled kernels of this process. Its methods may be called from any thread.
 
-    ``count(name, by)`` is called with KERNELS_COMPILED and KERNEL_CACHE_HITS. ``watch(asked, done)``, where it is set,
-    is called from any thread with the number of kernels that were just asked for, and of those that are there.
-    ``compiling``, where it is set, is called before kernels are compiled, with their number and the seconds of one core
-    that this may take.
+    ``count(name, by)`` is called with KERNELS_COMPILED and KERNEL_CACHE_HITS. ``watch(asked, done)``, if set, is called
+    from any thread with the numbers of requested and of available kernels. ``compiling``, if set, is called before
+    kernels are compiled, with their number and the expected CPU seconds.
     """
 
     watch: Callable[[int, int], None] | None = None
     compiling: Callable[[int, float], None] | None = None
     log: Callable[[str], None] | None = None
-    """Where it is set, gets a line before kernels are compiled, and one for each of them, from any thread."""
+    """If set, receives a line before kernels are compiled, and one for each kernel, from any thread."""
 
     def __init__(self, cache: KernelCache | None = None, count: Callable[[str, int], None] = count_kernels) -> None:
         self.cache = cache if cache is not None else KernelCache()
@@ -72,20 +72,19 @@ class KernelLibrary:
         self.lock = threading.Lock()
 
     def get(self, spec: KernelSpec, target: Target) -> KernelImage:
-        """One kernel; see `get_many`."""
+        """Return one kernel; see `get_many`."""
         return self.get_many([spec], target)[0]
 
     def get_many(self, specs: Sequence[KernelSpec], target: Target) -> list[KernelImage]:
-        """The compiled kernels, in the order of ``specs``.
+        """Return the compiled kernels, in the order of ``specs``.
 
         Raises KernelCompileError (of `ort_cuda_plugin.compiler.compile`) for the first kernel that does not compile.
         """
         return self.get_jobs([(spec, target) for spec in specs])
 
     def get_jobs(self, jobs: Sequence[Job], progress: Callable[[int], None] = lambda done: None) -> list[KernelImage]:
-        """As `get_many`, with a target for each kernel.
-
-        ``progress`` is called with the number of jobs just done, from any thread.
+        """Like `get_many`, with a target for each kernel. ``progress`` is called with the number of finished jobs, from
+        any thread.
         """
 
         def advance(done: int) -> None:
@@ -117,7 +116,7 @@ class KernelLibrary:
 
                 def keep(index: int, image: KernelImage, compiled: bool) -> None:
                     nonlocal done
-                    # At once, so that what an interrupted call compiled is there for the next.
+                    # Stored at once: if the call is interrupted, the next one finds the kernels.
                     self.images[missing_keys[index]] = image
                     if compiled:
                         self.cache.note_tools(image.target.is_emulated)
@@ -142,15 +141,15 @@ class KernelLibrary:
 
 
 def expected_seconds(spec: KernelSpec) -> float:
-    """What compiling takes on one core: Numba's front end, about half of it, is linear in the source."""
+    """Return the expected CPU seconds of compilation: Numba's front end, about half of it, is linear in the source."""
     return 0.04 + len(spec.source) / 15000
 
 
 class Compilation:
-    """Jobs that this process and helpers take from one list, the longest first; those of one kernel stay together.
+    """A list of jobs that this process and its helpers share, the longest first; jobs of one kernel stay together.
 
-    What another process is compiling meanwhile comes last, and is taken from it. ``done(index, image, compiled)`` is
-    called as each job ends, from one thread at a time.
+    Kernels that another process is compiling come last, and their images are taken from the cache. ``done(index, image,
+    compiled)`` is called as each job ends, from one thread at a time.
     """
 
     def __init__(self, jobs: Sequence[Job], done: Done, cache: KernelCache) -> None:
@@ -170,7 +169,7 @@ class Compilation:
         self.elsewhere: deque[int] = deque()
 
     def run(self) -> None:
-        """Compiles all, with helpers where that pays. Raises KernelCompileError."""
+        """Compile all, with helpers if that pays. Raises KernelCompileError."""
         self.workers = start_workers(self.seconds, self.cache)
         threads = [threading.Thread(target=self.run_in, args=(worker,)) for worker in self.workers]
         try:
@@ -191,7 +190,7 @@ class Compilation:
             self.await_other(index)
 
     def await_other(self, index: int) -> None:
-        """Takes a kernel from the process that compiles it, or compiles it where that process fails or is slow."""
+        """Wait for a kernel that another process compiles; compile it if that process fails or is slow."""
         deadline = self.due(index)
         while not self.abandoned and self.images[index] is None:
             with self.cache.lock(kernel_key(*self.jobs[index])) as held:
@@ -203,12 +202,12 @@ class Compilation:
                 time.sleep(lock_poll_seconds)
 
     def due(self, index: int) -> float:
-        """The time from which on a process that begins with a kernel now is too slow."""
+        """Return the time after which a process that begins with a kernel now is too slow."""
         return time.monotonic() + least_patience_seconds + patience * expected_seconds(self.jobs[index][0])
 
     @staticmethod
     def await_helper(worker: WorkerClient, thread: threading.Thread) -> None:
-        """Waits for the thread of a helper, which it ends where it does not come to an end with a kernel."""
+        """Wait for a helper's thread; kill the helper if it does not finish a kernel."""
         while thread.is_alive():
             thread.join(look_seconds)
             if thread.is_alive() and time.monotonic() > worker.due:
@@ -216,13 +215,13 @@ class Compilation:
                 worker.process.kill()
 
     def abandon(self) -> None:
-        """Nobody waits any more: what this process is compiling is the last."""
+        """Stop after the kernel that this process is compiling: no caller waits any more."""
         self.abandoned = True
         for worker in self.workers:
             worker.process.kill()
 
     def run_here(self) -> None:
-        """Raises KernelCompileError."""
+        """Take and compile jobs in this process. Raises KernelCompileError."""
         if self.abandoned or not self.todo:
             return
         for index in self.take():
@@ -232,7 +231,7 @@ class Compilation:
         self.finish(index, import_compiler().compile_kernel(*self.jobs[index], self.cache))
 
     def run_in(self, worker: WorkerClient) -> None:
-        """Ends early where the helper fails; what it could not do is done here, so that its error is raised here."""
+        """Give jobs to a helper. If the helper fails, its jobs are compiled here, which raises their errors here."""
         if not worker.wait_ready():
             return
         for index in self.take():
@@ -248,7 +247,7 @@ class Compilation:
             self.done(index, image, compiled)
 
     def take(self) -> Iterator[int]:
-        """Jobs to compile, each with the lock of its kernel held until the next one is asked for."""
+        """Yield jobs to compile, each with the lock of its kernel held until the next one is requested."""
         while True:
             try:
                 indices = self.todo.popleft()
@@ -267,11 +266,11 @@ class Compilation:
 
 
 def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache, *, is_told: bool = False) -> list[KernelImage]:
-    """Compiles all, sharing the work with helper processes when it is much. Raises KernelCompileError.
+    """Compile all, with helper processes if there is enough work.
 
-    ``done`` is called with the index of each job as it ends, from one thread at a time; ``cache`` has IR, and gets it.
-    A long compilation is a warning in the log, unless ``is_told``: then the user knows.
-    Where a signal handler ends the call, what this process is compiling goes on to its end, its ``done`` included.
+    Raises KernelCompileError. ``done`` is called with the index of each job as it ends, from one thread at a time;
+    ``cache`` loads and stores IR. A long compilation is logged as a warning unless ``is_told`` (the user knows). If a
+    signal handler ends the call, the kernel that this process is compiling is finished, and its ``done`` called.
     """
     compilation = Compilation(jobs, done, cache)
     is_news = compilation.seconds >= seconds_to_mention and not is_told
@@ -289,7 +288,7 @@ def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache, *, is_told
 
 
 def start_workers(seconds: float, cache: KernelCache) -> list[WorkerClient]:
-    """Helpers for so much work beside this process."""
+    """Start helpers for this amount of work, besides this process."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = min(cores - 1, max_workers, int(seconds / worker_pays_seconds))
     if wanted <= 0:
@@ -305,7 +304,7 @@ recorded: set[KernelSpec] = set()
 
 
 def record_specs(specs: Iterable[KernelSpec]) -> None:
-    """Appends the specs to the file that $ORT_CUDA_PLUGIN_KERNEL_MANIFEST names, one JSON object a line."""
+    """Append the specs to the file that $ORT_CUDA_PLUGIN_KERNEL_MANIFEST names, one JSON object per line."""
     path = os.environ.get(MANIFEST_VARIABLE)
     if not path:
         return
@@ -314,11 +313,11 @@ def record_specs(specs: Iterable[KernelSpec]) -> None:
     recorded.update(new)
     if new:
         lines = "".join(json.dumps(asdict(spec)) + "\n" for spec in new)
-        append_to_file(Path(path), lines.encode())  # at once: the processes of a test run do not mix their lines
+        append_to_file(Path(path), lines.encode())  # in one write: processes of a test run do not mix their lines
 
 
 def read_manifest(path: Path) -> list[KernelSpec]:
-    """The distinct specs of a manifest, by name, whose sources will be run.
+    """Return the distinct specs of a manifest, by name. Their sources will be executed.
 
     Raises ValueError for a line that is not a spec, OSError if another user can have written the file.
     """

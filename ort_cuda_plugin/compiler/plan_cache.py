@@ -1,7 +1,7 @@
-"""The disk cache of what vendor libraries made for problems, such as cuDNN's execution plans with compiled kernels.
+"""The disk cache of vendor libraries' algorithms, such as cuDNN's execution plans with compiled kernels.
 
-Entries lie in the folder ``plans`` of the kernel cache. They hold code that the library loads into the device, so they
-are trusted as kernels are: only what this user or root wrote is believed.
+Entries lie in the folder ``plans`` of the kernel cache. They contain code that the library loads into the device, so
+the rule of kernels holds: only files that this user or root wrote are loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ max_cache_bytes = 256 << 20
 
 
 class PlanCache(CacheFolder):
-    """Plans by the text that says what they are for. Several processes may use one folder.
+    """Plans by key, a text that describes the problem. Several processes may use one folder.
 
     ``folder`` defaults to ``plans`` in `cache_folder`. ``max_bytes`` bounds the sum of the entries' sizes: the least
     recently used are removed.
@@ -33,11 +33,11 @@ class PlanCache(CacheFolder):
         super().__init__(cache_folder() / "plans" if folder is None else folder, max_bytes)
 
     def load(self, what: bytes) -> bytes | None:
-        """The plan for a text, or None where there is none, or it is damaged."""
+        """Return the plan of a key; None if there is no entry or it is damaged."""
         return self.read(_key(what))
 
     def keep(self, what: bytes, plan: bytes) -> None:
-        """Keeps a plan."""
+        """Store a plan."""
         self.write(_key(what), plan)
 
 
@@ -51,5 +51,5 @@ def _cache_in(folder: Path) -> PlanCache:
 
 
 def plan_cache() -> PlanCache:
-    """The process's cache in the folder that the environment names."""
+    """Return the process's cache, in the folder that the environment names."""
     return _cache_in(cache_folder() / "plans")

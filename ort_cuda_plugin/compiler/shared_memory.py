@@ -10,11 +10,11 @@ from ort_cuda_plugin.compiler.targets import BuiltKernel, KernelImage
 
 _OF_THE_LAUNCH = re.compile(r"\bshared\.array\((?:[^()]*\bshape\s*=)?\s*\(?\s*0\b")
 IN_LAUNCH = "shared_bytes_in_launch"
-"""The metadata of stored kernels: 1 where a launch may ask for shared memory, else 0."""
+"""Key in the metadata of stored kernels: 1 if a launch may request dynamic shared memory, else 0."""
 
 
 def may_ask_in_launch(spec: KernelSpec) -> bool:
-    """Whether a launch of the kernel may ask for shared memory, beside what its code declares."""
+    """Whether a launch of the kernel may request dynamic shared memory, besides the static size in its code."""
     if isinstance(spec, BuiltKernel):
         return bool(spec.image.metadata.get(IN_LAUNCH, 1))
     if isinstance(spec, ForeignKernel):
@@ -23,7 +23,7 @@ def may_ask_in_launch(spec: KernelSpec) -> bool:
 
 
 def declared_bytes(image: KernelImage) -> int:
-    """What the kernel's code declares. Of PTX, which the driver compiles, it is read."""
+    """Return the bytes that the kernel's code declares. PTX, which the driver compiles, is parsed for it."""
     known = image.metadata.get("static_shared_bytes")
     if known is not None or image.data.startswith(b"\x7fELF"):
         return known or 0

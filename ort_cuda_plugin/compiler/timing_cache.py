@@ -1,9 +1,9 @@
-"""The disk cache of measured times: which of several ways to compute something is the fastest on a device.
+"""The disk cache of measured times, for the autotuner.
 
-A problem is what is computed, on which device, with which types, at about which sizes. Its candidates are ways to
-compute it, each with the median of its times. Entries lie in the folder ``timings`` of the kernel cache, one file for
-a problem, and only what this user or root wrote is believed. What they hold is names and numbers: no contents can do
-worse than choose a slow candidate.
+A problem is a computation on a device, with element types and size buckets. Its candidates are schedules or library
+calls for it, each with its median time. Entries lie in the folder ``timings`` of the kernel cache, one file for a
+problem, and only files that this user or root wrote are read. They contain names and numbers: the worst that wrong
+contents can do is choose a slow candidate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_SECONDS = 1e9
 
 
 def size_bucket(size: int) -> int:
-    """The size that stands for all sizes near it: the next one with three significant bits.
+    """Return the bucket of a size: the next number with three significant bits.
 
     These are 0 to 8, 10, 12, 14, 16, 20, 24, 28, 32 and so on, four from one power of two to the next. So a size is
     less than a quarter above the bucket before its own.
@@ -40,13 +40,10 @@ def size_bucket(size: int) -> int:
 
 @dataclass(frozen=True)
 class TimedProblem:
-    """What candidates compute.
+    """The computation that candidates implement.
 
-    Attributes:
-        timing_id: names the computation, with all that decides how long it takes and is neither a type nor a size.
-        device: what `device_identity` says.
-        types: of the operands, as "f16".
-        sizes: buckets, see `of`.
+    Attributes: timing_id: names the computation, with every property that affects its time except types and sizes.
+        device: the result of `device_identity`. types: of the operands, as "f16". sizes: buckets, see `of`.
     """
 
     timing_id: str
@@ -61,7 +58,7 @@ class TimedProblem:
 
     @property
     def key(self) -> str:
-        """Hex hash of all that tells the problem from others."""
+        """Return the hex hash of all fields."""
         return hashlib.sha256(json.dumps(self._parts()).encode()).hexdigest()
 
     def _parts(self) -> list[object]:
@@ -71,9 +68,8 @@ class TimedProblem:
 def device_identity(
     name: str, compute_capability: tuple[int, int], multiprocessors: int, versions: Mapping[str, str] | None = None
 ) -> str:
-    """What makes times of one device hold for another: its name, its size, and the ``versions`` of what runs there.
-
-    ``versions`` has the driver's and those of libraries, where candidates use them.
+    """Return the text under which times of a device are shared: its name, its size, and ``versions`` of the driver and
+    of the libraries that candidates use.
     """
     major, minor = compute_capability
     rest = "".join(f", {what} {version}" for what, version in sorted((versions or {}).items()))
@@ -83,8 +79,8 @@ def device_identity(
 class TimingCache(CacheFolder):
     """Times of candidates, in memory and in one folder. Thread safe; several processes may use one folder.
 
-    Of a folder to which this process cannot write the entries are read. ``folder`` defaults to ``timings`` in
-    `cache_folder`. ``max_bytes`` bounds the sum of the entries' sizes: the least recently used are removed.
+    A read-only folder is read. ``folder`` defaults to ``timings`` in `cache_folder`. ``max_bytes`` bounds the sum of
+    the entries' sizes: the least recently used are removed.
     """
 
     name = "timing cache"
@@ -100,17 +96,19 @@ class TimingCache(CacheFolder):
         self._lock = threading.Lock()
 
     def times(self, problem: TimedProblem) -> dict[str, float]:
-        """The median seconds of each candidate that was measured; infinity for one that cannot run."""
+        """Return the median seconds of each measured candidate; infinity for one that cannot run."""
         with self._lock:
             return dict(self._known(problem))
 
     def missing(self, problem: TimedProblem, candidates: Sequence[str]) -> list[str]:
-        """Those of the candidates that nobody measured."""
+        """Return the candidates that have not been measured."""
         times = self.times(problem)
         return [candidate for candidate in candidates if candidate not in times]
 
     def best(self, problem: TimedProblem, candidates: Sequence[str]) -> str | None:
-        """The fastest of the candidates, the first of equal ones; None where one is not measured, or none can run."""
+        """Return the fastest of the candidates, the first of equal ones; None if one is not measured, or none can
+        run.
+        """
         times = self.times(problem)
         if not candidates or not all(candidate in times for candidate in candidates):
             return None
@@ -118,16 +116,16 @@ class TimingCache(CacheFolder):
         return fastest if math.isfinite(times[fastest]) else None
 
     def record(self, problem: TimedProblem, times: Mapping[str, float]) -> None:
-        """Keeps the median seconds of candidates beside those of the others; infinity for one that cannot run.
+        """Store the median seconds of candidates, besides those of the others; infinity for one that cannot run.
 
-        Raises ValueError for what is neither, and for names of more than `max_name_characters`.
+        Raises ValueError for other numbers, and for names of more than `max_name_characters`.
         """
         for candidate, seconds in times.items():
             if not (_is_name(candidate) and _is_time(seconds)):
                 raise ValueError(f"candidate {candidate!r} of {problem.timing_id} cannot take {seconds!r} seconds")
         with self._lock:
             known = self._known(problem, of_disk=True)
-            # The latest are kept: names of candidates change when their kernels do.
+            # Keep the latest: names of candidates change with their kernels.
             for candidate, seconds in times.items():
                 known.pop(candidate, None)
                 known[candidate] = float(seconds)
@@ -136,7 +134,9 @@ class TimingCache(CacheFolder):
             self.write(problem.key, _encode(problem, known))
 
     def _known(self, problem: TimedProblem, of_disk: bool = False) -> dict[str, float]:
-        """What is known of a problem; ``of_disk`` looks at the file again, which another process may have written."""
+        """Return the stored times of a problem; ``of_disk`` reads the file again, which another process may have
+        written.
+        """
         known = self._times.get(problem, {})
         if not known or of_disk:
             if len(self._times) >= max_problems_in_memory:
@@ -151,7 +151,7 @@ def _cache_in(folder: Path) -> TimingCache:
 
 
 def timing_cache() -> TimingCache:
-    """The process's cache in the folder that the environment names."""
+    """Return the process's cache, in the folder that the environment names."""
     return _cache_in(cache_folder() / "timings")
 
 
@@ -164,7 +164,7 @@ def _encode(problem: TimedProblem, times: Mapping[str, float]) -> bytes:
 
 
 def _decode(body: bytes, problem: TimedProblem) -> dict[str, float]:
-    """Empty where the bytes are no times of the problem."""
+    """Decode times; empty if the bytes are malformed or of another problem."""
     try:
         *parts, found = json.loads(body)
         if parts != problem._parts() or not isinstance(found, dict) or len(found) > max_candidates:

@@ -1,7 +1,7 @@
-"""What kernels are compiled with: the versions of the tools, in the keys of the disk cache.
+"""The versions of the compiler's tools, which are part of the disk cache's keys.
 
-A process that lacks the tools takes what others have compiled: the cache says with which tools, and the keys follow.
-Nothing here imports the tools.
+A process that lacks the tools uses kernels that others have compiled: the cache records the tools, and the keys follow
+from them. Nothing here imports the tools.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Tools: TypeAlias = tuple[tuple[str, str], ...]
 """Names and versions, Python's first."""
 ABSENT = "absent"
 FRONT_END = ("numba", "numba-cuda", "llvmlite")
-"""The distributions that make IR of a kernel's source, and the emulated device's code of IR."""
+"""The distributions that compile a kernel's source to IR, and IR to the emulated device's code."""
 CUBINS = ("nvidia-nvvm", "nvidia-nvjitlink", "cuda-core")
-"""Those that make a GPU's code of IR."""
+"""The distributions that compile IR to a GPU's code."""
 front_end_sources = (
     "compiler/intrinsics.py",
     "compiler/array_intrinsics.py",
@@ -41,7 +41,7 @@ front_end_sources = (
     "compiler/compile.py",
     "compiler/kernel.py",
 )
-"""The modules of this package that make IR of a kernel's source."""
+"""The modules of this package that compile a kernel's source to IR."""
 back_end_sources = (
     "compiler/elf.py",
     "compiler/host/counts.py",
@@ -53,7 +53,7 @@ back_end_sources = (
     "compiler/host/vector_math.py",
     "compiler/targets.py",
 )
-"""Those that make machine code of the IR."""
+"""The modules of this package that compile IR to machine code."""
 
 
 # ---- tools ----
@@ -62,23 +62,23 @@ back_end_sources = (
 @lru_cache(maxsize=64)
 def version_of(distribution: str) -> str:
     try:
-        return uninterrupted.call(lambda: importlib.metadata.version(distribution))  # which imports
+        return uninterrupted.call(lambda: importlib.metadata.version(distribution))  # imports modules
     except importlib.metadata.PackageNotFoundError:
         return ABSENT
 
 
 def toolkit_version() -> str:
-    """The CUDA version of what makes cubins, as "13.0"; "" where it is not installed."""
+    """Return the CUDA version of the toolkit that makes cubins, as "13.0"; "" if it is not installed."""
     version = version_of("nvidia-nvjitlink")
     return "" if version == ABSENT else ".".join(version.split(".")[:2])
 
 
 @lru_cache(maxsize=2)
 def installed_tools(emulated: bool) -> Tools:
-    """The tools of this process for the emulated device, or for GPUs; a version may be ABSENT."""
+    """Return the tools of this process for the emulated device, or for GPUs; a version may be ABSENT."""
     names = FRONT_END if emulated else (*FRONT_END, *CUBINS)
     versions = [version_of(name) for name in names]
-    # Numba reads bytecode, which is another one in each minor version.
+    # Numba reads bytecode, which differs between minor versions.
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return (("python", python), *zip(names, versions, strict=True))
 
@@ -93,7 +93,7 @@ def encode_tools(tools: Tools) -> bytes:
 
 
 def decode_tools(data: bytes) -> Tools | None:
-    """None where the bytes are no tools."""
+    """Decode tools; None if the bytes are malformed."""
     try:
         pairs = json.loads(data)
         tools = tuple((name, version) for name, version in pairs)
@@ -105,19 +105,21 @@ def decode_tools(data: bytes) -> Tools | None:
 # ---- architectures ----
 
 OF_EVERY_TOOLKIT = ((7, 5), (8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1))
-"""The compute capabilities that each toolkit of CUDA 13 compiles for."""
+"""Compute capabilities that every toolkit of CUDA 13 compiles for."""
 OF_NEWER_TOOLKITS = {(10, 7): (13, 5)}
-"""Others, with a toolkit that has them."""
+"""Further capabilities, with the toolkit that introduced them."""
 
 
 def supported_capabilities(toolkit: str | None = None) -> list[tuple[int, int]]:
-    """What a toolkit, the installed one, compiles for, in ascending order."""
+    """Return the compute capabilities that a toolkit (the installed one) compiles for, in ascending order."""
     version = tuple(map(int, re.findall(r"\d+", toolkit_version() if toolkit is None else toolkit)))
     return sorted((*OF_EVERY_TOOLKIT, *(each for each, since in OF_NEWER_TOOLKITS.items() if version >= since)))
 
 
 def closest_capability(capability: tuple[int, int], toolkit: str | None = None) -> tuple[int, int]:
-    """The newest one whose code runs on, or can be compiled again for, a GPU. Raises ValueError for an old GPU."""
+    """Return the newest capability whose code runs on a GPU, or can be compiled again for it. Raises ValueError for an
+    old GPU.
+    """
     older = [each for each in supported_capabilities(toolkit) if each <= capability]
     if not older:
         raise ValueError(f"CUDA 13 does not compile for sm_{capability[0]}{capability[1]}")
@@ -128,9 +130,10 @@ def closest_capability(capability: tuple[int, int], toolkit: str | None = None) 
 
 
 def kernel_key(spec: KernelSpec, target: Target, tools: Tools | None = None) -> str:
-    """Hex hash of the kernel's source and options, the target, and every tool that turns one into the other.
+    """Return the hex hash of the kernel's source and options, the target, and every tool that compiles one for the
+    other.
 
-    ``tools`` are those of this process where they are not given.
+    ``tools`` are by default those of this process.
     """
     tools = installed_tools(target.is_emulated) if tools is None else tools
     own = () if target.is_emulated else tuple(map(version_of, spec.tools))
@@ -138,7 +141,9 @@ def kernel_key(spec: KernelSpec, target: Target, tools: Tools | None = None) -> 
 
 
 def ir_key(spec: KernelSpec) -> str:
-    """Hex hash of all that a kernel's IR depends on. Targets share it, and kernels whose names alone differ."""
+    """Return the hex hash of everything that a kernel's IR depends on. Targets share it, and so do kernels that differ
+    in names only.
+    """
     contents = digest_of(*spec.contents)
     return joined_digest(contents, "ir", _digest(installed_tools(True)), sources_digest(front_end_sources))
 
@@ -149,7 +154,7 @@ def joined_digest(*parts: str) -> str:
 
 @lru_cache(maxsize=64)
 def toolchain_digest(tools: Tools, emulated: bool) -> str:
-    """What turns a kernel into machine code; that for the emulated device depends on the CPU."""
+    """Return the hash of the tools and modules that compile a kernel; for the emulated device it includes the CPU."""
     back_end = back_end_sources if emulated else (*back_end_sources, "compiler/foreign.py")
     sources = (sources_digest(front_end_sources), sources_digest(back_end))
     return joined_digest(_digest(tools), *sources, host_cpu() if emulated else "")
@@ -157,7 +162,7 @@ def toolchain_digest(tools: Tools, emulated: bool) -> str:
 
 @lru_cache(maxsize=8)
 def sources_digest(sources: tuple[str, ...]) -> str:
-    """Hash of modules of this package."""
+    """Return the hash of modules of this package."""
     digest = hashlib.sha256()
     package = Path(__file__).parent.parent
     for source in sources:
@@ -171,7 +176,7 @@ def _digest(tools: Sequence[tuple[str, str]]) -> str:
 
 
 def host_cpu() -> str:
-    """What tells apart the CPUs that LLVM generates different code for."""
+    """Return a text that differs between CPUs for which LLVM generates different code."""
     keys = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features")
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]

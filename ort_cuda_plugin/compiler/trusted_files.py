@@ -1,8 +1,8 @@
-"""Files that are executed: only this user and root can have written them, or can replace them.
+"""Files that are safe to execute: only this user and root can have written or can replace them.
 
-The path of a folder is walked from the root, one component after the other, each through the handle of the one before.
-A user who can rename something on the way decides what is found at its end, so every folder and every link on the way
-is checked. What was checked is kept open, and used through its handle.
+The path of a folder is walked from the root, each component through the handle of the one before. A user who can rename
+any component decides what the path leads to, so every folder and link on it is checked. Checked folders stay open and
+are used through their handles.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ MOST_LINKS = 40
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-# Another user may have made a link, and a FIFO would keep its opener waiting.
+# Another user may have made it a link, or a FIFO that would block its opener.
 CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Untrusted(PermissionError):
-    """Somebody else decides what a folder or a file holds; the message says why."""
+    """Another user controls the contents of a folder or a file; the message gives the reason."""
 
 
 class Absent(Untrusted):
-    """There is no such folder, and this user cannot make it where it would be."""
+    """The folder does not exist, and this user cannot create it."""
 
 
 class TrustedFolder:
@@ -51,11 +51,13 @@ class TrustedFolder:
             self.handle, self.is_writable = walk.open_end()
         finally:
             walk.close()
-        # Not when Python ends: threads may still use it.
+        # Not closed when Python exits: threads may still use it.
         weakref.finalize(self, os.close, self.handle).atexit = False
 
     def read(self, name: str, most_bytes: int, is_use: bool = True) -> bytes:
-        """What a file holds; one that was not used for an hour gets a new time, unless this is no use of it."""
+        """Return the contents of a file. Refreshes the time of a file that was not used for an hour, unless the read
+        does not count as a use.
+        """
         with os.fdopen(os.open(name, os.O_RDONLY | CAREFULLY, dir_fd=self.handle), "rb", buffering=0) as file:
             status = _check_file(file.fileno())
             if status.st_size > most_bytes:
@@ -82,10 +84,10 @@ class TrustedFolder:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[bool]:
-        """Holds a lock of all processes meanwhile; False where another holder has it, at once.
+        """Hold a lock across processes in a ``with`` block; yields False at once if another process holds it.
 
-        It is a file, removed afterwards. A process that opened the file before then holds a lock of nothing: so a
-        holder looks first whether the work is done.
+        The lock file is removed afterwards. A process that had opened it before then locks a deleted file, so a holder
+        first checks whether the work is done already.
         """
         flags = os.O_RDWR | os.O_CREAT | CAREFULLY
         with os.fdopen(os.open(name, flags, 0o600, dir_fd=self.handle), "rb") as file:
@@ -102,8 +104,8 @@ class TrustedFolder:
                     self.remove(name)
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
-        """The names in the folder, with what they are; links are not followed."""
-        # A separate handle has a separate position.
+        """Return the names in the folder and their types; links are not followed."""
+        # A separate handle has a position of its own.
         own = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.handle)
         try:
             with os.scandir(own) as entries:
@@ -118,14 +120,14 @@ class TrustedFolder:
 
 
 def read_file(path: Path) -> bytes:
-    """What a file holds whose place the user names. Raises Untrusted, and other OSErrors."""
+    """Read a file at a path from the user. Raises Untrusted, and other OSErrors."""
     with os.fdopen(os.open(path, os.O_RDONLY | CAREFULLY), "rb") as file:
         _check_file(file.fileno())
         return file.read()
 
 
 def append_to_file(path: Path, data: bytes) -> None:
-    """Adds to such a file, made where it is missing, in one write. Raises as `read_file`."""
+    """Append to such a file, which is created if it is missing, in one write. Raises the errors of `read_file`."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | CAREFULLY
     with os.fdopen(os.open(path, flags, 0o600), "ab", buffering=0) as file:
         _check_file(file.fileno())
@@ -136,7 +138,7 @@ def append_to_file(path: Path, data: bytes) -> None:
 
 
 def _mode(private: int) -> int:
-    """The mode of what this process makes: root's is for all users to read, as in the image of a container."""
+    """Return the mode of new files: root's can be read by all users, as in a container's image."""
     reading = private & (stat.S_IRUSR | stat.S_IXUSR)
     return private if os.geteuid() else private | reading >> 3 | reading >> 6
 
@@ -161,7 +163,7 @@ def _check_writers(status: os.stat_result, subject: str) -> None:
 
 
 def _is_group_of_one(group: int) -> bool:
-    """Whether a group is the one that many systems make for each user, with the user's name and no other member."""
+    """Whether a group is a user's private group: with the user's name and no other member."""
     import grp
     import pwd
 
@@ -173,7 +175,7 @@ def _is_group_of_one(group: int) -> bool:
 
 
 class _Walk:
-    """The way to a folder: handles of all folders from the root to where it has come."""
+    """The walk to a folder: open handles of all folders from the root to the present one."""
 
     def __init__(self) -> None:
         self.handles = [os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
@@ -181,7 +183,7 @@ class _Walk:
         self.links = 0
 
     def go(self, path: Path) -> None:
-        """Enters each component; folders that are missing are made."""
+        """Enter each component; create missing folders."""
         todo = deque(path.parts[1:])
         self.check()
         while todo:
@@ -210,7 +212,7 @@ class _Walk:
             return os.stat(name, dir_fd=self.handles[-1], follow_symlinks=False)
 
     def follow(self, name: str, status: os.stat_result) -> str:
-        """Where a link leads that only its owner can exchange."""
+        """Return the target of a link that only its owner can replace."""
         _check_owner(status, f"the link {self.place(name)}")
         self.links += 1
         if self.links > MOST_LINKS:
@@ -232,7 +234,9 @@ class _Walk:
             os.close(self.handles.pop())
 
     def check(self) -> None:
-        """What others may write to, they may rename in; with the sticky bit only what is theirs."""
+        """Check who can rename entries of a folder: everyone with write access, or with the sticky bit the entries'
+        owners.
+        """
         status = os.fstat(self.handles[-1])
         _check_owner(status, self.place())
         if status.st_mode & stat.S_ISVTX or (
@@ -250,9 +254,8 @@ class _Walk:
             return error.errno != errno.ENOTSUP
 
     def open_end(self) -> tuple[int, bool]:
-        """A handle of a folder that belongs to this user or root, and whether this user can write there.
-
-        `check` has looked at its owner, but not at who may write to it.
+        """Open the last component, which must belong to this user or root; return whether this user can write there.
+        `check` has checked its owner, but not who may write to it.
         """
         _check_writers(os.fstat(self.handles[-1]), self.place())
         is_writable = os.access(".", os.W_OK | os.X_OK, dir_fd=self.handles[-1], effective_ids=True)

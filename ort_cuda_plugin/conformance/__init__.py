@@ -1,1 +1,1 @@
-"""ONNX's own backend tests through stock ONNX Runtime on the plugin, with one verdict for each test."""
+"""Runs ONNX's backend tests through stock ONNX Runtime on the plugin, and gives a verdict for each test."""

@@ -1,4 +1,4 @@
-"""The backend tests that the `onnx` wheel carries, as models and values in plain form."""
+"""The backend tests of the `onnx` wheel, as models and NumPy values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Case:
         return f"{self.kind}/{self.name}"
 
     def model(self) -> onnx.ModelProto:
-        """A copy of the model, with the IR version that the host loads."""
+        """Return a copy of the model, with an IR version that the host loads."""
         if self._source.model is None:
             model = onnx.load(Path(self._source.model_dir) / "model.onnx")
         else:
@@ -54,12 +54,12 @@ class Case:
 
 @functools.cache
 def load_cases() -> dict[str, Case]:
-    """Every test by key, in a stable order."""
+    """Return every test by key, in a stable order."""
     from onnx.backend.test.loader import load_model_tests
 
     cases = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # making the expected values overflows and divides by zero on purpose
+        warnings.simplefilter("ignore")  # computing the expected values overflows and divides by zero on purpose
         for kind in KINDS:
             for test in sorted(load_model_tests(kind=kind), key=lambda test: str(test.name)):
                 case = Case(kind, test.name.removeprefix("test_"), test.rtol, test.atol, test)
@@ -69,7 +69,7 @@ def load_cases() -> dict[str, Case]:
 
 @functools.cache
 def newest_ir_version() -> int:
-    """The newest IR version that the installed ONNX Runtime loads."""
+    """Return the newest IR version that the installed ONNX Runtime loads."""
     import onnxruntime as ort
 
     value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])

@@ -1,6 +1,7 @@
-"""The coverage table, docs/operators.md: the operator table, and where each operator's work runs on a GPU.
+"""The coverage table, docs/operators.md: the operators, and whether each runs by kernels, library calls or copies on a
+GPU.
 
-Where it runs is what lowering records for the nodes of ONNX's backend tests, on a GPU that has NVIDIA's libraries.
+The latter is what lowering records for the nodes of ONNX's backend tests, on a GPU with NVIDIA's libraries.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Types: {types}.
 
 
 def render() -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     runs = recorded()
     lines = [
         _HEADER.format(command=WRITE_COMMAND, onnx=onnx.__version__, no_launch=NO_LAUNCH, types=_legend()),
@@ -74,7 +75,9 @@ def render() -> str:
 
 @functools.cache
 def recorded() -> Mapping[tuple[str, str, int], set[str]]:
-    """What the nodes of each declaration (domain, name, since) became, over all backend tests that can be lowered."""
+    """Return the launches of each declaration's nodes (domain, name, since), over all backend tests that can be
+    lowered.
+    """
     found: dict[tuple[str, str, int], set[str]] = defaultdict(set)
     for case in load_cases().values():
         try:
@@ -87,7 +90,7 @@ def recorded() -> Mapping[tuple[str, str, int], set[str]]:
 
 
 def _lowered(graph: Graph) -> Iterator[tuple[Operator, set[str]]]:
-    """Each node's declaration and what it became, up to the first node that is declined."""
+    """Return each node's declaration and its launches, up to the first node that is declined."""
     symbols = InputSymbols()
 
     def read_host_input(buffer: Buffer, count: int) -> tuple[Dim, ...]:
@@ -132,7 +135,7 @@ NAMED_TYPES: Mapping[str, frozenset[DType]] = {
     "signed ints": registry.SIGNED_INTS,
     "unsigned ints": registry.UNSIGNED_INTS,
 }
-"""The largest first."""
+"""Sets of element types with a name, the largest first."""
 
 
 def _legend() -> str:
@@ -158,7 +161,7 @@ def _versions(operator: Operator) -> str:
 
 
 def _served(operator: Operator) -> range:
-    """The opsets that the declaration serves."""
+    """Return the opsets that the declaration serves."""
     following = [
         other.since
         for other in registry.operators()
@@ -169,7 +172,7 @@ def _served(operator: Operator) -> range:
 
 
 def _left(operator: Operator) -> str:
-    """Element types of ONNX's own definitions that the declaration does not take, and earlier versions."""
+    """Return element types of ONNX's own definitions that the declaration does not accept, and earlier versions."""
     schemas = [
         schema
         for schema in onnx.defs.get_all_schemas_with_history()

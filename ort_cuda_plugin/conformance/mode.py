@@ -1,4 +1,4 @@
-"""How the tests are run: ONNX Runtime's optimisations, and what the emulated device checks and defers."""
+"""The settings of a test run: ONNX Runtime's optimisations, and the emulated device's checking and deferring."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Mode:
     emulate: bool = True
 
     def environment(self, jobs: int) -> dict[str, str]:
-        """Variables of a worker process that is one of ``jobs``."""
+        """Return the environment of a worker process that is one of ``jobs``."""
         cores = len(os.sched_getaffinity(0))
         return {
             "ALLOW_RELEASED_ONNX_OPSET_ONLY": "0",
@@ -35,7 +35,7 @@ class Mode:
         }
 
     def apply(self, key: str) -> None:
-        """Prepares the emulated devices of this process for one test."""
+        """Prepare the emulated devices of this process for one test."""
         from ort_cuda_plugin.abi.core import core, ffi
 
         core().emu_clear_findings()
@@ -49,7 +49,7 @@ class Mode:
 
 
 def findings() -> list[str]:
-    """What the checking mode found since `Mode.apply`, one line each."""
+    """Return the findings of the checking mode since `Mode.apply`, one line each."""
     from ort_cuda_plugin.abi.core import core, ffi
 
     found = []

@@ -1,4 +1,4 @@
-"""Our kernel registry compared with that of another execution provider."""
+"""Compares our kernel registry with that of another execution provider."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _REASONS: Final[Mapping[tuple[str, str], str]] = {
     }.items()
     for name in names.split()
 }
-"""Why the registry lacks something of an operator."""
+"""By operator, the reason why the registry lacks a version or type."""
 _UNKNOWN: Final = "type constraint "
-"""What a line begins with that names a constraint which no schema has."""
+"""Beginning of a report line about a constraint that no schema has."""
 
 NamesOf: TypeAlias = "Callable[[Kernel], frozenset[str] | None]"
-"""What constraints of a kernel may be called; None where its operator has no schema."""
+"""Type of a function that returns the constraint names of a kernel's operator; None if the operator has no schema."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Gap:
-    """Versions of an operator that the other provider has. ``types`` are those that we lack; empty: we have none."""
+    """Versions of an operator that the other provider has and we lack. ``types``: the element types that we lack;
+    empty: the whole operator.
+    """
 
     domain: str
     name: str
@@ -79,10 +81,10 @@ class Gap:
 
 
 def read_digest(text: str) -> list[Kernel]:
-    """The kernels of a digest, or of a list of definitions with ``domain``, ``op``, ``versions`` and ``types``.
+    """Parse the kernels of a digest, or of a list of definitions with ``domain``, ``op``, ``versions`` and ``types``.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     try:
         kernels = json.loads(text)["kernels"]
@@ -99,13 +101,15 @@ def read_digest(text: str) -> list[Kernel]:
 
 
 def packaged_digest() -> tuple[str, list[Kernel]]:
-    """What the kernels of the built-in CUDA execution provider are of, and they themselves."""
+    """Return the provider and version of the packaged digest, and the kernels of the built-in CUDA execution provider
+    in it.
+    """
     text = files("ort_cuda_plugin.conformance").joinpath("cuda_kernels.json").read_text(encoding="utf-8")
     return str(json.loads(text)["about"]), read_digest(text)
 
 
 def digest(about: str, kernels: Iterable[Kernel]) -> str:
-    """The text that `read_digest` reads. Definitions that differ in one constraint become one."""
+    """Return the kernels as text for `read_digest`. Definitions that differ in one constraint are merged."""
     operators: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     groups: dict[tuple[str, str, int, int], list[Mapping[str, frozenset[str]]]] = defaultdict(list)
     for kernel in kernels:
@@ -124,7 +128,7 @@ def digest(about: str, kernels: Iterable[Kernel]) -> str:
 
 
 def registered(ep_name: str) -> list[Kernel]:
-    """The kernels that ONNX Runtime finds in the registry of an execution provider.
+    """Return the kernels in an execution provider's registry.
 
     Raises:
         RuntimeError: there is no such provider.
@@ -138,7 +142,7 @@ def registered(ep_name: str) -> list[Kernel]:
 
 
 def names_of_host() -> NamesOf:
-    """The names in the schemas that this ONNX Runtime knows: those of type constraints, inputs and outputs."""
+    """Return the names in the schemas that this ONNX Runtime knows: of type constraints, inputs and outputs."""
     from onnxruntime.capi import _pybind_state as state
 
     schemas: dict[tuple[str, str], dict[int, frozenset[str]]] = defaultdict(dict)
@@ -160,7 +164,7 @@ def names_of_host() -> NamesOf:
 
 
 def unknown_constraints(kernels: Iterable[Kernel], names_of: NamesOf) -> list[tuple[Kernel, str]]:
-    """The type constraints of kernels that no schema has, with their kernels."""
+    """Return the type constraints of kernels that no schema has, with their kernels."""
     found = []
     for kernel in kernels:
         names = names_of(kernel)
@@ -170,9 +174,9 @@ def unknown_constraints(kernels: Iterable[Kernel], names_of: NamesOf) -> list[tu
 
 
 def gaps(theirs: Iterable[Kernel], ours: Iterable[Kernel], names_of: NamesOf = lambda kernel: None) -> list[Gap]:
-    """What ``theirs`` serves and ``ours`` does not, one entry for each operator and set of lacking types.
+    """Return the gaps: kernels of ``theirs`` that ``ours`` lack, one for each operator and set of types.
 
-    A constraint that no schema has is one of these: the name may be a mistake in the other list.
+    A constraint that no schema has is reported too: the name may be a mistake in the other list.
     """
     theirs = list(theirs)
     known: dict[tuple[str, str], list[Kernel]] = defaultdict(list)
@@ -199,7 +203,7 @@ def gaps(theirs: Iterable[Kernel], ours: Iterable[Kernel], names_of: NamesOf = l
 
 
 def additions(theirs: Iterable[Kernel], ours: Iterable[Kernel]) -> dict[str, list[str]]:
-    """The operators that only we have, by domain."""
+    """Return the operators that only we have, by domain."""
     known = {(kernel.domain, kernel.name) for kernel in theirs}
     found: dict[str, list[str]] = defaultdict(list)
     for domain, name in sorted({(kernel.domain, kernel.name) for kernel in ours} - known):
@@ -214,12 +218,12 @@ def _kernel(domain: str, name: str, versions: Sequence[int], types: Mapping[str,
 
 
 def _short(type_name: str) -> str:
-    """float for tensor(float), seq(float) for seq(tensor(float))."""
+    """Abbreviate tensor(float) to float, and seq(tensor(float)) to seq(float)."""
     return re.sub(r"tensor\((\w+)\)", r"\1", type_name)
 
 
 def _merged(types: Sequence[Mapping[str, frozenset[str]]]) -> list[Mapping[str, frozenset[str]]]:
-    """The same combinations of types in fewer definitions."""
+    """Merge definitions that have the same combinations of types."""
     merged = list(types)
     for key in sorted({key for constraints in merged for key in constraints}):
         by_rest: dict[Any, set[str]] = defaultdict(set)
@@ -231,8 +235,8 @@ def _merged(types: Sequence[Mapping[str, frozenset[str]]]) -> list[Mapping[str, 
 
 
 def _lacking(kernel: Kernel, own: Sequence[Kernel]) -> Iterator[str]:
-    """What of ``kernel`` no own kernel serves: versions, and types of its constraints."""
-    # A kernel without a last version serves the schema of its first one only.
+    """Return the versions and types of ``kernel`` that no kernel of ours serves."""
+    # A kernel without a last version serves its first version's schema only.
     last = kernel.since if kernel.until == UNLIMITED else kernel.until
     versions = {kernel.since} | {other.since for other in own if kernel.since <= other.since <= last}
     for version in sorted(versions):
@@ -247,11 +251,10 @@ def _lacking(kernel: Kernel, own: Sequence[Kernel]) -> Iterator[str]:
 
 
 def render(other: str, theirs: Sequence[Kernel], ours: Sequence[Kernel], host_memory: Sequence[str]) -> str:
-    """The report as Markdown.
+    """Return the report as Markdown.
 
     Args:
-        other: what ``theirs`` are of.
-        theirs, ours: the kernels to compare.
+        other: the other provider's name. theirs, ours: the kernels to compare.
         host_memory: inputs and outputs of ours that are in host memory, as text.
     """
     import onnxruntime
@@ -292,7 +295,7 @@ def _domain(domain: str) -> str:
 
 
 def _types_in_words(types: Sequence[str]) -> list[str]:
-    """What no tensor of the device has, at once for all constraints."""
+    """Describe the types that no device tensor has, at once for all constraints."""
     strings = [text for text in types if text.endswith(": string")]
     sequences = [text for text in types if "seq(" in text]
     rest = [text for text in types if text not in strings and text not in sequences]

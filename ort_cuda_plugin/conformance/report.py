@@ -1,4 +1,4 @@
-"""The conformance report, docs/conformance.md: written, and read back as what later runs are compared with."""
+"""The conformance report, docs/conformance.md: writes it, and reads it back for comparison with later runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ort_cuda_plugin.conformance.verdict import IN_SCOPE, Outcome, Verdict
 
 MAX_REASON = 160
-"""Characters of a reason in the report; the command's own output has all of it."""
+"""Maximum characters of a reason in the report; the command prints all of it."""
 WRITE_COMMAND = "ort-cuda-plugin conformance --write docs/conformance.md"
 
 _HEADER = """# Conformance
@@ -29,7 +29,7 @@ _OPTIMISED = "Other verdicts after ONNX Runtime's optimisations"
 
 
 def versions() -> str:
-    """Of what the verdicts depend on beside the plugin."""
+    """Return the versions of the packages that verdicts depend on."""
     import onnx
     import onnxruntime
 
@@ -37,7 +37,9 @@ def versions() -> str:
 
 
 def render(as_written: Sequence[Outcome], optimised: Sequence[Outcome]) -> str:
-    """Markdown: totals both ways, then each test that is not passed on the EP as written, by the kind of reason."""
+    """Return the report in Markdown: totals with and without optimisations, then each test that does not pass on the EP
+    as written, by the kind of reason.
+    """
     first = Counter(outcome.verdict for outcome in as_written)
     second = Counter(outcome.verdict for outcome in optimised)
     lines = [_HEADER.format(versions=versions(), command=WRITE_COMMAND).rstrip("\n")]
@@ -62,7 +64,7 @@ def render(as_written: Sequence[Outcome], optimised: Sequence[Outcome]) -> str:
 
 
 def is_open(outcome: Outcome) -> bool:
-    """Whether the plugin should run the test wholly and does not."""
+    """Whether the plugin should run the whole test and does not."""
     return outcome.group == IN_SCOPE and outcome.verdict not in (Verdict.ON_EP, Verdict.NO_NODE)
 
 
@@ -91,7 +93,7 @@ _KEY = re.compile(r"`((?:node|simple|pytorch-operator|pytorch-converted)/[^`]+)`
 
 
 def read_verdicts(text: str, keys: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The verdicts of ``keys`` in a report, as written and optimised. Raises ValueError for any other text."""
+    """Return the verdicts of ``keys`` in a report, as written and optimised. Raises ValueError for other texts."""
     if not text.startswith("# Conformance\n"):
         raise ValueError("no conformance report")
     as_written: dict[str, str] = dict.fromkeys(keys, Verdict.ON_EP)
@@ -111,7 +113,7 @@ def read_verdicts(text: str, keys: Iterable[str]) -> tuple[dict[str, str], dict[
 
 
 def read_groups(text: str) -> dict[str, str]:
-    """The heading under which a report has each test that it lists."""
+    """Return the heading under which a report lists each test."""
     groups: dict[str, str] = {}
     heading = ""
     for line in text.split(f"\n## {_OPTIMISED}")[0].splitlines():
@@ -123,7 +125,7 @@ def read_groups(text: str) -> dict[str, str]:
 
 
 def changes(reported: Mapping[str, str], outcomes: Sequence[Outcome]) -> list[str]:
-    """One line for each test whose verdict is not the reported one."""
+    """Return one line for each test whose verdict differs from the report."""
     said = {outcome.key: reported.get(outcome.key, "not listed") for outcome in outcomes}
     return [
         f"{outcome.key}: {said[outcome.key]} -> {outcome.verdict} {outcome.reason}".rstrip()

@@ -1,4 +1,4 @@
-"""Runs many tests in worker processes, so that a crash or a hang costs one verdict and not the run."""
+"""Runs tests in worker processes, so that a crash or a hang costs one verdict and not the whole run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ort_cuda_plugin.conformance.verdict import Outcome, Verdict
 
 DISTRIBUTIONS = (*COMPILER_DISTRIBUTIONS, "cffi", "ml_dtypes", "onnx", "onnxruntime", "onnxruntime-gpu")
 TIMEOUT_S = 120
-"""A test may compile many kernels; none needs this long."""
+"""Seconds after which a test counts as hung. A test may compile many kernels."""
 
 
 def run(
     cases: Sequence[Case], mode: Mode, *, jobs: int, progress: Callable[[Outcome], None] = lambda outcome: None
 ) -> list[Outcome]:
-    """One outcome per case, in order. A worker that dies or hangs is replaced; its test has failed."""
+    """Return one outcome per case, in order. A worker that dies or hangs is replaced; its test fails."""
     todo: queue.SimpleQueue[Case] = queue.SimpleQueue()
     for case in cases:
         todo.put(case)
@@ -57,7 +57,9 @@ def run(
 
 
 class _Worker:
-    """A process of `ort_cuda_plugin.conformance.worker`. It gets tests, because making all of them takes seconds."""
+    """A process of `ort_cuda_plugin.conformance.worker`. It receives tests pickled, because generating all of them
+    takes seconds.
+    """
 
     def __init__(self, mode: Mode, jobs: int) -> None:
         command = python_command("ort_cuda_plugin.conformance.worker", distributions=DISTRIBUTIONS)
@@ -70,7 +72,7 @@ class _Worker:
         self._mode = mode
 
     def judge(self, case: Case) -> Outcome | None:
-        """None when the worker died or took too long."""
+        """Return the outcome; None if the worker died or took too long."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -87,7 +89,7 @@ class _Worker:
         return outcome if isinstance(outcome, Outcome) else None
 
     def death(self) -> str:
-        """Ends the worker and says how it ended."""
+        """End the worker and describe how it ended."""
         try:
             code = self._process.wait(timeout=2)
         except subprocess.TimeoutExpired:

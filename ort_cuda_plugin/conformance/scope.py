@@ -1,4 +1,4 @@
-"""What in a model lies outside the tensor operators of ai.onnx, found in its types and nodes."""
+"""Finds the parts of a model that are not tensor operators of ai.onnx, by its types and nodes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
 HOST_OPERATORS = {"ImageDecoder"}
-"""Operators on tensors that decode files: work for a host."""
+"""Operators on tensors that decode files, which is work for the host."""
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 
 
 def out_of_scope(model: ModelProto, placed: Collection[str]) -> str:
-    """Names what is there, "" where all is in scope.
+    """Return the names of such parts, "" if all is in scope.
 
-    ``placed`` are the operator types that ran as they are; the function bodies of all others are looked into, because
-    ONNX Runtime put them in place of the node.
+    ``placed`` are the operator types that ran as nodes; the function bodies of all others are searched, because ONNX
+    Runtime ran those instead.
     """
-    with contextlib.suppress(onnx.shape_inference.InferenceError):  # types that are not known say nothing
+    with contextlib.suppress(onnx.shape_inference.InferenceError):  # unknown types give no result
         model = onnx.shape_inference.infer_shapes(model)
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     found: dict[str, None] = {}
@@ -39,7 +39,7 @@ def out_of_scope(model: ModelProto, placed: Collection[str]) -> str:
 
 
 def is_random(model: ModelProto) -> bool:
-    """Whether what the model computes depends on a generator of random numbers."""
+    """Whether the model's results depend on random numbers."""
     for graph in _graphs(model.graph):
         for node in graph.node:
             if node.op_type in RANDOM or (node.op_type == "Dropout" and len(node.input) > 2):
@@ -48,7 +48,7 @@ def is_random(model: ModelProto) -> bool:
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """The graph and all in the attributes of its nodes."""
+    """Yield the graph and all graphs in the attributes of its nodes."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -83,7 +83,7 @@ def _node_kinds(node: NodeProto) -> Iterator[str]:
 
 
 def _function_body(node: NodeProto, opsets: dict[str, int], types: dict[str, TypeProto]) -> FunctionProto | None:
-    """The nodes that ONNX defines the operator by, None where it does not or the host knows better."""
+    """Return the nodes of the operator's function body in ONNX; None if there is none or the host has a kernel."""
     try:
         schema: Any = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), node.domain)
     except onnx.defs.SchemaError:

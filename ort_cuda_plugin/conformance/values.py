@@ -1,4 +1,6 @@
-"""Values between NumPy and ONNX Runtime, also of element types that its Python API does not take from NumPy."""
+"""Converts values between NumPy and ONNX Runtime, also of element types that its Python API does not take from
+NumPy.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _SUB_BYTE: dict[int, tuple[Any, int]] = {
     onnx.TensorProto.UINT2: (ml_dtypes.uint2, 2),
     onnx.TensorProto.FLOAT4E2M1: (ml_dtypes.float4_e2m1fn, 4),
 }
-"""Element types of fewer than 8 bits, and how many."""
+"""Element types of fewer than 8 bits, with their bits."""
 _WHOLE_BYTE = {
     onnx.TensorProto.BFLOAT16: ml_dtypes.bfloat16,
     onnx.TensorProto.FLOAT8E4M3FN: ml_dtypes.float8_e4m3fn,
@@ -32,18 +34,18 @@ _WHOLE_BYTE = {
 
 
 USER_DEFINED = 256
-"""The first number of types that are not NumPy's own."""
+"""NumPy's first type number of user-defined types."""
 
 
 def is_plain(value: Any) -> bool:
-    """Whether ONNX Runtime takes the value from NumPy as it is."""
+    """Whether ONNX Runtime takes the value from NumPy directly."""
     if value is None or isinstance(value, list):
         return True
     return int(value.dtype.num) < USER_DEFINED
 
 
 def to_ort_value(array: Array) -> Any:
-    """An OrtValue in host memory; elements of fewer than 8 bits are packed, the first in the lowest bits."""
+    """Return an OrtValue in host memory; elements of fewer than 8 bits are packed, the first in the lowest bits."""
     import onnxruntime as ort
 
     if is_plain(array):
@@ -62,9 +64,9 @@ def to_ort_value(array: Array) -> Any:
 
 
 def from_ort_value(value: Any) -> Any:
-    """The contents as an array of the ml_dtypes type where NumPy has none, as a list for a sequence."""
+    """Return the contents as an array, with ml_dtypes' type if NumPy has none; a list for a sequence."""
     if not value.is_tensor() or value.element_type() not in (*_SUB_BYTE, *_WHOLE_BYTE):
-        contents = value.numpy()  # a view of memory that dies with the value
+        contents = value.numpy()  # a view of memory that is freed with the value
         return contents.copy() if isinstance(contents, np.ndarray) else contents
     shape, element_type = tuple(value.shape()), value.element_type()
     count = int(np.prod(shape, dtype=np.int64))
@@ -82,7 +84,7 @@ def from_ort_value(value: Any) -> Any:
 
 
 def difference(actual: Any, expected: Any, rtol: float, atol: float) -> str:
-    """What differs, in one line, or "". The rules are those of ONNX's test runner."""
+    """Describe the difference in one line, or "". The rules are those of ONNX's test runner."""
     if isinstance(expected, list) or isinstance(actual, list):
         if not isinstance(actual, list) or not isinstance(expected, list) or len(actual) != len(expected):
             return "another sequence"

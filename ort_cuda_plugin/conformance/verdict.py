@@ -28,14 +28,15 @@ class Verdict(enum.StrEnum):
 LEFT_BY_ORT = "left there by ORT"
 BAD = (Verdict.WRONG, Verdict.FAILED)
 IN_SCOPE = "in scope"
-"""The group of what the plugin should do and does not."""
+"""Group of the tests that the plugin should run and does not."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A verdict. ``reason`` names nodes, differences or errors; ``cpu_passes``: the CPU provider alone passes.
+    """A verdict.
 
-    ``group`` is a heading for the outcomes that are not on the EP for one kind of reason.
+    ``reason`` names nodes, differences or errors; ``cpu_passes``: the CPU provider passes the test. ``group`` is the
+    report's heading for outcomes that are not on the EP for the same kind of reason.
     """
 
     key: str
@@ -47,7 +48,8 @@ class Outcome:
 
 @dataclass
 class Attempt:
-    """What a provider made of a test: ``problem`` is "" where all was right, ``wrong`` tells results from errors.
+    """The result of a test on one provider: ``problem`` is "" if all was right, ``wrong`` tells wrong results from
+    errors.
 
     ``placed`` has (provider, operator type, reason) of each node, ``declined`` the plugin's reasons where there is no
     session, ``results`` the outputs of the data set that was judged last.
@@ -61,20 +63,20 @@ class Attempt:
 
 
 def judge(case: Case, mode: Mode) -> Outcome:
-    """Never raises for what a model or a provider does wrong."""
+    """Judge a test. Errors of a model or a provider are verdicts, not exceptions."""
     model = case.model()
     cpu = _attempt(case, model, mode, on_plugin=False)
     mode.apply(case.key)
     plugin = _attempt(case, model, mode, on_plugin=True)
     if found := findings():
         return Outcome(case.key, Verdict.FAILED, "; ".join(found), not cpu.problem)
-    if cpu.problem and (plugin.problem or is_random(model)):  # random values may be right by chance
+    if cpu.problem and (plugin.problem or is_random(model)):  # random values can match by chance
         return _host_cannot(case, model, cpu, plugin)
     if plugin.problem:
         return Outcome(case.key, Verdict.WRONG if plugin.wrong else Verdict.FAILED, plugin.problem, True)
     elsewhere = {op_type: reason for provider, op_type, reason in plugin.placed if provider != get_ep_name()}
     if elsewhere:
-        # What ORT left there it left because of others that were declined.
+        # Nodes that ORT did not offer were left because others were declined.
         declined = {f"{op_type}: {reason}": None for op_type, reason in elsewhere.items() if reason != LEFT_BY_ORT}
         reasons = declined or {f"{op_type}: {LEFT_BY_ORT}": None for op_type in elsewhere}
         scope = out_of_scope(model, {op_type for _, op_type, _ in plugin.placed})
@@ -89,7 +91,7 @@ HOST_GROUPS = (
     (r"([\w.]+):\w+\(-1\) is not a registered function/op", r"ONNX Runtime does not know the domain \1"),
     (r"construct locale with name:([\w.-]+)", r"the machine has no locale \1"),
 )
-"""Patterns of the CPU provider's error for reasons that lie outside the plugin, and what they mean."""
+"""Patterns of the CPU provider's error for reasons outside of the plugin, and their headings."""
 
 
 def _host_cannot(case: Case, model: onnx.ModelProto, cpu: Attempt, plugin: Attempt) -> Outcome:
@@ -141,7 +143,7 @@ def _session(model: bytes, mode: Mode, attempt: Attempt, on_plugin: bool) -> Any
     from ort_cuda_plugin.ep.provider import last_verdicts
 
     try:
-        # What is cheaper on the host is judged as well.
+        # Nodes that are cheaper on the host are judged as well.
         provider_options = {"claim_unprofitable_nodes": "1", "single_nodes": str(int(mode.single_nodes))}
         session, _ = create_session(model, mode.emulate, provider_options, options)
     except Exception:
@@ -158,7 +160,7 @@ def _session(model: bytes, mode: Mode, attempt: Attempt, on_plugin: bool) -> Any
 
 
 def run_session(session: Any, inputs: list[Any]) -> list[Any]:
-    """The outputs for the inputs in order, as arrays, lists or None."""
+    """Return the outputs for the inputs in order, as arrays, lists or None."""
     names = [value.name for value in session.get_inputs()]
     feeds = dict(zip(names, inputs, strict=False))
     outputs = [value.name for value in session.get_outputs()]

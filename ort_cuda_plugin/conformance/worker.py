@@ -1,4 +1,4 @@
-"""A worker process of the runner: reads pickled pairs of a mode and a test, answers each with an outcome."""
+"""A worker process of the runner: reads pickled pairs of a mode and a test, and answers each with an outcome."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ort_cuda_plugin.conformance.verdict import judge
 
 
 def main() -> None:
-    # The runner has a process for each core: helpers that compile would import Numba once more beside them.
+    # The runner has one process per core: helpers that compile would import Numba once more in each.
     kernel_library.max_workers = 0
-    # Tests and libraries may print, so the answers get a separate descriptor.
+    # Tests and libraries may print, so the answers go through a separate descriptor.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     while True:

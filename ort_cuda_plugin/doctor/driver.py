@@ -1,4 +1,4 @@
-"""Findings about the driver and its devices: on bare machines, in containers, under WSL, on aarch64."""
+"""Findings about the driver and its devices, with advice for bare machines, containers, WSL and aarch64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .findings import Finding, Machine, note, ok, problem, warning
 
 _SUBJECT = "CUDA driver"
 _LEAST_CAPABILITY = (7, 5)
-"""Least compute capability, Turing's, for which CUDA 13 compiles."""
+"""Minimum compute capability that CUDA 13 compiles for: Turing's."""
 
 
 def driver_findings(machine: Machine, devices: Sequence[DeviceInfo], why: str) -> Iterator[Finding]:
@@ -79,7 +79,7 @@ def _hidden(machine: Machine) -> Iterator[Finding]:
 
 
 def machine_findings(machine: Machine) -> Iterator[Finding]:
-    """Report the architecture, and what is known of boards."""
+    """Report the architecture, and known restrictions of boards."""
     if machine.architecture == "x86_64":
         yield ok("architecture", "x86_64")
         return

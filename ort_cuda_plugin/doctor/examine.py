@@ -49,14 +49,14 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
 
 
 def _nothing(record: logging.LogRecord) -> bool:
-    """Drop what the cache logs: it is a finding already."""
+    """Drop the cache's log messages: they are findings already."""
     return False
 
 
 def _runtime() -> tuple[str, str]:
     try:
         return str(getattr(imported("onnxruntime"), "__version__", "")), ""
-    except Exception as error:  # it is unknown whose files are left of wheels that have overwritten each other
+    except Exception as error:  # which wheel's files are left is unknown when wheels have overwritten each other
         return "", f"it cannot be imported: {type(error).__name__}: {error}"
 
 
@@ -86,7 +86,7 @@ def _cuda_devices() -> tuple[list[DeviceInfo], str]:
 
 
 def _environment() -> Iterator[Finding]:
-    """Report values of environment variables that would end a registration."""
+    """Report invalid values of environment variables, with which registering would fail."""
     checks: tuple[Callable[[], object], ...] = (emulation_requested, default_identity, emulated_properties)
     found = False
     for check in (*checks, emulated_devices):

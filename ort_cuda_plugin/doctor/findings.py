@@ -37,12 +37,12 @@ def ok(subject: str, text: str) -> Finding:
 
 
 def note(subject: str, text: str, advice: str) -> Finding:
-    """Return a finding about something that is missing and that not everybody needs."""
+    """Return a finding about something missing that not everyone needs."""
     return Finding(subject, Severity.NOTE, text, advice)
 
 
 def warning(subject: str, text: str, advice: str) -> Finding:
-    """Return a finding that something works, but slower or not for all."""
+    """Return a finding about something that works, but slower or not for all uses."""
     return Finding(subject, Severity.WARNING, text, advice)
 
 

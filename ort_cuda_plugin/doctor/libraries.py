@@ -48,7 +48,7 @@ def library_findings(machine: Machine, places: Mapping[str, LibraryPlace], has_g
 
 
 def _others(machine: Machine, library: Library, place: LibraryPlace) -> Iterator[Finding]:
-    """Report copies of the same name in one process: all code gets the one that is loaded first."""
+    """Report copies of the same library in one process: all code gets the one that is loaded first."""
     used = Path(place.path) if "/" in place.path else None
     others = [copy for copy in copies(machine, library) if used is None or not _same(copy.path, used)]
     if not others:

@@ -14,7 +14,7 @@ PREFIX = "ORT_CUDA_PLUGIN_"
 
 @dataclass(frozen=True)
 class Variable:
-    """A row of the table: ``takes`` says which values there are, ``default`` which one holds where it is not set."""
+    """A row of the table: ``takes`` describes the allowed values, ``default`` the value if the variable is not set."""
 
     name: str
     takes: str
@@ -106,11 +106,11 @@ EMULATED = (
 """Variables of the emulated device."""
 
 VARIABLES = tuple(sorted(variable.name for variable in (*GENERAL, *EMULATED)))
-"""The names of all that the plugin reads."""
+"""Names of all variables that the plugin reads."""
 
 
 def variable_tables() -> dict[str, str]:
-    """Return the tables in Markdown, by the names that a document has for them."""
+    """Return the tables in Markdown, by their names in documents."""
     return {
         title: markdown_table(
             ("variable", "takes", "default", "meaning"),

@@ -1,7 +1,8 @@
 """Registers the plugin when a program imports onnxruntime; ``ort-cuda-plugin exec`` puts this on a program's path.
 
 Python imports the first ``sitecustomize`` on its path at each start, also in the program's Python children. So this
-module imports nothing heavy, runs the one that it hides, and does nothing in a program that never imports onnxruntime.
+module imports nothing heavy, runs the ``sitecustomize`` that it hides, and does nothing in a program that never imports
+onnxruntime.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _RegisteringLoader(Loader):
-    """Loads onnxruntime as its own loader does, and registers the plugin then."""
+    """Loads onnxruntime with its own loader, then registers the plugin."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -36,7 +37,7 @@ class _RegisteringLoader(Loader):
         assert spec is not None
         spec.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        # The module is complete. Other threads, of which the plugin uses one to import, need not wait for this one.
+        # The module is complete. Other threads (the plugin imports on one) need not wait for this one.
         spec._initializing = False  # type: ignore[attr-defined]
         try:
             _offer(module)
@@ -45,7 +46,7 @@ class _RegisteringLoader(Loader):
 
 
 class _Finder:
-    """Finds onnxruntime as Python does without this module, and has it loaded by `_RegisteringLoader`."""
+    """Finds onnxruntime as Python would without this module, and makes `_RegisteringLoader` its loader."""
 
     def __init__(self) -> None:
         self._searching = False
@@ -64,7 +65,7 @@ class _Finder:
 
 
 def _offer(onnxruntime: ModuleType) -> None:
-    """Registers the plugin, and has onnxruntime describe itself as the wheel with CUDA would."""
+    """Register the plugin, and make onnxruntime describe itself as the wheel with CUDA."""
     import ort_cuda_plugin
 
     if not ort_cuda_plugin.register():
@@ -78,7 +79,9 @@ def _offer(onnxruntime: ModuleType) -> None:
     available: Callable[[], list[str]] = onnxruntime.get_available_providers
 
     def get_available_providers() -> list[str]:
-        """The names of the execution providers, the preferred ones first, as programs pass them on."""
+        """Return the names of the execution providers, the preferred ones first, in the form in which programs pass
+        them on.
+        """
         return sorted(available(), key=lambda name: priority.index(name) if name in priority else -1)
 
     def get_device() -> str:
@@ -89,7 +92,7 @@ def _offer(onnxruntime: ModuleType) -> None:
 
 
 def _run_hidden() -> None:
-    """The ``sitecustomize`` that Python would have imported without this one."""
+    """Run the ``sitecustomize`` that Python would have imported without this one."""
     path = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
     if spec is not None and spec.loader is not None:

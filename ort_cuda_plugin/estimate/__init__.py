@@ -1,1 +1,1 @@
-"""A model of GPUs: what a plan costs on one that is not there."""
+"""A performance model of GPUs: estimates the cost of a plan without a GPU."""

@@ -1,8 +1,8 @@
-"""What of a Run's accesses the L2 serves, and what the device's memory: a cache of chunks, the oldest leaves first.
+"""L2 model: splits the accesses of a Run into L2 hits and device memory traffic, by an LRU cache of address chunks.
 
-Chunks of addresses stand for their lines. Regions lie where a Run has them: intermediate tensors share a slab, so that
-a result that overwrites a dead one in the L2 costs the memory nothing. The Run is simulated twice and counted once, as
-it would be among equal Runs. Within a step all its tensors advance side by side.
+A chunk stands for its cache lines. Regions have the addresses of a Run: intermediate tensors share a slab, so a result
+that overwrites a dead one in the L2 costs no memory traffic. The Run is simulated twice and counted once, as one of
+many equal Runs. Within a step all its tensors advance together.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .work import Access, Region, Step, distinct
 
 _ALIGNMENT = 1 << 21
 MAX_CHUNKS = 1 << 11
-"""Maximum number of chunks that the model of the cache tracks."""
+"""Maximum number of chunks in the cache model."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """Bytes of a step: what it reads and writes, what of that the memory reads, and what that writes meanwhile."""
+    """Bytes of a step: read and written by the step, and read and written by device memory for it."""
 
     read: float
     written: float
@@ -37,11 +37,11 @@ class Served:
 
 
 def served(regions: Sequence[Region], steps: Sequence[Step], cache_bytes: float) -> list[Served]:
-    """What memory does for each of the steps, with a cache of so many bytes."""
+    """Return the device memory traffic of each step, with a cache of so many bytes."""
     chunk = max(4096, 1 << int(cache_bytes / MAX_CHUNKS).bit_length() - 1)
     capacity = int(cache_bytes // chunk)
     bases = _bases(regions)
-    cached: OrderedDict[int, bool] = OrderedDict()  # whether it must be written back
+    cached: OrderedDict[int, bool] = OrderedDict()  # chunk: whether it must be written back
     found: list[Served] = []
     for _ in range(2):
         found = []
@@ -65,7 +65,7 @@ def served(regions: Sequence[Region], steps: Sequence[Step], cache_bytes: float)
 
 
 def _bases(regions: Sequence[Region]) -> list[int]:
-    """An address for each region."""
+    """Return an address for each region."""
     ends: dict[str, int] = {}
     for region in regions:
         ends[region.kind] = max(ends.get(region.kind, 0), region.offset + region.nbytes)
@@ -77,7 +77,7 @@ def _bases(regions: Sequence[Region]) -> list[int]:
 
 
 def _touches(step: Step, bases: Sequence[int], chunk: int) -> Iterator[tuple[int, float, bool]]:
-    """Chunks, bytes in them, and whether they are written; tensors side by side."""
+    """Yield chunks with the bytes in them, and whether they are written; tensors advance together."""
     lines: list[tuple[float, int, float, bool]] = []
     for accesses, writes in ((step.reads, False), (step.writes, True)):
         for access in distinct(accesses):

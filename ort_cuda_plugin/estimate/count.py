@@ -1,8 +1,9 @@
-"""What kernels ask of a GPU, counted: some of their blocks run on the emulated device in its counting mode.
+"""Counts the instructions and memory requests of kernels: some of their blocks run in the emulated device's counting
+mode.
 
-The accesses of a warp at one place in one turn happen together. They ask for sectors of 32 bytes of global memory, and
-take as many wavefronts of shared memory as the most distinct words in one bank. What blocks beyond the sample do, and
-places beyond the turns that are noted, is in proportion.
+Accesses of a warp by one execution of an instruction form one request. A request loads 32-byte sectors of global
+memory; in shared memory it takes as many wavefronts as the most distinct words in one bank. Blocks outside the sample,
+and executions beyond the recorded ones, are extrapolated.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ _scalars = {"i32": np.int32, "i64": np.int64, "f32": np.float32, "f64": np.float
 
 @dataclass(frozen=True)
 class Site:
-    """A place where a kernel accesses memory: ``units`` are sectors, or wavefronts of shared memory, of a request.
+    """A memory instruction of a kernel: ``units`` are sectors, or wavefronts of shared memory, per request.
 
-    ``least`` is how many would do for the bytes that the lanes want.
+    ``least`` is the minimum for the lanes' bytes.
     """
 
     kind: str
@@ -61,9 +62,9 @@ class Site:
 
 @dataclass(frozen=True)
 class CopyWait:
-    """``times`` that a thread waits for copies to shared memory, but for those of its last ``left`` groups.
+    """Waits for cp.async copies: ``times`` is their number per thread, ``left`` the groups that may stay in flight.
 
-    The others are what it does from one such wait to the next.
+    The other fields count the instructions from one such wait to the next.
     """
 
     left: int
@@ -75,13 +76,14 @@ class CopyWait:
 
 @dataclass(frozen=True)
 class Counted:
-    """What a launch asks of a GPU in all, estimated from some blocks.
+    """Totals of a launch, extrapolated from some blocks.
 
-    ``requests`` are memory instructions of warps, ``wavefronts`` what these take of the L1 and of shared memory.
-    ``read`` and ``written`` are bytes that leave the multiprocessors, in whole sectors; what a block reads again counts
-    once, where it fits the L1. ``instructions`` are those of threads, by kind; lanes that wait for others count.
-    ``loads`` is how many loads of global memory to registers a thread makes, ``load_rounds`` in how many parts of the
-    kernel it does, ``shared_rounds`` the same of shared memory; ``copy_waits`` are for its copies to shared memory.
+    ``requests`` are memory instructions of warps, ``wavefronts`` the L1 and shared-memory wavefronts that they take.
+    ``read`` and ``written`` are bytes between the multiprocessors and the L2, in whole sectors; repeated reads of a
+    block count once if they fit the L1. ``instructions`` are those of threads, by kind; inactive lanes count. ``loads``
+    is a thread's number of loads from global memory to registers, ``load_rounds`` the number of basic blocks with such
+    loads that it executes, ``shared_rounds`` the same for shared memory; ``copy_waits`` are its waits for cp.async
+    copies.
     """
 
     requests: float
@@ -99,7 +101,7 @@ class Counted:
 
 
 class BlockCounter:
-    """Counts launches; the emulated device is this thread's meanwhile."""
+    """Counts launches. It uses the emulated device exclusively, on the calling thread."""
 
     def __init__(self, work: Work, images: Mapping[KernelSpec, KernelImage], code: Mapping[KernelSpec, Code]) -> None:
         self._code = code
@@ -110,7 +112,7 @@ class BlockCounter:
         self._accesses: Records = np.empty(MAX_ACCESSES, _record)
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Free the memory."""
         for module in self._modules.values():
             module.unload()
         for array in self._memory:
@@ -167,7 +169,7 @@ class BlockCounter:
 
 
 class _View(DeviceArray):
-    """An address within memory of others."""
+    """A part of another array, by address."""
 
     def __init__(self, device: Device, address: int) -> None:
         super().__init__(device, address, (1,), np.dtype(np.uint8))
@@ -190,7 +192,7 @@ def _counting(count: object) -> Iterator[None]:
 
 
 def _allocate(device: Device, regions: Sequence[Region]) -> tuple[list[DeviceArray], list[int]]:
-    """One array for each kind of memory, and the addresses of the regions."""
+    """Allocate one array for each kind of memory; return it with the addresses of the regions."""
     ends: dict[str, int] = {}
     for region in regions:
         ends[region.kind] = max(ends.get(region.kind, 0), region.offset + region.nbytes)
@@ -209,7 +211,7 @@ def _allocate(device: Device, regions: Sequence[Region]) -> tuple[list[DeviceArr
 
 
 def count_all(work: Work, code: Mapping[KernelSpec, Code], library: KernelLibrary | None = None) -> dict[int, Counted]:
-    """What each launch asks for, by the number of its step. Equal launches are counted once.
+    """Return the counts of each launch, by the number of its step. Equal launches are counted once.
 
     Raises KernelCompileError, and CudaError where a kernel fails.
     """
@@ -230,16 +232,20 @@ def count_all(work: Work, code: Mapping[KernelSpec, Code], library: KernelLibrar
 
 
 def _alike(step: KernelStep) -> tuple[object, ...]:
-    """What of the arguments matters to counts: numbers, and where in their lines pointers begin."""
+    """Return the properties of arguments that counts depend on: numbers, and the alignment of pointers to cache
+    lines.
+    """
     return tuple(a.offset % LINE if isinstance(a, Pointer) else a for a in step.arguments)
 
 
 def sample(blocks: int) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
-    """Some blocks of a grid, and how many each stands for. The last one, which may do less, stands for itself."""
+    """Choose some blocks of a grid; return them with the number of blocks that each stands for. The last block, which
+    may do less, stands for itself.
+    """
     if blocks <= MAX_BLOCKS:
         return np.arange(blocks, dtype=np.uint64), np.ones(blocks)
     inner = MAX_BLOCKS - 1
-    # Odd steps: grids repeat in powers of two.
+    # Odd steps: patterns in grids repeat in powers of two.
     places = np.unique((np.arange(inner) * (blocks - 1) // inner) | np.arange(inner) % 2)
     places = places[places < blocks - 1]
     weights = np.full(len(places) + 1, (blocks - 1) / len(places))
@@ -257,13 +263,13 @@ def summary(
     widest: Mapping[str, int] | None = None,
     uses_stack: bool = True,
 ) -> Counted:
-    """Of what was noted of the sampled blocks, for the grid.
+    """Extrapolate the records of the sampled blocks to the grid.
 
-    ``executed`` are threads at each place, ``issued`` warps; ``widest`` has bytes that one access may have at most.
-    Without ``uses_stack`` a thread's arrays are in registers, and no instruction is an access to them.
+    ``executed`` and ``issued`` are executions of each instruction by threads and by warps; ``widest`` has the maximum
+    bytes of one access. Without ``uses_stack`` a thread's arrays are in registers, and accesses to them count nothing.
     """
     accesses, parts = metadata["accesses"], metadata["parts"]
-    # Executions are those of all sampled blocks together; what was noted of each block says how they differ.
+    # Executions are sums over all sampled blocks; the records of each block tell how they differ.
     scale = float(weights.sum() / len(weights))
     threads = block[0] * block[1] * block[2]
     total = issued.astype(np.float64) * scale * WARP
@@ -306,7 +312,7 @@ def summary(
             least = max(asked, wanted / SECTOR)
             lines = _distinct(one, key, nbytes, LINE, factor)
             kind = "atomic" if what & _ATOMIC else "store" if what & _STORE else "load"
-            if not what & _COPY:  # copies pass the L1 by; what they store in shared memory is counted there
+            if not what & _COPY:  # copies bypass the L1; their stores to shared memory are counted there
                 sums["requests"] += asked
                 sums["wavefronts"] += max(lines, wanted / LINE)
             if kind != "load":
@@ -342,7 +348,9 @@ def summary(
 def _copy_waits(
     metadata: Mapping[str, int], times: NDArray[np.float64], loading: Mapping[str, set[int]]
 ) -> Iterator[CopyWait]:
-    """``times`` is how often a thread goes through each part: those as often as the waiting one are in its loop."""
+    """Return the waits. ``times`` is how often a thread executes each basic block: blocks executed as often as the
+    waiting one are in its loop.
+    """
     for place, often in enumerate(times):
         for left in range(len(COPY_WAIT)):
             waits = metadata.get(f"part{place}.waits{left}", 0)
@@ -361,9 +369,9 @@ def _copy_waits(
 def _widths(
     records: Records, ends: NDArray[np.int64], metadata: Mapping[str, int], widest: Mapping[str, int]
 ) -> list[int]:
-    """Bytes of the access at each place; 0 for one that NVVM makes part of the access before it in memory.
+    """Return the bytes of each access; 0 for one that NVVM merges into the access before it in memory.
 
-    It joins accesses of one part of a kernel that lie side by side, where they are aligned for that.
+    NVVM merges contiguous accesses of one basic block if the result is aligned.
     """
     places = range(metadata["accesses"])
     widths = [int(records["what"][ends[place]]) & 0xFFFF if ends[place] < ends[place + 1] else 0 for place in places]
@@ -398,7 +406,7 @@ def _addresses(records: Records, ends: NDArray[np.int64], place: int) -> NDArray
 
 
 def _keys(*columns: NDArray[Any]) -> NDArray[np.int64]:
-    """One number for each combination."""
+    """Return one number for each distinct combination."""
     key = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         key = key * (int(column.max(initial=0)) + 1) + column.astype(np.int64)
@@ -406,7 +414,7 @@ def _keys(*columns: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _distinct(one: Records, key: NDArray[np.int64], nbytes: int, unit: int, factor: NDArray[np.float64]) -> float:
-    """How many units of memory the requests touch, each request by itself."""
+    """Return the number of distinct memory units that the requests touch, request by request."""
     first = (one["address"] // unit).astype(np.int64)
     last = ((one["address"] + nbytes - 1) // unit).astype(np.int64)
     low = first.min()
@@ -417,7 +425,7 @@ def _distinct(one: Records, key: NDArray[np.int64], nbytes: int, unit: int, fact
 
 
 def _once(records: Records, factor: NDArray[np.float64]) -> float:
-    """How many sectors blocks read, each once for a block."""
+    """Return the number of sectors that blocks read, counted once per block."""
     sector = (records["address"] // SECTOR).astype(np.int64)
     sector -= sector.min()
     _, index = np.unique(records["block"].astype(np.int64) * (int(sector.max()) + 1) + sector, return_index=True)
@@ -425,9 +433,10 @@ def _once(records: Records, factor: NDArray[np.float64]) -> float:
 
 
 def _wavefronts(one: Records, key: NDArray[np.int64], nbytes: int, factor: NDArray[np.float64]) -> tuple[float, float]:
-    """Of shared memory: groups of lanes want 128 bytes together, each as often as its fullest bank has words.
+    """Return the wavefronts of shared-memory requests: each group of lanes that accesses 128 bytes takes as many as its
+    fullest bank has distinct words.
 
-    The second number is how many groups there are: so many wavefronts would do.
+    The second number is the minimum: one per group.
     """
     words = max(nbytes // 4, 1)
     groups = max(nbytes * WARP // LINE, 1)

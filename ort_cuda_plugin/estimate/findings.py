@@ -1,8 +1,8 @@
-"""What is not as it should be in the kernels of a Run on GPUs.
+"""Finds performance defects in the kernels of a Run.
 
-A GPU's code tells of spills, and of products without tensor cores that have the type for them, on each architecture.
-What blocks access on the emulated device tells of narrow accesses and of bank conflicts: whichever form a kernel was
-meant to have, lanes that move neighbours should move 16 bytes each.
+A GPU's machine code shows spills, and GEMMs that miss the tensor cores of their type, on each architecture. Accesses of
+blocks on the emulated device show narrow accesses and bank conflicts: lanes that move contiguous data should move 16
+bytes each.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ from .work import KernelStep, Work
 
 ARCHITECTURES = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_100": (10, 0), "sm_120": (12, 0)}
 COUNTED = "sm_90"
-"""The architecture whose widths of accesses are counted; the others have to have the same."""
+"""The architecture whose widths of accesses are counted; the others must have the same."""
 
 VECTOR = 16
 """Bytes of the widest access."""
 MUCH = 1 << 18
-"""Bytes that a launch moves, of which the width of accesses matters."""
+"""Minimum bytes that a launch moves for a finding about access widths."""
 SHARE = 1 / 8
 """Minimum share of a launch's bytes, or of its shared-memory requests, that a finding concerns."""
 WAYS = 2.01
-"""Wavefronts of an access of shared memory, by those that would do: two-way conflicts are allowed."""
+"""Maximum wavefronts of a shared-memory request, relative to its minimum: two-way conflicts are allowed."""
 WINDOW = 3
-"""A kernel that reads its inputs more often looks at windows: vectors of all their elements need registers."""
+"""Reads of inputs above which a kernel has sliding windows: vector loads of all windows would need too many
+registers."""
 FEW = 16
-"""A product with fewer rows, columns or steps than a tensor core's tile has none to fill."""
+"""Minimum of rows, columns and k for a finding about GEMMs: below it, a tensor core's tile is mostly padding."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing about a kernel. ``where`` is an architecture, or "" for all."""
+    """One finding about a kernel. ``where`` is an architecture, or "" for all."""
 
     kernel: str
     where: str
@@ -55,13 +56,13 @@ class Finding:
 
 
 MULTIPLIES = "multiply_add_matrix_"
-"""In the source of each kernel that multiplies by tensor cores."""
+"""Text in the source of every kernel that uses tensor cores."""
 
 
 class Inspector:
-    """Looks at the kernels of models on architectures, the first of which is `COUNTED`.
+    """Examines the kernels of models on architectures, the first of which is `COUNTED`.
 
-    What is known of a kernel serves for all models.
+    Results of a kernel are cached for all models.
     """
 
     def __init__(self, architectures: Sequence[str]) -> None:
@@ -74,10 +75,10 @@ class Inspector:
         names: frozenset[str] | None = None,
         options: LoweringOptions | None = None,
     ) -> list[Finding]:
-        """All findings for a model that `gather.optimised` gave, planned for a GPU with these libraries.
+        """Return all findings for a model from `gather.optimised`, planned for a GPU with these libraries.
 
-        With ``names``, of the kernels of these names. Raises what `gather.work_of_model` does, KernelCompileError, and
-        CudaError where a kernel fails.
+        With ``names``, only of kernels with these names. Raises the errors of `gather.work_of_model`,
+        KernelCompileError, and CudaError if a kernel fails.
         """
         options = options or LoweringOptions()
         products = Watched(options.use_tf32)
@@ -98,12 +99,11 @@ class Inspector:
 
 
 class Watched:
-    """Watches the passes, and notes the labels of the ONNX nodes of steps, by what they are.
+    """Watches the passes, and classifies the labels of the ONNX nodes of steps.
 
-    ``all`` are those that are sums of products, ``tensor`` those that have whole tiles for tensor cores: of 16-bit
-    floats, attention among them, and with ``tf32`` products of float32. ``apart`` are those whose neighbours are moved
-    one by one: maps with an input whose neighbours lie along another axis than the results', and windows of rows that
-    end within a vector.
+    ``all`` are contractions; ``tensor`` are those that fill tiles of tensor cores: 16-bit floats, attention among them,
+    and with ``tf32`` float32. ``apart`` are steps that cannot use vector accesses: elementwise steps with an input that
+    is contiguous along another axis than the result, and sliding windows over rows that end within a vector.
     """
 
     def __init__(self, tf32: bool = True) -> None:
@@ -141,13 +141,13 @@ class Watched:
 
 
 def _has_broken_windows(step: Launch) -> bool:
-    """Whether windows are pooled whose rows, or those of the results, are no whole vectors."""
+    """Whether windows are pooled over rows (of input or result) that are not a multiple of a vector."""
     tensors = [x for x in step.args if isinstance(x, Tensor)]
     return "_pool" in step.kernel.name and any(hint(x.shape[-1]) * x.dtype.itemsize % VECTOR for x in tensors)
 
 
 def _is_turned(step: Map) -> bool:
-    """Whether the neighbours of an input lie along another axis than those of a result."""
+    """Whether an input is contiguous along another axis than a result."""
     axes = [axis for axis, size in enumerate(step.shape) if size != 1]
 
     def strides(x: Tensor) -> dict[int, Dim]:
@@ -159,7 +159,7 @@ def _is_turned(step: Map) -> bool:
 
 
 def of_code(code: Mapping[KernelSpec, Code], arch: str) -> list[Finding]:
-    """Registers that a kernel spills, on one architecture."""
+    """Return findings about registers that a kernel spills, on one architecture."""
     found = []
     for spec, one in code.items():
         stack = one.mix.get("LDL", 0) + one.mix.get("STL", 0)
@@ -169,7 +169,7 @@ def of_code(code: Mapping[KernelSpec, Code], arch: str) -> list[Finding]:
 
 
 def of_widths(code: Mapping[KernelSpec, Code], other: Mapping[KernelSpec, Code], arch: str) -> list[Finding]:
-    """Accesses that are narrower than on another architecture, whose code is ``other``."""
+    """Return findings about accesses that are narrower than on another architecture, whose code is ``other``."""
     found = []
     for spec, one in code.items():
         for name in ("LDG", "STG", "LDS", "STS"):
@@ -180,7 +180,7 @@ def of_widths(code: Mapping[KernelSpec, Code], other: Mapping[KernelSpec, Code],
 
 
 def of_products(work: Work, products: Watched, code: Mapping[KernelSpec, Code], arch: str) -> list[Finding]:
-    """Products that tensor cores multiply, none of whose kernels uses them."""
+    """Return findings about contractions for tensor cores, none of whose kernels uses them."""
     kernels: dict[tuple[str, ...], list[KernelSpec]] = {}
     for step in work.steps:
         if isinstance(step, KernelStep) and step.nodes in products.tensor:
@@ -194,7 +194,9 @@ def _has_tensor_cores(specs: Sequence[KernelSpec], code: Mapping[KernelSpec, Cod
 
 
 def of_counts(work: Work, products: Watched, counts: Mapping[int, Counted]) -> list[Finding]:
-    """Narrow accesses of neighbours, where no products are made, and bank conflicts. ``counts`` is by step."""
+    """Return findings about narrow accesses of contiguous data outside of contractions, and about bank conflicts.
+    ``counts`` is by step.
+    """
     found: dict[Finding, None] = {}
     for number, counted in counts.items():
         step = work.steps[number]
@@ -209,9 +211,9 @@ def of_counts(work: Work, products: Watched, counts: Mapping[int, Counted]) -> l
 
 
 def narrow_accesses(sites: Sequence[Site]) -> list[str]:
-    """Accesses of global memory whose lanes move neighbours, by less than 16 bytes each.
+    """Return accesses of global memory whose lanes move contiguous data by less than 16 bytes each.
 
-    What is beside accesses of 16 bytes, as often as these, is of a smaller type.
+    Accesses that are executed as often as a 16-byte access have a smaller element type and do not count.
     """
     total = sum(_bytes(site) for site in sites if site.kind in ("load", "store"))
     if total < MUCH:
@@ -232,7 +234,7 @@ def narrow_accesses(sites: Sequence[Site]) -> list[str]:
 
 
 def bank_conflicts(sites: Sequence[Site]) -> list[str]:
-    """Accesses of shared memory that take more than twice the wavefronts that they need."""
+    """Return shared-memory accesses that take more than twice the minimum of wavefronts."""
     total = sum(site.requests for site in sites if _is_shared(site))
     found: dict[str, float] = {}
     for site in sites:

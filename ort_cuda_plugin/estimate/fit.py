@@ -1,13 +1,12 @@
-"""Constants of the model from measurements of a GPU.
+"""Fits the constants of the performance model to measurements of a GPU.
 
 Measurements are one JSON file, which a report on a machine with a GPU writes::
 
     {"format": 1, "device": "h100", "gpu": "NVIDIA H100 80GB HBM3", "measurements": [
         {"name": "copy of 64 MiB", "seconds": 4.4e-05, "work": {...}}, ...]}
 
-``work`` is what `work.to_json` writes of a kernel, a library call or a Run; ``seconds`` the median of its times in a
-CUDA graph of many copies of it, where one depends on the one before, divided by their number. Every third measurement
-is held out: its error says how good the model is.
+``work`` is the JSON of `work.to_json` for a kernel, a library call or a Run; ``seconds`` the median time of one of many
+dependent copies of it in a CUDA graph. Every third measurement is held out, to test the model.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from .work import Work, from_json, to_json
 
 FORMAT = 1
 HELD_OUT = 3
-"""Every so many measurements one is held out."""
+"""Every so many-th measurement is held out."""
 ROUNDS = 6
 FACTORS = (0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.4, 2.0)
 _shares = {"dram", "l2", "tensor_kernel", "tensor_library", "float32_library", "issue"}
 MAX_SHARE = 1.2
-"""Maximum fraction of a peak rate. More than 1, since a GPU may clock higher than its data sheet says."""
+"""Maximum fraction of a peak rate. Above 1, since a GPU may clock higher than its data sheet says."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A time on a GPU, and what took it."""
+    """A time on a GPU, and the work that took it."""
 
     name: str
     seconds: float
@@ -44,7 +43,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Fit:
-    """Constants, and how well the model does with them on what was held out.
+    """Constants, and the model's accuracy with them on the held-out measurements.
 
     ``error`` is the median of the relative errors, ``rank_correlation`` Spearman's.
     """
@@ -53,17 +52,17 @@ class Fit:
     error: float
     rank_correlation: float
     estimates: tuple[tuple[str, float, float], ...]
-    """Of what was held out: the name, the time measured, and the estimate."""
+    """Of the held-out measurements: name, measured time, and estimate."""
 
 
 def measurements_json(device: str, gpu: str, measurements: Sequence[Measurement]) -> str:
-    """The file's text. ``device`` names the figures, ``gpu`` is what the driver calls it."""
+    """Return the file's text. ``device`` names the GPU's description, ``gpu`` is the driver's name."""
     rows = [{"name": m.name, "seconds": m.seconds, "work": json.loads(to_json(m.work))} for m in measurements]
     return json.dumps({"format": FORMAT, "device": device, "gpu": gpu, "measurements": rows})
 
 
 def read_measurements(text: str) -> tuple[str, list[Measurement]]:
-    """The device's name, and the measurements. Raises ValueError for JSON of another form."""
+    """Return the device's name, and the measurements. Raises ValueError for JSON of another form."""
     data = json.loads(text)
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("device") not in gpus.names():
         raise ValueError(f"measurements are JSON of format {FORMAT}, of one of {', '.join(gpus.names())}")
@@ -76,9 +75,8 @@ def read_measurements(text: str) -> tuple[str, list[Measurement]]:
 
 
 def fit(device: str, measurements: Sequence[Measurement], start: Constants | None = None) -> Fit:
-    """The constants that make the estimates fit. One that decides nothing stays as it is.
-
-    Raises as `prepare`.
+    """Return the constants that fit best. Constants that affect nothing stay as they are. Raises the errors of
+    `prepare`.
     """
     prepared = [(m, prepare(m.work, gpus.gpu(device))) for m in measurements]
     held = [pair for number, pair in enumerate(prepared) if number % HELD_OUT == HELD_OUT - 1]
@@ -92,17 +90,17 @@ def fit(device: str, measurements: Sequence[Measurement], start: Constants | Non
 
 
 def _loss(pairs: Sequence[tuple[Measurement, Prepared]], constants: Constants) -> float:
-    """Squares of the logarithms of what is between estimates and times."""
+    """Return the mean square of the logarithms of estimate / time."""
     return sum(math.log(timed(prepared, constants).seconds / m.seconds) ** 2 for m, prepared in pairs)
 
 
 def _descend(constants: Constants, loss: Callable[[Constants], float]) -> Constants:
-    """The best of one constant after the other, in steps that get smaller."""
+    """Optimise one constant after the other, in steps that get smaller."""
     best = loss(constants)
     for number in range(ROUNDS):
         before = best
         for field in fields(Constants):
-            if field.name == "l2_share":  # it decides by steps, which no descent finds
+            if field.name == "l2_share":  # it acts in steps, which a descent cannot follow
                 continue
             value = getattr(constants, field.name)
             for factor in FACTORS:

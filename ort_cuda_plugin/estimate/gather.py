@@ -1,4 +1,4 @@
-"""From a model, or a cluster's plan, to the work of a Run; on no device."""
+"""Derives the work of a Run from a model or a cluster's plan, without a device."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ from .libraries import peak_kind
 from .work import Access, Argument, CopyStep, KernelStep, LibraryStep, Number, Pointer, Product, Region, Step, Work
 
 SMALL_CONTENTS = 1 << 16
-"""Bytes of a weight up to which the emulated device gets its contents."""
+"""Maximum bytes of a weight whose contents the emulated device gets."""
 LIBRARIES = frozenset({"cublaslt", "cudnn"})
 
 
 class ShapeError(ValueError):
-    """The shapes that were given do not fit the model."""
+    """The given shapes do not fit the model."""
 
 
 def optimised(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> onnx.ModelProto:
-    """What ONNX Runtime makes of a model before it asks for claims. The wheel's light models get weights.
+    """Return the model after ONNX Runtime's optimisations before claims.
 
-    Sizes that the model states for its inputs give way to those of ``shapes``. A model that the CPU provider cannot run
-    in its types, or for want of an application's operator, stays as it is.
+    The wheel's light models get weights. ``shapes`` override the sizes that the model states for its inputs. A model
+    that the CPU provider cannot run, because of its types or custom operators, stays as it is.
     """
     import onnxruntime as ort
     from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
@@ -82,21 +82,20 @@ def optimised(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> 
         else:
             optimised = onnx.load(options.optimized_model_filepath, load_external_data=False)
             if not _is_for_cpus(optimised):
-                # What ONNX Runtime left outside is named as the model names it.
+                # Nodes that ONNX Runtime moved out of the model keep their names in it.
                 onnx.load_external_data_for_model(optimised, str(path.parent))
                 return optimised
     return onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(path)
 
 
 def _is_for_cpus(model: onnx.ModelProto) -> bool:
-    """Whether ONNX Runtime changed what its CPU provider cannot do in half types: by Casts, and by the functions of
-    operators."""
+    """Whether ONNX Runtime adapted a half-precision model to its CPU provider, by Casts and by function bodies."""
     inserted = ("InsertedPrecisionFreeCast_", "InsertedCast_")
     return any(node.op_type == "Cast" and node.name.startswith(inserted) for node in model.graph.node)
 
 
 def _restated(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Writes ``shapes`` over sizes that the model states for its inputs; whether there was one that differs."""
+    """Override sizes that the model states for its inputs by ``shapes``; return whether one differed."""
     changed = False
     for info in model.graph.input:
         for dim, size in zip(info.type.tensor_type.shape.dim, shapes.get(info.name, ()), strict=False):
@@ -110,7 +109,7 @@ def _restated(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> bo
 
 
 def _without_batch(model: onnx.ModelProto) -> None:
-    """Reshapes of the wheel's light models state the batch: they leave it open instead."""
+    """Make the batch of Reshapes open, which the wheel's light models state as a number."""
     contents = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "Reshape" and node.input[1] in contents:
@@ -129,10 +128,11 @@ def work_of_model(
     libraries: frozenset[str] = LIBRARIES,
     watch: Watch | None = None,
 ) -> Work:
-    """A Run of a model that `optimised` gave, with inputs of these shapes; open dimensions that none tells are 1.
+    """Return the work of a Run of a model from `optimised`, with inputs of these shapes; dimensions that stay unknown
+    are 1.
 
-    ``values`` fill inputs of integers; others are zero. ``watch`` sees the passes of each cluster.
-    Raises ShapeError, and NodeError for a node that cannot run.
+    ``values`` fill integer inputs; others are zero. ``watch`` receives the passes of each cluster. Raises ShapeError,
+    and NodeError for a node that cannot run.
     """
     sizes = input_shapes(model, shapes)
     device = DeviceProperties(emulated=False, libraries=libraries, tf32=True)
@@ -189,7 +189,7 @@ def work_of_model(
 
 
 def _products(steps: Sequence[PlannedStep], options: LoweringOptions) -> Iterator[Product]:
-    """The arithmetic of products and convolutions."""
+    """Return the arithmetic of GEMMs and convolutions."""
     for step in steps:
         if isinstance(step, Contract | Convolve):
             kind = peak_kind(step.operands[0].dtype.onnx, options.use_tf32)
@@ -197,7 +197,7 @@ def _products(steps: Sequence[PlannedStep], options: LoweringOptions) -> Iterato
 
 
 def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """The shapes of all inputs. A named dimension that one input tells holds for the others."""
+    """Return the shapes of all inputs. A named dimension of one input holds for the others."""
     initializers = {tensor.name for tensor in model.graph.initializer}
     inputs = [info for info in model.graph.input if info.name not in initializers]
     if unknown := shapes.keys() - {info.name for info in inputs}:
@@ -245,7 +245,7 @@ def _subgraph(graph: Graph, nodes: Sequence[Node]) -> Graph:
 
 
 class Gatherer:
-    """Makes regions and steps of the launches of one or more plans. ``patterns`` fill inputs."""
+    """Collects the regions and steps of one or more plans' launches. ``patterns`` fill inputs."""
 
     def __init__(self, patterns: Mapping[str, bytes]) -> None:
         self.patterns = patterns
@@ -256,7 +256,7 @@ class Gatherer:
         self._ends: dict[str, int] = {}
 
     def add(self, launches: Sequence[Recordable], inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        """The launches of a plan whose inputs and outputs have these names."""
+        """Add the launches of a plan whose inputs and outputs have these names."""
         self._number(launches, inputs, outputs)
         for launch in launches:
             reads, writes = ([self._access(one.tensor, one.bytes) for one in side] for side in accesses(launch))
@@ -285,7 +285,7 @@ class Gatherer:
                 self.steps.append(CopyStep(*shared, kind))
 
     def _number(self, launches: Sequence[Recordable], inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        """Gives regions to all buffers; the intermediate ones share a slab, as in a Run."""
+        """Assign regions to all buffers; intermediate ones share a slab, as in a Run."""
         lives: dict[Buffer, list[int]] = {}
         for position, launch in enumerate(launches):
             for buffer in (*launch.reads, *launch.writes):
@@ -307,7 +307,7 @@ class Gatherer:
                 names = inputs if buffer.kind is BufferKind.INPUT else outputs
                 named = buffer.kind in (BufferKind.INPUT, BufferKind.OUTPUT) and 0 <= buffer.index < len(names)
                 name = names[buffer.index] if named else f"weight {len(self.regions)}"
-                if name in self._inputs:  # of another cluster, which has made it or reads it as well
+                if name in self._inputs:  # of another cluster, which writes or reads it as well
                     self._numbers[buffer] = self._inputs[name]
                     continue
                 kind = {BufferKind.INPUT: "input", BufferKind.OUTPUT: "output"}.get(buffer.kind, "weight")

@@ -1,10 +1,10 @@
-"""What calls of cuBLASLt and cuDNN cost: arithmetic, bytes, and an efficiency by tile and number of tiles.
+"""Cost model of cuBLASLt and cuDNN calls: arithmetic, bytes, and an efficiency by tile and number of tiles.
 
-Libraries choose the tile, and the split along k, that takes the least time here. A convolution is the product of an
-implicit matrix of patches. cuDNN's kernels for tensor cores read channels last: for another layout it transposes what
-it reads and writes, in its workspace, in every Run; where that does not fit, it takes an engine without tensor cores.
-A result whose places are apart, as a part of a concatenation, it writes there first and copies.
-What an installed cuDNN says without a GPU is checked by tests/vendor/test_cudnn_engines.py.
+The model assumes the tile and split-K factor with the least time. A convolution is an implicit GEMM. cuDNN's
+tensor-core kernels read NHWC: for another layout cuDNN transposes operands and results in its workspace, in every Run;
+if the workspace is too small, it uses an engine without tensor cores. It writes a result with strided output pixels, as
+in a concatenation, to the workspace first and copies it. tests/vendor/test_cudnn_engines.py checks what an installed
+cuDNN reports without a GPU.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ CHANNELS_LAST = "CHANNELS_LAST"
 class Call:
     """A library call on a GPU.
 
-    ``flops`` are those that the result needs, ``seconds`` what the arithmetic takes, ``l2_bytes`` what its tiles read,
-    ``kernels`` the number of kernels, ``transposed`` the bytes that layouts cost, ``tensor`` whether tensor cores do
-    the arithmetic.
+    ``flops``: operations that the result needs; ``seconds``: time of the arithmetic; ``l2_bytes``: bytes that its tiles
+    load; ``kernels``: number of kernels; ``transposed``: bytes moved by layout conversions; ``tensor``: tensor cores
+    are used.
     """
 
     flops: float
@@ -49,7 +49,7 @@ def call(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
 
 
 def arithmetic(step: LibraryStep) -> float:
-    """Multiplications and additions that the result needs."""
+    """Return the multiplications and additions that the result needs."""
     if step.kind == "matmul":
         m, n, k = step.sizes[:3]
         return 2.0 * m * n * k * step.sizes[6]
@@ -61,14 +61,14 @@ def arithmetic(step: LibraryStep) -> float:
 
 
 def peak_kind(dtype: int, tf32: bool) -> str:
-    """Which of the device's peak rates the arithmetic of a type has. Narrower types count as float16."""
+    """Return the key of the device's peak rate for arithmetic of a type. Narrower types count as float16."""
     if dtype == DType.FLOAT32.onnx:
         return "tf32" if tf32 else "float32"
     return {DType.BFLOAT16.onnx: "bfloat16", DType.FLOAT64.onnx: "float64"}.get(dtype, "float16")
 
 
 def _implicit(step: LibraryStep) -> tuple[int, int, int, int]:
-    """m, n, k of a convolution's product, and the number of groups."""
+    """Return m, n, k of a convolution's implicit GEMM, and the number of groups."""
     images, channels, rows, groups = step.sizes[:4]
     axes = [step.sizes[5 + 7 * axis : 12 + 7 * axis] for axis in range(step.rank)]
     places = math.prod(axis[2] for axis in axes)
@@ -77,7 +77,7 @@ def _implicit(step: LibraryStep) -> tuple[int, int, int, int]:
 
 
 def _distinct_bytes(step: LibraryStep, operand: str) -> int:
-    """Bytes of a convolution's operand."""
+    """Return the bytes of a convolution's operand, each element once."""
     images, channels, rows, groups = step.sizes[:4]
     axes = [step.sizes[5 + 7 * axis : 12 + 7 * axis] for axis in range(step.rank)]
     elements = {
@@ -95,7 +95,7 @@ def _itemsize(step: LibraryStep) -> int:
 def _product(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
     m, n, k, lda, ldb = step.sizes[:5]
     batches, kind = step.sizes[6], peak_kind(step.dtype, "TF32" in step.flags)
-    # Tensor cores take lines that begin at 16 bytes; others are copied piece by piece.
+    # Tensor cores need rows that begin at multiples of 16 bytes; others are copied element by element.
     aligned = all(size * _itemsize(step) % 16 == 0 for size in (lda, ldb))
     factor = 1.0 if aligned else 0.6
     seconds, l2 = _tiled(m, n, k, batches, _itemsize(step), kind, device, constants, factor)
@@ -105,7 +105,7 @@ def _product(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
 def _tiled(
     m: int, n: int, k: int, batches: int, itemsize: int, kind: str, device: Gpu, constants: Constants, factor: float
 ) -> tuple[float, float]:
-    """Seconds of the arithmetic, and bytes that tiles read, of the best tile."""
+    """Return seconds of the arithmetic, and bytes that tiles load, of the best tile."""
     tensor = kind not in ("float32", "float64")
     rate = device.flops[kind] / device.multiprocessors * factor
     rate *= constants.tensor_library * device.tensor_share if tensor else constants.float32_library
@@ -114,7 +114,7 @@ def _tiled(
 
 
 def _attention(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
-    """Blocks of some rows of a head, which read all of its keys and values."""
+    """Return the cost of attention: blocks of some rows of a head load all of its keys and values."""
     batches, heads, rows, keys, depth, width = step.sizes[:6]
     blocks = batches * heads * -(-rows // ATTENTION_ROWS)
     rate = device.flops[peak_kind(step.dtype, False)] / device.multiprocessors * device.tensor_share
@@ -138,10 +138,10 @@ def _convolution(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
         if (x + out) * 2 // itemsize > step.sizes[-1]:  # the workspace
             kind = "float32"
         else:
-            # Weights of one place have the same order in both layouts.
+            # A 1x1 filter has the same order in both layouts.
             transposed = 2.0 * (x + out + (weights if k > step.sizes[1] // groups else 0))
     kernels = 1 if not transposed else 4
-    if CHANNELS_LAST in step.flags and step.sizes[4] != step.sizes[2]:  # places apart: written elsewhere, and copied
+    if CHANNELS_LAST in step.flags and step.sizes[4] != step.sizes[2]:  # strided: written elsewhere, then copied
         transposed += 2.0 * _distinct_bytes(step, "out")
         kernels += 1
     k += -k % (16 // itemsize)

@@ -1,4 +1,4 @@
-"""The estimate: the time of each step of a Run on a GPU, what bounds it, and the least that the Run could take."""
+"""The estimate: the time of each step of a Run on a GPU, the resource that bounds it, and the roofline of the Run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from .work import CopyStep, KernelStep, LibraryStep, Step, Work
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """A step on a GPU. ``seconds`` is the whole, ``parts`` what each pipe would take alone; ``bound`` is the longest.
+    """A step on a GPU.
 
-    ``roofline`` is the least that it could take. ``share`` is the part of the bounding pipe's peak that the step
-    reaches; ``dram`` are bytes of device memory, ``touched`` those of its tensors, ``details`` what was counted.
+    ``seconds`` is its time, ``parts`` the time of each pipe alone; ``bound`` is the longest of them. ``roofline`` is
+    its minimum time. ``share`` is the fraction of the bounding pipe's peak that the step reaches; ``dram`` are bytes of
+    device memory, ``touched`` bytes of its tensors, ``details`` the counts.
     """
 
     name: str
@@ -43,11 +44,11 @@ class StepEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """All steps of a Run on a GPU, and the least that it could take.
+    """All steps of a Run on a GPU, and its rooflines.
 
     ``compulsory`` are the bytes of inputs, weights and outputs, each once; ``flops`` those of products and
-    convolutions. ``roofline`` is the longer of the two at the peaks of memory and of tensor cores: that of the model,
-    whatever its steps are. Intermediate tensors and launches are not in it.
+    convolutions. ``roofline`` is the longer of the two at the peaks of memory and of tensor cores. It depends on the
+    model only: intermediate tensors and launches are not in it.
     """
 
     device: Gpu
@@ -64,17 +65,17 @@ class Estimate:
 
     @property
     def steps_roofline(self) -> float:
-        """The rooflines of all steps: with these steps no Run could take less, in the types that the model has."""
+        """Return the sum of the steps' rooflines: the minimum time of a Run with these steps, in the model's types."""
         return sum(step.roofline for step in self.steps)
 
     @property
     def ratio(self) -> float:
-        """The time, by the roofline of the model."""
+        """Return the time divided by the model's roofline."""
         return self.seconds / self.roofline if self.roofline else 0.0
 
     @property
     def steps_ratio(self) -> float:
-        """The time, by the rooflines of the steps."""
+        """Return the time divided by the steps' roofline."""
         return self.seconds / self.steps_roofline if self.steps else 0.0
 
     @property
@@ -82,7 +83,7 @@ class Estimate:
         return sum(step.dram for step in self.steps)
 
     def data(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the estimate as data for JSON."""
         return {
             "device": self.device.name,
             "seconds": self.seconds,
@@ -101,7 +102,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A Run with all that is known of it before constants are."""
+    """A Run with every property of it that does not depend on the constants."""
 
     work: Work
     device: Gpu
@@ -110,14 +111,15 @@ class Prepared:
     _served: dict[float, list[Served]] = field(default_factory=dict)
 
     def served(self, cache_bytes: float) -> list[Served]:
-        """What the memory does for each step, with an L2 of so many bytes."""
+        """Return the device memory traffic of each step, with an L2 of so many bytes."""
         if cache_bytes not in self._served:
             self._served[cache_bytes] = served(self.work.regions, self.work.steps, cache_bytes)
         return self._served[cache_bytes]
 
 
 def prepare(work: Work, device: Gpu, *, count: bool = True) -> Prepared:
-    """With ``count`` kernels are compiled for the GPU, and counted on the emulated device; else only bytes are known.
+    """Derive what the estimate needs. With ``count``, kernels are compiled for the GPU, and counted on the emulated
+    device; otherwise only bytes are known.
 
     Raises KernelCompileError, and CudaError where a kernel fails on the emulated device.
     """
@@ -131,12 +133,12 @@ def prepare(work: Work, device: Gpu, *, count: bool = True) -> Prepared:
 
 
 def estimate(work: Work, device: Gpu, constants: Constants | None = None, *, count: bool = True) -> Estimate:
-    """The estimate of a Run; raises as `prepare`."""
+    """Return the estimate of a Run. Raises the errors of `prepare`."""
     return timed(prepare(work, device, count=count), constants or Constants())
 
 
 def timed(prepared: Prepared, constants: Constants) -> Estimate:
-    """The estimate with these constants."""
+    """Return the estimate with these constants."""
     work, device = prepared.work, prepared.device
     memory = prepared.served(device.l2_bytes * constants.l2_share)
     counted = {number: operations(count) for number, count in prepared.counts.items()}
@@ -150,7 +152,7 @@ def timed(prepared: Prepared, constants: Constants) -> Estimate:
 
 
 class _Timer:
-    """Times of steps on a device."""
+    """Computes times of steps on a device."""
 
     def __init__(self, device: Gpu, constants: Constants, code: Mapping[KernelSpec, Code]) -> None:
         self.device = device
@@ -166,7 +168,7 @@ class _Timer:
         return self._made(step.kind, step.kind, step, moved, self._memory(step, moved), 0.0)
 
     def _memory(self, step: Step, moved: Served, l2_read: float | None = None) -> dict[str, float]:
-        """Seconds of both memories, where the step reads what it has, or so many bytes of the L2."""
+        """Return the seconds of L2 and device memory for a step that loads its tensors, or so many bytes of the L2."""
         device, constants = self.device, self.constants
         read = step.read_bytes if l2_read is None else l2_read
         return {
@@ -178,7 +180,7 @@ class _Timer:
         call = libraries.call(step, self.device, self.constants)
         parts = self._memory(step, moved, call.l2_bytes)
         parts["tensor" if call.tensor else "float32"] = call.seconds
-        # Layouts are kernels of their own, one after the other.
+        # Layout conversions are separate kernels, one after the other.
         beside = call.transposed / (self.device.dram * self.constants.dram) + self.constants.library_seconds
         beside += (call.kernels - 1) * self.constants.launch_seconds
         name = f"{'cuBLASLt' if step.kind == 'matmul' else 'cuDNN'} {'x'.join(map(str, _shape(step)))}"

@@ -1,4 +1,4 @@
-"""The estimate as a web page that needs nothing else: a bar for every step."""
+"""Writes the estimate as a self-contained web page with a bar for every step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLOURS = {
 
 
 def page(title: str, found: Estimate, lines: Sequence[str]) -> str:
-    """``lines`` stand above the bars."""
+    """Return the page. ``lines`` are printed above the bars."""
     longest = max((step.seconds for step in found.steps), default=1.0)
     used = dict.fromkeys(step.bound for step in found.steps)
     heads = ["#", "step", "\N{MICRO SIGN}s", "roofline", "MB", "DRAM MB", "of peak", "bound", ""]
@@ -33,7 +33,7 @@ def page(title: str, found: Estimate, lines: Sequence[str]) -> str:
 
 
 def colour(bound: str) -> str:
-    """That of what bounds a step."""
+    """Return the colour of a bounding resource."""
     return COLOURS.get(bound, "#666")
 
 

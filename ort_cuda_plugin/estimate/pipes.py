@@ -1,8 +1,8 @@
-"""The time of a kernel of ours: the slowest of the pipes of a multiprocessor and of memory, and of waiting.
+"""Model of one of our kernels: its time is that of the slowest pipe, of a multiprocessor or of memory, or of latency.
 
-The busiest multiprocessor counts: with fewer blocks than multiprocessors the others have nothing to do. Waiting is what
-one thread takes for its instructions and loads where nothing hides them, once for each wave of blocks: by Little's law
-that is the bytes in flight.
+The busiest multiprocessor counts: with fewer blocks than multiprocessors the others are idle. The latency bound is the
+time that one thread takes for its dependent instructions and loads, once per wave of blocks; by Little's law it limits
+the bytes in flight.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from .sass import Code
 from .work import KernelStep
 
 HOP = 3
-"""Latencies of the L2 from what one block writes to where another one reads it: a fence, an update, a look."""
+"""L2 latencies between a block's write and another block's read of it: a fence, an atomic update, a poll."""
 RESERVED_SHARED = 1024
-"""Bytes of shared memory of a block that are the system's, on sm_80 and later."""
+"""Bytes of shared memory per block that the system reserves, on sm_80 and later."""
 REGISTER_UNIT = 256
 FROM_L2 = 64
-"""Bytes that a multiprocessor takes of the L2 in a clock: Nsight Compute's peak of l1tex__m_xbar2l1tex_read_bytes."""
+"""Bytes per clock that a multiprocessor reads from the L2: Nsight Compute's peak of l1tex__m_xbar2l1tex_read_bytes."""
 MATRIX_FLOPS = {"matrix": 16 * 8 * 16 * 2, "matrix_tf32": 16 * 8 * 8 * 2, "matrix_int8": 16 * 8 * 32 * 2}
 MATRIX_RATES = {"matrix": "float16", "matrix_tf32": "tf32", "matrix_int8": "int8"}
 OPERATIONS_IN_FLIGHT = 2.5
-"""Independent instructions of one thread that are in flight at once."""
+"""Independent instructions of one thread in flight at once."""
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Blocks that a multiprocessor holds at once, and warps; ``waves`` is how often all of them are filled."""
+    """Resident blocks and warps of a multiprocessor; ``waves`` is the number of waves of blocks."""
 
     blocks: int
     warps: int
@@ -60,18 +60,18 @@ def occupancy(step: KernelStep, code: Code, device: Gpu) -> Occupancy:
 def kernel_seconds(
     step: KernelStep, counted: Counted, code: Code, device: Gpu, constants: Constants, dram_bytes: float
 ) -> tuple[dict[str, float], Occupancy]:
-    """What each pipe takes alone; "waiting" is one of them."""
+    """Return the time of each pipe alone; "waiting" is the latency bound."""
     fits = occupancy(step, code, device)
     grid = step.grid[0] * step.grid[1] * step.grid[2]
     threads = step.block[0] * step.block[1] * step.block[2]
-    # Of all that a pipe of one multiprocessor does, the busiest one's part.
+    # The share of the busiest multiprocessor.
     busiest = -(-grid // device.multiprocessors) / grid
     cycle = 1.0 / device.clock
     issued = counted.instructions["issued"] / WARP
     per_lane = busiest * cycle
     shared_requests = counted.requests + counted.shared_requests
     moved = counted.read + counted.written
-    # Seconds at the peak rates, of the multiprocessor that is the busiest.
+    # Seconds at the peak rates, on the busiest multiprocessor.
     matrix = (
         busiest
         * device.multiprocessors
@@ -107,28 +107,28 @@ def kernel_seconds(
     rounds = counted.load_rounds if not code.mix else counted.loads * code.rounds
     loaded = max(rounds, 0.0 if counted.copy_waits else 1.0) * latency + _copied(counted, device, constants, latency)
     parts["waiting"] = max(fits.waves, step.turns) * (chain + loaded)
-    if step.turns > 1:  # what one block writes, another one sees
+    if step.turns > 1:  # one block reads what another one writes
         parts["waiting"] += (step.turns - 1) * HOP * constants.l2_latency
     return {name: seconds for name, seconds in parts.items() if seconds}, fits
 
 
 def operations(counted: Counted) -> float:
-    """Multiplications and additions of a launch, about."""
+    """Return the approximate multiplications and additions of a launch."""
     found = 2 * (counted.instructions["float"] + counted.instructions["double"])
     return found + sum(counted.instructions[kind] / WARP * flops for kind, flops in MATRIX_FLOPS.items())
 
 
 def _chain(issued: float, barriers: float, shared_rounds: float, device: Gpu, constants: Constants) -> float:
-    """Seconds that a thread by itself takes for instructions, barriers and loads of shared memory."""
+    """Return the seconds that a single thread takes for instructions, barriers and loads of shared memory."""
     cycles = issued * constants.dependent_cycles / OPERATIONS_IN_FLIGHT
     cycles += barriers * constants.barrier_cycles + shared_rounds * constants.shared_cycles
     return cycles / device.clock
 
 
 def _copied(counted: Counted, device: Gpu, constants: Constants, latency: float) -> float:
-    """Seconds that a thread waits for its copies to shared memory: for the first group, and then by Little's law.
+    """Return the seconds that a thread waits for cp.async copies: for the first group, and then by Little's law.
 
-    With n groups left in flight n + 1 arrive in each latency, and what is done between two waits hides as much of that.
+    With n groups in flight, n + 1 arrive per latency, and the work between two waits hides part of it.
     """
     seconds = 0.0
     most = max((wait.times for wait in counted.copy_waits), default=0.0)
@@ -141,7 +141,7 @@ def _copied(counted: Counted, device: Gpu, constants: Constants, latency: float)
 
 
 def described(counted: Counted, code: Code, fits: Occupancy, useful: float) -> Mapping[str, object]:
-    """What was counted, for the reader."""
+    """Describe the counts for the reader."""
     worst = sorted(counted.sites, key=lambda site: (site.least - site.units) * site.requests)
     return {
         "registers": code.registers,

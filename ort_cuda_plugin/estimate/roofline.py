@@ -1,4 +1,4 @@
-"""The least that a Run could take: by its model alone, and by its steps. docs/estimates.md has the reasons."""
+"""Rooflines: the minimum time of a Run, by its model alone and by its steps. docs/estimates.md has the reasons."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from .work import KernelStep, LibraryStep, Step, Work
 
 
 def model_roofline(work: Work, device: Gpu) -> tuple[float, float, float]:
-    """Compulsory bytes of the model, the arithmetic of its products, and the seconds of the longer at the peak rates.
+    """Return the compulsory bytes of the model, the arithmetic of its GEMMs and convolutions, and the seconds of the
+    longer at the peak rates.
 
-    Nothing that a plan adds is in it: no intermediate tensor, and no launch.
+    It excludes what a plan adds: intermediate tensors and launches.
     """
     touched: dict[int, int] = {}
     for step in work.steps:
@@ -36,10 +37,10 @@ def step_rooflines(
     memory: Sequence[Served],
     counted: Mapping[int, float],
 ) -> list[float]:
-    """For each step the launch, and then the longest of its bytes, its arithmetic and one access, in seconds.
+    """Return for each step the launch plus the longest of its bytes, its arithmetic and one access, in seconds.
 
-    ``memory`` is what an L2 of the device's size leaves to the memory, ``counted`` how many operations kernels have,
-    by the number of their step. The rates are those that benchmarks reach.
+    ``memory`` is the device memory traffic behind an L2 of the device's size, ``counted`` the operations of kernels, by
+    step. The rates are those that benchmarks reach.
     """
     found = []
     for moved, tensor in zip(memory, _product_seconds(work, device, constants, counted), strict=True):
@@ -55,7 +56,7 @@ def step_rooflines(
 
 
 def _product_seconds(work: Work, device: Gpu, constants: Constants, counted: Mapping[int, float]) -> list[float]:
-    """The arithmetic of each step's products and convolutions, on the fastest units that their type has."""
+    """Return the seconds of each step's GEMMs and convolutions, on the fastest units for their type."""
     found = [0.0] * len(work.steps)
     done: Counter[str] = Counter()
     for number, step in enumerate(work.steps):
@@ -65,7 +66,7 @@ def _product_seconds(work: Work, device: Gpu, constants: Constants, counted: Map
             done.update(dict.fromkeys(step.nodes, flops))
     for kind, flops, nodes in work.products:
         if sum(done[node] for node in nodes) < flops / 2:
-            # Of the kernels that a node has become, its arithmetic is that of the one with the most, or of the last.
+            # Of the kernels that compute a node, the one with the most arithmetic counts, else the last.
             launches = [number for number, step in enumerate(work.steps) if _computes(step, nodes)]
             if launches:
                 number = max(launches, key=lambda one: (counted.get(one, 0.0), one))

@@ -1,7 +1,7 @@
-"""What a GPU's own code says of a kernel: registers, shared memory, instructions, and how loads overlap.
+"""Reads a kernel's machine code: registers, shared memory, instructions, and overlapping loads.
 
-The cubin says the first two. The rest is nvdisasm's text (pip package nvidia-cuda-nvdisasm); without it `Code.mix` is
-empty, and accesses are as wide as in the LLVM IR.
+The first two come from the cubin, the rest from nvdisasm (pip package nvidia-cuda-nvdisasm). Without it `Code.mix` is
+empty, and accesses count with their widths in the LLVM IR.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Code:
     """A kernel on a GPU.
 
     ``mix`` counts instructions in the code by name, those of memory with their width, such as "LDG.128". ``rounds`` is
-    how many waits there are in the code for one load to registers: less than 1 where several are in flight.
+    the number of waits per load to registers: less than 1 if several loads are in flight.
     """
 
     registers: int
@@ -46,14 +46,14 @@ class Code:
     rounds: float
 
     def widest(self, name: str) -> int:
-        """Bytes of the widest access of a kind; 0 where that is not known."""
+        """Return the bytes of the widest access of a kind; 0 if unknown."""
         if not self.mix:
             return 0
         return 16 if f"{name}.128" in self.mix else 8 if f"{name}.64" in self.mix else 4
 
     @property
     def uses_stack(self) -> bool:
-        """Whether some array of a thread is in memory, or may be: its other arrays are in registers."""
+        """Whether some array of a thread is in local memory, or may be; otherwise arrays are in registers."""
         return not self.mix or any(name.startswith(("LDL", "STL")) for name in self.mix)
 
     @property
@@ -63,14 +63,14 @@ class Code:
 
 @cache
 def disassembler() -> str | None:
-    """The path of nvdisasm; None where there is none."""
+    """Return the path of nvdisasm, or None."""
     for found in sorted(Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/bin/nvdisasm")):
         return str(found)
     return shutil.which("nvdisasm")
 
 
 def code_of(specs: Sequence[KernelSpec], target: Target, library: KernelLibrary | None = None) -> list[Code]:
-    """The kernels, compiled for a GPU. Raises KernelCompileError."""
+    """Compile the kernels for a GPU. Raises KernelCompileError."""
     library = library or KernelLibrary(count=lambda name, by: None)
     images = library.get_many(list(specs), target)
     with ThreadPoolExecutor(2) as pool:
@@ -90,7 +90,7 @@ def _code(image: KernelImage) -> Code:
 
 
 def disassembled(image: KernelImage) -> str:
-    """nvdisasm's text of a cubin; "" where there is no nvdisasm, or where it does not know the architecture."""
+    """Return nvdisasm's text of a cubin; "" if nvdisasm is missing or does not know the architecture."""
     tool = disassembler()
     if tool is None or not image.data.startswith(b"\x7fELF"):
         return ""
@@ -113,7 +113,7 @@ def mix_of(text: str) -> dict[str, int]:
 
 
 def rounds_of(text: str) -> float:
-    """Waits for loads to registers, for each, in the order of the code: one is waited for where its result is used."""
+    """Return the waits per load to registers, in program order: a load is waited for where its result is used."""
     loads = 0
     waits = 0.0
     flying: set[int] = set()

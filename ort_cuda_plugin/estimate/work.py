@@ -1,6 +1,6 @@
-"""What a Run does, as plain data: memory, and in order the kernels, library calls, copies and fills.
+"""The work of a Run as plain data: its memory, and in order its kernels, library calls, copies and fills.
 
-An estimate is made of this alone. So whatever can write these records, in JSON too, gets an estimate.
+An estimate needs nothing else, so other programs can write these records in JSON and get an estimate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMAT = 1
 class Region:
     """Memory of a Run: an "input", an "output", a "weight", or "scratch", at an offset in the memory of its kind.
 
-    ``contents`` are given where control flow on the device may depend on them; fewer bytes than there are, repeat.
+    ``contents`` are given if control flow on the device may depend on them; fewer bytes than the region are repeated.
     """
 
     kind: str
@@ -61,7 +61,7 @@ Argument: TypeAlias = Pointer | Number
 
 @dataclass(frozen=True)
 class Step:
-    """What all steps have: the labels of the ONNX nodes that it is for, and the memory that it needs."""
+    """Common fields of steps: the labels of the ONNX nodes that it computes, and the memory that it needs."""
 
     nodes: tuple[str, ...]
     reads: tuple[Access, ...]
@@ -82,7 +82,9 @@ class Step:
 
 @dataclass(frozen=True)
 class KernelStep(Step):
-    """A launch of a kernel of ours. Its grid has ``turns`` parts, each of which waits for the one before."""
+    """A launch of one of our kernels. Its grid has ``turns`` groups of blocks, each of which waits for the one
+    before.
+    """
 
     kernel: KernelSpec
     grid: tuple[int, int, int]
@@ -109,21 +111,21 @@ class LibraryStep(Step):
 
 @dataclass(frozen=True)
 class CopyStep(Step):
-    """A copy, a fill, or a value that the host reads."""
+    """A copy, a fill, or a read-back by the host."""
 
     kind: str
 
 
 Product: TypeAlias = tuple[str, float, tuple[str, ...]]
-"""The kind of the device's peak rate, the multiplications and additions, and the labels of the nodes."""
+"""The key of the device's peak rate, the multiplications and additions, and the labels of the nodes."""
 
 
 @dataclass(frozen=True)
 class Work:
     """A Run of a model.
 
-    ``products`` has the arithmetic of its products and convolutions, whoever does it. ``elsewhere`` are the nodes that
-    another provider runs, which nothing is known about.
+    ``products`` has the arithmetic of its GEMMs and convolutions on any provider. ``elsewhere`` are the nodes that
+    another provider runs and that are not estimated.
     """
 
     regions: tuple[Region, ...]
@@ -140,7 +142,7 @@ _kinds: dict[str, type[Any]] = {
 
 
 def to_json(work: Work) -> str:
-    """The work as JSON; kernels that several steps launch are in it once."""
+    """Return the work as JSON; kernels that several steps launch are written once."""
     kernels: dict[KernelSpec, int] = {}
 
     def plain(value: Any) -> Any:
@@ -163,7 +165,7 @@ def to_json(work: Work) -> str:
 
 
 def from_json(text: str) -> Work:
-    """The work of `to_json`. Raises ValueError for JSON of another format."""
+    """Read the work of `to_json`. Raises ValueError for JSON of another format."""
     data = json.loads(text)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f"the work of a Run is JSON of format {FORMAT}")
@@ -188,7 +190,7 @@ def from_json(text: str) -> Work:
 
 
 def distinct(accesses: Sequence[Access]) -> tuple[Access, ...]:
-    """The accesses, joined where they overlap."""
+    """Return the accesses, joined where they overlap."""
     found: list[Access] = []
     for access in sorted(accesses, key=lambda one: (one.region, one.offset)):
         last = found[-1] if found else None

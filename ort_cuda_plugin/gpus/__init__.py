@@ -1,6 +1,6 @@
-"""Descriptions of GPUs: a JSON file of public figures for each, with their sources.
+"""Descriptions of GPUs: a JSON file of public figures and their sources for each.
 
-The choice of kernels and the estimates read the same figures. For a GPU without a file `closest` takes those of the
+The choice of schedules and the estimates read the same figures. For a GPU without a file, `closest` scales those of the
 most similar one: rates per clock and multiprocessor are properties of an architecture.
 """
 
@@ -18,12 +18,12 @@ FOLDER = Path(__file__).parent / "devices"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU; rates are those at the boost clock, of all multiprocessors together.
+    """A GPU. Rates are at the boost clock, for all multiprocessors together.
 
     ``float32_lanes`` and ``special_lanes`` are results per clock of a multiprocessor; ``tflops`` are those of tensor
     cores without sparsity, of int8 in operations, and of float32 and float64 without tensor cores. ``tensor_share`` is
-    the part of that which the largest products reach in long runs, where the power limit holds the clock down.
-    ``l2_read`` and ``l2_written`` are bytes of the L2 in a second, as benchmarks reach them.
+    the fraction of them that the largest GEMMs sustain, where the power limit lowers the clock. ``l2_read`` and
+    ``l2_written`` are bytes per second of the L2 in benchmarks.
     """
 
     key: str
@@ -47,31 +47,31 @@ class Gpu:
 
     @property
     def sharing(self) -> int:
-        """Multiprocessors that read the same bytes of the L2 once: those of a thread block cluster."""
+        """Multiprocessors that load the same bytes from the L2 once: those of a thread block cluster."""
         return 2 if self.compute_capability[0] in (9, 10) else 1
 
     def flops_per_clock(self, kind: str) -> float:
-        """Operations of one multiprocessor in a clock, by a key of ``flops``."""
+        """Return the operations per clock of one multiprocessor, by a key of ``flops``."""
         return self.flops[kind] / self.multiprocessors / self.clock
 
     def per_clock(self, rate: float) -> float:
-        """Bytes for each multiprocessor in a clock, of a rate of the whole GPU in bytes per second."""
+        """Convert a rate of the whole GPU in bytes per second to bytes per clock and multiprocessor."""
         return rate / self.multiprocessors / self.clock
 
     def l2_seconds(self, read: float, written: float) -> float:
-        """How long the L2 takes for so many bytes."""
+        """Return the time of the L2 for so many bytes."""
         return read / self.l2_read + written / self.l2_written
 
 
 @cache
 def names() -> tuple[str, ...]:
-    """The GPUs that are known."""
+    """Return the names of the described GPUs."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 
 
 @cache
 def gpu(key: str) -> Gpu:
-    """The GPU of that name. Raises KeyError."""
+    """Return the GPU of that name. Raises KeyError."""
     if key not in names():
         raise KeyError(key)
     data: dict[str, Any] = json.loads((FOLDER / f"{key}.json").read_text(encoding="utf-8"))
@@ -99,7 +99,9 @@ def gpu(key: str) -> Gpu:
 
 @cache
 def typical_multiprocessors(compute_capability: tuple[int, int]) -> int:
-    """How many multiprocessors a large GPU of that compute capability has; of an unknown one, the H100's."""
+    """Return the number of multiprocessors of a large GPU of that compute capability; for an unknown one, the
+    H100's.
+    """
     known = json.loads(FOLDER.with_name("multiprocessors.json").read_text(encoding="utf-8"))
     major, minor = compute_capability
     return int(known.get(f"{major}.{minor}", known["9.0"])["multiprocessors"])
@@ -107,10 +109,9 @@ def typical_multiprocessors(compute_capability: tuple[int, int]) -> int:
 
 @cache
 def closest(compute_capability: tuple[int, int], multiprocessors: int) -> Gpu:
-    """The GPU of that architecture and number of multiprocessors, described by the most similar one that is known.
-
-    Of GPUs of one architecture the one with the most similar number of multiprocessors counts, else the one of the most
-    similar compute capability. Memory and L2 are in proportion to the multiprocessors.
+    """Return a GPU with that architecture and number of multiprocessors, scaled from the most similar description: the
+    same architecture with the most similar number of multiprocessors, else the most similar compute capability. Memory
+    and L2 are in proportion to the multiprocessors.
     """
 
     def distance(known: Gpu) -> tuple[int, int, int]:

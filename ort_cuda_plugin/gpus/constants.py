@@ -1,4 +1,6 @@
-"""The numbers of the model that no data sheet has. `fit` finds them from measurements of a GPU."""
+"""The constants of the performance model that data sheets do not have. `estimate.fit` derives them from measurements of
+a GPU.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,20 @@ class Constants:
     Until a GPU has been measured they are round numbers from published microbenchmarks; `SOURCES` says which.
     """
 
-    dram: float = 0.92  # of the peak rate, of long runs of reads and writes
-    l2: float = 1.0  # of the rates among the device's figures
-    l2_share: float = 0.80  # of the L2's bytes that hold what comes again
-    tensor_kernel: float = 0.80  # of our kernels' mma, of what the device's largest products reach
-    tensor_library: float = 1.0  # of a library's largest tiles, of the same
+    dram: float = 0.92  # fraction of the peak rate that long sequential reads and writes reach
+    l2: float = 1.0  # fraction of the L2 rates in the device's description
+    l2_share: float = 0.80  # fraction of the L2's bytes that hold reused data
+    tensor_kernel: float = 0.80  # fraction of the device's sustained tensor rate that our mma kernels reach
+    tensor_library: float = 1.0  # the same for a library's largest tiles
     float32_library: float = 0.85
-    issue: float = 0.80  # of four instructions a clock
-    launch_seconds: float = 1.6e-6  # from a kernel in a CUDA graph to the next one that depends on it
-    library_seconds: float = 1.8e-6  # what a library's kernel takes beside: filling its pipeline, the last tile's end
+    issue: float = 0.80  # fraction of four instructions per clock
+    launch_seconds: float = 1.6e-6  # from a kernel in a CUDA graph to the next dependent one
+    library_seconds: float = 1.8e-6  # beyond our kernels: pipeline fill and last tile of a library's kernel
     dram_latency: float = 420e-9
     l2_latency: float = 200e-9
     shared_cycles: float = 30.0
     barrier_cycles: float = 30.0
-    dependent_cycles: float = 6.0  # from an instruction to one that needs its result
+    dependent_cycles: float = 6.0  # latency from an instruction to a dependent one
 
 
 SOURCES = {

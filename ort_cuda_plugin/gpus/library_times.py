@@ -1,6 +1,6 @@
 """Cost model of a library's GEMM: the fastest of some tiles and split-K factors, in whole waves of blocks.
 
-The shares are those that good kernels reach; libraries choose by measurements of their own.
+Efficiencies are those of good kernels; real libraries choose by their own measurements.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 __all__ = ["CONVOLUTION", "SPLIT_K_SECONDS", "Rates", "library_time"]
 
 TILES = {(256, 128): 1.0, (128, 256): 1.0, (128, 128): 0.92, (128, 64): 0.75, (64, 128): 0.75, (64, 64): 0.55}
-"""Share of the rate that a tile reaches on a multiprocessor which has enough of them."""
+"""Efficiency of a tile: fraction of the multiprocessor's rate when it has enough tiles."""
 SMALL_TILES = {(64, 32): 0.35, (32, 64): 0.35, (32, 32): 0.22}
 SPLITS = (1, 2, 3, 4, 6, 8, 16)
 CONVOLUTION = 0.88
 """Share of a GEMM's rate that an implicit GEMM reaches: it gathers sliding windows."""
 SPLIT_K_SECONDS = 1e-6
-"""What the reduction over the parts of a split-K GEMM adds."""
+"""Seconds of the reduction over the partial results of a split-K GEMM."""
 
 
 @dataclass(frozen=True)
 class Rates:
     """Rates of a GPU, in any unit of time.
 
-    ``operations`` are those of one multiprocessor, ``l2_bytes`` what the L2 delivers, ``parts`` the time of a split-K
-    reduction. ``sharing`` is the number of multiprocessors that read the same bytes once, as those of a cluster do.
+    ``operations``: of one multiprocessor; ``l2_bytes``: of the L2; ``parts``: time of a split-K reduction; ``sharing``:
+    multiprocessors that load the same bytes once, as in a thread block cluster.
     """
 
     multiprocessors: int
@@ -36,7 +36,7 @@ class Rates:
 
 
 def library_time(m: int, n: int, k: int, batches: int, itemsize: int, rates: Rates) -> tuple[float, float]:
-    """Return the time of the fastest tile for a batched ``m x n x k`` GEMM, and the bytes that its tiles read."""
+    """Return the time of the fastest tile for a batched ``m x n x k`` GEMM, and the bytes that its tiles load."""
     best = (math.inf, 0.0)
     for (rows, columns), share in (TILES | SMALL_TILES).items():
         tiles = -(-m // rows) * -(-n // columns) * batches

@@ -1,7 +1,7 @@
-"""Networks that many programs run, in the form that PyTorch's exporter gives them, with seeded weights.
+"""Common networks in the form of PyTorch's exporter, with seeded weights.
 
-They are made on the spot, so that benchmarks and estimates need neither a download nor PyTorch. A name is a network,
-``resnet50``, or a network and an element type, ``resnet50:float16``. The batch, and the lengths of sequences, are
+They are generated, so benchmarks and estimates need neither a download nor PyTorch. A name is a network, ``resnet50``,
+or a network and an element type, ``resnet50:float16``. The batch, and the lengths of sequences, are
 symbolic: `Network.sizes` has the sizes that a benchmark uses.
 """
 
@@ -20,9 +20,9 @@ __all__ = ["DTYPES", "NETWORKS", "Network", "build", "split_name"]
 
 @dataclass(frozen=True)
 class Network:
-    """How to write a network down, and the sizes of its symbolic dimensions besides the batch.
+    """A network's generator, and the sizes of its symbolic dimensions besides the batch.
 
-    ``write`` takes a `NetworkGraph`; some take the numbers of layers and of tokens as well.
+    ``write`` takes a `NetworkGraph`; some also take the numbers of layers and of tokens.
     """
 
     write: Callable[..., None]
@@ -43,14 +43,14 @@ NETWORKS: Mapping[str, Network] = {
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Network and element type of a name, None where it names none of `NETWORKS` in a type that it has."""
+    """Split a name into network and element type; None if `NETWORKS` has no such network or type."""
     network, _, dtype = name.partition(":")
     dtype = dtype or DTYPES[0]
     return (network, dtype) if network in NETWORKS and dtype in DTYPES else None
 
 
 def build(name: str, seed: int = 0) -> onnx.ModelProto:
-    """The model of a name; with ``int8`` its products have quantized operands (QDQ).
+    """Generate the model of a name; with ``int8`` its GEMMs and convolutions have quantized operands (QDQ).
 
     Raises:
         ValueError: there is no such network, or no such type.

@@ -1,4 +1,4 @@
-"""What networks are written with: nodes as PyTorch's exporter makes them, and weights of seeded noise."""
+"""Builder of networks: nodes in the form of PyTorch's exporter, and weights of seeded noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 DTYPES = ("float32", "float16", "int8")
 OPSET = 17
 _STEP = 1 / 32
-"""Quantization step of activations: the networks keep them around 1, so that few leave -4 to 4."""
+"""Quantization step of activations, which are around 1, so that few are outside of -4 to 4."""
 
 
 class NetworkGraph:
@@ -47,7 +47,7 @@ class NetworkGraph:
         self.outputs.append(helper.make_tensor_value_info(name, self.element, shape))
 
     def add(self, op_type: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
-        """Adds a node; the name of its output, or a tuple of names where it has several."""
+        """Add a node; return the name of its output, or a tuple of names if it has several."""
         number = len(self.nodes)
         names = [f"{op_type.lower()}_{number}_{index}" for index in range(outputs)]
         self.nodes.append(helper.make_node(op_type, inputs, names, name=f"/{op_type}_{number}", **attributes))
@@ -59,7 +59,7 @@ class NetworkGraph:
         return name
 
     def number(self, value: float) -> str:
-        """A scalar of the network's type."""
+        """Add a scalar of the network's type."""
         return self.constant(value, self.dtype)
 
     def noise(self, *shape: int, deviation: float = 0.1, mean: float = 0.0) -> str:
@@ -68,7 +68,7 @@ class NetworkGraph:
     def conv(
         self, x: str, inputs: int, outputs: int, kernel: int | Sequence[int] = 1, gain: float = 2.0, **attributes: Any
     ) -> str:
-        """A convolution with a bias, as one with a folded BatchNormalization is; padding keeps the size."""
+        """Add a convolution with a bias, as after folding a BatchNormalization; padding keeps the size."""
         sizes = [kernel] * 2 if isinstance(kernel, int) else list(kernel)
         group = int(attributes.get("group", 1))
         shape = (outputs, inputs // group, *sizes)
@@ -77,13 +77,13 @@ class NetworkGraph:
         return str(self.add("Conv", self._activation(x), weight, self.noise(outputs, deviation=0.05), **given))
 
     def linear(self, x: str, inputs: int, outputs: int, bias: bool = True, gain: float = 1.0) -> str:
-        """MatMul and Add, as a linear layer over the last axis is exported."""
+        """Add MatMul and Add, the exported form of a linear layer over the last axis."""
         weight = self._weight((inputs, outputs), math.sqrt(gain / inputs), axis=1)
         product = self.add("MatMul", self._activation(x), weight)
         return str(self.add("Add", self.noise(outputs, deviation=0.02), product) if bias else product)
 
     def gemm(self, x: str, inputs: int, outputs: int) -> str:
-        """The linear layer at the end of a classifier."""
+        """Add the linear layer at the end of a classifier."""
         weight = self._weight((outputs, inputs), math.sqrt(1 / inputs), axis=0)
         return str(self.add("Gemm", self._activation(x), weight, self.noise(outputs), transB=1))
 
@@ -92,7 +92,7 @@ class NetworkGraph:
         return str(self.add("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon))
 
     def gelu(self, x: str) -> str:
-        """With erf, in the five nodes that opset 17 has for it."""
+        """Add GELU with erf, in the five nodes of opset 17."""
         inner = self.add("Erf", self.add("Div", x, self.number(math.sqrt(2))))
         return str(self.add("Mul", self.add("Mul", x, self.add("Add", inner, self.number(1))), self.number(0.5)))
 
@@ -100,7 +100,7 @@ class NetworkGraph:
         return str(self.add("Mul", x, self.add("Sigmoid", x)))
 
     def heads(self, x: str, count: int, width: int) -> str:
-        """(batch, sequence, count * width) as (batch, count, sequence, width)."""
+        """Reshape (batch, sequence, count * width) to (batch, count, sequence, width)."""
         split = self.add("Reshape", x, self.constant([0, 0, count, width]))
         return str(self.add("Transpose", split, perm=[0, 2, 1, 3]))
 
@@ -109,7 +109,7 @@ class NetworkGraph:
         return str(self.add("Reshape", together, self.constant([0, 0, columns])))
 
     def attention(self, query: str, key: str, value: str, width: int, mask: str = "") -> str:
-        """Of heads: scores, a mask that is added, Softmax, and the sums of values."""
+        """Add attention of heads: scores, an added mask, Softmax, and the weighted sum of values."""
         turned = self.add("Transpose", key, perm=[0, 1, 3, 2])
         scores = self.add("Div", self.add("MatMul", query, turned), self.number(math.sqrt(width)))
         scores = self.add("Add", scores, mask) if mask else scores

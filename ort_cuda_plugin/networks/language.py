@@ -48,8 +48,8 @@ def whisper_tiny_encoder(b: NetworkGraph, layers: int = 4) -> None:
 def llama(b: NetworkGraph, layers: int = 2, tokens: int = 16000) -> None:
     """Touvron et al. 2023 in the sizes of a model of a billion parameters (Llama 3.2).
 
-    It has 2 of that model's 16 layers, and 16,000 tokens. Its nodes are those of ai.onnx, with rotary positions,
-    grouped heads and a past for each layer that a Concat makes longer.
+    It has 2 of that model's 16 layers, and 16,000 tokens. Its nodes are those of ai.onnx, with rotary embedding,
+    grouped-query attention, and a past for each layer that a Concat extends.
     """
     hidden, count, groups, width, inner, longest = 2048, 32, 8, 64, 8192, 4096
     ids = b.input("input_ids", ["batch", "sequence"], INT64)
@@ -90,7 +90,7 @@ def llama(b: NetworkGraph, layers: int = 2, tokens: int = 16000) -> None:
 
 
 def _rms_norm(b: NetworkGraph, x: str, width: int) -> str:
-    """In float32, as transformers computes it."""
+    """Add RMSNorm in float32, as transformers computes it."""
     wide = b.add("Cast", x, to=1)
     square = b.add("ReduceMean", b.add("Pow", wide, b.constant(2.0, np.float32)), axes=[-1])
     root = b.add("Sqrt", b.add("Add", square, b.constant(1e-5, np.float32)))
@@ -99,7 +99,7 @@ def _rms_norm(b: NetworkGraph, x: str, width: int) -> str:
 
 
 def _turn(b: NetworkGraph, x: str, turns: list[str], width: int) -> str:
-    """The rotary embedding of heads."""
+    """Add the rotary embedding of heads."""
     first = b.add("Slice", x, b.constant([0]), b.constant([width // 2]), b.constant([3]))
     second = b.add("Slice", x, b.constant([width // 2]), b.constant([width]), b.constant([3]))
     turned = b.add("Concat", b.add("Neg", second), first, axis=-1)
@@ -107,7 +107,7 @@ def _turn(b: NetworkGraph, x: str, turns: list[str], width: int) -> str:
 
 
 def _repeat(b: NetworkGraph, x: str, groups: int, times: int, width: int) -> str:
-    """Each of the heads of keys or values for the heads of queries that share it."""
+    """Repeat each K/V head for the query heads that share it."""
     shape = b.add("Shape", x)
     batch = b.add("Slice", shape, b.constant([0]), b.constant([1]))
     total = b.add("Slice", shape, b.constant([2]), b.constant([3]))

@@ -57,7 +57,7 @@ def mobilenet_v2(b: NetworkGraph) -> None:
 
 
 def efficientnet_b0(b: NetworkGraph) -> None:
-    """Tan and Le 2019: inverted bottlenecks whose channels are weighted by what the whole image has of them."""
+    """Tan and Le 2019: inverted bottlenecks with squeeze-and-excitation."""
     x = b.silu(b.conv(b.input("input", _IMAGE), 3, 32, 3, strides=[2, 2]))
     channels = 32
     for factor, kernel, first, outputs, blocks in (

@@ -1,1 +1,1 @@
-"""Web pages that need nothing else: no server, no network, no other file."""
+"""Self-contained web pages: they need no server, network or other file."""

@@ -1,4 +1,4 @@
-"""Graphs as SVG: boxes in layers, each below those that it reads, with few crossings."""
+"""Draws graphs as SVG: boxes in layers, each below those that it reads, with few crossings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ACROSS, _DOWN, _ASIDE = WIDTH + 18, HEIGHT + 34, WIDTH * 3 // 4
 _SWEEPS = 6
 _LETTERS = 24
 _LONGEST_LAYER = 60
-"""Boxes side by side; a layer that has more takes several lines."""
+"""Maximum boxes side by side; a larger layer takes several lines."""
 STYLE = """
 svg.graph { background: #fafafa; border: 1px solid #ddd }
 svg.graph text { font: 11px system-ui, sans-serif; fill: #222; pointer-events: none }
@@ -24,7 +24,7 @@ svg.graph rect { stroke: #555; stroke-width: 1 }
 
 @dataclass(frozen=True)
 class Box:
-    """A node of a drawing. ``lines`` stand in it, cut off; ``hint`` is shown under the mouse; ``link`` is an anchor."""
+    """A node of a drawing. ``lines`` are its text, truncated; ``hint`` is its tooltip; ``link`` is an anchor."""
 
     lines: tuple[str, ...]
     colour: str
@@ -43,7 +43,7 @@ class Edge:
 
 
 def drawing(boxes: Mapping[Hashable, Box], edges: Sequence[Edge]) -> str:
-    """The SVG. Edges to boxes that are not there are left out."""
+    """Return the SVG. Edges to missing boxes are left out."""
     known = [edge for edge in edges if edge.source in boxes and edge.target in boxes and edge.source != edge.target]
     places = layout(list(boxes), [(edge.source, edge.target) for edge in known])
     width = max((x for x, _ in places.values()), default=0) + WIDTH + _ASIDE // 2
@@ -57,7 +57,7 @@ def drawing(boxes: Mapping[Hashable, Box], edges: Sequence[Edge]) -> str:
 
 
 def layout(names: Sequence[Hashable], edges: Sequence[tuple[Hashable, Hashable]]) -> dict[Hashable, tuple[int, int]]:
-    """The upper left corner of each box. Edges that close a circle do not count."""
+    """Return the upper left corner of each box. Edges that close a cycle do not count."""
     layers = _layers(names, edges)
     above: dict[Hashable, list[Hashable]] = {name: [] for name in names}
     below: dict[Hashable, list[Hashable]] = {name: [] for name in names}
@@ -97,7 +97,7 @@ def _placed(rows: Sequence[Sequence[Hashable]], at: Mapping[Hashable, float]) ->
 
 
 def _layers(names: Sequence[Hashable], edges: Sequence[tuple[Hashable, Hashable]]) -> dict[Hashable, int]:
-    """The layer of each box: below all that it depends on. Boxes of a circle come in the order of ``names``."""
+    """Return the layer of each box: below all that it depends on. Boxes of a cycle are in the order of ``names``."""
     waits = dict.fromkeys(names, 0)
     below: dict[Hashable, list[Hashable]] = {name: [] for name in names}
     for source, target in edges:
@@ -127,7 +127,7 @@ def _path(edge: Edge, places: Mapping[Hashable, tuple[int, int]]) -> str:
     (x1, y1), (x2, y2) = places[edge.source], places[edge.target]
     x1, x2, y1 = x1 + WIDTH // 2, x2 + WIDTH // 2, y1 + HEIGHT
     middle = (y1 + y2) // 2
-    aside = _ASIDE if y2 - y1 > _DOWN and abs(x2 - x1) < WIDTH else 0  # not behind the boxes between
+    aside = _ASIDE if y2 - y1 > _DOWN and abs(x2 - x1) < WIDTH else 0  # routes around the boxes between
     kind = ' class="copy"' if edge.is_copy else ""
     curve = f"M{x1} {y1}C{x1 + aside} {middle} {x2 + aside} {middle} {x2} {y2}"
     return f'<path{kind} d="{curve}"><title>{escape(edge.hint)}</title></path>'

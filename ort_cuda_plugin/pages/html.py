@@ -1,4 +1,4 @@
-"""What all pages share: the document, its style, tables that can be sorted, bars."""
+"""Common parts of all pages: the document, its style, sortable tables, bars."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ for (const head of document.querySelectorAll("table.sortable th")) head.addEvent
 
 
 def document(title: str, body: str, style: str = "", script: str = "") -> str:
-    """A page. ``title`` is text, ``body`` HTML; ``style`` and ``script`` come after what all pages have."""
+    """Return a page. ``title`` is text, ``body`` HTML; ``style`` and ``script`` are appended to those of all pages."""
     code = f"<script>{_SORT}{script}</script>" if script or "sortable" in body else ""
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}{style}</style></head><body>
@@ -41,13 +41,13 @@ def document(title: str, body: str, style: str = "", script: str = "") -> str:
 
 
 def paragraphs(lines: Iterable[str]) -> str:
-    """A paragraph for each line of text."""
+    """Return a paragraph for each line of text."""
     return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
 @dataclass(frozen=True)
 class Name:
-    """A cell that is cut off where it is long, and opens to show ``inside`` where there is something."""
+    """A truncated cell, which opens to show ``inside`` if there is any."""
 
     text: str
     inside: str = ""
@@ -55,7 +55,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Bar:
-    """A cell with a bar of that fraction of the cell, which says ``hint`` under the mouse."""
+    """A cell with a bar of that fraction of its width, and the tooltip ``hint``."""
 
     fraction: float
     colour: str
@@ -66,7 +66,7 @@ Cell = str | Name | Bar
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], *, identity: str = "", sortable: bool = True) -> str:
-    """A table of one kind of cell in each column; the heads of names are those of the first row's names."""
+    """Return a table with one kind of cell in each column; headings of names are those of the first row's names."""
     lines = [list(row) for row in rows]
     names = [bool(lines) and isinstance(lines[0][i], Name) for i in range(len(heads))]
     starts = ['<th class="name">' if is_name else "<th>" for is_name in names]
@@ -91,6 +91,6 @@ def _cell(cell: Cell) -> str:
 
 
 def key(colours: Iterable[tuple[str, str]]) -> str:
-    """What each colour means."""
+    """Return a legend of the colours."""
     spans = "".join(f'<span style="background:{colour}">{escape(text)}</span>' for text, colour in colours)
     return f'<p class="key">{spans}</p>'

@@ -1,1 +1,1 @@
-"""Plans: made of a program's launches, written as C reads them, and read back."""
+"""Plans: made from a program's launches, encoded for C, and decoded."""

@@ -43,7 +43,7 @@ from ort_cuda_plugin.program.expressions.operations import ExprOp
 
 
 def decode(blob: bytes) -> Plan:
-    """The inverse of `encode`. Raises ValueError for a blob that does not have the format."""
+    """Decode the result of `encode`. Raises ValueError for a malformed blob."""
     try:
         return Reader(blob).plan()
     except (struct.error, IndexError, UnicodeDecodeError) as error:
@@ -51,7 +51,7 @@ def decode(blob: bytes) -> Plan:
 
 
 def element_types(blob: bytes) -> tuple[list[int], list[int]]:
-    """The types of a plan's inputs and outputs, without reading the rest. Raises ValueError as `decode`."""
+    """Return the types of a plan's inputs and outputs, without decoding the rest. Raises the errors of `decode`."""
     try:
         reader = Reader(blob)
         inputs = [row[0] for row in reader.rows(input_layout, reader.header.num_inputs)]

@@ -1,8 +1,8 @@
 """The plan of one cluster variant as dataclasses, and its binary form.
 
-``csrc_shim/plan/format.h`` is the contract and says what every field means; ``csrc_shim/plan/check.c`` checks it when
-a plan is loaded. The classes mirror it with three conveniences: what C stores in side arrays stands where it belongs
-(an output holds its dimensions, a record its parameters), strings are ``str``, and "no register" is None.
+``csrc_shim/plan/format.h`` is the contract and says what every field means; ``csrc_shim/plan/check.c`` checks it when a
+plan is loaded. The classes mirror it with three conveniences: data that C stores in side arrays is nested (an output
+has its dimensions, a record its parameters), strings are ``str``, and "no register" is None.
 
 Registers are int64 values. Those of the inputs' dimensions come first, input by input, then the host values of the host
 inputs in the same order; expressions and read-backs define the others, each once. ``exprs``, ``asserts``, ``readbacks``
@@ -96,13 +96,15 @@ class ParamKind(enum.IntEnum):
 
 
 def param_kind(signature_entry: str) -> ParamKind:
-    """The kind of a kernel parameter, given its entry in ``KernelSpec.signature``. Raises KeyError for no such type."""
+    """Return the kind of a kernel parameter, given its entry in ``KernelSpec.signature``. Raises KeyError for an
+    unknown type.
+    """
     return ParamKind.POINTER if signature_entry.startswith("*") else ParamKind[signature_entry.upper()]
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Memory that a record or a read-back names: input, output, weight or buffer ``index`` of the plan."""
+    """Memory that a record or a read-back refers to: input, output, weight or buffer ``index`` of the plan."""
 
     kind: RefKind
     index: int
@@ -133,7 +135,7 @@ class PlanOutput:
 class PlanExpr:
     """Register ``dst`` = ``op`` of registers ``a``, ``b``, ``c`` (all smaller than dst), or ``imm`` for CONST.
 
-    ``node``, the first that needs the value, is named where there is none.
+    ``node``, the first that needs the value, is named in the error if the value overflows.
     """
 
     op: ExprOp
@@ -158,7 +160,7 @@ class PlanAssert:
 
 @dataclass(frozen=True, slots=True)
 class PlanReadback:
-    """``count`` elements of an integer type or bool, read before ``segment`` into registers ``dst`` and following."""
+    """``count`` elements of an integer type or bool, read before ``segment`` into the registers from ``dst`` on."""
 
     ref: Ref
     dtype: int
@@ -182,7 +184,7 @@ class PlanBuffer:
 class Param:
     """One parameter of a record: an address (``ref``, plus ``imm`` and ``register`` bytes) or a number.
 
-    A number is ``register`` or, where that is None, ``imm``; F32 and F64 hold their bits in ``imm``.
+    A number is ``register``, or ``imm`` if that is None; F32 and F64 hold their bits in ``imm``.
     """
 
     kind: ParamKind
@@ -216,8 +218,8 @@ class Record:
     """One piece of work on the stream. ``grid`` are registers, ``block`` numbers of threads; both only for LAUNCH.
 
     ``index`` is the entry of ``Plan.kernels`` (LAUNCH) or ``Plan.problems`` (LIBRARY), or the number of one of the
-    cluster's callbacks (CALL); ``node`` is that of ``Plan.nodes`` which errors name; ``nodes`` are all that the record
-    computes.
+    cluster's callbacks (CALL); ``node`` is the entry of ``Plan.nodes`` that errors name; ``nodes`` are all nodes that
+    the record computes.
     """
 
     kind: RecordKind
@@ -241,7 +243,9 @@ class Record:
         condition: int | None = None,
         nodes: tuple[int, ...] = (),
     ) -> Record:
-        """Copies ``nbytes`` (I64) bytes from pointer ``src`` to pointer ``dst``, device to device."""
+        """Return a record that copies ``nbytes`` (I64) bytes from pointer ``src`` to pointer ``dst``, device to
+        device.
+        """
         moved = (dst, src, nbytes)
         return Record(RecordKind.COPY, node, moved, segment=segment, condition_register=condition, nodes=nodes)
 
@@ -255,7 +259,7 @@ class Record:
         condition: int | None = None,
         nodes: tuple[int, ...] = (),
     ) -> Record:
-        """Sets ``nbytes`` (I64) bytes at pointer ``dst`` to ``byte`` (I32, 0..255)."""
+        """Return a record that sets ``nbytes`` (I64) bytes at pointer ``dst`` to ``byte`` (I32, 0..255)."""
         filled = (dst, byte, nbytes)
         return Record(RecordKind.MEMSET, node, filled, segment=segment, condition_register=condition, nodes=nodes)
 
@@ -273,7 +277,7 @@ class PlanInPlace:
 class Plan:
     """``weights``, ``kernels`` and ``problems`` are indices into those of the cluster.
 
-    ``nodes`` are labels; ``op_types`` has the types of the first of them, and the rest have none. ``in_place`` is
+    ``nodes`` are labels; ``op_types`` has the types of the first of them, the rest have no type. ``in_place`` is
     sorted.
     """
 
@@ -296,7 +300,7 @@ class Plan:
 
 
 class Strings:
-    """NUL-terminated strings behind each other, equal ones once."""
+    """A table of NUL-terminated strings; equal ones are stored once."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -312,10 +316,10 @@ class Strings:
 
 
 def encode(plan: Plan) -> bytes:
-    """The blob that ``ocp_cluster_add_plan`` takes.
+    """Encode the plan for ``ocp_cluster_add_plan``.
 
-    Raises ValueError when a number does not fit its field or records are not ordered by segment. Whether the plan is
-    consistent is checked where it is loaded.
+    Raises ValueError if a number does not fit its field or records are not ordered by segment. The loader in C checks
+    that the plan is consistent.
     """
     strings = Strings()
     dims = [register for output in plan.outputs for register in output.dims]

@@ -1,4 +1,4 @@
-"""Makes a plan of launches: buffers with lifetimes, registers, the tables of the cluster."""
+"""Makes plans from launches: buffers with lifetimes, registers, and the tables of the cluster."""
 
 from __future__ import annotations
 
@@ -53,11 +53,10 @@ def make_plan(
     tables: Tables,
     num_symbols: int,
 ) -> Plan:
-    """The plan that does ``launches`` under the guards and requirements of ``trace``.
+    """Return the plan of ``launches`` under the guards and requirements of ``trace``.
 
-    ``outputs`` are in buffers of their own, and come with the nodes that they are of. Symbols, of which there are
-    ``num_symbols``, are the registers of ``inputs``. Raises NodeError where a node needs a number that no 64-bit
-    integer holds.
+    ``outputs`` have buffers of their own, and come with their nodes. The ``num_symbols`` symbols are the registers of
+    ``inputs``. Raises NodeError if a node needs a number beyond 64 bits.
     """
     writer = _Writer(trace, num_symbols, tables, launches)
     try:
@@ -72,7 +71,7 @@ _Work: TypeAlias = Launch | LibraryCall | Copy | Memset | HostCall
 
 
 class _NodeNames:
-    """The nodes that a plan names in errors and profiles, numbered."""
+    """Numbers the nodes that a plan names in errors and profiles."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -92,7 +91,7 @@ class _Writer:
         self.nodes = _NodeNames()
         self.registers = registers = Registers(num_symbols, trace.origins, self.nodes.number)
         self.tables = tables
-        # A step and the segment that it is in; what is read back one after the other is read before one segment.
+        # A step and its segment; adjacent read-backs are read before one segment.
         self.steps: list[tuple[_Work, int]] = []
         self.read_backs: list[tuple[ReadBack, int, int]] = []
         self.num_segments = 1
@@ -117,7 +116,7 @@ class _Writer:
         input_guards: Iterable[Dim],
     ) -> Plan:
         registers = self.registers
-        # Guards come first: a plan that does not hold is found out by evaluating little.
+        # Guards first: a plan whose guards fail is rejected after little evaluation.
         conditions = dict.fromkeys([*input_guards, *_strongest(self.trace.guards)])
         guards = tuple(registers.of(condition) for condition in conditions if not isinstance(condition, int))
         first_to_require = {r.condition: r for r in reversed(self.trace.requirements)}
@@ -206,10 +205,10 @@ class _Writer:
         return Record.memset(node, destination, Param.i32(value=step.byte), nbytes, segment, nodes=nodes)
 
     def _in_place(self, records: Sequence[Record], read_backs: Sequence[PlanReadback]) -> tuple[PlanInPlace, ...]:
-        """The pairs of an input and an output that may share memory although one record reads one and writes the other.
+        """Return the pairs of an input and an output that may share memory although one record reads one and writes the
+        other.
 
-        What other records read of the input comes before, and what they write of the output comes after. A launch
-        behind that reads the input would read what was written: then there is no pair.
+        All other records must read the input before it, and write the output after it.
         """
         end: dict[int, int] = {}
         begin: dict[int, int] = {}
@@ -245,7 +244,7 @@ class _Writer:
 
     def _param(self, arg: Arg) -> Param:
         if isinstance(arg, Tensor):
-            # A view without elements may begin outside its buffer, and a launch that reads none of it still run.
+            # A view without elements may begin outside its buffer, and a launch that does not access it still runs.
             offset = select(eq(arg.size, 0), 0, arg.offset * arg.dtype.itemsize)
             if isinstance(offset, int):
                 return Param.pointer(self._ref(arg.buffer), offset=offset)
@@ -256,7 +255,7 @@ class _Writer:
             return Param.f64(arg.value)
         make = Param.i32 if isinstance(arg, Int32) else Param.i64
         if isinstance(arg.value, int):
-            # Large uint64 constants have the bits of negative numbers.
+            # Large uint64 constants are stored as negative numbers of the same bits.
             return make(value=arg.value - 2**64 if arg.value >= 2**63 else arg.value)
         return make(register=self.registers.of(arg.value))
 
@@ -269,7 +268,7 @@ class _Writer:
 
 
 def _in_place_of(step: _Work) -> tuple[InPlace, ...]:
-    """What a step says about memory that it may read and write; a copy onto itself does nothing."""
+    """Return the pairs that a step declares; a copy onto itself does nothing."""
     if isinstance(step, Launch):
         return tuple(pair for pair in step.in_place if pair.read in step.reads and pair.written in step.writes)
     if isinstance(step, Copy) and step.source.offset == step.destination.offset:
@@ -278,7 +277,7 @@ def _in_place_of(step: _Work) -> tuple[InPlace, ...]:
 
 
 def _strongest(guards: Iterable[Expr]) -> list[Dim]:
-    """``guards`` without those that follow from others: of ``le(c * x, limit)`` only the largest c matters."""
+    """Remove guards that follow from others: of ``le(c * x, limit)`` only the largest c matters."""
     kept: list[Dim] = []
     limits: dict[tuple[Monomial, int], tuple[int, Expr]] = {}
     for guard in guards:
@@ -293,7 +292,7 @@ def _strongest(guards: Iterable[Expr]) -> list[Dim]:
 
 
 def _monomial_limit(guard: Expr) -> tuple[Monomial, int, int] | None:
-    """(x, c, limit) of a guard ``le(c * x, limit)`` with positive c, else None."""
+    """Decompose a guard ``le(c * x, limit)`` with positive c into (x, c, limit); else None."""
     (monomial, factor), *more = guard.terms
     if more or guard.const or factor != 1 or len(monomial) != 1 or monomial[0].op is not ExprOp.LE:
         return None

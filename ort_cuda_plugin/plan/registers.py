@@ -1,4 +1,4 @@
-"""Turns symbolic integers into the register expressions of a plan, each subexpression once."""
+"""Compiles symbolic integers to the register expressions of a plan, with each subexpression once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Registers:
     """The registers of one plan.
 
     The first ``num_inputs`` hold the dimensions of the inputs and the host values: symbol number n is register n. Those
-    of `read_back` follow; ``exprs`` defines the others in order. An expression is of the node that ``origins`` has for
-    the value or the innermost one around it, else of ``node``: that which registers are being asked for. ``number``
-    gives the numbers of nodes.
+    of `read_back` follow; ``exprs`` defines the others in order. An expression's node is the one that ``origins`` has
+    for the value, or for the innermost value around it, else ``node``, the node that is being planned. ``number``
+    returns the numbers of nodes.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class Registers:
         self._number = number
 
     def read_back(self, first_symbol: int, count: int, segment: int) -> int:
-        """Gives registers to symbols that are read back before ``segment``; the first of the registers.
+        """Assign registers to symbols that are read back before ``segment``; return the first one.
 
-        Comes before any expression: operands have smaller registers than results.
+        Must be called before any expression is compiled, since operands have smaller registers than results.
         """
         first = self.count
         self._read_back.update({first_symbol + i: first + i for i in range(count)})
@@ -49,18 +49,18 @@ class Registers:
         return first
 
     def segment(self, register: int) -> int:
-        """The segment from which on a register is known."""
+        """Return the segment from which on a register is defined."""
         return self._segments[register]
 
     def of(self, dim: Dim) -> int:
-        """The register that holds ``dim``. Raises InvalidModel for a constant that no 64-bit integer holds."""
+        """Return the register that holds ``dim``. Raises InvalidModel for a constant beyond 64 bits."""
         register = self._dims.get(dim)
         if register is None:
             register = self._dims[dim] = self._constant(dim) if isinstance(dim, int) else self._nested(dim)
         return register
 
     def _nested(self, dim: Expr) -> int:
-        """Operands first, on a stack of our own: how deep operations are nested is up to the model."""
+        """Compile operands first, with an explicit stack: the model decides how deeply operations are nested."""
         outer = self.node
         pending = [(dim, outer)]
         while pending:
@@ -77,7 +77,7 @@ class Registers:
         return self._dims[dim]
 
     def _missing_operands(self, expr: Expr) -> list[tuple[Expr, Node | None]]:
-        """The operands without a register of the operations in ``expr``, each with the node around it."""
+        """Return the operands of ``expr`` that have no register yet, each with the node of the value around it."""
         return [
             (arg, self._origins.get(monomial, self.node))
             for monomial, _ in expr.terms
@@ -124,7 +124,7 @@ class Registers:
         return total
 
     def _enter(self, value: Expr | Monomial) -> Node | None:
-        """Makes the node of ``value``, where it has one, that of what follows; the one before."""
+        """Make the node of ``value``, if it has one, the node of later expressions; return the previous one."""
         outer = self.node
         self.node = self._origins.get(value, outer)
         return outer

@@ -1,4 +1,4 @@
-"""What a cluster's plans share and refer to by number: kernels, weights, problems of libraries."""
+"""The tables that a cluster's plans share and refer to by number: kernels, weights, library problems."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..program.steps.tensor import Buffer
 from .format import Plan
 
 _LARGE_CONSTANT = 2**20
-"""Bytes."""
+"""Bytes above which a constant is not compared by its contents."""
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 class Table(Generic[K, V]):
-    """Numbered things of a cluster that its plans share: those of earlier plans, and the new ones of one plan."""
+    """Numbered entries of a cluster that its plans share: those of earlier plans, and the new ones of one plan."""
 
     def __init__(self, known: dict[K, int]) -> None:
         self.known = known
@@ -32,12 +32,12 @@ class Table(Generic[K, V]):
         self.used: dict[int, int] = {}
 
     def use(self, key: K, value: V) -> int:
-        """The plan's own number of an entry; ``used`` maps the cluster's numbers to these."""
+        """Return the plan's own number of an entry; ``used`` maps the cluster's numbers to these."""
         number = self.number(key, value)
         return self.used.setdefault(number, len(self.used))
 
     def number(self, key: K, value: V) -> int:
-        """The cluster's number of an entry."""
+        """Return the cluster's number of an entry."""
         number = self.known.get(key)
         if number is None:
             number = self.keys.get(key)
@@ -47,15 +47,15 @@ class Table(Generic[K, V]):
         return number
 
     def commit(self) -> None:
-        """The new entries are the cluster's from now on."""
+        """Add the new entries to the cluster."""
         self.known.update(self.keys)
 
 
 @dataclass(frozen=True, eq=False)
 class Precomputation:
-    """A plan without inputs, and all that it refers to: what depends on weights only, computed once on the device.
+    """A plan without inputs and the entries that it refers to: a computation on weights only, done once on the device.
 
-    Its outputs are bytes. ``key`` is the same for all that compute the same.
+    Its outputs are bytes. Equal computations have equal ``key``.
     """
 
     plan: Plan
@@ -77,7 +77,7 @@ Weight: TypeAlias = Constant | Precomputed
 
 
 class KnownEntries:
-    """The numbers that a cluster has given to kernels, weights, library problems and callbacks."""
+    """The numbers that a cluster has assigned to kernels, weights, library problems and callbacks."""
 
     def __init__(self) -> None:
         self.kernels: dict[KernelSpec, int] = {}
@@ -89,7 +89,7 @@ class KnownEntries:
 class Tables:
     """Kernels, weights, library problems and callbacks of a cluster while one plan is made.
 
-    ``precomputed`` says which intermediates became weights.
+    ``precomputed`` maps intermediates that became weights.
     """
 
     def __init__(self, known: KnownEntries) -> None:
@@ -100,17 +100,17 @@ class Tables:
         self.precomputed: dict[Buffer, Precomputed] = {}
 
     def weight(self, buffer: Buffer) -> int:
-        """The number of what a WEIGHT or a STATE holds."""
+        """Return the number of a WEIGHT's or STATE's contents."""
         weight = buffer.data or buffer.state or self.precomputed[buffer]
         return self.weights.use(weight_key(weight), weight)
 
 
 def weight_key(weight: Weight) -> Hashable:
-    """What makes two weights of a cluster one.
+    """Return the key under which equal weights of a cluster are shared.
 
-    Initializers and states are the same object in every plan, and what is made of them is known by its recipe. What
-    operators compute anew is known by its contents if it is small; of the large the device's store of weights finds the
-    equal ones, which hashes them anyway.
+    Initializers and states are the same object in every plan, and derived constants have a recipe. Constants that
+    operators compute are compared by contents if they are small; the weight store of the device finds equal large ones,
+    since it hashes them anyway.
     """
     if isinstance(weight, Precomputed):
         return weight.program.key, weight.number

@@ -23,9 +23,9 @@ COMPUTING = ("kernel", "library")
 class Step:
     """One piece of work of a Run on the device; ``microseconds`` is the median, ``share`` that of all work.
 
-    ``bytes`` and ``flops`` are what it moves and computes, None where nothing tells. ``peak`` is the part of a known
-    device's peak that it reaches, of memory or arithmetic, whichever is more. ``begin`` is from the start of the Run.
-    ``estimated`` are the microseconds that its nodes take on a GPU that is not there.
+    ``bytes`` and ``flops`` are its traffic and arithmetic, None if unknown. ``peak`` is the fraction of a described
+    device's peak that it reaches, of memory or arithmetic, whichever is more. ``begin`` is relative to the start of the
+    Run. ``estimated`` are the microseconds of its nodes in the estimate.
     """
 
     name: str
@@ -44,9 +44,9 @@ class Step:
 
 @dataclass(frozen=True)
 class NodeTime:
-    """What the device spends on a node: its `parts` of the steps that compute it.
+    """Device time of a node: its `parts` of the steps that compute it.
 
-    ``estimated`` are the microseconds of a GPU that is not there.
+    ``estimated`` are its microseconds in the estimate.
     """
 
     name: str
@@ -71,7 +71,7 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class HostTime:
-    """Time of the host in an event of ONNX Runtime, without the device's work on its thread."""
+    """Host time of an ONNX Runtime event, without the device's work on its thread."""
 
     name: str
     op_type: str
@@ -81,11 +81,11 @@ class HostTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a Run does. Times are microseconds.
+    """The profile of a Run.
 
-    ``run`` is what the application waits, ``host_alone`` the part of it in which the device does nothing, ``device``
-    the time of all work on the device. ``accounted`` is the part of ``device`` that ``nodes`` account for: the rest are
-    copies that belong to no node. ``gpu`` names the device that ``estimated`` is of.
+    Times are microseconds. ``run`` is the time that the application waits, ``host_alone`` the part of it in which the
+    device is idle, ``device`` the time of all work on the device. ``accounted`` is the part of ``device`` that
+    ``nodes`` account for: the rest are copies that belong to no node. ``gpu`` names the estimate's device.
     """
 
     model: str
@@ -103,7 +103,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Plans:
-    """The plan of each cluster that the Runs used: the last line of `program.analysis.plan_record` for it."""
+    """The plans of the clusters that the Runs used: for each the last line of `program.analysis.plan_record`."""
 
     steps: Mapping[str, Sequence[Mapping[str, Any]]]
     costs: Mapping[str, Mapping[str, float]]
@@ -117,7 +117,7 @@ class Plans:
         return cls(steps, costs)
 
     def step(self, event: Event) -> Mapping[str, Any] | None:
-        """Return the step of an event; None if the plan does not tell, or is another one."""
+        """Return the step of an event; None if the plan has none for it, or is another one."""
         arguments = event["args"]
         steps = self.steps.get(arguments.get("cluster", ""), ())
         number = int(arguments.get("step", -1))
@@ -166,20 +166,20 @@ def arithmetic_seconds(cost: Mapping[str, float], device: Gpu) -> float:
 
 
 def windows_of_runs(events: Iterable[Event], runs: int) -> list[tuple[float, float]]:
-    """Return beginning and end of each of the last Runs, which count."""
+    """Return begin and end of each of the last Runs, which count."""
     found = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "model_run")
     return found[-runs:]
 
 
 def is_of_device(event: Event) -> bool:
-    """Whether a device of the plugin did the work of an event."""
+    """Whether an event is work of one of the plugin's devices."""
     return "ort_event_id" in event.get("args", {})
 
 
 def within(events: Iterable[Event], window: tuple[float, float]) -> list[Event]:
-    """Those of a Run, in the order in which they began.
+    """Return the events of a Run, in the order of their begin.
 
-    ORT rounds times down: what begins with a Run may come a microsecond early.
+    ORT rounds times down, so an event may seem to begin a microsecond before its Run.
     """
     start, end = window
     return sorted((e for e in events if start - 1 <= e["ts"] <= end), key=lambda e: float(e["ts"]))
@@ -276,8 +276,8 @@ def _by_node(steps: Iterable[Step], plans: Plans, balance: Gpu) -> list[NodeTime
 def parts(nodes: Sequence[str], plans: Plans, balance: Gpu) -> dict[str, float]:
     """Return the share of a step's time for each of its nodes.
 
-    Products and convolutions, whose arithmetic a kernel is built around, share it where there are some. Else each node
-    has a part by the bytes that it would move alone.
+    GEMMs and convolutions, which a kernel is built around, share the time if there are any. Otherwise each node's share
+    is that of the bytes that it would move alone.
     """
     costs = {node: plans.costs.get(node, {}) for node in nodes}
     weights = {node: arithmetic_seconds(cost, balance) for node, cost in costs.items()}

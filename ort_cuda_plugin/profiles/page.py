@@ -1,4 +1,4 @@
-"""Writes a profile as a self-contained web page: the most expensive first, then steps, kernels, host, timeline."""
+"""Writes a profile as a self-contained web page: nodes by cost, steps, kernels, host events, timeline."""
 
 from __future__ import annotations
 
