@@ -29,7 +29,6 @@ from source_graph import (
 MAX_SOURCES = 12  # of a folder; a C source and its header count once
 
 LARGE_FOLDERS = {
-    "ort_cuda_plugin/cli": 23,
     "ort_cuda_plugin/compiler": 23,
     "ort_cuda_plugin/context": 16,
     "ort_cuda_plugin/custom": 13,

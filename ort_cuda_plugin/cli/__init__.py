@@ -24,23 +24,23 @@ import ort_cuda_plugin
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError, printable
 
 COMMANDS = {
-    "run": "run",
-    "profile": "profile",
-    "bench": "bench",
-    "compare": "compare",
-    "exec": "drop_in",
-    "with": "with_plugin",
-    "info": "info",
-    "doctor": "doctor",
-    "explain": "explain",
-    "estimate": "estimate",
-    "compile": "compile_model",
-    "inspect": "inspect_context",
-    "kernels": "kernels",
-    "conformance": "conformance",
-    "operators": "operators",
-    "options": "options",
-    "parity": "parity",
+    "run": "runs.run",
+    "profile": "runs.profile",
+    "bench": "runs.bench",
+    "compare": "runs.compare",
+    "exec": "runs.drop_in",
+    "with": "runs.with_plugin",
+    "info": "reports.info",
+    "doctor": "reports.doctor",
+    "explain": "models.explain",
+    "estimate": "models.estimate",
+    "compile": "models.compile_model",
+    "inspect": "models.inspect_context",
+    "kernels": "models.kernels",
+    "conformance": "reports.conformance",
+    "operators": "reports.operators",
+    "options": "reports.options",
+    "parity": "reports.parity",
 }
 """The commands, with the module of each."""
 
@@ -144,7 +144,7 @@ def _drop_output() -> None:
 
 def _docstring(module: str) -> str:
     """Return the docstring of a module, without importing it."""
-    text = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+    text = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
     return ast.get_docstring(ast.parse(text)) or ""
 
 

@@ -11,7 +11,7 @@ import pytest
 from isolated import ROOT, add_model, python
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
-from ort_cuda_plugin.cli.options import filled
+from ort_cuda_plugin.cli.reports.options import filled
 from ort_cuda_plugin.ep.device.identity import Identity
 from ort_cuda_plugin.ep.options import arena
 from ort_cuda_plugin.ep.options.dynamic_options import KEYS

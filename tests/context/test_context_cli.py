@@ -10,9 +10,9 @@ import pytest
 from rich.progress import Progress, TaskID
 
 from contexts import BINARY, assert_same, load, nothing_compiled, row_model, rows
-from ort_cuda_plugin.cli import compile_model as compile_model_command
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
+from ort_cuda_plugin.cli.models import compile_model as compile_model_command
 from ort_cuda_plugin.context.sample_shapes import sample_shapes
 from ort_cuda_plugin.ep.contexts import context_session
 from ort_cuda_plugin.ep.device.open_device import kernel_library

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernel_launch import kernel
-from ort_cuda_plugin.cli import kernel_report
-from ort_cuda_plugin.cli.kernel_report import ARCHITECTURES, report, sample_specs
+from ort_cuda_plugin.cli.models import kernel_report
+from ort_cuda_plugin.cli.models.kernel_report import ARCHITECTURES, report, sample_specs
 from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
 

@@ -13,7 +13,7 @@ import pytest
 from contributed import BFLOAT16, FLOAT, FLOAT16, TOLERANCES, Array, node_model, noise, rounded
 from emulator_harness import configured
 from kernel_harness import make_model, run_model
-from ort_cuda_plugin.cli.kernel_report import report
+from ort_cuda_plugin.cli.models.kernel_report import report
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.device.open_device import OpenDevice

@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from kernel_harness import Array, make_model, run_op
-from ort_cuda_plugin.cli.kernel_report import report
+from ort_cuda_plugin.cli.models.kernel_report import report
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.device.open_device import OpenDevice

@@ -14,8 +14,9 @@ from onnx import TensorProto, helper
 
 from ort_cuda_plugin.benchmark import creation, measure, plot, sides
 from ort_cuda_plugin.benchmark.sides import Runner
-from ort_cuda_plugin.cli import bench, main
+from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
+from ort_cuda_plugin.cli.runs import bench
 
 
 @pytest.fixture

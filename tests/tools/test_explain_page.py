@@ -12,8 +12,9 @@ from onnx import parser
 
 from browser import Page, load_offline
 from ort_cuda_plugin.api import Placement
-from ort_cuda_plugin.cli import explain_page, main
+from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
+from ort_cuda_plugin.cli.models import explain_page
 from ort_cuda_plugin.clusters.claims.claims import NodeVerdict
 from ort_cuda_plugin.ep.nodes.program_files import ProgramFiles
 from ort_cuda_plugin.pages.drawing import layout

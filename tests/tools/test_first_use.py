@@ -24,10 +24,12 @@ from rich.table import Table
 
 import ort_cuda_plugin
 from isolated import ROOT, add_model, python
-from ort_cuda_plugin.cli import kernel_report, kernels, main, run
+from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.common import output_console, waiting
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.cli.models import kernel_report, kernels
 from ort_cuda_plugin.cli.plain_text import aligned, styled
+from ort_cuda_plugin.cli.runs import run
 from ort_cuda_plugin.compiler import kernel_library
 from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.kernel import KernelSpec
@@ -295,7 +297,7 @@ def test_ctrl_c_is_an_exit_code_whatever_becomes_of_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ending: Exception | None
 ) -> None:
     """ONNX Runtime makes an error of its own of an interrupt in a callback, or goes on without the provider."""
-    from ort_cuda_plugin.cli import doctor
+    from ort_cuda_plugin.cli.reports import doctor
 
     def execute(arguments: Namespace) -> int:
         with suppress(KeyboardInterrupt):

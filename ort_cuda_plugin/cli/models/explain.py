@@ -29,7 +29,7 @@ from ort_cuda_plugin.cli.common import (
 )
 from ort_cuda_plugin.cli.devices import select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError, printable
-from ort_cuda_plugin.cli.explain_page import page, place
+from ort_cuda_plugin.cli.models.explain_page import page, place
 from ort_cuda_plugin.ep.nodes.plan_history import PlanVariant, built_after
 from ort_cuda_plugin.models import random_inputs, with_input_shapes
 from ort_cuda_plugin.program.analysis.plan_record import read_plans

@@ -19,7 +19,7 @@ import ort_cuda_plugin
 from ort_cuda_plugin.cli.common import add_operators_argument, model_path, output_file
 from ort_cuda_plugin.cli.devices import find_device, unavailable_as_user_error
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
-from ort_cuda_plugin.cli.inspect_context import print_contexts
+from ort_cuda_plugin.cli.models.inspect_context import print_contexts
 from ort_cuda_plugin.session_errors import explained
 
 _NOTHING_COMPILED = "Unable to compile any nodes"

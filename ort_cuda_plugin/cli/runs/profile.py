@@ -22,7 +22,7 @@ from ort_cuda_plugin.cli.common import add_model_arguments, model_path, output_c
 from ort_cuda_plugin.cli.devices import select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
-from ort_cuda_plugin.cli.run import add_input_arguments, load, with_hint
+from ort_cuda_plugin.cli.runs.run import add_input_arguments, load, with_hint
 from ort_cuda_plugin.profiles.collect import Plans, Profile, collect
 from ort_cuda_plugin.profiles.page import megabytes, page, percent, rate
 
@@ -123,7 +123,7 @@ def measure(
 
 def _estimate(path: Path, name: str, shapes: dict[str, tuple[int, ...]]) -> Estimate | None:
     """Return the estimate of a GPU; None, after a line with the reason, if it fails."""
-    from ort_cuda_plugin.cli.estimate import estimate_model
+    from ort_cuda_plugin.cli.models.estimate import estimate_model
 
     try:
         with waiting(Console(stderr=True), f"estimating for {name}"):

@@ -33,7 +33,7 @@ from ort_cuda_plugin.cli.common import (
 from ort_cuda_plugin.cli.devices import select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
-from ort_cuda_plugin.cli.run import add_input_arguments, load, with_hint
+from ort_cuda_plugin.cli.runs.run import add_input_arguments, load, with_hint
 from ort_cuda_plugin.comparison.bisection import FirstDifference, first_difference
 from ort_cuda_plugin.comparison.differences import TOLERANCES, UNROUNDED_INPUTS, Difference, differences
 from ort_cuda_plugin.session_errors import only_ours

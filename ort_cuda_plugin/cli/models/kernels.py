@@ -21,7 +21,7 @@ from ort_cuda_plugin.cli.common import output_console
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.compiler.kernel_library import MANIFEST_VARIABLE, read_manifest
 
-DEFAULT_MANIFEST = Path(__file__).resolve().parents[2] / "build" / "kernels.jsonl"
+DEFAULT_MANIFEST = Path(__file__).resolve().parents[3] / "build" / "kernels.jsonl"
 """Manifest that the tests of a source tree record. It is not in the working folder, because a manifest is code."""
 PROGRESS_SECONDS = 30
 """Seconds between lines of progress if the output is not a terminal."""
@@ -48,7 +48,7 @@ def _default_manifest() -> Path | None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    from ort_cuda_plugin.cli.kernel_report import ARCHITECTURES, is_for_gpus, report, sample_specs
+    from ort_cuda_plugin.cli.models.kernel_report import ARCHITECTURES, is_for_gpus, report, sample_specs
     from ort_cuda_plugin.compiler.compile import KernelCompileError
 
     known = {target.arch: target for target in ARCHITECTURES}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from ort_cuda_plugin.cli import drop_in
+from ort_cuda_plugin.cli.runs import drop_in
 from ort_cuda_plugin.ep.device.identity import Identity
 
 add_arguments = drop_in.add_arguments

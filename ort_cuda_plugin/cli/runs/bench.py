@@ -39,7 +39,7 @@ from ort_cuda_plugin.cli.common import (
 from ort_cuda_plugin.cli.devices import add_device_argument, select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
-from ort_cuda_plugin.cli.run import add_input_arguments, load, with_hint
+from ort_cuda_plugin.cli.runs.run import add_input_arguments, load, with_hint
 from ort_cuda_plugin.networks import DTYPES, NETWORKS, split_name
 
 SUITE = "suite"
@@ -192,7 +192,7 @@ def _completed(side_report: SideReport, task: Task, side: str, with_creation: bo
 
 
 def _estimate(path: Path, gpu: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
-    from ort_cuda_plugin.cli.estimate import estimate_model
+    from ort_cuda_plugin.cli.models.estimate import estimate_model
 
     found = estimate_model(path, gpu, shapes, {})
     return {

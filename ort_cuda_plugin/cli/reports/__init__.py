@@ -1,0 +1,1 @@
+"""Commands about the plugin itself: the installation, operators, options, conformance."""
