@@ -28,8 +28,8 @@ import numpy as np
 import onnxruntime as ort
 
 from .api import chosen_device, session
-from .context.files import ModelFolder
-from .context.source_model import SourceModel
+from .context.storage.files import ModelFolder
+from .context.storage.source_model import SourceModel
 from .model import token_choice as choice
 from .model.mask_widths import width_limits
 from .model.ort_schema import TENSOR_TYPES

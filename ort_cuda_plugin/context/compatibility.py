@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from ..compiler.targets import Target
 from ..compiler.toolchain import toolkit_version
 from ..plan.format import version as plan_version
-from .container import VERSION
 from .fits import driver_runs
+from .storage.container import VERSION
 from .writer import cpu_digest
 
 

@@ -8,11 +8,11 @@ from ..model.ir import DType
 from ..plan.decoder import decode
 from ..plan.format import RecordKind
 from ..plan.format import version as plan_version
-from .container import Container
-from .errors import MALFORMED
-from .graph_data import decode_graph
 from .guards import Guards
 from .reader import Context
+from .storage.container import Container
+from .storage.errors import MALFORMED
+from .storage.graph_data import decode_graph
 
 MAX_GUARDS = 50
 """Number of guards of a plan that are spelled out."""

@@ -17,12 +17,12 @@ from ..plan.tables import KnownEntries, Precomputation, Precomputed, Tables, Wei
 from ..program.device import AttentionKernel
 from ..program.lowering.context import DeviceProperties, LoweringOptions
 from ..program.steps.libraries import LibraryProblem, ProblemFlags
-from .constants import StoredConstants
-from .container import Container, Json, parse_json
-from .errors import MALFORMED, ContextError, UnforeseenShapes
 from .fits import driver_runs, runs_on
-from .graph_data import decode_graph, dtype_of
 from .guards import Guards
+from .storage.constants import StoredConstants
+from .storage.container import Container, Json, parse_json
+from .storage.errors import MALFORMED, ContextError, UnforeseenShapes
+from .storage.graph_data import decode_graph, dtype_of
 from .writer import cpu_digest
 
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Hashable, Iterable
 from typing import Final
 
-from .container import Container
+from .storage.container import Container
 
 _lock: Final = threading.Lock()
 _used: Final[weakref.WeakValueDictionary[Hashable, Container]] = weakref.WeakValueDictionary()

@@ -20,11 +20,11 @@ from ..plan.format import version as plan_version
 from ..plan.tables import Precomputation, Precomputed, Weight
 from ..program.lowering.context import LoweringOptions
 from .capture import ContextTarget, capture
-from .constants import ConstantWriter, Source
-from .container import Builder, Json, to_json
-from .errors import ContextError
-from .graph_data import encode_graph
 from .sample_shapes import Shapes
+from .storage.constants import ConstantWriter, Source
+from .storage.container import Builder, Json, to_json
+from .storage.errors import ContextError
+from .storage.graph_data import encode_graph
 
 Images = Callable[[Sequence[KernelSpec], Target], Sequence[KernelImage]]
 """Compiles kernels for a target."""

@@ -18,8 +18,8 @@ from ..clusters.nodes.control_flow import CompiledBodies, CompiledBody
 from ..clusters.nodes.ranks import Ranks
 from ..clusters.search.search import as_repetition, is_search
 from ..clusters.transposition import transposition
-from ..context.errors import ContextError
 from ..context.reader import Loaded
+from ..context.storage.errors import ContextError
 from ..context.writer import ContextCluster
 from ..custom import registry as custom
 from ..model.ir import DType, Graph, Node, Value

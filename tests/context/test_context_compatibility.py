@@ -17,8 +17,8 @@ from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.context.compatibility import Fit, compatibility_info, fit
-from ort_cuda_plugin.context.container import Container
 from ort_cuda_plugin.context.reader import Context, Session, StoredCluster, _stored_options
+from ort_cuda_plugin.context.storage.container import Container
 from ort_cuda_plugin.ep.contexts.context_session import ALLOW_VARIABLE
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.plan.format import version as plan_version

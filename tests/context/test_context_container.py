@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_cuda_plugin.context import container as format_module
-from ort_cuda_plugin.context import hashing
-from ort_cuda_plugin.context.container import ALIGNMENT, FIRST_ARRAY, HEADER, MAGIC, Builder, Container
-from ort_cuda_plugin.context.errors import ContextError
-from ort_cuda_plugin.context.files import ModelFolder, open_context
+from ort_cuda_plugin.context.storage import container as format_module
+from ort_cuda_plugin.context.storage import hashing
+from ort_cuda_plugin.context.storage.container import ALIGNMENT, FIRST_ARRAY, HEADER, MAGIC, Builder, Container
+from ort_cuda_plugin.context.storage.errors import ContextError
+from ort_cuda_plugin.context.storage.files import ModelFolder, open_context
 from ort_cuda_plugin.model.open_file import open_file
 
 ARRAYS = [b"first", bytes(range(100)), b""]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from contexts import BINARY, compile_model, container_of, load, rewrite, rows, two_clusters
-from ort_cuda_plugin.context.container import to_json
 from ort_cuda_plugin.context.describe import describe
-from ort_cuda_plugin.context.errors import ContextError
+from ort_cuda_plugin.context.storage.container import to_json
+from ort_cuda_plugin.context.storage.errors import ContextError
 
 MUTANTS = {"index": 20, "graph": 60}
 JUNK: tuple[Any, ...] = (

@@ -17,10 +17,10 @@ from onnx import helper, numpy_helper
 
 from contexts import BINARY, WEIGHT, compile_model, container_of, load, row_model, rows
 from isolated import ROOT
-from ort_cuda_plugin.context.container import Builder, Container
-from ort_cuda_plugin.context.errors import ContextError
-from ort_cuda_plugin.context.files import ModelFolder, open_context
-from ort_cuda_plugin.context.source_model import SourceModel
+from ort_cuda_plugin.context.storage.container import Builder, Container
+from ort_cuda_plugin.context.storage.errors import ContextError
+from ort_cuda_plugin.context.storage.files import ModelFolder, open_context
+from ort_cuda_plugin.context.storage.source_model import SourceModel
 
 MUTANTS = 3000
 
@@ -148,7 +148,7 @@ def test_damaged_sources_are_errors_or_readable(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from ort_cuda_plugin.context.container import Builder
+from ort_cuda_plugin.context.storage.container import Builder
 path, mark, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 number = 0
 print("started", flush=True)

@@ -33,9 +33,9 @@ import onnxruntime as ort  # noqa: E402
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph  # noqa: E402
 
 from contexts import BINARY, compile_model, load, two_clusters  # noqa: E402
-from ort_cuda_plugin.context.container import Builder, Container  # noqa: E402
 from ort_cuda_plugin.context.describe import describe  # noqa: E402
-from ort_cuda_plugin.context.errors import ContextError  # noqa: E402
+from ort_cuda_plugin.context.storage.container import Builder, Container  # noqa: E402
+from ort_cuda_plugin.context.storage.errors import ContextError  # noqa: E402
 
 COUNT = 10_000
 PART = 250

@@ -13,9 +13,9 @@ import onnxruntime as ort
 from onnx import NodeProto, helper, numpy_helper
 
 import ort_cuda_plugin
-from ort_cuda_plugin.context.container import Builder, Container, _Array
-from ort_cuda_plugin.context.files import ModelFolder, open_context
-from ort_cuda_plugin.context.hashing import array_digest
+from ort_cuda_plugin.context.storage.container import Builder, Container, _Array
+from ort_cuda_plugin.context.storage.files import ModelFolder, open_context
+from ort_cuda_plugin.context.storage.hashing import array_digest
 from session_pair import FLOAT, info
 
 BINARY = f"{{}}_{ort_cuda_plugin.get_ep_name()}.bin"

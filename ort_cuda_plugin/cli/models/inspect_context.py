@@ -16,10 +16,10 @@ from rich.table import Table
 
 from ort_cuda_plugin.cli.common import output_console
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
-from ort_cuda_plugin.context.container import MAGIC, Container
 from ort_cuda_plugin.context.describe import describe
-from ort_cuda_plugin.context.errors import ContextError
-from ort_cuda_plugin.context.files import ModelFolder, open_context
+from ort_cuda_plugin.context.storage.container import MAGIC, Container
+from ort_cuda_plugin.context.storage.errors import ContextError
+from ort_cuda_plugin.context.storage.files import ModelFolder, open_context
 from ort_cuda_plugin.ep.device.identity import EP_NAME
 from ort_cuda_plugin.plan.format import version as plan_version
 

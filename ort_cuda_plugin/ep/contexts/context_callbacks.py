@@ -7,8 +7,8 @@ from typing import Any
 
 from ...abi import host
 from ...abi.core import core, ffi
-from ...context.errors import ContextError
-from ...context.files import Buffer
+from ...context.storage.errors import ContextError
+from ...context.storage.files import Buffer
 
 STABLE_SINCE, EXPERIMENTAL_SINCE = 31, 28
 """Versions of ORT (1.N) in which these functions are in its tables, and in which they are found by name."""

@@ -12,10 +12,10 @@ from typing import Any
 from ...abi import host
 from ...abi.core import ffi, lib
 from ...context import workspace
-from ...context.container import Container
-from ...context.errors import ContextError
-from ...context.files import Buffer, ModelFolder, check_name, open_context
 from ...context.reader import Context
+from ...context.storage.container import Container
+from ...context.storage.errors import ContextError
+from ...context.storage.files import Buffer, ModelFolder, check_name, open_context
 from ...model.ir import Node
 from ...model.open_file import OpenFile
 from ..device.identity import EP_NAME

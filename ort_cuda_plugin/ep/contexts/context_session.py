@@ -15,9 +15,9 @@ from ...clusters.claims.claims import Claims, NodeVerdict, decline
 from ...clusters.search.search import is_search
 from ...context.capture import ContextTarget
 from ...context.compatibility import compatibility_info
-from ...context.errors import ContextError
-from ...context.files import refuse_to_replace
 from ...context.reader import Loaded, Session
+from ...context.storage.errors import ContextError
+from ...context.storage.files import refuse_to_replace
 from ...context.writer import ContextCluster, ContextRequest, ContextWriter
 from ...model.ir import Graph, Node
 from ...program.lowering.context import DeviceProperties, LoweringOptions

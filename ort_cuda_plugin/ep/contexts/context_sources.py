@@ -9,10 +9,10 @@ from typing import Any
 
 from ...abi import host
 from ...abi.core import ffi
-from ...context.constants import Source
-from ...context.errors import ContextError
-from ...context.files import ModelFolder
-from ...context.source_model import SourceModel
+from ...context.storage.constants import Source
+from ...context.storage.errors import ContextError
+from ...context.storage.files import ModelFolder
+from ...context.storage.source_model import SourceModel
 from ..session.model_paths import EXTERNAL_FOLDER
 
 BUFFER_SINCE = 29

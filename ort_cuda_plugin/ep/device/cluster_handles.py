@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...abi.core import check, core, ffi, new_error
-from ...context.hashing import in_threads
+from ...context.storage.hashing import in_threads
 from ...model.ir import Constant
 from ...plan.format import Plan, encode
 from ...plan.tables import Precomputation, Weight

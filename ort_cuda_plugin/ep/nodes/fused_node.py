@@ -10,8 +10,8 @@ from typing import Any
 
 from ...abi.core import PluginError, check, core, count, ffi, new_error
 from ...clusters.cluster import CompiledCluster, Variant
-from ...context.errors import MALFORMED, ContextError
 from ...context.reader import StoredCluster
+from ...context.storage.errors import MALFORMED, ContextError
 from ...program.analysis.traffic import ProgramTraffic
 from ..device.device_cluster import DeviceCluster
 from ..device.handles import HandleTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..model.ir import MAX_SUBGRAPH_DEPTH, AttrValue, Constant, DType, Graph, Node, Value
+from ...model.ir import MAX_SUBGRAPH_DEPTH, AttrValue, Constant, DType, Graph, Node, Value
 from .container import Json
 
 MAX_DIM = 2**63 - 1

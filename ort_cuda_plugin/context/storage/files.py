@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
-from ..model.open_file import OpenFile, adopt, open_file
+from ...model.open_file import OpenFile, adopt, open_file
 from .errors import ContextError
 
 Buffer: TypeAlias = "bytes | memoryview"

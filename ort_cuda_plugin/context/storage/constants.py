@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..model.ir import Array, Constant, DType
-from ..model.recipes import FUNCTIONS, ConstantView, Parameter, Recipe, parts_inside
+from ...model.ir import Array, Constant, DType
+from ...model.recipes import FUNCTIONS, ConstantView, Parameter, Recipe, parts_inside
 from .container import Builder, Container, Json, array_bytes
 from .errors import ContextError
 from .graph_data import dims_of, dtype_of

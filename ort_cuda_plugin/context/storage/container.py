@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..model.open_file import OpenFile
+from ...model.open_file import OpenFile
 from .errors import ContextError
 from .files import Buffer, Readable, read, write_whole
 from .hashing import array_digest, in_pieces, read_array

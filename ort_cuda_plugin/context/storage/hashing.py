@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..model.open_file import OpenFile
+from ...model.open_file import OpenFile
 from .files import Buffer
 
 PIECE = 1 << 22
