@@ -32,7 +32,7 @@ from .context.storage.files import ModelFolder
 from .context.storage.source_model import SourceModel
 from .model import token_choice as choice
 from .model.mask_widths import width_limits
-from .model.ort_schema import TENSOR_TYPES
+from .model.ort.ort_schema import TENSOR_TYPES
 
 if TYPE_CHECKING:
     from .model.ir import Array, DType

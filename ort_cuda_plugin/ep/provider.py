@@ -23,7 +23,7 @@ from ..context.storage.errors import ContextError
 from ..context.writer import ContextCluster
 from ..custom import registry as custom
 from ..model.ir import DType, Graph, Node, Value
-from ..model.ort_graph import read_graph
+from ..model.ort.ort_graph import read_graph
 from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators
 from ..program.lowering.context import DeviceProperties
 from .contexts.context_nodes import ContextIdentity, ContextNode, is_context, model_path, only_node

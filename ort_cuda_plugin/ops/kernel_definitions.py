@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ort_cuda_plugin.model.ir import DType, Unsupported
-from ort_cuda_plugin.model.ort_schema import OpSchema
+from ort_cuda_plugin.model.ort.ort_schema import OpSchema
 from ort_cuda_plugin.ops.registry import Operator, lookup, operators
 
 UNLIMITED: Final = 2**31 - 1

@@ -21,9 +21,9 @@ from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
 from ort_cuda_plugin.ep.nodes import kept_definitions
 from ort_cuda_plugin.ep.nodes.kernel_registry import definitions_of_host
 from ort_cuda_plugin.ep.provider import last_provider
-from ort_cuda_plugin.model import ort_kernel
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.model.ort_schema import OpSchema
+from ort_cuda_plugin.model.ort import ort_kernel
+from ort_cuda_plugin.model.ort.ort_schema import OpSchema
 from ort_cuda_plugin.ops import registry
 from ort_cuda_plugin.ops.kernel_definitions import UNLIMITED, KernelDefinition, Mismatch, kernel_definitions
 from ort_cuda_plugin.ops.registry import operators

@@ -17,8 +17,8 @@ from ort_cuda_plugin.abi.core import ffi
 from ort_cuda_plugin.clusters.claims.claims import Claims, analyze
 from ort_cuda_plugin.ep import provider
 from ort_cuda_plugin.model.ir import MAX_SUBGRAPH_DEPTH, Constant, DType, Graph, LongList, Node
-from ort_cuda_plugin.model.ort_calls import OrtCallError
-from ort_cuda_plugin.model.ort_graph import read_graph
+from ort_cuda_plugin.model.ort.ort_calls import OrtCallError
+from ort_cuda_plugin.model.ort.ort_graph import read_graph
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ort_cuda_plugin
 from kernel_harness import run_op
 from ort_cuda_plugin.model.ir import InvalidModel, NodeError, Unsupported
-from ort_cuda_plugin.model.ort_attributes import LONG
+from ort_cuda_plugin.model.ort.ort_attributes import LONG
 from ort_cuda_plugin.ops.ml import trees
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...model.ir import Array, DType
 from ...model.open_file import OpenFile
-from ...model.ort_calls import elements, stored_bytes
+from ...model.ort.ort_calls import elements, stored_bytes
 from .errors import ContextError
 from .files import ModelFolder, Readable, read
 from .hashing import array_digest, file_digest

@@ -21,8 +21,8 @@ from ...clusters.nodes.shape_inference import NamedShape, infer_results, unknown
 from ...custom import registry
 from ...custom.operator import CustomOperator, Port, PortKind
 from ...model.ir import AttrValue, DType, InvalidModel, Unsupported, Value
-from ...model.ort_attributes import read_attribute
-from ...model.ort_calls import OrtCallError, OrtCalls, element_type, text
+from ...model.ort.ort_attributes import read_attribute
+from ...model.ort.ort_calls import OrtCallError, OrtCalls, element_type, text
 from ..device.handles import HandleTable
 from ..device.identity import EP_NAME
 

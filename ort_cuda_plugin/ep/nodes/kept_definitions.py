@@ -15,7 +15,7 @@ from ...ops.kernel_definitions import KernelDefinition
 from ..device.open_device import kernel_library
 
 PACKAGE = Path(__file__).parents[2]
-SOURCES = ("model/ir.py", "model/ort_schema.py", "ep/nodes/kept_definitions.py")
+SOURCES = ("model/ir.py", "model/ort/ort_schema.py", "ep/nodes/kept_definitions.py")
 """Modules other than ``ops`` on which definitions depend."""
 
 

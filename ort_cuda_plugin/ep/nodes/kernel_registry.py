@@ -10,8 +10,8 @@ from ...abi import host
 from ...abi.core import core, ffi, lib
 from ...custom.registry import Snapshot
 from ...model.ir import DType
-from ...model.ort_calls import OrtCallError, OrtCalls
-from ...model.ort_schema import read_schemas
+from ...model.ort.ort_calls import OrtCallError, OrtCalls
+from ...model.ort.ort_schema import read_schemas
 from ...ops.kernel_definitions import UNLIMITED, KernelDefinition, Mismatch, kernel_definitions
 from ...ops.registry import is_built_in
 from . import kept_definitions

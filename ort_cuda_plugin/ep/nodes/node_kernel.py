@@ -12,8 +12,8 @@ from ...abi.core import check, core, ffi, new_error
 from ...custom.operator import AttributeKind, CustomOperator
 from ...custom.registry import Implementation, Snapshot
 from ...model.ir import Graph, Node
-from ...model.ort_calls import OrtCalls
-from ...model.ort_kernel import read_attributes, read_name, read_node, read_operator
+from ...model.ort.ort_calls import OrtCalls
+from ...model.ort.ort_kernel import read_attributes, read_name, read_node, read_operator
 from ...ops.kernel_definitions import is_view
 from ..contexts.context_nodes import ContextIdentity
 from ..device.open_device import OpenDevice

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ...abi import host
 from ...abi.core import ffi
-from ...model.ort_calls import OrtCalls
+from ...model.ort.ort_calls import OrtCalls
 
 _MARK: Final = b"/a path that nobody would choose, longer than what a string keeps inside itself"
 _SEARCHED_WORDS: Final = 8

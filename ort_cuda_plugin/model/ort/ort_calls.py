@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..abi.core import ffi, lib
-from .ir import Array, Constant, DType
-from .packed import unpack_array
+from ...abi.core import ffi, lib
+from ..ir import Array, Constant, DType
+from ..packed import unpack_array
 
 
 class OrtCallError(RuntimeError):

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..abi.core import ffi
-from .ir import DType
+from ...abi.core import ffi
+from ..ir import DType
 from .ort_calls import OrtCalls, text
 
 _NEWEST: Final = 2**31 - 1

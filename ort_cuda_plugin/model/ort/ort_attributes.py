@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..abi.core import ffi, lib
-from .ir import Array, AttrValue, Constant, LongList
+from ...abi.core import ffi, lib
+from ..ir import Array, AttrValue, Constant, LongList
 from .ort_calls import OrtCallError, OrtCalls
 
 LONG = 1 << 12

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..abi.core import ffi, lib
-from .ir import Array, AttrValue, Constant, DType, Graph, Node, Value
+from ...abi.core import ffi, lib
+from ..ir import Array, AttrValue, Constant, DType, Graph, Node, Value
 from .ort_calls import OrtCallError, OrtCalls, elements, stored_bytes, text
 
 ReadDevice = Callable[[int, bytearray], None]

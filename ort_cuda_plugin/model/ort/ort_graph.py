@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..abi.core import ffi
-from .ir import MAX_SUBGRAPH_DEPTH, Array, AttrValue, Constant, DType, Graph, InvalidModel, Node, Value
-from .open_file import OpenFile, open_file
+from ...abi.core import ffi
+from ..ir import MAX_SUBGRAPH_DEPTH, Array, AttrValue, Constant, DType, Graph, InvalidModel, Node, Value
+from ..open_file import OpenFile, open_file
 from .ort_attributes import read_attribute
 from .ort_calls import OrtCallError, OrtCalls, elements, stored_bytes, text
 

@@ -1,0 +1,1 @@
+"""Reads ONNX Runtime's graphs, kernels and schemas through its C API."""
