@@ -30,7 +30,6 @@ MAX_SOURCES = 12  # of a folder; a C source and its header count once
 
 LARGE_FOLDERS = {
     "ort_cuda_plugin/compiler": 23,
-    "ort_cuda_plugin/custom": 13,
 }
 """The folders that are larger, with the number of their sources."""
 

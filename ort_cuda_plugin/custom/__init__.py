@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ..program.lowering.reduce import reduce, row_map
     from ..program.lowering.views import expand, permute, reshape, squeeze, unsqueeze
     from ..program.steps.row_program import MAX, MIN, PRODUCT, SUM
-    from .array_kernels import array_kernel
     from .checks import check
-    from .kernels import cubin_kernel, cuda_kernel, launch, ltoir_kernel, numba_kernel, ptx_kernel
+    from .kernels.array_kernels import array_kernel
+    from .kernels.kernels import cubin_kernel, cuda_kernel, launch, ltoir_kernel, numba_kernel, ptx_kernel
     from .operator import CustomOperator
     from .registry import register, unregister
     from .resources import RESOURCES
@@ -88,9 +88,9 @@ _NAMES = {
         "UInt64",
         "V",
     ),
-    ".array_kernels": ("array_kernel",),
+    ".kernels.array_kernels": ("array_kernel",),
     ".checks": ("check",),
-    ".kernels": ("cubin_kernel", "cuda_kernel", "launch", "ltoir_kernel", "numba_kernel", "ptx_kernel"),
+    ".kernels.kernels": ("cubin_kernel", "cuda_kernel", "launch", "ltoir_kernel", "numba_kernel", "ptx_kernel"),
     ".operator": ("CustomOperator",),
     ".registry": ("register", "unregister"),
     ".resources": ("RESOURCES",),

@@ -18,8 +18,8 @@ from custom_models import in_place_of, launches, model, random_rows
 from custom_operators import stock_session
 from ort_cuda_plugin.compiler.compile import compile_kernel
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.custom.kernel_source import KernelSourceError, kernel_source
-from ort_cuda_plugin.custom.kernels import numba_kernel
+from ort_cuda_plugin.custom.kernels.kernel_source import KernelSourceError, kernel_source
+from ort_cuda_plugin.custom.kernels.kernels import numba_kernel
 
 SHIFT = 3
 FACTORS = (1.5, (2, 4))

@@ -15,8 +15,8 @@ from ort_cuda_plugin.compiler import compile_worker
 from ort_cuda_plugin.compiler.compile import KernelCompileError, compile_kernel
 from ort_cuda_plugin.compiler.foreign import ForeignKernel
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
-from ort_cuda_plugin.custom.kernel_source import KernelSourceError
-from ort_cuda_plugin.custom.kernels import (
+from ort_cuda_plugin.custom.kernels.kernel_source import KernelSourceError
+from ort_cuda_plugin.custom.kernels.kernels import (
     Kernel,
     cubin_kernel,
     cuda_kernel,

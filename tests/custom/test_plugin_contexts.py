@@ -16,7 +16,7 @@ from contexts import compile_model, container_of, load, nothing_compiled
 from custom_models import in_place_of, launches, model, random_rows
 from isolated import HARNESS, python
 from ort_cuda_plugin import get_library_path
-from ort_cuda_plugin.custom.kernels import cuda_kernel
+from ort_cuda_plugin.custom.kernels.kernels import cuda_kernel
 from ort_cuda_plugin.custom.plugin import Phase, register_creator, unregister_creator
 from ort_cuda_plugin.custom.plugin.fields import PluginFieldCollection
 from ort_cuda_plugin.custom.plugin.stored import stored_callback

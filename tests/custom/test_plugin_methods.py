@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_cuda_plugin.custom.kernels import numba_kernel
+from ort_cuda_plugin.custom.kernels.kernels import numba_kernel
 from ort_cuda_plugin.custom.plugin import (
     CapabilityType,
     Phase,

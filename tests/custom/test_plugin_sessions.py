@@ -16,8 +16,8 @@ from onnx import TensorProto, helper
 
 import ort_cuda_plugin
 from custom_operators import kept_registry
-from ort_cuda_plugin.custom.array_kernels import array_kernel
-from ort_cuda_plugin.custom.kernels import cuda_kernel
+from ort_cuda_plugin.custom.kernels.array_kernels import array_kernel
+from ort_cuda_plugin.custom.kernels.kernels import cuda_kernel
 from ort_cuda_plugin.custom.plugin import DType, Port, PortKind, register_creator, unregister_creator
 from plugins import DOUBLE, ProbeCreator
 from test_documentation import run

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from ort_cuda_plugin.custom import registry
-from ort_cuda_plugin.custom.kernels import Kernel, launch
+from ort_cuda_plugin.custom.kernels.kernels import Kernel, launch
 from ort_cuda_plugin.custom.operator import CustomOperator, LowerFunction, Port
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program.expressions.symbolic import ceildiv

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ort_cuda_plugin.custom.kernels import numba_kernel
+from ort_cuda_plugin.custom.kernels.kernels import numba_kernel
 from ort_cuda_plugin.custom.operator import Port
 from ort_cuda_plugin.custom.plugin import (
     Phase,

@@ -19,7 +19,7 @@ from .operator import find_creator
 def stored_callback(row: Mapping[str, Any]) -> Callback:
     """Return the callback that `each_run` recorded. Its creator is looked up when the fused node is made.
 
-    Raises the exceptions of `context.errors.MALFORMED`.
+    Raises the exceptions of `context.storage.errors.MALFORMED`.
     """
     if row["kind"] != "plugin":
         raise ValueError(f"a callback of the kind {row['kind']!r}")

@@ -13,8 +13,8 @@ from ...model.ir import Array, DType
 from ...program.expressions.symbolic import Dim
 from ...program.lowering.context import Arg, Int64, Lowering, Tensor
 from ...program.steps.callbacks import CallStream, DeviceArray
-from ..half_elements import check_halves
-from ..kernels import Kernel, arguments, check_kernel, checked_block, launch, size_of, sizes_of, type_of
+from ..kernels.half_elements import check_halves
+from ..kernels.kernels import Kernel, arguments, check_kernel, checked_block, launch, size_of, sizes_of, type_of
 from .descriptors import Scope, Size, dim_of
 
 _RECORDED = (

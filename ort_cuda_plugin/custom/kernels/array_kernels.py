@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..program.lowering.context import Tensor
-from ..program.steps.callbacks import DeviceArray
+from ...program.lowering.context import Tensor
+from ...program.steps.callbacks import DeviceArray
 from .kernel_source import kernel_source
 from .kernels import Function, Kernel
 

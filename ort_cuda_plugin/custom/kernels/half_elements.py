@@ -6,7 +6,7 @@ import ast
 import functools
 from collections.abc import Iterator, Sequence
 
-from ..model.ir import DType
+from ...model.ir import DType
 
 _HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)

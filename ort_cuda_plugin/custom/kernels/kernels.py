@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..compiler.foreign import ForeignCode, ForeignKernel
-from ..compiler.kernel import KernelSpec
-from ..model.ir import Array, DType, Node, Unsupported
-from ..program.expressions.symbolic import Dim, Expr, eq, is_read_back
-from ..program.lowering.context import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
-from ..program.steps.callbacks import Callback, CallStream, DeviceArray
-from ..program.steps.trace import scalar_types
+from ...compiler.foreign import ForeignCode, ForeignKernel
+from ...compiler.kernel import KernelSpec
+from ...model.ir import Array, DType, Node, Unsupported
+from ...program.expressions.symbolic import Dim, Expr, eq, is_read_back
+from ...program.lowering.context import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
+from ...program.steps.callbacks import Callback, CallStream, DeviceArray
+from ...program.steps.trace import scalar_types
 from .half_elements import check_halves
 from .kernel_source import KernelSourceError, kernel_source
 
