@@ -57,7 +57,7 @@ def test_a_worker_of_the_conformance_tests_imports_nothing_from_the_working_fold
 
 
 def test_the_manifest_that_is_compiled_without_being_named_is_none_of_the_working_folder(tmp_path: Path) -> None:
-    program = "import sys; sys.path.append(sys.argv[1]); from ort_cuda_plugin.cli import kernels as it"
+    program = "import sys; sys.path.append(sys.argv[1]); from ort_cuda_plugin.cli.models import kernels as it"
     command = [sys.executable, "-I", "-c", f"{program}; print(it.DEFAULT_MANIFEST)", str(ROOT)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout.strip() == str(ROOT / "build" / "kernels.jsonl")

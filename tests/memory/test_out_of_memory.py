@@ -173,7 +173,9 @@ def test_a_session_that_cannot_be_created_leaves_nothing_behind() -> None:
     code = """
 import onnx
 from onnx import helper, numpy_helper
-from ort_cuda_plugin.ep import boundary, fused_node, open_device
+from ort_cuda_plugin.ep import boundary
+from ort_cuda_plugin.ep.device import open_device
+from ort_cuda_plugin.ep.nodes import fused_node
 def with_weights(count):  # x @ w0 @ w1 ..., 16 MiB each
     weights = [numpy_helper.from_array(np.full((2048, 2048), i + 1, np.float32), f"w{i}") for i in range(count)]
     names = ["x", *(f"t{i}" for i in range(count - 1)), "y"]

@@ -4,7 +4,7 @@ Options arrive as session entries ``ep.cudapluginexecutionprovider.<key>`` (from
 ``add_provider_for_devices``), as ``ep.cuda.<key>``, or from the environment's entries
 ``ep_factory.CudaPluginExecutionProvider.<key>``; the first of these that has a key decides. Keys in `BARE_KEYS` are
 also accepted as session entries without a prefix, after the other two. Where the provider has another name
-(``ep.identity``), that one stands in the entries. `option_table` says which options there are.
+(`ep.device.identity`), that one stands in the entries. `option_table` says which options there are.
 """
 
 from __future__ import annotations
