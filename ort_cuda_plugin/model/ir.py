@@ -467,6 +467,7 @@ class NodeError(Exception):
     """A node of a cluster could not be lowered; the message names the node and the reason."""
 
     def __init__(self, node: Node, reason: str, *, invalid_input: bool = False) -> None:
+        reason = reason.removeprefix(f"{node.op_type}: ")  # the label has it
         super().__init__(f"node {node.label}: {reason}")
         self.node = node
         self.reason = reason

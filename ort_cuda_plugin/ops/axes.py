@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ort_cuda_plugin.model.ir import Unsupported
-from ort_cuda_plugin.ops.requirements import require
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.program.expressions.symbolic import Dim
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
@@ -16,22 +15,22 @@ def normalize_axis(axis: Dim, rank: int) -> int:
     Raises InvalidModel where it is outside -rank..rank-1, Unsupported where it is not known before the Run.
     """
     if not isinstance(axis, int):
-        raise Unsupported("shape", "an axis that is not known before the Run")
-    require(-rank <= axis < rank, "axis", f"be in [{-rank}, {rank})", axis)
+        raise require.unsupported("shape", "axis", "known only in a Run", "a known one")
+    require.that(-rank <= axis < rank, "axis", f"be in [{-rank}, {rank})", axis)
     return axis % rank
 
 
 def normalize_axes(axes: Iterable[Dim], rank: int) -> tuple[int, ...]:
     """As `normalize_axis` for several, in order. Raises InvalidModel for one that is named twice."""
     result = tuple(normalize_axis(axis, rank) for axis in axes)
-    require(len(set(result)) == len(result), "axes", "name each axis once", result)
+    require.that(len(set(result)) == len(result), "axes", "name each axis once", result)
     return result
 
 
 def axes_count(axes: Tensor) -> int:
     """How many axes a one-dimensional input names. Raises Unsupported where that is not known before the Run."""
     if not isinstance(axes.size, int):
-        raise Unsupported("shape", "a number of axes that is not known before the Run")
+        raise require.unsupported("shape", "the number of axes", "known only in a Run", "a known one")
     return axes.size
 
 
@@ -41,5 +40,5 @@ def axis_of_input(ctx: Lowering, axis: Tensor, rank: int, what: str, guess: int 
     Raises InvalidModel for another number of elements. ``guess`` is a valid axis, for when nothing is known yet.
     """
     values = ctx.host_constants(axis, what, [guess])
-    require(len(values) == 1, what, "have one element", len(values))
+    require.that(len(values) == 1, what, "have one element", len(values))
     return normalize_axis(values[0], rank)

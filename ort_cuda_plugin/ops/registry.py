@@ -27,6 +27,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from ort_cuda_plugin import uninterrupted
 from ort_cuda_plugin.model.ir import FLOATS_8, DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.program.lowering.context import InvalidModel, Lowering, Tensor, Unsupported
 from ort_cuda_plugin.program.steps.containers import Operand
 
@@ -179,7 +180,9 @@ class Operator:
                 raise InvalidModel(f"{self.name} needs its input {index}")
             constraint = self.constraint(index)
             if dtype is not None and constraint and dtype not in self.types[constraint]:
-                raise Unsupported("dtype", f"{self.name} with {constraint} = {dtype.short}")
+                served = ", ".join(sorted(x.short for x in self.types[constraint]))
+                parameter = self.inputs[min(index, len(self.inputs) - 1)]
+                raise require.unsupported("dtype", f"the type {constraint} of {parameter.name}", dtype.short, served)
 
     def bind_attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Keyword arguments for ``function``.
@@ -191,9 +194,9 @@ class Operator:
             attributes = {name: value for name, value in attributes.items() if name not in IGNORED_ATTRIBUTES}
         for name, value in attributes.items():
             if name not in self.attributes:
-                raise Unsupported("attribute", f"{self.name} with the attribute {name!r}")
+                raise require.unsupported("attribute", f"the attribute {name!r}", "given", ", ".join(self.attributes))
             if name in FLAGS and value not in (0, 1):
-                raise Unsupported("attribute", f"{self.name} with {name} = {value!r}, which is neither 0 nor 1")
+                raise require.unsupported("attribute", name, repr(value), "0, 1")
         for name, parameter in self.attributes.items():
             if parameter.default is parameter.empty and name not in attributes:
                 raise InvalidModel(f"{self.name} needs its attribute {name!r}")
@@ -205,16 +208,21 @@ class Operator:
         inputs: Sequence[Operand | None],
         attributes: Mapping[str, Any],
     ) -> tuple[Operand, ...]:
-        """Runs the operator's function; the results are the node's outputs in order, perhaps fewer.
+        """Run the operator's function; the results are the node's outputs in order, perhaps fewer.
 
-        Raises Unsupported or InvalidModel as the checks above and the function do.
+        Raises Unsupported or InvalidModel as the checks above and the function do. The operator's name stands before
+        the reason of Unsupported, which people read without the node.
         """
-        for index, x in enumerate(inputs):
-            if not isinstance(x, Tensor | None) and not self._takes_container(index):
-                raise Unsupported("dtype", f"{self.name} of a sequence or an optional value")
-        self.check_inputs([None if x is None else x.dtype for x in inputs])
-        keywords = self.bind_attributes(attributes)
-        result = self.function(ctx, *inputs, **keywords)
+        try:
+            for index, x in enumerate(inputs):
+                if not isinstance(x, Tensor | None) and not self._takes_container(index):
+                    raise require.unsupported("dtype", f"input {index}", "a sequence or an optional value", "tensors")
+            self.check_inputs([None if x is None else x.dtype for x in inputs])
+            result = self.function(ctx, *inputs, **self.bind_attributes(attributes))
+        except Unsupported as error:
+            error.reason = f"{self.name}: {error.reason}"
+            error.args = (error.reason,)
+            raise
         return result if isinstance(result, tuple) else (result,)
 
 

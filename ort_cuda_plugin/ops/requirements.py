@@ -1,7 +1,15 @@
 """Checks of inputs and attributes, with one form of error message.
 
-Every message reads ``<input or attribute> must <what is expected>, got <what was found>``. The node's name and operator
-stand before it, see `NodeError`. Sizes that only a Run knows are `Lowering.require`'s.
+=================  ==================================================  =======================================
+functions          what they check                                     message
+=================  ==================================================  =======================================
+``that``, ``rank``   what is known when a node is lowered                ``<subject> must <expected>, got <found>``
+``holds``, ``shape``    sizes, which perhaps only a Run knows               the same, of the Run where it is unknown
+``unsupported``    what a valid model may have and the plugin has not  ``<subject> is <found>; supported: <what>``
+=================  ==================================================  =======================================
+
+The subject is an input or attribute under its name in ONNX. The node and its operator stand before a message, see
+`NodeError` and `Operator.lower`. Inputs that are None are left out, and satisfy every check.
 """
 
 from __future__ import annotations
@@ -10,22 +18,32 @@ from collections.abc import Collection, Sequence, Sized
 
 import numpy as np
 
-from ort_cuda_plugin.model.ir import DType, InvalidModel
-from ort_cuda_plugin.program.lowering.context import Tensor
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, le, logical_or
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+
+
+def unsupported(kind: str, subject: str, got: object, supported: str) -> Unsupported:
+    """Return the reason to decline a node of a valid model; ``kind`` is one of `Unsupported.kinds`."""
+    return Unsupported(kind, f"{subject} is {got}; supported: {supported}")
 
 
 def violation(subject: str, expected: str, got: object) -> InvalidModel:
     """Return the error for an input or attribute that is not as expected ("have rank 2")."""
-    return InvalidModel(f"{subject} must {expected}, got {got}")
+    return InvalidModel(_message(subject, expected, got))
 
 
-def require(condition: bool | np.bool, subject: str, expected: str, got: object) -> None:
+def _message(subject: str, expected: str, got: object) -> str:
+    return f"{subject} must {expected}, got {got}"
+
+
+def that(condition: bool | np.bool, subject: str, expected: str, got: object) -> None:
     """Raise InvalidModel unless the condition holds; the other arguments are those of `violation`."""
     if not condition:
         raise violation(subject, expected, got)
 
 
-def require_rank(rank: int | Sequence[int], **inputs: Tensor | None) -> None:
+def rank(rank: int | Sequence[int], **inputs: Tensor | None) -> None:
     """Raise InvalidModel where an input has another rank than ``rank``, or than each of several that are allowed."""
     ranks = (rank,) if isinstance(rank, int) else rank
     for name, x in inputs.items():
@@ -33,54 +51,54 @@ def require_rank(rank: int | Sequence[int], **inputs: Tensor | None) -> None:
             raise violation(name, f"have rank {' or '.join(map(str, ranks))}", f"rank {x.rank}")
 
 
-def require_least_rank(rank: int, **inputs: Tensor | None) -> None:
+def least_rank(rank: int, **inputs: Tensor | None) -> None:
     """Raise InvalidModel where an input has a lower rank."""
     for name, x in inputs.items():
         if x is not None and x.rank < rank:
             raise violation(name, f"have at least rank {rank}", f"rank {x.rank}")
 
 
-def require_least(minimum: float, **attributes: float) -> None:
+def least(minimum: float, **attributes: float) -> None:
     """Raise InvalidModel where an attribute is below the minimum."""
     for name, value in attributes.items():
         if value < minimum:
             raise violation(name, f"be at least {minimum}", value)
 
 
-def require_one_of(choices: Collection[object], **attributes: object) -> None:
+def one_of(choices: Collection[object], **attributes: object) -> None:
     """Raise InvalidModel where an attribute is none of the choices; None is an attribute that is left out."""
     for name, value in attributes.items():
         if value is not None and value not in choices:
             raise violation(name, f"be one of {', '.join(map(repr, choices))}", repr(value))
 
 
-def require_all_or_none(**inputs: object) -> None:
+def all_or_none(**inputs: object) -> None:
     """Raise InvalidModel where some of the inputs are given and others are left out."""
     given = [name for name, x in inputs.items() if x is not None]
     if len(given) not in (0, len(inputs)):
         raise violation(" and ".join(inputs), "be given together or left out together", f"{' and '.join(given)} alone")
 
 
-def require_heads(num_heads: int, kv_num_heads: int) -> None:
+def heads(num_heads: int, kv_num_heads: int) -> None:
     """Raise InvalidModel unless each head of keys and values serves the same positive number of query heads."""
     if num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads:
         raise violation("num_heads", "be a positive multiple of kv_num_heads", f"{num_heads} and {kv_num_heads}")
 
 
-def require_block(block_size: int) -> None:
+def block(block_size: int) -> None:
     """Raise InvalidModel unless quantization blocks have a power of two of at least 16 elements."""
     if block_size < 16 or block_size & (block_size - 1):
         raise violation("block_size", "be a power of two of at least 16", block_size)
 
 
-def require_type(types: Collection[DType], **inputs: Tensor) -> None:
+def element_type(types: Collection[DType], **inputs: Tensor) -> None:
     """Raise InvalidModel where an input has another element type."""
     for name, x in inputs.items():
         if x.dtype not in types:
             raise violation(name, f"have the type {' or '.join(sorted(t.short for t in types))}", x.dtype.short)
 
 
-def require_count(count: int | Collection[int], **attributes: Sized) -> None:
+def count(count: int | Collection[int], **attributes: Sized) -> None:
     """Raise InvalidModel where an attribute has another number of entries, or none of several that are allowed."""
     counts = (count,) if isinstance(count, int) else count
     for name, values in attributes.items():
@@ -88,15 +106,72 @@ def require_count(count: int | Collection[int], **attributes: Sized) -> None:
             raise violation(name, f"have {' or '.join(map(str, counts))} entries", len(values))
 
 
-def require_multiple(divisor: int, **attributes: Sized) -> None:
+def multiple_count(divisor: int, **attributes: Sized) -> None:
     """Raise InvalidModel unless the number of entries is a positive multiple of the divisor."""
     for name, values in attributes.items():
         if not values or len(values) % divisor:
             raise violation(name, f"have a positive multiple of {divisor} entries", len(values))
 
 
-def require_range(least: float, most: float, **attributes: float) -> None:
+def within(least: float, most: float, **attributes: float) -> None:
     """Raise InvalidModel where an attribute is below ``least`` or above ``most``."""
     for name, value in attributes.items():
         if not least <= value <= most:
             raise violation(name, f"be in [{least}, {most}]", value)
+
+
+def holds(ctx: Lowering, condition: Dim, subject: str, expected: str, got: object) -> None:
+    """Raise InvalidModel where the condition is 0, or fail the Run that finds it so; see `violation`."""
+    if ctx.known(condition) is not True:
+        ctx.require(condition, _message(subject, expected, got))
+
+
+def shape(ctx: Lowering, shape: Sequence[Dim], **inputs: Tensor | None) -> None:
+    """Check that the inputs have this shape. Raise InvalidModel for another rank."""
+    for name, x in inputs.items():
+        if x is None:
+            continue
+        that(x.rank == len(shape), name, f"have the shape {list(shape)}", list(x.shape))
+        for dim, wanted in zip(x.shape, shape, strict=True):
+            holds(ctx, eq(dim, wanted), name, f"have the shape {list(shape)}", list(x.shape))
+
+
+def dim(ctx: Lowering, axis: int, size: Dim, **inputs: Tensor | None) -> None:
+    """Check that the inputs have this size in one dimension."""
+    for name, x in inputs.items():
+        if x is not None:
+            holds(ctx, eq(x.shape[axis], size), name, f"have the size {size!r} in dimension {axis}", list(x.shape))
+
+
+def size(ctx: Lowering, size: Dim, **inputs: Tensor | None) -> None:
+    """Check that the inputs have this number of elements."""
+    for name, x in inputs.items():
+        if x is not None:
+            expected = "have one element" if size == 1 else f"have {size!r} elements"
+            holds(ctx, eq(x.size, size), name, expected, list(x.shape))
+
+
+def scalar(ctx: Lowering, **inputs: Tensor | None) -> None:
+    """Check that each input has one element."""
+    size(ctx, 1, **inputs)
+
+
+def broadcast(ctx: Lowering, shape: Sequence[Dim], **inputs: Tensor | None) -> None:
+    """Check that the inputs broadcast to this shape. Raise InvalidModel for a greater rank."""
+    for name, x in inputs.items():
+        if x is None:
+            continue
+        that(x.rank <= len(shape), name, f"have at most rank {len(shape)}", f"rank {x.rank}")
+        for dim, wanted in zip(x.shape, shape[len(shape) - x.rank :], strict=True):
+            holds(ctx, logical_or(eq(dim, 1), eq(dim, wanted)), name, f"broadcast to {list(shape)}", list(x.shape))
+
+
+def multiple_of(ctx: Lowering, size: Dim, divisor: Dim, subject: str) -> None:
+    """Check that the size, which ``subject`` names, is a multiple of the divisor."""
+    holds(ctx, eq(floordiv(size, divisor) * divisor, size), subject, f"be a multiple of {divisor!r}", size)
+
+
+def least_dim(ctx: Lowering, minimum: Dim, **numbers: Dim) -> None:
+    """Check that no number is below the minimum."""
+    for name, number in numbers.items():
+        holds(ctx, le(minimum, number), name, f"be at least {minimum!r}", number)

@@ -122,7 +122,7 @@ def test_a_shape_of_unknown_rank_that_the_device_computes_is_declined() -> None:
     computed = b.node("Negative", x, dtype=DType.INT64)
     assert reasons(b.graph(b.node("Reshape", y, computed))) == [
         ("", ""),
-        ("shape", "shape of Reshape has a number of elements that is not known before the Run"),
+        ("shape", "Reshape: shape has a number of elements that is not known before the Run"),
     ]
 
 

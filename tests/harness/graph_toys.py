@@ -78,7 +78,7 @@ def row(ctx: Lowering, x: Tensor, *, index: int) -> Tensor:
 
 @op("Reshape", domain=DOMAIN)
 def reshape(ctx: Lowering, x: Tensor, shape: Tensor) -> Tensor:
-    dims = ctx.host_values(shape, "shape of Reshape")
+    dims = ctx.host_values(shape, "shape")
     known = product(dims)  # one dimension may be -1
     dims = tuple(select(eq(dim, -1), floordiv(x.size, -1 * known), dim) for dim in dims)
     ctx.require(eq(product(dims), x.size), "the number of elements changes")

@@ -223,11 +223,14 @@ def test_quantized_caches_and_bounds_of_the_caller(kind: str, real: int) -> None
 
 
 def test_bytes_without_a_meaning() -> None:
-    """A cache of bytes needs the name of its elements, and there are no floats of 4 bits."""
+    """A cache of bytes needs the name of its elements, and there are no the element type of key_cache is float4e2m1."""
     inputs: list[Array | None] = [np.ones((1, heads * SIZE), np.float16) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     inputs += [codes(BLOCKS, BLOCK, KV_HEADS, SIZE // 2, seed=i) for i in (1, 2)]
     inputs += [starts([1]), int32([0]), TABLE[:1], *[None] * 6, *[np.ones(1, np.float32)] * 2]
-    for name, reason in (("", "elements of the type ''"), ("float4e2m1", "floats of 4 bits")):
+    for name, reason in (
+        ("", "elements of the type ''"),
+        ("float4e2m1", "the element type of key_cache is float4e2m1"),
+    ):
         attributes = ATTRIBUTES | {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR"}
         attributes |= {"k_cache_dtype": name, "v_cache_dtype": name}
         with pytest.raises((Unsupported, NodeError), match=reason):

@@ -40,7 +40,7 @@ def test_rfft_and_irfft() -> None:
     check_node("Rfft", [signal], {"signal_ndim": 2}, reals=[FLOAT], reference=lambda x: spectrum, tolerance=1e-5)
     check_node("Irfft", [spectrum], {"signal_ndim": 2}, reals=[FLOAT], reference=reference, tolerance=1e-5)
     session = ep_session(node_model("Irfft", [spectrum], {"signal_ndim": 2}, [FLOAT]), DISABLED)
-    with pytest.raises(Exception, match="two parts of a number"):
+    with pytest.raises(Exception, match="must have the size 2"):
         session.run(None, {"x0": spectrum[..., :1]})
 
 
@@ -86,7 +86,7 @@ def test_conv_transpose_with_dynamic_pads() -> None:
     whole = session.run(None, {"x0": inputs[0], "x2": np.zeros(4, np.int64), "x3": inputs[3]})[0]
     cut = session.run(None, {"x0": inputs[0], "x2": pads, "x3": inputs[3]})[0]
     np.testing.assert_array_equal(cut, whole[:, :, 1:-2, : whole.shape[3] - 1])
-    with pytest.raises(Exception, match="negative pad"):
+    with pytest.raises(Exception, match="pads must be at least 0"):
         session.run(None, {"x0": inputs[0], "x2": -pads, "x3": inputs[3]})
 
 

@@ -125,14 +125,14 @@ def test_conv_transpose_pads_to_the_stride_times_the_input(auto_pad: str) -> Non
 
 
 def test_a_kernel_larger_than_the_padded_input_fails_the_run() -> None:
-    with pytest.raises(Exception, match="larger than the padded input"):
+    with pytest.raises(Exception, match="a window must be at most the padded input"):
         run_op("Conv", [noise(1, (1, 1, 2, 2)), noise(2, (1, 1, 3, 3))], dynamic=True, constant=[1])
 
 
 @pytest.mark.parametrize(
     ("attributes", "reason"),
     [
-        ({"pads": [-1, 0, 0, 0]}, "negative pads"),
+        ({"pads": [-1, 0, 0, 0]}, "pads is .*; supported: sizes"),
         ({"kernel_shape": [2, 2]}, "kernel_shape must be one of"),
         ({"strides": [1]}, "strides must have 2 entries, got 1"),
         ({"strides": [0, 1]}, "strides must have entries of at least 1"),

@@ -76,7 +76,7 @@ def test_gemm_is_numpys(
 
 
 def test_gemm_of_integers_with_factors_is_declined() -> None:
-    with pytest.raises(NodeError, match="alpha or beta"):
+    with pytest.raises(NodeError, match="alpha, beta"):
         run_op("Gemm", [noise(1, (3, 3), "int32"), noise(2, (3, 3), "int32")], {"alpha": 2.0})
 
 

@@ -299,7 +299,7 @@ def test_the_index_of_an_extreme_is_that_of_nan(name: str, axis: int) -> None:
 def test_the_index_of_an_extreme_needs_elements_only_where_there_is_a_result(name: str, dynamic: bool) -> None:
     (empty,) = run_op(name, [np.zeros((0, 0), np.float32)], {"axis": 0}, dynamic=dynamic)
     assert empty.shape == (1, 0)
-    with pytest.raises(Exception, match="the index of an extreme along axis 0"):
+    with pytest.raises(Exception, match="data must have elements along axis 0"):
         run_op(name, [np.zeros((0, 3), np.float32)], {"axis": 0}, dynamic=dynamic)
 
 

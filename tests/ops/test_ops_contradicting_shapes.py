@@ -68,16 +68,16 @@ def test_an_input_of_another_size_is_refused(
     outputs = {"LSTM": 3, "BatchNormalization": 3, "LinearAttention": 2, "CausalConvWithState": 2}.get(op_type, 1)
     opset = {"GroupNormalization": 18, "LinearAttention": 27, "CausalConvWithState": 27}.get(op_type, 24)
     arrays = [np.ones(own, dtype) for dtype, own in given]
-    with pytest.raises(REFUSED, match=r"another size|one number|more elements|one element per group"):
+    with pytest.raises(REFUSED, match=r"must (have|broadcast|be)"):
         run_op(op_type, arrays, attributes, opset, outputs=outputs, dynamic=dynamic)
 
 
 @pytest.mark.parametrize(
     ("op_type", "attributes", "inputs", "message"),
     [
-        ("OneHot", {}, [np.zeros(2, i64), np.array(-1), np.zeros(2, f)], "negative depth"),
-        ("Resize", {}, [np.zeros((4, 4), f), None, np.array([1, -1], f)], "not above 0"),
-        ("Resize", {}, [np.zeros((4, 4), f), None, np.array([np.nan, 1], f)], "not above 0"),
+        ("OneHot", {}, [np.zeros(2, i64), np.array(-1), np.zeros(2, f)], "depth must be at least 0"),
+        ("Resize", {}, [np.zeros((4, 4), f), None, np.array([1, -1], f)], "must be positive"),
+        ("Resize", {}, [np.zeros((4, 4), f), None, np.array([np.nan, 1], f)], "must be positive"),
         ("Tile", {}, [np.zeros((3, 4), f), np.array([2**62, 4])], "64-bit"),
         ("Pad", {}, [np.zeros((3, 4), f), np.array([2**61, 0, 2**61, 0])], "64-bit"),
     ],

@@ -236,7 +236,7 @@ def test_batch_statistics_do_not_cancel(dtype: type[np.generic]) -> None:
 @pytest.mark.parametrize("training", [0, 1])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_parameters_of_another_size_are_refused(training: int, dynamic: bool) -> None:
-    with pytest.raises(REFUSED, match="another size"):
+    with pytest.raises(REFUSED, match="must have"):
         run_op("BatchNormalization", [floats(2, 1, 4), *floats(4, 3)], {"training_mode": training}, 15, dynamic=dynamic)
 
 

@@ -146,7 +146,7 @@ def test_ranges_of_integers_are_exact_up_to_the_ends_of_64_bits(limits: tuple[in
 @pytest.mark.parametrize("constant", [(), (2,)])
 def test_a_step_of_range_without_a_magnitude_is_an_error_of_its_node(constant: tuple[int, ...]) -> None:
     inputs = [number(limit) for limit in (LARGEST, SMALLEST, SMALLEST)]
-    with pytest.raises((NodeError, PluginError), match=r"\(Range\)'?: Range with a delta of -2\*\*63"):
+    with pytest.raises((NodeError, PluginError), match=r"\(Range\)'?: delta must be above -2\*\*63"):
         run_op("Range", inputs, constant=constant)
 
 
@@ -159,7 +159,9 @@ def test_a_range_of_too_many_elements_is_an_error_of_its_node() -> None:
 @pytest.mark.parametrize("limits", [(0, math.nan, 1), (math.nan, 1, 1), (0, 1, math.nan), (0, 1, 0)])
 @pytest.mark.parametrize("constant", [(), (0, 1, 2)])
 def test_a_range_of_floats_without_a_number_of_elements_is_an_error(limits: Any, constant: Any) -> None:
-    with pytest.raises((NodeError, PluginError), match=r"\(Range\)'?: Range with a delta of 0, or with numbers"):
+    with pytest.raises(
+        (NodeError, PluginError), match=r"\(Range\)'?: start, limit and delta must give a number of elements"
+    ):
         run_op("Range", [number(limit, np.float32) for limit in limits], constant=constant)
 
 
@@ -189,7 +191,7 @@ def test_the_other_dimensions_of_an_input_that_adds_nothing_to_concat_do_not_mat
 
 def test_concat_refuses_rows_that_nothing_gives() -> None:
     """The CPU provider makes three rows of whatever is in memory."""
-    with pytest.raises(PluginError, match=r"\(Concat\)': the inputs of Concat differ in dimension 1"):
+    with pytest.raises(PluginError, match=r"\(Concat\)': each input must have the size .* in dimension 1"):
         run_op("Concat", [floats(3, 4), floats(3, 0)], {"axis": 0}, dynamic=True)
 
 
@@ -225,7 +227,7 @@ def test_a_convolution_to_no_channels_with_constant_weights(op_type: str, dynami
 
 
 def test_a_window_that_is_larger_by_more_than_a_stride_is_an_error_of_its_node() -> None:
-    with pytest.raises(PluginError, match=r"\(MaxPool\)': the window is larger than the padded input by more than"):
+    with pytest.raises(PluginError, match=r"\(MaxPool\)': the number of windows must be at least 0"):
         run_op("MaxPool", [floats(1, 1, 3, 3)], {"kernel_shape": [5, 5]}, dynamic=True)
 
 
@@ -237,7 +239,9 @@ def test_pad_adds_what_is_made_of_the_elements_that_it_leaves(mode: str) -> None
 
 
 def test_pad_has_nothing_to_add_to_an_axis_of_which_it_leaves_nothing() -> None:
-    with pytest.raises((NodeError, PluginError), match=r"\(Pad\)'?: Pad of an empty dimension in mode 'edge'"):
+    with pytest.raises(
+        (NodeError, PluginError), match=r"\(Pad\)'?: data must have elements in each dimension that mode 'edge' pads"
+    ):
         run_op("Pad", [floats(3, 4), ints(-3, 0, 3, 0)], {"mode": "edge"})
 
 
@@ -317,13 +321,13 @@ def test_remainders_of_64_bit_integers_are_exact() -> None:
 @pytest.mark.parametrize(
     ("op_type", "inputs", "attributes", "outputs", "text"),
     [
-        ("TopK", [floats(2, 4), ints(1, 1)], {}, 2, "k of TopK has 2 elements, not one"),
-        ("Trilu", [floats(3, 4), ints(1, 2)], {}, 1, "k of Trilu has 2 elements, not one"),
-        ("CumSum", [floats(2, 3), ints(0, 1)], {}, 1, "axis of CumSum must have one element, got 2"),
+        ("TopK", [floats(2, 4), ints(1, 1)], {}, 2, "k has 2 elements, not one"),
+        ("Trilu", [floats(3, 4), ints(1, 2)], {}, 1, "k has 2 elements, not one"),
+        ("CumSum", [floats(2, 3), ints(0, 1)], {}, 1, "axis must have one element, got 2"),
         ("OneHot", [ints(1), number(math.nan, np.float32), floats(2)], {}, 1, "depth must be finite, got nan"),
         ("Pad", [floats(3, 4), ints(1, 0, 0, 0), floats(2)], {}, 1, "an input that is one number has another number"),
         ("Pad", [floats(3, 4), ints(1, 0, 0, 0), floats(0)], {}, 1, "an input that is one number has another number"),
-        ("Clip", [floats(3), floats(0)], {}, 1, "min and max of Clip are one number each"),
+        ("Clip", [floats(3), floats(0)], {}, 1, "min must have one element"),
         ("Split", [floats(4, 2)], {"num_outputs": 3}, 2, "num_outputs must be one of 2, got 3"),
         (
             "Split",

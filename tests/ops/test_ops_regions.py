@@ -118,7 +118,7 @@ def test_col2im(rank: int, dtype: type[np.generic], plain: bool, data: st.DataOb
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("shape", [(1, 5, 4), (1, 4, 5)])
 def test_col2im_of_blocks_that_do_not_fit_is_refused(shape: tuple[int, ...], dynamic: bool) -> None:
-    with pytest.raises(REFUSED, match=r"not a multiple|than blocks"):
+    with pytest.raises(REFUSED, match=r"a multiple of|the size 4"):
         run_op("Col2Im", [floats(*shape), np.array([3, 3]), np.array([2, 2])], constant=(1, 2), dynamic=dynamic)
 
 
@@ -157,7 +157,7 @@ def test_max_unpool_ignores_indices_outside() -> None:
     indices = np.array([[[-1, 4, 2**62, -(2**63)]]])
     (y,) = run_op("MaxUnpool", [np.ones((1, 1, 4), np.float32), indices], {"kernel_shape": [1]})
     assert y.tolist() == [[[0, 0, 0, 0]]]
-    with pytest.raises(REFUSED, match="one index per element"):
+    with pytest.raises(REFUSED, match="I must have the shape"):
         run_op("MaxUnpool", [np.ones((1, 1, 4), np.float32), indices[..., :3]], {"kernel_shape": [1]}, dynamic=True)
 
 

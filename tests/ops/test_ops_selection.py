@@ -115,7 +115,7 @@ def test_top_k_with_a_k_that_the_device_computes() -> None:
         feeds = {"x": x, "f": np.array([k], np.float32)}
         for y, expected in zip(session.run(None, feeds), on_cpu(model, list(feeds.values())), strict=True):
             np.testing.assert_array_equal(y, expected)
-    with pytest.raises(Exception, match="k of TopK"):
+    with pytest.raises(Exception, match="k must be in"):
         session.run(None, {"x": x, "f": np.array([10], np.float32)})
 
 

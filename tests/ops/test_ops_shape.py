@@ -265,9 +265,9 @@ def test_a_shape_that_is_an_input_is_read_back() -> None:
 
 
 def test_a_shape_that_does_not_fit_is_an_error_of_the_run_that_names_the_node() -> None:
-    with pytest.raises(PluginError, match=r"Reshape.*another number of elements"):
+    with pytest.raises(PluginError, match=r"Reshape.*shape must have the 24 elements"):
         run_op("Reshape", [numbered((4, 6)), ints(5, 5)], dynamic=False)
-    with pytest.raises((NodeError, InvalidModel), match="another number of elements"):
+    with pytest.raises((NodeError, InvalidModel), match="shape must have the 24 elements"):
         run_op("Reshape", [numbered((4, 6)), ints(5, 5)], constant=[1])
 
 
@@ -279,7 +279,7 @@ def test_a_negative_dimension_is_an_error_though_the_number_of_elements_fits(
     operator: str, shape: tuple[int, ...]
 ) -> None:
     inputs = {"Reshape": [numbered((2, 3)), ints(*shape)], "Expand": [numbered((1, 1)), ints(*shape)]}
-    with pytest.raises(PluginError, match=rf"{operator}.* dimension"):
+    with pytest.raises(PluginError, match=rf"{operator}.* shape must be at least"):
         run_op(operator, inputs.get(operator, [ints(*shape)]))
 
 
@@ -293,9 +293,9 @@ def test_a_reshape_of_nothing_infers_from_the_dimensions_that_are_not_empty(kept
 
 def test_a_reshape_of_nothing_that_tells_no_size_is_an_error_of_the_run() -> None:
     x = np.zeros((0, 7), np.float32)
-    with pytest.raises((PluginError, NodeError), match=r"Reshape.* leaves a size open"):
+    with pytest.raises((PluginError, NodeError), match=r"Reshape.* no empty dimension beside -1"):
         run_op("Reshape", [x, ints(0, -1)])
-    with pytest.raises((PluginError, NodeError), match=r"Reshape.*another number of elements"):
+    with pytest.raises((PluginError, NodeError), match=r"Reshape.*shape must have the 0 elements"):
         run_op("Reshape", [x, ints(0, 3, -1)], {"allowzero": 1})
 
 
@@ -367,8 +367,12 @@ def test_what_is_not_implemented_is_declined_with_its_kind() -> None:
     square = np.ones((2, 2), np.int32)
     image, grid = np.ones((1, 1, 2, 2), bool), np.zeros((1, 2, 2, 2), np.float32)
     calls: list[tuple[str, str, Callable[[], object]]] = [
-        ("alpha or beta", "attribute", lambda: run_op("Gemm", [square, square], {"alpha": 2.0})),
-        ("of booleans", "dtype", lambda: run_op("GridSample", [image, grid], {"mode": "linear"}, 20)),
+        ("alpha, beta.* is", "attribute", lambda: run_op("Gemm", [square, square], {"alpha": 2.0})),
+        (
+            "mode of booleans is",
+            "dtype",
+            lambda: run_op("GridSample", [image, grid], {"mode": "linear"}, 20),
+        ),
     ]
     for error, kind, call in calls:
         with pytest.raises(NodeError, match=error) as caught:
@@ -452,9 +456,9 @@ def test_range_of_floats_in_a_plan_for_the_sizes_of_a_run() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
 def test_range_with_a_delta_of_0_names_the_node(dtype: type[np.generic]) -> None:
-    with pytest.raises(PluginError, match=r"y0 \(Range\)'?: Range with a delta of 0"):
+    with pytest.raises(PluginError, match=r"y0 \(Range\)'?: (delta must not be 0|start, limit and delta must)"):
         run_op("Range", scalars(dtype, 1, 5, 0))
-    with pytest.raises(NodeError, match="delta of 0"):
+    with pytest.raises(NodeError, match=r"delta (must not be|other than) 0"):
         run_op("Range", scalars(dtype, 1, 5, 0), constant=[0, 1, 2])
 
 

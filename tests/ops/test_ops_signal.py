@@ -79,5 +79,5 @@ def test_center_crop_pad(size: tuple[int, ...]) -> None:
 
 
 def test_a_signal_of_neither_real_nor_complex_numbers_names_the_node() -> None:
-    with pytest.raises(PluginError, match=r"DFT.*neither real nor complex"):
+    with pytest.raises(PluginError, match=r"DFT.*must be 1 for real or 2 for complex"):
         run_op("DFT", [signal(2, 8, 3), None, np.array(1, np.int64)], constant=[2], dynamic=True)

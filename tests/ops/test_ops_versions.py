@@ -167,7 +167,7 @@ def test_unknown_attributes_and_types_are_declined_and_missing_inputs_are_errors
     with pytest.raises(Unsupported, match="'beta'") as caught:
         operator.bind_attributes({"beta": 0.5})
     assert caught.value.kind == "attribute"
-    with pytest.raises(Unsupported, match="T = i32") as caught:
+    with pytest.raises(Unsupported, match="the type T of x is i32") as caught:
         operator.check_inputs([DType.INT32])
     assert caught.value.kind == "dtype"
     with pytest.raises(InvalidModel, match="'x'"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,24 +12,106 @@ from typing import Any
 import pytest
 
 import ort_cuda_plugin
-from ort_cuda_plugin.model.ir import DType, InvalidModel
-from ort_cuda_plugin.ops import requirements as r
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops import registry
+from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.program.expressions.symbolic import Dim, symbol
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering, Tensor
 
 OPERATORS = Path(ort_cuda_plugin.__file__).parent / "ops"
 
-#: Messages that no helper writes, by file: those of the table, whose subject is a missing input, and one that a Run
-#: gives as well. May only shrink.
-OTHERS = {"onnx/tensor/shape.py": 2, "registry.py": 4, "requirements.py": 1}
+EXPECTED = re.compile(
+    r"(add up to|agree|be|broadcast|divide|fit|give|have|hold|leave|name|not be|rotate|stay within)\b.*[^.]", re.DOTALL
+)
+"""What must be, as it stands behind "must"."""
+OTHERS = {"registry.py": 7}
+"""Messages that no helper writes, by file: missing inputs and operators, which have no value. May only shrink."""
+
+
+def calls(path: Path) -> list[ast.Call]:
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+
+
+def text(argument: ast.expr) -> str:
+    """A message, with {} for what it is filled with; "" for what no literal is."""
+    if isinstance(argument, ast.Constant):
+        return str(argument.value)
+    if isinstance(argument, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in argument.values)
+    return ""
 
 
 def test_messages_of_operators_are_written_by_the_helpers() -> None:
     others = {}
     for path in sorted(OPERATORS.rglob("*.py")):
-        calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
-        count = sum(isinstance(call.func, ast.Name) and call.func.id == "InvalidModel" for call in calls)
-        if count:
+        direct = [ast.unparse(call.func) for call in calls(path)]
+        count = sum(direct.count(name) for name in ("InvalidModel", "Unsupported", "ctx.require", "ctx.require_shape"))
+        if count and path.name != "requirements.py":
             others[str(path.relative_to(OPERATORS))] = count
     assert others == OTHERS
+
+
+def test_messages_say_what_must_be_and_what_is_supported() -> None:
+    """The operator stands before each message, so that none names it again."""
+    operators = {row.name for row in registry.operators()}
+    wrong = []
+    for path in sorted(OPERATORS.rglob("*.py")):
+        for call in calls(path):
+            name = ast.unparse(call.func).removeprefix("require.")
+            places = {"that": (1, 2), "violation": (0, 1), "holds": (2, 3), "unsupported": (1, 3)}.get(name)
+            if places is None or not ast.unparse(call.func).startswith("require."):
+                continue
+            if any(isinstance(argument, ast.Starred) for argument in call.args):
+                continue
+            subject, expected = (text(call.args[place]) for place in places)
+            fits = name == "unsupported" or not expected or EXPECTED.fullmatch(expected)
+            names_operator = operators & set(re.findall(r"\bof ([A-Z]\w+)", subject + " " + expected))
+            if not fits or names_operator or subject[:1].isdigit() or subject.endswith((".", ":")):
+                wrong.append(f"{path.relative_to(OPERATORS)}:{call.lineno}: {subject} must {expected}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("condition", [0, symbol(0, "n", 3) - 3])
+def test_sizes_are_checked_when_a_plan_is_made_or_in_the_run(condition: Dim) -> None:
+    ctx = Lowering(DeviceProperties())
+    if isinstance(condition, int):
+        with pytest.raises(InvalidModel, match=r"^depth must be positive, got -1$"):
+            require.holds(ctx, condition, "depth", "be positive", -1)
+    else:
+        require.holds(ctx, condition, "depth", "be positive", condition)
+        assert [each.message for each in ctx.trace.requirements] == [f"depth must be positive, got {condition!r}"]
+
+
+def test_shapes_are_checked_by_the_names_of_sizes() -> None:
+    ctx, n = Lowering(DeviceProperties()), symbol(0, "n", 3)
+    x = ctx.empty((n, 2), DType.FLOAT32)
+    require.shape(ctx, (n, 2), x=x, left_out=None)
+    require.size(ctx, 2 * n, x=x)
+    require.broadcast(ctx, (4, n, 2), x=x)
+    require.multiple_of(ctx, 6 * n, 3, "a size")
+    assert ctx.trace.requirements == []
+    checks: list[tuple[Callable[[], None], str]] = [
+        (lambda: require.shape(ctx, (n, 3), x=x), r"x must have the shape \[n, 3\], got \[n, 2\]"),
+        (lambda: require.shape(ctx, (n,), x=x), r"x must have the shape \[n\], got \[n, 2\]"),
+        (lambda: require.dim(ctx, 1, 4, x=x), r"x must have the size 4 in dimension 1, got \[n, 2\]"),
+        (lambda: require.broadcast(ctx, (n, 3), x=x), r"x must broadcast to \[n, 3\], got \[n, 2\]"),
+        (lambda: require.multiple_of(ctx, 7, 2, "a size"), "a size must be a multiple of 2, got 7"),
+        (lambda: require.least_dim(ctx, 0, depth=-1), "depth must be at least 0, got -1"),
+    ]
+    for broken, message in checks:
+        with pytest.raises(InvalidModel, match=f"^{message}$"):
+            broken()
+    require.scalar(ctx, x=x)
+    assert [each.message for each in ctx.trace.requirements] == ["x must have one element, got [n, 2]"]
+
+
+def test_a_declined_node_says_which_operator_has_what_and_what_is_supported() -> None:
+    row, ctx = registry.lookup("", "RoiAlign", 16), Lowering(DeviceProperties())
+    x, rois, of_image = (ctx.empty(shape, DType.FLOAT32) for shape in ((1, 1, 4, 4), (1, 4), (1,)))
+    with pytest.raises(Unsupported, match=r"^RoiAlign: sampling_ratio is 4096; supported: up to 1024$"):
+        row.lower(ctx, [x, rois, Tensor(DType.INT64, (1,), of_image.buffer)], {"sampling_ratio": 4096})
+    with pytest.raises(Unsupported, match=r"^RoiAlign: the type T1 of x is i32; supported: bf16, f16, f32, f64$"):
+        row.lower(ctx, [Tensor(DType.INT32, x.shape, x.buffer), rois, of_image], {})
 
 
 def tensor(rank: int, dtype: DType = DType.FLOAT32) -> Any:
@@ -38,19 +121,19 @@ def tensor(rank: int, dtype: DType = DType.FLOAT32) -> Any:
 @pytest.mark.parametrize(
     ("broken", "text"),
     [
-        (lambda: r.require(False, "pads", "have 4 entries", 3), "pads must have 4 entries, got 3"),
-        (lambda: r.require_rank(2, router_probs=tensor(3)), "router_probs must have rank 2, got rank 3"),
-        (lambda: r.require_rank((2, 3), x=tensor(2), y=tensor(4)), "y must have rank 2 or 3, got rank 4"),
-        (lambda: r.require_least_rank(1, gate=tensor(0)), "gate must have at least rank 1, got rank 0"),
-        (lambda: r.require_least(1, max_distance=0), "max_distance must be at least 1, got 0"),
-        (lambda: r.require_range(0, 1, ratio=1.5), r"ratio must be in \[0, 1\], got 1.5"),
-        (lambda: r.require_one_of(("a", "b"), mode="c"), "mode must be one of 'a', 'b', got 'c'"),
-        (lambda: r.require_all_or_none(key=1, value=None), "key and value must be given together .*, got key alone"),
-        (lambda: r.require_heads(6, 4), "num_heads must be a positive multiple of kv_num_heads, got 6 and 4"),
-        (lambda: r.require_block(24), "block_size must be a power of two of at least 16, got 24"),
-        (lambda: r.require_type({DType.UINT8}, zeros=tensor(1)), "zeros must have the type u8, got f32"),
-        (lambda: r.require_count((0, 2), base_values=[1]), "base_values must have 0 or 2 entries, got 1"),
-        (lambda: r.require_multiple(3, inputs=[1]), "inputs must have a positive multiple of 3 entries, got 1"),
+        (lambda: require.that(False, "pads", "have 4 entries", 3), "pads must have 4 entries, got 3"),
+        (lambda: require.rank(2, router_probs=tensor(3)), "router_probs must have rank 2, got rank 3"),
+        (lambda: require.rank((2, 3), x=tensor(2), y=tensor(4)), "y must have rank 2 or 3, got rank 4"),
+        (lambda: require.least_rank(1, gate=tensor(0)), "gate must have at least rank 1, got rank 0"),
+        (lambda: require.least(1, max_distance=0), "max_distance must be at least 1, got 0"),
+        (lambda: require.within(0, 1, ratio=1.5), r"ratio must be in \[0, 1\], got 1.5"),
+        (lambda: require.one_of(("a", "b"), mode="c"), "mode must be one of 'a', 'b', got 'c'"),
+        (lambda: require.all_or_none(key=1, value=None), "key and value must be given together .*, got key alone"),
+        (lambda: require.heads(6, 4), "num_heads must be a positive multiple of kv_num_heads, got 6 and 4"),
+        (lambda: require.block(24), "block_size must be a power of two of at least 16, got 24"),
+        (lambda: require.element_type({DType.UINT8}, zeros=tensor(1)), "zeros must have the type u8, got f32"),
+        (lambda: require.count((0, 2), base_values=[1]), "base_values must have 0 or 2 entries, got 1"),
+        (lambda: require.multiple_count(3, inputs=[1]), "inputs must have a positive multiple of 3 entries, got 1"),
     ],
 )
 def test_a_message_names_what_is_expected_and_what_was_found(broken: Callable[[], None], text: str) -> None:
@@ -59,8 +142,8 @@ def test_a_message_names_what_is_expected_and_what_was_found(broken: Callable[[]
 
 
 def test_what_fits_passes() -> None:
-    r.require_rank(2, given=tensor(2), left_out=None)
-    r.require_all_or_none(key=None, value=None)
-    r.require_all_or_none(key=1, value=2)
-    r.require_heads(6, 3)
-    r.require_count(range(3), names=["a", "b"])
+    require.rank(2, given=tensor(2), left_out=None)
+    require.all_or_none(key=None, value=None)
+    require.all_or_none(key=1, value=2)
+    require.heads(6, 3)
+    require.count(range(3), names=["a", "b"])

@@ -66,7 +66,7 @@ def test_a_node_of_our_own_without_a_context_is_an_error() -> None:
 
 
 def test_a_node_of_com_microsoft_that_nobody_runs_is_named_with_the_reason() -> None:
-    with pytest.raises(NoProviderError, match=r"'lost' \(com.microsoft.Rfft-1\): Rfft with onesided = 1, normalized"):
+    with pytest.raises(NoProviderError, match=r"'lost' \(com.microsoft.Rfft-1\): Rfft: .*normalized. is"):
         ort_cuda_plugin.session(only_on_gpus(), emulate=True)
 
 

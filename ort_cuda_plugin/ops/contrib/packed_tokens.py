@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops.requirements import require_range, require_rank, violation
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le, logical_or, lt
@@ -27,13 +27,19 @@ class PackedTokens:
 
     def __init__(self, ctx: Lowering, bounds: Tensor, total: Dim, name: str, *, empty: bool = False) -> None:
         """``name`` is the operator's, for messages. With ``empty`` there may be sequences without tokens."""
-        require_rank(1, cumulative_sequence_length=bounds)
+        require.rank(1, cumulative_sequence_length=bounds)
         self._ctx, self._bounds, self._total = ctx, bounds, total
         self.count = bounds.shape[0] - 1
         enough = logical_or(lt(0, self.count), eq(total, 0)) if empty else lt(0, self.count)
-        ctx.require(enough, f"{name}: the bounds of the sequences have fewer than two elements")
+        require.holds(ctx, enough, "cumulative_sequence_length", "have at least 2 elements", bounds.shape[0])
         if not empty:
-            ctx.require(le(self.count, total), f"{name} of more sequences than tokens")
+            require.holds(
+                ctx,
+                le(self.count, total),
+                "cumulative_sequence_length",
+                f"be for at most {total!r} sequences, one for each token",
+                self.count,
+            )
         self._owners: Tensor | None = None
 
     def range(self, maps: IndexMap, sequence: Scalar) -> tuple[Scalar, Scalar]:
@@ -88,6 +94,6 @@ class PackedTokens:
 
 def check_capture(name: str, capacity: int, count: Tensor | None) -> None:
     """Raises InvalidModel unless a node has a count of states to capture exactly where it has room for them."""
-    require_range(0, MAX_CAPTURED, state_update_capacity=capacity)
+    require.within(0, MAX_CAPTURED, state_update_capacity=capacity)
     if (count is not None) != (capacity > 0):
-        raise violation("capture_count", "be given exactly with a positive state_update_capacity", capacity)
+        raise require.violation("capture_count", "be given exactly with a positive state_update_capacity", capacity)

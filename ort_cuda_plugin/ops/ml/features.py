@@ -8,16 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import Array, DType, Unsupported
+from ort_cuda_plugin.model.ir import Array, DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.registry import INDICES, T1, Int64, T, op
-from ort_cuda_plugin.ops.requirements import (
-    require,
-    require_count,
-    require_least,
-    require_least_rank,
-    require_one_of,
-    violation,
-)
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import eq, sym_min
@@ -41,15 +34,23 @@ def _per_feature(ctx: Lowering, x: Tensor, values: Array, what: str) -> Tensor:
     """One value for all elements, or one for each of the last dimension of a matrix or vector."""
     if len(values) != 1:
         if x.rank not in (1, 2):
-            raise Unsupported("shape", f"{what} for each feature of a tensor of rank {x.rank}")
-        ctx.require(eq(x.shape[-1], len(values)), f"{what} has another number of entries than a row has features")
+            raise require.unsupported(
+                "shape", f"the rank of X for {what} with one entry for each feature", x.rank, "1 and 2"
+            )
+        require.holds(
+            ctx,
+            eq(x.shape[-1], len(values)),
+            what,
+            f"have one entry, or one for each of {x.shape[-1]!r} features",
+            len(values),
+        )
     return ctx.constant(values)
 
 
 @op("ArrayFeatureExtractor", domain=DOMAIN, since=1, types={"T": NUMBERS})
 def array_feature_extractor(ctx: Lowering, x: T, y: Int64) -> Tensor:
     """Some elements of the last dimension; an index outside of it gives 0."""
-    require_least_rank(1, X=x)
+    require.least_rank(1, X=x)
     places = reshape(ctx, y, [y.size])
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -73,10 +74,10 @@ def binarizer(ctx: Lowering, x: T, *, threshold: float = 0.0) -> Tensor:
 @op("Scaler", domain=DOMAIN, since=1, types={"T": NUMBERS})
 def scaler(ctx: Lowering, x: T, *, offset: tuple[float, ...] = (), scale: tuple[float, ...] = ()) -> Tensor:
     if not offset or not scale:
-        raise violation("offset and scale", "be given", "one of them or neither")
+        raise require.violation("offset and scale", "be given", "one of them or neither")
     offsets, factors = (
         _per_feature(ctx, x, np.array(values, np.float32), what)
-        for values, what in ((offset, "the offset of Scaler"), (scale, "the scale of Scaler"))
+        for values, what in ((offset, "the offset"), (scale, "the scale"))
     )
 
     def scaled(value: Scalar, offset: Scalar, factor: Scalar) -> Scalar:
@@ -90,9 +91,9 @@ def scaler(ctx: Lowering, x: T, *, offset: tuple[float, ...] = (), scale: tuple[
 @op("Normalizer", domain=DOMAIN, since=1, types={"T": NUMBERS})
 def normalizer(ctx: Lowering, x: T, *, norm: str = "MAX") -> Tensor:
     """A row whose norm is 0 stays as it is."""
-    require_one_of(("MAX", "L1", "L2"), norm=norm)
+    require.one_of(("MAX", "L1", "L2"), norm=norm)
     if x.rank not in (1, 2):
-        raise Unsupported("shape", f"Normalizer of a tensor of rank {x.rank}")
+        raise require.unsupported("shape", "the rank of X", x.rank, "1 and 2")
 
     def program(row: Row, element: Scalar) -> tuple[list[Scalar], list[Scalar]]:
         value = real(element)
@@ -119,9 +120,9 @@ def imputer(
 ) -> Tensor:
     values: Sequence[float] = imputed_value_floats if x.dtype.is_float else imputed_value_int64s
     if not values:
-        raise violation("the imputed values", f"be given for the type {x.dtype.short} of the input", "none")
+        raise require.violation("the imputed values", f"be given for the type {x.dtype.short} of the input", "none")
     # An int32 row may stand beside a value that int32 does not hold.
-    imputed = _per_feature(ctx, x, np.array(values).astype(x.dtype.numpy), "the imputed values of Imputer")
+    imputed = _per_feature(ctx, x, np.array(values).astype(x.dtype.numpy), "the imputed values")
     wanted = replaced_value_float if x.dtype.is_float else replaced_value_int64
 
     replaced = ctx.constant(np.array(wanted).astype(x.dtype.numpy))
@@ -138,10 +139,10 @@ def one_hot_encoder(
     ctx: Lowering, x: T, *, cats_int64s: tuple[int, ...] = (), cats_strings: tuple[str, ...] = (), zeros: int = 1
 ) -> Tensor:
     if cats_strings or not cats_int64s:
-        raise Unsupported("dtype", "OneHotEncoder without categories that are integers")
+        raise require.unsupported("dtype", "cats_strings", "given, or cats_int64s left out", "integer categories")
     if not zeros:
-        raise Unsupported("attribute", "OneHotEncoder that fails for what is in no category")
-    require(len(set(cats_int64s)) == len(cats_int64s), "cats_int64s", "name each category once", list(cats_int64s))
+        raise require.unsupported("attribute", "zeros", zeros, "1: a value in no category gives zeros")
+    require.that(len(set(cats_int64s)) == len(cats_int64s), "cats_int64s", "name each category once", list(cats_int64s))
     categories = ctx.constant(np.array(cats_int64s, np.int64))
 
     def hot(value: Scalar, category: Scalar) -> Scalar:
@@ -153,16 +154,18 @@ def one_hot_encoder(
 @op("FeatureVectorizer", domain=DOMAIN, since=1, types={"T1": NUMBERS})
 def feature_vectorizer(ctx: Lowering, *inputs: T1, inputdimensions: tuple[int, ...] = ()) -> Tensor:
     """The inputs beside each other, each cut off at its number of columns or filled with zeros to it."""
-    require_count(len(inputs), inputdimensions=inputdimensions)
-    require_least(0, inputdimensions=min(inputdimensions, default=0))
+    require.count(len(inputs), inputdimensions=inputdimensions)
+    require.least(0, inputdimensions=min(inputdimensions, default=0))
     if any(x.rank not in (1, 2) for x in inputs):
-        raise Unsupported("shape", "FeatureVectorizer of tensors that are neither matrices nor vectors")
+        raise require.unsupported(
+            "shape", "the rank of an input", next(x.rank for x in inputs if x.rank not in (1, 2)), "1 and 2"
+        )
     tables = [x if x.rank == 2 else unsqueeze(ctx, x, [0]) for x in inputs]
     rows = tables[0].shape[0]
     result = full(ctx, (rows, sum(inputdimensions)), 0, DType.FLOAT32)
     start = 0
     for x, width in zip(tables, inputdimensions, strict=True):
-        ctx.require(eq(x.shape[0], rows), "the inputs of FeatureVectorizer have different numbers of rows")
+        require.dim(ctx, 0, rows, **{"each input": x})
         shape = (rows, sym_min(x.shape[1], width))
         copy_into(
             ctx,

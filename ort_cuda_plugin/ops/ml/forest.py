@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ort_cuda_plugin.model.ir import Constant, Unsupported
-from ort_cuda_plugin.ops.requirements import require, require_count, violation
+from ort_cuda_plugin.model.ir import Constant
+from ort_cuda_plugin.ops import requirements as require
 
 Ints = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.floating]
@@ -89,7 +89,7 @@ def make_forest(nodes: Nodes, leaves: Ints, targets: Ints, weights: Numbers, num
 
     Raises InvalidModel for what contradicts itself, Unsupported for trees that are too deep.
     """
-    require(0 < num_targets <= _MAX_NODES, "n_targets", f"be in [1, {_MAX_NODES}]", num_targets)
+    require.that(0 < num_targets <= _MAX_NODES, "n_targets", f"be in [1, {_MAX_NODES}]", num_targets)
     _check_range("a feature", nodes.features, _MAX_NODES)
     _check_range("a target", targets, num_targets)
     _check_range("a leaf", leaves, nodes.leaves)
@@ -98,7 +98,7 @@ def make_forest(nodes: Nodes, leaves: Ints, targets: Ints, weights: Numbers, num
     depths = _depths(nodes)
     nodes = _without_members(nodes)
     if nodes.count + nodes.leaves > _MAX_NODES:
-        raise Unsupported("shape", f"trees of {nodes.count + nodes.leaves} nodes")
+        raise require.unsupported("shape", "the number of nodes", nodes.count + nodes.leaves, f"up to {_MAX_NODES}")
     own = np.arange(nodes.count, nodes.count + nodes.leaves)
     no = np.zeros(nodes.leaves, np.int64)
     order = np.argsort(leaves, kind="stable")
@@ -139,7 +139,7 @@ def make_forest(nodes: Nodes, leaves: Ints, targets: Ints, weights: Numbers, num
 def _check_range(what: str, values: Ints, limit: int) -> None:
     if values.size and not 0 <= values.min() <= values.max() < limit:
         wrong = values[(values < 0) | (values >= limit)].reshape(-1)[0]
-        raise violation(f"{what} of a tree", f"be in [0, {limit})", wrong)
+        raise require.violation(f"{what} of a tree", f"be in [0, {limit})", wrong)
 
 
 def _steps(nodes: Nodes) -> Ints:
@@ -153,14 +153,18 @@ def _depths(nodes: Nodes) -> Ints:
     """The most steps from each root to a leaf. Raises InvalidModel where a node has more than one way to it."""
     inner = nodes.children[nodes.children < nodes.count]
     ways = np.bincount(np.concatenate([inner, nodes.roots[nodes.roots < nodes.count]]), minlength=nodes.count)
-    require(not (ways > 1).any(), "each node of a tree", "have one parent", f"several for node {int(np.argmax(ways))}")
+    require.that(
+        not (ways > 1).any(), "each node of a tree", "have one parent", f"several for node {int(np.argmax(ways))}"
+    )
     steps = _steps(nodes)
     depths = np.zeros(len(nodes.roots), np.int64)
     trees, reached, so_far = np.arange(len(nodes.roots)), nodes.roots, depths.copy()
     while reached.size:
         np.maximum.at(depths, trees, so_far)
         if depths.max() > MAX_DEPTH:
-            raise Unsupported("shape", f"trees of more than {MAX_DEPTH} comparisons from root to leaf")
+            raise require.unsupported(
+                "shape", "the depth of a tree", int(depths.max()), f"up to {MAX_DEPTH} comparisons"
+            )
         is_inner = reached < nodes.count
         trees, reached, so_far = trees[is_inner], reached[is_inner], so_far[is_inner]
         trees, so_far = np.repeat(trees, 2), np.repeat(so_far + steps[reached], 2)
@@ -197,12 +201,12 @@ def with_missing(comparisons: Ints, tracks: Sequence[int] | None) -> Ints:
     """
     if not tracks:
         return comparisons
-    require_count(len(comparisons), nodes_missing_value_tracks_true=tracks)
+    require.count(len(comparisons), nodes_missing_value_tracks_true=tracks)
     return np.where(np.array(tracks, np.int64) == 1, comparisons | 1 << NAN, comparisons)
 
 
 def equal_lengths(**lists: Sized) -> int:
     """The common length. Raises InvalidModel where they differ."""
     lengths = {name: len(values) for name, values in lists.items()}
-    require(len(set(lengths.values())) <= 1, " and ".join(lengths), "have one length", [*lengths.values()])
+    require.that(len(set(lengths.values())) <= 1, " and ".join(lengths), "have one length", [*lengths.values()])
     return next(iter(lengths.values()))

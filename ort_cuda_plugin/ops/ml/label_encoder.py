@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import Array, Constant, DType, Unsupported
+from ort_cuda_plugin.model.ir import Array, Constant, DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.registry import T1, op
-from ort_cuda_plugin.ops.requirements import require, require_count
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
@@ -24,8 +24,8 @@ def _encode(ctx: Lowering, x: Tensor, keys: Array, values: Array, default: Array
 
     A thread looks for its element in the sorted keys.
     """
-    require(len(keys) > 0, "keys", "be given", "none")
-    require_count(len(keys), values=values)
+    require.that(len(keys) > 0, "keys", "be given", "none")
+    require.count(len(keys), values=values)
     is_nan = np.isnan(keys)
     for_nan = values[is_nan][:1] if finds_nan and is_nan.any() else default.reshape(1)
     ordered, first = np.unique(keys[~is_nan], return_index=True)
@@ -62,9 +62,9 @@ def _encode(ctx: Lowering, x: Tensor, keys: Array, values: Array, default: Array
 def _one(what: str, given: dict[str, Any]) -> tuple[str, Any]:
     """The attribute that is there, of those that may give the ``what``."""
     there = [(name, value) for name, value in given.items() if value is not None]
-    require(len(there) == 1, what, "be given by one attribute", len(there))
+    require.that(len(there) == 1, what, "be given by one attribute", len(there))
     if there[0][0].endswith("_strings"):
-        raise Unsupported("dtype", f"LabelEncoder with {what} that are strings")
+        raise require.unsupported("dtype", f"the type of {what}", "string", "numbers")
     return there[0]
 
 
@@ -78,7 +78,7 @@ def _listed(what: str, given: dict[str, Any]) -> Array:
 
 def _checked_keys(x: Tensor, keys: Array) -> Array:
     stored = DType.from_numpy(keys.dtype)
-    require(stored is x.dtype, "keys", f"have the type {x.dtype.short} of the input", stored.short)
+    require.that(stored is x.dtype, "keys", f"have the type {x.dtype.short} of the input", stored.short)
     return keys
 
 
@@ -141,7 +141,7 @@ def label_encoder_4(
     default = np.array(default_float if values.dtype.kind == "f" else default_int64).astype(values.dtype)
     if default_tensor is not None:
         default = default_tensor.array.reshape(-1)
-        require(
+        require.that(
             len(default) == 1 and default.dtype == values.dtype, "default_tensor", f"be one {values.dtype}", default
         )
     return _encode(ctx, x, _checked_keys(x, keys), values, default, finds_nan=True)

@@ -6,22 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.ml.features import DOMAIN, NUMBERS, Floats, real
 from ort_cuda_plugin.ops.ml.post_transform import POST_TRANSFORMS, binary_scores, label_of_best, post_transform
 from ort_cuda_plugin.ops.registry import T1, T, op
-from ort_cuda_plugin.ops.requirements import (
-    require,
-    require_count,
-    require_least,
-    require_multiple,
-    require_one_of,
-    require_rank,
-    violation,
-)
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.multiply import multiply
@@ -34,17 +25,17 @@ Labels = Sequence[int]
 
 def _matrix(ctx: Lowering, x: Tensor, features: int, what: str) -> Tensor:
     """x as float32 [rows, features]; a vector is one row."""
-    require_rank((1, 2), X=x)
+    require.rank((1, 2), X=x)
     x = unsqueeze(ctx, x, [0]) if x.rank == 1 else x
-    ctx.require(eq(x.shape[1], features), f"{what} is for {features} features")
+    require.dim(ctx, 1, features, X=x)
     return elementwise(ctx, lambda value: s.cast(real(value), DType.FLOAT32), x)
 
 
 def _scores(ctx: Lowering, x: Tensor, coefficients: Floats, intercepts: Floats, targets: int, what: str) -> Tensor:
     """x @ coefficients + intercepts, [rows, targets]."""
-    require_least(1, targets=targets)
-    require_multiple(targets, coefficients=coefficients)
-    require_count((0, targets), intercepts=intercepts)
+    require.least(1, targets=targets)
+    require.multiple_count(targets, coefficients=coefficients)
+    require.count((0, targets), intercepts=intercepts)
     weights = ctx.constant(np.array(coefficients, np.float32).reshape(targets, -1))
     others = [ctx.constant(np.array(intercepts, np.float32))] if intercepts else []
     x = _matrix(ctx, x, weights.static_shape[1], what)
@@ -56,7 +47,7 @@ def _sum(total: Scalar, *more: Scalar) -> Scalar:
 
 
 def _check_transform(name: str) -> None:
-    require_one_of(POST_TRANSFORMS, post_transform=name)
+    require.one_of(POST_TRANSFORMS, post_transform=name)
 
 
 @op("LinearRegressor", domain=DOMAIN, since=1, types={"T": NUMBERS})
@@ -92,14 +83,18 @@ def linear_classifier(
     post_transform: str = "NONE",
 ) -> tuple[Tensor, ...]:
     if classlabels_strings:
-        raise Unsupported("dtype", "LinearClassifier with labels that are strings")
+        raise require.unsupported("dtype", "classlabels_strings", "given", "classlabels_ints")
     _check_transform(post_transform)
     targets = len(intercepts)
     scores = _scores(ctx, x, coefficients, intercepts, targets, "LinearClassifier")
     if targets > 1:
-        require(len(labels := classlabels_ints) >= targets, "classlabels_ints", f"name {targets} classes", len(labels))
+        require.that(
+            len(labels := classlabels_ints) >= targets, "classlabels_ints", f"name {targets} classes", len(labels)
+        )
         return label_of_best(ctx, scores, classlabels_ints), _transformed(ctx, scores, post_transform, targets)
-    require(len(classlabels_ints) == 2, "classlabels_ints", "have two labels for two classes", len(classlabels_ints))
+    require.that(
+        len(classlabels_ints) == 2, "classlabels_ints", "have two labels for two classes", len(classlabels_ints)
+    )
     score = ctx.view(scores, scores.shape[:1])
     answers = [ctx.constant(np.array(label, np.int64)) for label in classlabels_ints]
     label = elementwise(ctx, lambda score, no, yes: s.where(score > 0, yes, no), score, *answers)
@@ -114,10 +109,10 @@ def _similarities(
     ctx: Lowering, x: Tensor, vectors: Floats, count: int, kernel: str, parameters: Floats, what: str
 ) -> Tensor:
     """The kernel of each row of x and each of ``count`` support vectors, float32 [rows, count]."""
-    require_one_of(_KERNELS, kernel_type=kernel)
-    require_least(1, n_supports=count)
-    require_multiple(count, support_vectors=vectors)
-    require(len(parameters) in (0, 3), "kernel_params", "be gamma, coef0 and degree, or none", len(parameters))
+    require.one_of(_KERNELS, kernel_type=kernel)
+    require.least(1, n_supports=count)
+    require.multiple_count(count, support_vectors=vectors)
+    require.that(len(parameters) in (0, 3), "kernel_params", "be gamma, coef0 and degree, or none", len(parameters))
     gamma, offset, degree = parameters or (0.0, 0.0, 0.0)
     table = ctx.constant(np.array(vectors, np.float32).reshape(count, -1))
     x = _matrix(ctx, x, table.static_shape[1], what)
@@ -160,9 +155,11 @@ def svm_regressor(
     """
     _check_transform(post_transform)
     if not rho:
-        raise violation("rho", "be given", "none")
+        raise require.violation("rho", "be given", "none")
     if n_supports > 0:
-        require(len(coefficients) == n_supports, "coefficients", f"be n_supports = {n_supports}", len(coefficients))
+        require.that(
+            len(coefficients) == n_supports, "coefficients", f"be n_supports = {n_supports}", len(coefficients)
+        )
         x = _similarities(ctx, x, support_vectors, n_supports, kernel_type, kernel_params, "SVMRegressor")
     scores = _scores(ctx, x, coefficients, rho[:1], 1, "SVMRegressor")
     if one_class:

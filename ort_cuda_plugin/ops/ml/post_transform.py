@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, Unsupported
-from ort_cuda_plugin.ops.requirements import require_one_of
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
@@ -53,7 +53,7 @@ def _softmax_zero(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
 
 def post_transform(ctx: Lowering, scores: Tensor, name: str) -> Tensor:
     """The transform ``name`` of float scores [rows, columns]. Raises InvalidModel where there is none of that name."""
-    require_one_of(POST_TRANSFORMS, post_transform=name)
+    require.one_of(POST_TRANSFORMS, post_transform=name)
     if name == "NONE":
         return scores
     if name in ("SOFTMAX", "SOFTMAX_ZERO"):
@@ -70,7 +70,9 @@ def binary_scores(
     to 1 with ``complement``, else its negative. Of the transforms only LOGISTIC then changes anything.
     """
     if spread is not None and transform == "PROBIT":
-        raise Unsupported("attribute", "post_transform PROBIT of one score for two classes")
+        raise require.unsupported(
+            "attribute", "post_transform for one score of two classes", transform, "all but PROBIT"
+        )
     columns = ctx.empty((first.shape[0], 2), first.dtype)
     parts = [ctx.view(columns, (first.shape[0],), (2,), column) for column in (0, 1)]
     elementwise_into(ctx, lambda x: x, parts[0], first)

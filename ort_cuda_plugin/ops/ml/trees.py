@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import Constant, DType, Node, Unsupported
+from ort_cuda_plugin.model.ir import Constant, DType, Node
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.ml.forest import (
     COMPARISONS,
     EQUAL,
@@ -26,14 +27,6 @@ from ort_cuda_plugin.ops.ml.forest import (
 )
 from ort_cuda_plugin.ops.ml.post_transform import POST_TRANSFORMS, binary_scores, label_of_best, post_transform
 from ort_cuda_plugin.ops.registry import INDICES, T1, T, op
-from ort_cuda_plugin.ops.requirements import (
-    require,
-    require_count,
-    require_one_of,
-    require_range,
-    require_rank,
-    violation,
-)
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import le, lt
@@ -70,12 +63,12 @@ def _compute_type(x: Tensor) -> DType:
 def _numbers(values: FloatList | None, tensor: Constant | None, dtype: DType, what: str) -> Numbers:
     """Those that one attribute of two gives. Raises InvalidModel for both, Unsupported for numbers of another type."""
     if values and tensor is not None:
-        raise violation(f"{what} and {what}_as_tensor", "be given one at a time", "both")
+        raise require.violation(f"{what} and {what}_as_tensor", "be given one at a time", "both")
     if tensor is None:
         return np.array(() if values is None else values, np.float32).astype(dtype.numpy)
     if tensor.dtype is not dtype:
-        raise Unsupported(
-            "dtype", f"{what}_as_tensor of {tensor.dtype.short} for rows that are compared in {dtype.short}"
+        raise require.unsupported(
+            "dtype", f"the type of {what}_as_tensor", tensor.dtype.short, f"{dtype.short}, in which rows are compared"
         )
     return tensor.array.reshape(-1)
 
@@ -85,10 +78,16 @@ def _numbers(values: FloatList | None, tensor: Constant | None, dtype: DType, wh
 
 def _rows(ctx: Lowering, x: Tensor, forest: Forest) -> Tensor:
     """x [rows, features]; a vector is one row."""
-    require_rank((1, 2), X=x)
+    require.rank((1, 2), X=x)
     if x.rank == 1:
         x = ctx.view(x, (1, *x.shape), (0, *x.strides), x.offset)
-    ctx.require(lt(forest.max_feature, x.shape[1]), f"the trees look at feature {forest.max_feature}, a row has fewer")
+    require.holds(
+        ctx,
+        lt(forest.max_feature, x.shape[1]),
+        "X",
+        f"have feature {forest.max_feature}, which the trees read",
+        f"{x.shape[1]!r} features",
+    )
     return x
 
 
@@ -201,9 +200,9 @@ def _totals(
 def _regress(
     ctx: Lowering, x: Tensor, forest: Forest, aggregate: str, base: Numbers, transform: str, out: DType
 ) -> Tensor:
-    require_one_of(_AGGREGATES, aggregate_function=aggregate)
-    require_one_of(POST_TRANSFORMS, post_transform=transform)
-    require_count((0, forest.num_targets), base_values=base)
+    require.one_of(_AGGREGATES, aggregate_function=aggregate)
+    require.one_of(POST_TRANSFORMS, post_transform=transform)
+    require.count((0, forest.num_targets), base_values=base)
     x = _rows(ctx, x, forest)
     dtype = forest.weights.dtype
 
@@ -234,13 +233,13 @@ def _tree_lists(
         nodes_values=thresholds,
     )  # fmt: skip
     equal_lengths(treeids=treeids, nodeids=nodeids, ids=ids, weights=weights)
-    require(count > 0, "an ensemble", "have trees", "none")
+    require.that(count > 0, "an ensemble", "have trees", "none")
     of_trees = np.array(nodes_treeids, np.int64)
     names = _Names(of_trees, np.array(nodes_nodeids, np.int64))
     kinds = {mode: number for number, mode in enumerate(sorted(set(nodes_modes)))}
     unknown = kinds.keys() - {*COMPARISONS, "LEAF"}
     if unknown:
-        raise violation("nodes_modes", f"be among {sorted({*COMPARISONS, 'LEAF'})}", repr(min(unknown)))
+        raise require.violation("nodes_modes", f"be among {sorted({*COMPARISONS, 'LEAF'})}", repr(min(unknown)))
     modes = np.fromiter(map(kinds.__getitem__, nodes_modes), np.int64, count)
     is_leaf = modes == kinds.get("LEAF", -1)
     place = np.where(is_leaf, np.cumsum(is_leaf) - 1 + int((~is_leaf).sum()), np.cumsum(~is_leaf) - 1)
@@ -251,7 +250,7 @@ def _tree_lists(
         for ids in (nodes_truenodeids, nodes_falsenodeids)
     ]
     roots = np.flatnonzero(np.concatenate([[True], of_trees[1:] != of_trees[:-1]]))
-    require(len(np.unique(of_trees[roots])) == len(roots), "nodes", "be in order of their trees", "others between")
+    require.that(len(np.unique(of_trees[roots])) == len(roots), "nodes", "be in order of their trees", "others between")
     comparisons = np.array([COMPARISONS.get(mode, 0) for mode in kinds], np.int64)[modes]
     nodes = Nodes(
         np.array(nodes_featureids, np.int64)[inner],
@@ -274,12 +273,17 @@ class _Names:
         self._first = int(trees.min()), int(nodes.min())
         self._spans = int(trees.max()) - self._first[0] + 1, int(nodes.max()) - self._first[1] + 1
         if self._spans[0] * self._spans[1] >= 2**63:
-            raise Unsupported("attribute", "trees and nodes whose numbers are too far apart")
+            raise require.unsupported(
+                "attribute",
+                "the span of nodes_treeids and nodes_nodeids",
+                "too wide",
+                "a product of both spans below 2**63",
+            )
         keys = self._key(trees, nodes)
         # Converters write them in order.
         self._order = None if (np.diff(keys) >= 0).all() else np.argsort(keys)
         self._keys = keys if self._order is None else keys[self._order]
-        require(not (np.diff(self._keys) == 0).any(), "nodes_nodeids", "name each node once", "one twice")
+        require.that(not (np.diff(self._keys) == 0).any(), "nodes_nodeids", "name each node once", "one twice")
 
     def _key(self, trees: Ints, nodes: Ints) -> Ints:
         return (trees - self._first[0]) * self._spans[1] + (nodes - self._first[1])
@@ -294,7 +298,7 @@ class _Names:
         is_there &= self._keys[found] == keys
         if not is_there.all():
             first = int(np.argmin(is_there))
-            raise violation(f"tree {trees[first]}", f"have each node, {what}", f"no {nodes[first]}")
+            raise require.violation(f"tree {trees[first]}", f"have each node, {what}", f"no {nodes[first]}")
         return found if self._order is None else self._order[found]
 
 
@@ -368,9 +372,9 @@ def tree_ensemble_classifier(
     post_transform: str = "NONE",
 ) -> tuple[Tensor, ...]:
     if classlabels_strings:
-        raise Unsupported("dtype", "TreeEnsembleClassifier with labels that are strings")
+        raise require.unsupported("dtype", "classlabels_strings", "given", "classlabels_int64s")
     if len(classlabels_int64s) < 2:
-        raise Unsupported("attribute", f"TreeEnsembleClassifier with {len(classlabels_int64s)} classes")
+        raise require.unsupported("attribute", "the number of classes", len(classlabels_int64s), "2 and more")
     dtype = _compute_type(x)
 
     def make() -> Forest:
@@ -404,7 +408,9 @@ def _classes(
     ctx: Lowering, x: Tensor, forest: Forest, base: Numbers, transform: str, labels: IntList
 ) -> tuple[Tensor, ...]:
     """The label of the largest score, and of equal ones of the first, and the scores."""
-    require(len(base) in (0, len(labels)), "base_values", f"be none or {len(labels)}, one for each class", len(base))
+    require.that(
+        len(base) in (0, len(labels)), "base_values", f"be none or {len(labels)}, one for each class", len(base)
+    )
     scores = _totals(ctx, forest, x, "SUM", lambda total, has, base, count: total + base, base)
     if len(base) or len(forest.always) == len(labels):
         candidates = scores
@@ -428,7 +434,7 @@ def _two_classes(
     Such a score decides alone, at a half where no weight is negative, else at 0. Where both classes have scores the
     second one decides, and labels are 1 and 0.
     """
-    require(len(base) <= 2, "base_values", "be at most two for two classes", len(base))
+    require.that(len(base) <= 2, "base_values", "be at most two for two classes", len(base))
     scores = _totals(ctx, forest, x, "SUM")
     first, second = _column(ctx, scores, 0), _column(ctx, scores, 1)
     given = (first, second, _has(ctx, x, forest, 0), _has(ctx, x, forest, 1), *(ctx.constant(value) for value in base))
@@ -491,18 +497,18 @@ def tree_ensemble(
     tree_roots: tuple[int, ...],
 ) -> Tensor:
     """Children are numbers of nodes or of leaves, as flags say."""
-    require_range(0, len(_AGGREGATES) - 1, aggregate_function=aggregate_function)
-    require_range(0, len(POST_TRANSFORMS) - 1, post_transform=post_transform)
+    require.within(0, len(_AGGREGATES) - 1, aggregate_function=aggregate_function)
+    require.within(0, len(POST_TRANSFORMS) - 1, post_transform=post_transform)
     dtype = _compute_type(x)
 
     def numbers(name: str, tensor: Constant) -> Numbers:
         if tensor.dtype is not x.dtype:
-            raise Unsupported("dtype", f"{name} of {tensor.dtype.short} for rows of {x.dtype.short}")
+            raise require.unsupported("dtype", f"the type of {name}", tensor.dtype.short, f"that of X, {x.dtype.short}")
         return tensor.array.reshape(-1).astype(dtype.numpy)
 
     def make() -> Forest:
         splits, weights = numbers("nodes_splits", nodes_splits), numbers("leaf_weights", leaf_weights)
-        require(nodes_modes.dtype is DType.UINT8, "nodes_modes", "be u8", nodes_modes.dtype.short)
+        require.that(nodes_modes.dtype is DType.UINT8, "nodes_modes", "be u8", nodes_modes.dtype.short)
         modes = nodes_modes.array.reshape(-1).tolist()
         count = equal_lengths(
             nodes_featureids=nodes_featureids, nodes_modes=modes, nodes_splits=splits,
@@ -510,14 +516,14 @@ def tree_ensemble(
             nodes_trueleafs=nodes_trueleafs, nodes_falseleafs=nodes_falseleafs,
         )  # fmt: skip
         leaves = equal_lengths(leaf_targetids=leaf_targetids, leaf_weights=weights)
-        require(count > 0 and len(tree_roots) > 0, "an ensemble", "have trees", "none")
+        require.that(count > 0 and len(tree_roots) > 0, "an ensemble", "have trees", "none")
         for mode in modes:
-            require_range(0, len(_MODES) - 1, nodes_modes=mode)
+            require.within(0, len(_MODES) - 1, nodes_modes=mode)
         children = np.array([nodes_truenodeids, nodes_falsenodeids], np.int64).T
         are_leaves = np.array([nodes_trueleafs, nodes_falseleafs], np.int64).T != 0
         limits = np.where(are_leaves, leaves, count)
         inside = (children >= 0) & (children < limits)
-        require(inside.all(), "each child", f"be one of {count} nodes or {leaves} leaves", children[~inside])
+        require.that(inside.all(), "each child", f"be one of {count} nodes or {leaves} leaves", children[~inside])
         names = [_MODES[mode] for mode in modes]
         comparisons = np.array([COMPARISONS.get(name, 1 << EQUAL) for name in names], np.int64)
         nodes = Nodes(
@@ -542,10 +548,10 @@ def _members(names: Sequence[str], values: Numbers | None) -> tuple[Numbers | No
     if not wanted:
         return None
     if values is None:
-        raise violation("membership_values", "be given for nodes of the mode BRANCH_MEMBER", "none")
+        raise require.violation("membership_values", "be given for nodes of the mode BRANCH_MEMBER", "none")
     parts = [part[~np.isnan(part)] for part in np.split(values, np.flatnonzero(np.isnan(values)))]
     if len(values) and not np.isnan(values[-1]):
         parts.append(values[:0])
-    require_count(wanted, membership_values=parts[:-1])
+    require.count(wanted, membership_values=parts[:-1])
     remaining = iter(parts)
     return tuple(next(remaining) if name == "BRANCH_MEMBER" else None for name in names)

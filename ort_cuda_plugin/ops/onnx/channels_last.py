@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.image import grid_sample
 from ort_cuda_plugin.ops.onnx.nn import batch_norm, conv, normalization, pooling
 from ort_cuda_plugin.ops.onnx.tensor import slicing
 from ort_cuda_plugin.ops.registry import CHANNELS_LAST_DOMAIN, OperatorFunction, op, versions
-from ort_cuda_plugin.ops.requirements import require_least_rank
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import permute
 
@@ -35,7 +35,7 @@ def _channels_last(function: OperatorFunction) -> OperatorFunction:
 
     @functools.wraps(function)
     def between_views(ctx: Lowering, x: Tensor, *inputs: Tensor | None, **attributes: Any) -> tuple[Tensor, ...]:
-        require_least_rank(2, **{"a channels-last input": x})
+        require.least_rank(2, **{"a channels-last input": x})
         result = function(ctx, permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1))), *inputs, **attributes)
         first, *others = result if isinstance(result, tuple) else (result,)
         assert isinstance(first, Tensor)

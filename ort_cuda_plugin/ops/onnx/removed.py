@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.math.activation import softplus
 from ort_cuda_plugin.ops.onnx.nn.normalization import standardized
 from ort_cuda_plugin.ops.onnx.tensor.slicing import slice_10, slice_axis
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INDICES, HostTensor, T, op
-from ort_cuda_plugin.ops.requirements import require, require_rank
 from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.symbolic import eq, le
+from ort_cuda_plugin.program.expressions.symbolic import le
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.views import unsqueeze
@@ -38,8 +38,8 @@ def parametric_softplus(ctx: Lowering, x: Tensor, *, alpha: float = 1.0, beta: f
 
 @op("ImageScaler", since=1, until=9, types={"T": FLOATS})
 def image_scaler(ctx: Lowering, x: Tensor, *, bias: tuple[float, ...], scale: float = 1.0) -> Tensor:
-    require_rank(4, input=x)
-    ctx.require(eq(x.shape[1], len(bias)), "ImageScaler: one bias per channel")
+    require.rank(4, input=x)
+    require.dim(ctx, 1, len(bias), input=x)
     offsets = unsqueeze(ctx, ctx.constant(np.array(bias, np.float32)), (1, 2))
     return elementwise(ctx, lambda a, b: s.cast(s.cast(a, b.dtype) * scale + b, a.dtype), x, offsets)
 
@@ -47,14 +47,16 @@ def image_scaler(ctx: Lowering, x: Tensor, *, bias: tuple[float, ...], scale: fl
 @op("Crop", since=1, until=9, types={"T": FLOATS})
 def crop(ctx: Lowering, x: Tensor, *, border: tuple[int, ...], scale: tuple[int, ...] = ()) -> Tensor:
     """``border``: left, top, right, bottom; ``scale``: height and width of the result, instead of right and bottom."""
-    require_rank(4, input=x)
-    require(len(border) == 4 and min(border) >= 0, "border", "be four sizes", list(border))
-    require(len(scale) in (0, 2) and min(scale, default=0) >= 0, "scale", "be two sizes or none", list(scale))
+    require.rank(4, input=x)
+    require.that(len(border) == 4 and min(border) >= 0, "border", "be four sizes", list(border))
+    require.that(len(scale) in (0, 2) and min(scale, default=0) >= 0, "scale", "be two sizes or none", list(scale))
     left, top, right, bottom = border
     for axis, first, removed in ((2, top, bottom), (3, left, right)):
         last = first + scale[axis - 2] if scale else x.shape[axis] - removed
-        ctx.require(le(first, last), "Crop removes more elements than there are")
-        ctx.require(le(last, x.shape[axis]), "Crop to more elements than there are")
+        require.least_dim(ctx, 0, **{"each dimension of the result": last - first})
+        require.holds(
+            ctx, le(last, x.shape[axis]), "border and scale", f"stay within dimension {axis}, {x.shape[axis]!r}", last
+        )
         x = slice_axis(ctx, x, axis, first, last)
     return x
 
@@ -70,5 +72,5 @@ def dynamic_slice(
 def mean_variance_normalization_1(
     ctx: Lowering, x: Tensor, *, across_channels: int = 0, normalize_variance: int = 1
 ) -> Tensor:
-    require_rank(4, input=x)
+    require.rank(4, input=x)
     return standardized(ctx, x, (0, 1, 2, 3) if across_channels else (0, 2, 3), scale=bool(normalize_variance))

@@ -68,9 +68,9 @@ INTERNAL = re.compile(
 
 _DOCUMENTED = re.compile(
     "overflows 64 bits|does not fit 64 bits|more bytes than a 64-bit integer|does not fit the kernel's parameter"
-    "|another size in dimension [0-9]+ than it must have|weights of a loss are not one per class"
-    "|limits of NonMaxSuppression are one number each|Pad\\)'?: axes .* name one twice"
-    "|CenterCropPad\\)'?: Pad removes more elements|a negative dft_length"
+    "|must have the (shape|size)"
+    "|must have one element|Pad\\)'?: axes .* name one twice"
+    "|each dimension of the result must be at least 0|dft_length must be at least 0"
 )
 """Errors where the CPU provider's arithmetic of sizes wraps, and where it reads what lies beside a tensor."""
 RECURRENT = {"LSTM", "GRU", "RNN"}

@@ -8,7 +8,8 @@ from typing import Final
 
 from ort_cuda_plugin.kernels.attention.kv_cache import CachePart, append
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, split_columns
 from ort_cuda_plugin.ops.onnx.attention.attention import after_past, attend, merge_heads, split_heads
 from ort_cuda_plugin.ops.onnx.attention.scores import BIASED, Variant
@@ -16,7 +17,6 @@ from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import BOOL, FLOAT_OR_HALF, INT32, B, HostTensor, M, T, op
-from ort_cuda_plugin.ops.requirements import require_all_or_none, require_least, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, le, lt
@@ -61,13 +61,13 @@ def decoder_masked_multi_head_attention(
 
     A key of rank 4 is that of a cross attention. In a shared buffer, keys lie as in the CPU provider, not in chunks.
     """
-    require_rank(3, query=query)
-    ctx.require(eq(query.shape[1], 1), "DecoderMaskedMultiHeadAttention takes one new token of each sequence")
-    require_all_or_none(key=key, value=value)
-    require_all_or_none(past_key=past_key, past_value=past_value)
+    require.rank(3, query=query)
+    require.dim(ctx, 1, 1, query=query)
+    require.all_or_none(key=key, value=value)
+    require.all_or_none(past_key=past_key, past_value=past_value)
     if key is not None and value is not None and key.rank == 4:
         if past_key is not None or is_used(ctx, 1) or is_used(ctx, 2):
-            raise violation("past and present", "be left out in cross attention", "one of them")
+            raise require.violation("past and present", "be left out in cross attention", "one of them")
         q = query if bias is None else _biased(ctx, query, part(ctx, bias, 0, 0, query.shape[2]))
         keys, values, present = key, value, (key, value)
     else:
@@ -82,7 +82,7 @@ def decoder_masked_multi_head_attention(
         Masking(mask_index, attention_bias, mask_filter_value, scale),
     )
     if is_used(ctx, 3) and not output_qk:
-        raise violation("output_qk", "be 1 where the output qk is used", output_qk)
+        raise require.violation("output_qk", "be 1 where the output qk is used", output_qk)
     return output, *present, scores
 
 
@@ -107,12 +107,12 @@ def decoder_masked_self_attention(
 ) -> tuple[Tensor, ...]:
     """(output, keys and values with those of the past in one tensor). Keys of a shared buffer lie in chunks."""
     if do_rotary:
-        raise Unsupported("attribute", "DecoderMaskedSelfAttention with do_rotary")
-    require_rank(3, input=x)
-    require_rank(2, weights=weights)
-    require_rank(5, past=past)
-    ctx.require(eq(x.shape[1], 1), "DecoderMaskedSelfAttention takes one new token of each sequence")
-    ctx.require_shape(bias, weights.shape[1:], "bias of DecoderMaskedSelfAttention")
+        raise require.unsupported("attribute", "do_rotary", do_rotary, "0")
+    require.rank(3, input=x)
+    require.rank(2, weights=weights)
+    require.rank(5, past=past)
+    require.dim(ctx, 1, 1, input=x)
+    require.shape(ctx, weights.shape[1:], bias=bias)
     projected = multiply(ctx, x, weights, bias, finish=lambda total, added: total + s.widen(added))
     q, k, v = _new_token(ctx, projected, None, None, None, num_heads)
     past_key, past_value = (select_index(ctx, past, 0, number) for number in (0, 1))
@@ -140,7 +140,7 @@ def _new_token(
         sizes = [floordiv(query.shape[2], 3)] * 3
         query, key, value = split_columns(ctx, query, sizes, "the packed query")
     if bias is not None:
-        require_rank(1, bias=bias)
+        require.rank(1, bias=bias)
         parts = split_columns(ctx, bias, [x.shape[2] for x in (query, key, value)], "the bias")
         query, key, value = (_biased(ctx, x, b) for x, b in zip((query, key, value), parts, strict=True))
     return query, split_heads(ctx, key, heads), split_heads(ctx, value, heads)
@@ -163,10 +163,16 @@ def _with_cache(
         _, keys, values = after_past(ctx, past_key, past_value, k, v)
         return keys, values, (keys, values)
     at = ctx.host_number(past_length, "past_sequence_length")
-    ctx.require_shape(past_key, (*k.shape[:2], past_key.shape[2], k.shape[3]), "past key")
-    ctx.require_shape(past_value, (*v.shape[:2], past_key.shape[2], v.shape[3]), "past value")
-    ctx.require(le(0, at), "past_sequence_length is negative")
-    ctx.require(lt(at, past_key.shape[2]), "past_sequence_length: the buffer of keys and values has no room for more")
+    require.shape(ctx, (*k.shape[:2], past_key.shape[2], k.shape[3]), past_key=past_key)
+    require.shape(ctx, (*v.shape[:2], past_key.shape[2], v.shape[3]), past_value=past_value)
+    require.least_dim(ctx, 0, past_sequence_length=at)
+    require.holds(
+        ctx,
+        lt(at, past_key.shape[2]),
+        "past_sequence_length",
+        f"be below the capacity {past_key.shape[2]!r} of past_key",
+        at,
+    )
     batch, heads, room, size = past_key.shape
     first = gather_map(ctx, [batch], DType.INT64, lambda maps, c: maps.dim(at))
     if not chunk:
@@ -176,7 +182,7 @@ def _with_cache(
     (present_value,) = grown(ctx, (past_value,), (v,), first, room)
     values = part(ctx, present_value, 2, 0, at + 1)
     chunks = floordiv(size, chunk)
-    ctx.require(eq(chunks * chunk, size), "the size of a head is not a multiple of a chunk of its keys")
+    require.multiple_of(ctx, size, chunk, "the head size of past_key")
     past = reshape(ctx, past_key, [batch, heads * chunks, room, chunk])
     (present,) = grown(ctx, (past,), (reshape(ctx, k, [batch, heads * chunks, 1, chunk]),), first, room)
     in_order = permute(ctx, reshape(ctx, present, [batch, heads, chunks, room, chunk]), (0, 1, 3, 2, 4))
@@ -191,8 +197,8 @@ def grown(
     parts = []
     for old, x in zip(past, new, strict=True):
         batch, heads, _, size = x.shape
-        if old is not None:
-            ctx.require_shape(old, (batch, heads, old.shape[2] if old.rank == 4 else 0, size), "past")
+        require.rank(4, past=old)
+        require.shape(ctx, (batch, heads, capacity if old is None else old.shape[2], size), past=old)
         parts.append(CachePart(old, ctx.empty((batch, heads, capacity, size), x.dtype), x))
     append(ctx, parts, first)
     return [x.present for x in parts]
@@ -205,11 +211,17 @@ def _of_beams(ctx: Lowering, keys: Tensor, values: Tensor, beams: Tensor | None)
     """
     if beams is None:
         return keys, values
-    require_rank(3, cache_indirection=beams)
+    require.rank(3, cache_indirection=beams)
     batch, width, room = beams.shape
     last = keys.shape[2] - 1
-    ctx.require(eq(batch * width, keys.shape[0]), "cache_indirection has another number of sequences")
-    ctx.require(le(last, room), "cache_indirection has fewer places than there are past keys")
+    require.holds(
+        ctx,
+        eq(batch * width, keys.shape[0]),
+        "cache_indirection",
+        f"be for {keys.shape[0]!r} sequences",
+        f"{batch!r} x {width!r}",
+    )
+    require.holds(ctx, le(last, room), "cache_indirection", f"have room for {last!r} past keys", room)
 
     def gathered(x: Tensor) -> Tensor:
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -227,7 +239,7 @@ def _of_beams(ctx: Lowering, keys: Tensor, values: Tensor, beams: Tensor | None)
 
 
 def _attended(ctx: Lowering, q: Tensor, keys: Tensor, values: Tensor, masking: Masking) -> tuple[Tensor, Tensor]:
-    require_rank(2, mask_index=masking.mask)
+    require.rank(2, mask_index=masking.mask)
     variant = masking.variant(ctx, q, keys.shape[2])
     output, scores = attend(ctx, q, keys, values, replace(variant, returned=BIASED))
     given = ctx.node.outputs[3] if ctx.node is not None and is_used(ctx, 3) else None
@@ -262,19 +274,19 @@ def decoder_attention(
     """(output, keys, values), of inputs [sequence, batch, hidden]. Where the padding mask is set, no key counts."""
 
     def flag(x: Tensor, name: str) -> bool:
-        return bool(ctx.host_constants(x, f"{name} of DecoderAttention", [0])[0])
+        return bool(ctx.host_constants(x, name, [0])[0])
 
     is_cross, is_masked = flag(static_kv, "static_kv"), flag(has_key_padding_mask, "has_key_padding_mask")
     # Each flag is read, whatever the others say: a claim settles which inputs the host reads.
     uses_past, has_state = flag(use_past, "use_past"), flag(has_layer_state, "has_layer_state")
     has_past = uses_past and has_state
-    require_rank(3, query=query, key=key)
-    require_rank(1, bias=bias)
-    require_least(1, num_heads=num_heads)
+    require.rank(3, query=query, key=key)
+    require.rank(1, bias=bias)
+    require.least(1, num_heads=num_heads)
     _, batch, hidden = query.shape
-    ctx.require_shape(q_weight, (hidden, hidden), "q_weight of DecoderAttention")
-    ctx.require_shape(kv_weight, (hidden, 2 * hidden), "kv_weight of DecoderAttention")
-    ctx.require_shape(key, (key.shape[0], batch, hidden), "key of DecoderAttention")
+    require.shape(ctx, (hidden, hidden), q_weight=q_weight)
+    require.shape(ctx, (hidden, 2 * hidden), kv_weight=kv_weight)
+    require.shape(ctx, (key.shape[0], batch, hidden), key=key)
     own, others = split_columns(ctx, bias, [hidden, 2 * hidden], "the bias")
 
     def projected(x: Tensor, weights: Tensor, added: Tensor) -> Tensor:
@@ -284,7 +296,7 @@ def decoder_attention(
 
     q = split_heads(ctx, projected(query, q_weight, own), num_heads)
     if has_past and (key_cache is None or value_cache is None):
-        raise violation("key_cache and value_cache", "be given with use_past", "one of them or neither")
+        raise require.violation("key_cache and value_cache", "be given with use_past", "one of them or neither")
     if has_past and is_cross and key_cache is not None and value_cache is not None:
         keys, values = key_cache, value_cache
     else:
@@ -296,8 +308,8 @@ def decoder_attention(
     mask = None
     if is_masked:
         if key_padding_mask is None:
-            raise violation("key_padding_mask", "be given with has_key_padding_mask", "none")
-        ctx.require_shape(key_padding_mask, (batch, keys.shape[2]), "key_padding_mask of DecoderAttention")
+            raise require.violation("key_padding_mask", "be given with has_key_padding_mask", "none")
+        require.shape(ctx, (batch, keys.shape[2]), key_padding_mask=key_padding_mask)
         mask = unsqueeze(ctx, elementwise(ctx, lambda x: ~x, key_padding_mask), (1, 2))
     output, _ = attend(ctx, q, keys, values, Variant(mask=mask))
     return permute(ctx, merge_heads(ctx, output), (1, 0, 2)), keys, values

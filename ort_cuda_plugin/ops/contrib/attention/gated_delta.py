@@ -8,6 +8,7 @@ from typing import TypeAlias
 from ort_cuda_plugin.kernels.attention.linear_attention import LinearAttention, linear_attention
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
 from ort_cuda_plugin.ops.onnx.attention.linear_attention import UPDATE_RULES
 from ort_cuda_plugin.ops.onnx.attention.scores import scaled_by
@@ -16,10 +17,9 @@ from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import FLOAT32, INT32, UP_TO_FLOAT32, T, op
-from ort_cuda_plugin.ops.requirements import require, require_one_of, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, lt, product
+from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import copy_of, elementwise, full
 from ort_cuda_plugin.program.lowering.reduce import row_map
@@ -41,11 +41,11 @@ _BOUNDED = ("sigmoid", "kda")
 @op("LinearAttentionGate", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "TF": FLOAT32})
 def linear_attention_gate(ctx: Lowering, a: T, dt_bias: TF, decay_scale: TF, b: T | None = None) -> tuple[Tensor, ...]:
     """(decay_scale * softplus(a + dt_bias), sigmoid(b)), for each head in float32."""
-    require_rank(3, a=a)
+    require.rank(3, a=a)
     for x, what in ((dt_bias, "dt_bias"), (decay_scale, "decay_scale")):
-        ctx.require_shape(x, a.shape[2:], f"{what} of LinearAttentionGate")
+        require.shape(ctx, a.shape[2:], **{what: x})
     if b is None and is_used(ctx, 1):
-        raise violation("b", "be given where the output beta is used", "none")
+        raise require.violation("b", "be given where the output beta is used", "none")
 
     def gate(x: Scalar, bias: Scalar, factor: Scalar) -> Scalar:
         return s.cast(factor * softplus(s.widen(x) + bias), a.dtype)
@@ -53,7 +53,7 @@ def linear_attention_gate(ctx: Lowering, a: T, dt_bias: TF, decay_scale: TF, b: 
     decay = elementwise(ctx, gate, a, dt_bias, decay_scale)
     if b is None:
         return (decay,)
-    ctx.require_shape(b, a.shape, "b of LinearAttentionGate")
+    require.shape(ctx, a.shape, b=b)
     return decay, elementwise(ctx, s.sigmoid, b)
 
 
@@ -86,36 +86,33 @@ def gated_delta_net(
     The state of each head is transposed, [value size, key size]. Of the state update, what a sequence does not capture
     is 0.
     """
-    require_one_of(UPDATE_RULES, update_rule=update_rule)
-    require_one_of(("none", "sigmoid"), beta_activation=beta_activation)
-    require_one_of(("none", *_SOFTPLUS, *_BOUNDED), gate_activation=gate_activation)
+    require.one_of(UPDATE_RULES, update_rule=update_rule)
+    require.one_of(("none", "sigmoid"), beta_activation=beta_activation)
+    require.one_of(("none", *_SOFTPLUS, *_BOUNDED), gate_activation=gate_activation)
     if (gate_activation == "none") != (a_log is None) or (a_log is None) != (dt_bias is None):
-        raise violation("a_log and dt_bias", "be given exactly with a gate_activation", gate_activation)
+        raise require.violation("a_log and dt_bias", "be given exactly with a gate_activation", gate_activation)
     check_capture(_NAME, state_update_capacity, capture_count)
-    require_rank(4, initial_state=initial_state)
+    require.rank(4, initial_state=initial_state)
     lead, q, k, v = _heads(ctx, query, key, value, initial_state)
     tokens, heads, width = v.shape
     size, key_heads = q.shape[2], k.shape[1]
-    ctx.require(
-        eq(floordiv(heads, key_heads) * key_heads, heads), f"{_NAME}: the key's heads do not divide the value's"
-    )
-    require(cu_seqlens is None or len(lead) == 1, "query", "have one dimension of tokens beside cu_seqlens", lead)
+    require.multiple_of(ctx, heads, key_heads, "the number of heads of value")
+    require.that(cu_seqlens is None or len(lead) == 1, "query", "have one dimension of tokens beside cu_seqlens", lead)
     if cu_seqlens is None and initial_state is None:
-        raise violation("cu_seqlens or initial_state", "be given", "neither")
+        raise require.violation("cu_seqlens or initial_state", "be given", "neither")
     packed = None if cu_seqlens is None else PackedTokens(ctx, cu_seqlens, tokens, _NAME)
     count, steps = tokens, tokens
     if packed is not None:
         count = packed.count
     elif initial_state is not None:
         count = initial_state.shape[0]
-        ctx.require(lt(0, count), f"{_NAME} of no sequences")
+        require.least_dim(ctx, 1, **{"the number of sequences of initial_state": count})
         steps = floordiv(tokens, count)
-        ctx.require(eq(steps * count, tokens), f"{_NAME}: the tokens are no multiple of the states")
-    if initial_state is not None:
-        ctx.require_shape(initial_state, (count, heads, width, size), f"initial_state of {_NAME}")
+        require.multiple_of(ctx, tokens, count, "the number of tokens")
+    require.shape(ctx, (count, heads, width, size), initial_state=initial_state)
     gates = None
     if decay is not None and "gated" in update_rule:
-        require(
+        require.that(
             not state_update_capacity or decay.rank == len(lead) + 1,
             "decay",
             "be one number for each head with state_update_capacity",
@@ -125,7 +122,7 @@ def gated_delta_net(
         gates = _decay(ctx, decay, lead, size, heads, a_log, dt_bias, bound)
     rate = None
     if beta is not None:
-        ctx.require_shape(beta, (*lead, heads), f"beta of {_NAME}")
+        require.shape(ctx, (*lead, heads), beta=beta)
         rate = elementwise(ctx, s.widen, reshape(ctx, beta, (tokens, heads, 1)))
         if beta_activation == "sigmoid":
             rate = elementwise(ctx, s.sigmoid, rate)
@@ -166,7 +163,7 @@ def gated_delta_net(
     linear_attention(ctx, given)
     results = [ctx.view(outputs, (*lead, heads, width)), copy_of(ctx, permute(ctx, state, (0, 1, 3, 2)))]
     if added is not None and capture_count is not None:
-        ctx.require_shape(capture_count, (count,), f"capture_count of {_NAME}")
+        require.shape(ctx, (count,), capture_count=capture_count)
 
         def span(maps: IndexMap, row: Scalar) -> tuple[Scalar, Scalar]:
             if packed is not None:
@@ -182,28 +179,28 @@ def _heads(
 ) -> tuple[tuple[Dim, ...], Tensor, Tensor, Tensor]:
     """(the dimensions of tokens, query, key, value [tokens, heads, size]); the query may have all three in a row."""
     if (key is None) != (value is None):
-        raise violation("key and value", "be given together or left out together", "one alone")
+        raise require.violation("key and value", "be given together or left out together", "one alone")
     packed = key is None
     lead = query.shape[: query.rank - (1 if packed else 2)]
-    require(len(lead) in (1, 2), "query", "have one or two dimensions before its heads", f"rank {query.rank}")
+    require.that(len(lead) in (1, 2), "query", "have one or two dimensions before its heads", f"rank {query.rank}")
     tokens = product(lead)
     if key is None or value is None:
         if state is None:
-            raise violation("initial_state", "be given with a query that joins all heads", "none")
+            raise require.violation("initial_state", "be given with a query that joins all heads", "none")
         _, heads, width, size = state.shape
         row = reshape(ctx, query, (tokens, query.shape[-1]))
         key_heads = floordiv(query.shape[-1] - heads * width, 2 * size)
-        ctx.require(lt(0, key_heads), f"{_NAME}: the packed query has too few elements for the heads of the state")
-        ctx.require(eq(key_heads * size * 2 + heads * width, query.shape[-1]), f"{_NAME}: heads do not fill the query")
+        require.least_dim(ctx, 1, **{"the number of key heads in the packed query": key_heads})
+        require.dim(ctx, -1, key_heads * size * 2 + heads * width, query=query)
         found, start = [], 0 * key_heads
         for number, width_of in ((key_heads, size), (key_heads, size), (heads, width)):
             columns = part(ctx, row, 1, start, number * width_of)
             found.append(reshape(ctx, columns, (tokens, number, width_of)))
             start = start + number * width_of
         return lead, found[0], found[1], found[2]
-    require_rank(query.rank, key=key, value=value)
-    ctx.require_shape(key, query.shape, f"key of {_NAME}")
-    ctx.require_shape(value, (*lead, *value.shape[-2:]), f"value of {_NAME}")
+    require.rank(query.rank, key=key, value=value)
+    require.shape(ctx, query.shape, key=key)
+    require.shape(ctx, (*lead, *value.shape[-2:]), value=value)
     q, k, v = (reshape(ctx, x, (tokens, *x.shape[-2:])) for x in (query, key, value))
     return lead, q, k, v
 
@@ -217,11 +214,11 @@ def _decay(
     With a ``bound`` they are between that and 0.
     """
     tokens, each = product(lead), decay.rank == len(lead) + 2
-    ctx.require_shape(decay, (*lead, heads, size) if each else (*lead, heads), f"decay of {_NAME}")
+    require.shape(ctx, (*lead, heads, size) if each else (*lead, heads), decay=decay)
     gates = reshape(ctx, decay, (tokens, heads, size if each else 1))
     if a_log is not None and bias is not None:
         for x, what in ((a_log, "a_log"), (bias, "dt_bias")):
-            ctx.require_shape(x, (heads,), f"{what} of {_NAME}")
+            require.shape(ctx, (heads,), **{what: x})
 
         def made(x: Scalar, logarithm: Scalar, offset: Scalar) -> Scalar:
             x, factor = s.widen(x) + offset, s.exp(logarithm)

@@ -12,7 +12,8 @@ from typing import Final, TypeAlias
 
 from ort_cuda_plugin.kernels.attention.kv_cache import CachePart, append
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, grouped_heads, score_bias, sink_of_heads
 from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation
 from ort_cuda_plugin.ops.contrib.attention.window_cache import (
@@ -27,10 +28,9 @@ from ort_cuda_plugin.ops.onnx.attention.scores import BIASED, PROBABILITIES, RAW
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import FLOAT32, INT32, UP_TO_FLOAT32, HostTensor, Int64, M, T, op
-from ort_cuda_plugin.ops.requirements import require_heads, require_one_of, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, le, mod, product, sym_max
+from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, product, sym_max
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.views import reshape, unsqueeze
@@ -93,15 +93,15 @@ def group_query_attention(
     as what is there in all, or longer, the present has its length.
     """
     if sliding_window_cache and past_key is None:
-        raise Unsupported("attribute", "GroupQueryAttention with sliding_window_cache and without a past")
+        raise require.unsupported("attribute", "sliding_window_cache", "1 without a past", "0, or 1 with a past")
     if sliding_window_cache and is_used(ctx, 3):
-        raise Unsupported("attribute", "GroupQueryAttention with sliding_window_cache that gives its scores")
-    require_heads(num_heads, kv_num_heads)
-    require_one_of((0, 1, 2), qk_output=qk_output)
-    require_one_of((0, 1), causal=causal)
+        raise require.unsupported("attribute", "sliding_window_cache", "1 with the output of scores", "0 with it")
+    require.heads(num_heads, kv_num_heads)
+    require.one_of((0, 1, 2), qk_output=qk_output)
+    require.one_of((0, 1), causal=causal)
     q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
     batch, _, rows, _ = q.shape
-    ctx.require(le(1, rows), "GroupQueryAttention without a new token")
+    require.least_dim(ctx, 1, **{"the number of new tokens": rows})
     lengths = reshape(ctx, seqlens_k, [batch])
     places = _places(ctx, lengths, rows, total_sequence_length)
     prepare = Preparation(
@@ -111,7 +111,7 @@ def group_query_attention(
     bias = _bias(ctx, attention_bias, batch, rows)
     window = None
     if sliding_window_cache and past_key is not None:
-        require_rank(4, past_key=past_key)
+        require.rank(4, past_key=past_key)
         window = window_step(ctx, places, lengths, past_key.shape[2], local_window_size)
         # The cache and behind it the new keys, in a buffer of their own: queries attend to what leaves the cache.
         capacity: Dim = window.capacity + rows
@@ -139,8 +139,10 @@ def group_query_attention(
             return output, *(window_after(ctx, window, x.present) for x in (keys, values))
         return output, keys.present, values.present
     if keys.scale is not None or values.scale is not None:
-        raise Unsupported("attribute", "GroupQueryAttention that gives its scores and has a quantized cache")
-    total = ctx.host_number(total_sequence_length, "total_sequence_length of GroupQueryAttention")
+        raise require.unsupported(
+            "attribute", "the output of scores", "used with a quantized cache", "one in the type of query"
+        )
+    total = ctx.host_number(total_sequence_length, "total_sequence_length")
     k, v = (_valid(ctx, x.present, lengths, total) for x in (keys, values))
     counts = unsqueeze(ctx, elementwise(ctx, lambda x: s.cast(x, DType.INT64) + 1, lengths), (1, 2, 3))
     output, scores = attend(ctx, q, k, v, replace(variant, count=None, last=None, length=counts))
@@ -171,8 +173,8 @@ def _capacity(ctx: Lowering, past: Tensor | None, rows: Dim, total: Tensor) -> D
 
     The host needs the total for that. Exporters compute it from the shape of a mask; then nothing is read back.
     """
-    number = ctx.host_number(total, "total_sequence_length of GroupQueryAttention")
-    ctx.require(le(rows, number), "GroupQueryAttention: total_sequence_length is less than the number of new tokens")
+    number = ctx.host_number(total, "total_sequence_length")
+    require.least_dim(ctx, rows, total_sequence_length=number)
     return number if past is None or past.rank != 4 else ctx.settled_size(sym_max(past.shape[2], number))
 
 
@@ -181,28 +183,32 @@ def _cache(
 ) -> CachePart:
     """The cache of keys or values, with an empty present of ``capacity`` places."""
     batch, heads, _, size = new.shape
-    require_one_of(("NONE", "PER_TENSOR", "PER_CHANNEL"), quantization=kind)
-    require_one_of((0, 4, 8), kv_cache_bit_width=bits)
+    require.one_of(("NONE", "PER_TENSOR", "PER_CHANNEL"), quantization=kind)
+    require.one_of((0, 4, 8), kv_cache_bit_width=bits)
     dtype, stored = new.dtype, size
     if kind == "NONE":
         if past is not None and past.dtype is not new.dtype:
-            raise Unsupported("dtype", f"GroupQueryAttention with a cache of {past.dtype.short} without a scale")
+            raise require.unsupported("dtype", "the cache without a scale", past.dtype.short, new.dtype.short)
         bits, scale = 8, None
     else:
         if past is None or past.dtype not in QUANTIZED or scale is None:
-            raise violation("past and scale", "be given with a quantized cache, of its type", "another type or none")
+            raise require.violation(
+                "past and scale", "be given with a quantized cache, of its type", "another type or none"
+            )
         dtype, bits = past.dtype, bits or 8
         if (dtype is DType.UINT8) != (bits == 4):
-            raise Unsupported("dtype", f"GroupQueryAttention with a cache of {bits} bits in {dtype.short}")
+            raise require.unsupported(
+                "dtype", f"kv_cache_bit_width of a cache of {dtype.short}", bits, "4 for u8, 8 for i8 and f8e4m3fn"
+            )
         if bits == 4:
-            ctx.require(eq(mod(size, 2), 0), "GroupQueryAttention with a cache of 4 bits and an odd head size")
+            require.multiple_of(ctx, size, 2, "the head size of a cache of 4 bits")
             stored = floordiv(size, 2)
         wanted = (1, 1, 1) if kind == "PER_TENSOR" else (heads, 1, size)
-        ctx.require(eq(scale.size, product(wanted)), "the scale of a cache of GroupQueryAttention has a wrong size")
+        require.size(ctx, product(wanted), **{"the scale of the cache": scale})
         scale = reshape(ctx, scale, list(wanted))
     if past is not None:
         wanted_past = (batch, heads, past.shape[2] if past.rank == 4 else 0, stored)
-        ctx.require_shape(past, wanted_past, "past of GroupQueryAttention")
+        require.shape(ctx, wanted_past, past=past)
     return CachePart(past, ctx.empty((batch, heads, capacity, stored), dtype), new, scale, bits)
 
 

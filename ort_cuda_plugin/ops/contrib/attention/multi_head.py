@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.attention.attention import (
     after_past,
     attend,
@@ -25,10 +26,9 @@ from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, M, T, op
-from ort_cuda_plugin.ops.requirements import require, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, le, logical_or, sym_max
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, logical_or, sym_max
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering.multiply import multiply
@@ -51,7 +51,7 @@ def _mask_bias(ctx: Lowering, mask: Tensor, batch: Dim, rows: Dim, keys: Dim, ma
     if mask.rank == 1:
         has_starts = not ctx.guard(eq(mask.size, batch)) and ctx.guard(eq(mask.size, 2 * batch))
         fits = logical_or(logical_or(eq(mask.size, batch), eq(mask.size, 2 * batch)), eq(mask.size, 3 * batch + 2))
-        ctx.require(fits, "the mask has another size than B, 2 B or 3 B + 2 for B sequences")
+        require.holds(ctx, fits, "the mask", f"have B, 2 B or 3 B + 2 elements for B = {batch!r} sequences", mask.size)
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
             lengths = maps.source(mask)
@@ -62,13 +62,19 @@ def _mask_bias(ctx: Lowering, mask: Tensor, batch: Dim, rows: Dim, keys: Dim, ma
 
         return gather_map(ctx, [batch, 1, 1, keys], DType.FLOAT32, element)
     if mask.rank not in (2, 3):
-        raise Unsupported("shape", f"an attention mask of rank {mask.rank}")
+        raise require.unsupported("shape", "the rank of the mask", mask.rank, "1 to 3")
     fits = logical_or(eq(mask.shape[-1], keys), eq(mask.shape[-1], 1))
-    ctx.require(fits, "the attention mask has another number of columns than there are keys")
+    require.holds(ctx, fits, "the mask", f"have 1 or {keys!r} columns", mask.shape[-1])
     if mask.rank == 3:
-        ctx.require_shape(mask, (batch, rows, mask.shape[2]), "attention mask")
+        require.shape(ctx, (batch, rows, mask.shape[2]), **{"the mask": mask})
     else:
-        ctx.require(logical_or(eq(mask.shape[0], batch), eq(mask.shape[0], 1)), "the attention mask has another batch")
+        require.holds(
+            ctx,
+            logical_or(eq(mask.shape[0], batch), eq(mask.shape[0], 1)),
+            "the mask",
+            f"have 1 or {batch!r} rows",
+            mask.shape[0],
+        )
     placed = unsqueeze(ctx, mask, (1, 2) if mask.rank == 2 else (1,))
     return elementwise(ctx, lambda x: s.where(x > 0, s.constant(0.0, DType.FLOAT32), masked), placed)
 
@@ -78,9 +84,9 @@ def score_bias(
 ) -> Tensor | None:
     """The sum of what is added to the scores, float32 or the type of ``attention_bias``."""
     if attention_bias is not None:
-        require_rank(4, attention_bias=attention_bias)
+        require.rank(4, attention_bias=attention_bias)
         for axis, wanted in ((2, rows), (3, keys)):
-            ctx.require(eq(attention_bias.shape[axis], wanted), f"attention_bias has another size in dimension {axis}")
+            require.dim(ctx, axis, wanted, attention_bias=attention_bias)
     if mask is None:
         return attention_bias
     padding = _mask_bias(ctx, mask, batch, rows, keys, masked)
@@ -114,7 +120,7 @@ def split_columns(ctx: Lowering, x: Tensor, sizes: Sequence[Dim], what: str) -> 
     starts: list[Dim] = [0]
     for size in sizes:
         starts.append(starts[-1] + size)
-    ctx.require(eq(starts[-1], x.shape[axis]), f"the last dimension of {what} is not that of Q, K and V together")
+    require.dim(ctx, axis, starts[-1], **{what: x})
     return [part(ctx, x, axis, start, size) for start, size in zip(starts, sizes, strict=False)]
 
 
@@ -140,18 +146,18 @@ def attention_of_projection(
 ) -> tuple[Tensor, ...]:
     """(attention of x @ weights + bias, keys and values with those of the past in one tensor)."""
     if do_rotary:
-        raise Unsupported("attribute", "com.microsoft.Attention with do_rotary")
+        raise require.unsupported("attribute", "do_rotary", do_rotary, "0")
     if bool(past_present_share_buffer) != (past_sequence_length is not None and past is not None):
-        raise violation(
+        raise require.violation(
             "past and past_sequence_length",
             "be given exactly with past_present_share_buffer",
             past_present_share_buffer,
         )
-    require_rank(3, input=x)
-    require_rank(2, weights=weights)
+    require.rank(3, input=x)
+    require.rank(2, weights=weights)
     addends = [] if bias is None else [bias]
     for y in addends:
-        ctx.require_shape(y, weights.shape[1:], "bias of Attention")
+        require.shape(ctx, weights.shape[1:], bias=y)
     projected = multiply(ctx, x, weights, *addends, finish=lambda total, *b: total + s.widen(b[0]) if b else total)
     masking = Masking(mask_index, attention_bias, mask_filter_value, scale, unidirectional)
     return of_projection(ctx, projected, past, masking, num_heads, past_sequence_length, qkv_hidden_sizes)
@@ -168,14 +174,14 @@ def of_projection(
 ) -> tuple[Tensor, ...]:
     """Lower Attention over a merged Q/K/V projection [batch, sequence, columns]."""
     if qkv_hidden_sizes and (len(qkv_hidden_sizes) != 3 or min(qkv_hidden_sizes) <= 0):
-        raise violation("qkv_hidden_sizes", "be three positive sizes", list(qkv_hidden_sizes))
+        raise require.violation("qkv_hidden_sizes", "be three positive sizes", list(qkv_hidden_sizes))
     sizes = list(qkv_hidden_sizes or [floordiv(projected.shape[2], 3)] * 3)
     q, k, v = (split_heads(ctx, y, num_heads) for y in split_columns(ctx, projected, sizes, "weights of Attention"))
     past_key = past_value = None
     if past is not None:
-        require_rank(5, past=past)
+        require.rank(5, past=past)
         past_key, past_value = (select_index(ctx, past, 0, number) for number in (0, 1))
-        ctx.require_shape(past, (2, *k.shape[:2], past.shape[3], k.shape[3]), "past of Attention")
+        require.shape(ctx, (2, *k.shape[:2], past.shape[3], k.shape[3]), past=past)
     if past_key is not None and past_value is not None and past_sequence_length is not None and past is not None:
         shared = ctx.empty(past.shape, past.dtype)
         keys, values = (
@@ -216,12 +222,18 @@ def attended_in_place(
     The length is read on the device: nothing that a plan depends on changes from token to token.
     """
     batch, _, rows, _ = q.shape
-    ctx.require(le(1, rows), "attention without a new token")
+    require.least_dim(ctx, 1, **{"the number of new tokens": rows})
     for cache in (keys, values):
         assert cache.past is not None
         (_, heads, _, size), capacity = cache.new.shape, cache.present.shape[2]
-        ctx.require_shape(cache.past, (batch, heads, capacity, size), "past of attention")
-    ctx.require(eq(keys.present.shape[2], values.present.shape[2]), "pasts of keys and values have two lengths")
+        require.shape(ctx, (batch, heads, capacity, size), past=cache.past)
+    require.holds(
+        ctx,
+        eq(keys.present.shape[2], values.present.shape[2]),
+        "past_value",
+        f"have the capacity {keys.present.shape[2]!r} of past_key",
+        values.present.shape[2],
+    )
     places = gather_map(
         ctx, [batch, rows], DType.INT64, lambda maps, c: s.cast(maps.number(past_length), DType.INT64) + c[1]
     )
@@ -259,14 +271,18 @@ def multi_head_attention(
     """(output, present key, present value, scores), where nothing masks the scores or is added to them."""
     biased = unidirectional or key_padding_mask is not None or attention_bias is not None
     if is_used(ctx, 3) and biased:
-        raise Unsupported("attribute", "MultiHeadAttention that gives its scores and masks them")
+        raise require.unsupported(
+            "attribute", "the output qk", "used with a mask, bias or unidirectional", "unmasked scores"
+        )
     if cache_indirection is not None:
-        raise Unsupported("attribute", "MultiHeadAttention of beams in a cache that they share")
+        raise require.unsupported("attribute", "cache_indirection", "given", "none")
     masking = Masking(key_padding_mask, attention_bias, mask_filter_value, scale, unidirectional)
     q, k, v = heads_of_inputs(ctx, query, key, value, bias, num_heads)
     if past_sequence_length is not None and past_key is not None and past_value is not None:
         if is_used(ctx, 3):
-            raise Unsupported("attribute", "MultiHeadAttention that gives its scores of a cache in place")
+            raise require.unsupported(
+                "attribute", "the output qk", "used with past_sequence_length", "scores of a cache that grows by a copy"
+            )
         keys, values = (
             CachePart(past, ctx.empty(past.shape, past.dtype), new) for past, new in ((past_key, k), (past_value, v))
         )
@@ -283,13 +299,13 @@ def heads_of_inputs(
     """Q, K and V [batch, heads, sequence, size] of separate inputs, or where two or all three are packed in one."""
 
     def unpacked(x: Tensor, count: int, what: str) -> list[Tensor]:
-        require_rank(5, **{what: x})
-        ctx.require_shape(x, (*x.shape[:2], heads, count, x.shape[4]), f"{what} of MultiHeadAttention")
+        require.rank(5, **{what: x})
+        require.shape(ctx, (*x.shape[:2], heads, count, x.shape[4]), **{what: x})
         return [permute(ctx, select_index(ctx, x, 3, number), (0, 2, 1, 3)) for number in range(count)]
 
     if key is None:
         if value is not None:
-            raise violation("value", "be left out without a key", "a value")
+            raise require.violation("value", "be left out without a key", "a value")
         given = unpacked(query, 3, "packed query")
     elif value is None:
         given = [split_heads(ctx, query, heads), *unpacked(key, 2, "packed key")]
@@ -298,7 +314,7 @@ def heads_of_inputs(
     if bias is None:
         return given[0], given[1], given[2]
     sizes = [x.shape[1] * x.shape[3] for x in given]
-    require_rank(1, bias=bias)
+    require.rank(1, bias=bias)
     biases = split_columns(ctx, bias, sizes, "the bias")
     has_heads = key is not None and key.rank == 4
     biased = []
@@ -333,11 +349,11 @@ def rotary_embedding(
     Where sequences are packed, there may be more places than positions; each token has its position as everywhere.
     """
     if scale != 1.0:
-        raise Unsupported("attribute", "RotaryEmbedding with a scale, which other providers ignore")
+        raise require.unsupported("attribute", "scale", scale, "1.0, since other providers ignore it")
     heads, sequence, rotated = rotary_heads(ctx, "RotaryEmbedding", x, cos_cache, num_heads, rotary_embedding_dim)
     places = (x.shape[0], x.shape[sequence])
     if position_ids.rank < 2:
-        ctx.require(eq(position_ids.size, 1), "RotaryEmbedding: positions of rank 1 are one number")
+        require.scalar(ctx, position_ids=position_ids)
         first = position_ids
         position_ids = gather_map(ctx, places, DType.INT64, lambda maps, c: c[1] + maps.number(first))
     result = rotate(ctx, heads, sequence, cos_cache, sin_cache, position_ids, rotated, interleaved=bool(interleaved))
@@ -348,15 +364,23 @@ def rotary_heads(
     ctx: Lowering, operator: str, x: Tensor, cos_cache: Tensor, num_heads: int, rotary_embedding_dim: int
 ) -> tuple[Tensor, int, Dim]:
     """Return (x with separate heads, its sequence axis, the rotated elements of a head)."""
-    require_rank((3, 4), input=x)
-    require_rank(2, cos_cache=cos_cache)
+    require.rank((3, 4), input=x)
+    require.rank(2, cos_cache=cos_cache)
     rotated: Dim = rotary_embedding_dim or 2 * cos_cache.shape[1]
     if x.rank == 4:
         return x, 2, rotated
-    require(not rotary_embedding_dim or num_heads > 0, "num_heads", "be positive with rotary_embedding_dim", num_heads)
+    require.that(
+        not rotary_embedding_dim or num_heads > 0, "num_heads", "be positive with rotary_embedding_dim", num_heads
+    )
     size = floordiv(x.shape[2], num_heads) if num_heads > 0 else rotated
     count = num_heads if num_heads > 0 else floordiv(x.shape[2], size)
-    ctx.require(eq(count * size, x.shape[2]), f"{operator}: the hidden size is not a multiple of the heads")
+    require.holds(
+        ctx,
+        eq(count * size, x.shape[2]),
+        "the last dimension of input",
+        f"be a multiple of the head size {size!r}",
+        x.shape[2],
+    )
     return reshape(ctx, x, [*x.shape[:2], count, size]), 1, rotated
 
 
@@ -368,7 +392,9 @@ def grouped_heads(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Q, K and V [batch, heads, sequence, size]; without a key the query has all three side by side."""
     if (key is None) != (value is None) or query.rank != 3:
-        raise violation("key and value", "be given together or left out together", f"query of rank {query.rank}")
+        raise require.violation(
+            "key and value", "be given together or left out together", f"query of rank {query.rank}"
+        )
     if key is not None and value is not None:
         return split_heads(ctx, query, heads), split_heads(ctx, key, kv_heads), split_heads(ctx, value, kv_heads)
     size = floordiv(query.shape[2], heads + 2 * kv_heads)
@@ -378,6 +404,6 @@ def grouped_heads(
 
 def sink_of_heads(ctx: Lowering, head_sink: Tensor | None, heads: int, smooth_softmax: int) -> Tensor | None:
     if head_sink is not None:
-        ctx.require_shape(head_sink, (heads,), "head_sink of GroupQueryAttention")
+        require.shape(ctx, (heads,), head_sink=head_sink)
         return reshape(ctx, head_sink, [heads, 1, 1])
     return full(ctx, (), 0.0, DType.FLOAT32) if smooth_softmax == 1 else None

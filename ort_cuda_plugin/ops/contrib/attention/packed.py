@@ -11,14 +11,14 @@ from dataclasses import replace
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.kernels.scan_sort.select import count_prefixes
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, split_columns
 from ort_cuda_plugin.ops.onnx.attention.attention import attend
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, M, T, op
-from ort_cuda_plugin.ops.requirements import require_least, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv
+from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.multiply import multiply
@@ -35,16 +35,16 @@ def remove_padding(ctx: Lowering, x: T, sequence_token_count: M) -> tuple[Tensor
 
     A length that is none counts as the nearest one.
     """
-    require_rank(3, input=x)
+    require.rank(3, input=x)
     batch, rows, hidden = x.shape
-    ctx.require_shape(sequence_token_count, (batch,), "sequence_token_count of RemovePadding")
+    require.shape(ctx, (batch,), sequence_token_count=sequence_token_count)
     last = ctx.host_tensor([rows], (), DType.INT64)
     lengths = elementwise(
         ctx, lambda n, most: s.minimum(s.maximum(s.cast(n, DType.INT64), 0), most), sequence_token_count, last
     )
     is_token = gather_map(ctx, [batch, rows], DType.BOOL, lambda maps, c: c[1] < maps.source(lengths).at([c[0]]))
     before, total = count_prefixes(ctx, is_token)
-    (count,) = ctx.read_back(total, "number of tokens of RemovePadding", 0, batch * rows)
+    (count,) = ctx.read_back(total, "number of tokens", 0, batch * rows)
     before = reshape(ctx, before, [batch, rows])
     packed = ctx.empty((count, hidden), x.dtype)
     places = ctx.empty((batch * rows,), DType.INT32)
@@ -79,7 +79,7 @@ def restore_padding(ctx: Lowering, x: T, token_offset: M) -> Tensor:
 
 def padded_rows(ctx: Lowering, x: Tensor, token_offset: Tensor, what: str) -> Tensor:
     """x [tokens, size] as [batch, sequence, size], with zeros where no token is; ``what`` names the operator."""
-    require_rank(2, input=x, token_offset=token_offset)
+    require.rank(2, input=x, token_offset=token_offset)
     batch, rows = token_offset.shape
     result = ctx.empty((batch * rows, x.shape[1]), x.dtype)
     ctx.memset(result, 0)
@@ -114,10 +114,10 @@ def packed_attention(
     scale: float = 0.0,
 ) -> Tensor:
     """Attention of each sequence among the tokens of x @ weights + bias."""
-    require_rank(2, input=x, weights=weights)
+    require.rank(2, input=x, weights=weights)
     if qkv_hidden_sizes and (len(qkv_hidden_sizes) != 3 or min(qkv_hidden_sizes) <= 0):
-        raise violation("qkv_hidden_sizes", "be three positive sizes", list(qkv_hidden_sizes))
-    ctx.require_shape(bias, weights.shape[1:], "bias of PackedAttention")
+        raise require.violation("qkv_hidden_sizes", "be three positive sizes", list(qkv_hidden_sizes))
+    require.shape(ctx, weights.shape[1:], bias=bias)
     projected = multiply(ctx, x, weights, bias, finish=lambda total, added: total + s.widen(added))
     sizes = list(qkv_hidden_sizes or [floordiv(weights.shape[1], 3)] * 3)
     tokens = split_columns(ctx, projected, sizes, "weights of PackedAttention")
@@ -142,16 +142,16 @@ def packed_multi_head_attention(
 ) -> Tensor:
     """Attention of each sequence among the tokens. No token attends to padding, so nothing has to be filtered."""
     if (key is None) != (value is None):
-        raise violation("key and value", "be given together or left out together", "one alone")
+        raise require.violation("key and value", "be given together or left out together", "one alone")
     if key is None or value is None:
-        require_rank(4, query=query)
+        require.rank(4, query=query)
         wanted = (query.shape[0], num_heads, 3, query.shape[3])
-        ctx.require_shape(query, wanted, "packed query of PackedMultiHeadAttention")
+        require.shape(ctx, wanted, **{"packed query": query})
         heads = [select_index(ctx, query, 2, number) for number in range(3)]
     else:
         heads = [_heads_of_tokens(ctx, x, num_heads) for x in (query, key, value)]
     if bias is not None:
-        require_rank(1, bias=bias)
+        require.rank(1, bias=bias)
         parts = split_columns(ctx, bias, [x.shape[1] * x.shape[2] for x in heads], "the bias")
         placed = [reshape(ctx, b, x.shape[1:]) for x, b in zip(heads, parts, strict=True)]
         heads = [elementwise(ctx, lambda a, b: a + b, x, b) for x, b in zip(heads, placed, strict=True)]
@@ -161,10 +161,10 @@ def packed_multi_head_attention(
 
 def _heads_of_tokens(ctx: Lowering, x: Tensor, heads: int) -> Tensor:
     """x [tokens, heads * size] as [tokens, heads, size]."""
-    require_rank(2, input=x)
-    require_least(1, num_heads=heads)
+    require.rank(2, input=x)
+    require.least(1, num_heads=heads)
     size = floordiv(x.shape[1], heads)
-    ctx.require(eq(size * heads, x.shape[1]), "the hidden size is not a multiple of the number of heads")
+    require.multiple_of(ctx, x.shape[1], heads, "the last dimension of input")
     return reshape(ctx, x, [x.shape[0], heads, size])
 
 
@@ -179,11 +179,11 @@ def _attended(
     scale: float,
 ) -> Tensor:
     """The heads' results for each token, side by side."""
-    require_rank(2, token_offset=token_offset)
+    require.rank(2, token_offset=token_offset)
     batch, rows = token_offset.shape
-    ctx.require_shape(cumulative, (batch + 1,), "cumulative_sequence_length")
+    require.shape(ctx, (batch + 1,), cumulative_sequence_length=cumulative)
     for x in (k, v):
-        ctx.require(eq(x.shape[0], q.shape[0]), "query, key and value have different numbers of tokens")
+        require.dim(ctx, 0, q.shape[0], **{"key and value": x})
 
     def length(maps: IndexMap, c: list[Scalar]) -> Scalar:
         starts = maps.source(cumulative)

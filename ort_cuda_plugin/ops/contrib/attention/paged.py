@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.attention.kv_cache import carry_over
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map, scatter_map
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import sink_of_heads, split_columns
 from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, int64
@@ -20,17 +21,9 @@ from ort_cuda_plugin.ops.onnx.attention.attention import attend
 from ort_cuda_plugin.ops.onnx.attention.scores import Variant, window_before
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, INT32, HostTensor, S, T, op
-from ort_cuda_plugin.ops.requirements import (
-    require_all_or_none,
-    require_heads,
-    require_least,
-    require_one_of,
-    require_rank,
-    violation,
-)
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, eq, floordiv, le, lt, select, sym_min
+from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, floordiv, le, lt, select, sym_min
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import part, reshape
 from ort_cuda_plugin.program.steps.row_program import MAX
@@ -75,7 +68,7 @@ class Tokens:
 def packed_tokens(ctx: Lowering, count: Dim, starts: Tensor, past: Tensor, name: str) -> Tokens:
     """``starts`` [sequences + 1] and ``past`` are inputs of the operator ``name``."""
     packed = PackedTokens(ctx, starts, count, name, empty=True)
-    ctx.require_shape(past, (packed.count,), f"past_seqlens of {name}")
+    require.shape(ctx, (packed.count,), past_seqlens=past)
 
     def place(maps: IndexMap, c: list[Scalar]) -> Scalar:
         sequence, row, inside = packed.row(maps, c[0])
@@ -123,7 +116,7 @@ def batch_of(ctx: Lowering, tokens: Tokens, room: Dim, metadata: Tensor | None, 
         if metadata is None or number is None or not isinstance(metadata.size, int) or metadata.size <= number:
             return most
         value = ctx.host_values(metadata, "attention_metadata")[number]
-        ctx.require(le(0, value), "attention_metadata has a negative number")
+        require.least_dim(ctx, 0, attention_metadata=value)
         return select(lt(0, value), sym_min(value, most), most)
 
     if ctx.settled(le(tokens.count, tokens.sequences)):
@@ -222,24 +215,30 @@ def cache_of(
 
     ``elements`` names the type of the cache's elements, where the model does.
     """
-    require_one_of(("NONE", "PER_TENSOR", "PER_CHANNEL"), **{f"quantization of {what}": kind})
+    require.one_of(("NONE", "PER_TENSOR", "PER_CHANNEL"), **{f"quantization of {what}": kind})
     if elements.lower() == "float4e2m1":
-        raise Unsupported("attribute", f"a {what} of floats of 4 bits")
+        raise require.unsupported("attribute", f"the element type of {what}", elements, ", ".join(_STORED.values()))
     if elements.lower() != _STORED.get(blocks.dtype) and (elements or blocks.dtype is DType.UINT8):
-        raise violation(what, f"hold elements of the type {elements!r} that its attribute names", blocks.dtype.short)
+        raise require.violation(
+            what, f"hold elements of the type {elements!r} that its attribute names", blocks.dtype.short
+        )
     if (kind == "NONE") != (scale is None) or (kind == "NONE") == (blocks.dtype in QUANTIZED):
-        raise violation(what, "have a scale and be quantized unless it is 'NONE'", f"{kind!r} of {blocks.dtype.short}")
+        raise require.violation(
+            what, "have a scale and be quantized unless it is 'NONE'", f"{kind!r} of {blocks.dtype.short}"
+        )
     if scale is None and blocks.dtype is not dtype:
-        raise Unsupported("dtype", f"a {what} of {blocks.dtype.short} beside a query of {dtype.short}")
-    require_rank(4, **{what: blocks})
+        raise require.unsupported(
+            "dtype", f"the element type of {what}", blocks.dtype.short, f"that of query, {dtype.short}"
+        )
+    require.rank(4, **{what: blocks})
     bits = 4 if blocks.dtype is DType.UINT8 else 8
-    ctx.require_shape(blocks, (*blocks.shape[:2], heads, size if bits == 8 else ceildiv(size, 2)), what)
+    require.shape(ctx, (*blocks.shape[:2], heads, size if bits == 8 else ceildiv(size, 2)), **{what: blocks})
     if scale is None:
         return Cache(blocks, size, None)
     if kind == "PER_TENSOR":
-        ctx.require(eq(scale.size, 1), f"the scale of a {what} is not one number")
+        require.scalar(ctx, **{f"the scale of {what}": scale})
         return Cache(blocks, size, reshape(ctx, scale, []), bits)
-    ctx.require(eq(scale.size, heads * size), f"the scale of a {what} is not one number for each element of a head")
+    require.size(ctx, heads * size, **{f"the scale of {what}": scale})
     return Cache(blocks, size, reshape(ctx, scale, [heads, size]), bits)
 
 
@@ -314,9 +313,9 @@ def heads_of_tokens(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Q, K and V [tokens, heads, size]; without a key the query has all three side by side."""
-    require_heads(heads, kv_heads)
-    require_all_or_none(key=key, value=value)
-    require_rank(2, query=query, key=key, value=value)
+    require.heads(heads, kv_heads)
+    require.all_or_none(key=key, value=value)
+    require.rank(2, query=query, key=key, value=value)
     if key is None or value is None:
         size = floordiv(query.shape[1], heads + 2 * kv_heads)
         sizes = [heads * size, kv_heads * size, kv_heads * size]
@@ -324,7 +323,7 @@ def heads_of_tokens(
     size = floordiv(query.shape[1], heads)
 
     def split(x: Tensor, count: int, what: str) -> Tensor:
-        ctx.require_shape(x, (query.shape[0], count * size), f"{what} of paged attention")
+        require.shape(ctx, (query.shape[0], count * size), **{what: x})
         return reshape(ctx, x, [query.shape[0], count, size])
 
     return split(query, heads, "query"), split(key, kv_heads, "key"), split(value, kv_heads, "value")
@@ -419,14 +418,16 @@ def paged_attention(
 ) -> tuple[Tensor, ...]:
     """(output, keys with the new ones, values with the new ones). In a latent cache, keys begin with their values."""
     latent = kv_cache_layout == "LATENT"
-    require_one_of(("SEPARATE", "LATENT"), kv_cache_layout=kv_cache_layout)
-    require_least(0, rotary_offset=rotary_offset, v_head_size=v_head_size)
+    require.one_of(("SEPARATE", "LATENT"), kv_cache_layout=kv_cache_layout)
+    require.least(0, rotary_offset=rotary_offset, v_head_size=v_head_size)
     if not is_used(ctx, 1) or (not latent and not is_used(ctx, 2)):
-        raise Unsupported("op", "PagedAttention that changes a cache which is not among its outputs")
+        raise require.unsupported("op", "an output of a cache", "left out", "a cache that is an output")
     if latent and (value is not None or value_cache is not None or key is None or kv_num_heads != 1):
-        raise violation("a latent cache", "have a key of one head and no value", f"kv_num_heads = {kv_num_heads}")
+        raise require.violation(
+            "a latent cache", "have a key of one head and no value", f"kv_num_heads = {kv_num_heads}"
+        )
     if not latent and value_cache is None:
-        raise violation("value_cache", "be given with separate caches", "none")
+        raise require.violation("value_cache", "be given with separate caches", "none")
     q, k, v = heads_of_tokens(ctx, query, key, key if latent else value, num_heads, kv_num_heads)
     size = q.shape[2]
     tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens, "PagedAttention")
@@ -449,13 +450,13 @@ def paged_attention(
     present = [keys.blocks]
     if value_cache is None:
         width = v_head_size or size
-        ctx.require(le(width, size), "PagedAttention: v_head_size is more than the size of a head")
+        require.holds(ctx, le(width, size), "v_head_size", f"be at most the head size {size!r}", width)
         all_values = part(ctx, all_keys, 3, 0, width)
     else:
         values = cache_of(
             ctx, value_cache, kv_num_heads, size, v_scale, v_quant_type, q.dtype, "value_cache", v_cache_dtype
         )
-        ctx.require_shape(value_cache, key_cache.shape, "value_cache of PagedAttention")
+        require.shape(ctx, key_cache.shape, value_cache=value_cache)
         values = written(ctx, values, v, tokens, block_table, slot_mapping)
         all_values = gathered(ctx, values, block_table, batch, q.dtype)
         present.append(values.blocks)
@@ -473,7 +474,6 @@ def paged_attention(
 
 
 def check_pages(ctx: Lowering, tokens: Tokens, table: Tensor, slots: Tensor | None) -> None:
-    require_rank(2, block_table=table)
-    ctx.require_shape(table, (tokens.sequences, table.shape[1]), "block_table")
-    if slots is not None:
-        ctx.require_shape(slots, (tokens.count,), "slot_mapping")
+    require.rank(2, block_table=table)
+    require.shape(ctx, (tokens.sequences, table.shape[1]), block_table=table)
+    require.shape(ctx, (tokens.count,), slot_mapping=slots)

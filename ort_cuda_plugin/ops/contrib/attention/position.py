@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import rotary_heads
 from ort_cuda_plugin.ops.contrib.attention.packed import padded_rows
 from ort_cuda_plugin.ops.onnx.attention.attention import rotate
 from ort_cuda_plugin.ops.registry import FLOAT32, FLOAT_OR_HALF, INT32, INT64, UP_TO_FLOAT32, HostTensor, M, T, U, op
-from ort_cuda_plugin.ops.requirements import require, require_least, require_one_of, require_rank
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq, floordiv, le, mod
+from ort_cuda_plugin.program.expressions.symbolic import eq, floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.multiply import multiply
@@ -36,12 +36,12 @@ def relative_position_bias(
 
     The table has a row for each bucket by its shape, but stores a head after the other.
     """
-    require_rank(2, bias_table=bias_table)
-    require_least(1, max_distance=max_distance)
-    length = ctx.host_number(query_length, "query_length of RelativePositionBias")
-    keys = ctx.host_number(key_length, "key_length of RelativePositionBias")
-    ctx.require(eq(length, keys), "RelativePositionBias: query_length is not key_length")
-    ctx.require(le(0, length), "RelativePositionBias: a negative length")
+    require.rank(2, bias_table=bias_table)
+    require.least(1, max_distance=max_distance)
+    length = ctx.host_number(query_length, "query_length")
+    keys = ctx.host_number(key_length, "key_length")
+    require.holds(ctx, eq(length, keys), "query_length", f"be key_length = {keys!r}", length)
+    require.least_dim(ctx, 0, query_length=length)
     buckets, heads = bias_table.shape
     table = reshape(ctx, bias_table, [heads, buckets])
 
@@ -79,20 +79,20 @@ def gated_relative_position_bias(
     num_heads: int,
 ) -> Tensor:
     """rel_pos times a gate that each query and head computes. Queries may be packed, see RemovePadding."""
-    require_rank(2, weight=weight)
-    require_least(1, num_heads=num_heads)
+    require.rank(2, weight=weight)
+    require.least(1, num_heads=num_heads)
     if token_offset is not None:
         query_layer = padded_rows(ctx, query_layer, token_offset, "GatedRelativePositionBias")
-    require_rank(3, query_layer=query_layer)
+    require.rank(3, query_layer=query_layer)
     batch, rows, hidden = query_layer.shape
     size, columns = weight.shape
-    what = "of GatedRelativePositionBias"
-    ctx.require(eq(hidden, num_heads * size), "GatedRelativePositionBias: the hidden size is not that of the heads")
-    ctx.require(eq(mod(columns, 2), 0), "GatedRelativePositionBias: weights of an odd number of columns")
-    ctx.require_shape(query_bias, (hidden,), f"query_bias {what}")
-    ctx.require_shape(bias, (columns,), f"bias {what}")
-    ctx.require_shape(rel_pos, (1, num_heads, rows, rows), f"rel_pos {what}")
-    ctx.require(eq(eco_a.size, num_heads), "GatedRelativePositionBias: eco_a is not one number for each head")
+
+    require.dim(ctx, 2, num_heads * size, query_layer=query_layer)
+    require.multiple_of(ctx, columns, 2, "the last dimension of weight")
+    require.shape(ctx, (hidden,), query_bias=query_bias)
+    require.shape(ctx, (columns,), bias=bias)
+    require.shape(ctx, (1, num_heads, rows, rows), rel_pos=rel_pos)
+    require.size(ctx, num_heads, eco_a=eco_a)
     heads = reshape(ctx, elementwise(ctx, lambda x, b: x + b, query_layer, query_bias), [batch, rows, num_heads, size])
     projected = multiply(
         ctx, permute(ctx, heads, (0, 2, 1, 3)), weight, bias, finish=lambda total, added: total + s.widen(added)
@@ -131,10 +131,18 @@ def multimodal_rotary_embedding(
 
     Where sequences are packed, tokens have positions as everywhere.
     """
-    require(len(mrope_section) == 3 and min(mrope_section) >= 0, "mrope_section", "be three sizes", list(mrope_section))
-    require_one_of((0, 1), mrope_layout=mrope_layout)
+    require.that(
+        len(mrope_section) == 3 and min(mrope_section) >= 0, "mrope_section", "be three sizes", list(mrope_section)
+    )
+    require.one_of((0, 1), mrope_layout=mrope_layout)
     heads, sequence, rotated = rotary_heads(ctx, "MRotaryEmbedding", x, cos_cache, num_heads, rotary_embedding_dim)
-    ctx.require(eq(2 * sum(mrope_section), rotated), "MRotaryEmbedding: the sections are not all that is rotated")
+    require.holds(
+        ctx,
+        eq(2 * sum(mrope_section), rotated),
+        "mrope_section",
+        f"add up to half of the {rotated!r} rotated elements",
+        list(mrope_section),
+    )
     in_time, in_height, in_width = mrope_section
 
     def stream(pair: Scalar) -> Scalar:
@@ -168,13 +176,13 @@ def multimodal_rotary_embedding(
 )
 def gemma_rotary_embedding(ctx: Lowering, emb: U, q: T, q_rot: T, k: T, k_rot: T) -> tuple[Tensor, ...]:
     """(q * cos(emb) + q_rot * sin(emb), the same of k), where cosine and sine are rounded to float16."""
-    require_rank(3, emb=emb)
-    require_rank(4, q=q, q_rot=q_rot, k=k, k_rot=k_rot)
+    require.rank(3, emb=emb)
+    require.rank(4, q=q, q_rot=q_rot, k=k, k_rot=k_rot)
     angles = unsqueeze(ctx, emb, (1,))
 
     def turned(state: Tensor, partner: Tensor, what: str) -> Tensor:
-        ctx.require_shape(partner, state.shape, f"{what}_rot of GemmaRotaryEmbedding")
-        ctx.require_shape(state, (emb.shape[0], state.shape[1], *emb.shape[1:]), f"{what} of GemmaRotaryEmbedding")
+        require.shape(ctx, state.shape, **{f"{what}_rot": partner})
+        require.shape(ctx, (emb.shape[0], state.shape[1], *emb.shape[1:]), **{what: state})
 
         def element(x: Scalar, y: Scalar, angle: Scalar) -> Scalar:
             return x * s.cast(s.cos(angle), x.dtype) + y * s.cast(s.sin(angle), x.dtype)

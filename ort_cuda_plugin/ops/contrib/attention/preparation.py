@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.attention.attention import rotate
 from ort_cuda_plugin.ops.onnx.nn.normalization import layer_norm
-from ort_cuda_plugin.ops.requirements import require_all_or_none, require_rank, violation
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import reshape
 
@@ -27,14 +27,14 @@ class Preparation:
 
     def __call__(self, ctx: Lowering, q: Tensor, k: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Heads [batch, heads, sequence, size] with ``places`` [batch, sequence], or tokens [tokens, heads, size]."""
-        require_all_or_none(q_norm_weight=self.q_norm_weight, k_norm_weight=self.k_norm_weight)
+        require.all_or_none(q_norm_weight=self.q_norm_weight, k_norm_weight=self.k_norm_weight)
         q, k = self._normalized(ctx, q, self.q_norm_weight), self._normalized(ctx, k, self.k_norm_weight)
         return self._rotated(ctx, q, places), self._rotated(ctx, k, places)
 
     def _normalized(self, ctx: Lowering, x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:
             return x
-        ctx.require_shape(weight, x.shape[-1:], "norm weight of attention")
+        require.shape(ctx, x.shape[-1:], **{"norm weight": weight})
         return layer_norm(ctx, x, weight, None, [x.rank - 1], self.qk_norm_epsilon, DType.FLOAT32.onnx, center=False)[0]
 
     def _rotated(self, ctx: Lowering, x: Tensor, places: Tensor) -> Tensor:
@@ -42,8 +42,8 @@ class Preparation:
             return x
         cos, sin = self.cos_cache, self.sin_cache
         if cos is None or sin is None:
-            raise violation("cos_cache and sin_cache", "be given with do_rotary", "one or neither")
-        require_rank(2, cos_cache=cos)
+            raise require.violation("cos_cache and sin_cache", "be given with do_rotary", "one or neither")
+        require.rank(2, cos_cache=cos)
         sequence, heads = 2, x
         if x.rank == 3:  # tokens are one sequence
             sequence, heads, places = 1, reshape(ctx, x, [1, *x.shape]), reshape(ctx, places, [1, x.shape[0]])

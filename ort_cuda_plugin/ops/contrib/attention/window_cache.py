@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
-from ort_cuda_plugin.ops.requirements import require
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le
@@ -44,8 +44,8 @@ def window_step(ctx: Lowering, places: Tensor, lengths: Tensor, capacity: Dim, w
     Raises:
         InvalidModel: there is no window.
     """
-    require(window > 0, "local_window_size", "be positive with sliding_window_cache", window)
-    ctx.require(le(window, capacity), "GroupQueryAttention: the cache has fewer places than local_window_size")
+    require.that(window > 0, "local_window_size", "be positive with sliding_window_cache", window)
+    require.holds(ctx, le(window, capacity), "past_key", f"have room for local_window_size = {window} keys", capacity)
     begins = select_index(ctx, places, 1, 0)
 
     def kept(maps: IndexMap, count: Scalar) -> Scalar:

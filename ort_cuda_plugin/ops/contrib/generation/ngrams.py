@@ -8,13 +8,12 @@ from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, walk_map
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import FLOAT32, INDICES, INT32, INT64, M, S, T, op
-from ort_cuda_plugin.ops.requirements import require, require_least, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import le
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import copy_of
 from ort_cuda_plugin.program.steps.row_program import Reduction, Values
@@ -29,10 +28,10 @@ def ngram_repeat_block(ctx: Lowering, input_ids: Tid, scores: T, *, ngram_size: 
 
     A token outside the vocabulary changes nothing.
     """
-    require_least(1, ngram_size=ngram_size)
-    require_rank(2, input_ids=input_ids, scores=scores)
+    require.least(1, ngram_size=ngram_size)
+    require.rank(2, input_ids=input_ids, scores=scores)
     batch, length = input_ids.shape
-    ctx.require_shape(scores, (batch, scores.shape[1]), "scores of NGramRepeatBlock")
+    require.shape(ctx, (batch, scores.shape[1]), scores=scores)
     result = copy_of(ctx, scores)
 
     def block(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
@@ -76,11 +75,11 @@ class _Hashes:
         pad_id: int,
         reset_on_eos: int,
     ) -> None:
-        require_least(2, max_ngram_size=max_ngram_size)
-        require_least(1, n_head_per_ngram=n_head_per_ngram)
+        require.least(2, max_ngram_size=max_ngram_size)
+        require.least(1, n_head_per_ngram=n_head_per_ngram)
         self.dtype = multipliers.dtype
         limit = 1 << (8 * self.dtype.itemsize - 1)
-        require(-limit <= pad_id < limit, "pad_id", f"fit {self.dtype.short}", pad_id)
+        require.that(-limit <= pad_id < limit, "pad_id", f"fit {self.dtype.short}", pad_id)
         self.heads = (max_ngram_size - 1) * n_head_per_ngram
         self.window = max_ngram_size - 1
         """How many tokens back an n-gram reaches."""
@@ -88,11 +87,10 @@ class _Hashes:
         self._multipliers, self._vocabularies = multipliers, vocab_sizes
         self._offsets, self._end_of_text = head_offsets, eos_token_id
         self._resets = bool(reset_on_eos) and eos_token_id is not None
-        require_rank(1, multipliers=multipliers)
-        ctx.require(le(max_ngram_size, multipliers.shape[0]), f"{name} has fewer multipliers than max_ngram_size")
-        ctx.require_shape(vocab_sizes, (self.heads,), f"vocab_sizes of {name}")
-        if head_offsets is not None:
-            ctx.require_shape(head_offsets, (self.heads,), f"head_offsets of {name}")
+        require.rank(1, multipliers=multipliers)
+        require.least_dim(ctx, max_ngram_size, **{"the number of multipliers": multipliers.shape[0]})
+        require.shape(ctx, (self.heads,), vocab_sizes=vocab_sizes)
+        require.shape(ctx, (self.heads,), head_offsets=head_offsets)
 
     def pad(self) -> Scalar:
         return s.constant(self._pad, self.dtype)
@@ -154,12 +152,10 @@ def ngram_hash_mapping(
         ctx, name, multipliers, vocab_sizes, head_offsets, eos_token_id,
         max_ngram_size, n_head_per_ngram, pad_id, reset_on_eos,
     )  # fmt: skip
-    require_rank(2, input_ids=input_ids)
+    require.rank(2, input_ids=input_ids)
     batch, length = input_ids.shape
-    if past_ids is not None:
-        ctx.require_shape(past_ids, (batch, hashes.window), f"past_ids of {name}")
-    if segment_ids is not None:
-        ctx.require_shape(segment_ids, input_ids.shape, f"segment_ids of {name}")
+    require.shape(ctx, (batch, hashes.window), past_ids=past_ids)
+    require.shape(ctx, input_ids.shape, segment_ids=segment_ids)
 
     def id_at(maps: IndexMap, row: Scalar, t: Scalar) -> Scalar:
         """That at position t, which is negative in the past."""
@@ -215,18 +211,17 @@ def varlen_ngram_hash_mapping(
         max_ngram_size, n_head_per_ngram, pad_id, reset_on_eos,
     )  # fmt: skip
     check_capture(name, state_update_capacity, capture_count)
-    require_rank(1, input_ids=input_ids)
+    require.rank(1, input_ids=input_ids)
     if segment_ids is None and (past_segment_ids is not None or is_used(ctx, 2)):
-        raise violation("segment_ids", "be given with past_segment_ids or the output present_segment_ids", "none")
+        raise require.violation(
+            "segment_ids", "be given with past_segment_ids or the output present_segment_ids", "none"
+        )
     packed = PackedTokens(ctx, cumulative_sequence_length, input_ids.shape[0], name)
     window = hashes.window
     for x, what in ((past_ids, "past_ids"), (past_segment_ids, "past_segment_ids")):
-        if x is not None:
-            ctx.require_shape(x, (packed.count, window), f"{what} of {name}")
-    if segment_ids is not None:
-        ctx.require_shape(segment_ids, input_ids.shape, f"segment_ids of {name}")
-    if capture_count is not None:
-        ctx.require_shape(capture_count, (packed.count,), f"capture_count of {name}")
+        require.shape(ctx, (packed.count, window), **{what: x})
+    require.shape(ctx, input_ids.shape, segment_ids=segment_ids)
+    require.shape(ctx, (packed.count,), capture_count=capture_count)
 
     def id_at(maps: IndexMap, row: Scalar, begin: Scalar, t: Scalar) -> Scalar:
         """That at position t of a sequence that begins at ``begin``; t is negative in the past."""

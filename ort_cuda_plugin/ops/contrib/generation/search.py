@@ -14,6 +14,7 @@ import numpy as np
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.math.reduction import argmax
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
@@ -128,11 +129,11 @@ def ruled_scores(
         blocked = _after_repeated_ngram(ctx, sequences, length, vocabulary, rules.ngram)
         scores = elementwise(ctx, lambda x, is_blocked: s.where(is_blocked, _LOWEST, x), scores, blocked)
     if given.mask is not None:
-        ctx.require_shape(given.mask, (vocabulary,), "vocab_mask")
+        require.shape(ctx, (vocabulary,), vocab_mask=given.mask)
         scores = _masked(ctx, scores, given.mask)
     if given.prefix_mask is not None:
         mask = given.prefix_mask
-        ctx.require_shape(mask, (mask.shape[0], vocabulary), "prefix_vocab_mask")
+        require.shape(ctx, (mask.shape[0], vocabulary), prefix_vocab_mask=mask)
         scores = _masked(ctx, scores, mask)
     if given.min_length is not None:
         least = given.min_length
@@ -146,7 +147,7 @@ def ruled_scores(
         scores = elementwise(ctx, lambda x: x / rules.temperature, scores)
     if given.presence is not None and rules.presence_penalty:
         penalty_of = rules.presence_penalty
-        ctx.require_shape(given.presence, (rows, vocabulary), "presence_mask")
+        require.shape(ctx, (rows, vocabulary), presence_mask=given.presence)
         scores = elementwise(ctx, lambda x, m: x - s.cast(m, DType.FLOAT32) * penalty_of, scores, given.presence)
     return scores
 

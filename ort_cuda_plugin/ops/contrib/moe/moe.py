@@ -13,9 +13,9 @@ from typing import Final
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Loads, gather_map, scatter_map
 from ort_cuda_plugin.kernels.gemm.grouped_gemm import Choices, Shared, Weights, group_rows, grouped_product
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.math.activation import gelu_tanh
 from ort_cuda_plugin.ops.registry import UP_TO_FLOAT32, T, op
-from ort_cuda_plugin.ops.requirements import require, require_least, require_one_of, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, le, product
@@ -81,9 +81,9 @@ def make_gate(
     activation: str, fusion: int, alpha: float, beta: float, limit: float | None, third: Tensor | None
 ) -> Gate:
     """Raises InvalidModel for what does not fit together."""
-    require_one_of((*_ACTIVATIONS, "swiglu"), activation_type=activation)
-    require_one_of((0, 1, 2), swiglu_fusion=fusion)
-    require(
+    require.one_of((*_ACTIVATIONS, "swiglu"), activation_type=activation)
+    require.one_of((0, 1, 2), swiglu_fusion=fusion)
+    require.that(
         activation != "swiglu" or third is None or not fusion, "swiglu_fusion", "be 0 with fc3_experts_weights", fusion
     )
     if activation == "swiglu" and third is None and fusion == 0:
@@ -121,7 +121,7 @@ def choose(ctx: Lowering, scores: Tensor, k: int) -> Tensor:
     its scores are.
     """
     tokens, experts = scores.shape
-    ctx.require(le(k, experts), "a mixture of experts chooses more experts than there are")
+    require.holds(ctx, le(k, experts), "k", f"be at most the number of experts {experts!r}", k)
     chosen = ctx.empty((tokens, k), DType.INT32)
 
     def place(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
@@ -207,9 +207,9 @@ def mixture(
     sparse: int,
 ) -> Tensor:
     """The weighted sum of what each token's experts make of it; ``scores`` are [tokens, experts]."""
-    require_least(1, k=k)
+    require.least(1, k=k)
     if sparse and (k != 2 or given is not None):
-        raise violation("use_sparse_mixer", "have k = 2 and no router_weights", f"k = {k}")
+        raise require.violation("use_sparse_mixer", "have k = 2 and no router_weights", f"k = {k}")
     tokens, width = product(x.shape[:-1]), x.shape[-1]
     chosen = choose(ctx, scores, k)
     counts = factors(ctx, scores, chosen, given, bool(normalize), bool(sparse))
@@ -230,10 +230,10 @@ def mixture(
 
 def check_tokens(ctx: Lowering, x: Tensor, scores: Tensor, name: str) -> tuple[Dim, Dim, Dim]:
     """The numbers of tokens, of their elements, and of experts."""
-    require_rank((2, 3), input=x)
+    require.rank((2, 3), input=x)
     tokens = product(x.shape[:-1])
-    require_rank(2, router_probs=scores)
-    ctx.require(eq(scores.shape[0], tokens), f"the router_probs of {name} do not have one row for each token")
+    require.rank(2, router_probs=scores)
+    require.dim(ctx, 0, tokens, router_probs=scores)
     return tokens, x.shape[-1], scores.shape[1]
 
 
@@ -243,9 +243,9 @@ def _plain(
     """Weights that are numbers, with the bytes of ``shape`` [experts, outputs, inputs]."""
     experts, columns, inputs = shape
     declared = (experts, inputs, columns) if older else shape
-    ctx.require_shape(weights, declared, f"{what}_experts_weights of MoE")
+    require.shape(ctx, declared, **{f"{what}_experts_weights": weights})
     if bias is not None:
-        ctx.require_shape(bias, shape[:2], f"{what}_experts_bias of MoE")
+        require.shape(ctx, shape[:2], **{f"{what}_experts_bias": bias})
         bias = ctx.contiguous(bias)
 
     rows = reshape(ctx, weights, [shape[0] * shape[1], shape[2]])
@@ -285,9 +285,9 @@ def moe(
         activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, fc3_experts_weights
     )
     for name, weights in (("fc1", fc1_experts_weights), ("fc2", fc2_experts_weights)):
-        require_rank(3, **{f"{name}_experts_weights": weights})
+        require.rank(3, **{f"{name}_experts_weights": weights})
     if fc3_experts_weights is None and fc3_experts_bias is not None:
-        raise violation("fc3_experts_bias", "be left out without fc3_experts_weights", "a bias")
+        raise require.violation("fc3_experts_bias", "be left out without fc3_experts_weights", "a bias")
     _, width, count = check_tokens(ctx, x, router_probs, "MoE")
     older = settle_older_shape(ctx, fc1_experts_weights, fc1_experts_bias, fc2_experts_weights, width, gate)
     inner = fc2_experts_weights.shape[1 if older else 2]

@@ -7,12 +7,12 @@ from typing import Final, TypeAlias
 
 from ort_cuda_plugin.kernels.elementwise.index_map import Loads
 from ort_cuda_plugin.kernels.gemm.grouped_gemm import BLOCK, Shared, WeightBlock, WeightElement, Weights
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.moe.moe import check_tokens, make_gate, mixture, settle_older_shape
 from ort_cuda_plugin.ops.contrib.quantization.mixed_gemm_layout import raw_codes, try_interleaved
 from ort_cuda_plugin.ops.contrib.quantization.small_codes import E2M1
 from ort_cuda_plugin.ops.registry import FLOAT32, T1, T2, UINT8, UP_TO_FLOAT32, T, op
-from ort_cuda_plugin.ops.requirements import require, require_one_of, require_rank, require_type, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, eq, floordiv, product
@@ -53,13 +53,18 @@ class _Projection:
     def weights(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> Weights:
         """Raises InvalidModel where the inputs do not fit each other, ``columns`` or ``width``."""
         stored = DType.FLOAT8E4M3FN if self.kind == "fp8" else DType.UINT8
-        require_type({stored}, **{f"{self.name}_experts_weights": self.codes})
+        require.element_type({stored}, **{f"{self.name}_experts_weights": self.codes})
         rows, row = (width, columns) if self.older else (columns, width)
         packed = ceildiv(row * self.bits, 8)
-        ctx.require_shape(self.codes, (experts, rows, packed), f"{self.name}_experts_weights of QMoE")
-        ctx.require(eq(packed * (8 // self.bits), row), f"a row of the {self.name} weights of QMoE is no whole bytes")
-        if self.bias is not None:
-            ctx.require_shape(self.bias, (experts, columns), f"{self.name}_experts_bias of QMoE")
+        require.shape(ctx, (experts, rows, packed), **{f"{self.name}_experts_weights": self.codes})
+        require.holds(
+            ctx,
+            eq(packed * (8 // self.bits), row),
+            f"{self.name}_experts_weights",
+            "have rows of whole bytes",
+            f"{row!r} codes of {self.bits} bits",
+        )
+        require.shape(ctx, (experts, columns), **{f"{self.name}_experts_bias": self.bias})
         bias = None if self.bias is None else ctx.contiguous(self.bias)
         make = {"int": self._integers, "fp8": self._floats_8}.get(self.kind, self._floats_4)
         element, shared, read = make(ctx, experts, columns, width)
@@ -67,26 +72,26 @@ class _Projection:
 
     def _given(self, x: Tensor | None, what: str) -> Tensor:
         if x is None:
-            raise violation(f"{self.name}_{what}", f"be given for quant_type {self.kind!r}", "none")
+            raise require.violation(f"{self.name}_{what}", f"be given for quant_type {self.kind!r}", "none")
         return x
 
     def _none(self, x: Tensor | None, what: str) -> None:
-        require(x is None, f"{self.name}_{what}", f"be left out for quant_type {self.kind!r}", "an input")
+        require.that(x is None, f"{self.name}_{what}", f"be left out for quant_type {self.kind!r}", "an input")
 
     def _integers(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> _Made:
         """(code - zero) * scale, with both for a column or for each block of it."""
         scales, zeros, bits = self._given(self.scales, "scales"), self.zeros, self.bits
-        require_type(UP_TO_FLOAT32, **{f"{self.name}_scales": scales})
+        require.element_type(UP_TO_FLOAT32, **{f"{self.name}_scales": scales})
         shift = self.block.bit_length() - 1
         blocks = ceildiv(width, self.block) if self.block else 1
         shape = (experts, columns, blocks) if self.block else (experts, columns)
-        ctx.require_shape(scales, shape, f"{self.name}_scales of QMoE")
+        require.shape(ctx, shape, **{f"{self.name}_scales": scales})
         if zeros is not None:
-            require_type(UINT8, **{f"{self.name}_zero_points": zeros})
+            require.element_type(UINT8, **{f"{self.name}_zero_points": zeros})
             along = blocks if zeros.rank == 3 else columns
             packed = ceildiv(along * bits, 8)
             wanted = (experts, columns, packed) if zeros.rank == 3 else (experts, packed)
-            ctx.require_shape(zeros, wanted, f"{self.name}_zero_points of QMoE")
+            require.shape(ctx, wanted, **{f"{self.name}_zero_points": zeros})
             points = reshape(ctx, zeros, [product(zeros.shape[:-1]), packed])
 
         packed_codes = self._rows(ctx, experts, columns, width)
@@ -114,14 +119,14 @@ class _Projection:
         shift = self.block.bit_length() - 1
         if self.block:
             scales = self._given(self.scales, "scales")
-            require_type(UP_TO_FLOAT32, **{f"{self.name}_scales": scales})
+            require.element_type(UP_TO_FLOAT32, **{f"{self.name}_scales": scales})
             self._none(self.total, "global_scale")
             shape = (experts, ceildiv(columns, self.block), ceildiv(width, self.block))
-            ctx.require_shape(scales, shape, f"{self.name}_scales of QMoE")
+            require.shape(ctx, shape, **{f"{self.name}_scales": scales})
         else:
             scales = self._given(self.total, "global_scale")
             self._none(self.scales, "scales")
-            ctx.require_shape(scales, (experts,), f"{self.name}_global_scale of QMoE")
+            require.shape(ctx, (experts,), **{f"{self.name}_global_scale": scales})
         rows = self._rows(ctx, experts, columns, width)
 
         def shared(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
@@ -148,14 +153,12 @@ class _Projection:
         """
         self._none(self.zeros, "zero_points")
         scales, total = self._given(self.scales, "scales"), self._given(self.total, "global_scale")
-        require_type({_FLOATS_4[self.kind][1]}, **{f"{self.name}_scales": scales})
+        require.element_type({_FLOATS_4[self.kind][1]}, **{f"{self.name}_scales": scales})
         shift = self.block.bit_length() - 1
-        ctx.require_shape(scales, (experts, columns, ceildiv(width, self.block)), f"{self.name}_scales of QMoE")
-        ctx.require_shape(total, (experts,), f"{self.name}_global_scale of QMoE")
+        require.shape(ctx, (experts, columns, ceildiv(width, self.block)), **{f"{self.name}_scales": scales})
+        require.shape(ctx, (experts,), **{f"{self.name}_global_scale": total})
         pairs = floordiv(columns, 2)
-        ctx.require(
-            eq(pairs * 2, columns), f"QMoE of quant_type {self.kind!r} with an odd number of {self.name} columns"
-        )
+        require.multiple_of(ctx, columns, 2, f"the number of columns of {self.name}_experts_weights")
         table = ctx.constant(E2M1)
         codes = ctx.contiguous(self.codes)
         turned = ctx.view(codes, (experts * width, pairs), None, codes.offset)
@@ -179,9 +182,9 @@ def _check_block(kind: str, block: int) -> int:
     if block <= 0:
         return 0
     if block & (block - 1) or (kind == "int" and block < BLOCK):
-        raise violation("block_size", f"be a power of two, at least {BLOCK} for integers", block)
+        raise require.violation("block_size", f"be a power of two, at least {BLOCK} for integers", block)
     if block < BLOCK:
-        raise Unsupported("attribute", f"QMoE of quant_type {kind} with block_size = {block}, below {BLOCK}")
+        raise require.unsupported("attribute", f"block_size for quant_type {kind!r}", block, f"0 and at least {BLOCK}")
     return block
 
 
@@ -238,14 +241,18 @@ def qmoe(
     weights_prepacked: int = -1,
 ) -> Tensor:
     """As MoE. Activations keep their type, whatever ``accuracy_level`` or scales of theirs allow."""
-    require_one_of(("int", "fp8", *_FLOATS_4), quant_type=quant_type)
-    require_one_of((-1, 0, 1), weights_prepacked=weights_prepacked)
+    require.one_of(("int", "fp8", *_FLOATS_4), quant_type=quant_type)
+    require.one_of((-1, 0, 1), weights_prepacked=weights_prepacked)
     for name, weights in (("fc1", fc1_experts_weights), ("fc2", fc2_experts_weights)):
-        require_rank(3, **{f"{name}_experts_weights": weights})
+        require.rank(3, **{f"{name}_experts_weights": weights})
     if fc3_experts_weights is None and any(x is not None for x in (fc3_experts_bias, fc3_scales, fc3_zero_points)):
-        raise violation("biases, scales and zero points of fc3", "be left out without its weights", "one of them")
+        raise require.violation(
+            "biases, scales and zero points of fc3", "be left out without its weights", "one of them"
+        )
     if fc3_experts_weights is not None and quant_type != "int" and not (quant_type == "fp8" and block_size > 0):
-        raise violation("quant_type", "be 'int', or 'fp8' in blocks, with fc3_experts_weights", repr(quant_type))
+        raise require.violation(
+            "quant_type", "be 'int', or 'fp8' in blocks, with fc3_experts_weights", repr(quant_type)
+        )
     gate = make_gate(
         activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, fc3_experts_weights
     )
@@ -254,7 +261,7 @@ def qmoe(
     def bits_of(own: int | None) -> int:
         bits = expert_weight_bits if own is None else own
         bits = {"int": bits, "fp8": 8}.get(quant_type, 4)
-        require_one_of((2, 4, 8), expert_weight_bits=bits)
+        require.one_of((2, 4, 8), expert_weight_bits=bits)
         return bits
 
     _, width, experts = check_tokens(ctx, x, router_probs, "QMoE")
@@ -267,7 +274,12 @@ def qmoe(
         weights_prepacked == 1 or (weights_prepacked == -1 and older and try_interleaved(ctx, x.dtype, sizes))
     )
     if interleaved and fc3_experts_weights is not None:
-        raise Unsupported("attribute", "QMoE with third weights in the order of CUDAExecutionProvider's kernels")
+        raise require.unsupported(
+            "attribute",
+            "fc3_experts_weights",
+            "in the layout of CUDAExecutionProvider's kernels",
+            "weights in their order",
+        )
 
     def projection(name: str, bits: int, *inputs: Tensor | None) -> _Projection:
         codes, scales, zeros, total, bias = inputs
@@ -286,8 +298,7 @@ def qmoe(
         third = projection(
             "fc3", bits, fc3_experts_weights, fc3_scales, fc3_zero_points, None, fc3_experts_bias
         ).weights(ctx, experts, inner, width)
-    if router_weights is not None:
-        ctx.require_shape(router_weights, router_probs.shape, "router_weights of QMoE")
+    require.shape(ctx, router_probs.shape, router_weights=router_weights)
     return mixture(
         ctx,
         x,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, walk_map
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
 from ort_cuda_plugin.ops.onnx.nn.causal_conv import causal_convolution, check_convolution
 from ort_cuda_plugin.ops.registry import INT32, UP_TO_FLOAT32, M, T, op
-from ort_cuda_plugin.ops.requirements import require_one_of, require_range, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq, lt, product
+from ort_cuda_plugin.program.expressions.symbolic import product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import part, permute, reshape
 from ort_cuda_plugin.program.steps.row_program import SUM
@@ -43,20 +43,22 @@ def microsoft_causal_conv_with_state(
     state_window: int = 0,
 ) -> tuple[Tensor, ...]:
     """(output, present state). With a ``state_window`` there are so many states, one behind each of the last steps."""
-    name = "CausalConvWithState"
+
     if ndim != 1:
         # Only the last dimension is causal, and the schema says of no other what stands beside its ends.
-        raise Unsupported("attribute", f"{name} with ndim = {ndim}")
+        raise require.unsupported("attribute", "ndim", ndim, "1")
     if (input_channel_offset, input_channels, state_channels_last, state_length, state_update_capacity) != _PLAIN:
-        raise Unsupported("attribute", f"{name} of a slice of channels, or with a state of another form")
-    require_range(0, MAX_WINDOW, state_window=state_window)
-    require_one_of((0, 1), channels_last=channels_last)
+        raise require.unsupported(
+            "attribute", "a slice of channels or another state layout", "asked for", f"the defaults {_PLAIN}"
+        )
+    require.within(0, MAX_WINDOW, state_window=state_window)
+    require.one_of((0, 1), channels_last=channels_last)
     if x.rank < 3 or (x.rank > 3 and not channels_last):
-        raise violation("input", "have rank 3, or at least 3 with channels_last", f"rank {x.rank}")
+        raise require.violation("input", "have rank 3, or at least 3 with channels_last", f"rank {x.rank}")
     shape, past = x.shape, past_state
     if past is not None and state_window:
-        require_rank(x.rank + 1, past_state=past)
-        ctx.require(eq(past.shape[0], state_window), f"{name}: the past has no state for each step of state_window")
+        require.rank(x.rank + 1, past_state=past)
+        require.dim(ctx, 0, state_window, past_state=past)
         newest = part(ctx, past, 0, state_window - 1, 1)
         past = ctx.view(newest, newest.shape[1:], newest.strides[1:], newest.offset)
     if channels_last:
@@ -117,18 +119,17 @@ def varlen_causal_conv_with_state(
     """
     name = "VarlenCausalConvWithState"
     check_capture(name, state_update_capacity, capture_count)
-    check_convolution(name, activation, dilation)
-    require_rank(2, input=x)
-    require_rank(3, weight=weight)
+    check_convolution(activation, dilation)
+    require.rank(2, input=x)
+    require.rank(3, weight=weight)
     tokens, channels = x.shape
     width = weight.shape[2]
-    ctx.require(lt(0, width), f"{name}: a filter has no elements")
-    ctx.require_shape(weight, (channels, 1, width), f"weight of {name}")
+    require.least_dim(ctx, 1, **{"the length of a filter": width})
+    require.shape(ctx, (channels, 1, width), weight=weight)
     packed = PackedTokens(ctx, cumulative_sequence_length, tokens, name)
     reach = (width - 1) * dilation
-    ctx.require_shape(initial_state, (packed.count, channels, reach), f"initial_state of {name}")
-    if bias is not None:
-        ctx.require_shape(bias, (channels,), f"bias of {name}")
+    require.shape(ctx, (packed.count, channels, reach), initial_state=initial_state)
+    require.shape(ctx, (channels,), bias=bias)
 
     def sample(maps: IndexMap, row: Scalar, begin: Scalar, channel: Scalar, t: Scalar) -> Scalar:
         """The element at position t of a sequence that begins at ``begin``; t is negative in its state."""
@@ -158,7 +159,7 @@ def varlen_causal_conv_with_state(
         walk_map(ctx, (packed.count, channels, reach), x.dtype, final, over=initial_state),
     ]
     if capture_count is not None:
-        ctx.require_shape(capture_count, (packed.count,), f"capture_count of {name}")
+        require.shape(ctx, (packed.count,), capture_count=capture_count)
 
         def captured(maps: IndexMap, c: list[Scalar]) -> Scalar:
             begin, count = packed.range(maps, c[0])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Unpack
 
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.nn.conv import transposed_convolution
 from ort_cuda_plugin.ops.onnx.nn.windows import TransposedConvAttributes
 from ort_cuda_plugin.ops.registry import NO_BFLOAT16, HostTensor, T, op
-from ort_cuda_plugin.ops.requirements import require_rank
-from ort_cuda_plugin.program.expressions.symbolic import le
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 
@@ -22,9 +21,9 @@ def conv_transpose_with_dynamic_pads(
     **attributes: Unpack[TransposedConvAttributes],
 ) -> Tensor:
     """ConvTranspose whose pads are an input."""
-    name = "ConvTransposeWithDynamicPads"
-    require_rank(1, pads=pads)
-    values = None if pads is None else ctx.host_values(pads, f"pads of {name}")
+
+    require.rank(1, pads=pads)
+    values = None if pads is None else ctx.host_values(pads, "pads")
     for pad in values or ():
-        ctx.require(le(0, pad), f"{name} with a negative pad")
+        require.least_dim(ctx, 0, pads=pad)
     return transposed_convolution(ctx, x, w, b, values, **attributes)

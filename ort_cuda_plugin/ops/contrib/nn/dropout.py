@@ -61,6 +61,6 @@ def bitmask_bias_dropout(
     seed: int | None = None,
 ) -> tuple[Tensor, ...]:
     """(dropout(data + bias) + residual, mask)."""
-    total = sum_like_first(ctx, "BitmaskBiasDropout", data, bias)
+    total = sum_like_first(ctx, data, bias)
     kept, *mask = bitmask_dropout(ctx, total, ratio, training_mode, seed=seed)
-    return (kept if residual is None else sum_like_first(ctx, "BitmaskBiasDropout", kept, residual), *mask)
+    return (kept if residual is None else sum_like_first(ctx, kept, residual), *mask)

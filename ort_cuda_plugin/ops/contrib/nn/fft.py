@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.model.ir import Unsupported
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.math.signal import discrete_transform
 from ort_cuda_plugin.ops.registry import NO_BFLOAT16, op
-from ort_cuda_plugin.ops.requirements import require
-from ort_cuda_plugin.program.expressions.symbolic import eq
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import squeeze, unsqueeze
 
@@ -14,8 +12,8 @@ from ort_cuda_plugin.program.lowering.views import squeeze, unsqueeze
 def _check(name: str, rank: int, signal_ndim: int, onesided: int, normalized: int) -> None:
     """``rank`` is that of the real signals."""
     if onesided != 1 or normalized != 0:
-        raise Unsupported("attribute", f"{name} with onesided = {onesided}, normalized = {normalized}")
-    require(1 <= signal_ndim <= rank, "signal_ndim", f"be in [1, {rank}]", signal_ndim)
+        raise require.unsupported("attribute", "(onesided, normalized)", (onesided, normalized), "(1, 0)")
+    require.that(1 <= signal_ndim <= rank, "signal_ndim", f"be in [1, {rank}]", signal_ndim)
 
 
 @op("Rfft", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16})
@@ -33,7 +31,7 @@ def irfft(ctx: Lowering, x: Tensor, *, normalized: int = 0, onesided: int = 1, s
     """The inverse of Rfft for a last dimension of even size."""
     rank = x.rank - 1
     _check("Irfft", rank, signal_ndim, onesided, normalized)
-    ctx.require(eq(x.shape[-1], 2), "the last dimension of Irfft has the two parts of a number")
+    require.dim(ctx, -1, 2, X=x)
     for axis in range(rank - signal_ndim, rank - 1):
         x = discrete_transform(ctx, x, None, axis, inverse=1, onesided=0)
     return squeeze(ctx, discrete_transform(ctx, x, None, rank - 1, inverse=1, onesided=1), [rank])

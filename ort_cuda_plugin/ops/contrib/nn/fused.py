@@ -9,7 +9,8 @@ import functools
 from collections.abc import Mapping
 from typing import Final, Unpack
 
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.math.activation import fast_gelu, gelu_erf
 from ort_cuda_plugin.ops.onnx.math.matmul import gemm, matrix_product
@@ -18,8 +19,7 @@ from ort_cuda_plugin.ops.onnx.nn.conv import conv
 from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
 from ort_cuda_plugin.ops.onnx.nn.windows import ConvAttributes
 from ort_cuda_plugin.ops.registry import BOOL, FLOATS, NO_BFLOAT16, T1, T2, UP_TO_FLOAT32, T, lookup, op
-from ort_cuda_plugin.ops.requirements import require_count, require_least_rank, require_rank
-from ort_cuda_plugin.program.expressions.symbolic import eq, floordiv, logical_or
+from ort_cuda_plugin.program.expressions.symbolic import floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.reduce import row_map
@@ -34,7 +34,7 @@ def _operand(ctx: Lowering, x: Tensor, transpose: int, transpose_batch: int) -> 
     A vector has nothing to exchange.
     """
     if transpose_batch:
-        require_least_rank(3, **{"an input with transBatchA or transBatchB": x})
+        require.least_rank(3, **{"an input with transBatchA or transBatchB": x})
         x = permute(ctx, x, (*range(1, x.rank - 1), 0, x.rank - 1))
     if transpose and x.rank > 1:
         x = permute(ctx, x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
@@ -70,7 +70,7 @@ def _activated(ctx: Lowering, x: Tensor, activation: str, parameters: Mapping[st
         return x
     row = lookup("", activation, _ACTIVATIONS_OF) if activation in _ACTIVATIONS else None
     if row is None:
-        raise Unsupported("attribute", f"the activation {activation!r}")
+        raise require.unsupported("attribute", "activation", repr(activation), ", ".join(_ACTIVATIONS))
     (result,) = row.lower(ctx, [x], {name: value for name, value in parameters.items() if name in row.attributes})
     assert isinstance(result, Tensor)
     return result
@@ -138,10 +138,10 @@ def fused_conv(
     """activation(conv(x, w) + b + z)."""
     result = conv(ctx, x, w, b, **attributes)
     if z is not None:
-        ctx.require_shape(z, result.shape, "addend Z of FusedConv")
+        require.shape(ctx, result.shape, **{"addend Z": z})
         result = elementwise(ctx, lambda total, added: total + added, result, z)
     names = _ACTIVATIONS.get(activation, ())
-    require_count(range(len(names) + 1), activation_params=activation_params)
+    require.count(range(len(names) + 1), activation_params=activation_params)
     return _activated(ctx, result, activation, dict(zip(names, activation_params, strict=False)))
 
 
@@ -160,7 +160,7 @@ def nhwc_conv(
 
 
 def _channels_first(ctx: Lowering, x: Tensor) -> Tensor:
-    require_least_rank(3, X=x)
+    require.least_rank(3, X=x)
     return permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1)))
 
 
@@ -171,18 +171,17 @@ def _channels_first(ctx: Lowering, x: Tensor) -> Tensor:
 def bias_softmax(ctx: Lowering, data: Tensor, bias: Tensor, *, is_inner_broadcast: int, axis: int = 1) -> Tensor:
     """The dimensions from ``axis`` on are one row, as in Softmax before version 13."""
     if bias.rank > data.rank or (is_inner_broadcast and bias.rank != data.rank):
-        raise Unsupported("shape", f"BiasSoftmax of rank {data.rank} with a bias of rank {bias.rank}")
-    total = sum_like_first(ctx, "BiasSoftmax", data, bias)
+        raise require.unsupported(
+            "shape", "the rank of bias", bias.rank, f"that of data, {data.rank}, or less without is_inner_broadcast"
+        )
+    total = sum_like_first(ctx, data, bias)
     return row_map(ctx, softmax_row, range(normalize_axis(axis, data.rank), data.rank), total)[0]
 
 
-def sum_like_first(ctx: Lowering, name: str, first: Tensor, *others: Tensor) -> Tensor:
+def sum_like_first(ctx: Lowering, first: Tensor, *others: Tensor) -> Tensor:
     """The sum, in the shape of the first, to which the others broadcast."""
     for other in others:
-        require_rank(range(first.rank + 1), **{f"an addend of {name}": other})
-        for dim, wanted in zip(other.shape, first.shape[first.rank - other.rank :], strict=True):
-            fits = logical_or(eq(dim, 1), eq(dim, wanted))
-            ctx.require(fits, f"an addend of {name} does not broadcast to its first input")
+        require.broadcast(ctx, first.shape, **{"an addend": other})
     return elementwise(ctx, lambda *x: functools.reduce(lambda a, b: a + b, x), first, *others)
 
 
@@ -198,23 +197,23 @@ def bias_dropout(
     seed: int | None = None,
 ) -> tuple[Tensor, ...]:
     """(dropout(data + bias) + residual, mask)."""
-    kept, *mask = dropout_12(ctx, sum_like_first(ctx, "BiasDropout", data, bias), ratio, training_mode, seed=seed)
-    return (kept if residual is None else sum_like_first(ctx, "BiasDropout", kept, residual), *mask)
+    kept, *mask = dropout_12(ctx, sum_like_first(ctx, data, bias), ratio, training_mode, seed=seed)
+    return (kept if residual is None else sum_like_first(ctx, kept, residual), *mask)
 
 
 @op("BiasAdd", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16 - {DType.FLOAT64}})
 def bias_add(ctx: Lowering, x: Tensor, bias: Tensor, skip: Tensor) -> Tensor:
-    return sum_like_first(ctx, "BiasAdd", x, bias, skip)
+    return sum_like_first(ctx, x, bias, skip)
 
 
 @op("BiasSplitGelu", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16 - {DType.FLOAT64}})
 def bias_split_gelu(ctx: Lowering, x: Tensor, bias: Tensor) -> Tensor:
     """x + bias is cut in two along the last axis: the first half times the Gelu of the second."""
-    require_least_rank(1, X=x)
+    require.least_rank(1, X=x)
     last = x.rank - 1
     width = x.shape[last]
     half = floordiv(width, 2)
-    ctx.require(eq(2 * half, width), "BiasSplitGelu of an odd last dimension")
-    ctx.require_shape(bias, (width,), "bias of BiasSplitGelu")
+    require.multiple_of(ctx, width, 2, "the last dimension of X")
+    require.shape(ctx, (width,), bias=bias)
     halves = [part(ctx, tensor, axis, start, half) for start in (0, half) for tensor, axis in ((x, last), (bias, 0))]
     return elementwise(ctx, lambda a, p, b, q: (a + p) * gelu_erf(b + q), *halves)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.image.grid_sample import grid_sample
 from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
 from ort_cuda_plugin.ops.onnx.tensor.indexing import trilu
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, NO_BFLOAT16, T1, UP_TO_FLOAT32, HostTensor, M, T, op
-from ort_cuda_plugin.ops.requirements import require_least_rank, require_one_of, require_rank
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq, floordiv
+from ort_cuda_plugin.program.expressions.symbolic import floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.reduce import row_map
@@ -32,7 +32,7 @@ def microsoft_grid_sample(
     ctx: Lowering, x: T1, grid: T1, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
 ) -> Tensor:
     if mode == "bicubic" and padding_mode != "zeros":
-        raise Unsupported("attribute", "com.microsoft.GridSample of mode bicubic whose places outside are not zeros")
+        raise require.unsupported("attribute", "padding_mode for mode 'bicubic'", repr(padding_mode), "'zeros'")
     return grid_sample(ctx, x, grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
 
 
@@ -49,16 +49,16 @@ def scaled_silu(ctx: Lowering, x: T, scale: M | None = None, *, alpha: float = 1
 
     if scale is None:
         return elementwise(ctx, gated, x)
-    ctx.require(eq(scale.size, 1), "the scale of ScaledSiLU is one number")
+    require.scalar(ctx, scale=scale)
     return elementwise(ctx, gated, x, ctx.view(scale, (), (), scale.offset))
 
 
 @op("GatedAdd", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
 def gated_add(ctx: Lowering, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
     """x + y * gate, with one gate for each row; the product is rounded to their type."""
-    require_least_rank(1, X=x)
-    ctx.require_shape(y, x.shape, "second input of GatedAdd")
-    ctx.require_shape(gate, (*x.shape[:-1], 1), "gate of GatedAdd")
+    require.least_rank(1, X=x)
+    require.shape(ctx, x.shape, **{"second input": y})
+    require.shape(ctx, (*x.shape[:-1], 1), gate=gate)
     return elementwise(ctx, lambda a, b, factor: a + b * factor, x, y, gate)
 
 
@@ -67,13 +67,13 @@ def gated_rms_norm(
     ctx: Lowering, x: Tensor, scale: Tensor, gate: Tensor, *, activation: str = "silu", epsilon: float = 1e-5
 ) -> Tensor:
     """Rows are as long as ``scale``; the last dimension of x has a whole number of them."""
-    require_one_of(("silu", "swish", "sigmoid"), activation=activation)
-    require_least_rank(1, X=x)
-    require_rank(1, scale=scale)
-    ctx.require_shape(gate, x.shape, "gate of GatedRMSNorm")
+    require.one_of(("silu", "swish", "sigmoid"), activation=activation)
+    require.least_rank(1, X=x)
+    require.rank(1, scale=scale)
+    require.shape(ctx, x.shape, gate=gate)
     width = scale.shape[0]
     count = floordiv(x.shape[-1], width)
-    ctx.require(eq(count * width, x.shape[-1]), "GatedRMSNorm: the last dimension is no multiple of the scale's")
+    require.multiple_of(ctx, x.shape[-1], width, "the last dimension of X")
 
     def program(row: Row, value: Scalar, factor: Scalar, gated: Scalar) -> Outputs:
         real, z = s.widen(value), s.widen(gated)
@@ -94,9 +94,9 @@ def _complex_product(name: str, sign: float) -> None:
 
     @op(name, domain="com.microsoft", since=1, types={"T": NO_BFLOAT16})
     def function(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
-        require_least_rank(1, A=a, B=b)
+        require.least_rank(1, A=a, B=b)
         for x in (a, b):
-            ctx.require(eq(x.shape[-1], 2), f"the last dimension of {name} has the two parts of a number")
+            require.dim(ctx, -1, 2, **{"A and B": x})
         shape = [*broadcast_shapes(ctx, a.shape[:-1], b.shape[:-1]), 2]
         left, right = expand(ctx, a, shape), expand(ctx, b, shape)
 

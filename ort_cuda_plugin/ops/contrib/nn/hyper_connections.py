@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import UP_TO_FLOAT32, M, T, op
-from ort_cuda_plugin.ops.requirements import require_least, require_least_rank, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv
@@ -21,12 +21,12 @@ _TYPES = {"T": UP_TO_FLOAT32, "M": UP_TO_FLOAT32}
 
 def _grouped(ctx: Lowering, name: str, x: Tensor, num_branches: int) -> Tensor:
     """x as [..., C, H]; ``num_branches`` is C where x is [..., C * H], else 0."""
-    require_least(0, num_branches=num_branches)
-    require_least_rank(1 if num_branches else 2, X=x)
+    require.least(0, num_branches=num_branches)
+    require.least_rank(1 if num_branches else 2, X=x)
     if not num_branches:
         return x
     width = floordiv(x.shape[-1], num_branches)
-    ctx.require(eq(width * num_branches, x.shape[-1]), f"{name}: the last dimension is no multiple of num_branches")
+    require.multiple_of(ctx, x.shape[-1], num_branches, "the last dimension of X")
     return reshape(ctx, x, [*x.shape[:-1], num_branches, width])
 
 
@@ -35,13 +35,13 @@ def _gates(ctx: Lowering, name: str, gates: Tensor, streams: Tensor) -> Tensor:
     *outer, branches, width = streams.shape
     if gates.rank == streams.rank:
         each = ctx.guard(eq(gates.shape[-1], 1))
-        ctx.require_shape(gates, (*outer, branches, 1 if each else width), f"gates of {name}")
+        require.shape(ctx, (*outer, branches, 1 if each else width), gates=gates)
     elif gates.rank == streams.rank - 1:
         each = ctx.guard(eq(gates.shape[-1], branches))
-        ctx.require_shape(gates, (*outer, branches if each else branches * width), f"gates of {name}")
+        require.shape(ctx, (*outer, branches if each else branches * width), gates=gates)
         gates = reshape(ctx, gates, (*outer, branches, 1 if each else width))
     else:
-        raise violation("gates", f"have rank {streams.rank} or {streams.rank - 1}", f"rank {gates.rank}")
+        raise require.violation("gates", f"have rank {streams.rank} or {streams.rank - 1}", f"rank {gates.rank}")
     return expand(ctx, gates, streams.shape)
 
 
@@ -62,9 +62,9 @@ def branchwise_rms_norm(
         if scale.rank == 1 and ctx.guard(eq(scale.shape[0], width)):
             shape = (width,)
         elif scale.rank == 1:
-            ctx.require(eq(scale.shape[0], branches * width), "BranchwiseRMSNorm: the scale has another size")
+            require.size(ctx, branches * width, scale=scale)
             scale = reshape(ctx, scale, shape)
-        ctx.require_shape(scale, shape, "scale of BranchwiseRMSNorm")
+        require.shape(ctx, shape, scale=scale)
         factors = [scale]
 
     def program(row: Row, value: Scalar, *factor: Scalar) -> Outputs:
@@ -100,11 +100,11 @@ def hyper_connection_post_mix(
     grouped = _grouped(ctx, "HyperConnectionPostMix", streams, num_branches)
     gates = _gates(ctx, "HyperConnectionPostMix", post_mix, grouped)
     *outer, branches, width = grouped.shape
-    ctx.require_shape(block_output, (*outer, width), "block output of HyperConnectionPostMix")
+    require.shape(ctx, (*outer, width), **{"block output": block_output})
     block, axis = unsqueeze(ctx, block_output, [len(outer)]), len(outer)
     mixed = grouped
     if stream_mix is not None:
-        ctx.require_shape(stream_mix, (*outer, branches, branches), "stream matrix of HyperConnectionPostMix")
+        require.shape(ctx, (*outer, branches, branches), **{"stream matrix": stream_mix})
         sources = unsqueeze(ctx, grouped, [axis + 1])
         matrix = unsqueeze(ctx, stream_mix, [axis + 2])
         (total,) = row_map(
@@ -135,18 +135,18 @@ def engram_gate(
     The gate is sigmoid(sign(d) * sqrt(max(abs(d), 1e-6))) of d, the product of the normalized key and query of a
     stream over the root of its size.
     """
-    require_rank(4, key=key)
+    require.rank(4, key=key)
     batch, steps, branches, width = key.shape
-    ctx.require_shape(query, key.shape, "query of EngramGate")
-    ctx.require_shape(value, (batch, steps, width), "value of EngramGate")
+    require.shape(ctx, key.shape, query=query)
+    require.shape(ctx, (batch, steps, width), value=value)
     scales = [key_norm_scale, query_norm_scale]
     normed = is_used(ctx, 1)
     if normed:
         if conv_norm_scale is None:
-            raise violation("conv_norm_scale", "be given where the normalized output is used", "none")
+            raise require.violation("conv_norm_scale", "be given where the normalized output is used", "none")
         scales.append(conv_norm_scale)
     for scale in scales:
-        ctx.require_shape(scale, (branches, width), "scale of EngramGate")
+        require.shape(ctx, (branches, width), scale=scale)
 
     def program(row: Row, k: Scalar, q: Scalar, v: Scalar, *factors: Scalar) -> Outputs:
         def normalized(x: Scalar, factor: Scalar) -> Scalar:

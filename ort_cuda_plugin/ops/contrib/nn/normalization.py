@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.elementwise.index_map import gather_map
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.nn.fused import sum_like_first
 from ort_cuda_plugin.ops.onnx.math.activation import swish
 from ort_cuda_plugin.ops.onnx.nn.normalization import group_normalization_21, layer_norm
 from ort_cuda_plugin.ops.onnx.tensor.indexing import gather
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import INT32, T1, UP_TO_FLOAT32, M, T, op
-from ort_cuda_plugin.ops.requirements import require_least_rank, require_one_of, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
@@ -51,14 +51,14 @@ def skip_simplified_layer_normalization(
 ) -> tuple[Tensor, ...]:
     """As SkipLayerNormalization, with the root of the mean square for the standard deviation."""
     if is_used(ctx, 1):
-        raise Unsupported("attribute", "SkipSimplifiedLayerNormalization whose mean is used: it has none")
+        raise require.unsupported("attribute", "the output mean", "used", "none, since the operator computes no mean")
     total = _skipped(ctx, x, skip, bias)
     return *layer_norm(ctx, total, gamma, None, [total.rank - 1], epsilon, _FLOAT32, center=False), total
 
 
 def _skipped(ctx: Lowering, x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
-    require_least_rank(1, input=x)
-    return sum_like_first(ctx, "SkipLayerNormalization", x, skip, *([] if bias is None else [bias]))
+    require.least_rank(1, input=x)
+    return sum_like_first(ctx, x, skip, *([] if bias is None else [bias]))
 
 
 @op("EmbedLayerNormalization", domain="com.microsoft", since=1, types={"T1": INT32, "T": STABLE})
@@ -82,9 +82,11 @@ def embed_layer_normalization(
     An id outside its table stands for zeros. ``mask_index_type`` says what the second output is for.
     """
     if (segment_ids is None) != (segment_embedding is None):
-        raise violation("segment_ids and segment_embedding", "be given together or left out together", "one alone")
-    require_rank(2, input_ids=input_ids)
-    require_rank(
+        raise require.violation(
+            "segment_ids and segment_embedding", "be given together or left out together", "one alone"
+        )
+    require.rank(2, input_ids=input_ids)
+    require.rank(
         2, word_embedding=word_embedding, position_embedding=position_embedding, segment_embedding=segment_embedding
     )
     batch, length = input_ids.shape
@@ -93,11 +95,11 @@ def embed_layer_normalization(
     parts = [gather(ctx, word_embedding, input_ids), gather(ctx, position_embedding, position_ids)]
     if segment_ids is not None and segment_embedding is not None:
         parts.append(gather(ctx, segment_embedding, segment_ids))
-    total = sum_like_first(ctx, "EmbedLayerNormalization", *parts)
+    total = sum_like_first(ctx, *parts)
     normalized = layer_norm(ctx, total, gamma, beta, [2], epsilon, _FLOAT32)[0]
     if mask is None:
         return normalized, full(ctx, [batch], 0, DType.INT32), total
-    ctx.require_shape(mask, (batch, length), "mask of EmbedLayerNormalization")
+    require.shape(ctx, (batch, length), mask=mask)
 
     def ones(row: Row, value: Scalar) -> Scalar:
         return row.reduce(SUM, s.cast(s.equal(value, 1), DType.INT32))
@@ -118,8 +120,8 @@ def group_norm(
     epsilon: float = 1e-5,
 ) -> Tensor:
     """A normalization of groups of channels, and with ``activation`` 1 x * sigmoid(x)."""
-    require_one_of((0, 1), activation=activation)
-    require_least_rank(3, X=x)
+    require.one_of((0, 1), activation=activation)
+    require.least_rank(3, X=x)
     first = permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1))) if channels_last else x
     result = group_normalization_21(ctx, first, gamma, beta, num_groups=groups, epsilon=epsilon)
     if activation:
@@ -142,12 +144,12 @@ def skip_group_norm(
     epsilon: float = 1e-5,
 ) -> tuple[Tensor, ...]:
     """(GroupNorm of the sum x + skip + bias, that sum)."""
-    require_rank(4, X=x)
+    require.rank(4, X=x)
     spatial, after = ((1, 2), ()) if channels_last else ((2, 3), (1, 2))
     if skip.rank == 2:
         skip = unsqueeze(ctx, skip, spatial)
     addends = [skip] if bias is None else [skip, unsqueeze(ctx, bias, after)]
-    total = sum_like_first(ctx, "SkipGroupNorm", x, *addends)
+    total = sum_like_first(ctx, x, *addends)
     normalized = group_norm(
         ctx, total, gamma, beta, activation=activation, groups=groups, channels_last=channels_last, epsilon=epsilon
     )

@@ -7,10 +7,9 @@ from typing import TypeAlias
 from ort_cuda_plugin.kernels.block_algorithms.dynamic_time_warping import warping_path
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.registry import FLOAT32, INT32, op
-from ort_cuda_plugin.ops.requirements import require_rank
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq, lt
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import squeeze
 
@@ -23,13 +22,13 @@ _TYPES = {"F": FLOAT32, "I": INT32}
 def dynamic_time_warping(ctx: Lowering, cost: F) -> Tensor:
     """The rows and columns [2, steps] of the cheapest path through a matrix of costs."""
     if cost.rank == 3:
-        ctx.require(eq(cost.shape[0], 1), "DynamicTimeWarping of more than one matrix")
+        require.dim(ctx, 0, 1, input=cost)
         cost = squeeze(ctx, cost, [0])
-    require_rank(2, input=cost)
+    require.rank(2, input=cost)
     for dim in cost.shape:
-        ctx.require(lt(0, dim), "DynamicTimeWarping of a matrix without elements")
+        require.least_dim(ctx, 1, **{"each dimension of input": dim})
     path, count, most = warping_path(ctx, cost)
-    (steps,) = ctx.read_back(count, "number of steps of DynamicTimeWarping", 1, most)
+    (steps,) = ctx.read_back(count, "number of steps", 1, most)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return maps.source(path).at([c[0], maps.dim(steps) - 1 - c[1]])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, op
-from ort_cuda_plugin.ops.requirements import require_least
 from ort_cuda_plugin.program.expressions.symbolic import floordiv, le
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
@@ -12,9 +12,9 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 @op("UnfoldTensor", domain="com.microsoft", since=1, types={"T": ARITHMETIC | BOOL})
 def unfold_tensor(ctx: Lowering, x: Tensor, *, dim: int = -1, size: int, step: int = 1) -> Tensor:
     """All slices of ``size`` along ``dim``, ``step`` apart: a view, with the elements of a slice along a last axis."""
-    require_least(1, size=size, step=step)
+    require.least(1, size=size, step=step)
     axis = normalize_axis(dim, x.rank)
-    ctx.require(le(size, x.shape[axis]), "UnfoldTensor of a dimension that is smaller than a slice")
+    require.holds(ctx, le(size, x.shape[axis]), "size", f"be at most the dimension {x.shape[axis]!r}", size)
     shape, strides = [*x.shape, size], [*x.strides, x.strides[axis]]
     shape[axis] = floordiv(x.shape[axis] - size, step) + 1
     strides[axis] = x.strides[axis] * step

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, score_bias
 from ort_cuda_plugin.ops.contrib.quantization.cublaslt_ordered_int8 import (
     COL,
@@ -20,7 +21,6 @@ from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
 from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
 from ort_cuda_plugin.ops.onnx.nn.quantization import shifted
 from ort_cuda_plugin.ops.registry import FLOAT32, INT8, INT32, op
-from ort_cuda_plugin.ops.requirements import require_least, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
@@ -76,14 +76,16 @@ def qordered_attention(
     for order, wanted in ((order_input, ROW), (order_weight, COL), (order_output, ROW)):
         check_order(order, _NAME, wanted)
     if past is not None or attention_bias is not None or unidirectional:
-        raise Unsupported("attribute", f"{_NAME} with a past, attention_bias or unidirectional")
+        raise require.unsupported(
+            "attribute", "one of past, attention_bias and unidirectional", "given", "none of them"
+        )
     if scale_scores is None or scale_softmax is None:
-        raise violation("scale_QKT_gemm and scale_QKT_softmax", "be given", "one of them or neither")
+        raise require.violation("scale_QKT_gemm and scale_QKT_softmax", "be given", "one of them or neither")
     weights = (q_weight, k_weight, v_weight)
-    require_rank(3, input=x)
-    require_rank(2, Q_weight=weights[0], K_weight=weights[1], V_weight=weights[2])
+    require.rank(3, input=x)
+    require.rank(2, Q_weight=weights[0], K_weight=weights[1], V_weight=weights[2])
     if qkv_hidden_sizes is not None and len(set(qkv_hidden_sizes)) != 1:
-        raise Unsupported("attribute", f"{_NAME} whose Q, K and V differ in size")
+        raise require.unsupported("attribute", "qkv_hidden_sizes", list(qkv_hidden_sizes), "equal sizes")
     heads = []
     for weight, by, bias, scale in zip(
         weights,
@@ -92,7 +94,7 @@ def qordered_attention(
         (scale_q, scale_k, scale_v),
         strict=True,
     ):
-        ctx.require_shape(bias, weight.shape[1:], f"bias of {_NAME}")
+        require.shape(ctx, weight.shape[1:], bias=bias)
         real = scaled_product(ctx, x, from_order(ctx, weight, COL), scale_x, by, None, None, bias)
         codes = code_of(ctx, real, scale, None, DType.INT8)
         heads.append(shifted(ctx, split_heads(ctx, codes, num_heads), None))
@@ -160,10 +162,10 @@ def qordered_longformer_attention(
     orders = ((order_input, ROW), (order_output, ROW), (order_weight, COL), (order_global_weight, COL))
     for order, wanted in orders:
         check_order(order, name, wanted)
-    require_rank(3, input=x)
-    require_rank(2, weight=weight, global_weight=global_weight)
-    require_least(1, num_heads=num_heads)
-    require_least(0, window=window)
+    require.rank(3, input=x)
+    require.rank(2, weight=weight, global_weight=global_weight)
+    require.least(1, num_heads=num_heads)
+    require.least(0, window=window)
 
     def projection(matrix: Tensor, by: Tensor, added: Tensor, scale: Tensor) -> Tensor:
         codes = qordered_matmul(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.contrib.quantization.qlinear import code_of, number_of, real_of
 from ort_cuda_plugin.ops.onnx.math.activation import gelu_erf
@@ -12,7 +13,6 @@ from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
 from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
 from ort_cuda_plugin.ops.onnx.nn.quantization import shifted
 from ort_cuda_plugin.ops.registry import FLOAT32, FLOAT_OR_HALF, INT8, op
-from ort_cuda_plugin.ops.requirements import require, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import eq, floordiv, logical_or
@@ -32,9 +32,9 @@ _WIDTH: Final = 32
 
 
 def check_order(order: int, name: str, *supported: int) -> None:
-    require(order in range(5), "order", "be one of cuBLASLt's orders 0 to 4", order)
+    require.that(order in range(5), "order", "be one of cuBLASLt's orders 0 to 4", order)
     if order not in supported:
-        raise Unsupported("attribute", f"{name} with the order {order}")
+        raise require.unsupported("attribute", "order", order, ", ".join(map(str, supported)))
 
 
 def from_order(ctx: Lowering, x: Tensor, order: int) -> Tensor:
@@ -68,9 +68,7 @@ def _reordered(ctx: Lowering, x: Tensor, name: str, before: int, after: int) -> 
     for order in (before, after):
         check_order(order, name, COL, ROW, COL32)
         if order == COL32 and x.rank:
-            ctx.require(
-                eq(floordiv(x.shape[-1], _WIDTH) * _WIDTH, x.shape[-1]), f"{name}: COL32 has parts of 32 columns"
-            )
+            require.multiple_of(ctx, x.shape[-1], _WIDTH, "the last dimension in the order COL32")
     if before == after or x.rank < 2:
         return x
     return _in_order(ctx, from_order(ctx, x, before), after)
@@ -87,7 +85,7 @@ def dequantize_with_order(
     ctx: Lowering, x: Q, scale: S, *, order_input: int, order_output: int, to: int
 ) -> Tensor:  # fmt: skip
     dtype = DType.of_attribute(to)
-    require(dtype in FLOAT_OR_HALF, "to", "be float32 or float16", dtype.name)
+    require.that(dtype in FLOAT_OR_HALF, "to", "be float32 or float16", dtype.name)
     real = real_of(ctx, _reordered(ctx, x, "DequantizeWithOrder", order_input, order_output), scale, None)
     return elementwise(ctx, lambda value: s.cast(value, dtype), real)
 
@@ -95,7 +93,7 @@ def dequantize_with_order(
 @op("QOrderedGelu", domain="com.microsoft", since=1, types={"Q": INT8, "S": FLOAT32})
 def qordered_gelu(ctx: Lowering, x: Q, scale_x: S, scale_y: S, *, order_X: int = ROW, order_Y: int = ROW) -> Tensor:
     """The order does not matter, as long as it is one."""
-    require(order_X == order_Y, "order_Y", f"be order_X = {order_X}", order_Y)
+    require.that(order_X == order_Y, "order_Y", f"be order_X = {order_X}", order_Y)
     return code_of(ctx, elementwise(ctx, gelu_erf, real_of(ctx, x, scale_x, None)), scale_y, None, DType.INT8)
 
 
@@ -129,7 +127,7 @@ def qordered_layer_normalization(
     axes = range(normalize_axis(axis, x.rank), x.rank)
     affine = [scale] if bias is None else [scale, bias]
     for y in affine:
-        ctx.require_shape(y, x.shape[axes.start :], "scale or bias of QOrderedLayerNormalization")
+        require.shape(ctx, x.shape[axes.start :], **{"scale or bias": y})
     (result,) = row_map(ctx, program, axes, real_of(ctx, x, scale_x, None), *affine)
     return code_of(ctx, result, scale_y, None, DType.INT8)
 
@@ -153,30 +151,30 @@ def qordered_matmul(
     """(a @ b * scale_a * scale_b + c * scale_c) / scale_y + bias, as int8; b is column-major, all else row-major."""
     for order, wanted in ((order_A, ROW), (order_B, COL), (order_Y, ROW)):
         check_order(order, "QOrderedMatMul", wanted)
-    require_rank((2, 3), A=a, B=b, C=c)
+    require.rank((2, 3), A=a, B=b, C=c)
     if (c is None) != (scale_c is None):
-        raise violation("C and scale_C", "be given together or left out together", "one alone")
+        raise require.violation("C and scale_C", "be given together or left out together", "one alone")
     columns = b.shape[-1]
     right = shifted(ctx, from_order(ctx, b, COL), None)
     total = matrix_product(ctx, shifted(ctx, a, None), right)
-    require(total.rank <= a.rank, "B", "have at most as many matrices as A", f"rank {b.rank}")
+    require.that(total.rank <= a.rank, "B", "have at most as many matrices as A", f"rank {b.rank}")
     of_columns = scale_b
     if scale_b.rank == 0 or scale_b.size == 1:
         of_columns = number_of(ctx, scale_b)
     else:
-        ctx.require_shape(scale_b, (columns,), "scale_B of QOrderedMatMul")
+        require.shape(ctx, (columns,), scale_B=scale_b)
     inputs = [number_of(ctx, scale_a), of_columns, number_of(ctx, scale_y)]
     if bias is not None:
-        ctx.require_shape(bias, (columns,), "bias of QOrderedMatMul")
+        require.shape(ctx, (columns,), bias=bias)
         inputs.append(bias)
     if c is not None and scale_c is not None:
         if c.rank < total.rank:
             c = unsqueeze(ctx, c, (0,))
-        require(c.rank <= total.rank, "C", "have at most as many matrices as A", f"rank {c.rank}")
+        require.that(c.rank <= total.rank, "C", "have at most as many matrices as A", f"rank {c.rank}")
         for axis in range(total.rank):
             fits = eq(c.shape[axis], total.shape[axis])
             fits = logical_or(fits, eq(c.shape[axis], 1)) if axis < total.rank - 2 else fits
-            ctx.require(fits, "the matrix C of QOrderedMatMul has another shape than the product")
+            require.holds(ctx, fits, "C", f"broadcast to the product {list(total.shape)}", list(c.shape))
         inputs += [c, number_of(ctx, scale_c)]
 
     def result(value: Scalar, by_a: Scalar, by_b: Scalar, by_y: Scalar, *more: Scalar) -> Scalar:

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.math.activation import gelu_tanh
 from ort_cuda_plugin.ops.onnx.math.matmul import gemm
 from ort_cuda_plugin.ops.registry import FLOAT32, UP_TO_FLOAT32, op
-from ort_cuda_plugin.ops.requirements import require, require_one_of
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 
@@ -59,8 +58,8 @@ def gemm_float8(
 ) -> Tensor:
     """scale_y * activation(alpha * (scale_a * a) @ (scale_b * b) + beta * c) as ``dtype``."""
     result = DType.of_attribute(dtype)
-    require(result in UP_TO_FLOAT32 | _EIGHT, "dtype", "be a float of at most 32 bits", result.name)
-    require_one_of(_ACTIVATIONS, activation=activation)
+    require.that(result in UP_TO_FLOAT32 | _EIGHT, "dtype", "be a float of at most 32 bits", result.name)
+    require.one_of(_ACTIVATIONS, activation=activation)
     finish = _ACTIVATIONS[activation]
     left, right = _real(ctx, a, scale_a), _real(ctx, b, scale_b)
     addend = None if c is None or beta == 0.0 else _real(ctx, c, None)
@@ -71,7 +70,7 @@ def gemm_float8(
 
 
 def _one(ctx: Lowering, x: Tensor) -> Tensor:
-    ctx.require(eq(x.size, 1), "a scale of GemmFloat8 has more than one element")
+    require.scalar(ctx, **{"each scale": x})
     return ctx.view(x, (), (), x.offset)
 
 

@@ -7,18 +7,12 @@ from collections.abc import Callable
 from ort_cuda_plugin.kernels.elementwise.index_map import Loads
 from ort_cuda_plugin.kernels.gemm.grouped_gemm import BLOCK, Shared, Weights, group_rows, grouped_product
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.quantization.small_codes import E2M1, FP4, NF4
 from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, T1, T2, T3, UINT8, UP_TO_FLOAT32, T, op
-from ort_cuda_plugin.ops.requirements import (
-    require_block,
-    require_least,
-    require_least_rank,
-    require_one_of,
-    require_rank,
-)
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, eq, product
+from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering.views import reshape
@@ -26,8 +20,8 @@ from ort_cuda_plugin.program.lowering.views import reshape
 
 def _product(ctx: Lowering, a: Tensor, weights: Weights, width: Dim, bias: Tensor | None, dtype: DType) -> Tensor:
     """a @ weights + bias as ``dtype``: the product of a mixture with one expert."""
-    require_least_rank(1, A=a)
-    ctx.require(eq(a.shape[-1], width), "the inner dimensions of the matrices differ")
+    require.least_rank(1, A=a)
+    require.dim(ctx, -1, width, A=a)
     rows = product(a.shape[:-1])
     one = full(ctx, (rows,), 0, DType.INT32)
     total = grouped_product(
@@ -36,7 +30,7 @@ def _product(ctx: Lowering, a: Tensor, weights: Weights, width: Dim, bias: Tenso
     if bias is None:
         result = elementwise(ctx, lambda x: s.cast(x, dtype), total)
     else:
-        ctx.require_shape(bias, (weights.columns,), "bias of a product")
+        require.shape(ctx, (weights.columns,), bias=bias)
         result = elementwise(ctx, lambda x, b: s.cast(x + s.widen(b), dtype), total, bias)
     return ctx.view(result, (*a.shape[:-1], weights.columns))
 
@@ -78,11 +72,11 @@ def matmul_bnb4(
     transB: int = 1,
 ) -> Tensor:
     """a @ B.T, or without ``transB`` a @ B, of B [N, K]: codes with a scale for each block of all of them in a row."""
-    require_one_of((0, 1), quant_type=quant_type)
-    require_least(1, N=N, K=K)
-    require_block(block_size)
-    ctx.require(eq(b.size, (N * K + 1) // 2), "MatMulBnb4: B has another size than N and K say")
-    ctx.require(eq(absmax.size, ceildiv(N * K, block_size)), "MatMulBnb4: there is not one scale for each block")
+    require.one_of((0, 1), quant_type=quant_type)
+    require.least(1, N=N, K=K)
+    require.block(block_size)
+    require.size(ctx, (N * K + 1) // 2, B=b)
+    require.size(ctx, ceildiv(N * K, block_size), absmax=absmax)
     table = ctx.constant(NF4 if quant_type else FP4)
     # Rows of whole bytes have places of their own, which are quicker to find.
     whole = K % 2 == 0
@@ -130,11 +124,11 @@ def matmul_fp4(
     block_size: int = 16,
 ) -> Tensor:
     """a @ B.T of B [N, K], two codes in a byte; its scales are the bytes of float8e4m3fn. Those of a change nothing."""
-    require_rank(2, B=b)
-    require_least(1, block_size=block_size)
+    require.rank(2, B=b)
+    require.least(1, block_size=block_size)
     columns, width = b.shape[0], 2 * b.shape[1]
-    ctx.require_shape(weight_scale, (columns, ceildiv(width, block_size)), "weight_scale")
-    ctx.require(eq(weight_scale_2.size, 1), "weight_scale_2 has more than one element")
+    require.shape(ctx, (columns, ceildiv(width, block_size)), weight_scale=weight_scale)
+    require.scalar(ctx, weight_scale_2=weight_scale_2)
     table = ctx.constant(E2M1)
     x = weight_scale
     bytes_ = Tensor(DType.FLOAT8E4M3FN, x.shape, x.buffer, strides=x.strides, offset=x.offset)
@@ -168,13 +162,13 @@ def matmul_fp8(
     block_size: int = 128,
 ) -> Tensor:
     """a @ B.T of B [N, K] with a scale for each block of a row; a is rounded to 8 bits where it has a scale."""
-    require_rank(2, B=b)
-    require_least(1, block_size=block_size)
+    require.rank(2, B=b)
+    require.least(1, block_size=block_size)
     columns, width = b.shape
-    ctx.require_shape(b_scale, (columns, ceildiv(width, block_size)), "b_scale")
+    require.shape(ctx, (columns, ceildiv(width, block_size)), b_scale=b_scale)
     left = a
     if a_scale is not None:
-        ctx.require(eq(a_scale.size, 1), "a_scale has more than one element")
+        require.scalar(ctx, a_scale=a_scale)
 
         def rounded(x: Scalar, by: Scalar) -> Scalar:
             return s.cast(s.cast(s.widen(x) / by, DType.FLOAT8E4M3FN), DType.FLOAT32) * by

@@ -12,11 +12,11 @@ from typing import TypeAlias
 import numpy as np
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import FLOATS_8, DType, Unsupported
+from ort_cuda_plugin.model.ir import FLOATS_8, DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.tensor.indexing import wrapped
 from ort_cuda_plugin.ops.registry import INDICES, INT32, T1, T2, T3, UINT8, UP_TO_FLOAT32, Tind, op
-from ort_cuda_plugin.ops.requirements import require_block, require_least, require_least_rank, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import ceildiv, eq, logical_or
@@ -70,13 +70,18 @@ def matmul_nbits(
     ``g_idx`` names the block, that is the scale and zero point, of each row of the weights.
     """
     if bits not in WIDTHS or weight_prepacked:
-        raise Unsupported("attribute", f"MatMulNBits with bits = {bits}, weight_prepacked = {weight_prepacked}")
-    require_least(1, N=N, K=K)
-    require_block(block_size)
-    require_least_rank(1, A=a)
+        raise require.unsupported(
+            "attribute",
+            "(bits, weight_prepacked)",
+            (bits, weight_prepacked),
+            f"bits among {WIDTHS}, weights as they are",
+        )
+    require.least(1, N=N, K=K)
+    require.block(block_size)
+    require.least_rank(1, A=a)
     blocks = -(-K // block_size)
-    ctx.require(eq(b.size, N * blocks * (block_size * bits // 8)), "MatMulNBits: B has another size than N, K say")
-    ctx.require(eq(scales.size, N * blocks), "MatMulNBits: there is not one scale for each block")
+    require.size(ctx, N * blocks * (block_size * bits // 8), B=b)
+    require.size(ctx, N * blocks, scales=scales)
     parameters = [reshape(ctx, scales, [N, blocks])]
     if zero_points is not None:
         parameters.append(_zero_points(ctx, zero_points, N, blocks, bits))
@@ -87,8 +92,7 @@ def matmul_nbits(
         return s.cast((s.cast(code, DType.FLOAT32) - offset) * s.widen(scale), a.dtype)
 
     left = a if a.rank > 1 else unsqueeze(ctx, a, (0,))
-    if bias is not None:
-        ctx.require_shape(bias, (N,), "bias of MatMulNBits")
+    require.shape(ctx, (N,), bias=bias)
     words = None if g_idx is not None else _words(b, K, N, blocks * block_size, bits)
     if words is not None:
         result = _multiply(ctx, left, words, bias, _conversion(ctx, number, parameters, bits, block_size))
@@ -99,7 +103,7 @@ def matmul_nbits(
         weights = elementwise(ctx, number, codes, *(unsqueeze(ctx, p, (2, 3)) for p in parameters))
         rows = part(ctx, reshape(ctx, weights, [N, blocks * block_size]), 1, 0, K)
     else:
-        ctx.require(eq(g_idx.size, K), "MatMulNBits: g_idx does not have one entry for each of K")
+        require.size(ctx, K, g_idx=g_idx)
         flat, groups = reshape(ctx, codes, [N, blocks * block_size]), reshape(ctx, g_idx, [K])
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -144,10 +148,10 @@ def _conversion(
 def _zero_points(ctx: Lowering, zeros: Tensor, rows: int, blocks: int, bits: int) -> Tensor:
     """[rows, blocks]: codes that are packed as the weights are, or numbers."""
     if zeros.dtype is not DType.UINT8:
-        ctx.require(eq(zeros.size, rows * blocks), "MatMulNBits: there is not one zero point for each block")
+        require.size(ctx, rows * blocks, zero_points=zeros)
         return reshape(ctx, zeros, [rows, blocks])
     width = -(-blocks * bits // 8)
-    ctx.require(eq(zeros.size, rows * width), "MatMulNBits: there is not one zero point for each block")
+    require.size(ctx, rows * width, zero_points=zeros)
     codes = elementwise(ctx, lambda x: s.cast(x, DType.UINT8), _unpacked(ctx, reshape(ctx, zeros, [rows, width]), bits))
     return part(ctx, reshape(ctx, codes, [rows, width * (8 // bits)]), 1, 0, blocks)
 
@@ -177,16 +181,18 @@ def gather_block_quantized(
     """Gather of (data - zero points) * scales. An index outside its dimension gives 0."""
     floats = data.dtype in _FLOAT_CODES
     if (block_size < 16 or block_size & (block_size - 1)) and not (floats and block_size == 0):
-        raise violation("block_size", "be a power of two of at least 16, or 0 for floats", block_size)
+        raise require.violation("block_size", "be a power of two of at least 16, or 0 for floats", block_size)
     if floats and zero_points is not None:
-        raise violation("zero_points", "be left out for floats", "zero points")
-    require_least_rank(1, data=data)
-    require_rank(data.rank, scales=scales)
+        raise require.violation("zero_points", "be left out for floats", "zero points")
+    require.least_rank(1, data=data)
+    require.rank(data.rank, scales=scales)
     at, along = normalize_axis(gather_axis, data.rank), normalize_axis(quantize_axis, data.rank)
     default = 0
     if data.dtype is DType.UINT8:
         if bits not in WIDTHS or at == along or at == data.rank - 1:
-            raise violation("bits", f"be one of {WIDTHS}, with the last axis quantized and another gathered", bits)
+            raise require.violation(
+                "bits", f"be one of {WIDTHS}, with the last axis quantized and another gathered", bits
+            )
         default = 1 << (bits - 1)
         data = _along_last(ctx, data, bits)
         zero_points = None if zero_points is None else _along_last(ctx, zero_points, bits)
@@ -196,8 +202,8 @@ def gather_block_quantized(
         fits = eq(blocks, wanted)
         if floats and axis != along:
             fits = logical_or(fits, eq(blocks, 1))
-        ctx.require(fits, f"the scales of GatherBlockQuantized do not fit its data in dimension {axis}")
-    require_rank(codes.rank, zero_points=zeros)
+        require.holds(ctx, fits, "scales", f"have {wanted!r} blocks in dimension {axis}", blocks)
+    require.rank(codes.rank, zero_points=zeros)
     shape = [*codes.shape[:at], *indices.shape, *codes.shape[at + 1 :]]
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:

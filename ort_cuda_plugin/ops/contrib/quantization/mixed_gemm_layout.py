@@ -17,6 +17,7 @@ from typing import Final
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv
@@ -46,8 +47,7 @@ def raw_codes(ctx: Lowering, codes: Tensor, rows: Dim, width: Dim, bits: int) ->
     """Return the codes of ``rows`` outputs in their order: uint8 [rows, width * bits / 8], the lowest bits first."""
     turns, pack = ACTIVATION_BITS // bits, 8 // bits
     for size, name, divisor in ((width, "inputs", TILE), (rows, "outputs", PACKED_COLUMNS * pack)):
-        message = f"weights in the order of CUTLASS's kernels: the number of {name} is not a multiple of {divisor}"
-        ctx.require(eq(floordiv(size, divisor) * divisor, size), message)
+        require.multiple_of(ctx, size, divisor, f"the number of {name} of weights in the layout of CUTLASS")
     packed = floordiv(width, pack)
     source = reshape(ctx, codes, [1, rows * packed])
 

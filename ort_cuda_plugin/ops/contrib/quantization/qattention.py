@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from ort_cuda_plugin.model.ir import Unsupported
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, of_projection
 from ort_cuda_plugin.ops.contrib.quantization.qlinear import scaled_product
 from ort_cuda_plugin.ops.registry import BYTES, FLOAT_OR_HALF, INT32, T1, T2, T3, op
-from ort_cuda_plugin.ops.requirements import require_rank
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 T4: TypeAlias = Tensor
@@ -41,10 +40,10 @@ def qattention(
 ) -> tuple[Tensor, ...]:
     """As Attention of com.microsoft; the sums of the projection are int32."""
     if do_rotary or past_present_share_buffer:
-        raise Unsupported("attribute", "QAttention with do_rotary or past_present_share_buffer")
-    require_rank(3, input=x)
-    require_rank(2, weight=weight)
-    ctx.require_shape(bias, weight.shape[1:], "bias of QAttention")
+        raise require.unsupported("attribute", "do_rotary or past_present_share_buffer", "1", "0")
+    require.rank(3, input=x)
+    require.rank(2, weight=weight)
+    require.shape(ctx, weight.shape[1:], bias=bias)
     projected = scaled_product(ctx, x, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias)
     masking = Masking(mask_index, None, mask_filter_value, scale, unidirectional)
     return of_projection(ctx, projected, past, masking, num_heads)

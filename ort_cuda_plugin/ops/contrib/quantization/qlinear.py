@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias, Unpack
 
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.math.activation import leaky_relu
 from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
@@ -21,7 +22,6 @@ from ort_cuda_plugin.ops.onnx.nn.recurrent import CellAttributes, lstm
 from ort_cuda_plugin.ops.onnx.nn.windows import Ints, PaddingAttributes
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.registry import BYTES, FLOAT32, FLOAT_OR_HALF, INT32, T1, T2, T3, Float32, T, op
-from ort_cuda_plugin.ops.requirements import require, require_least_rank, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import eq, logical_or
@@ -57,7 +57,7 @@ def microsoft_dequantize_linear(
 
 
 def number_of(ctx: Lowering, x: Tensor) -> Tensor:
-    ctx.require(eq(x.size, 1), "a scale or zero point has more than one element")
+    require.scalar(ctx, **{"each scale and zero point": x})
     return ctx.view(x, (), (), x.offset)
 
 
@@ -156,11 +156,11 @@ def qlinear_softmax(
 )
 def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, axis: int) -> Tensor:
     """Each of the inputs is followed by its scale and zero point."""
-    require(len(inputs) % 3 == 0 < len(inputs), "inputs", "be triples: tensor, scale, zero point", len(inputs))
+    require.that(len(inputs) % 3 == 0 < len(inputs), "inputs", "be triples: tensor, scale, zero point", len(inputs))
     parts = []
     for x, scale, zero in zip(inputs[::3], inputs[1::3], inputs[2::3], strict=True):
         if not x.dtype.is_integer or not zero.dtype.is_integer or scale.dtype is not DType.FLOAT32:
-            raise violation("inputs", "be triples of integers, a float32 scale and a zero point", x.dtype.short)
+            raise require.violation("inputs", "be triples of integers, a float32 scale and a zero point", x.dtype.short)
         parts.append(code_of(ctx, real_of(ctx, x, scale, zero), y_scale, y_zero_point, y_zero_point.dtype))
     return concat(ctx, *parts, axis=axis)
 
@@ -169,7 +169,7 @@ def _between_layouts(
     ctx: Lowering, x: Tensor, channels_last: int, function: Callable[[Tensor], Tensor]
 ) -> Tensor:  # fmt: skip
     """``function`` of x with its channels in front."""
-    require_least_rank(3, X=x)
+    require.least_rank(3, X=x)
     if not channels_last:
         return function(x)
     result = function(permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1))))
@@ -222,9 +222,15 @@ def qlinear_global_average_pool(
 def _of_columns(ctx: Lowering, x: Tensor, columns: Tensor) -> Tensor:
     """A parameter of all of a matrix, or one for each of its columns."""
     if x.rank > 1:
-        raise Unsupported("shape", f"a scale or zero point of rank {x.rank}")
+        raise require.unsupported("shape", "the rank of a scale or zero point", x.rank, "0 and 1")
     width = columns.shape[-1]
-    ctx.require(logical_or(eq(x.size, 1), eq(x.size, width)), "a scale or zero point has another size than the columns")
+    require.holds(
+        ctx,
+        logical_or(eq(x.size, 1), eq(x.size, width)),
+        "a scale or zero point",
+        f"have 1 or {width!r} elements",
+        x.size,
+    )
     return ctx.view(x, (), (), x.offset) if x.size == 1 else x
 
 
@@ -239,7 +245,7 @@ def scaled_product(
     bias: Tensor | None,
 ) -> Tensor:
     """(a - a_zero) @ (b - b_zero) * a_scale * b_scale + bias, in the type of the scales; the sums are int32."""
-    require_least_rank(1, B=b)
+    require.least_rank(1, B=b)
     left = shifted(ctx, a, None if a_zero is None else number_of(ctx, a_zero))
     right = shifted(ctx, b, None if b_zero is None else _of_columns(ctx, b_zero, b))
     total = matrix_product(ctx, left, right)
@@ -297,15 +303,14 @@ def qgemm(
     transB: int = 0,
 ) -> Tensor:
     """alpha * (A @ B + C), as float32 or with ``y_scale`` quantized; C is in units of both scales."""
-    require_rank(2, A=a, B=b)
-    require_rank((0, 1, 2), C=c)
+    require.rank(2, A=a, B=b)
+    require.rank((0, 1, 2), C=c)
     a = permute(ctx, a, (1, 0)) if transA else a
     b = permute(ctx, b, (1, 0)) if transB else b
     columns = _of_columns(ctx, b_zero_point, b)
     total = matrix_product(ctx, shifted(ctx, a, number_of(ctx, a_zero_point)), shifted(ctx, b, columns))
+    require.broadcast(ctx, total.shape, C=c)
     if c is not None:
-        for dim, wanted in zip(c.shape, total.shape[2 - c.rank :], strict=True):
-            ctx.require(logical_or(eq(dim, 1), eq(dim, wanted)), "the addend C of QGemm does not broadcast")
         total = elementwise(ctx, lambda value, added: value + added, total, c)
 
     def real(value: Scalar, x: Scalar, y: Scalar) -> Scalar:
@@ -357,15 +362,15 @@ def dynamic_quantize_lstm(
 
 def _recurrent_weights(ctx: Lowering, codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """Weights [directions, inputs, gates] as float32 [directions, gates, inputs]."""
-    require_rank(3, **{"W and R": codes})
+    require.rank(3, **{"W and R": codes})
     directions, _, gates = codes.shape
     placed = []
     for x in (scale, zero):
         if x.rank == 2:
-            ctx.require_shape(x, (directions, gates), "scale or zero point of DynamicQuantizeLSTM")
+            require.shape(ctx, (directions, gates), **{"scale or zero point": x})
             placed.append(unsqueeze(ctx, x, (1,)))
         else:
-            ctx.require(eq(x.size, directions), "DynamicQuantizeLSTM: one scale and zero point for each direction")
+            require.size(ctx, directions, **{"a scale or zero point": x})
             placed.append(reshape(ctx, x, [directions, 1, 1]))
 
     def real(code: Scalar, factor: Scalar, offset: Scalar) -> Scalar:

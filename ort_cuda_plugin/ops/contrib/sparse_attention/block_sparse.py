@@ -8,13 +8,13 @@ from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.decoder import grown
 from ort_cuda_plugin.ops.contrib.attention.multi_head import grouped_heads, split_columns
 from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation
 from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads, split_heads
 from ort_cuda_plugin.ops.onnx.attention.scores import Variant
 from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, UP_TO_FLOAT32, HostTensor, M, T, op
-from ort_cuda_plugin.ops.requirements import require_heads, require_least, require_rank
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import eq, floordiv, le, mod
@@ -55,15 +55,21 @@ def sparse_attention(
 
     Heads take the layouts in turn. Without a past, new keys begin at 0; else they are the last ones of a sequence.
     """
-    require_heads(num_heads, kv_num_heads)
-    require_least(1, sparse_block_size=sparse_block_size)
+    require.heads(num_heads, kv_num_heads)
+    require.least(1, sparse_block_size=sparse_block_size)
     q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
     batch, _, rows, _ = q.shape
-    total = ctx.host_number(total_sequence_length, "total_sequence_length of SparseAttention")
-    ctx.require(le(rows, total), "SparseAttention: total_sequence_length is less than the number of new tokens")
-    require_rank(4, past_key=past_key)
-    ctx.require(le(total, past_key.shape[2]), "SparseAttention: the buffer of keys has no room for all of them")
-    ctx.require_shape(key_total_sequence_lengths, (batch,), "key_total_sequence_lengths")
+    total = ctx.host_number(total_sequence_length, "total_sequence_length")
+    require.least_dim(ctx, rows, total_sequence_length=total)
+    require.rank(4, past_key=past_key)
+    require.holds(
+        ctx,
+        le(total, past_key.shape[2]),
+        "past_key",
+        f"have room for total_sequence_length = {total!r} keys",
+        past_key.shape[2],
+    )
+    require.shape(ctx, (batch,), key_total_sequence_lengths=key_total_sequence_lengths)
     lengths = key_total_sequence_lengths
 
     def begin(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -76,7 +82,13 @@ def sparse_attention(
     present = grown(ctx, (past_key, past_value), (k, v), first, past_key.shape[2])
     blocks = _blocks(ctx, block_row_indices, block_col_indices)
     layouts, count = blocks.shape[:2]
-    ctx.require(eq(mod(num_heads, layouts), 0), "SparseAttention: the heads are no multiple of the layouts")
+    require.holds(
+        ctx,
+        eq(mod(num_heads, layouts), 0),
+        "num_heads",
+        f"be a multiple of the number of layouts {layouts!r}",
+        num_heads,
+    )
 
     def counts(maps: IndexMap, c: list[Scalar]) -> Scalar:
         place = maps.source(places).at([c[0], c[2]])
@@ -93,9 +105,9 @@ def sparse_attention(
 
 def _blocks(ctx: Lowering, starts: Tensor, columns: Tensor) -> Tensor:
     """Which blocks count, bool [layouts, blocks, blocks]: those of ``columns`` that ``starts`` gives to a row."""
-    require_rank(2, block_row_indices=starts, block_col_indices=columns)
+    require.rank(2, block_row_indices=starts, block_col_indices=columns)
     layouts, count = starts.shape[0], starts.shape[1] - 1
-    ctx.require_shape(columns, (layouts, columns.shape[1]), "block_col_indices")
+    require.shape(ctx, (layouts, columns.shape[1]), block_col_indices=columns)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         rows, listed, most = maps.source(starts), maps.source(columns), maps.dim(columns.shape[1])
@@ -131,14 +143,14 @@ def longformer_attention(
 
     Queries, keys and values of what a global token attends to have weights of their own. The mask is added to scores.
     """
-    require_rank(3, input=x)
-    require_least(1, num_heads=num_heads)
-    require_least(0, window=window)
+    require.rank(3, input=x)
+    require.least(1, num_heads=num_heads)
+    require.least(0, window=window)
     hidden = x.shape[2]
 
     def projection(weights: Tensor, added: Tensor) -> Tensor:
-        ctx.require_shape(weights, (hidden, 3 * hidden), "weights of LongformerAttention")
-        ctx.require_shape(added, (3 * hidden,), "bias of LongformerAttention")
+        require.shape(ctx, (hidden, 3 * hidden), weights=weights)
+        require.shape(ctx, (3 * hidden,), bias=added)
         return multiply(ctx, x, weights, added, finish=lambda total, b: total + s.widen(b))
 
     projected = projection(weight, bias), projection(global_weight, global_bias)
@@ -151,7 +163,7 @@ def longformer_of_projections(
     """LongformerAttention where queries, keys and values stand side by side, those of global tokens in the second."""
     batch, rows, columns = projected[0].shape
     for flags, what in ((mask, "mask"), (is_global, "global")):
-        ctx.require_shape(flags, (batch, rows), f"{what} of LongformerAttention")
+        require.shape(ctx, (batch, rows), **{what: flags})
 
     def heads(x: Tensor) -> list[Tensor]:
         parts = split_columns(ctx, x, [floordiv(columns, 3)] * 3, "weights of LongformerAttention")

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.decoder import grown
 from ort_cuda_plugin.ops.contrib.attention.multi_head import split_columns
 from ort_cuda_plugin.ops.contrib.sparse_attention.indexer_parts import (
@@ -25,10 +26,9 @@ from ort_cuda_plugin.ops.contrib.sparse_attention.indexer_parts import (
 )
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, HostTensor, T, op
-from ort_cuda_plugin.ops.requirements import require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, le, lt, mod, select
+from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, le, lt, mod, select
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.multiply import multiply
@@ -50,7 +50,7 @@ def scores_of_heads(
     )  # fmt: skip
     by_head = reshape(ctx, products, [batch, rows, heads, keys.shape[1]])
     if weights is not None:
-        ctx.require_shape(weights, (batch, rows, heads), "head_weights of an indexer")
+        require.shape(ctx, (batch, rows, heads), head_weights=weights)
         by_head = elementwise(
             ctx, lambda x, w: s.maximum(x, 0.0) * s.widen(w), by_head, unsqueeze(ctx, weights, (3,))
         )  # fmt: skip
@@ -105,20 +105,20 @@ def sparse_attention_indexer(
 ) -> tuple[Tensor, ...]:
     """(selected indices, -1 behind them; keys with the new ones; what is not compressed yet)."""
     check_policy(policy_mode, compress_ratio, token_budget, index_topk)
-    require_rank(3, query=query, past_key=past_key)
-    require_rank(1, query_norm_weight=query_norm_weight)
+    require.rank(3, query=query, past_key=past_key)
+    require.rank(1, query_norm_weight=query_norm_weight)
     size = query_norm_weight.shape[0]
     if key is None:
         hidden = query.shape[2] - size
         query, key = split_columns(ctx, query, [hidden, size], "the packed query")
     batch, rows = query.shape[:2]
     heads = floordiv(query.shape[2], size)
-    ctx.require(eq(heads * size, query.shape[2]), "SparseAttentionIndexer: the query is no multiple of a head")
-    ctx.require_shape(past_key, (batch, past_key.shape[1], size), "past_key of SparseAttentionIndexer")
+    require.multiple_of(ctx, query.shape[2], size, "the last dimension of query")
+    require.shape(ctx, (batch, past_key.shape[1], size), past_key=past_key)
     before = past_key.shape[1]
     if past_sequence_length is not None:
-        before = ctx.host_number(past_sequence_length, "past_sequence_length of SparseAttentionIndexer")
-        ctx.require(le(0, before), "SparseAttentionIndexer: past_sequence_length is negative")
+        before = ctx.host_number(past_sequence_length, "past_sequence_length")
+        require.least_dim(ctx, 0, past_sequence_length=before)
     q = normalized(ctx, reshape(ctx, query, [batch, rows, heads, size]), query_norm_weight, epsilon)
 
     def appended(new: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def sparse_attention_indexer(
         if past_sequence_length is None:
             return concat(ctx, past_key, new, axis=1)
         fits = le(before + new.shape[1], past_key.shape[1])
-        ctx.require(fits, "SparseAttentionIndexer: the buffer of keys has no room for the new ones")
+        require.holds(ctx, fits, "past_key", f"have room for {before + new.shape[1]!r} keys", past_key.shape[1])
         first = gather_map(ctx, [batch], DType.INT64, lambda maps, c: maps.dim(before))
         (present,) = grown(
             ctx, (unsqueeze(ctx, past_key, (1,)),), (unsqueeze(ctx, new, (1,)),), first, past_key.shape[1]
@@ -135,9 +135,9 @@ def sparse_attention_indexer(
 
     if policy_mode == "qsa":
         if any(x is not None for x in (gate, position_bias, head_weights, position_ids, past_proj_buffer)):
-            raise violation("inputs of policy_mode 'csa'", "be left out with policy_mode 'qsa'", "one of them")
+            raise require.violation("inputs of policy_mode 'csa'", "be left out with policy_mode 'qsa'", "one of them")
         assert token_budget is not None
-        ctx.require_shape(key, (batch, rows, size), "key of SparseAttentionIndexer")
+        require.shape(ctx, (batch, rows, size), key=key)
         present = appended(key)
         rotary = Rotary(ctx, cos_cache, sin_cache, batch, leading=True)
         q = rotary(q, lambda maps, c: maps.dim(before) + c[1])
@@ -148,10 +148,10 @@ def sparse_attention_indexer(
         scores = scores_of_heads(ctx, q, pooled, None, scale, None)
         return _chosen_tokens(ctx, scores, visible, compress_ratio, token_budget), present
     if gate is None or position_bias is None or head_weights is None or position_ids is None or mask is not None:
-        raise violation("gate, position_bias, head_weights and position_ids", "be given, and no mask", "others")
+        raise require.violation("gate, position_bias, head_weights and position_ids", "be given, and no mask", "others")
     assert index_topk is not None
     ids = position_ids
-    ctx.require_shape(ids, (batch, rows), "position_ids of SparseAttentionIndexer")
+    require.shape(ctx, (batch, rows), position_ids=ids)
     rotary = Rotary(ctx, cos_cache, sin_cache, batch, leading=False)
     q = rotary(q, lambda maps, c: maps.source(ids).at(c[:2]))
     windows = _Windows(ctx, past_proj_buffer, key, gate, position_bias, size, compress_ratio)
@@ -186,7 +186,7 @@ class _Visible:
         self._counts: Tensor | None = None
         if mask is None:
             return
-        ctx.require_shape(mask, (batch, self.total), "mask of SparseAttentionIndexer")
+        require.shape(ctx, (batch, self.total), mask=mask)
         flags = elementwise(ctx, lambda x: s.cast(s.not_equal(x, 0), DType.INT64), mask)
         counts = scan(ctx, SUM, flags, 1, exclusive=False, reverse=False)
         order = ctx.empty((batch, self.total), DType.INT64)
@@ -262,15 +262,21 @@ class _Windows:
     ) -> None:
         batch, rows = key.shape[:2]
         for x, what in ((key, "key"), (gate, "gate")):
-            ctx.require_shape(x, (batch, rows, 2 * size), f"{what} of SparseAttentionIndexer")
-        ctx.require_shape(bias, (ratio, 2 * size), "position_bias of SparseAttentionIndexer")
+            require.shape(ctx, (batch, rows, 2 * size), **{what: x})
+        require.shape(ctx, (ratio, 2 * size), position_bias=bias)
         self._ctx, self._buffer, self._new, self._bias = ctx, buffer, (key, gate), bias
         self._batch, self._size, self._ratio = batch, size, ratio
         self._waiting: Dim = 0
         if buffer is not None:
             self._waiting = buffer.shape[2] if buffer.rank == 4 else 0
-            ctx.require_shape(buffer, (2, batch, self._waiting, 2 * size), "past_proj_buffer of SparseAttentionIndexer")
-            ctx.require(lt(self._waiting, 2 * ratio), "SparseAttentionIndexer: past_proj_buffer is too long")
+            require.shape(ctx, (2, batch, self._waiting, 2 * size), past_proj_buffer=buffer)
+            require.holds(
+                ctx,
+                lt(self._waiting, 2 * ratio),
+                "past_proj_buffer",
+                f"have fewer than {2 * ratio} tokens",
+                self._waiting,
+            )
         self._overlap = select(le(ratio, self._waiting), ratio, 0)
         pending = self._waiting - self._overlap + rows
         self.count = floordiv(pending, ratio)

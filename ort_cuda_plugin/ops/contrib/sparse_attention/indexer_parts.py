@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map
 from ort_cuda_plugin.kernels.scan_sort.select import sort_rows
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops.requirements import require_least, require_one_of, require_rank, violation
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, le, product
@@ -24,7 +24,7 @@ FLOAT: Final = DType.FLOAT32
 
 def normalized(ctx: Lowering, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """x / sqrt(mean of squares + epsilon) * weight along the last dimension, float32."""
-    ctx.require_shape(weight, x.shape[-1:], "norm weight of an indexer")
+    require.shape(ctx, x.shape[-1:], **{"norm weight": weight})
 
     def program(row: Row, value: Scalar, factor: Scalar) -> tuple[Sequence[Scalar], Sequence[Scalar]]:
         wide = s.widen(value)
@@ -41,10 +41,10 @@ class Rotary:
     """
 
     def __init__(self, ctx: Lowering, cos: Tensor, sin: Tensor, sequences: Dim, *, leading: bool) -> None:
-        require_rank((2, 3), cos_cache=cos)
-        ctx.require_shape(sin, cos.shape, "sin_cache of an indexer")
+        require.rank((2, 3), cos_cache=cos)
+        require.shape(ctx, cos.shape, sin_cache=sin)
         if cos.rank == 3:
-            ctx.require_shape(cos, (sequences, *cos.shape[1:]), "cos_cache of an indexer")
+            require.shape(ctx, (sequences, *cos.shape[1:]), cos_cache=cos)
         self._ctx, self._cos, self._sin, self._leading = ctx, cos, sin, leading
 
     def __call__(self, x: Tensor, place: Place, sequence: Place = lambda maps, c: c[0]) -> Tensor:
@@ -52,7 +52,7 @@ class Rotary:
         cos, sin, leading = self._cos, self._sin, self._leading
         width, size = cos.shape[-1], x.shape[-1]
         rotated = width if leading else 2 * width
-        self._ctx.require(le(rotated, size), "an indexer rotates more elements than a head has")
+        require.holds(self._ctx, le(rotated, size), "cos_cache", f"rotate at most the head size {size!r}", rotated)
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
             source = maps.source(x)
@@ -146,9 +146,9 @@ def complete(position: Scalar, ratio: int) -> Scalar:
 
 
 def check_policy(mode: str, ratio: int, budget: int | None, top: int | None) -> None:
-    require_one_of(("qsa", "csa"), policy_mode=mode)
-    require_least(1, compress_ratio=ratio)
+    require.one_of(("qsa", "csa"), policy_mode=mode)
+    require.least(1, compress_ratio=ratio)
     if mode == "qsa" and (budget is None or budget <= 0 or budget % ratio or top is not None):
-        raise violation("token_budget", f"be a positive multiple of {ratio}, without index_topk", budget)
+        raise require.violation("token_budget", f"be a positive multiple of {ratio}, without index_topk", budget)
     if mode == "csa" and (top is None or top <= 0 or budget is not None):
-        raise violation("index_topk", "be positive, without token_budget", f"{top}, token_budget = {budget}")
+        raise require.violation("index_topk", "be positive, without token_budget", f"{top}, token_budget = {budget}")

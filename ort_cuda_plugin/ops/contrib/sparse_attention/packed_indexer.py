@@ -13,6 +13,7 @@ from typing import TypeAlias
 from ort_cuda_plugin.kernels.attention.kv_cache import carry_over
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, walk_map
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import split_columns
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture, int64
 from ort_cuda_plugin.ops.contrib.sparse_attention.indexer_parts import (
@@ -28,10 +29,9 @@ from ort_cuda_plugin.ops.contrib.sparse_attention.indexer_parts import (
 )
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, M, T, op
-from ort_cuda_plugin.ops.requirements import require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv
+from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import reshape
 from ort_cuda_plugin.program.steps.row_program import SUM
@@ -83,19 +83,19 @@ def packed_sparse_attention_indexer(
     by_tokens, ratio = policy_mode == "qsa", compress_ratio
     of_entries = (gate, position_bias, head_weights, position_ids, past_gate_buffer)
     if any((x is None) != by_tokens for x in of_entries) or (by_tokens and head_weight_scale is not None):
-        raise violation("the inputs of policy_mode 'csa'", "be given exactly with it", repr(policy_mode))
+        raise require.violation("the inputs of policy_mode 'csa'", "be given exactly with it", repr(policy_mode))
     check_capture(_NAME, state_update_capacity, state_update_capture_count)
     if state_capacity <= 0 or (not by_tokens and (state_update_capacity or key is None)):
-        raise violation("state_capacity", "be positive, with a key and no updates for 'csa'", state_capacity)
+        raise require.violation("state_capacity", "be positive, with a key and no updates for 'csa'", state_capacity)
     if by_tokens and is_used(ctx, 4):
-        raise violation("the output present_gate_buffer", "be left out with policy_mode 'qsa'", "an output")
-    require_rank(2, query=query)
-    require_rank(1, query_norm_weight=query_norm_weight)
+        raise require.violation("the output present_gate_buffer", "be left out with policy_mode 'qsa'", "an output")
+    require.rank(2, query=query)
+    require.rank(1, query_norm_weight=query_norm_weight)
     size = query_norm_weight.shape[0]
     if key is None:
         query, key = split_columns(ctx, query, [query.shape[1] - size, size], f"the packed query of {_NAME}")
     count, heads, columns = query.shape[0], floordiv(query.shape[1], size), size if by_tokens else 2 * size
-    ctx.require(eq(heads * size, query.shape[1]), f"{_NAME}: the query is no multiple of a head")
+    require.multiple_of(ctx, query.shape[1], size, "the last dimension of query")
     tokens = PackedTokens(ctx, cumulative_sequence_lengths, count, _NAME, empty=True)
     room = 2 * ratio - 1
     shapes = [
@@ -113,8 +113,7 @@ def packed_sparse_attention_indexer(
         (state_update_capture_count, (tokens.count,), "state_update_capture_count"),
     ]
     for x, shape, what in shapes:
-        if x is not None:
-            ctx.require_shape(x, shape, f"{what} of {_NAME}")
+        require.shape(ctx, shape, **{what: x})
     steps = _Steps(ctx, tokens, past_sequence_lengths, past_state_lengths, ratio, state_capacity, by_tokens)
     rotary = Rotary(ctx, cos_cache, sin_cache, tokens.count, leading=by_tokens)
     keys = _Series(past_kv_buffer, key)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.decoder import grown
 from ort_cuda_plugin.ops.contrib.attention.multi_head import grouped_heads, sink_of_heads
 from ort_cuda_plugin.ops.contrib.attention.paged import (
@@ -33,18 +34,9 @@ from ort_cuda_plugin.ops.onnx.attention.scores import Variant
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, INT32, UP_TO_FLOAT32, HostTensor, Int64, M, S, T, op
-from ort_cuda_plugin.ops.requirements import (
-    require,
-    require_all_or_none,
-    require_heads,
-    require_least,
-    require_one_of,
-    require_rank,
-    violation,
-)
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le, logical_or, sym_max
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, logical_or, sym_max
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import part, reshape
 
@@ -58,8 +50,8 @@ def selection(
     ctx: Lowering, shape: tuple[Dim, Dim, Dim], local: Local | None, indices: Tensor, counts: Tensor, place: Place
 ) -> Tensor:
     """Which keys count, bool [entries, 1, rows, keys]: those of ``local``, and the first ``counts`` of ``indices``."""
-    require_rank(2, selected_indices=indices)
-    ctx.require_shape(counts, indices.shape[:1], "selected_counts")
+    require.rank(2, selected_indices=indices)
+    require.shape(ctx, indices.shape[:1], selected_counts=counts)
     entries, rows, keys = shape
     if local is None:
         result = ctx.empty((entries, 1, rows, keys), DType.BOOL)
@@ -81,9 +73,9 @@ def selection(
 
 
 def _check_modes(mode: str, source: str, window: int) -> None:
-    require_one_of(("selected_only", "local_plus_selected"), attention_mode=mode)
-    require_one_of(("main", "auxiliary"), selected_kv_source=source)
-    require(window == -1 or window > 0, "local_window_size", "be positive, or -1 for none", window)
+    require.one_of(("selected_only", "local_plus_selected"), attention_mode=mode)
+    require.one_of(("main", "auxiliary"), selected_kv_source=source)
+    require.that(window == -1 or window > 0, "local_window_size", "be positive, or -1 for none", window)
 
 
 def _auxiliary(
@@ -93,7 +85,9 @@ def _auxiliary(
     if not is_selected:
         return None, None
     if key is None or (value is None and not shared):
-        raise violation("auxiliary_key and auxiliary_value", "be given for the auxiliary cache", "one or neither")
+        raise require.violation(
+            "auxiliary_key and auxiliary_value", "be given for the auxiliary cache", "one or neither"
+        )
     return key, key if value is None else value
 
 
@@ -150,10 +144,10 @@ def sparse_paged_attention(
 ) -> tuple[Tensor, ...]:
     """(output, keys with the new ones, values with the new ones), see PagedAttention."""
     _check_modes(attention_mode, selected_kv_source, local_window_size)
-    require_one_of(("contiguous",), auxiliary_cache_layout=auxiliary_cache_layout)
-    require_least(0, rotary_offset=rotary_offset)
+    require.one_of(("contiguous",), auxiliary_cache_layout=auxiliary_cache_layout)
+    require.least(0, rotary_offset=rotary_offset)
     if not is_used(ctx, 1) or not is_used(ctx, 2):
-        raise Unsupported("op", "SparsePagedAttention that changes a cache which is not among its outputs")
+        raise require.unsupported("op", "an output of a cache", "left out", "a cache that is an output")
     from_main = selected_kv_source == "main"
     q, k, v = heads_of_tokens(ctx, query, key, value, num_heads, kv_num_heads)
     size = q.shape[2]
@@ -170,7 +164,7 @@ def sparse_paged_attention(
         qk_norm_epsilon,
     )
     q, k = prepare(ctx, q, k, tokens.place)
-    ctx.require_shape(value_cache, key_cache.shape, "value_cache of SparsePagedAttention")
+    require.shape(ctx, key_cache.shape, value_cache=value_cache)
     keys = cache_of(ctx, key_cache, kv_num_heads, size, k_scale, k_quant_type, q.dtype, "key_cache")
     values = cache_of(ctx, value_cache, kv_num_heads, size, v_scale, v_quant_type, q.dtype, "value_cache")
     keys = written(ctx, keys, k, tokens, block_table, slot_mapping)
@@ -182,13 +176,13 @@ def sparse_paged_attention(
     for x in others:
         if x is not None:
             heads = x.shape[2] if x.rank == 4 else 0
-            ctx.require_shape(x, (tokens.sequences, room, heads, size), "auxiliary cache")
+            require.shape(ctx, (tokens.sequences, room, heads, size), **{"auxiliary cache": x})
             fits = logical_or(eq(heads, 1), eq(heads, kv_num_heads))
-            ctx.require(fits, "the auxiliary cache has neither one head nor as many as the main cache")
+            require.holds(ctx, fits, "the auxiliary cache", f"have 1 or kv_num_heads = {kv_num_heads} heads", heads)
     if not from_main:
         if auxiliary_lengths is None:
-            raise violation("auxiliary_lengths", "be given with selected_kv_source = 'auxiliary'", "none")
-        ctx.require_shape(auxiliary_lengths, (tokens.sequences,), "auxiliary_lengths")
+            raise require.violation("auxiliary_lengths", "be given with selected_kv_source = 'auxiliary'", "none")
+        require.shape(ctx, (tokens.sequences,), auxiliary_lengths=auxiliary_lengths)
     all_keys, all_values = (
         gathered(ctx, cache, block_table, batch, q.dtype, room, None if x is None else _other(x))
         for cache, x in ((keys, others[0]), (values, others[1]))
@@ -285,15 +279,17 @@ def dynamic_sparse_attention(
     _check_modes(attention_mode, selected_kv_source, local_window_size)
     from_main = selected_kv_source == "main"
     if from_main != (attention_mode == "selected_only") or (not from_main and local_window_size < 0):
-        raise violation("selected_kv_source", "be 'main' exactly with 'selected_only'", repr(selected_kv_source))
-    require_one_of((1,), is_causal=is_causal)
-    require_heads(num_heads, kv_num_heads)
-    require_least(0, rotary_offset=rotary_offset)
-    require_all_or_none(past_key=past_key, past_value=past_value)
+        raise require.violation(
+            "selected_kv_source", "be 'main' exactly with 'selected_only'", repr(selected_kv_source)
+        )
+    require.one_of((1,), is_causal=is_causal)
+    require.heads(num_heads, kv_num_heads)
+    require.least(0, rotary_offset=rotary_offset)
+    require.all_or_none(past_key=past_key, past_value=past_value)
     q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
     batch, _, rows, size = q.shape
-    total = ctx.host_number(total_sequence_length, "total_sequence_length of DynamicSparseAttention")
-    ctx.require(le(rows, total), "DynamicSparseAttention: total_sequence_length is less than the number of new tokens")
+    total = ctx.host_number(total_sequence_length, "total_sequence_length")
+    require.least_dim(ctx, rows, total_sequence_length=total)
     lengths = reshape(ctx, seqlens_k, [batch])
     first = gather_map(
         ctx,
@@ -322,7 +318,7 @@ def dynamic_sparse_attention(
     if other_keys is not None and other_values is not None:
         room = other_keys.shape[2] if other_keys.rank == 4 else 0
         for x in (other_keys, other_values):
-            ctx.require_shape(x, (batch, kv_num_heads, room, size), "auxiliary cache of DynamicSparseAttention")
+            require.shape(ctx, (batch, kv_num_heads, room, size), **{"auxiliary cache": x})
         keys, values = concat(ctx, keys, other_keys, axis=2), concat(ctx, values, other_values, axis=2)
 
     def local(maps: IndexMap, entry: Scalar, row: Scalar, at: Scalar) -> Scalar:
@@ -336,7 +332,7 @@ def dynamic_sparse_attention(
         inside = (index <= maps.source(first).at([entry]) + row) & (index < maps.dim(total))
         return [entry, row, index], inside
 
-    ctx.require(eq(selected_counts.size, batch * rows), "selected_counts is not one number for each query")
+    require.size(ctx, batch * rows, selected_counts=selected_counts)
     mask = selection(
         ctx,
         (batch, rows, total + room),

@@ -11,6 +11,7 @@ import numpy as np
 from ort_cuda_plugin.kernels.attention.flash import FEW_ROWS, SPLIT_KEYS, has_matrices_for
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.attention.flash_attention import CachePart, flash_attention
 from ort_cuda_plugin.ops.onnx.attention.scores import (
@@ -28,10 +29,9 @@ from ort_cuda_plugin.ops.onnx.tensor.indexing import wrapped
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat, pad
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INT64, T1, T2, Int64, M, T, U, op
-from ort_cuda_plugin.ops.requirements import require_all_or_none, require_one_of, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, hint, le, mod
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, hint, le
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import copy_of, elementwise
 from ort_cuda_plugin.program.lowering.multiply import multiply
@@ -44,11 +44,11 @@ def split_heads(ctx: Lowering, x: Tensor, heads: int | None) -> Tensor:
     """x [batch, sequence, heads * size] as [batch, heads, sequence, size]; one of rank 4 is that already."""
     if x.rank == 4:
         return x
-    require_rank((3, 4), **{"query, key and value": x})
+    require.rank((3, 4), **{"query, key and value": x})
     if heads is None or heads <= 0:
-        raise violation("the number of heads", "be positive", heads)
+        raise require.violation("the number of heads", "be positive", heads)
     size = floordiv(x.shape[2], heads)
-    ctx.require(eq(size * heads, x.shape[2]), "the hidden size is not a multiple of the number of heads")
+    require.multiple_of(ctx, x.shape[2], heads, "the last dimension of query, key and value")
     return permute(ctx, reshape(ctx, x, [x.shape[0], x.shape[1], heads, size]), (0, 2, 1, 3))
 
 
@@ -88,7 +88,7 @@ def _padded_mask(ctx: Lowering, mask: Tensor, keys: Dim) -> Tensor:
     """The mask for all keys: those that it has no column for are masked."""
     if mask.rank == 0 or mask.shape[-1] == keys:
         return mask
-    ctx.require(le(mask.shape[-1], keys), "the mask of Attention has more columns than there are keys")
+    require.holds(ctx, le(mask.shape[-1], keys), "attn_mask", f"have at most {keys!r} columns", mask.shape[-1])
     fill = ctx.constant(np.array(-math.inf, np.float64))
     number = elementwise(ctx, lambda x: s.cast(x, mask.dtype), fill) if mask.dtype.is_float else None
     none = [0] * mask.rank
@@ -99,7 +99,7 @@ def after_past(
     ctx: Lowering, past_key: Tensor | None, past_value: Tensor | None, k: Tensor, v: Tensor
 ) -> tuple[Dim, Tensor, Tensor]:
     """Return the number of past keys, and keys and values with the past prepended."""
-    require_all_or_none(past_key=past_key, past_value=past_value)
+    require.all_or_none(past_key=past_key, past_value=past_value)
     if past_key is None or past_value is None:
         return 0, k, v
     return past_key.shape[2], concat(ctx, past_key, k, axis=2), concat(ctx, past_value, v, axis=2)
@@ -147,7 +147,7 @@ def attention(
 
     A query that may attend to no key gives zeros.
     """
-    require_one_of((RAW, CAPPED, BIASED, PROBABILITIES), qk_matmul_output_mode=qk_matmul_output_mode)
+    require.one_of((RAW, CAPPED, BIASED, PROBABILITIES), qk_matmul_output_mode=qk_matmul_output_mode)
     flat = q.rank == 3
     q, k, v = split_heads(ctx, q, q_num_heads), split_heads(ctx, k, kv_num_heads), split_heads(ctx, v, kv_num_heads)
     past, k, v = after_past(ctx, past_key, past_value, k, v)
@@ -261,15 +261,21 @@ def rotate(
     The caches have a row for each position, or without ``position_ids`` [batch, sequence] one for each place. With
     ``stream`` there are three positions for each place, in the first dimension; it says which of them a pair takes.
     """
-    ctx.require(le(rotated + offset, heads.shape[3]), "RotaryEmbedding of more elements than a head has")
-    ctx.require(eq(mod(rotated, 2), 0), "RotaryEmbedding of an odd number of elements")
+    require.holds(
+        ctx,
+        le(rotated + offset, heads.shape[3]),
+        "the number of rotated elements",
+        f"be at most the head size {heads.shape[3]!r}",
+        rotated + offset,
+    )
+    require.multiple_of(ctx, rotated, 2, "the number of rotated elements")
     places = (heads.shape[0], heads.shape[sequence])
     if position_ids is not None:
         wanted = places if stream is None else (3, *places)
-        ctx.require_shape(position_ids, wanted, "position_ids of RotaryEmbedding")
+        require.shape(ctx, wanted, position_ids=position_ids)
     for cache in (cos_cache, sin_cache):
         rows = places if position_ids is None else cos_cache.shape[:1]
-        ctx.require_shape(cache, (*rows, floordiv(rotated, 2)), "cache of RotaryEmbedding")
+        require.shape(ctx, (*rows, floordiv(rotated, 2)), cache=cache)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(heads)
@@ -306,14 +312,13 @@ def tensor_scatter(
     ctx: Lowering, past_cache: T, update: T, write_indices: Int64 | None = None, *, axis: int = -2, mode: str = "linear"
 ) -> Tensor:
     """A copy of the cache with ``update`` from write_indices[batch] on; what lies outside of it is not written."""
-    require_one_of(("linear", "circular"), mode=mode)
-    require_rank(past_cache.rank, update=update)
+    require.one_of(("linear", "circular"), mode=mode)
+    require.rank(past_cache.rank, update=update)
     at = normalize_axis(axis, past_cache.rank)
     for other, (dim, updated) in enumerate(zip(past_cache.shape, update.shape, strict=True)):
         fits = le(updated, dim) if other == at else eq(updated, dim)
-        ctx.require(fits, f"TensorScatter: the update does not fit into dimension {other} of the cache")
-    if write_indices is not None:
-        ctx.require_shape(write_indices, past_cache.shape[:1], "write_indices of TensorScatter")
+        require.holds(ctx, fits, "update", f"fit into dimension {other} of past_cache, {dim!r}", updated)
+    require.shape(ctx, past_cache.shape[:1], write_indices=write_indices)
     result = copy_of(ctx, past_cache)
 
     def move(maps: IndexMap, c: list[Scalar]) -> tuple[Sequence[Scalar], Scalar, Scalar]:

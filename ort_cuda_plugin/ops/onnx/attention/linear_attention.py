@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.attention.linear_attention import LinearAttention, linear_attention
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.attention.scores import scaled_by
 from ort_cuda_plugin.ops.registry import FLOATS, UP_TO_FLOAT32, S, T, op
-from ort_cuda_plugin.ops.requirements import require, require_one_of, require_range, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
@@ -36,8 +36,8 @@ def linear_attention_27(
 ) -> tuple[Tensor, ...]:
     """(output, present state). ``chunk_size`` is a hint for other ways to compute the same."""
     if ("gated" in update_rule) != (decay is not None) or ("delta" in update_rule) != (beta is not None):
-        raise violation("decay and beta", f"be given exactly for {update_rule!r}", "one too many or too few")
-    require(q_num_heads >= kv_num_heads, "q_num_heads", f"be at least kv_num_heads = {kv_num_heads}", q_num_heads)
+        raise require.violation("decay and beta", f"be given exactly for {update_rule!r}", "one too many or too few")
+    require.that(q_num_heads >= kv_num_heads, "q_num_heads", f"be at least kv_num_heads = {kv_num_heads}", q_num_heads)
     return _linear_attention(
         ctx, query, key, value, past_state, decay, beta, kv_num_heads, q_num_heads, scale or 0.0, update_rule, 0
     )
@@ -62,8 +62,8 @@ def microsoft_linear_attention(
 ) -> tuple[Tensor, ...]:
     """As that of ai.onnx; heads may share a query or a key, and there may be a state behind each of the last steps."""
     if ("gated" in update_rule and decay is None) or ("delta" in update_rule and beta is None):
-        raise violation("decay and beta", f"be given as {update_rule!r} needs", "one too few")
-    require_range(0, MAX_WINDOW, state_window=state_window)
+        raise require.violation("decay and beta", f"be given as {update_rule!r} needs", "one too few")
+    require.within(0, MAX_WINDOW, state_window=state_window)
     return _linear_attention(
         ctx, query, key, value, past_state, decay if "gated" in update_rule else None,
         beta if "delta" in update_rule else None, kv_num_heads, q_num_heads, scale, update_rule, state_window,
@@ -75,27 +75,27 @@ def _linear_attention(
     beta: Tensor | None, heads: int, query_heads: int, scale: float, update_rule: str, window: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(output, present state), which has a first dimension of ``window`` states unless that is 0."""
-    require_one_of(UPDATE_RULES, update_rule=update_rule)
+    require.one_of(UPDATE_RULES, update_rule=update_rule)
     if heads <= 0 or query_heads <= 0 or (query_heads % heads and heads % query_heads):
-        raise violation("q_num_heads", f"be a positive multiple or divisor of {heads}", query_heads)
-    require_rank(3, query=query, key=key, value=value, decay=decay, beta=beta)
+        raise require.violation("q_num_heads", f"be a positive multiple or divisor of {heads}", query_heads)
+    require.rank(3, query=query, key=key, value=value, decay=decay, beta=beta)
     batch, steps, hidden = query.shape
     group = max(query_heads // heads, 1)
     size, width = floordiv(hidden, query_heads), floordiv(value.shape[2], heads)
 
     def split(x: Tensor, what: str, *dims: Dim) -> Tensor:
-        ctx.require_shape(x, (batch, steps, product(dims)), f"{what} of LinearAttention")
+        require.shape(ctx, (batch, steps, product(dims)), **{what: x})
         return reshape(ctx, x, [batch, steps, *dims])
 
     key_heads: Dim = heads
     if not ctx.guard(eq(key.shape[2], heads * size)):
         key_heads = floordiv(key.shape[2], size)
-        shared = eq(floordiv(heads, key_heads) * key_heads, heads)
-        ctx.require(shared, "LinearAttention: the heads of the key do not divide those of the value")
+
+        require.multiple_of(ctx, heads, key_heads, "the number of heads of value")
     kept, past_window = query.dtype if past is None else past.dtype, past if window else None
     if past is not None:
         lead = (window,) if window else ()
-        ctx.require_shape(past, (*lead, batch, heads, size, width), "past state of LinearAttention")
+        require.shape(ctx, (*lead, batch, heads, size, width), **{"past state": past})
         if window:
             past = squeeze(ctx, part(ctx, past, 0, window - 1, 1), [0])
     if decay is not None:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, hint
+from ort_cuda_plugin.program.expressions.symbolic import Dim, hint
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.steps.row_program import Row
@@ -21,9 +22,9 @@ def require_head_shapes(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> tuple
     A Run fails where they are not the same. Steps over sizes of one name can be joined.
     """
     (batch, _, _, size), (_, heads, keys, _), width = q.shape, k.shape, v.shape[3]
-    ctx.require_shape(k, (batch, heads, keys, size), "key of Attention")
-    ctx.require_shape(v, (batch, heads, keys, width), "value of Attention")
-    ctx.require(eq(floordiv(q.shape[1], heads) * heads, q.shape[1]), "query heads are no multiple of key heads")
+    require.shape(ctx, (batch, heads, keys, size), key=k)
+    require.shape(ctx, (batch, heads, keys, width), value=v)
+    require.multiple_of(ctx, q.shape[1], heads, "the number of heads of query")
     return (
         ctx.view(k, (batch, heads, keys, size), k.strides, k.offset),
         ctx.view(v, (batch, heads, keys, width), v.strides, v.offset),

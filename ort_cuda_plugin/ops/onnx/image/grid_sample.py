@@ -6,26 +6,23 @@ import itertools
 from dataclasses import dataclass
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.image.resize import clamped, cubic, from_real, triangle
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INT64, T1, T2, HostTensor, op
-from ort_cuda_plugin.ops.requirements import require, require_least_rank, require_one_of, require_rank
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 
 @op("AffineGrid", since=20, types={"T1": FLOATS, "T2": INT64})
 def affine_grid(ctx: Lowering, theta: T1, size: HostTensor, *, align_corners: int = 0) -> Tensor:
     """``theta`` is [n, 2, 3] for images or [n, 3, 4] for volumes; grid coordinates run from the last dimension on."""
-    sizes = ctx.host_values(size, "size of AffineGrid")
+    sizes = ctx.host_values(size, "size")
     rank = len(sizes) - 2
-    require_rank(3, theta=theta)
-    require(rank in (2, 3), "size", "have 4 or 5 entries", len(sizes))
-    ctx.require(eq(theta.shape[0], sizes[0]), "theta has another batch size")
-    ctx.require(eq(theta.shape[1], rank), "theta has another number of dimensions")
-    ctx.require(eq(theta.shape[2], rank + 1), "theta has another number of dimensions")
+    require.rank(3, theta=theta)
+    require.that(rank in (2, 3), "size", "have 4 or 5 entries", len(sizes))
+    require.shape(ctx, (sizes[0], rank, rank + 1), theta=theta)
     real = s.accumulation_type(theta.dtype)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -102,16 +99,16 @@ def grid_sample(
     """``x`` is [n, channels, *dims], ``grid`` [n, *places, rank]; version 16 says "bilinear" and "bicubic"."""
     mode = mode.removeprefix("bi")
     rank = x.rank - 2
-    require_one_of(("linear", "cubic", "nearest"), mode=mode)
-    require_one_of(("zeros", "border", "reflection"), padding_mode=padding_mode)
-    require_least_rank(3, X=x)
-    require_least_rank(2, grid=grid)
+    require.one_of(("linear", "cubic", "nearest"), mode=mode)
+    require.one_of(("zeros", "border", "reflection"), padding_mode=padding_mode)
+    require.least_rank(3, X=x)
+    require.least_rank(2, grid=grid)
     if rank > 3:
-        raise Unsupported("shape", f"GridSample of {rank} spatial dimensions")
+        raise require.unsupported("shape", "the number of spatial dimensions", rank, "1 to 3")
     if x.dtype is DType.BOOL and mode != "nearest":
-        raise Unsupported("dtype", f"GridSample in mode {mode!r} of booleans")
-    ctx.require(eq(grid.shape[-1], rank), "the grid has another number of dimensions than the image")
-    ctx.require(eq(grid.shape[0], x.shape[0]), "the grid has another batch size than the image")
+        raise require.unsupported("dtype", "mode of booleans", repr(mode), "'nearest'")
+    require.dim(ctx, -1, rank, grid=grid)
+    require.dim(ctx, 0, x.shape[0], grid=grid)
     sampling = Sampling(mode, padding_mode, bool(align_corners), s.accumulation_type(x.dtype))
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:

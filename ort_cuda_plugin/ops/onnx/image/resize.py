@@ -11,10 +11,10 @@ from fractions import Fraction
 import numpy as np
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axes
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, NO_BFLOAT16, T1, T2, Float32, HostTensor, T, op
-from ort_cuda_plugin.ops.requirements import require, require_one_of, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Operand, Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, hint, le, lt, select, sym_max
@@ -76,11 +76,11 @@ def _original(mode: str, maps: IndexMap, at: Scalar, old: Scalar, new: Scalar, h
         return s.cast(s.cast(offset, DType.FLOAT64) + exact - 0.5, real)
     if mode == "tf_crop_and_resize":
         if how.roi is None:
-            raise violation("roi", "be given with tf_crop_and_resize", "none")
+            raise require.violation("roi", "be given with tf_crop_and_resize", "none")
         start, end = (s.cast(value, real) for value in how.roi(maps))
         between = start * (length - 1.0) + x * (end - start) * (length - 1.0) / s.maximum(resized - 1.0, 1.0)
         return s.where(new > 1, between, (start + end) * 0.5 * (length - 1.0))
-    raise violation("coordinate_transformation_mode", "be one of ONNX's modes", repr(mode))
+    raise require.violation("coordinate_transformation_mode", "be one of ONNX's modes", repr(mode))
 
 
 def _nearest(mode: str, x: Scalar, scale: Scalar) -> Scalar:
@@ -92,7 +92,7 @@ def _nearest(mode: str, x: Scalar, scale: Scalar) -> Scalar:
         "ceil": lambda: s.ceil(x),
         "simple": lambda: s.where(s.cast(scale, x.dtype) < 1.0, s.ceil(x), s.floor(x)),
     }
-    require_one_of(modes, nearest_mode=mode)
+    require.one_of(modes, nearest_mode=mode)
     return s.cast(modes[mode](), DType.INT64)
 
 
@@ -254,7 +254,7 @@ def _scaled(ctx: Lowering, x: Tensor, axes: Sequence[int], scales: Tensor) -> li
 
         sizes: list[Dim] = list(ctx.read_back(elementwise(ctx, whole_size, given, scales), "sizes of the result", -1))
         for size in sizes:
-            ctx.require(le(0, size), "a scale that is not above 0, or not finite")
+            require.holds(ctx, le(0, size), "each of scales", "be positive and finite", "another number")
     else:
         sizes = [_scaled_size(ctx, dim, np.float32(f)) for dim, f in zip(dims, known.reshape(-1), strict=True)]
     result = []
@@ -266,7 +266,7 @@ def _scaled(ctx: Lowering, x: Tensor, axes: Sequence[int], scales: Tensor) -> li
 
 
 def _scaled_size(ctx: Lowering, dim: Dim, scale: np.float32) -> Dim:
-    require(np.isfinite(scale) and scale > 0, "a scale", "be positive and finite", scale)
+    require.that(np.isfinite(scale) and scale > 0, "a scale", "be positive and finite", scale)
     exact = Fraction(float(scale))
     if not isinstance(dim, int):
         if exact.numerator <= SHORT_SCALE and exact.denominator <= 1 << 20:
@@ -282,7 +282,7 @@ def _sized(ctx: Lowering, x: Tensor, axes: Sequence[int], sizes: Sequence[Dim], 
     ratios = list(zip(sizes, dims, strict=True))
     for size, dim in ratios:
         empty = eq(size, 0) if policy == "stretch" else 0
-        ctx.require(sym_max(dim, empty), "Resize of an empty dimension to a size")
+        require.holds(ctx, sym_max(dim, empty), "X", "have elements along the resized dimensions", "none")
     if policy in ("not_larger", "not_smaller"):
         p, q = ratios[0]
         for size, dim in ratios[1:]:
@@ -291,7 +291,7 @@ def _sized(ctx: Lowering, x: Tensor, axes: Sequence[int], sizes: Sequence[Dim], 
             p, q = select(better, size, p), select(better, dim, q)
         sizes = [floordiv(2 * p * dim + q, 2 * q) for dim in dims]
         ratios = [(p, q)] * len(dims)
-    require_one_of(("stretch", "not_larger", "not_smaller"), keep_aspect_ratio_policy=policy)
+    require.one_of(("stretch", "not_larger", "not_smaller"), keep_aspect_ratio_policy=policy)
 
     def scale(size: Dim, dim: Dim) -> Callable[[IndexMap], Scalar]:
         return lambda maps: s.cast(maps.dim(size), DType.FLOAT32) / s.cast(maps.dim(dim), DType.FLOAT32)
@@ -317,12 +317,12 @@ def _resize(
     if not axes:
         return x
     for how in axes:
-        ctx.require(lt(-1, how.size), "Resize to a negative size")
+        require.least_dim(ctx, 0, **{"each resized dimension": how.size})
     if mode == "nearest":
         return _nearest_elements(ctx, x, axes, by.transformation, rounding, by.extrapolation)
-    require_one_of(("nearest", "linear", "cubic"), mode=mode) if mode not in ("linear", "cubic") else None
+    require.one_of(("nearest", "linear", "cubic"), mode=mode) if mode not in ("linear", "cubic") else None
     if x.dtype is DType.BOOL:
-        raise Unsupported("dtype", f"Resize in mode {mode!r} of booleans")
+        raise require.unsupported("dtype", "mode of booleans", repr(mode), "'nearest'")
     # With antialias integers are rounded after each axis, and the last axis comes first, as in ONNX Runtime and Pillow.
     order = axes[::-1] if by.antialias else axes
     keeps_type = by.antialias and x.dtype.is_integer
@@ -348,8 +348,8 @@ def _interpolation(
 def _check_one_per_axis(given: Tensor, axes: int) -> None:
     """``given`` are the scales or the sizes."""
     if not isinstance(given.size, int):
-        raise Unsupported("shape", "Resize with a number of scales that is not known before the Run")
-    require(given.rank == 1 and given.size == axes, "scales or sizes", f"have {axes} elements", list(given.shape))
+        raise require.unsupported("shape", "the number of scales or sizes", "known only in a Run", "a known one")
+    require.that(given.rank == 1 and given.size == axes, "scales or sizes", f"have {axes} elements", list(given.shape))
 
 
 @op("Upsample", since=9, until=9, types={"T": ALL_TENSORS})
@@ -363,7 +363,7 @@ def resize_10(ctx: Lowering, x: T, scales: Float32, *, mode: str = "nearest") ->
 
 @op("Upsample", since=1, until=6, types={"T": ALL_TENSORS})
 def upsample_1(ctx: Lowering, x: T, *, height_scale: float, width_scale: float, mode: str = "nearest") -> Tensor:
-    require_rank(4, X=x)
+    require.rank(4, X=x)
     return upsample_7(ctx, x, scales=(1.0, 1.0, height_scale, width_scale), mode=mode)
 
 
@@ -395,13 +395,13 @@ def resize(
     roi, scales, sizes = _present(roi), _present(scales), _present(sizes)
     given = scales if scales is not None else sizes
     if given is None or (scales is not None and sizes is not None):
-        raise violation("scales or sizes", "be given, and not both", "both or neither")
+        raise require.violation("scales or sizes", "be given, and not both", "both or neither")
     _check_one_per_axis(given, len(chosen))
     if scales is not None:
         resampled = _scaled(ctx, x, chosen, scales)
     else:
         assert sizes is not None
-        resampled = _sized(ctx, x, chosen, ctx.host_values(sizes, "sizes of Resize"), keep_aspect_ratio_policy)
+        resampled = _sized(ctx, x, chosen, ctx.host_values(sizes, "sizes"), keep_aspect_ratio_policy)
     if coordinate_transformation_mode == "tf_crop_and_resize":
         resampled = _with_roi(ctx, resampled, chosen, roi)
     by = _interpolation(
@@ -412,7 +412,7 @@ def resize(
 
 def _with_roi(ctx: Lowering, axes: Sequence[Resampling], chosen: Sequence[int], roi: Tensor | None) -> list[Resampling]:
     if roi is None or roi.size != 2 * len(chosen):
-        raise violation("roi", "have a start and an end for each axis", "none" if roi is None else roi.size)
+        raise require.violation("roi", "have a start and an end for each axis", "none" if roi is None else roi.size)
 
     def bounds(k: int) -> Callable[[IndexMap], tuple[Scalar, Scalar]]:
         start, end = _number_at(roi, k), _number_at(roi, k + len(chosen))

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.image.resize import clamped, clamped_integer
 from ort_cuda_plugin.ops.registry import FLOATS, INT64, T1, T2, T, op
-from ort_cuda_plugin.ops.requirements import require_count, require_least, require_one_of, require_rank
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Reduction, lowest
 
@@ -21,9 +20,9 @@ FAR = 1 << 30
 
 
 def _check(ctx: Lowering, name: str, x: Tensor, rois: Tensor, columns: int) -> None:
-    require_rank(4, X=x)
-    require_rank(2, rois=rois)
-    ctx.require(eq(rois.shape[1], columns), f"a region of {name} has {columns} numbers")
+    require.rank(4, X=x)
+    require.rank(2, rois=rois)
+    require.dim(ctx, 1, columns, rois=rois)
 
 
 def _column(rois: Source, row: Scalar, column: int, real: DType) -> Scalar:
@@ -75,15 +74,13 @@ def _roi_align(
     sampling_ratio: int, spatial_scale: float, half_pixel: bool,
 ) -> Tensor:  # fmt: skip
     _check(ctx, "RoiAlign", x, rois, 4)
-    require_rank(1, batch_indices=batch_indices)
-    require_least(1, output_height=height, output_width=width)
-    require_least(0, sampling_ratio=sampling_ratio)
+    require.rank(1, batch_indices=batch_indices)
+    require.least(1, output_height=height, output_width=width)
+    require.least(0, sampling_ratio=sampling_ratio)
     if sampling_ratio > MAX_SAMPLING_RATIO:
-        raise Unsupported(
-            "attribute", f"RoiAlign with a sampling_ratio of {sampling_ratio}, above {MAX_SAMPLING_RATIO}"
-        )
-    require_one_of(("avg", "max"), mode=mode)
-    ctx.require(eq(batch_indices.shape[0], rois.shape[0]), "RoiAlign: one batch index per region")
+        raise require.unsupported("attribute", "sampling_ratio", sampling_ratio, f"up to {MAX_SAMPLING_RATIO}")
+    require.one_of(("avg", "max"), mode=mode)
+    require.dim(ctx, 0, rois.shape[0], batch_indices=batch_indices)
     real = s.accumulation_type(x.dtype)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -161,7 +158,7 @@ def roi_align_16(
     sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
 ) -> Tensor:
-    require_one_of(("half_pixel", "output_half_pixel"), coordinate_transformation_mode=coordinate_transformation_mode)
+    require.one_of(("half_pixel", "output_half_pixel"), coordinate_transformation_mode=coordinate_transformation_mode)
     half_pixel = coordinate_transformation_mode == "half_pixel"
     return _roi_align(
         ctx, x, rois, batch_indices, mode, output_height, output_width, sampling_ratio, spatial_scale, half_pixel
@@ -172,8 +169,8 @@ def roi_align_16(
 def max_roi_pool(ctx: Lowering, x: T, rois: T, *, pooled_shape: tuple[int, ...], spatial_scale: float = 1.0) -> Tensor:
     """A bin without elements gives 0."""
     _check(ctx, "MaxRoiPool", x, rois, 5)
-    require_count(2, pooled_shape=pooled_shape)
-    require_least(1, pooled_shape=min(pooled_shape))
+    require.count(2, pooled_shape=pooled_shape)
+    require.least(1, pooled_shape=min(pooled_shape))
     real = s.accumulation_type(x.dtype)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:

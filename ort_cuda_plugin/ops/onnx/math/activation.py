@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.math.elementwise import unary
 from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, SIGNED, WIDE_INTS, op
-from ort_cuda_plugin.ops.requirements import require_one_of, require_rank
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import eq, logical_or
@@ -42,9 +42,7 @@ unary("HardSwish", 14, lambda x: x * s.maximum(0.0, s.minimum(1.0, x / 6.0 + 0.5
 @op("SwiGLU", since=28, types={"T": FLOATS})
 def swiglu(ctx: Lowering, a: Tensor, b: Tensor, *, alpha: float = 1.0) -> Tensor:
     """a gates b: a * sigmoid(alpha * a) * b, which do not broadcast to each other."""
-    require_rank(a.rank, **{"the second input": b})
-    for left, right in zip(a.shape, b.shape, strict=True):
-        ctx.require(eq(left, right), "the inputs of SwiGLU differ in shape")
+    require.shape(ctx, a.shape, **{"the second input": b})
     return elementwise(ctx, lambda a, b: a * s.sigmoid(alpha * a) * b, a, b)
 
 
@@ -63,7 +61,13 @@ def prelu_1(ctx: Lowering, x: Tensor, slope: Tensor) -> Tensor:
     """One slope, or one per channel."""
     if slope.rank == 1 and x.rank > 1:
         slope = unsqueeze(ctx, slope, range(1, x.rank - 1))
-        ctx.require(logical_or(eq(slope.size, 1), eq(slope.size, x.shape[1])), "PRelu: one slope per channel")
+        require.holds(
+            ctx,
+            logical_or(eq(slope.size, 1), eq(slope.size, x.shape[1])),
+            "slope",
+            f"have one element, or one for each of {x.shape[1]!r} channels",
+            slope.size,
+        )
     return prelu(ctx, x, slope)
 
 
@@ -121,7 +125,7 @@ def quick_gelu(ctx: Lowering, x: Tensor, *, alpha: float = 1.702) -> Tensor:
 @op("Gelu", since=20, types={"T": FLOATS})
 def gelu(ctx: Lowering, x: Tensor, *, approximate: str = "none") -> Tensor:
     forms: dict[str, Callable[[Scalar], Scalar]] = {"none": gelu_erf, "tanh": gelu_tanh}
-    require_one_of(forms, approximate=approximate)
+    require.one_of(forms, approximate=approximate)
     return elementwise(ctx, forms[approximate], x)
 
 

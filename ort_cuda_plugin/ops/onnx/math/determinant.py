@@ -5,8 +5,8 @@ from __future__ import annotations
 from ort_cuda_plugin.kernels.block_algorithms.determinant import determinants
 from ort_cuda_plugin.kernels.block_algorithms.inverse import inverses
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.registry import FLOATS, NO_BFLOAT16, op
-from ort_cuda_plugin.ops.requirements import require_least_rank
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.symbolic import eq
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
@@ -15,8 +15,8 @@ from ort_cuda_plugin.program.lowering.elementwise import elementwise, elementwis
 
 def _matrices(ctx: Lowering, name: str, x: Tensor) -> Tensor:
     """A copy of x in the type that sums have, for a kernel to write over."""
-    require_least_rank(2, X=x)
-    ctx.require(eq(x.shape[-1], x.shape[-2]), f"{name} of matrices that are not square")
+    require.least_rank(2, X=x)
+    require.holds(ctx, eq(x.shape[-1], x.shape[-2]), "X", "be square matrices", list(x.shape))
     matrices = ctx.empty(x.shape, s.accumulation_type(x.dtype))
     elementwise_into(ctx, lambda a: s.cast(a, matrices.dtype), matrices, x)
     return matrices

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.math.matmul import PRODUCTS
 from ort_cuda_plugin.ops.registry import FLOATS, INTS, op
-from ort_cuda_plugin.ops.requirements import require, violation
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
@@ -24,11 +24,11 @@ _term_pattern = re.compile(r"[A-Za-z]*(\.\.\.[A-Za-z]*)?")
 
 def _labels(term: str, rank: int) -> Labels:
     """One label per dimension; those that "..." stands for are "...0", "...1", ... from the last one on."""
-    require(bool(_term_pattern.fullmatch(term)), "a term of equation", "be letters and one ellipsis", repr(term))
+    require.that(bool(_term_pattern.fullmatch(term)), "a term of equation", "be letters and one ellipsis", repr(term))
     before, ellipsis, after = term.partition("...")
     hidden = rank - len(before) - len(after)
     if hidden < 0 or (hidden and not ellipsis):
-        raise violation("a term of equation", f"name the {rank} dimensions of its input", repr(term))
+        raise require.violation("a term of equation", f"name the {rank} dimensions of its input", repr(term))
     return [*before, *_hidden_labels(hidden), *after]
 
 
@@ -43,7 +43,7 @@ def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], L
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
-    require(len(terms) == len(ranks), "equation", f"have a term for each of {len(ranks)} inputs", repr(equation))
+    require.that(len(terms) == len(ranks), "equation", f"have a term for each of {len(ranks)} inputs", repr(equation))
     inputs = [_labels(term, rank) for term, rank in zip(terms, ranks, strict=True)]
     every = [label for labels in inputs for label in labels]
     hidden = _hidden_labels(max((sum(label[0] == "." for label in labels) for labels in inputs), default=0))
@@ -52,7 +52,7 @@ def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], L
     letters = len(right.replace("...", ""))
     output = _labels(right, letters + (len(hidden) if "..." in right else 0))
     if len(set(output)) != len(output) or not set(output) <= set(every):
-        raise violation("the output of equation", "have labels of inputs, each once", repr(equation))
+        raise require.violation("the output of equation", "have labels of inputs, each once", repr(equation))
     return inputs, output
 
 
@@ -62,7 +62,13 @@ def _diagonal(ctx: Lowering, x: Tensor, labels: Labels) -> tuple[Tensor, Labels]
     shape: dict[str, Dim] = {}
     strides: dict[str, Dim] = {}
     for label, dim, stride in zip(labels, x.shape, x.strides, strict=True):
-        ctx.require(eq(shape.setdefault(label, dim), dim), f"Einsum: sizes of {label!r} differ within an input")
+        require.holds(
+            ctx,
+            eq(shape.setdefault(label, dim), dim),
+            f"the dimensions {label!r} of an input",
+            f"be equal to {shape[label]!r}",
+            dim,
+        )
         strides[label] = strides.get(label, 0) + stride
     return ctx.view(x, [shape[label] for label in kept], [strides[label] for label in kept], x.offset), kept
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from ort_cuda_plugin.kernels.codegen.source import constant_number
-from ort_cuda_plugin.model.ir import FLOATS_8, DType, Unsupported
+from ort_cuda_plugin.model.ir import FLOATS_8, DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.registry import (
     ALL_TENSORS,
@@ -24,7 +25,6 @@ from ort_cuda_plugin.ops.registry import (
     T,
     op,
 )
-from ort_cuda_plugin.ops.requirements import require, require_one_of, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import eq, logical_or
@@ -88,10 +88,10 @@ def aligned(ctx: Lowering, a: Tensor, b: Tensor, axis: int | None, broadcast: in
     """
     start = a.rank - b.rank if axis is None else normalize_axis(axis, a.rank)
     if start < 0 or start + b.rank > a.rank or (a.rank != b.rank and not broadcast):
-        raise violation("the second input", f"fit into rank {a.rank} at axis {axis}", f"rank {b.rank}")
+        raise require.violation("the second input", f"fit into rank {a.rank} at axis {axis}", f"rank {b.rank}")
     for dim, wanted in zip(b.shape, a.shape[start:], strict=False):
         fits = logical_or(eq(dim, wanted), eq(dim, 1)) if broadcast else eq(dim, wanted)
-        ctx.require(fits, "the second input does not broadcast to the first")
+        require.holds(ctx, fits, "the second input", f"broadcast to {list(a.shape)}", list(b.shape))
     return unsqueeze(ctx, b, range(b.rank, a.rank - start))
 
 
@@ -147,7 +147,7 @@ def variadic(
     """Enters an operator that combines any number of inputs: ``finish(step(step(a, b), c), 3)``."""
 
     def function(ctx: Lowering, *inputs: Tensor) -> Tensor:
-        require(bool(inputs), "inputs", "be at least one", "none")
+        require.that(bool(inputs), "inputs", "be at least one", "none")
         # A kernel has a limited number of parameters.
         rest = list(inputs)
         while len(rest) > MAX_TOGETHER:
@@ -188,7 +188,7 @@ def mod(ctx: Lowering, a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
 
 @op("BitShift", since=11, types={"T": INTS})
 def bit_shift(ctx: Lowering, x: Tensor, y: Tensor, *, direction: str) -> Tensor:
-    require_one_of(("LEFT", "RIGHT"), direction=direction)
+    require.one_of(("LEFT", "RIGHT"), direction=direction)
     width = 8 * x.dtype.itemsize
 
     def shift(a: Scalar, b: Scalar) -> Scalar:
@@ -250,8 +250,7 @@ def clip(ctx: Lowering, x: Tensor, min: Tensor | None = None, max: Tensor | None
     bounds = [bound for bound in (min, max) if bound is not None]
     if not bounds and not x.dtype.is_float:
         return x
-    for bound in bounds:
-        ctx.require(eq(bound.size, 1), "min and max of Clip are one number each")
+    require.scalar(ctx, min=min, max=max)
     scalars = [ctx.view(bound, (), (), bound.offset) for bound in bounds]
 
     def clamp(a: Scalar, *limits: Scalar) -> Scalar:
@@ -272,13 +271,13 @@ def cast_1(ctx: Lowering, x: T1, *, to: str) -> Tensor:
     """The type is given by its name in ONNX."""
     name = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64"}.get(to.upper(), to.upper())
     if name not in DType.__members__:
-        raise Unsupported("dtype", f"a cast to {to!r}")
+        raise require.unsupported("dtype", "to", repr(to), ", ".join(DType.__members__))
     return cast(ctx, x, to=DType[name].onnx)
 
 
 @op("Cast", since=6, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
 def cast(ctx: Lowering, x: T1, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    require_one_of(("up", "down", "nearest"), round_mode=round_mode)
+    require.one_of(("up", "down", "nearest"), round_mode=round_mode)
     dtype = DType.of_attribute(to, "a cast to")
     if x.dtype is dtype:
         return x
@@ -294,7 +293,7 @@ def cast_like(ctx: Lowering, x: T1, target: T2, *, saturate: int = 1, round_mode
 def bit_cast(ctx: Lowering, x: T1, *, to: int) -> Tensor:
     """A copy of the bytes: what is known of the contents of x must not be taken for those of the result."""
     dtype = DType.of_attribute(to, "a cast to")
-    require(dtype.bits == x.dtype.bits, "to", f"have the {x.dtype.bits} bits of {x.dtype.name}", dtype.name)
+    require.that(dtype.bits == x.dtype.bits, "to", f"have the {x.dtype.bits} bits of {x.dtype.name}", dtype.name)
     # The byte of a packed integer is sign-extended, that of a float is its code: as those of an unsigned integer.
     code = (DType.UINT2 if x.dtype.bits == 2 else DType.UINT4) if x.dtype.is_packed else None
     if code is not None and x.dtype.is_integer:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.registry import FLOATS, WIDE_INTS, T, op
-from ort_cuda_plugin.ops.requirements import require_least_rank, require_rank
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq, logical_or
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor, Unsupported
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.views import unsqueeze
 
@@ -23,7 +22,7 @@ def matmul(ctx: Lowering, a: T, b: T) -> Tensor:
 
 def matrix_product(ctx: Lowering, a: Tensor, b: Tensor, finish: Callable[[Scalar], Scalar] | None = None) -> Tensor:
     """``finish`` of the sums of a @ b, where a vector is a row on the left and a column on the right."""
-    require_least_rank(1, A=a, B=b)
+    require.least_rank(1, A=a, B=b)
     left, right = a, b
     if a.rank == 1:
         left = ctx.view(a, (1, *a.shape), (a.shape[0] * a.strides[0], *a.strides), a.offset)
@@ -51,23 +50,20 @@ def gemm(
 ) -> Tensor:
     if a.rank == 1 and not transA:  # a row, as the CPU provider has it
         a = unsqueeze(ctx, a, (0,))
-    require_rank(2, A=a, B=b)
+    require.rank(2, A=a, B=b)
     if transA:
         a = ctx.view(a, a.shape[::-1], a.strides[::-1], a.offset)
     if transB:
         b = ctx.view(b, b.shape[::-1], b.strides[::-1], b.offset)
     if not a.dtype.is_float and (alpha != 1.0 or (c is not None and beta != 1.0)):
-        raise Unsupported("attribute", "Gemm of integers with alpha or beta other than 1")
+        raise require.unsupported("attribute", "(alpha, beta) of integers", (alpha, beta), "1")
 
     def scaled(total: Scalar) -> Scalar:
         return total if alpha == 1.0 else total * alpha
 
     if c is None or beta == 0.0:
         return multiply(ctx, a, b, finish=scaled)
-    require_rank((0, 1, 2), C=c)
-    target = (a.shape[0], b.shape[1])
-    for dim, wanted in zip(c.shape, target[2 - c.rank :], strict=True):
-        ctx.require(logical_or(eq(dim, 1), eq(dim, wanted)), "the addend C of Gemm does not broadcast to the result")
+    require.broadcast(ctx, (a.shape[0], b.shape[1]), C=c)
 
     def added(total: Scalar, addend: Scalar) -> Scalar:
         addend = s.cast(addend, total.dtype)

@@ -12,12 +12,12 @@ from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.kernels.elementwise.random import Bits, RandomRun, normal, uniform
 from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.model.ir import FLOATS_8, DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, ARITHMETIC, BOOL, FLOATS, INDICES, NO_BFLOAT16, T1, T2, T, op
-from ort_cuda_plugin.ops.requirements import require, require_least, require_rank
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, lt, product
+from ort_cuda_plugin.program.expressions.symbolic import Dim, product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering.reduce import row_map
@@ -33,8 +33,8 @@ _DIGITS = {DType.FLOAT16: (11, -24), DType.BFLOAT16: (8, -133), DType.FLOAT32: (
 
 def _draw(ctx: Lowering, shape: Sequence[Dim], dtype: DType, seed: float | None, distribution: Distribution) -> Tensor:
     """A tensor of independent draws."""
-    require(dtype in FLOATS, "dtype", "be a floating-point type", dtype.name)
-    require(min((n for n in shape if isinstance(n, int)), default=0) >= 0, "shape", "be sizes", tuple(shape))
+    require.that(dtype in FLOATS, "dtype", "be a floating-point type", dtype.name)
+    require.that(min((n for n in shape if isinstance(n, int)), default=0) >= 0, "shape", "be sizes", tuple(shape))
     random = RandomRun(ctx, seed)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -48,7 +48,7 @@ def _normal(mean: float, scale: float) -> Distribution:
 
 
 def _uniform(low: float, high: float) -> Distribution:
-    require(-math.inf < low <= high < math.inf, "low and high", "be finite and in order", f"{low} and {high}")
+    require.that(-math.inf < low <= high < math.inf, "low and high", "be finite and in order", f"{low} and {high}")
 
     def between(bits: Bits, dtype: DType) -> Scalar:
         u = uniform(bits, s.accumulation_type(dtype))
@@ -125,7 +125,7 @@ def random_uniform_like(
 def bernoulli(ctx: Lowering, x: T1, *, dtype: int | None = None, seed: float | None = None) -> Tensor:
     """Probabilities of float32 and half types count in steps of 2**-24."""
     result = x.dtype if dtype is None else DType.of_attribute(dtype)
-    require(result in ARITHMETIC | BOOL, "dtype", "be a number or bool", result.name)
+    require.that(result in ARITHMETIC | BOOL, "dtype", "be a number or bool", result.name)
     probabilities = reshape(ctx, x, (x.size,))
     random = RandomRun(ctx, seed)
 
@@ -162,9 +162,9 @@ def multinomial(ctx: Lowering, x: T1, *, dtype: int = 6, sample_size: int = 1, s
     As in ONNX Runtime a class whose logarithm is infinite or NaN is never drawn.
     """
     result = DType.of_attribute(dtype)
-    require(result in INDICES, "dtype", "be int32 or int64", result.name)
-    require_rank(2, input=x)
-    require_least(1, sample_size=sample_size)
+    require.that(result in INDICES, "dtype", "be int32 or int64", result.name)
+    require.rank(2, input=x)
+    require.least(1, sample_size=sample_size)
     random = RandomRun(ctx, seed)
 
     def draw(maps: IndexMap, row: Scalar, number: Scalar) -> Scalar:
@@ -181,7 +181,7 @@ def drawn_classes(
     ``draw(maps, row, number)`` gives a random number of float64, at least 0 and less than 1.
     """
     batch, classes = x.shape
-    ctx.require(lt(0, classes), "a choice out of no classes")
+    require.least_dim(ctx, 1, **{"the number of classes": classes})
 
     def weights(row: Row, value: Scalar) -> tuple[list[Scalar], list[Scalar]]:
         logarithm = s.cast(value, DType.FLOAT64)
@@ -236,7 +236,7 @@ def dropout_12(
     if ratio is None:
         ratio = ctx.constant(np.array(0.5, np.float32))
     known = constant_number(ratio)
-    require(known is None or 0 <= known <= 1, "ratio", "be in [0, 1]", known)
+    require.that(known is None or 0 <= known <= 1, "ratio", "be in [0, 1]", known)
     return _dropped(ctx, data, ratio, training_mode, seed, DType.BOOL)
 
 
@@ -250,7 +250,7 @@ def _dropped(
 ) -> tuple[Tensor, ...]:
     """The device looks whether it is training, and how many elements to drop."""
     for x in (ratio, training_mode):
-        require(x is None or x.size == 1, "ratio and training_mode", "be scalars", x and x.shape)
+        require.that(x is None or x.size == 1, "ratio and training_mode", "be scalars", x and x.shape)
     random = RandomRun(ctx, seed)
     real, chance = s.accumulation_type(data.dtype), s.accumulation_type(ratio.dtype)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axis
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, WIDE_INTS, HostTensor, T, op
 from ort_cuda_plugin.program.expressions import scalar as s
@@ -57,7 +58,7 @@ def reduction(
         keepdims: int = 1,
         noop_with_empty_axes: int = 0,
     ) -> Tensor:
-        values = None if axes is None else ctx.host_constants(axes, f"axes of {name}", range(axes_count(axes)))
+        values = None if axes is None else ctx.host_constants(axes, "axes", range(axes_count(axes)))
         return run(ctx, data, values, keepdims, noop_with_empty_axes)
 
 
@@ -128,7 +129,7 @@ def _arg(ctx: Lowering, x: Tensor, axis: int, keepdims: int, last: int, largest:
         return ctx.constant(np.array(0, np.int64))
     rest = product(dim for index, dim in enumerate(x.shape) if index != axis)
     has_rows_with_elements = logical_or(lt(0, x.shape[axis]), eq(rest, 0))
-    ctx.require(has_rows_with_elements, f"the index of an extreme along axis {axis}, which has no elements")
+    require.holds(ctx, has_rows_with_elements, "data", f"have elements along axis {axis}", "none")
     find = (arg_max if largest else arg_min)(bool(last))
     return reduce(ctx, lambda row, e: row.reduce_all(find, e, row.index)[1], x, [axis], keepdims != 0)
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
 from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, INDICES, T1, T2, HostTensor, op
-from ort_cuda_plugin.ops.requirements import require, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le, lt
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.steps.row_program import SUM
 
@@ -22,7 +22,7 @@ from ort_cuda_plugin.program.steps.row_program import SUM
 def _element_type(number: int) -> DType:
     dtype = DType.of_attribute(number)
     if dtype not in ARITHMETIC:
-        raise Unsupported("dtype", f"an output of element type {dtype.name}")
+        raise require.unsupported("dtype", "output_datatype", dtype.name, "integers and floats of 8 to 64 bits")
     return dtype
 
 
@@ -31,7 +31,7 @@ def _window(
 ) -> Tensor:
     """``cosines[0] - cosines[1] * cos(angle) + cosines[2] * cos(2 * angle)`` over a period of angles."""
     count = ctx.host_number(size, "size of a window")
-    ctx.require(le(0, count), "a window of negative size")
+    require.least_dim(ctx, 0, size=count)
     dtype = _element_type(output_datatype)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -74,10 +74,8 @@ def mel_weight_matrix(
     length = ctx.host_number(dft_length, "dft_length")
     rate = ctx.host_number(sample_rate, "sample_rate")
     dtype, real = _element_type(output_datatype), DType.FLOAT64
-    ctx.require(le(0, bins), "a negative num_mel_bins")
-    ctx.require(le(0, length), "a negative dft_length")
-    for edge in (lower_edge_hertz, upper_edge_hertz):
-        ctx.require(eq(edge.size, 1), "an edge of MelWeightMatrix is one number")
+    require.least_dim(ctx, 0, num_mel_bins=bins, dft_length=length)
+    require.scalar(ctx, lower_edge_hertz=lower_edge_hertz, upper_edge_hertz=upper_edge_hertz)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         def mel(edge: Tensor) -> Scalar:
@@ -137,7 +135,7 @@ def _spectrum(
     """
     # Frequencies that are absent are sums that cancel: in float32 the rest would be far from 0.
     real = DType.FLOAT64
-    ctx.require(lt(0, length), "a Fourier transform of no elements")
+    require.least_dim(ctx, 1, **{"the length of the transform": length})
     terms = _terms(length)
     if terms != length:
         # The inputs terms * j + r are transformed for each r, which is the last dimension but one.
@@ -190,7 +188,13 @@ def _parts(ctx: Lowering, x: Tensor) -> int:
     """How many numbers make an element: 1, or 2 for complex ones."""
     if ctx.guard(eq(x.shape[-1], 1)):
         return 1
-    ctx.require(eq(x.shape[-1], 2), "the signal has neither real nor complex numbers as its last dimension")
+    require.holds(
+        ctx,
+        eq(x.shape[-1], 2),
+        "the last dimension of the signal",
+        "be 1 for real or 2 for complex numbers",
+        x.shape[-1],
+    )
     return 2
 
 
@@ -198,7 +202,7 @@ def discrete_transform(
     ctx: Lowering, x: Tensor, dft_length: Tensor | None, axis: int, *, inverse: int, onesided: int
 ) -> Tensor:
     """DFT of ai.onnx along ``axis``: the last dimension has the parts of numbers."""
-    require(axis != x.rank - 1, "axis", "not be the dimension of real and imaginary parts", axis)
+    require.that(axis != x.rank - 1, "axis", "not be the dimension of real and imaginary parts", axis)
     parts = _parts(ctx, x)
     # The inverse of one side continues the frequencies symmetrically, and its result is real.
     mirrored = bool(inverse and onesided)
@@ -239,7 +243,7 @@ def dft(
     inverse: int = 0,
     onesided: int = 0,
 ) -> Tensor:
-    at = normalize_axis(-2, x.rank) if axis is None else axis_of_input(ctx, axis, x.rank, "axis of DFT", -2)
+    at = normalize_axis(-2, x.rank) if axis is None else axis_of_input(ctx, axis, x.rank, "axis", -2)
     return discrete_transform(ctx, x, dft_length, at, inverse=inverse, onesided=onesided)
 
 
@@ -255,21 +259,26 @@ def stft(
 ) -> Tensor:
     """The signal is [batch, samples, 1 or 2], or [batch, samples]."""
     parts = _parts(ctx, signal) if signal.rank == 3 else 1
-    require_rank((2, 3), signal=signal)
+    require.rank((2, 3), signal=signal)
     if window is None and frame_length is None:
-        raise violation("window or frame_length", "be given", "neither")
-    require_rank(1, window=window)
+        raise require.violation("window or frame_length", "be given", "neither")
+    require.rank(1, window=window)
     step = ctx.host_number(frame_step, "frame_step")
-    ctx.require(lt(0, step), "STFT with a step of no samples")
+    require.least_dim(ctx, 1, frame_step=step)
     if frame_length is not None:
         length = ctx.host_number(frame_length, "frame_length")
     else:
         assert window is not None
         length = window.shape[0]
-    if window is not None:
-        ctx.require_shape(window, (length,), "window of STFT")
-    ctx.require(lt(0, length), "STFT of frames of no samples")
-    ctx.require(le(length, signal.shape[1]), "STFT of frames that are longer than the signal")
+    require.shape(ctx, (length,), window=window)
+    require.least_dim(ctx, 1, frame_length=length)
+    require.holds(
+        ctx,
+        le(length, signal.shape[1]),
+        "frame_length",
+        f"be at most the length {signal.shape[1]!r} of the signal",
+        length,
+    )
     frames = (signal.shape[1] - length) // step + 1
     bins = length // 2 + 1 if onesided else length
 

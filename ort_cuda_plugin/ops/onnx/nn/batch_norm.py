@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, U, op
-from ort_cuda_plugin.ops.requirements import require_least_rank
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim
@@ -42,7 +42,7 @@ def _parameter_shape(x: Tensor, spatial: bool) -> tuple[Dim, ...]:
 
 def _placed(ctx: Lowering, x: Tensor, y: Tensor, spatial: bool) -> Tensor:
     """Parameters y as they broadcast to x."""
-    ctx.require_shape(y, _parameter_shape(x, spatial), _PARAMETER)
+    require.shape(ctx, _parameter_shape(x, spatial), **{_PARAMETER: y})
     return unsqueeze(ctx, y, range(y.rank, x.rank - 1))
 
 
@@ -92,7 +92,7 @@ def batch_norm_training(
 
     The variance is that of the population. Running statistics are old * momentum + new * (1 - momentum).
     """
-    require_least_rank(2, X=x)
+    require.least_rank(2, X=x)
     compute = _compute_type(x, scale, mean)
 
     def program(row: Row, x: Scalar, scale: Scalar, bias: Scalar) -> tuple[list[Scalar], list[Scalar]]:
@@ -106,7 +106,7 @@ def batch_norm_training(
     axes = [0, *range(2, x.rank)] if spatial else [0]
     affine = [_placed(ctx, x, value, spatial) for value in (scale, bias)]
     for old in (mean, variance):
-        ctx.require_shape(old, _parameter_shape(x, spatial), _PARAMETER)
+        require.shape(ctx, _parameter_shape(x, spatial), **{_PARAMETER: old})
     result, *statistics = row_map(ctx, program, axes, x, *affine)
     batch = [reshape(ctx, value, old.shape) for value, old in zip(statistics, (mean, variance), strict=True)]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.registry import FLOATS, T, op
-from ort_cuda_plugin.ops.requirements import require_least, require_one_of, require_rank
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq, lt
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering.reduce import row_map
@@ -25,10 +24,10 @@ def causal_conv_with_state(
     return output, part(ctx, padded, 2, length, padded.shape[2] - length)
 
 
-def check_convolution(name: str, activation: str, dilation: int) -> None:
+def check_convolution(activation: str, dilation: int) -> None:
     """Raises InvalidModel for an activation or a distance between taps that no causal convolution has."""
-    require_one_of(("none", "silu", "swish"), activation=activation)
-    require_least(1, dilation=dilation)
+    require.one_of(("none", "silu", "swish"), activation=activation)
+    require.least(1, dilation=dilation)
 
 
 def causal_convolution(
@@ -39,20 +38,17 @@ def causal_convolution(
     The filters are windows times ``weight`` [channels, 1, k], summed. The past has (k - 1) * ``dilation`` elements for
     each channel, zeros without one.
     """
-    name = "CausalConvWithState"
-    check_convolution(name, activation, dilation)
-    require_rank(3, input=x, weight=weight)
+    check_convolution(activation, dilation)
+    require.rank(3, input=x, weight=weight)
     batch, channels, length = x.shape
     width = weight.shape[2]
-    ctx.require(lt(0, width), f"{name}: a filter has no elements")
-    ctx.require(eq(weight.shape[0], channels), f"{name}: the filters are not one per channel")
-    ctx.require(eq(weight.shape[1], 1), f"{name}: a filter is of one channel")
-    if bias is not None:
-        ctx.require_shape(bias, (channels,), f"bias of {name}")
+    require.least_dim(ctx, 1, **{"the length of a filter": width})
+    require.shape(ctx, (channels, 1, width), weight=weight)
+    require.shape(ctx, (channels,), bias=bias)
     reach = (width - 1) * dilation
     if past is None:
         past = full(ctx, (batch, channels, reach), 0.0, x.dtype)
-    ctx.require_shape(past, (batch, channels, reach), f"past of {name}")
+    require.shape(ctx, (batch, channels, reach), past=past)
     padded = concat(ctx, past, x, axis=2)
     outer, inner, step = padded.strides
     windows = ctx.view(padded, (batch, channels, length, width), (outer, inner, step, step * dilation), padded.offset)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.nn.windows import (
     Ints,
     TransposedConvAttributes,
@@ -15,17 +16,10 @@ from ort_cuda_plugin.ops.onnx.nn.windows import (
     windows,
 )
 from ort_cuda_plugin.ops.registry import FLOATS, T, op
-from ort_cuda_plugin.ops.requirements import (
-    require_count,
-    require_least_rank,
-    require_one_of,
-    require_rank,
-    violation,
-)
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, eq, lt, product, sym_max
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor, Unsupported
+from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, eq, product, sym_max
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import permute, reshape
 from ort_cuda_plugin.program.steps.steps import Convolve, Input
 from ort_cuda_plugin.program.steps.windows import Windows
@@ -34,19 +28,21 @@ from ort_cuda_plugin.program.steps.windows import Windows
 def _static_kernel(w: Tensor, kernel_shape: Ints | None) -> tuple[int, ...]:
     kernel = tuple(dim for dim in w.shape[2:] if isinstance(dim, int))
     if len(kernel) != w.rank - 2 or not all(isinstance(dim, int) for dim in w.shape):
-        raise Unsupported("shape", "the shape of the weights is not known before the Run")
-    require_one_of((kernel,), kernel_shape=kernel_shape and tuple(kernel_shape))
+        raise require.unsupported("shape", "the shape of W", "known only in a Run", "a known one")
+    require.one_of((kernel,), kernel_shape=kernel_shape and tuple(kernel_shape))
     return kernel
 
 
 def check_ranks(x: Tensor, w: Tensor) -> None:
-    require_least_rank(3, X=x)
-    require_rank(x.rank, W=w)
+    require.least_rank(3, X=x)
+    require.rank(x.rank, W=w)
 
 
 def _check_groups(group: int, channels: Dim, rows: Dim) -> None:
     if group < 1 or (isinstance(rows, int) and rows % group) or (isinstance(channels, int) and channels % group):
-        raise violation("group", f"be positive and divide {channels!r} input and {rows!r} output channels", group)
+        raise require.violation(
+            "group", f"be positive and divide {channels!r} input and {rows!r} output channels", group
+        )
 
 
 @op("Conv", since=1, types={"T": FLOATS})
@@ -63,9 +59,14 @@ def conv(
     check_ranks(x, w)
     kernel = _static_kernel(w, kernel_shape)
     _check_groups(group, x.shape[1], w.shape[0])
-    ctx.require(eq(x.shape[1], w.shape[1] * group), "the weights are for another number of input channels")
-    if b is not None:
-        ctx.require(eq(b.size, w.shape[0]), "the bias has another size than the output channels")
+    require.holds(
+        ctx,
+        eq(x.shape[1], w.shape[1] * group),
+        "W",
+        f"be for {x.shape[1]!r} input channels in {group} groups",
+        w.shape[1],
+    )
+    require.size(ctx, w.shape[0], B=b)
     window = windows(x.shape[2:], kernel, **attributes)
     spatial = count_windows(ctx, window)
     return _convolve(ctx, x, w, b, (x.shape[0], w.shape[0], *spatial), window, group)
@@ -144,16 +145,15 @@ def transposed_convolution(
     kernel = _static_kernel(w, kernel_shape)
     rows = w.shape[1] * group
     _check_groups(group, w.shape[0], rows)
-    ctx.require(eq(x.shape[1], w.shape[0]), "the weights are for another number of input channels")
-    if b is not None:
-        ctx.require(eq(b.size, rows), "the bias has another size than the output channels")
+    require.dim(ctx, 0, x.shape[1], W=w)
+    require.size(ctx, rows, B=b)
     rank = x.rank - 2
     explicit = pads if auto_pad == "NOTSET" and output_shape is None else None
     static = None if explicit is None else [pad for pad in explicit if isinstance(pad, int)]
     if explicit is None or static is None or len(static) == len(explicit):
         plain = windows(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=static)
     else:
-        require_count(2 * rank, pads=explicit)
+        require.count(2 * rank, pads=explicit)
         plain = windows(x.shape[2:], kernel, strides=strides, dilations=dilations)
         plain = replace(plain, begin=tuple(explicit[:rank]), end=tuple(explicit[rank:]))
     extra = per_axis("output_padding", output_padding, 0, rank, 0)
@@ -163,7 +163,7 @@ def transposed_convolution(
     ]
     begin = plain.begin
     if output_shape is not None:
-        require_count((rank, x.rank), output_shape=output_shape)
+        require.count((rank, x.rank), output_shape=output_shape)
     if output_shape is not None or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         wanted = [n * step for n, step in zip(plain.size, plain.strides, strict=True)]
         spatial: list[Dim] = list(wanted if output_shape is None else output_shape[-rank:])
@@ -172,9 +172,9 @@ def transposed_convolution(
     elif auto_pad in ("NOTSET", "VALID"):
         spatial = [reach - left - right for reach, left, right in zip(full, plain.begin, plain.end, strict=True)]
     else:
-        raise violation("auto_pad", "be one of 'NOTSET', 'SAME_UPPER', 'SAME_LOWER', 'VALID'", repr(auto_pad))
+        raise require.violation("auto_pad", "be one of 'NOTSET', 'SAME_UPPER', 'SAME_LOWER', 'VALID'", repr(auto_pad))
     for size in spatial:
-        ctx.require(lt(0, size), "the result has no elements along a spatial dimension")
+        require.least_dim(ctx, 1, **{"each spatial dimension of the result": size})
     window = Windows(plain.size, plain.kernel, plain.strides, plain.dilations, begin, plain.end)
     apart = window.strides == kernel and all(gap == 1 for gap in window.dilations)
     whole = all(pad == 0 for pad in begin) and all(

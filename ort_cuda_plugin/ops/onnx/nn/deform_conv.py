@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, unravel
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.image.resize import clamped_integer
 from ort_cuda_plugin.ops.onnx.nn.windows import count_windows, windows
 from ort_cuda_plugin.ops.registry import FLOATS, T, op
-from ort_cuda_plugin.ops.requirements import require, require_least, require_least_rank, require_rank
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, product
@@ -84,27 +84,25 @@ def deform_conv(
     strides: tuple[int, ...] | None = None,
 ) -> Tensor:
     """The windows' elements are gathered, then multiplied by the weights as matrices."""
-    require_least_rank(3, X=x)
-    require_rank(x.rank, W=w, offset=offset, mask=mask)
-    require_least(1, group=group, offset_group=offset_group)
+    require.least_rank(3, X=x)
+    require.rank(x.rank, W=w, offset=offset, mask=mask)
+    require.least(1, group=group, offset_group=offset_group)
     rank, (samples, channels) = x.rank - 2, x.shape[:2]
     kernel, rows, depth = w.shape[2:], floordiv(w.shape[0], group), w.shape[1]
     if kernel_shape is not None:
-        require(len(kernel_shape) == rank, "kernel_shape", f"have {rank} entries", list(kernel_shape))
+        require.that(len(kernel_shape) == rank, "kernel_shape", f"have {rank} entries", list(kernel_shape))
         for dim, wanted in zip(kernel, kernel_shape, strict=True):
-            ctx.require(eq(dim, wanted), "kernel_shape of DeformConv contradicts its weights")
+            require.holds(ctx, eq(dim, wanted), "kernel_shape", f"be that of W, {list(kernel)}", list(kernel_shape))
     window = windows(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads)
     spatial = count_windows(ctx, window)
     positions, taps = product(spatial), product(kernel)
-    ctx.require(eq(depth * group, channels), "the weights are for another number of input channels")
-    ctx.require(eq(rows * group, w.shape[0]), "the groups do not divide the output channels")
-    ctx.require(
-        eq(floordiv(channels, offset_group) * offset_group, channels), "the offset groups do not divide the channels"
-    )
-    ctx.require_shape(offset, (samples, offset_group * taps * rank, *spatial), "offset of DeformConv")
+    require.holds(ctx, eq(depth * group, channels), "W", f"be for {channels!r} input channels in {group} groups", depth)
+    require.multiple_of(ctx, w.shape[0], group, "the number of output channels of W")
+    require.multiple_of(ctx, channels, offset_group, "the number of channels of X")
+    require.shape(ctx, (samples, offset_group * taps * rank, *spatial), offset=offset)
     offset = reshape(ctx, offset, [samples, offset_group, taps, rank, positions])
     if mask is not None:
-        ctx.require_shape(mask, (samples, offset_group * taps, *spatial), "mask of DeformConv")
+        require.shape(ctx, (samples, offset_group * taps, *spatial), mask=mask)
         mask = reshape(ctx, mask, [samples, offset_group, taps, positions])
     patches = _patches(ctx, x, offset, mask, window, spatial)
     patches = reshape(ctx, patches, [samples, group, depth * taps, positions])
@@ -112,5 +110,5 @@ def deform_conv(
     result = reshape(ctx, multiply(ctx, weights, patches), [samples, w.shape[0], *spatial])
     if b is None:
         return result
-    ctx.require_shape(b, (w.shape[0],), "bias of DeformConv")
+    require.shape(ctx, (w.shape[0],), bias=b)
     return elementwise(ctx, lambda y, bias: y + bias, result, unsqueeze(ctx, b, range(1, 1 + rank)))

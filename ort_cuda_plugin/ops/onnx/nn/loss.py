@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.nn.normalization import log_softmax_row
 from ort_cuda_plugin.ops.registry import FLOATS, INDICES, T, Tind, op
-from ort_cuda_plugin.ops.requirements import require_least_rank, require_one_of, require_rank
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.reduce import row_map
@@ -48,14 +47,10 @@ def class_loss(
 
     ``weight`` [C] or None is 1 per class. ``reduction`` "mean" divides by the sum of the targets' weights.
     """
-    require_least_rank(2, scores=x)
-    require_rank(x.rank - 1, target=target)
-    for scored, labelled in zip((x.shape[0], *x.shape[2:]), target.shape, strict=True):
-        ctx.require(eq(scored, labelled), "the targets of a loss differ in shape from its scores")
-    require_one_of(("none", "sum", "mean"), reduction=reduction)
-    if weight is not None:
-        require_rank(1, weight=weight)
-        ctx.require(eq(weight.size, x.shape[1]), "the weights of a loss are not one per class")
+    require.least_rank(2, scores=x)
+    require.shape(ctx, (x.shape[0], *x.shape[2:]), target=target)
+    require.one_of(("none", "sum", "mean"), reduction=reduction)
+    require.shape(ctx, x.shape[1:2], weight=weight)
     losses = _class_losses(ctx, x, target, weight, ignore_index, weights=False)
     axes = range(target.rank)
     if reduction == "none":
@@ -99,6 +94,6 @@ def softmax_cross_entropy_loss(
     ignore_index: int | None = None,
     reduction: str = "mean",
 ) -> tuple[Tensor, ...]:
-    require_least_rank(2, scores=scores)
+    require.least_rank(2, scores=scores)
     log_prob = row_map(ctx, log_softmax_row, [1], scores)[0]
     return class_loss(ctx, log_prob, labels, weights, ignore_index, reduction), log_prob

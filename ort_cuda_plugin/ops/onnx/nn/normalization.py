@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ort_cuda_plugin.kernels.conv.pool import local_response_normalization
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import FLOATS, T, V, op
-from ort_cuda_plugin.ops.requirements import require_least, require_least_rank, require_one_of, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv
+from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import reshape
@@ -75,7 +75,7 @@ _softmax("Hardmax", hardmax_row)
 @op("LpNormalization", since=1, types={"T": FLOATS})
 def lp_normalization(ctx: Lowering, x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
     """A row of zeros stays one."""
-    require_one_of((1, 2), p=p)
+    require.one_of((1, 2), p=p)
 
     def program(row: Row, x: Scalar) -> Outputs:
         value = s.widen(x)
@@ -93,7 +93,7 @@ def stash(x: Scalar, stash_type: int) -> Scalar:
 
 def _check_stash(stash_type: int) -> None:
     if stash_type not in (DType.FLOAT32.onnx, DType.FLOAT64.onnx, DType.FLOAT16.onnx, DType.BFLOAT16.onnx):
-        raise violation("stash_type", "be a floating-point type", stash_type)
+        raise require.violation("stash_type", "be a floating-point type", stash_type)
 
 
 def layer_norm(
@@ -177,14 +177,14 @@ def rms_normalization(
 
 def per_channel(ctx: Lowering, x: Tensor, rank: int) -> Tensor:
     """A vector with one element per channel as a tensor that broadcasts to (N, C, ...) of ``rank``."""
-    require_rank(1, **{"a value per channel": x})
+    require.rank(1, **{"a value per channel": x})
     trailing = rank - 2
     return ctx.view(x, (*x.shape, *([1] * trailing)), (*x.strides, *([0] * trailing)), x.offset)
 
 
 @op("InstanceNormalization", since=1, types={"T": FLOATS})
 def instance_normalization(ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
-    require_least_rank(3, input=x)
+    require.least_rank(3, input=x)
     affine = [per_channel(ctx, value, x.rank) for value in (scale, bias)]
 
     def program(row: Row, x: Scalar, scale: Scalar, bias: Scalar) -> Outputs:
@@ -219,7 +219,7 @@ def _group_norm(
     """x [N, C, ...] normalized per sample and group of channels; affine: scale and bias, [groups, 1 or C / groups]."""
     _check_stash(stash_type)
     depth = floordiv(x.shape[1], groups)
-    ctx.require(eq(depth * groups, x.shape[1]), "GroupNormalization: the channels are not a multiple of the groups")
+    require.multiple_of(ctx, x.shape[1], groups, "the number of channels of X")
     trailing = [1] * (x.rank - 2)
     placed = [ctx.view(y, (*y.shape, *trailing), (*y.strides, *([0] * len(trailing))), y.offset) for y in affine]
 
@@ -235,8 +235,8 @@ def _group_norm(
 
 
 def _check_groups(x: Tensor, groups: int) -> None:
-    require_least_rank(2, X=x)
-    require_least(1, num_groups=groups)
+    require.least_rank(2, X=x)
+    require.least(1, num_groups=groups)
 
 
 @op("GroupNormalization", since=18, until=20, types={"T": FLOATS})
@@ -245,8 +245,7 @@ def group_normalization_18(
 ) -> Tensor:
     """Scale and bias are per group."""
     _check_groups(x, num_groups)
-    for y in (scale, bias):
-        ctx.require(eq(y.size, num_groups), "GroupNormalization: scale and bias have one element per group")
+    require.size(ctx, num_groups, scale=scale, bias=bias)
     affine = [reshape(ctx, y, [num_groups, 1]) for y in (scale, bias)]
     return _group_norm(ctx, x, affine, num_groups, epsilon, DType.FLOAT32.onnx)
 
@@ -264,8 +263,7 @@ def group_normalization_21(
 ) -> Tensor:
     """Scale and bias are per channel."""
     _check_groups(x, num_groups)
-    for y in (scale, bias):
-        ctx.require(eq(y.size, x.shape[1]), "GroupNormalization: scale and bias have one element per channel")
+    require.size(ctx, x.shape[1], scale=scale, bias=bias)
     depth: Dim = floordiv(x.shape[1], num_groups)
     affine = [reshape(ctx, y, [num_groups, depth]) for y in (scale, bias)]
     return _group_norm(ctx, x, affine, num_groups, epsilon, stash_type)
@@ -275,6 +273,6 @@ def group_normalization_21(
 def lrn(
     ctx: Lowering, x: T, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
 ) -> Tensor:  # fmt: skip
-    require_least_rank(2, X=x)
-    require_least(1, size=size)
+    require.least_rank(2, X=x)
+    require.least(1, size=size)
     return local_response_normalization(ctx, x, size=size, alpha=alpha, beta=beta, bias=bias)

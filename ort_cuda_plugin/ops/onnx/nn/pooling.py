@@ -8,6 +8,7 @@ from typing import Unpack
 from ort_cuda_plugin.kernels.conv.pool import launch_pool
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, unravel
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.nn.windows import (
     Ints,
     PaddingAttributes,
@@ -18,10 +19,9 @@ from ort_cuda_plugin.ops.onnx.nn.windows import (
 )
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, T1, HostTensor, Int64, T, op
-from ort_cuda_plugin.ops.requirements import require, require_count, require_least, require_least_rank, require_rank
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, le, lt, product
+from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import full
 from ort_cuda_plugin.program.lowering.reduce import reduce
@@ -62,7 +62,7 @@ def average_pool(
 
 
 def _global_pool(ctx: Lowering, x: Tensor, fn: Callable[[Row, Scalar], Scalar]) -> Tensor:
-    require_least_rank(3, X=x)
+    require.least_rank(3, X=x)
     return reduce(ctx, fn, x, range(2, x.rank))
 
 
@@ -78,7 +78,7 @@ def global_max_pool(ctx: Lowering, x: T) -> Tensor:
 
 def _norm_pool(ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim], p: float) -> Tensor:
     """The p-norm of every window; positions outside of x count as 0."""
-    require_least(1, p=p)
+    require.least(1, p=p)
     real = s.accumulation_type(x.dtype)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -153,10 +153,8 @@ def max_unpool(
     Indices outside of it are ignored.
     """
     rank = x.rank - 2
-    require_least_rank(3, X=x)
-    require_rank(x.rank, I=indices)
-    for dim, wanted in zip(indices.shape, x.shape, strict=True):
-        ctx.require(eq(dim, wanted), "MaxUnpool: one index per element")
+    require.least_rank(3, X=x)
+    require.shape(ctx, x.shape, I=indices)
     steps, both = per_axis("strides", strides, 1, rank), per_axis("pads", pads, 0, 2 * rank, 0)
     kernel = per_axis("kernel_shape", kernel_shape, 1, rank)
     inferred = [*x.shape[:2]]
@@ -164,10 +162,10 @@ def max_unpool(
         inferred.append((x.shape[2 + axis] - 1) * steps[axis] - both[axis] - both[rank + axis] + kernel[axis])
     shape: Sequence[Dim] = inferred
     if output_shape is not None:
-        shape = ctx.host_values(output_shape, "output_shape of MaxUnpool")
-        require_count(x.rank, output_shape=shape)
+        shape = ctx.host_values(output_shape, "output_shape")
+        require.count(x.rank, output_shape=shape)
     for dim in (*inferred, *shape):
-        ctx.require(le(0, dim), "MaxUnpool to a negative size")
+        require.least_dim(ctx, 0, **{"each dimension of the result": dim})
     result = full(ctx, shape, 0, x.dtype)
 
     def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
@@ -194,23 +192,20 @@ def col2im(
     strides: tuple[int, ...] | None = None,
 ) -> Tensor:
     """Every element of the image sums those of the blocks that lie over it."""
-    require_rank(3, input=x)
-    image, block = (
-        ctx.host_values(shape, f"{what} of Col2Im")
-        for shape, what in ((image_shape, "image_shape"), (block_shape, "block_shape"))
-    )
-    require(len(image) > 0, "image_shape", "have an entry", "none")
-    require_count(len(image), block_shape=block)
+    require.rank(3, input=x)
+    image, block = ctx.host_values(image_shape, "image_shape"), ctx.host_values(block_shape, "block_shape")
+    require.that(len(image) > 0, "image_shape", "have an entry", "none")
+    require.count(len(image), block_shape=block)
     rank = len(image)
     steps, gaps = per_axis("strides", strides, 1, rank), per_axis("dilations", dilations, 1, rank)
     both = per_axis("pads", pads, 0, 2 * rank, 0)
     window = Windows(tuple(image), tuple(block), steps, gaps, both[:rank], both[rank:])
     for dim in (*image, *block):
-        ctx.require(lt(0, dim), "Col2Im with an empty image or block")
+        require.least_dim(ctx, 1, **{"each of image_shape and block_shape": dim})
     count, size = count_windows(ctx, window), product(block)
     channels = floordiv(x.shape[1], size)
-    ctx.require(eq(channels * size, x.shape[1]), "Col2Im: the rows are not a multiple of the size of a block")
-    ctx.require(eq(product(count), x.shape[2]), "Col2Im: another number of columns than blocks")
+    require.multiple_of(ctx, x.shape[1], size, "the number of rows of input")
+    require.dim(ctx, 2, product(count), input=x)
     reduction = MAX if x.dtype is DType.BOOL else SUM
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:

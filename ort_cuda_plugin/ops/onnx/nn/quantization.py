@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias, Unpack
 
 from ort_cuda_plugin.kernels.elementwise.index_map import gather_map
-from ort_cuda_plugin.model.ir import FLOATS_8, DType, Unsupported
+from ort_cuda_plugin.model.ir import FLOATS_8, DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.math.matmul import matmul
 from ort_cuda_plugin.ops.onnx.nn.conv import conv
 from ort_cuda_plugin.ops.onnx.nn.windows import ConvAttributes
 from ort_cuda_plugin.ops.registry import BYTES, FLOAT32, INT32, PACKED, T1, T2, T3, T, op
-from ort_cuda_plugin.ops.requirements import require, require_least, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import ceildiv, eq
@@ -76,7 +76,7 @@ def _by_groups(
     if block_size == 0:
         placed = []
         for parameter in parameters:
-            require_rank((0, 1), **{"scale and zero point without a block_size": parameter})
+            require.rank((0, 1), **{"scale and zero point without a block_size": parameter})
             if parameter.size == 1:
                 placed.append(ctx.view(parameter, (), (), parameter.offset))
             else:
@@ -85,12 +85,12 @@ def _by_groups(
                 placed.append(ctx.view(parameter, shape, strides, parameter.offset))
         return elementwise(ctx, fn, x, *placed)
     along = normalize_axis(axis, x.rank)
-    require_least(0, block_size=block_size)
+    require.least(0, block_size=block_size)
     for parameter in parameters:
-        require_rank(x.rank, **{"scale and zero point of blocks": parameter})
+        require.rank(x.rank, **{"scale and zero point of blocks": parameter})
         for i, (dim, size) in enumerate(zip(parameter.shape, x.shape, strict=True)):
             wanted = ceildiv(size, block_size) if i == along else size
-            ctx.require(eq(dim, wanted), f"scale or zero point do not fit blocks of {block_size} along axis {along}")
+            require.holds(ctx, eq(dim, wanted), "scale and zero point", f"have {wanted!r} blocks in dimension {i}", dim)
     return gather_map(
         ctx,
         x.shape,
@@ -108,7 +108,9 @@ def _by_groups(
 def _element_type(number: int, served: frozenset[DType]) -> DType:
     dtype = next((d for d in served if d.onnx == number), None)
     if dtype is None:
-        raise Unsupported("dtype", f"quantization to element type {number}")
+        raise require.unsupported(
+            "dtype", "the type of the result", f"ONNX's type {number}", ", ".join(sorted(d.short for d in served))
+        )
     return dtype
 
 
@@ -125,7 +127,7 @@ def _quantize(
 ) -> Tensor:
     dtype = zero.dtype if zero is not None else _element_type(output_dtype or DType.UINT8.onnx, QUANTIZED)
     if output_dtype and output_dtype != dtype.onnx:
-        raise violation("output_dtype", f"be that of the zero point, {dtype.name}", output_dtype)
+        raise require.violation("output_dtype", f"be that of the zero point, {dtype.name}", output_dtype)
     divided = _element_type(precision, SCALES) if precision else DType.FLOAT32
 
     def fn(value: Scalar, factor: Scalar, offset: Scalar | None = None) -> Scalar:
@@ -226,7 +228,7 @@ def shifted(ctx: Lowering, x: Tensor, zero: Tensor | None, dtype: DType = DType.
         return elementwise(ctx, lambda value: s.cast(value, dtype), x)
     if zero.size == 1:
         zero = ctx.view(zero, (), (), zero.offset)
-    require(zero.rank <= x.rank, "zero point", f"have at most rank {x.rank}", f"rank {zero.rank}")
+    require.that(zero.rank <= x.rank, "zero point", f"have at most rank {x.rank}", f"rank {zero.rank}")
     return elementwise(ctx, lambda value, offset: s.cast(value, dtype) - s.cast(offset, dtype), x, zero)
 
 
@@ -287,7 +289,7 @@ def _per_channel(ctx: Lowering, x: Tensor, after: int) -> Tensor:
     """A parameter of one element, or one per channel, which ``after`` dimensions follow."""
     if x.size == 1:
         return _scalar(ctx, x)
-    require_rank(1, **{"a parameter per channel": x})
+    require.rank(1, **{"a parameter per channel": x})
     return ctx.view(x, (*x.shape, *[1] * after), (*x.strides, *[0] * after), x.offset)
 
 

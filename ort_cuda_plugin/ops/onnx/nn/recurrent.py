@@ -10,11 +10,10 @@ from typing import TypedDict, Unpack
 
 from ort_cuda_plugin.kernels.rnn.rnn_cell import Cell, Direction, Gates, Sequences
 from ort_cuda_plugin.kernels.rnn.rnn_per_sequence import run_cells
-from ort_cuda_plugin.model.ir import Unsupported
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.math.activation import softplus
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.registry import FLOATS, INT32, T1, T, op
-from ort_cuda_plugin.ops.requirements import require, require_one_of, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, hint
@@ -67,7 +66,9 @@ def _activations(
             first, second, make_both = _of_alpha_beta[key]
             return make_both(next(alpha, first), next(beta, second))
         if key not in _plain:
-            raise Unsupported("attribute", f"the activation {name!r}")
+            raise require.unsupported(
+                "attribute", "activations", repr(name), ", ".join([*_plain, *_of_alpha, *_of_alpha_beta])
+            )
         return _plain[key]
 
     def clipped(function: Activation, clip: float | None) -> Activation:
@@ -101,11 +102,11 @@ def _per_direction(
     # The schema of GRU-1 misspells its default.
     backward = {"forward": [False], "foward": [False], "reverse": [True], "bidirectional": [False, True]}.get(direction)
     if backward is None:
-        raise violation("direction", "be one of 'forward', 'reverse', 'bidirectional'", repr(direction))
+        raise require.violation("direction", "be one of 'forward', 'reverse', 'bidirectional'", repr(direction))
     names = activations or [*defaults] * len(backward)
     size = len(defaults)
     # The schema's default of RNN has one too many for one direction.
-    require(len(names) >= size * len(backward), "activations", f"be {size} a direction", names)
+    require.that(len(names) >= size * len(backward), "activations", f"be {size} a direction", names)
     # ONNX Runtime bounds what goes into the gates, and not the cell, which goes into the third function of LSTM.
     clips = [clip if number % size < 2 else None for number in range(len(names))]
     functions = _activations(names, activation_alpha, activation_beta, clips)
@@ -120,8 +121,8 @@ def _run(
     initial_h: Tensor | None, initial_c: Tensor | None, layout: int, alike: bool, peepholes: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(Y, last hidden[, last cell]) of one cell per direction; ``alike`` says that these differ in parameters only."""
-    require_rank(3, X=x, W=w, R=r)
-    require_one_of((0, 1), layout=layout)
+    require.rank(3, X=x, W=w, R=r)
+    require.one_of((0, 1), layout=layout)
     count, size = len(cells), r.shape[2]
     if layout:
         x = permute(ctx, x, (1, 0, 2))
@@ -138,8 +139,7 @@ def _run(
         ("P", peepholes, (count, 3 * size)),
     ]
     for name, tensor, shape in expected:
-        if tensor is not None:
-            ctx.require_shape(tensor, shape, f"{name} of a recurrent operator")
+        require.shape(ctx, shape, **{name: tensor})
 
     def state() -> Tensor:
         return ctx.empty(state_shape, x.dtype)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from ort_cuda_plugin.ops.requirements import require, require_count, require_one_of
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, is_read_back, le, select, sym_max, truncdiv
-from ort_cuda_plugin.program.lowering.context import Lowering, Unsupported
+from ort_cuda_plugin.program.lowering.context import Lowering
 from ort_cuda_plugin.program.steps.windows import Windows
 
 Ints = Sequence[int]
@@ -49,8 +49,8 @@ class TransposedConvAttributes(TypedDict, total=False):
 def per_axis(name: str, values: Ints | None, default: int, rank: int, minimum: int = 1) -> tuple[int, ...]:
     """An attribute of ``rank`` integers, all ``default`` where it is left out. Raises InvalidModel for a wrong one."""
     values = (default,) * rank if values is None else tuple(values)
-    require(len(values) == rank, name, f"have {rank} entries", len(values))
-    require(all(value >= minimum for value in values), name, f"have entries of at least {minimum}", list(values))
+    require.that(len(values) == rank, name, f"have {rank} entries", len(values))
+    require.that(all(value >= minimum for value in values), name, f"have entries of at least {minimum}", list(values))
     return values
 
 
@@ -63,9 +63,9 @@ def windows(
     Raises Unsupported for a rank or padding that the kernels do not have, InvalidModel for contradictions.
     """
     rank = len(size)
-    require_count(rank, kernel_shape=kernel)
+    require.count(rank, kernel_shape=kernel)
     if not 1 <= rank <= MAX_SPATIAL:
-        raise Unsupported("shape", f"{rank} spatial dimensions; 1 to {MAX_SPATIAL} are implemented")
+        raise require.unsupported("shape", "the number of spatial dimensions", rank, f"1 to {MAX_SPATIAL}")
     steps = per_axis("strides", strides, 1, rank)
     gaps = per_axis("dilations", dilations, 1, rank)
     extent = [(k - 1) * gap + 1 for k, gap in zip(kernel, gaps, strict=True)]
@@ -80,10 +80,10 @@ def windows(
         begin, end = (smaller, larger) if auto_pad == "SAME_UPPER" else (larger, smaller)
     elif auto_pad == "NOTSET":
         if pads is not None and any(pad < 0 for pad in pads):
-            raise Unsupported("attribute", f"negative pads {list(pads)}")
+            raise require.unsupported("attribute", "pads", list(pads), "sizes of at least 0")
         both = per_axis("pads", pads, 0, 2 * rank, 0)
         begin, end = both[:rank], both[rank:]
-    require_one_of(("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"), auto_pad=auto_pad)
+    require.one_of(("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"), auto_pad=auto_pad)
     return Windows(tuple(size), tuple(kernel), steps, gaps, begin, end)
 
 
@@ -102,10 +102,10 @@ def count_windows(
         room = size + begin + end - extent
         if may_exceed and not is_read_back(room) and not ctx.guard(le(0, room)):
             number = truncdiv(room, stride) + 1
-            ctx.require(le(0, number), "the window is larger than the padded input by more than a stride")
+            require.least_dim(ctx, 0, **{"the number of windows": number})
             result.append(number)
             continue
-        ctx.require(le(0, room), "the window is larger than the padded input")
+        require.holds(ctx, le(0, room), "a window", f"be at most the padded input {size + begin + end!r}", extent)
         if ceil_mode:
             number = ceildiv(room, stride) + 1
             result.append(select(le(size + begin, (number - 1) * stride), number - 1, number))

@@ -11,6 +11,7 @@ from ort_cuda_plugin.kernels.codegen.source import constant_number
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map
 from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
 from ort_cuda_plugin.ops.registry import (
     ALL_TENSORS,
@@ -26,7 +27,6 @@ from ort_cuda_plugin.ops.registry import (
     Tind,
     op,
 )
-from ort_cuda_plugin.ops.requirements import require, require_least_rank, require_range, require_rank
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le, logical_and, lt, product, select
@@ -48,7 +48,9 @@ def select_index(ctx: Lowering, x: Tensor, axis: int, index: Dim) -> Tensor:
     """The view ``x[..., index, ...]`` without that dimension."""
     dim = x.shape[axis]
     position = select(lt(index, 0), index + dim, index)
-    ctx.require(logical_and(le(0, position), lt(position, dim)), f"index {index} is outside dimension {axis}")
+    require.holds(
+        ctx, logical_and(le(0, position), lt(position, dim)), "an index", f"be in dimension {axis}, {dim!r}", index
+    )
     offset = x.offset + position * x.strides[axis]
     kept = [other for other in range(x.rank) if other != axis]
     return ctx.view(x, [x.shape[other] for other in kept], [x.strides[other] for other in kept], offset)
@@ -86,19 +88,25 @@ def gather(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> Tensor:
     return on_host(ctx, on_symbols, (data, indices), shape, data.dtype, on_device)
 
 
-def check_within(ctx: Lowering, name: str, data: Tensor, indices: Tensor, axis: int) -> None:
+def check_within(ctx: Lowering, data: Tensor, indices: Tensor, axis: int) -> None:
     """Raises InvalidModel, or makes the Run fail, where ``indices`` reach over ``data`` in a dimension but ``axis``."""
-    require_rank(data.rank, indices=indices)
+    require.rank(data.rank, indices=indices)
     for other in range(data.rank):
         if other != axis:
             fits = le(indices.shape[other], data.shape[other])
-            ctx.require(fits, f"the indices of {name} are longer than the data in dimension {other}")
+            require.holds(
+                ctx,
+                fits,
+                "indices",
+                f"be at most as long as data in dimension {other}, {data.shape[other]!r}",
+                indices.shape[other],
+            )
 
 
 @op("GatherElements", since=11, types={"T": ALL_TENSORS, "Tind": INDICES})
 def gather_elements(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> Tensor:
     axis = normalize_axis(axis, data.rank)
-    check_within(ctx, "GatherElements", data, indices, axis)
+    check_within(ctx, data, indices, axis)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(data)
@@ -108,11 +116,11 @@ def gather_elements(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> 
     return gather_map(ctx, indices.shape, data.dtype, element)
 
 
-def tuple_length(ctx: Lowering, indices: Tensor, most: int, what: str) -> int:
+def tuple_length(ctx: Lowering, indices: Tensor, most: int) -> int:
     """The last dimension of ``indices``: how many dimensions one index tuple selects from. A plan is for one length."""
     dim = indices.shape[-1] if indices.rank else 0
-    length = ctx.chosen(dim, f"the length of the index tuples of {what}", range(1, max(most, 1) + 1))
-    require(0 < length <= most, f"the index tuples of {what}", f"have a length in [1, {most}]", length)
+    length = ctx.chosen(dim, "the length of index tuples", range(1, max(most, 1) + 1))
+    require.that(0 < length <= most, "index tuples", f"have a length in [1, {most}]", length)
     return length
 
 
@@ -131,11 +139,11 @@ def index_tuple(
 
 @op("GatherND", since=11, types={"T": ALL_TENSORS})
 def gather_nd(ctx: Lowering, data: T, indices: Int64, *, batch_dims: int = 0) -> Tensor:
-    require_range(0, min(indices.rank, data.rank) - 1, batch_dims=batch_dims)
-    length = tuple_length(ctx, indices, data.rank - batch_dims, "GatherND")
+    require.within(0, min(indices.rank, data.rank) - 1, batch_dims=batch_dims)
+    length = tuple_length(ctx, indices, data.rank - batch_dims)
     lead = indices.rank - 1
     for own, other in zip(indices.shape[:batch_dims], data.shape, strict=False):
-        ctx.require(eq(own, other), "data and indices of GatherND differ in a batch dimension")
+        require.holds(ctx, eq(own, other), "each batch dimension of indices", f"be that of data, {other!r}", own)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(data)
@@ -148,17 +156,17 @@ def gather_nd(ctx: Lowering, data: T, indices: Int64, *, batch_dims: int = 0) ->
 
 @op("OneHot", since=9, types={"T1": ARITHMETIC, "T2": ARITHMETIC, "T3": ALL_TENSORS})
 def one_hot(ctx: Lowering, indices: T1, depth: HostTensor, values: T3, *, axis: int = -1) -> Tensor:
-    require_rank(1, values=values)
+    require.rank(1, values=values)
     at = normalize_axis(axis, indices.rank + 1)
     number = constant_number(depth)
     if depth.dtype.is_float and number is not None:
-        require(math.isfinite(number), "depth", "be finite", number)
+        require.that(math.isfinite(number), "depth", "be finite", number)
         classes: Dim = int(number)
     else:
         whole = elementwise(ctx, lambda x: s.cast(x, DType.INT64), depth) if depth.dtype.is_float else depth
-        classes = ctx.host_number(whole, "depth of OneHot")
-    ctx.require(eq(values.size, 2), "values of OneHot are a vector of two")
-    ctx.require(le(0, classes), "a negative depth of OneHot")
+        classes = ctx.host_number(whole, "depth")
+    require.size(ctx, 2, values=values)
+    require.least_dim(ctx, 0, depth=classes)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         index = s.cast(maps.source(indices).at([*c[:at], *c[at + 1 :]]), DType.INT64)
@@ -172,8 +180,8 @@ def one_hot(ctx: Lowering, indices: T1, depth: HostTensor, values: T3, *, axis: 
 
 @op("Trilu", since=14, types={"T": ALL_TENSORS})
 def trilu(ctx: Lowering, x: T, k: HostTensor | None = None, *, upper: int = 1) -> Tensor:
-    require_least_rank(2, input=x)
-    diagonal: Dim = 0 if k is None else ctx.host_number(k, "k of Trilu")
+    require.least_rank(2, input=x)
+    diagonal: Dim = 0 if k is None else ctx.host_number(k, "k")
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         distance = c[-1] - c[-2]
@@ -185,5 +193,5 @@ def trilu(ctx: Lowering, x: T, k: HostTensor | None = None, *, upper: int = 1) -
 
 @op("CumSum", since=11, types={"T": FLOATS | WIDE_INTS, "T2": INDICES})
 def cum_sum(ctx: Lowering, x: T, axis: HostTensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    at = axis_of_input(ctx, axis, x.rank, "axis of CumSum")
+    at = axis_of_input(ctx, axis, x.rank, "axis")
     return scan(ctx, SUM, x, at, exclusive=bool(exclusive), reverse=bool(reverse))

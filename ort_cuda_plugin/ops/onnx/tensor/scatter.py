@@ -8,13 +8,13 @@ from typing import TypeAlias
 from ort_cuda_plugin.kernels.codegen.source import Combination
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.tensor.indexing import check_within, index_tuple, wrapped
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, INDICES, Int64, T, Tind, op
-from ort_cuda_plugin.ops.requirements import require_one_of, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, product
+from ort_cuda_plugin.program.expressions.symbolic import Dim, product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, elementwise_into
 from ort_cuda_plugin.program.steps.row_program import Reduction
@@ -40,7 +40,7 @@ def _accumulator(dtype: DType) -> DType:
 
 def _scatter(ctx: Lowering, data: Tensor, updates: Tensor, place: Place, reduction: str) -> Tensor:
     """A copy of ``data`` with ``updates`` at their places, or combined with what is there."""
-    require_one_of(REDUCTIONS, reduction=reduction)
+    require.one_of(REDUCTIONS, reduction=reduction)
     how = REDUCTIONS[reduction]
     if data.dtype is DType.BOOL and how is not None:
         # The sum of truth values is that one is true, their product that all are.
@@ -99,8 +99,8 @@ def scatter_elements(
 ) -> Tensor:
     """Indices outside their dimension are ignored; of several updates of one element, any one stays."""
     axis = normalize_axis(axis, data.rank)
-    check_within(ctx, "ScatterElements", data, indices, axis)
-    ctx.require_shape(updates, indices.shape, "updates of ScatterElements")
+    check_within(ctx, data, indices, axis)
+    require.shape(ctx, indices.shape, updates=updates)
     dim = data.shape[axis]
 
     def place(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar]:
@@ -128,8 +128,8 @@ def _length_by_ranks(ctx: Lowering, data: Tensor, indices: Tensor, updates: Tens
     """The length of the index tuples, which the ranks tell even where the dimension is not known."""
     length = data.rank + indices.rank - 1 - updates.rank
     if not 0 < length <= data.rank or indices.rank == 0:
-        raise violation("updates", f"leave index tuples of 1 to {data.rank} numbers", f"rank {updates.rank}")
-    ctx.require(eq(indices.shape[-1], length), f"the index tuples of ScatterND do not have the length {length}")
+        raise require.violation("updates", f"leave index tuples of 1 to {data.rank} numbers", f"rank {updates.rank}")
+    require.dim(ctx, -1, length, indices=indices)
     return length
 
 
@@ -138,7 +138,7 @@ def scatter_nd(ctx: Lowering, data: T, indices: Int64, updates: T, *, reduction:
     """As `scatter_elements` for slices that index tuples name."""
     length = _length_by_ranks(ctx, data, indices, updates)
     lead = indices.rank - 1
-    ctx.require_shape(updates, (*indices.shape[:-1], *data.shape[length:]), "updates of ScatterND")
+    require.shape(ctx, (*indices.shape[:-1], *data.shape[length:]), updates=updates)
 
     def place(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar]:
         index, inside = index_tuple(maps.source(indices), maps.source(data), c[:lead], 0, length)

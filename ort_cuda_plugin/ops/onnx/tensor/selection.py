@@ -10,6 +10,7 @@ from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.kernels.scan_sort.select import count_prefixes, sort_rows
 from ort_cuda_plugin.kernels.scan_sort.top_k import top_rows
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
 from ort_cuda_plugin.ops.registry import (
     ALL_TENSORS,
@@ -24,10 +25,9 @@ from ort_cuda_plugin.ops.registry import (
     T,
     op,
 )
-from ort_cuda_plugin.ops.requirements import require, require_least_rank, require_rank
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le, logical_and, product, sym_min
+from ort_cuda_plugin.program.expressions.symbolic import Dim, le, logical_and, product, sym_min
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.views import permute, reshape
@@ -37,7 +37,7 @@ from ort_cuda_plugin.program.steps.row_program import PRODUCT
 def _top_k(ctx: Lowering, x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
     at = normalize_axis(axis, x.rank)
     n = x.shape[at]
-    ctx.require(logical_and(le(0, k), le(k, n)), "k of TopK is not between 0 and the size of the axis")
+    require.holds(ctx, logical_and(le(0, k), le(k, n)), "k", f"be in [0, {n!r}]", k)
     others = [*x.shape[:at], *x.shape[at + 1 :]]
     by_row = permute(ctx, x, [*(a for a in range(x.rank) if a != at), at])
     flat = reshape(ctx, by_row, (product(others), n))
@@ -68,7 +68,7 @@ def top_k(
     ctx: Lowering, x: T, k: HostTensor, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Tensor, ...]:
     # The order of unsorted results is free; the sorted one serves. NaN is larger than every number.
-    return _top_k(ctx, x, ctx.host_number(k, "k of TopK"), axis, bool(largest))
+    return _top_k(ctx, x, ctx.host_number(k, "k"), axis, bool(largest))
 
 
 def _found(ctx: Lowering, flags: Tensor, what: str) -> tuple[Tensor, Dim]:
@@ -97,7 +97,7 @@ def non_zero(ctx: Lowering, x: T) -> Tensor:
 
 @op("Compress", since=9, types={"T": ALL_TENSORS, "T1": BOOL})
 def compress(ctx: Lowering, x: T, condition: T1, *, axis: int | None = None) -> Tensor:
-    require_rank(1, condition=condition)
+    require.rank(1, condition=condition)
     if axis is None:
         x = reshape(ctx, x, (x.size,))
     at = 0 if axis is None else normalize_axis(axis, x.rank)
@@ -190,13 +190,15 @@ def non_max_suppression(
     *,
     center_point_box: int = 0,
 ) -> Tensor:
-    require_rank(3, boxes=boxes, scores=scores)
+    require.rank(3, scores=scores)
+    require.scalar(
+        ctx,
+        max_output_boxes_per_class=max_output_boxes_per_class,
+        iou_threshold=iou_threshold,
+        score_threshold=score_threshold,
+    )
     batches, classes, n = scores.shape
-    for size, expected in zip(boxes.shape, (batches, n, 4), strict=True):
-        ctx.require(eq(size, expected), "boxes of NonMaxSuppression do not fit the scores")
-    for number in (max_output_boxes_per_class, iou_threshold, score_threshold):
-        if number is not None:
-            ctx.require(eq(number.size, 1), "the limits of NonMaxSuppression are one number each")
+    require.shape(ctx, (batches, n, 4), boxes=boxes)
     limit, overlap = max_output_boxes_per_class, iou_threshold
     if limit is None:
         limit = ctx.constant(np.zeros(1, np.int64))
@@ -222,9 +224,9 @@ def non_max_suppression(
 @op("ReverseSequence", since=10, types={"T": ALL_TENSORS})
 def reverse_sequence(ctx: Lowering, x: T, sequence_lens: Int64, *, batch_axis: int = 1, time_axis: int = 0) -> Tensor:
     batch, time = normalize_axis(batch_axis, x.rank), normalize_axis(time_axis, x.rank)
-    require_least_rank(2, input=x)
-    require(batch != time, "batch_axis and time_axis", "be different", f"{batch} twice")
-    ctx.require_shape(sequence_lens, (x.shape[batch],), "sequence_lens of ReverseSequence")
+    require.least_rank(2, input=x)
+    require.that(batch != time, "batch_axis and time_axis", "be different", f"{batch} twice")
+    require.shape(ctx, (x.shape[batch],), sequence_lens=sequence_lens)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         # A length beyond the dimension must not lead out of the buffer.
@@ -237,5 +239,5 @@ def reverse_sequence(ctx: Lowering, x: T, sequence_lens: Int64, *, batch_axis: i
 
 @op("CumProd", since=26, types={"T": FLOATS | WIDE_INTS, "T2": INDICES})
 def cum_prod(ctx: Lowering, x: T, axis: HostTensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    at = axis_of_input(ctx, axis, x.rank, "axis of CumProd")
+    at = axis_of_input(ctx, axis, x.rank, "axis")
     return scan(ctx, PRODUCT, x, at, exclusive=bool(exclusive), reverse=bool(reverse))

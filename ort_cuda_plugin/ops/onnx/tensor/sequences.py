@@ -1,15 +1,15 @@
-"""Operators on sequences and optional values of tensors; see `program.steps.containers`."""
+"""Operators on sequences and optional values of tensors; see `program.containers`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat, slice_axis
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, HostTensor, T, op
-from ort_cuda_plugin.ops.requirements import require, require_least, require_type, violation
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import squeeze, unsqueeze
 from ort_cuda_plugin.program.steps.containers import Operand, TensorOptional, TensorSequence
@@ -18,31 +18,29 @@ MAX_LENGTH = 1024
 """Maximum length of a sequence, in tensors: the size of a plan grows with it."""
 
 
-def _sequence(x: Operand, name: str) -> TensorSequence:
+def _sequence(x: Operand) -> TensorSequence:
     if not isinstance(x, TensorSequence):
-        raise violation(f"the input of {name}", "be a sequence", "another value")
+        raise require.violation("the input", "be a sequence", "another value")
     return x
 
 
-def _position(
-    ctx: Lowering, position: Tensor, length: int, name: str, ends: int = 0, choices: Sequence[int] | None = None
-) -> int:
+def _position(ctx: Lowering, position: Tensor, length: int, ends: int = 0, choices: Sequence[int] | None = None) -> int:
     """The position counted from the front; ``ends`` is 1 where the place after the last element counts as well.
 
     ``choices`` are positions that stand for all; default: all.
     """
-    what = f"the position of {name}"
     places = length + ends
-    require(places != 0, f"the sequence of {name}", "have an element", "none")
-    number = ctx.chosen(ctx.host_number(position, what), what, range(places) if choices is None else choices)
-    require(-length <= number < places, what, f"be in [{-length}, {places})", number)
+    require.that(places != 0, "the sequence", "have an element", "none")
+    given = ctx.host_number(position, "position")
+    number = ctx.chosen(given, "position", range(places) if choices is None else choices)
+    require.that(-length <= number < places, "position", f"be in [{-length}, {places})", number)
     return number + length if number < 0 else number
 
 
 @op("SequenceConstruct", since=11, types={"T": ALL_TENSORS}, containers=True)
 def sequence_construct(ctx: Lowering, *inputs: T) -> TensorSequence:
     if not inputs or any(x.dtype is not inputs[0].dtype for x in inputs):
-        raise violation("inputs", "be tensors of one element type", [x.dtype.short for x in inputs])
+        raise require.violation("inputs", "be tensors of one element type", [x.dtype.short for x in inputs])
     return TensorSequence(inputs[0].dtype, inputs)
 
 
@@ -55,47 +53,47 @@ def sequence_empty(ctx: Lowering, *, dtype: int = DType.FLOAT32.onnx) -> TensorS
 def sequence_insert(
     ctx: Lowering, input_sequence: Operand, tensor: T, position: HostTensor | None = None
 ) -> TensorSequence:
-    sequence = _sequence(input_sequence, "SequenceInsert")
-    require_type({sequence.dtype}, tensor=tensor)
+    sequence = _sequence(input_sequence)
+    require.element_type({sequence.dtype}, tensor=tensor)
     length = len(sequence.tensors)
     if length == MAX_LENGTH:
-        raise Unsupported("cost", f"a sequence of more than {MAX_LENGTH} tensors")
-    at = length if position is None else _position(ctx, position, length, "SequenceInsert", 1)
+        raise require.unsupported("cost", "the length of the sequence", length + 1, f"up to {MAX_LENGTH}")
+    at = length if position is None else _position(ctx, position, length, 1)
     return TensorSequence(sequence.dtype, (*sequence.tensors[:at], tensor, *sequence.tensors[at:]))
 
 
 @op("SequenceErase", since=11, containers=True)
 def sequence_erase(ctx: Lowering, input_sequence: Operand, position: HostTensor | None = None) -> TensorSequence:
-    sequence = _sequence(input_sequence, "SequenceErase")
+    sequence = _sequence(input_sequence)
     length = len(sequence.tensors)
-    require(length != 0, "the sequence", "have an element", "none")
-    at = length - 1 if position is None else _position(ctx, position, length, "SequenceErase")
+    require.that(length != 0, "the sequence", "have an element", "none")
+    at = length - 1 if position is None else _position(ctx, position, length)
     return TensorSequence(sequence.dtype, sequence.tensors[:at] + sequence.tensors[at + 1 :])
 
 
 @op("SequenceAt", since=11, containers=True)
 def sequence_at(ctx: Lowering, input_sequence: Operand, position: HostTensor) -> Tensor:
-    sequence = _sequence(input_sequence, "SequenceAt")
+    sequence = _sequence(input_sequence)
     tensors = sequence.tensors
     of_each_rank = [*{x.rank: number for number, x in enumerate(tensors)}.values()]
-    return tensors[_position(ctx, position, len(tensors), "SequenceAt", choices=of_each_rank)]
+    return tensors[_position(ctx, position, len(tensors), choices=of_each_rank)]
 
 
 @op("SequenceLength", since=11, containers=True)
 def sequence_length(ctx: Lowering, input_sequence: Operand) -> Tensor:
-    return ctx.host_tensor([len(_sequence(input_sequence, "SequenceLength").tensors)], (), DType.INT64)
+    return ctx.host_tensor([len(_sequence(input_sequence).tensors)], (), DType.INT64)
 
 
 @op("ConcatFromSequence", since=11, containers=True)
 def concat_from_sequence(ctx: Lowering, input_sequence: Operand, *, axis: int, new_axis: int = 0) -> Tensor:
-    tensors = _sequence(input_sequence, "ConcatFromSequence").tensors
-    require(len(tensors) > 0, "the sequence", "have an element", "none")
+    tensors = _sequence(input_sequence).tensors
+    require.that(len(tensors) > 0, "the sequence", "have an element", "none")
     if not new_axis:
         return concat(ctx, *tensors, axis=axis)
     first = tensors[0]
     at = normalize_axis(axis, first.rank + 1)
     for x in tensors:
-        ctx.require_shape(x, first.shape, "element of ConcatFromSequence")
+        require.shape(ctx, first.shape, element=x)
     return concat(ctx, *(unsqueeze(ctx, x, (at,)) for x in tensors), axis=at)
 
 
@@ -108,30 +106,30 @@ def split_to_sequence(
     parts = []
     start: Dim = 0
     for size in _part_sizes(ctx, dim, split):
-        ctx.require(le(0, size), "a negative size of SplitToSequence")
+        require.least_dim(ctx, 0, split=size)
         part = slice_axis(ctx, x, axis, start, start + size)
         start = start + size
         parts.append(squeeze(ctx, part, (axis,)) if split is None and not keepdims else part)
-    ctx.require(eq(start, dim), "the sizes of SplitToSequence do not add up to the dimension")
+    require.holds(ctx, eq(start, dim), "split", f"add up to {dim!r}", start)
     return TensorSequence(x.dtype, tuple(parts))
 
 
 def _part_sizes(ctx: Lowering, dim: Dim, split: Tensor | None) -> list[Dim]:
     if split is not None and split.rank:
-        return list(ctx.host_values(split, "sizes of SplitToSequence"))
-    size = 1 if split is None else ctx.host_number(split, "size of SplitToSequence")
+        return list(ctx.host_values(split, "sizes"))
+    size = 1 if split is None else ctx.host_number(split, "size")
     if not isinstance(dim, int) or not isinstance(size, int):
-        raise Unsupported("shape", "the number of parts of SplitToSequence is only known in a Run")
-    require_least(1, split=size)
+        raise require.unsupported("shape", "the number of parts", "known only in a Run", "a known one")
+    require.least(1, split=size)
     if dim > size * MAX_LENGTH:
-        raise Unsupported("cost", f"a sequence of more than {MAX_LENGTH} tensors")
+        raise require.unsupported("cost", "the number of parts", -(-dim // size), f"up to {MAX_LENGTH}")
     return [min(size, dim - start) for start in range(0, dim, size)]
 
 
 @op("Optional", since=15, containers=True)
 def optional(ctx: Lowering, content: Operand | None = None) -> TensorOptional:
     if isinstance(content, TensorOptional):
-        raise violation("the input of Optional", "be a tensor or a sequence", "an optional value")
+        raise require.violation("the input of Optional", "be a tensor or a sequence", "an optional value")
     return TensorOptional(DType.FLOAT32 if content is None else content.dtype, content)
 
 
@@ -145,5 +143,5 @@ def optional_has_element(ctx: Lowering, content: Operand | None = None) -> Tenso
 def optional_get_element(ctx: Lowering, content: Operand) -> Tensor | TensorSequence:
     value = content.content if isinstance(content, TensorOptional) else content
     if value is None:
-        raise violation("the optional value", "hold a value", "none")
+        raise require.violation("the optional value", "hold a value", "none")
     return value

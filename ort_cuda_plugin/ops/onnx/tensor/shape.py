@@ -9,10 +9,10 @@ import numpy as np
 
 from ort_cuda_plugin.kernels.codegen.source import constant_number
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import Constant, DType, InvalidModel
+from ort_cuda_plugin.model.ir import Constant, DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, HALVES, T1, HostTensor, T, op
-from ort_cuda_plugin.ops.requirements import require, require_one_of, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import (
@@ -59,30 +59,30 @@ def reshape_1(ctx: Lowering, data: Tensor, *, shape: tuple[int, ...] = ()) -> Te
 
 @op("Reshape", since=5, types={"T": ALL_TENSORS})
 def reshape_5(ctx: Lowering, data: T, shape: HostTensor, *, allowzero: int = 0) -> Tensor:
-    require_rank(1, shape=shape)
-    return _reshape(ctx, data, ctx.host_values(shape, "shape of Reshape"), bool(allowzero))
+    require.rank(1, shape=shape)
+    return _reshape(ctx, data, ctx.host_values(shape, "shape"), bool(allowzero))
 
 
 def _reshape(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) -> Tensor:
     for value in values:
-        ctx.require(le(-1, value), "a negative dimension other than -1 in the shape of Reshape")
+        require.least_dim(ctx, -1, shape=value)
     if any(is_read_back(value) for value in values):
         return _reshape_to_computed(ctx, x, values, allow_zero)
     dims: list[Dim] = []
     inferred = None
     for axis, value in enumerate(values):
         if _stands_for(ctx, value, -1):
-            require(inferred is None, "shape", "have at most one -1", tuple(values))
+            require.that(inferred is None, "shape", "have at most one -1", tuple(values))
             inferred = axis
             dims.append(1)
         elif not allow_zero and _stands_for(ctx, value, 0):
-            require(axis < x.rank, "shape", f"have no 0 beyond the {x.rank} dimensions of data", tuple(values))
+            require.that(axis < x.rank, "shape", f"have no 0 beyond the {x.rank} dimensions of data", tuple(values))
             dims.append(x.shape[axis])
         else:
             dims.append(value)
     if inferred is not None:
         dims[inferred] = _inferred_dim(ctx, x, dims, allow_zero)
-    ctx.require(eq(product(dims), x.size), "Reshape to another number of elements")
+    require.holds(ctx, eq(product(dims), x.size), "shape", f"have the {x.size!r} elements of data", product(dims))
     return reshape(ctx, x, dims)
 
 
@@ -107,10 +107,16 @@ def _inferred_dim(ctx: Lowering, x: Tensor, dims: Sequence[Dim], allow_zero: boo
             return quotient
     no_elements = eq(others, 0)
     if not allow_zero:
-        ctx.require(ne(others, 0), "Reshape to a shape with -1 and an empty dimension, which leaves a size open")
+        require.holds(ctx, ne(others, 0), "shape", "have no empty dimension beside -1", list(dims))
     given, wanted = _size_of_filled(x.shape), _size_of_filled(dims)
     filled = floordiv(given, wanted)
-    ctx.require(select(no_elements, eq(filled * wanted, given), 1), "Reshape to another number of elements")
+    require.holds(
+        ctx,
+        select(no_elements, eq(filled * wanted, given), 1),
+        "shape",
+        f"have the {x.size!r} elements of data",
+        list(dims),
+    )
     return select(no_elements, filled, floordiv(x.size, select(no_elements, 1, others)))
 
 
@@ -127,7 +133,7 @@ def _reshape_to_computed(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_
     ]
     others = product(select(eq(value, -1), 1, value) for value in copied)
     dims = [select(eq(value, -1), floordiv(x.size, sym_max(others, 1)), value) for value in copied]
-    ctx.require(eq(product(dims), x.size), "Reshape to another number of elements")
+    require.holds(ctx, eq(product(dims), x.size), "shape", f"have the {x.size!r} elements of data", product(dims))
     return reshape(ctx, x, dims)
 
 
@@ -143,7 +149,7 @@ def _squeeze(ctx: Lowering, x: Tensor, axes: Sequence[Dim] | None) -> Tensor:
     else:
         chosen = normalize_axes(axes, x.rank)
         for axis in chosen:
-            ctx.require(eq(x.shape[axis], 1), f"Squeeze of axis {axis}, whose size is not 1")
+            require.dim(ctx, axis, 1, data=x)
     return squeeze(ctx, x, chosen)
 
 
@@ -174,7 +180,7 @@ def squeeze_13(ctx: Lowering, data: T, axes: HostTensor | None = None) -> Tensor
     if axes is None:
         return _squeeze(ctx, data, None)
     maybe_one = [axis for axis, dim in enumerate(data.shape) if ctx.known(eq(dim, 1)) is not False]
-    return _squeeze(ctx, data, ctx.host_constants(axes, "axes of Squeeze", maybe_one[: axes_count(axes)]))
+    return _squeeze(ctx, data, ctx.host_constants(axes, "axes", maybe_one[: axes_count(axes)]))
 
 
 @op("Unsqueeze", since=1, types={"T": ALL_TENSORS})
@@ -184,26 +190,26 @@ def unsqueeze_1(ctx: Lowering, data: Tensor, *, axes: tuple[int, ...]) -> Tensor
 
 @op("Unsqueeze", since=13, types={"T": ALL_TENSORS})
 def unsqueeze_13(ctx: Lowering, data: T, axes: HostTensor) -> Tensor:
-    values = ctx.host_constants(axes, "axes of Unsqueeze", range(axes_count(axes)))
+    values = ctx.host_constants(axes, "axes", range(axes_count(axes)))
     return unsqueeze(ctx, data, normalize_axes(values, data.rank + len(values)))
 
 
 @op("Transpose", since=1, types={"T": ALL_TENSORS})
 def transpose(ctx: Lowering, data: Tensor, *, perm: tuple[int, ...] | None = None) -> Tensor:
     axes = tuple(reversed(range(data.rank))) if perm is None else normalize_axes(perm, data.rank)
-    require(len(axes) == data.rank, "perm", f"have {data.rank} entries", perm)
+    require.that(len(axes) == data.rank, "perm", f"have {data.rank} entries", perm)
     return permute(ctx, data, axes)
 
 
 @op("Expand", since=8, types={"T": ALL_TENSORS})
 def expand_8(ctx: Lowering, x: T, shape: HostTensor) -> Tensor:
-    return expand(ctx, x, _sizes(ctx, shape, "Expand"))
+    return expand(ctx, x, _sizes(ctx, shape))
 
 
-def _sizes(ctx: Lowering, shape: HostTensor, operator: str) -> tuple[Dim, ...]:
-    sizes = ctx.host_values(shape, f"shape of {operator}")
+def _sizes(ctx: Lowering, shape: HostTensor) -> tuple[Dim, ...]:
+    sizes = ctx.host_values(shape, "shape")
     for size in sizes:
-        ctx.require(le(0, size), f"a negative dimension in the shape of {operator}")
+        require.least_dim(ctx, 0, shape=size)
     return sizes
 
 
@@ -227,15 +233,15 @@ def constant(
         if number is not None:
             return ctx.constant(np.array(number, dtype))
     if value is None:
-        raise violation("an attribute with the value", "be given", "none")
+        raise require.violation("an attribute with the value", "be given", "none")
     return ctx.initializer(value)
 
 
 @op("ConstantOfShape", since=9, types={"T2": ALL_TENSORS})
 def constant_of_shape(ctx: Lowering, shape: HostTensor, *, value: Constant | None = None) -> Tensor:
     fill = Constant.of(np.zeros((1,), np.float32)) if value is None else value
-    require(fill.size == 1, "value", "have one element", fill.size)
-    dims = _sizes(ctx, shape, "ConstantOfShape")
+    require.that(fill.size == 1, "value", "have one element", fill.size)
+    dims = _sizes(ctx, shape)
     if all(isinstance(dim, int) for dim in dims):
         # A weight is uploaded once, a tensor that every Run fills is not.
         static = tuple(dim for dim in dims if isinstance(dim, int))
@@ -257,14 +263,14 @@ def range_11(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor) -> Tens
 def range_27(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor, *, stash_type: int = 1) -> Tensor:
     if start.dtype not in HALVES:
         return _range(ctx, start, limit, delta, start.dtype)
-    require_one_of((DType.FLOAT32.onnx, DType.FLOAT64.onnx), stash_type=stash_type)
+    require.one_of((DType.FLOAT32.onnx, DType.FLOAT64.onnx), stash_type=stash_type)
     return _range(ctx, start, limit, delta, DType(stash_type))
 
 
 def _range(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor, stash: DType) -> Tensor:
     """``start + i * delta``, computed in ``stash``."""
     inputs = (start, limit, delta)
-    require(all(x.size == 1 for x in inputs), "start, limit and delta", "be scalars", [x.size for x in inputs])
+    require.that(all(x.size == 1 for x in inputs), "start, limit and delta", "be scalars", [x.size for x in inputs])
     dtype = start.dtype
     count = _count_of_floats(ctx, inputs, stash) if dtype.is_float else _count_of_integers(ctx, inputs)
 
@@ -284,11 +290,9 @@ def _range(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor, stash: DT
 
 
 def _count_of_integers(ctx: Lowering, inputs: Sequence[Tensor]) -> Dim:
-    first, last, step = (
-        ctx.host_number(x, f"{what} of Range") for x, what in zip(inputs, ("start", "limit", "delta"), strict=True)
-    )
-    ctx.require(ne(step, 0), "Range with a delta of 0")
-    ctx.require(lt(-(2**63), step), "Range with a delta of -2**63, whose magnitude does not fit 64 bits")
+    first, last, step = map(ctx.host_number, inputs, ("start", "limit", "delta"))
+    require.holds(ctx, ne(step, 0), "delta", "not be 0", step)
+    require.holds(ctx, lt(-(2**63), step), "delta", "be above -2**63", step)
     # Nothing may be guarded on values that a Run computes; for a constant delta all this folds. The distance can
     # overflow where the number of elements does not: so it is counted in whole steps.
     falls = lt(step, 0)
@@ -298,7 +302,7 @@ def _count_of_integers(ctx: Lowering, inputs: Sequence[Tensor]) -> Dim:
     return sym_max(count, 0)
 
 
-_NO_RANGE = "Range with a delta of 0, or with numbers that give no count of elements"
+_RANGE = ("start, limit and delta", "give a number of elements, with a delta other than 0")
 
 
 def _count_of_floats(ctx: Lowering, inputs: Sequence[Tensor], stash: DType) -> Dim:
@@ -313,20 +317,18 @@ def _count_of_floats(ctx: Lowering, inputs: Sequence[Tensor], stash: DType) -> D
     numbers = [constant_number(x) for x in inputs]
     if all(number is not None for number in numbers):
         first, last, step = (stash.numpy.type(number) for number in numbers)
-        if step == 0:
-            raise InvalidModel(_NO_RANGE)
+        require.that(step != 0, *_RANGE, numbers)
         with np.errstate(all="ignore"):  # infinities and NaN give what they give on the device
             steps = np.ceil(np.float64(last - first) / np.float64(step))
-        if np.isnan(steps):
-            raise InvalidModel(_NO_RANGE)
+        require.that(not np.isnan(steps), *_RANGE, numbers)
         return int(min(steps, _MAX_RANGE)) if steps > 0 else 0
-    (found,) = ctx.read_back(elementwise(ctx, count, *inputs), "number of elements of Range", -1, _MAX_RANGE)
-    ctx.require(le(0, found), _NO_RANGE)
+    (found,) = ctx.read_back(elementwise(ctx, count, *inputs), "number of elements", -1, _MAX_RANGE)
+    require.holds(ctx, le(0, found), *_RANGE, "none")
     return sym_max(found, 0)
 
 
 @op("EyeLike", since=9, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
 def eye_like(ctx: Lowering, x: T1, *, dtype: int | None = None, k: int = 0) -> Tensor:
-    require_rank(2, input=x)
+    require.rank(2, input=x)
     result = x.dtype if dtype is None else DType.of_attribute(dtype)
     return gather_map(ctx, x.shape, result, lambda maps, c: s.cast(s.equal(c[0] + k, c[1]), result))

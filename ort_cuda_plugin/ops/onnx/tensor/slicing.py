@@ -8,10 +8,10 @@ import numpy as np
 
 from ort_cuda_plugin.kernels.codegen.source import constant_number
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INDICES, HostTensor, T, op
-from ort_cuda_plugin.ops.requirements import require, require_count, require_one_of, require_rank, violation
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import (
@@ -19,7 +19,6 @@ from ort_cuda_plugin.program.expressions.symbolic import (
     ceildiv,
     eq,
     is_read_back,
-    le,
     logical_or,
     lt,
     select,
@@ -47,7 +46,7 @@ def slice_axis(ctx: Lowering, x: Tensor, axis: int, start: Dim, end: Dim, step: 
 
     Going backward, one that starts before the first element has this one, as in ONNX.
     """
-    ctx.require(1 - eq(step, 0), "Slice with a step of 0")
+    require.holds(ctx, 1 - eq(step, 0), "each step", "not be 0", step)
     dim = x.shape[axis]
     if not isinstance(step, int) or abs(step) > _INT_MAX[0]:
         longest = sym_max(dim, 1)
@@ -83,7 +82,7 @@ def _slice(
 ) -> Tensor:
     chosen = normalize_axes(range(len(starts)) if axes is None else axes, x.rank)
     steps = [1] * len(starts) if steps is None else steps
-    require_count(len(starts), ends=ends, axes=chosen, steps=steps)
+    require.count(len(starts), ends=ends, axes=chosen, steps=steps)
     for axis, start, end, step in zip(chosen, starts, ends, steps, strict=True):
         x = slice_axis(ctx, x, axis, start, end, step)
     return x
@@ -108,10 +107,10 @@ def slice_10(
     return _slice(
         ctx,
         data,
-        ctx.host_values(starts, "starts of Slice"),
-        ctx.host_values(ends, "ends of Slice"),
-        None if axes is None else ctx.host_constants(axes, "axes of Slice", range(axes_count(axes))),
-        None if steps is None else ctx.host_values(steps, "steps of Slice"),
+        ctx.host_values(starts, "starts"),
+        ctx.host_values(ends, "ends"),
+        None if axes is None else ctx.host_constants(axes, "axes", range(axes_count(axes))),
+        None if steps is None else ctx.host_values(steps, "steps"),
     )
 
 
@@ -124,8 +123,8 @@ def _split(ctx: Lowering, x: Tensor, axis: int, sizes: Sequence[Dim]) -> tuple[T
         parts.append(ctx.view(x, shape, x.strides, offset))
         offset = offset + size * x.strides[axis]
         total = total + size
-        ctx.require(le(0, size), "Split into a part of negative size")
-    ctx.require(eq(total, x.shape[axis]), "the parts of Split do not add up to the dimension")
+        require.least_dim(ctx, 0, split=size)
+    require.holds(ctx, eq(total, x.shape[axis]), "split", f"add up to {x.shape[axis]!r}", total)
     return tuple(parts)
 
 
@@ -165,10 +164,10 @@ def split_13(
     axis = normalize_axis(axis, x.rank)
     dim = x.shape[axis]
     if split is not None and num_outputs is not None:
-        raise violation("split and num_outputs", "be given one at a time", "both")
+        raise require.violation("split and num_outputs", "be given one at a time", "both")
     if split is not None:
-        return _split(ctx, x, axis, ctx.host_values(split, "split of Split"))
-    require_one_of((_num_outputs(ctx),), num_outputs=num_outputs)
+        return _split(ctx, x, axis, ctx.host_values(split, "split"))
+    require.one_of((_num_outputs(ctx),), num_outputs=num_outputs)
     if num_outputs is None:
         return _split(ctx, x, axis, _equal_parts(dim, _num_outputs(ctx)))
     part = ceildiv(dim, num_outputs)
@@ -192,7 +191,7 @@ def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
     """
     at = normalize_axis(axis, inputs[0].rank)
     for x in inputs:
-        require_rank(inputs[0].rank, **{"each input": x})
+        require.rank(inputs[0].rank, **{"each input": x})
     inputs = tuple(_inputs_that_add(ctx, inputs, at)) or inputs[:1]
     first = inputs[0]
     if len(inputs) == 1:
@@ -201,7 +200,13 @@ def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
     for x in inputs:
         for other in range(x.rank):
             if other != at:
-                ctx.require(eq(x.shape[other], first.shape[other]), f"the inputs of Concat differ in dimension {other}")
+                require.holds(
+                    ctx,
+                    eq(x.shape[other], first.shape[other]),
+                    "each input",
+                    f"have the size {first.shape[other]!r} in dimension {other}",
+                    x.shape[other],
+                )
         total = total + x.shape[at]
     shape = [*first.shape[:at], total, *first.shape[at + 1 :]]
 
@@ -235,25 +240,25 @@ def tile_1(ctx: Lowering, x: Tensor, tiles: Tensor, axis: Tensor) -> Tensor:
     """``tiles`` copies along one axis."""
     number = constant_number(axis)
     if number is None:
-        raise Unsupported("shape", "Tile along an axis that is not known before the Run")
+        raise require.unsupported("shape", "axis", "known only in a Run", "a known one")
     at = normalize_axis(int(number), x.rank)
-    require(tiles.size == 1, "tiles", "be a scalar", f"{tiles.size} elements")
+    require.that(tiles.size == 1, "tiles", "be a scalar", f"{tiles.size} elements")
     (count,) = _float_counts(ctx, tiles, "tiles of Tile")
     return _tile(ctx, x, [count if other == at else 1 for other in range(x.rank)])
 
 
 @op("Tile", since=6, types={"T": ALL_TENSORS})
 def tile(ctx: Lowering, x: T, repeats: HostTensor) -> Tensor:
-    return _tile(ctx, x, ctx.host_values(repeats, "repeats of Tile"))
+    return _tile(ctx, x, ctx.host_values(repeats, "repeats"))
 
 
 def _tile(ctx: Lowering, x: Tensor, counts: Sequence[Dim]) -> Tensor:
     """A copy from a view in which each dimension has a second one of stride 0 before it."""
-    require_count(x.rank, repeats=counts)
+    require.count(x.rank, repeats=counts)
     shape: list[Dim] = []
     strides: list[Dim] = []
     for count, dim, stride in zip(counts, x.shape, x.strides, strict=True):
-        ctx.require(le(0, count), "Tile with a negative number of repeats")
+        require.least_dim(ctx, 0, repeats=count)
         shape += [count, dim]
         strides += [0, stride]
     repeated = ctx.view(x, shape, strides, x.offset)
@@ -274,7 +279,7 @@ def _outside(mode: str) -> Callable[[Scalar, Scalar], Scalar]:
         "wrap": s.floor_modulo,
     }
     if mode not in modes:
-        raise Unsupported("attribute", f"Pad in mode {mode!r}")
+        raise require.unsupported("attribute", "mode", repr(mode), ", ".join(["'constant'", *map(repr, modes)]))
     return modes[mode]
 
 
@@ -283,7 +288,7 @@ def _cut(ctx: Lowering, x: Tensor, begins: Sequence[Dim], ends: Sequence[Dim]) -
     removed = [(sym_max(0 - begin, 0), sym_max(0 - end, 0)) for begin, end in zip(begins, ends, strict=True)]
     shape = [dim - first - last for dim, (first, last) in zip(x.shape, removed, strict=True)]
     for dim in shape:
-        ctx.require(le(0, dim), "Pad removes more elements than there are")
+        require.least_dim(ctx, 0, **{"each dimension that pads leave": dim})
     offset = x.offset
     for stride, (first, _) in zip(x.strides, removed, strict=True):
         offset = offset + first * stride
@@ -294,7 +299,7 @@ def pad(ctx: Lowering, x: Tensor, begins: Sequence[Dim], ends: Sequence[Dim], mo
     """x with elements added, or for negative counts removed, at both ends of each dimension; ``fill`` None is 0."""
     shape = [dim + begin + end for dim, begin, end in zip(x.shape, begins, ends, strict=True)]
     for dim in shape:
-        ctx.require(le(0, dim), "Pad removes more elements than there are")
+        require.least_dim(ctx, 0, **{"each dimension of the result": dim})
     if all(count == 0 for count in (*begins, *ends)):
         return x
     outside = None if mode == "constant" else _outside(mode)
@@ -305,7 +310,13 @@ def pad(ctx: Lowering, x: Tensor, begins: Sequence[Dim], ends: Sequence[Dim], mo
     if outside is not None:
         for dim, padded in zip(x.shape, shape, strict=True):
             if dim != padded:
-                ctx.require(sym_max(dim, eq(padded, 0)), f"Pad of an empty dimension in mode {mode!r}")
+                require.holds(
+                    ctx,
+                    sym_max(dim, eq(padded, 0)),
+                    "data",
+                    f"have elements in each dimension that mode {mode!r} pads",
+                    "none",
+                )
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(x)
@@ -338,7 +349,7 @@ def pad_1(
 
 @op("Pad", since=2, types={"T": ALL_TENSORS})
 def pad_2(ctx: Lowering, data: Tensor, *, pads: tuple[int, ...], mode: str = "constant", value: float = 0.0) -> Tensor:
-    require_count(2 * data.rank, pads=pads)
+    require.count(2 * data.rank, pads=pads)
     fill = ctx.constant(np.array(value, data.dtype.numpy)) if value else None
     return pad(ctx, data, pads[: data.rank], pads[data.rank :], mode, fill)
 
@@ -353,10 +364,10 @@ def pad_11(
     *,
     mode: str = "constant",
 ) -> Tensor:
-    counts = ctx.host_values(pads, "pads of Pad")
-    chosen = range(data.rank) if axes is None else ctx.host_constants(axes, "axes of Pad", range(axes_count(axes)))
+    counts = ctx.host_values(pads, "pads")
+    chosen = range(data.rank) if axes is None else ctx.host_constants(axes, "axes", range(axes_count(axes)))
     positions = normalize_axes(chosen, data.rank)
-    require_count(2 * len(positions), pads=counts)
+    require.count(2 * len(positions), pads=counts)
     begins: list[Dim] = [0] * data.rank
     ends: list[Dim] = [0] * data.rank
     for axis, begin, end in zip(positions, counts, counts[len(positions) :], strict=False):
@@ -366,9 +377,9 @@ def pad_11(
 
 @op("CenterCropPad", since=18, types={"T": ALL_TENSORS, "Tind": INDICES})
 def center_crop_pad(ctx: Lowering, x: T, shape: HostTensor, *, axes: tuple[int, ...] | None = None) -> Tensor:
-    sizes = ctx.host_values(shape, "shape of CenterCropPad")
+    sizes = ctx.host_values(shape, "shape")
     positions = normalize_axes(range(x.rank) if axes is None else axes, x.rank)
-    require_count(len(positions), shape=sizes)
+    require.count(len(positions), shape=sizes)
     begins: list[Dim] = [0] * x.rank
     ends: list[Dim] = [0] * x.rank
     for axis, size in zip(positions, sizes, strict=True):
@@ -382,7 +393,7 @@ def center_crop_pad(ctx: Lowering, x: T, shape: HostTensor, *, axes: tuple[int, 
 def depth_to_space(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     n, c, h, w = _image(x)
     depth = c // (blocksize * blocksize)
-    ctx.require(eq(depth * blocksize * blocksize, c), "DepthToSpace: channels are not a multiple of the squared block")
+    require.multiple_of(ctx, c, blocksize * blocksize, "the number of channels")
     if mode == "DCR":
         parted = reshape(ctx, x, [n, blocksize, blocksize, depth, h, w])
         moved = permute(ctx, parted, (0, 3, 4, 1, 5, 2))
@@ -390,7 +401,7 @@ def depth_to_space(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR
         parted = reshape(ctx, x, [n, depth, blocksize, blocksize, h, w])
         moved = permute(ctx, parted, (0, 1, 4, 2, 5, 3))
     else:
-        raise violation("mode", "be 'DCR' or 'CRD'", repr(mode))
+        raise require.violation("mode", "be 'DCR' or 'CRD'", repr(mode))
     return reshape(ctx, moved, [n, depth, h * blocksize, w * blocksize])
 
 
@@ -398,15 +409,15 @@ def depth_to_space(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR
 def space_to_depth(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     n, c, h, w = _image(x)
     height, width = h // blocksize, w // blocksize
-    ctx.require(eq(height * blocksize, h), "SpaceToDepth: the height is not a multiple of the block")
-    ctx.require(eq(width * blocksize, w), "SpaceToDepth: the width is not a multiple of the block")
+    require.multiple_of(ctx, h, blocksize, "the height")
+    require.multiple_of(ctx, w, blocksize, "the width")
     parted = reshape(ctx, x, [n, c, height, blocksize, width, blocksize])
     orders = {"DCR": (0, 3, 5, 1, 2, 4), "CRD": (0, 1, 3, 5, 2, 4)}
-    require_one_of(orders, mode=mode)
+    require.one_of(orders, mode=mode)
     moved = permute(ctx, parted, orders[mode])
     return reshape(ctx, moved, [n, c * blocksize * blocksize, height, width])
 
 
 def _image(x: Tensor) -> tuple[Dim, Dim, Dim, Dim]:
-    require_rank(4, input=x)
+    require.rank(4, input=x)
     return x.shape[0], x.shape[1], x.shape[2], x.shape[3]

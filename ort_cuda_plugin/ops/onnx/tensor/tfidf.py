@@ -7,17 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, scatter_map
-from ort_cuda_plugin.model.ir import Array, DType, Unsupported
+from ort_cuda_plugin.model.ir import Array, DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.tensor.scatter import REDUCTIONS
 from ort_cuda_plugin.ops.registry import INDICES, op
-from ort_cuda_plugin.ops.requirements import (
-    require,
-    require_least,
-    require_one_of,
-    require_range,
-    require_rank,
-    violation,
-)
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
@@ -36,14 +29,16 @@ def _pool(pool: Sequence[int], starts: Sequence[int], columns: Sequence[int]) ->
     """
     ends = [*starts[1:], len(pool)]
     if not starts or any(not 0 <= start <= end <= len(pool) for start, end in zip(starts, ends, strict=True)):
-        raise violation("ngram_counts", f"be offsets into a pool of {len(pool)}, in order", list(starts))
+        raise require.violation("ngram_counts", f"be offsets into a pool of {len(pool)}, in order", list(starts))
     remaining = iter(columns)
     result: dict[int, dict[tuple[int, ...], int]] = {}
     for length, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
         grams = [tuple(pool[at : at + length]) for at in range(start, end - length + 1, length)]
-        require(len(grams) * length == end - start, "the pool", f"have whole n-grams of length {length}", end - start)
+        require.that(
+            len(grams) * length == end - start, "the pool", f"have whole n-grams of length {length}", end - start
+        )
         taken = [next(remaining, None) for _ in grams]
-        require(None not in taken, "ngram_indexes", "have an entry for each n-gram of the pool", len(columns))
+        require.that(None not in taken, "ngram_indexes", "have an entry for each n-gram of the pool", len(columns))
         # Of equal n-grams the last one counts.
         result[length] = {gram: column for gram, column in zip(grams, taken, strict=True) if column is not None}
     return result
@@ -108,21 +103,21 @@ def tf_idf_vectorizer(
     weights: tuple[float, ...] | None = None,
 ) -> Tensor:
     if pool_strings is not None or pool_int64s is None:
-        raise Unsupported("dtype", "TfIdfVectorizer of strings")
-    require_rank((0, 1, 2), X=x)
-    require_one_of(("TF", "IDF", "TFIDF"), mode=mode)
-    require_range(1, max_gram_length, min_gram_length=min_gram_length)
-    require_least(0, max_skip_count=max_skip_count)
-    require(min(ngram_indexes, default=-1) >= 0, "ngram_indexes", "be indices", list(ngram_indexes))
+        raise require.unsupported("dtype", "pool_strings", "given, or pool_int64s left out", "n-grams of integers")
+    require.rank((0, 1, 2), X=x)
+    require.one_of(("TF", "IDF", "TFIDF"), mode=mode)
+    require.within(1, max_gram_length, min_gram_length=min_gram_length)
+    require.least(0, max_skip_count=max_skip_count)
+    require.that(min(ngram_indexes, default=-1) >= 0, "ngram_indexes", "be indices", list(ngram_indexes))
     columns = max(ngram_indexes) + 1
-    require(not weights or len(weights) >= columns, "weights", f"be at least {columns}", weights and len(weights))
+    require.that(not weights or len(weights) >= columns, "weights", f"be at least {columns}", weights and len(weights))
     rows = x if x.rank == 2 else reshape(ctx, x, [1, x.size])
     counts = ctx.empty([rows.shape[0], columns], DType.INT32)
     ctx.memset(counts, 0)
     for length, grams in _pool(pool_int64s, ngram_counts, ngram_indexes).items():
         if grams and min_gram_length <= length <= max_gram_length:
             if length > MAX_GRAM_LENGTH:
-                raise Unsupported("attribute", f"TfIdfVectorizer with n-grams of length {length}")
+                raise require.unsupported("attribute", "the length of an n-gram", length, f"up to {MAX_GRAM_LENGTH}")
             _count(ctx, counts, rows, grams, max_skip_count if length > 1 else 0)
     result = _weighted(ctx, counts, mode, None if not weights else np.array(weights[:columns], np.float32))
     return result if x.rank == 2 else ctx.view(result, (columns,))
