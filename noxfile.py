@@ -85,6 +85,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def programs(session: nox.Session) -> None:
+    """What programs compute after each pass, in NumPy; arguments are those of tests/harness/programs/campaign.py."""
+    session.env["PYTHONPATH"] = os.pathsep.join(["tests/harness", os.environ.get("PYTHONPATH", "")])
+    python(session, "-m", "programs", *(session.posargs or ["--mutations"]))
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """One benchmark: its file in bench/ and its arguments."""
     name, *arguments = session.posargs or ["host_overhead.py"]

@@ -1,18 +1,91 @@
-"""Programs as text around each pass, of a model on any device kind; nothing is compiled."""
+"""Programs as text around each pass, of a model on any device kind; nothing is compiled.
+
+`cases` are the models of tests/passes: ``<pass>.txt``, and ``<pass>.<what>.txt`` for further ones. A file has a device,
+constants, and a model as ``onnx.parser`` reads it; behind ``----`` it has the change that the pass makes.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from difflib import SequenceMatcher
+from pathlib import Path
+from unittest import mock
 
-from onnx import ModelProto
+import numpy as np
+from onnx import ModelProto, numpy_helper, parser
 
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.passes.fusion import split_k_fusion
+from ort_cuda_plugin.passes.layout import l2_batch_tiling
 from ort_cuda_plugin.program.analysis.program_text import Block, ProgramText
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
 from ort_cuda_plugin.program.steps.trace import Launch, Step
+
+FOLDER = Path(__file__).parents[1] / "passes"
+DEVICES: Mapping[str, DeviceProperties] = {
+    "emulated": DeviceProperties(),
+    "gpu": DeviceProperties.gpu((9, 0)),
+    "libraries": DeviceProperties.gpu((9, 0), libraries=frozenset({"cublaslt", "cudnn"})),
+}
+SMALL_L2 = {(9, 0): 300_000}
+"""An L2 that the images of a small model overflow, in bytes."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model that a pass changes on a device kind, and the change as `change_by` writes it."""
+
+    name: str
+    device: DeviceProperties
+    model: ModelProto
+    expected: str
+
+    @property
+    def pass_name(self) -> str:
+        return self.name.partition(".")[0]
+
+
+def case(name: str) -> Case:
+    """The case of a file, by its name without the suffix."""
+    given, expected = (FOLDER / f"{name}.txt").read_text().split("----\n")
+    text = "\n".join(line for line in given.splitlines() if not line.startswith(("device ", "constant ")))
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {text}')
+    (device,) = re.findall(r"^device (\w+)$", given, flags=re.M)
+    numbers = np.random.default_rng(0)
+    for constant, values in re.findall(r"^constant (\w+) = \[(.*)\]$", given, flags=re.M):
+        array = np.array([int(value) for value in values.split(",")])
+        model.graph.initializer.append(numpy_helper.from_array(array, constant))
+    for constant, dtype, sizes in re.findall(r"^constant (\w+) (\w+) \[(.*)\]$", given, flags=re.M):
+        array = numbers.uniform(1, 9, [int(size) for size in sizes.split(",") if size]).astype(dtype)
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), constant))
+    return Case(name, DEVICES[device], model, expected.rstrip("\n"))
+
+
+def case_names(pass_name: str = "") -> list[str]:
+    """The names of the cases of a pass, or of all."""
+    names = sorted(path.name.removesuffix(".txt") for path in FOLDER.glob("*.txt"))
+    return [name for name in names if pass_name in ("", name.partition(".")[0])]
+
+
+@contextmanager
+def small_models_count() -> Iterator[None]:
+    """Passes that a cost model or the size of the L2 keeps from small models change these as well."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(l2_batch_tiling, "L2_BYTES", SMALL_L2))
+        stack.enter_context(mock.patch.object(split_k_fusion, "parts_along_k", return_value=3))
+        yield
+
+
+def change_of(one: Case) -> str:
+    """The change that the pass of a case makes now."""
+    if one.pass_name in ("l2_batch_tiling", "split_k_fusion"):
+        with small_models_count():
+            return change_by(one.pass_name, one.model, one.device)
+    return change_by(one.pass_name, one.model, one.device)
 
 
 def programs_after(

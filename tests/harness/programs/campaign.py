@@ -1,10 +1,11 @@
 """Compares the program of a model after each pass with the program as lowered, for many models and device kinds.
 
     PYTHONPATH=tests/harness python -m programs [--count 500] [--first 0] [--profile graphs] [--device sm_90]
-                                                [--networks]
+                                                [--networks | --mutations]
 
 Prints the first state of a program that computes something else, with the steps that the pass took out and put in.
-Exits with 1 where there is one.
+With ``--mutations`` it breaks each pass by hand and prints which check notices (`programs.mutations`). Exits with 1
+where a program computes something else, or where nothing notices a mistake.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fuzzing.profiles import Profile
+from programs.mistakes import MISTAKES
 from programs.models import Model, network, random_model
+from programs.mutations import table_of
 from programs.states import DEVICES, CannotRunError, Difference, first_difference, record
 
 NETWORKS = (
@@ -89,7 +92,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--device", action="append", choices=list(DEVICES), help="a device kind; all where none is said"
     )
     parser.add_argument("--networks", action="store_true", help="the networks of benchmarks in place of random models")
+    parser.add_argument(
+        "--mutations", nargs="?", const="", metavar="PASS", help="break each pass, or this one, and print what notices"
+    )
     options = parser.parse_args(arguments)
+    if options.mutations is not None:
+        table, missed = table_of([each for each in MISTAKES if options.mutations in ("", each.pass_name)])
+        print(table)
+        return 1 if missed else 0
     numbers = range(options.first, options.first + options.count)
     models = networks() if options.networks else (random_model(options.profile, number) for number in numbers)
     report = check(models, options.device or tuple(DEVICES), loud=True)

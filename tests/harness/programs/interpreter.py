@@ -31,6 +31,10 @@ class InvalidViewError(Exception):
     """A tensor reaches over the ends of its buffer, or a size is no size."""
 
 
+class ReadsInputError(Exception):
+    """A step that is computed once reads an input of a Run."""
+
+
 class _Memory:
     """The elements of a buffer, as numbers of one element type."""
 
@@ -100,12 +104,18 @@ class Interpreter:
         self.executed = 0
         """Steps that were executed, without those whose results were known."""
 
-    def run(self, steps: Iterable[Step]) -> dict[tuple[str, int], Array]:
-        """What a program gives: its outputs by number, states and, in order, what the host reads back."""
+    def run(self, steps: Sequence[Step], once: int = 0) -> dict[tuple[str, int], Array]:
+        """What a program gives: its outputs by number, states and, in order, what the host reads back.
+
+        The first ``once`` steps run before the first Run, when there are no inputs yet.
+        """
         self._memory = {}
         results: dict[tuple[str, int], Array] = {}
         written: dict[Buffer, None] = {}
-        for step in steps:
+        for number, step in enumerate(steps):
+            early = [x for x in step.reads if x.kind is BufferKind.INPUT] if number < once else []
+            if early:
+                raise ReadsInputError(f"input {early[0].index} is read before the first Run")
             if isinstance(step, ReadBack):
                 results["read back", step.first_symbol] = self._read_back(step)
             else:

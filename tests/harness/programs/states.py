@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
@@ -27,7 +27,7 @@ from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering,
 from ort_cuda_plugin.program.steps.steps import Map
 from ort_cuda_plugin.program.steps.trace import Launch, LibraryCall, Remake, Step, View
 from plan_interpreter import evaluate_registers
-from programs.interpreter import Gather, Interpreter, InvalidViewError, Meaning, opaque_of
+from programs.interpreter import Gather, Interpreter, InvalidViewError, Meaning, ReadsInputError, opaque_of
 from programs.values import Array, Reading, is_narrow
 
 LIBRARIES = frozenset({"cublaslt", "cudnn"})
@@ -52,10 +52,14 @@ class CannotRunError(Exception):
 
 @dataclass(frozen=True)
 class State:
-    """A program after the pass ``name``, or the program as ``lowered``."""
+    """A program after the pass ``name``, or the program as ``lowered``.
+
+    Its first ``once`` steps run before the first Run.
+    """
 
     name: str
     steps: tuple[Step, ...]
+    once: int = 0
 
 
 @dataclass
@@ -118,6 +122,10 @@ def record(
                     _note_remakes(steps, computes)
                 states.append(State(name, tuple(steps)))
 
+            def watch(name: str, steps: Sequence[Step]) -> None:
+                states[-1] = replace(states[-1], once=len(states[-1].steps) - len(steps))
+
+            cluster.watch = watch
             hosts = [[int(x) for x in feeds[index].reshape(-1)] for index in cluster.host_inputs]
             # The verifier sees what is computed once before what each Run does.
             with mock.patch.object(Verifier, "__call__", verify), mock.patch.dict(os.environ, {VERIFY_VARIABLE: "1"}):
@@ -246,8 +254,8 @@ def first_difference(
             if reading is Reading.ROUNDED and _may_round_elsewhere(recorded, state):
                 break
             try:
-                what = differing(interpreter.run(state.steps), expected)
-            except (InvalidViewError, IndexError, ValueError, KeyError) as error:
+                what = differing(interpreter.run(state.steps, state.once), expected)
+            except (InvalidViewError, ReadsInputError, IndexError, ValueError, KeyError) as error:
                 what = f"{type(error).__name__}: {error}"
             if what:
                 return Difference(state.name, before.name, f"{what} ({reading})", changes(recorded, before, state))

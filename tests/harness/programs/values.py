@@ -71,7 +71,8 @@ def rounded(array: Array, dtype: DType, reading: Reading, saturate: bool = True,
     if saturate and dtype not in (DType.FLOAT16, DType.BFLOAT16):
         largest = float(ml_dtypes.finfo(NARROW[dtype]).max)
         array = np.clip(array, -largest, largest)
-    narrow: Array = array.astype(np.float32).astype(NARROW[dtype]).astype(np.float64)
+    with np.errstate(over="ignore"):
+        narrow: Array = array.astype(np.float32).astype(NARROW[dtype]).astype(np.float64)
     return narrow
 
 
