@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _drop_output()  # the reader closed the pipe, as `head` does
             code = ExitCode.OUTPUT_CLOSED
         except Exception as error:
-            # ONNX Runtime turns an interrupt in a callback into an error of its own.
+            # ONNX Runtime turns an exception from an interrupted callback into an error of its own.
             code, text = (ExitCode.INTERRUPTED, "") if interrupts.seen else _explained(error)
             if text:
                 print(printable(f"ort-cuda-plugin {name}: {text}"), file=sys.stderr)

@@ -36,7 +36,7 @@ _NO_NUMPY_TYPES = frozenset(
     if name == "BFLOAT16" or name.startswith(("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2"))
 )
 SECONDS_TO_MENTION = 1.0
-"""Seconds of compilation from which a line mentions it, if the output is not a terminal."""
+"""Expected seconds of compilation above which a line announces it, if the output is not a terminal."""
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,7 @@ def add_operators_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def operators_file(text: str) -> Path:
-    """Argument type: a Python file with operators, which is run."""
+    """Argument type: a Python file that registers operators. The file is executed."""
     try:
         load_operators(text)
     except NoOperatorsFileError as error:
@@ -144,9 +144,9 @@ def output_console() -> Console:
 
 @contextmanager
 def waiting(console: Console, what: str) -> Iterator[None]:
-    """A spinner on the terminal while the user waits, with the kernels that are compiled meanwhile.
+    """Show a spinner on the terminal while the user waits, with the number of kernels that are being compiled.
 
-    Where the output is no terminal, a line says that kernels are compiled.
+    If the output is not a terminal, print a line about compilation.
     """
     from ort_cuda_plugin.ep.device.open_device import kernel_library
 
@@ -173,7 +173,7 @@ def waiting(console: Console, what: str) -> Iterator[None]:
 
 
 def named_values(texts: list[str]) -> list[tuple[str, str]]:
-    """Return names and values of ``NAME=VALUE`` arguments, which may be several with commas between."""
+    """Parse ``NAME=VALUE`` arguments; one argument may hold several, separated by commas."""
     pairs = []
     for part in (part for text in texts for part in text.split(",")):
         name, equals, value = part.rpartition("=")
@@ -184,7 +184,7 @@ def named_values(texts: list[str]) -> list[tuple[str, str]]:
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """Parse a shape such as ``1x3x224x224``; an empty text is a scalar's."""
+    """Parse a shape such as ``1x3x224x224``; an empty text is the shape of a scalar."""
     sizes = text.split("x") if text else []
     if not all(size.isdecimal() for size in sizes):
         raise UserError(ExitCode.USAGE, f"{text!r} is not a shape such as 1x3x224x224")

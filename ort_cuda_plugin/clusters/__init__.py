@@ -1,1 +1,1 @@
-"""Claims, clusters, and the lowering of their nodes: the model, the operators and the plans meet here."""
+"""Claims, clusters, and the lowering of their nodes: connects the model, the operators and the plans."""

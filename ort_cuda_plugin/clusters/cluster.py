@@ -55,7 +55,7 @@ class Variant:
 
     @property
     def precomputations(self) -> list[Precomputation]:
-        """The programs that compute some of ``weights``."""
+        """Return the programs that compute some of ``weights``."""
         return list(dict.fromkeys(weight.program for weight in self.weights if isinstance(weight, Precomputed)))
 
 
@@ -68,7 +68,7 @@ def _agrees(value: Value, shape: Sequence[int] | None) -> bool:
 
 
 class WeightReader:
-    """Gets weights back from the device. ``read`` gives the bytes of a weight by its number in the cluster."""
+    """Reads weights back from the device. ``read`` returns the bytes of a weight by its number in the cluster."""
 
     def __init__(self) -> None:
         self.read: Callable[[int], bytes] | None = None
@@ -82,14 +82,14 @@ class WeightReader:
 class CompiledCluster:
     """The nodes of one fused node. Not thread safe: add each variant before the next `build`.
 
-    ``inputs`` and ``outputs`` name the fused node's, in its order; default: those of the graph. ``ranks`` are
-    those that were assumed when the nodes were claimed. ``fed`` names the values that the application feeds, so that
-    ORT checks their shapes; default: all inputs. ``compiled`` as for `NodeLowering`. ``known`` has what plans of
-    others added before, and ``tuner`` chooses kernels by what they took. The owner sets
-    ``weight_reader.read`` while the weights that were added exist. ``host_inputs`` are the indices of the inputs whose
-    contents decide shapes; set by `prepare`. ``show_program``, where it is set, gets the program of each plan as text,
-    by a `ProgramHistory`, and ``show_plan`` its `plan_record`; ``watch`` gets the program after each pass. ``traffic``
-    is that of the last plan, at the sizes that it was built for. ``states`` are those of nodes that have one.
+    ``inputs`` and ``outputs`` name the fused node's, in its order; default: those of the graph. ``ranks`` are those
+    that were assumed when the nodes were claimed. ``fed`` names the values that the application feeds, so that ORT
+    checks their shapes; default: all inputs. ``compiled`` as for `NodeLowering`. ``known`` has the entries that other
+    clusters' plans added before, and ``tuner`` chooses kernels by measured times. The owner sets ``weight_reader.read``
+    while the weights that were added exist. ``host_inputs`` are the indices of the inputs whose contents decide shapes;
+    set by `prepare`. ``show_program``, if set, receives the program of each plan as text, from a `ProgramHistory`, and
+    ``show_plan`` its `plan_record`; ``watch`` receives the program after each pass. ``traffic`` is the last plan's, at
+    the sizes that it was built for. ``states`` has the states of stateful nodes.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class CompiledCluster:
         self._ranks = ranks or Ranks()
         self._compiled = compiled
         self._fed = [fed is None or value.name in fed for value in self.inputs]
-        # ORT checks the shape of what is fed against the model's, but not where the model says that it is a scalar.
+        # ORT checks the shape of a fed value against the model's, except for inputs that the model declares as scalars.
         self._checked = [is_fed and value.shape != () for is_fed, value in zip(self._fed, self.inputs, strict=True)]
         self._known = known or KnownEntries()
         self._tuner = tuner
@@ -130,17 +130,16 @@ class CompiledCluster:
 
     @property
     def input_names(self) -> list[str]:
-        """The names of ``inputs``."""
+        """Return the names of ``inputs``."""
         return [value.name for value in self.inputs]
 
     def prepare(self) -> Variant:
         """Must be called, and its result added, while ORT's graph is alive.
 
-        The result has a plan where the model says every dimension and no input is a host input: the only plan there
-        will be. For other clusters it has the weights, so that they need not be kept in host memory, and the kernels,
-        so that they are compiled with the session and not in the first Run.
+        If the model fixes every dimension and no input is a host input, the result has the cluster's only plan.
 
-        Raises NodeError where a node cannot be run after all.
+        For other clusters it has the weights, so that host memory can drop them, and the kernels, so that they are
+        compiled with the session and not in the first Run. Raises NodeError if a node cannot be run after all.
         """
         shapes = [value.shape for value in self.inputs]
         try:
@@ -161,12 +160,12 @@ class CompiledCluster:
         except NodeError as error:
             if not error.invalid_input:
                 raise
-            # Guessed sizes may contradict each other where those of a Run do not.
+            # Guessed sizes may contradict each other even if those of every Run are consistent.
             found.clear()
             return *self._plan(nothing, {}, found, settles=False, trial=trial), found
 
     def _prepare_by_trials(self) -> Variant:
-        """Prepare as `prepare` does where ranks are unknown: for the most likely ranks that are possible."""
+        """Like `prepare`, for unknown ranks: with the most likely ranks that are possible."""
         tables: Tables | None = None
         found: set[int] = set()
         for trial in LIKELY:
@@ -205,7 +204,7 @@ class CompiledCluster:
     def build(self, input_shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Variant:
         """Build the variant for inputs of these shapes. ``host_values`` has the elements of each of ``host_inputs``.
 
-        Raises NodeError, or InvalidModel where the shapes contradict the model.
+        Raises NodeError, or InvalidModel if the shapes contradict the model.
         """
         try:
             return self._variant(*self._plan(input_shapes, dict(zip(self.host_inputs, host_values, strict=True)), None))
@@ -237,7 +236,7 @@ class CompiledCluster:
         """Record that ``variant.weights`` were added after those of earlier variants.
 
         Large constants among them are forgotten; all others that a later plan may need are copied. After the only plan
-        of a cluster none is needed; a plan is the only one where ORT has checked that no input has another shape.
+        of a cluster none is needed; a plan is the only one if ORT has checked that no input can have another shape.
         """
         variant.tables.weights.commit()
         for constant in variant.weights:
@@ -269,11 +268,11 @@ class CompiledCluster:
         settles: bool = True,
         trial: int | None = None,
     ) -> tuple[Plan, Tables]:
-        """The plan for these shapes; None stands for unknown ones.
+        """Return the plan for these shapes; None stands for unknown ones.
 
-        Host inputs are those of ``host_values``. With ``found`` every input whose contents are asked for becomes a host
-        input, and its index is added there; such a plan knows too little to run. ``settles`` and ``trial`` as for
-        `Lowering`. Raises UnknownRank if there is no trial and a rank is not known.
+        Host inputs are the keys of ``host_values``. With ``found``, every input whose contents are requested becomes a
+        host input, and its index is added to ``found``; such a plan is not complete enough to run. ``settles`` and
+        ``trial`` as for `Lowering`. Raises UnknownRank if there is no trial and a rank is not known.
         """
         symbols = InputSymbols()
         plan_inputs: list[PlanInput] = []
@@ -281,8 +280,8 @@ class CompiledCluster:
         for index, (value, shape) in enumerate(zip(self.inputs, input_shapes, strict=True)):
             first = symbols.count
             if shape is not None and not (self._checked[index] or _agrees(value, shape)):
-                # The Run's inputs have their shapes. A scalar that is none, and values that the host reads, seldom
-                # change.
+                # These are the shapes of a Run. Values other than scalars, and values that the host reads, seldom
+                # change their rank.
                 value = replace(value, shape=tuple(shape) if self._fed[index] or index in host_values else None)
             tensor = symbolic_input(symbols, value, index, shape, self._ranks.under(trial))
             tensors.append(tensor)
@@ -331,14 +330,14 @@ class CompiledCluster:
         return plan, tables
 
     def _history(self) -> ProgramHistory | None:
-        """The watch that tells ``show_program`` what each pass does."""
+        """Return the watch that passes each pass's changes to ``show_program``."""
         if self.show_program is None:
             return None
         text = ProgramText([v.name for v in self.inputs], [v.name for v in self.outputs])
         return ProgramHistory(text, self.show_program, [each.name for each in PASSES], whole={"emission"})
 
     def _watch(self, live: list[Step], history: ProgramHistory | None) -> Watch | None:
-        """Return the watch of steps. ``live`` gets the steps before fusion, if ``show_plan`` wants them."""
+        """Return the watch of passes. ``live`` receives the steps before fusion, if ``show_plan`` needs them."""
         watches: list[Watch] = [each for each in (self.watch, history) if each is not None]
         if self.show_plan is not None:
             watches.append(lambda name, steps: live.extend(steps if name == "dead_code_elimination" else ()))

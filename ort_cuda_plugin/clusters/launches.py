@@ -49,9 +49,10 @@ def place_outputs(ctx: Lowering, outputs: Sequence[Output]) -> list[Output]:
 def make_launches(
     ctx: Lowering, watch: Watch | None = None
 ) -> tuple[list[list[Recordable]], list[Recordable], ProgramTraffic]:
-    """Return what the plan for the steps in ``ctx.trace`` does: once, in independent groups, and in each Run.
+    """Compile the steps in ``ctx.trace``.
 
-    ``watch`` sees the program after each pass. The traffic is that of a Run.
+    Returns independent groups of launches that are done once, the launches of each Run, and the memory traffic of a
+    Run. ``watch`` receives the program after each pass.
     """
     watch = _verified(ctx, watch)
     if watch is not None:
@@ -67,13 +68,13 @@ def make_launches(
 
     launches = [step for step in run_passes(ctx, fused, KERNELS, note) if not isinstance(step, Map)]
     if folded and any(each.when(ctx) for each in KERNEL_SELECTION):
-        folded = [fold_dequantize(fused)]  # the other one has the selected kernels
+        folded = [fold_dequantize(fused)]  # the other side has selected kernels
     compulsory = _compulsory(ctx, folded[0] if folded else fused)
     return ctx.trace.folded, launches, ProgramTraffic(compulsory, traffic(launches))
 
 
 def _verified(ctx: Lowering, watch: Watch | None) -> Watch | None:
-    """``watch``, behind the verifier where that is wanted."""
+    """Return ``watch``, with the verifier in front if verification is on."""
     if not is_wanted():
         return watch
     verify = Verifier(ctx.stand_ins)
@@ -88,6 +89,6 @@ def _verified(ctx: Lowering, watch: Watch | None) -> Watch | None:
 
 
 def _compulsory(ctx: Lowering, steps: Sequence[Step]) -> Traffic:
-    """Count the bytes that any kernels for a program have to move in a Run."""
+    """Count the minimum bytes that kernels for a program must move in a Run."""
     fixed = fixed_buffers(steps) if ctx.options.fusion else {}
     return traffic(step for step in steps if not is_fixed(step, fixed))

@@ -68,7 +68,7 @@ class MeasuringTuner:
     def fastest(
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
     ) -> Tactic:
-        """Return the fastest tactic of a custom operator, as `tactic` does: see `Tuner`."""
+        """Like `tactic`, for custom operators: see `Tuner`."""
         given = [x for x in inputs if x is not None]
         options = asdict(ctx.options)
         parts = [problem, [_layout(x) for x in given], [options[name] for name in sorted(options)], kernels_digest()]
@@ -151,7 +151,7 @@ def _operator_program(ctx: Lowering, inputs: Sequence[Tensor | None], name: str,
 
 
 class _Rules:
-    """The tuner of a program that is measured: rules choose what its tactic leaves open."""
+    """The tuner while a program is measured: rules decide what the measured tactic leaves open."""
 
     def tactic(self, ctx: Lowering, step: Sums, names: Sequence[str]) -> Tactic:
         return Tactic()

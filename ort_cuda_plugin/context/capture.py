@@ -1,4 +1,4 @@
-"""Compiles a cluster for one target without a device, and collects everything that its plans need."""
+"""Compiles a cluster for one target without a device, and collects everything that its plans refer to."""
 
 from __future__ import annotations
 

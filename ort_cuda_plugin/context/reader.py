@@ -1,4 +1,4 @@
-"""Loads clusters from a context. Nothing is compiled for inputs that a stored plan takes."""
+"""Loads clusters from a context. Inputs that a stored plan accepts need no compilation."""
 
 from __future__ import annotations
 
@@ -57,8 +57,7 @@ class Loaded:
 class Context:
     """The partitions of a container.
 
-    Raises:
-        ContextError: the container has not the form that `ContextWriter` gives it.
+    Raises: ContextError: the container was not written by `ContextWriter`.
     """
 
     def __init__(self, container: Container) -> None:
@@ -78,9 +77,10 @@ class Context:
     def cluster(
         self, name: str, session: Session, inputs: Sequence[DType | None], outputs: Sequence[DType | None]
     ) -> Loaded:
-        """Load the cluster that partition ``name`` holds. The types are those of its node.
+        """Load the cluster of partition ``name``.
 
-        One that the session's device cannot use as it is stored is compiled again, of its graph.
+        The types are those of its node. If the session's device cannot use the stored code, the cluster is compiled
+        again from its graph.
 
         Raises:
             ContextError: there is none, the node has other inputs or outputs, or the context contradicts itself.
@@ -103,7 +103,7 @@ class Context:
             raise self.container.damaged(f"partition {name!r}: {error!r}") from error
 
     def source_of(self, name: str) -> tuple[int, str] | None:
-        """Return number and file of the source model of partition ``name``; None if it needs none.
+        """Return number and file of the source model of partition ``name``; None if it needs no source model.
 
         Raises:
             ContextError: the context contradicts itself.
@@ -141,7 +141,7 @@ class Context:
         return parse_json(bytes(self.container.array(number)))
 
     def constant(self, number: Json) -> Constant:
-        """Raises LookupError, TypeError."""
+        """Return a stored constant. Raises LookupError, TypeError."""
         return self.constants.all[_index(number)]
 
     def kernel(self, number: Json, target: Target) -> BuiltKernel:
@@ -248,11 +248,9 @@ class _Partition:
 
 
 class StoredCluster:
-    """A cluster of stored plans; it has the part of `CompiledCluster` that a fused node uses.
+    """A cluster of stored plans, with the interface of `CompiledCluster` that a fused node uses.
 
-    ``arch`` is the architecture that they are for.
-
-    Raises what reading a value of another form raises.
+    ``arch`` is the architecture of the plans. Raises the exceptions of `MALFORMED` for data of another form.
     """
 
     def __init__(self, partition: _Partition, row: Json) -> None:
@@ -285,9 +283,8 @@ class StoredCluster:
     def build(self, input_shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Variant:
         """Compile the variant for inputs that no stored plan takes, from the stored graph.
 
-        Raises:
-            UnforeseenShapes: what compiles is not installed.
-            NodeError, InvalidModel, ContextError: as `CompiledCluster.build`, and the graph may be damaged.
+        Raises: UnforeseenShapes: the compiler is not installed. NodeError, InvalidModel, ContextError: as
+            `CompiledCluster.build`, and the graph may be damaged.
         """
         if self._rebuilt is None:
             self._rebuilt = self._compiler()

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..model.ir import Value
 
 SAMPLES = ((2, 224), (1, 64), (8, 8), (4, 1), (1, 1))
-"""Sizes of open dimensions: of those that are first in an input, and of all others.
+"""Sizes of open dimensions: (first dimension of an input, all others).
 
-A plan's guards say where else it holds. So these stand for kinds: one or several, small or large.
+A plan's guards extend it to other sizes, so each pair stands for a class: one or several, small or large.
 """
 
 

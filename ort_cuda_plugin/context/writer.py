@@ -31,7 +31,7 @@ Images = Callable[[Sequence[KernelSpec], Target], Sequence[KernelImage]]
 
 
 def cpu_digest(target: Target) -> str:
-    """Return the CPU on which code of a target depends besides the architecture: only the emulated device's does."""
+    """Return the CPU that a target's code depends on besides the architecture; "" except for the emulated device."""
     return joined_digest(host_cpu()) if target.is_emulated else ""
 
 
@@ -49,9 +49,9 @@ class ContextCluster:
 
 @dataclass(frozen=True)
 class ContextRequest:
-    """The context that a session asks for: options, targets, and input shapes that get plans.
+    """The context that a session requests: options, targets, and input shapes that get plans.
 
-    ``weightless`` asks for a ``source``, the model that keeps its initializers; None: they are stored.
+    ``weightless`` requests a ``source``, the model that keeps its initializers; None: they are stored.
     """
 
     options: LoweringOptions

@@ -1,4 +1,4 @@
-"""Checks in authors' code, whose errors name the operator, the value and the reason."""
+"""Checks for operator authors, whose errors name the operator, the value and the reason."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..program.lowering.context import Lowering
 def check(ctx: Lowering, condition: Dim | bool, what: str, value: object, why: str) -> None:
     """Raise InvalidModel with ``what``, its ``value`` and ``why`` if the condition does not hold.
 
-    A condition on sizes or on host values is looked at when they are known: in the Run that brings them, before it
-    computes anything. A plan then holds where the condition does. One on values that a Run computes is looked at in
-    the middle of it; its error has no value.
+    A condition on sizes or on host values is checked in the Run that brings them, before it computes anything; the plan
+    is then guarded by the condition. A condition on values that a Run computes is checked in the middle of the Run; its
+    error does not show the value.
     """
     if isinstance(condition, bool):
         condition = int(condition)

@@ -58,12 +58,10 @@ class AttributeKind(enum.IntEnum):
 class Port:
     """An input or an output of an operator.
 
-    Attributes:
-        types: the element types that it may have.
-        constraint: inputs and outputs with the same name here have the same element type; "" is for none.
-        minimum: how many tensors a variadic one has at least.
-        on_host: whether the contents of the input decide shapes, so that the host reads them.
-        alias: the input whose memory the output is, or None.
+    Attributes: types: the element types that it may have. constraint: inputs and outputs with the same constraint have
+        the same element type; "": no constraint. minimum: how many tensors a variadic one has at least. on_host:
+        whether the contents of the input decide shapes, so that the host reads them. alias: the input whose memory the
+        output is, or None.
     """
 
     name: str
@@ -135,12 +133,10 @@ class CustomOperator:
     left out, and every attribute, with the defaults. It runs on symbolic shapes when ONNX Runtime asks for shapes and
     for claims, and again for each plan.
 
-    Attributes:
-        version: the first version of the domain for which it serves nodes, up to that of a newer one.
-        priority: of several that serve a node the one with the highest comes first. The plugin's own operators have 0.
-        origin: who registered it, for messages: a package, a module.
-        definition: the name of the function in its module. One of the same definition takes the place of another, as
-            where a cell of a notebook runs again.
+    Attributes: version: the first version of the domain for which it serves nodes, up to that of a newer one. priority:
+        if several serve a node, the one with the highest priority comes first. The plugin's own operators have 0.
+        origin: the package or module that registered it, for messages. definition: the name of the function in its
+        module. A new operator replaces one of the same definition, for example when a notebook cell runs again.
     """
 
     name: str
@@ -155,7 +151,7 @@ class CustomOperator:
     definition: str = ""
 
     def __post_init__(self) -> None:
-        """Check the record. Raises ValueError for anything with which ONNX Runtime would accept no model."""
+        """Check the record. Raises ValueError for values with which ONNX Runtime would reject every model."""
         if not re.fullmatch(r"[A-Za-z_]\w*", self.name, re.ASCII):
             raise ValueError(f"{self.name!r} is not the name of an operator")
         if not re.fullmatch(r"(\w[\w.-]*)?", self.domain, re.ASCII):
@@ -185,13 +181,13 @@ class CustomOperator:
 
     @property
     def description(self) -> str:
-        """The name in `explain` where it runs a node."""
+        """The name in `explain` of the operator that runs a node."""
         origin = f" of {self.origin}" if self.origin else ""
         return f"run by {self.label}{origin}" + (f", priority {self.priority}" if self.priority else "")
 
     @property
     def is_own_schema(self) -> bool:
-        """Whether ONNX Runtime learns of the operator from the plugin, rather than knowing it itself."""
+        """Whether ONNX Runtime learns the operator's schema from the plugin, instead of having its own."""
         return self.domain not in HOST_DOMAINS
 
     @property
@@ -254,8 +250,8 @@ class CustomOperator:
     ) -> tuple[Tensor, ...]:
         """Run the author's function on checked inputs and attributes, and check its results.
 
-        Raises InvalidModel where the node contradicts the operator, and Unsupported where the function declines the
-        node or fails; its traceback is in the log.
+        Raises InvalidModel if the node contradicts the operator, and Unsupported if the function declines the node or
+        fails; its traceback is in the log.
         """
         types = self.check_inputs([None if x is None else x.dtype for x in inputs])
         bound = self.bound_attributes(attributes)
@@ -281,7 +277,7 @@ class CustomOperator:
         return results
 
     def _check_written(self, results: Sequence[Tensor], written: Collection[Buffer]) -> None:
-        """Check that launches write all outputs: one that none writes would have the memory's former contents."""
+        """Check that launches write all outputs: an unwritten output would expose the memory's former contents."""
         for index, result in enumerate(results):
             buffer = result.buffer
             if buffer.kind is BufferKind.SCRATCH and buffer not in written and result.size != 0:

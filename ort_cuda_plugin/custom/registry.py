@@ -59,13 +59,14 @@ class Snapshot:
         best: dict[int, CustomOperator] = {}
         for operator in self._table.get((domain, name), ()):
             if operator.version <= version:
-                best[operator.priority] = operator  # which the table has in order of versions
+                best[operator.priority] = operator  # the table is in order of versions
         return [best[priority] for priority in sorted(best, reverse=True)]
 
     def implementations(self, node: Node, opset: int) -> Sequence[Implementation]:
-        """Return what may run a node, the best first. ``opset`` is the version of its domain that the model imports.
+        """Return the operators that may run a node, the best first; later ones serve nodes that the first declines.
 
-        Those after the first are for nodes that the first declines. Raises Unsupported where nothing serves the node.
+        ``opset`` is the version of its domain that the model imports. Raises Unsupported if no operator serves the
+        node.
         """
         own = (node.domain, node.op_type) in self._table
         if not own:

@@ -45,9 +45,10 @@ class Resources:
         self._entries: dict[str, _Entry] = {}
 
     def acquire(self, key: str, make: Callable[[], T], release: Callable[[T], None] | None = None) -> SharedResource[T]:
-        """Return a use of the resource with this key. The first user's ``make`` makes it, and its ``release`` ends it.
+        """Return a use of the resource with this key. The first user's ``make`` creates it; the last user's end calls
+        ``release``.
 
-        Raises what ``make`` raises; there is no resource then.
+        Exceptions of ``make`` pass, and no resource exists then.
         """
         with self._lock:
             entry = self._entries.get(key)

@@ -7,8 +7,9 @@
         return elementwise(ctx, lambda a: a * sigmoid(beta * a), x)
 
 Positional parameters after the context are inputs, keyword-only ones are attributes, annotated as in `tensor_types`. An
-input that may be ``None`` is optional, ``*inputs`` is variadic. The function says shapes and work at once, with the
-mechanisms of the plugin's own operators, so that it fuses as they do, or by launching kernels (`kernels.launch`).
+input that may be ``None`` is optional, ``*inputs`` is variadic. The function defines shapes and computation at once:
+with the mechanisms of the plugin's own operators, so that it fuses like them, or by launching kernels
+(`kernels.launch`).
 """
 
 from __future__ import annotations
@@ -100,18 +101,14 @@ def op(
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Make an operator of a typed function, and register it.
 
-    Args:
-        name: "my.domain::CircularPad". A name of ONNX or of com.microsoft, as "Relu" or "com.microsoft::Gelu", takes
-            the place of the plugin's own operator where ``priority`` is above 0.
-        version: the first version of the domain that has the operator so.
-        types: the element types of each constraint; of one that is not named, all floats.
-        outputs: names of the results, for messages.
-        priority: see `CustomOperator`.
-        register: False leaves that to `Op.register`.
+    Args: name: "my.domain::CircularPad". A name of ONNX or of com.microsoft, as "Relu" or "com.microsoft::Gelu",
+        replaces the plugin's own operator if ``priority`` is above 0. version: the first version of the domain with
+        this definition. types: the element types of each constraint; all floats for a constraint that is not named.
+        outputs: names of the results, for messages. priority: see `CustomOperator`. register: False leaves that to
+        `Op.register`.
 
-    Raises:
-        TypeError: the signature is none that an operator can have.
-        ValueError: a name or a version cannot be one, or the operator is registered already.
+    Raises: TypeError: an operator cannot have this signature. ValueError: a name or a version is invalid, or the
+    operator is registered already.
     """
     domain, separator, simple = name.rpartition("::")
     domain = "" if domain == "ai.onnx" or not separator else domain

@@ -18,7 +18,7 @@ from .device.identity import Identity
 #: The kinds of memory for which ORT may ask for an allocator: OCP_INFO_... of ``csrc_shim/ort/data/allocator.h``.
 DEVICE_MEMORY, PINNED_MEMORY, INITIALIZER_MEMORY = range(3)
 
-#: ONNX Runtime takes four factories of a library, and a process may register it under many names.
+#: ONNX Runtime accepts four factories from a library, and a process may register it under many names.
 _FEW_REGISTRATIONS = 16
 
 
@@ -55,7 +55,7 @@ def _registration(found: Any) -> Registration:
 
 @contextmanager
 def requesting(emulate: bool | None, identity: Identity) -> Iterator[None]:
-    """Ask for emulated devices or not, for registrations of this thread in the block. None: the environment decides."""
+    """Request emulated devices or not, for registrations of this thread in the block. None: the environment decides."""
     core().request_registration(-1 if emulate is None else emulate, identity)
     try:
         yield

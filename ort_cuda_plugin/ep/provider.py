@@ -69,16 +69,15 @@ def last_verdicts() -> list[NodeVerdict]:
 class Provider:
     """The control plane of an ``OrtEp``.
 
-    Attributes:
-        failure: why the claims could not be made, which ORT only logs; "" where they were.
-        fused_nodes: what was compiled, in the order of compilation.
-        operators_with_kernels: the `number_of` applications' operators that ORT may run by kernels; 0: none.
+    Attributes: failure: the error of making the claims, which ORT only logs; "" if there was none. fused_nodes: the
+        compiled clusters, in the order of compilation. operators_with_kernels: the `number_of` the custom operators
+        that ORT may run by kernels; 0: none.
     """
 
     def __init__(self, metadata: list[Any], session_options: Any, logger: Any, identity: Identity) -> None:
         self._identity = identity
         self._changing = threading.Lock()
-        self._logger = logger  # ORT's session logger; it dies with the session, as this object does
+        self._logger = logger  # ORT's session logger; it is freed with the session, like this object
         entries = _entries("GetSessionOptionsConfigEntries", host.api(), session_options)
         self.options = Options()
         self._read_options(entries)
@@ -115,35 +114,34 @@ class Provider:
         self.fused_nodes: list[FusedNode] = []
         self._repeated: list[RepeatedNode] = []
         self._compiled: dict[str, CompiledBody] = {}
-        self._ranks = Ranks()  # ranks are kept, because ORT forgets the nodes that a fused node replaces
+        self._ranks = Ranks()  # kept, because ORT forgets the nodes that a fused node replaces
         self._fed: set[str] = set()  # names of the model's inputs
         self._fed_values: set[str] = set()  # names of inputs whose contents the application feeds
         self._read_by_bodies: set[str] = set()  # names of values
         self._single_contexts: dict[tuple[str, ...], ContextNode] = {}  # by the names of the node's outputs
-        self._loaded_contexts: list[tuple[ContextNode, Loaded]] | None = None  # contexts without a kernel so far
+        self._loaded_contexts: list[tuple[ContextNode, Loaded]] | None = None  # contexts without a kernel yet
         self._transpositions: dict[tuple[tuple[int, ...], DType], FusedNode] = {}
         self._transposition_lock = threading.Lock()
         current_session.begin(self, self._record)
 
     @property
     def verdicts(self) -> list[NodeVerdict]:
-        """One per node of the main graph, and then of the bodies in it.
+        """Return one verdict per node of the main graph, and then of the bodies in it.
 
-        ORT asks again after it changed layouts, or replaced declined nodes by the nodes of their functions; then these
-        stand in their place.
+        After ORT has changed layouts, or replaced declined nodes by their function bodies, it asks again; the new nodes
+        then replace the old ones.
         """
         return self._record.verdicts
 
     @property
     def values(self) -> dict[str, str]:
-        """The type and shape of each value of these nodes, as text."""
+        """Return the type and shape of each value of these nodes, as text."""
         return self._record.values
 
     def close(self) -> None:
         """Release clusters, weights and kernels. ORT has released the compute infos before.
 
-        Raises:
-            PluginError, DriverError: the device is lost or work failed; everything of the host's is released even so.
+        Raises: PluginError, DriverError: the device is lost or work failed; host memory is released nevertheless.
         """
         with contextlib.ExitStack() as stack:
             for fused in self.fused_nodes:
@@ -152,7 +150,7 @@ class Provider:
                 stack.callback(repeated.close)
             self.fused_nodes, self._repeated = [], []
             stack.callback(core().stream_release, self.stream)
-            # Runs can still be in flight, on a stream of the application or if it asked not to wait for them.
+            # Runs can still be in flight, on a stream of the application or if it requested not to wait for them.
             self.device.synchronize()
 
     def _session_stream(self) -> Any:
@@ -200,8 +198,7 @@ class Provider:
     def set_dynamic_options(self, values: dict[str, str]) -> None:
         """Change options of the living session. Runs may be in flight on other threads.
 
-        Raises:
-            OptionError: a key cannot change or a value is not one of its key's; nothing was changed then.
+        Raises: OptionError: a key cannot change or a value is invalid; no option was changed then.
         """
         with self._changing:
             changes = parse_changes(values, self.options, self._identity)
@@ -294,8 +291,8 @@ class Provider:
     def _runs_singly(self, graph: Graph, cluster: list[Node], nodes: list[Any], info: Any) -> bool:
         """Whether ORT runs the cluster by a kernel of the registry.
 
-        It must where it writes the model. It may where a node has nothing to be fused with: an input whose contents
-        decide shapes then comes in host memory, and need not be read back from the device.
+        It must if it writes the model. It may for a node with no neighbours to fuse with: an input whose contents
+        decide shapes is then in host memory, and need not be read back from the device.
         """
         if len(cluster) > 1 or cluster[0].has_subgraphs or self._contexts.output is not None:
             return False
@@ -314,7 +311,7 @@ class Provider:
         declined = [pair for pair in zip(graph.nodes, verdicts, strict=True) if not pair[1].supported]
         for node, verdict in declined:
             if (node.domain, node.provider) == (CHANNELS_LAST_DOMAIN, self._identity.ep_name):
-                # ONNX Runtime asks no other provider, and its error does not say why.
+                # ONNX Runtime asks no other provider, and its error does not name the reason.
                 self._log(
                     "ERROR",
                     f"node {node.label} was made channels-last, but no kernel takes {described(node)}: "
@@ -337,8 +334,8 @@ class Provider:
     def compile(self, ort_graphs: list[Any], fused_nodes: list[Any], infos: Any, context_nodes: Any) -> None:
         """Compile each claimed cluster, or load what was compiled before.
 
-        ``infos`` (``OrtNodeComputeInfo **``) gets one entry for each, and so does ``context_nodes`` (``OrtNode **``)
-        where the session writes a compiled model.
+        ``infos`` (``OrtNodeComputeInfo **``) gets one entry for each, and so does ``context_nodes`` (``OrtNode **``) if
+        the session writes a compiled model.
         """
         graphs = [self._read_graph(ort_graph) for ort_graph in ort_graphs]
         names = [_text("Node_GetName", node) for node in fused_nodes]
@@ -367,7 +364,7 @@ class Provider:
             give(self._contexts.nodes(), context_nodes)
 
     def _tell(self, loaded: Loaded) -> None:
-        """Log what a user should know of a cluster out of a context."""
+        """Log notable facts about a cluster of a context."""
         if loaded.why:
             self._log("WARNING", loaded.why)
         if loaded.refitted:
@@ -375,13 +372,13 @@ class Provider:
 
     @property
     def compatibility_info(self) -> Any:
-        """``const char *``: what the compiled model of the session is compatible with. It lives as long as the
+        """Return the compatibility string (``const char *``) of the session's compiled model. It lives as long as the
         provider.
         """
         return self._contexts.compatibility
 
     def _context_clusters(self, graphs: list[Graph], fused_nodes: list[Any]) -> list[ContextCluster]:
-        """The clusters of a compiled model."""
+        """Return the clusters of a compiled model."""
         return [
             ContextCluster(
                 self._contexts.partition_name(_text("Node_GetName", node)),
@@ -432,7 +429,7 @@ class Provider:
 
     @property
     def _is_tuned(self) -> bool:
-        """Whether kernels are chosen by measured times. Times vary, and with them the bits of results."""
+        """Whether kernels are chosen by measured times, which vary, and with them the bits of results."""
         return self.options.autotune and not self.options.deterministic
 
     def _compile_repeated(self, graph: Graph, inputs: list[str]) -> Any:
@@ -466,7 +463,7 @@ class Provider:
         return kernel_impl(graph, fused, self.device, self._read_by_bodies)
 
     def _create_context_kernel(self, identity: ContextIdentity) -> Any:
-        """The kernel of a context node. The first call loads the contexts of all such nodes.
+        """Return the kernel of a context node. The first call loads the contexts of all such nodes.
 
         ONNX Runtime may have given the node's values other names since it was claimed, but not the node.
         """
@@ -487,7 +484,9 @@ class Provider:
         return context_kernel(node.node, self._fuse(node.node.name, one), self.device)
 
     def _fuse(self, name: str, loaded: Loaded, later: bool = False) -> FusedNode:
-        """Put a cluster on the device, as far as it can be prepared; ``later`` as for `FusedNode.prepare`."""
+        """Make a cluster's fused node on the device, and prepare it as far as possible; ``later`` as for
+        `FusedNode.prepare`.
+        """
         cluster = loaded.cluster
         if self.options.program_folder and isinstance(cluster, CompiledCluster):
             files = ProgramFiles(Path(self.options.program_folder), name)
@@ -519,8 +518,7 @@ class Provider:
 def _choose(offered: list[DeviceInfo], device_id: int | None) -> DeviceInfo:
     """Return the device that ORT selected, if the option agrees.
 
-    Raises:
-        OptionError: it selected none, several, or another one.
+    Raises: OptionError: ORT selected no device, several, or another one.
     """
     if not offered:
         raise OptionError(f"{EP_NAME}: ONNX Runtime selected no device. Pass one to add_provider_for_devices")

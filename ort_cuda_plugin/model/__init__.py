@@ -1,1 +1,1 @@
-"""ONNX Runtime's graph and ONNX files read into the IR; the partitioning of a graph."""
+"""Reads ONNX Runtime's graph and ONNX files into the IR; partitions a graph."""

@@ -1,4 +1,4 @@
-"""The graph as the plugin sees it: values, nodes and graphs, independent of the ORT objects they were read from."""
+"""The IR of a model: values, nodes and graphs, independent of the ORT objects that they were read from."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ _storage: Final[Mapping[int, tuple[str, str, str]]] = {
     25: ("u2", "uint8", "integer"),
     26: ("i2", "int8", "integer"),
 }
-"""Short name, NumPy type of the same storage, and kind of the element types that live in device memory."""
+"""By ONNX number: short name, NumPy type of the same storage, and kind of the element types that device memory can
+hold."""
 _packed_bits: Final[Mapping[int, int]] = {21: 4, 22: 4, 23: 4, 25: 2, 26: 2}
 _ort_numbers: Final[Mapping[int, int]] = {24: 26, 25: 24, 26: 25}
-"""Where ONNXTensorElementDataType numbers a type other than ONNX's TensorProto does."""
+"""Element types whose number in ONNXTensorElementDataType differs from that in ONNX's TensorProto."""
 
 
 class DType(enum.Enum):
@@ -88,22 +89,23 @@ class DType(enum.Enum):
     def __init__(self, number: int) -> None:
         short, numpy_name, kind = _storage.get(number, ("", "", ""))
         self.onnx: int = number
-        self.ort: int = _ort_numbers.get(number, number)  # in ONNXTensorElementDataType
-        self.short: str = short  # "f32", "bf16", "i64", "b1", ...; "" where the device has no such type
+        self.ort: int = _ort_numbers.get(number, number)  # number in ONNXTensorElementDataType
+        self.short: str = short  # "f32", "bf16", "i64", "b1", ...; "" if device memory cannot hold the type
         self.itemsize: int = np.dtype(numpy_name).itemsize if numpy_name else 0
         self.bits: int = _packed_bits.get(number, 8 * self.itemsize)
         self.is_packed: bool = number in _packed_bits
         self.is_float: bool = kind == "float"
         self.is_integer: bool = kind == "integer"
-        self.is_supported: bool = bool(short)  # tensors of it can live in device memory
+        self.is_supported: bool = bool(short)  # device memory can hold tensors of it
 
-    __hash__ = object.__hash__  # enum.Enum hashes the name, in Python
+    __hash__ = object.__hash__  # enum.Enum's own hash is computed from the name, in Python
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy type of the same storage (uint16 for bfloat16, uint8 for smaller floats, (u)int8 for integers).
+        """Return the NumPy type of the same storage (uint16 for bfloat16, uint8 for smaller floats, (u)int8 for
+        integers).
 
-        Raises ValueError where there is none.
+        Raises ValueError if there is none.
         """
         if not self.is_supported:
             raise ValueError(f"{self.name} has no NumPy type")
@@ -112,14 +114,13 @@ class DType(enum.Enum):
     @staticmethod
     @functools.cache
     def from_ort(number: int) -> DType:
-        """The type with this number in ONNXTensorElementDataType. Raises ValueError where there is none."""
+        """Return the type with this number in ONNXTensorElementDataType. Raises ValueError if there is none."""
         return next((dtype for dtype in DType if dtype.ort == number), None) or DType(number)
 
     @staticmethod
     def of_attribute(number: int, what: str = "a result of element type") -> DType:
-        """The type that an attribute of a node says by its number in TensorProto; ``what`` it is, in messages.
-
-        Raises InvalidModel where there is none, Unsupported where the device has no such type.
+        """Return the type that a node's attribute names by its number in TensorProto; ``what`` describes it in
+        messages. Raises InvalidModel if there is no such type, Unsupported if device memory cannot hold it.
         """
         if number not in DType._value2member_map_:
             raise InvalidModel(f"no element type has the number {number}")
@@ -130,9 +131,8 @@ class DType(enum.Enum):
 
     @staticmethod
     def from_numpy(dtype: npt.DTypeLike) -> DType:
-        """The type of NumPy arrays of ``dtype``, one of NumPy's own types.
-
-        Raises ValueError where there is none.
+        """Return the type of NumPy arrays of ``dtype``, one of NumPy's own types. Raises ValueError if there is
+        none.
         """
         name = np.dtype(dtype).name.upper()
         if np.dtype(dtype).isbuiltin == 2 or name not in DType.__members__:
@@ -150,7 +150,7 @@ NARROW_FLOATS: Final = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT4E2M
 
 
 _KEPT_BYTES: Final = 1 << 16
-"""A constant of a file that is not larger is kept in memory once it was read."""
+"""Maximum bytes of a constant from a file that stays in memory after it was read."""
 
 
 class Constant:
@@ -158,15 +158,13 @@ class Constant:
 
     ``load`` gives an array of ``dtype.numpy`` and ``shape``. With ``borrowed`` the array is a view of memory that ORT
     frees after Compile: `keep` before that, or never read it again. ``is_initializer`` tells the model's constants,
-    which are the same object in every plan, from those that operators make. One that ``is_state`` is what the memory
-    of a node holds before the first Run (see `Lowering.state`): one node owns it, and Runs change it. One that
-    ``is_file`` is read from a file each time unless it is small: host memory has no place for all weights at once.
+    which are the same object in every plan, from those that operators make. ``is_state``: the initial contents of a
+    node's memory before the first Run (see `Lowering.state`); one node owns that memory, and Runs change it.
 
-    Attributes:
-        name: of the initializer that it is, "" for others.
-        recipe: how the contents are made from other constants (``model.recipes``), None where they are not.
-        decides: whether plans or kernels depend on the contents, because something looked at them (see `look`).
-        derived: the constants that recipes made of it first of all.
+    ``is_file``: the contents are read from a file each time unless they are small, since host memory may not hold all
+    weights at once. Attributes: name: the initializer's name, "" for other constants. recipe: derives the contents from
+    other constants (``model.recipes``), or None. decides: whether plans or kernels depend on the contents, because they
+    were inspected (see `look`). derived: the constants that recipes derived from this one.
     """
 
     __slots__ = (
@@ -213,12 +211,12 @@ class Constant:
 
     @staticmethod
     def of(array: Array, dtype: DType | None = None) -> Constant:
-        """A constant of contents at hand; ``dtype`` is needed for types that NumPy lacks."""
+        """Make a constant of an array; ``dtype`` is needed for types that NumPy lacks."""
         return Constant(dtype or DType.from_numpy(array.dtype), array.shape, lambda: array, is_initializer=False)
 
     @property
     def array(self) -> Array:
-        """The contents. Raises OSError or InvalidModel where they cannot be read."""
+        """Return the contents. Raises OSError or InvalidModel if they cannot be read."""
         recent = self._recent
         found = self._array if recent is None else recent()
         if found is None:
@@ -232,24 +230,24 @@ class Constant:
         return found
 
     def look(self) -> Array:
-        """The contents, for something that decides by them; what comes of that holds for these contents only."""
+        """Return the contents for a decision; the plans and kernels that follow hold for these contents only."""
         self.decides = True
         for part in self.recipe.parts if self.recipe is not None else ():
             part.constant.look()
         return self.array
 
     def drop(self) -> None:
-        """Lets go of the contents, which are loaded again when they are asked for."""
+        """Drop the contents; they are loaded again when they are needed."""
         self._array = self._recent = None
 
     def keep(self) -> None:
-        """Copies borrowed contents, so that they outlive ORT's."""
+        """Copy borrowed contents, so that they outlive ORT's memory."""
         if self._borrowed:
             self._array = self.array.copy()
             self._borrowed = False
 
     def forget_borrowed(self) -> None:
-        """Makes reading borrowed contents an error, because ORT is about to free them."""
+        """Make reading borrowed contents an error, because ORT is about to free them."""
 
         def gone() -> Array:
             raise RuntimeError("an initializer was asked for after ONNX Runtime freed it")
@@ -258,7 +256,7 @@ class Constant:
             self.release(gone)
 
     def release(self, load: Callable[[], Array]) -> None:
-        """Lets go of the contents, which ``load`` can get from elsewhere from now on."""
+        """Drop the contents; from now on ``load`` gets them from elsewhere."""
         self.drop()
         self._load = load
         self._borrowed = self.is_file = False
@@ -288,7 +286,7 @@ class Value:
 
     @property
     def constant(self) -> Array | None:
-        """The contents of an initializer that no Run can change, else None."""
+        """Return the contents of an initializer that no Run can change, else None."""
         return None if self.initializer is None else self.initializer.look()
 
     def __repr__(self) -> str:
@@ -297,9 +295,9 @@ class Value:
 
 
 class LongList(Sequence[float]):
-    """Many numbers of an attribute, as a tuple has them: an array takes a tenth of the memory, and of the time.
+    """A long list of numbers in an attribute, stored as an array: that takes a tenth of a tuple's memory and time.
 
-    A tree ensemble may have millions of them in each of a dozen attributes.
+    A tree ensemble may have millions of numbers in each of a dozen attributes.
     """
 
     def __init__(self, array: Array) -> None:
@@ -331,7 +329,7 @@ class LongList(Sequence[float]):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if dtype is None and self._array.dtype == np.float32:
-            dtype = np.float64  # as NumPy makes of Python's numbers
+            dtype = np.float64  # NumPy's default for Python's numbers
         return np.array(self._array, dtype, copy=copy)
 
 
@@ -339,7 +337,7 @@ AttrValue: TypeAlias = "int | float | str | Constant | tuple[int, ...] | tuple[f
 
 
 MAX_SUBGRAPH_DEPTH: Final = 16
-"""Bodies that nest deeper are not read."""
+"""Depth of nested bodies above which bodies are not read."""
 
 
 @dataclass(eq=False)
@@ -367,16 +365,16 @@ class Node:
 
     @property
     def own_name(self) -> str:
-        """The node's name, or its first output where it has none."""
+        """Return the node's name, or its first output's name if it has none."""
         return self.name or next((value.name for value in self.outputs if value is not None), "") or "(unnamed)"
 
     @property
     def label(self) -> str:
-        """How messages name the node: its own name, and its type."""
+        """Return the name of the node in messages: its own name, and its type."""
         return f"{self.own_name} ({self.op_type})"
 
     def reads(self) -> Iterator[Value]:
-        """Every value that the node depends on, implicit ones included."""
+        """Return every value that the node depends on, implicit ones included."""
         for value in self.inputs:
             if value is not None:
                 yield value
@@ -387,9 +385,9 @@ class Node:
 class Graph:
     """Nodes in topological order. Values are shared objects: one Value per name, also where a body reads it.
 
-    ``parent`` is the node that a body which ORT shows alone belongs to; it has values of its own. ``operators`` are
-    those that the application had registered when the session was made, a snapshot of `custom.registry`; None stands
-    for the present ones.
+    ``parent`` is the node of a body that ORT shows alone; it has values of its own. ``operators`` are those that the
+    application had registered when the session was made, a snapshot of `custom.registry`; None stands for the present
+    ones.
     """
 
     name: str
@@ -403,13 +401,13 @@ class Graph:
 
     @cached_property
     def used_values(self) -> frozenset[Value]:
-        """Values that a node reads or that leave the graph, and those of its bodies."""
+        """Return the values that a node reads or that leave the graph, and those of its bodies."""
         read = frozenset(value for node in self.nodes for value in node.reads())
         bodies = (body for node in self.nodes for body in node.subgraphs.values())
         return read.union(self.outputs, *(body.used_values for body in bodies))
 
     def all_nodes(self) -> Iterator[Node]:
-        """Those of the graph, and after each those of its bodies."""
+        """Return the nodes of the graph, each followed by those of its bodies."""
         for node in self.nodes:
             yield node
             for body in node.subgraphs.values():
@@ -435,17 +433,20 @@ class Unsupported(Exception):
 
 
 class UnknownRank(Unsupported):
-    """A node cannot be judged: nobody knows the rank of an input, or what the rank of a result depends on."""
+    """A node cannot be judged, because the rank of an input, or a number that decides the rank of a result, is
+    unknown.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__("shape", reason)
 
 
 class DeclinedLayout(Unsupported):
-    """Only the layout of tensors is why a node is declined, so its results are known.
+    """A node is declined only because of the layout of tensors, so its results are known.
 
-    ``results`` has the element type and the dimensions of each, None for one that a Run computes. ONNX Runtime wants
-    the types also of a node that nobody runs: else it complains of these instead of giving the reason.
+    ``results`` has the element type and the dimensions of each result; None: a dimension that a Run computes. ONNX
+    Runtime needs the types even of a node that no provider runs: otherwise its error is about types and does not name
+    the reason.
     """
 
     def __init__(self, reason: str, results: Sequence[tuple[DType, tuple[Any, ...]]]) -> None:

@@ -21,10 +21,10 @@ _LAST_BEFORE: Final[Mapping[str, tuple[int, int]]] = {
     "Less": (-1, 0),
     "LessOrEqual": (0, -1),
 }
-"""For a comparison with a number: what to add to it for the last width before the answer changes. The first entry is
-that of (width, number), the second that of (number, width)."""
+"""For a comparison with a number: the amounts to add to the number to get the last width before the answer changes, for
+(width, number) and for (number, width)."""
 _INTEGERS: Final[Mapping[object, tuple[int, int]]] = {6: (5, 4), 7: (7, 8)}
-"""For int32 and int64 in TensorProto: the field that lists elements, and the bytes of one."""
+"""By element type in TensorProto, int32 and int64: the field that lists elements, and the bytes of one."""
 
 
 class _Node(NamedTuple):
@@ -36,8 +36,8 @@ class _Node(NamedTuple):
 def width_limits(model: bytes, mask: str, initializer: Callable[[str], int | None]) -> list[int]:
     """Return the widths of the input ``mask`` after which an If or a Where takes its other side, in ascending order.
 
-    ``initializer`` gives the number of an initializer of the graph, None for what is not one integer. Raises ValueError
-    unless the bytes are those of an ONNX model.
+    ``initializer`` returns the number of an initializer that is one integer, else None. Raises ValueError unless the
+    bytes are those of an ONNX model.
     """
     producers: dict[str, _Node] = {}
     choices: list[str] = []
@@ -49,7 +49,7 @@ def width_limits(model: bytes, mask: str, initializer: Callable[[str], int | Non
                 choices.append(node.inputs[0])
 
     def origin(name: str) -> tuple[str, _Node | None]:
-        """Return what a value is a part or a cast of."""
+        """Return the value that this one is a part or a cast of."""
         seen = set()
         while (node := producers.get(name)) and node.operator in _KEEPS_VALUE and name not in seen:
             seen.add(name)
@@ -65,7 +65,7 @@ def width_limits(model: bytes, mask: str, initializer: Callable[[str], int | Non
         return initializer(name) if node is None else _constant(node) if node.operator == "Constant" else None
 
     def comparison(name: str) -> _Node | None:
-        """Return the comparison whose answer or opposite a condition is."""
+        """Return the comparison whose result, or its negation, a condition is."""
         _, found = origin(name)
         while found is not None and found.operator == "Not":
             _, found = origin(found.inputs[0])

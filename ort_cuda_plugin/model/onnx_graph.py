@@ -1,4 +1,6 @@
-"""The IR of an ONNX model without ONNX Runtime: for reports and tests. Sessions read ORT's own graph (`ort_graph`)."""
+"""Reads the IR of an ONNX model without ONNX Runtime, for reports and tests. Sessions read ORT's own graph
+(`ort_graph`).
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ MICROSOFT = "com.microsoft"
 
 
 def storage(array: Array) -> tuple[Array, DType]:
-    """The array as `Constant` holds it (bfloat16 as uint16, smaller floats as uint8), and its element type."""
-    if array.dtype.isbuiltin == 2:  # of ml_dtypes
+    """Return the array as `Constant` stores it (bfloat16 as uint16, smaller floats as uint8), and its element type."""
+    if array.dtype.isbuiltin == 2:  # a type of ml_dtypes
         dtype = DType(helper.np_dtype_to_tensor_dtype(array.dtype))
         return (array.astype(dtype.numpy) if dtype.is_integer else array.view(dtype.numpy)), dtype
     return array, DType.STRING if array.dtype.kind == "O" else DType.from_numpy(array.dtype)
@@ -44,7 +46,7 @@ def _value(info: onnx.ValueInfoProto, dynamic: bool) -> Value:
 
 
 def read_model(model: onnx.ModelProto, dynamic: bool = False) -> Graph:
-    """The IR of a model; ``dynamic`` forgets the sizes of its inputs."""
+    """Return the IR of a model; ``dynamic`` drops the sizes of its inputs."""
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     inferred = onnx.shape_inference.infer_shapes(model).graph
     return _Reader(opsets, inferred, dynamic, {}, 0).read("harness")

@@ -1,7 +1,7 @@
 """Files that are read piece by piece through a handle, and never mapped into memory.
 
 A mapped file that another process makes shorter ends this process with SIGBUS when it is read. A read through a handle
-gives an error instead, and what was read stays as it was. The handle keeps a file that is deleted or replaced.
+gives an error instead, and data that was read before stays valid. The handle keeps a file that is deleted or replaced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FileChanged(OSError):
 
 
 class OpenFile:
-    """A regular file of ``len()`` bytes; `open_file` makes it. Any thread may read."""
+    """A regular file of ``len()`` bytes, opened by `open_file`. Thread safe."""
 
     def __init__(self, path: Path, handle: int, status: os.stat_result) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class OpenFile:
         return self._size
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        """Fills ``target`` with bytes from ``offset`` on. Raises FileChanged where the file ends before."""
+        """Fill ``target`` with bytes from ``offset`` on. Raises FileChanged if the file is shorter."""
         while target:
             count = os.preadv(self.handle, [target], offset)
             if count <= 0:
@@ -49,24 +49,25 @@ class OpenFile:
             target, offset = target[count:], offset + count
 
     def read(self, offset: int, length: int) -> memoryview:
-        """Bytes of the file, in memory of their own. Raises OSError."""
+        """Return bytes of the file, in memory of their own. Raises OSError."""
         data = np.empty(length, np.uint8).data
         self.read_into(data, offset)
         return data
 
     def check_unchanged(self) -> None:
-        """Raises FileChanged where the file was written since it was opened."""
+        """Raise FileChanged if the file was written since it was opened."""
         if _state(os.fstat(self.handle)) != self._state:
             raise FileChanged(self.path)
 
 
 def open_file(path: Path, check: Callable[[Path], None] = lambda real: None) -> OpenFile:
-    """Opens a file; while somebody has it open and it is unchanged, they share the handle.
+    """Open a file.
 
-    ``check`` gets the path to which links lead, and raises what it likes.
+    Users share a handle while the file is open and unchanged. ``check`` is called with the path after all links, and
+    may raise.
 
     Raises:
-        OSError: it cannot be opened, or it is no regular file.
+        OSError: it cannot be opened, or it is not a regular file.
     """
     # A FIFO would block.
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -82,7 +83,9 @@ def open_file(path: Path, check: Callable[[Path], None] = lambda real: None) -> 
 
 
 def adopt(path: Path, handle: int, status: os.stat_result) -> OpenFile:
-    """The file of an open handle, which belongs to the result, or is closed where somebody has the file open."""
+    """Make an `OpenFile` of an open handle, which it owns; if the file is open already, close the handle and return
+    that one.
+    """
     key = (status.st_dev, status.st_ino, *_state(status))
     with _lock:
         known = _open.get(key)

@@ -1,4 +1,4 @@
-"""Elements of fewer than 8 bits in host memory, as ONNX Runtime packs them and with a byte each.
+"""Packs and unpacks elements of fewer than 8 bits in host memory.
 
 Packed bytes hold elements in row-major order, the first in the lowest bits; bits after the last element are 0. A byte
 of one element holds an integer sign-extended, a float's code with zeros above.
@@ -12,12 +12,12 @@ from .ir import Array, DType
 
 
 def sign_bit(dtype: DType) -> int:
-    """The bit of a code that says that it is negative, or 0 for types without one."""
+    """Return the bit mask of a code's sign bit; 0 for types without one."""
     return 1 << (dtype.bits - 1) if dtype.is_integer and dtype.numpy.kind == "i" else 0
 
 
 def unpack_array(packed: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
-    """The elements of ``packed``, one-dimensional uint8, as ``dtype.numpy`` with ``shape``."""
+    """Return the elements of ``packed``, one-dimensional uint8, as ``dtype.numpy`` with ``shape``."""
     size = int(np.prod(shape, dtype=np.int64))
     places = np.arange(0, 8, dtype.bits, dtype=np.uint8)
     codes = (packed[:, None] >> places & ((1 << dtype.bits) - 1)).reshape(-1)[:size]

@@ -1,7 +1,7 @@
 """Groups claimed nodes into clusters, each of which becomes one fused node.
 
 Clusters are convex and have no joint cycle: contracting all of them at once leaves a graph without cycles. That is
-stronger than convexity of each, and what ORT needs.
+stronger than convexity of each, and ORT requires it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from .ir import Graph, Node
 
 
 def partition(graph: Graph, claimed: Sequence[bool]) -> list[list[Node]]:
-    """Clusters of the nodes whose entry in ``claimed`` is true, each in topological order, in order of first nodes.
+    """Return clusters of the nodes whose entry in ``claimed`` is true, each in topological order, ordered by their
+    first nodes.
 
     ``graph.nodes`` must be in topological order. No two clusters of the result could be merged.
 
     A node's level counts the changes between claimed and other nodes on the way to it: claimed nodes have odd levels.
-    Those of one level are a cluster, since edges lead up, or from claimed to claimed on a level. Between two clusters
-    lies a node that is not claimed, by the definition of the higher one's level.
+    Those of one level are a cluster, since edges lead up, or from claimed to claimed on a level. Two clusters cannot be
+    merged: by the definition of levels, an unclaimed node lies between them.
     """
     producers = graph.producers()
     sources = {node: {producers[value] for value in node.reads() if value in producers} for node in graph.nodes}
@@ -27,8 +28,8 @@ def partition(graph: Graph, claimed: Sequence[bool]) -> list[list[Node]]:
     for node in graph.nodes:
         least = int(is_claimed[node])
         levels[node] = max((_level_after(levels[source], is_claimed[node]) for source in sources[node]), default=least)
-    # What reads no cluster moves up to where it is first read, so that its results cross no border on the way. So does
-    # what makes a sequence: that costs nothing, and a sequence can cross no border.
+    # A node that reads no cluster's result moves up to its first reader's level, so its results cross no border on the
+    # way. So does a node that makes a sequence: it costs nothing, and a sequence cannot cross a border.
     latest: dict[Node, int] = {}
     for node in reversed(graph.nodes):
         makes_container = any(value is not None and value.is_container for value in node.outputs)
@@ -45,5 +46,5 @@ def partition(graph: Graph, claimed: Sequence[bool]) -> list[list[Node]]:
 
 
 def _level_after(level: int, is_claimed: bool) -> int:
-    """The lowest level of a node that reads one of ``level``."""
+    """Return the lowest level of a node that reads a result of a node on ``level``."""
     return level if level % 2 == is_claimed else level + 1

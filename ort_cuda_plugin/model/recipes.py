@@ -1,7 +1,7 @@
 """Constants that are computed from other constants on the host: other layouts, and what can be folded.
 
-A recipe is plain data. So a compiled model can hold the recipe in place of the contents, and the contents follow the
-constants that they are made of.
+A recipe is plain data, so a compiled model can store the recipe instead of the contents. If the source constants
+change, the derived contents change with them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ConstantView:
 
     @property
     def array(self) -> Array:
-        """The elements; they may share memory with the constant."""
+        """Return the elements; they may share memory with the constant."""
         whole = self.constant.array
         flat = np.ascontiguousarray(whole).reshape(-1)[self.offset :]
         steps = [stride * flat.itemsize for stride in self.strides]
@@ -37,7 +37,7 @@ class ConstantView:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has all elements of the constant, in their order."""
+        """Whether the view has all elements of the constant, in their order."""
         return (
             self.offset == 0
             and self.strides == tuple(_dense(self.shape))
@@ -47,7 +47,7 @@ class ConstantView:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the constant has all of the elements."""
+        """Whether all elements of the view lie inside of the constant."""
         if len(self.shape) != len(self.strides) or min((*self.shape, *self.strides, self.offset), default=0) < 0:
             return False
         if 0 in self.shape:
@@ -68,7 +68,7 @@ class Recipe:
     parameters: tuple[Parameter, ...] = ()
 
     def constant(self, dtype: DType, shape: tuple[int, ...]) -> Constant:
-        """The constant that the recipe makes, computed when it is asked for; the same object when asked again."""
+        """Return the constant that the recipe makes, computed when needed; the same object each time."""
         first = self.parts[0].constant
         known = first.derived.get((self, dtype, shape))
         if known is None:
@@ -88,7 +88,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 def parts_inside(home: Constant) -> Iterator[tuple[Constant, ConstantView]]:
-    """The constants whose contents are, as they are, in one that a recipe made of them: where."""
+    """Return the constants whose contents appear unchanged in one that a recipe made of them, with their positions."""
     recipe = home.recipe
     if recipe is None or any(part.constant.dtype is not home.dtype for part in recipe.parts):
         return
@@ -129,21 +129,21 @@ def _join(parts: Parts, dtype: DType, shape: Shape, axis: int) -> Array:
 
 
 def _batch_norm_factor(parts: Parts, dtype: DType, shape: Shape, epsilon: float) -> Array:
-    """Of scale, bias, mean and variance."""
+    """Return scale / sqrt(var + epsilon), from scale, bias, mean and variance."""
     scale, _, _, variance = (view.array for view in parts)
     result: Array = scale / np.sqrt(variance.astype(np.float64) + epsilon)
     return result.astype(scale.dtype)
 
 
 def _batch_norm_offset(parts: Parts, dtype: DType, shape: Shape, epsilon: float) -> Array:
-    """What `_batch_norm_factor` leaves to be added."""
+    """Return bias - mean * factor, with the factor of `_batch_norm_factor`."""
     scale, bias, mean, _ = (view.array for view in parts)
     result: Array = bias - mean * _batch_norm_factor(parts, dtype, shape, epsilon).astype(np.float64)
     return result.astype(scale.dtype)
 
 
 def pack_tiles(weights: Array, shape: Shape) -> Array:
-    """[groups * rows, channels, *kernel] as [groups][k][rows], zeros added up to ``shape``."""
+    """Pack [groups * rows, channels, *kernel] as [groups][k][rows], padded with zeros to ``shape``."""
     groups = shape[0]
     matrix = weights.reshape(groups, weights.shape[0] // groups, -1).transpose(0, 2, 1)
     padded = np.zeros(shape, weights.dtype)
@@ -152,9 +152,9 @@ def pack_tiles(weights: Array, shape: Shape) -> Array:
 
 
 def pack_strips(weights: Array, shape: Shape, taps: Sequence[int], transposed: bool) -> Array:
-    """Weights as ONNX has them as [groups, tiles of rows, channels, taps, rows of a thread], which is ``shape``.
+    """Pack ONNX weights as [groups, tiles of rows, channels, taps, rows of a thread], which is ``shape``.
 
-    The kernel's positions come in the order of ``taps``.
+    ``taps`` is the order of the filter's positions.
     """
     groups, tiles, channels, count, thread_rows = shape
     if len(taps) != count:
@@ -181,7 +181,7 @@ def _strips(parts: Parts, dtype: DType, shape: Shape, taps: tuple[int, ...], tra
 
 
 def _full(parts: Parts, dtype: DType, shape: Shape, value: float) -> Array:
-    """A number for each element; of its operand it takes nothing."""
+    """Return an array filled with one number; ignores its operand."""
     if dtype is DType.BFLOAT16:
         return np.full(shape, np.float32(value).view(np.uint32) >> 16, dtype.numpy)
     return np.full(shape, value, dtype.numpy)
@@ -196,4 +196,4 @@ FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "strips": _strips,
     "full": _full,
 }
-"""By the names that compiled models hold: functions of the operands, the result's type and shape, and parameters."""
+"""The functions by their names in compiled models: of the operands, the result's type and shape, and parameters."""

@@ -1,8 +1,8 @@
-"""Appends the choice of the next token to a decoder's model: a Run gives a token, and no logits leave the device.
+"""Appends the choice of the next token to a decoder's model: a Run returns a token, and logits stay on the device.
 
 A model is a message of protocol buffers, where two messages one after the other are one: repeated fields are appended
-and embedded messages are joined. So the nodes come as bytes behind the model, which needs no library and leaves the
-model as it is. https://onnx.ai/onnx/repo-docs/IR.html has the fields.
+and embedded messages are joined. So the nodes are appended to the model as bytes, which needs no library and leaves the
+model unchanged. https://onnx.ai/onnx/repo-docs/IR.html has the fields.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from .ir import Array, DType
 from .wire import field, fields, message, messages, text
 
 TOKEN, MASK, POSITION = "ocp.token", "ocp.mask", "ocp.position"
-"""Outputs: the token [batch, 1], the mask with that token's place, and the place, [batch, 1]; all int64."""
+"""Outputs: the token [batch, 1], the mask including that token, and the token's position, [batch, 1]; all int64."""
 UNIFORM, TEMPERATURE, TOP_K, TOP_P = "ocp.uniform", "ocp.temperature", "ocp.top_k", "ocp.top_p"
-"""Inputs of a model that samples: [batch, n] numbers of [0, 1), one for each place; float32, int64, float32 [1]."""
+"""Inputs of a model that samples: [batch, n] random numbers of [0, 1), one for each position; float32, int64, float32
+[1]."""
 IDS, ATTENTION, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
-"""What onnxruntime-genai calls a decoder's inputs and output."""
+"""Names of a decoder's inputs and output in onnxruntime-genai."""
 
 _INT, _LEAST_OPSET, _RANK_WITH_PLANES = 2, 13, 3
 
 
 @dataclass(frozen=True)
 class DecoderInputs:
-    """What a model says of itself: its inputs with shapes, None for sizes that it does not fix, and with ONNX's numbers
-    of element types; the names of its outputs; and its ai.onnx."""
+    """The interface of a model: its inputs with shapes (None: a size that it does not fix) and ONNX's numbers of
+    element types; the names of its outputs; and its opset of ai.onnx.
+    """
 
     shapes: Mapping[str, tuple[int | None, ...]]
     types: Mapping[str, int]
@@ -37,13 +39,13 @@ class DecoderInputs:
 
     @property
     def position_planes(self) -> int | None:
-        """How many positions a token has, as in multimodal rotary embeddings; None where there is no such dimension."""
+        """Return how many positions a token has, as in multimodal rotary embeddings; None without such a dimension."""
         shape = self.shapes.get(POSITIONS, ())
         return shape[0] or 1 if len(shape) == _RANK_WITH_PLANES else None
 
 
 def read_inputs(model: bytes) -> DecoderInputs:
-    """Raises ValueError unless the bytes are those of an ONNX model."""
+    """Read the interface of a model. Raises ValueError unless the bytes are an ONNX model."""
     shapes: dict[str, tuple[int | None, ...]] = {}
     types: dict[str, int] = {}
     outputs: set[str] = set()
@@ -63,19 +65,19 @@ def read_inputs(model: bytes) -> DecoderInputs:
 
 
 def _number(part: memoryview) -> int | None:
-    """The first field of a message, if it is a number: a size, or an element type."""
+    """Return the first field of a message if it is a number: a size, or an element type."""
     value = dict(fields(part)).get(1)
     return value if isinstance(value, int) else None
 
 
 def with_token(model: bytes, candidates: int) -> bytes:
-    """The model with outputs `TOKEN`, `MASK` and, where it has positions, `POSITION`, which has the rank of these.
+    """Return the model with outputs `TOKEN`, `MASK` and, if it has positions, `POSITION` with the rank of these.
 
-    With ``candidates`` it samples among the so many most probable tokens, else it takes the most probable one. The
-    ones of a mask are the places of tokens and come first in each row.
+    With ``candidates`` it samples among that many most probable tokens, else it takes the most probable one. In each
+    row of a mask the ones, for tokens, come before the zeros.
 
     Raises:
-        ValueError: it is no decoder as onnxruntime-genai's builder writes one.
+        ValueError: the model is not a decoder in the form of onnxruntime-genai's builder.
     """
     known = read_inputs(model)
     missing = [name for name in (IDS, ATTENTION) if name not in known.shapes]
@@ -98,7 +100,8 @@ def with_token(model: bytes, candidates: int) -> bytes:
         _sample(graph, logits, graph.node("Sub", count, one), candidates)
     else:
         graph.node("ArgMax", logits, result=TOKEN, axis=1, keepdims=1)
-    # What replaces an input depends on the token: a caller may give both the same memory, and the input is read first.
+    # The new value of an input depends on the token, so a caller may bind both to the same memory: the input is read
+    # first.
     after = graph.node("Min", TOKEN, graph.constant([0]))
     width = graph.node("Gather", graph.node("Shape", ATTENTION), one)
     place = graph.node("Min", count, graph.node("Sub", width, one))
@@ -117,7 +120,7 @@ def with_token(model: bytes, candidates: int) -> bytes:
 
 
 def _sample(graph: _Graph, logits: str, place: str, candidates: int) -> None:
-    """By temperature, top-k and top-p in this order, as Hugging Face and onnxruntime-genai do."""
+    """Sample by temperature, top-k and top-p in this order, like Hugging Face and onnxruntime-genai."""
     zero, axis = graph.constant([0.0]), graph.constant(1)
     scaled = graph.node("Div", logits, TEMPERATURE)
     best, indices = graph.nodes("TopK", 2, scaled, graph.constant([candidates]), axis=1)
@@ -167,7 +170,9 @@ class _Graph:
         return results
 
     def message(self, inputs: Mapping[str, DType], outputs: Mapping[str, int]) -> bytes:
-        """A ModelProto of the graph, with the ranks of its outputs. Settings are vectors, and draws have rows."""
+        """Return a ModelProto of the graph, with the ranks of its outputs. Settings are vectors, and random numbers
+        have rows.
+        """
         parts = [*self._parts]
         for name, dtype in inputs.items():
             parts.append(field(11, _value(name, dtype, rank=2 if name == UNIFORM else 1)))

@@ -35,17 +35,17 @@ def messages(data: memoryview, number: int) -> Iterator[memoryview]:
 
 
 def message(data: memoryview, number: int) -> memoryview:
-    """Return the first of `messages`, empty where there is none."""
+    """Return the first of `messages`, or an empty one."""
     return next(messages(data, number), memoryview(b""))
 
 
 def text(data: memoryview, number: int) -> str:
-    """Return the first text with a field number, "" where there is none. Raises ValueError where it is not UTF-8."""
+    """Return the first text with a field number, or "". Raises ValueError if it is not UTF-8."""
     return str(message(data, number), "utf-8")
 
 
 def numbers(data: memoryview) -> Iterator[int]:
-    """Yield the numbers of a packed field. Raises ValueError where the bytes end within one."""
+    """Yield the numbers of a packed field. Raises ValueError if the bytes end within one."""
     at = 0
     while at < len(data):
         value, at = _read_varint(data, at)
@@ -53,7 +53,7 @@ def numbers(data: memoryview) -> Iterator[int]:
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield the fields of a message, with the number or the bytes of each. Raises ValueError where it is not one."""
+    """Yield the fields of a message, with the number or the bytes of each. Raises ValueError if it is malformed."""
     at = 0
     while at < len(data):
         key, at = _read_varint(data, at)
@@ -72,7 +72,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return a number, and where it ends."""
+    """Return a number, and the offset after it."""
     value = shift = 0
     while at < len(data) and shift <= 63:
         byte = data[at]

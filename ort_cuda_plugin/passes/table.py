@@ -44,18 +44,18 @@ from .simplification.sink_through_concat import sink_through_concat
 __all__ = ["FUSION", "KERNELS", "KERNEL_SELECTION", "LOWERED", "PASSES", "Pass", "Watch", "run_passes"]
 
 Watch: TypeAlias = Callable[[str, Sequence[Step]], None]
-"""Is told the name of a pass that has run, and the program after it."""
+"""Called with the name of a pass that has run, and the program after it."""
 
 LOWERED = "lowering"
-"""The name under which a watch gets the program that the operators recorded, before the first pass."""
+"""The name under which a watch receives the program that the operators recorded, before the first pass."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One stage of the compiler. It runs where ``when`` holds for the device and the options of the context.
+    """One stage of the compiler. It runs if ``when`` is true for the device and the options of the context.
 
-    ``run`` gets the context, in which it records guards and what is computed once, and the program, which it leaves as
-    it is.
+    ``run`` is called with the context, in which it records guards and folded launches, and with the program, which it
+    does not modify.
     """
 
     name: str
@@ -83,7 +83,7 @@ def _always(ctx: Lowering) -> bool:
 
 
 def _fuses(ctx: Lowering) -> bool:
-    """With the session option fusion=0 each step of an operator stays its own, and is computed in each Run."""
+    """False with the session option fusion=0: each step stays separate and is computed in each Run."""
     return ctx.options.fusion
 
 
@@ -96,7 +96,7 @@ def _fuses_for_gpu(ctx: Lowering) -> bool:
 
 
 def _selects(ctx: Lowering) -> bool:
-    """The emulated device has one kernel for each step, unless a tuner measures several."""
+    """True for GPUs. The emulated device has one kernel per step, unless a tuner measures several."""
     return bool(ctx.device.libraries) or not ctx.device.emulated or ctx.tuner is not None
 
 
@@ -120,7 +120,7 @@ def _has_libraries(ctx: Lowering) -> bool:
 
 
 def _of_steps(run: Callable[[Sequence[Step]], Sequence[Step]]) -> Callable[[Lowering, Sequence[Step]], Sequence[Step]]:
-    """A pass that needs no context, as the table calls it."""
+    """Adapt a pass that needs no context to the table."""
 
     def with_context(ctx: Lowering, steps: Sequence[Step]) -> Sequence[Step]:
         return run(steps)
@@ -142,7 +142,7 @@ FUSION = (
     Pass("horizontal_fusion", _of_steps(fuse_horizontally), _fuses),
     Pass("squeeze_excite_fusion", fuse_squeeze_excite, _fuses_for_gpu),
 )
-"""Passes that make fewer steps, which move fewer bytes. What a program has to move at least is counted after them."""
+"""Passes that reduce steps and memory traffic. The minimum traffic of a program is counted after them."""
 
 KERNEL_SELECTION = (
     Pass("attention_decomposition", decompose_attention, _selects),
@@ -154,7 +154,7 @@ KERNEL_SELECTION = (
     Pass("kernel_selection", select_kernels, _selects),
     Pass("loop_interchange", _of_steps(interchange_loops), _selects),
 )
-"""Passes that choose the engine of each GEMM, convolution and attention, and the layouts that it wants."""
+"""Passes that choose the engine of each GEMM, convolution and attention, and the layouts that it needs."""
 
 KERNELS = (
     Pass("fold_dequantize_of_integers", fold_dequantize_of_integers, _selects_and_fuses),
@@ -167,6 +167,6 @@ KERNELS = (
     Pass("emission", emit, _always),
     Pass("constant_folding", fold_constants, _fuses),
 )
-"""Passes that know the kernels of a device, up to the launches."""
+"""Passes that depend on the kernels of a device, up to the launches."""
 
 PASSES = (*FUSION, *KERNELS)

@@ -1,1 +1,1 @@
-"""What operators write: symbolic sizes, expressions, tensors, steps, and the context that records them."""
+"""The program IR: symbolic sizes, expressions, tensors, steps, and the context that operators record them in."""

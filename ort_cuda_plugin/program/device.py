@@ -1,4 +1,4 @@
-"""What lowering may depend on beside the model: the device that a plan is for, and the options of a session."""
+"""The parameters of lowering besides the model: the device of a plan, and the options of a session."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from ..gpus import typical_multiprocessors
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What lowering may depend on. ``libraries`` holds "cublaslt" and "cudnn" where the device offers them.
+    """The device's properties that lowering may depend on. ``libraries`` holds "cublaslt" and "cudnn" if the device has
+    them.
 
-    ``emulated`` says that kernels have the form that is fastest on the emulated device; otherwise it is the one for a
-    GPU of that compute capability with so many multiprocessors. ``runs_cubins`` says that it is one, and no emulated
-    device in its place. ``tf32`` allows kernels to round float32 to TF32 where the options do: they do so on a GPU. An
+    ``emulated``: kernels have the form that is fastest on the emulated device; otherwise the form for a GPU of that
+    compute capability and number of multiprocessors. ``runs_cubins``: the device is a GPU, and not an emulated device
+    with a GPU's kernels. ``tf32`` lets kernels round float32 to TF32 if the options allow it, which is so on a GPU. An
     emulated device that runs a GPU's kernels keeps float32, so that its results compare with those of other providers.
     """
 
@@ -29,7 +30,7 @@ class DeviceProperties:
     def gpu(
         compute_capability: tuple[int, int], multiprocessors: int = 0, libraries: frozenset[str] = frozenset()
     ) -> DeviceProperties:
-        """A GPU; without ``multiprocessors`` one with as many as the large ones of its architecture have."""
+        """Return a GPU; without ``multiprocessors`` it has as many as the large GPUs of its architecture."""
         count = multiprocessors or typical_multiprocessors(compute_capability)
         return DeviceProperties(False, libraries, compute_capability, count, runs_cubins=True, tf32=True)
 
@@ -71,7 +72,7 @@ class LoweringOptions:
 
     @property
     def fuses_attention(self) -> bool:
-        """Whether attention may be one kernel, rather than two products and a softmax."""
+        """Whether attention may be one kernel, instead of two GEMMs and a softmax."""
         return self.sdpa_kernel != AttentionKernel.MATH
 
     @property
@@ -81,5 +82,5 @@ class LoweringOptions:
 
     @property
     def measures_cublaslt(self) -> bool:
-        """Whether the algorithms that cuBLASLt offers for a product are measured."""
+        """Whether cuBLASLt's algorithms for a GEMM are timed."""
         return self.tunable_op_enable and self.tunable_op_tuning_enable

@@ -1,7 +1,7 @@
-"""Termination measures: a loop whose measure does not fall raises an error, where it would else go on for ever.
+"""Termination measures: a loop whose measure does not decrease raises an error instead of running for ever.
 
-A measure is a number, or a tuple of them that is compared from the left, that falls with each turn of a loop and cannot
-fall for ever, such as the number of steps that are left. Session creation then ends for every model.
+A measure is a number, or a tuple compared from the left, that decreases with each iteration and is bounded below, such
+as the number of remaining steps. Session creation then ends for every model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Number = TypeVar("Number", int, tuple[int, ...])
 
 
 class NoProgressError(RuntimeError):
-    """A loop of session creation would not end: a mistake in the plugin."""
+    """A loop of session creation would not end: a bug of the plugin."""
 
 
 class Measure(Generic[Number]):
@@ -25,9 +25,8 @@ class Measure(Generic[Number]):
         self._last: Number | None = None
 
     def fall(self, value: Number, node: Node | None = None) -> None:
-        """Notes the measure at the beginning of a turn, which is about ``node``.
-
-        Raises NoProgressError where it is not less than that of the turn before.
+        """Record the measure at the beginning of an iteration, which is about ``node``. Raises NoProgressError if it is
+        not less than in the iteration before.
         """
         if self._last is not None and value >= self._last:
             where = f" at node {node.label}" if node is not None else ""

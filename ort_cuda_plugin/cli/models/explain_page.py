@@ -57,7 +57,7 @@ _KEY = (("runs here", "#4f9a43"), ("another provider", "#d98a2b"), ("nowhere", "
 
 
 def place(verdict: NodeVerdict) -> str:
-    """Return who runs a node, as text."""
+    """Return the provider and device that run a node, as text."""
     return "nowhere" if verdict.reason.endswith(NOWHERE) else verdict.provider or "another provider"
 
 
@@ -155,9 +155,9 @@ def _group_box(key: Hashable, nodes: Sequence[NodeVerdict], numbers: dict[Hashab
 
 
 def _chained(verdicts: Sequence[NodeVerdict], group: Mapping[int, Hashable]) -> dict[int, Hashable]:
-    """Joins a node with the only reader of it, or the only source, where another provider runs both.
+    """Merge a node with its only reader or its only source if another provider runs both.
 
-    No other way can lead from one to the other then, so that no circle comes of it.
+    No second path connects the two then, so merging makes no cycle.
     """
     makers = {name: number for number, verdict in enumerate(verdicts) for name in verdict.outputs}
     sources: dict[int, set[int]] = {number: set() for number in range(len(verdicts))}

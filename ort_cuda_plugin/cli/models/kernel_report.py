@@ -47,7 +47,9 @@ class KernelUsage:
 
 
 def is_for_gpus(spec: KernelSpec) -> bool:
-    """Whether a GPU runs the kernel. Blocks of 2 to 31 threads, less than a warp, are the emulated device's."""
+    """Whether a GPU runs the kernel. Kernels with blocks of 2 to 31 threads, less than a warp, are for the emulated
+    device only.
+    """
     return not 1 < spec.launch_bounds < 32
 
 
@@ -89,7 +91,7 @@ def report(
 
 @dataclass(frozen=True)
 class Case:
-    """A node with the shapes of its inputs, or the contents of those that are constants."""
+    """A node with the shapes of its inputs; constant inputs have contents instead."""
 
     op_type: str
     inputs: tuple[tuple[int, ...] | list[int], ...]

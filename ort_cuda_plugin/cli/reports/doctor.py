@@ -1,6 +1,6 @@
 """Examine the installation, and say what to do about each finding.
 
-The exit code is 0 where nothing is broken, and 1 where something is.
+The exit code is 1 if anything is broken, else 0.
 """
 
 from __future__ import annotations

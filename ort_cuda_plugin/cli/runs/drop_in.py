@@ -29,7 +29,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def start(arguments: argparse.Namespace, identity: Identity) -> int:
-    """Replace this process by the program, in which the plugin has the name of ``identity``."""
+    """Replace this process by the program, and register the plugin there under the name of ``identity``."""
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not program:
         raise UserError(ExitCode.USAGE, f"name the program: ort-cuda-plugin {arguments.command} -- python app.py")

@@ -1,4 +1,4 @@
-"""Run a model and say where the time of a Run goes: by ONNX node, step and kernel, on the device and on the host.
+"""Run a model and show where the time of a Run goes: by ONNX node, step and kernel, on the device and on the host.
 
 The times come from ONNX Runtime's profile (docs/profiling.md), as medians over the Runs after the first ones. On the
 emulated device the estimate of a GPU is shown as well.

@@ -73,8 +73,9 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
 @dataclass
 class RunReport:
     """Times in seconds; `launches` per steady run; `graph_fallbacks` has how often clusters ran without a CUDA graph
-    when warm, by reason; `error` is max|a-b|/max|b| against the CPU provider over the compared outputs, and None where
-    the CPU provider cannot run the model: `not_compared` says why."""
+    when warm, by reason; `error` is max|a-b|/max|b| against the CPU provider over the compared outputs, None if the CPU
+    provider cannot run the model: `not_compared` has the reason.
+    """
 
     model: str
     device: str
@@ -184,7 +185,7 @@ def load(
 ) -> tuple[str | bytes, list[str], dict[str, NDArray[np.generic]]]:
     """Return the model of a session, the outputs to compare, and the inputs. ``model`` is the parsed file.
 
-    Raises UserError where the file is no model, or has no inputs to run with.
+    Raises UserError if the file is not a model, or if values for its inputs cannot be made.
     """
     model = read_model(path, arguments.model) if model is None else model
     check_types(model)

@@ -15,8 +15,7 @@ from ...model.ir import Node, Value
 class MemoryBudget:
     """The memory budget of a session, which the nodes of its clusters use up in the order of the graph.
 
-    Attributes:
-        nbytes: all of it.
+    Attributes: nbytes: the whole budget.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -34,7 +33,7 @@ class MemoryBudget:
         return None
 
     def spend(self, nodes: Iterable[Node]) -> None:
-        """Count these nodes as placed on the device, whatever the graph looks like later."""
+        """Count these nodes as placed on the device, regardless of later changes of the graph."""
         for node in nodes:
             self._spent += _nbytes(node, self._counted)
 

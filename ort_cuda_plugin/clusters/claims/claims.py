@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeVerdict:
-    """Whether the plugin runs a node. ``kind`` and ``reason`` say why not and are empty for a supported one.
+    """Whether the plugin runs a node. ``kind`` and ``reason`` explain a declined node and are empty for a supported
+    one.
 
     ``kind`` is one of `Unsupported.kinds`. ``body_of`` names the control-flow node in whose body it is, "" in the main
-    graph. ``note`` says whose operator runs a supported node that an application's operator runs, and whether it calls
-    Python in each Run. ``cluster`` is the fused node that it is part of, "" where none is. ``provider`` names the
-    execution provider that runs it, "" where that is not known, or none does. ``inputs`` and ``outputs`` are the names
-    of its values, without weights.
+    graph. If a custom operator runs the node, ``note`` names its origin, and whether it calls Python in each Run.
+    ``cluster`` is the fused node that contains the node, or "". ``provider`` names the execution provider that runs it,
+    "" if unknown or none. ``inputs`` and ``outputs`` are the names of its values, without weights.
     """
 
     name: str
@@ -87,11 +87,12 @@ def analyze(
     *,
     single_nodes: bool = False,
 ) -> list[NodeVerdict]:
-    """One verdict per node of ``graph``, in order. Runs operators on symbolic shapes; reads no large initializer.
+    """Return one verdict per node of ``graph``, in order.
 
-    A declined node does not stop the analysis: its results get the types and shapes that ORT infers. ``ranks`` knows
-    more about some values, and learns ranks from the operators' functions. ``provider`` is the plugin's own name,
-    because ORT asks again about the plugin's nodes after it changed their layout.
+    Runs operators on symbolic shapes; reads no large initializer. A declined node does not stop the analysis: its
+    results get the types and shapes that ORT infers. ``ranks`` has further known ranks, and learns ranks from the
+    operators' functions. ``provider`` is the plugin's own name, because ORT asks again about the plugin's nodes after
+    it changed their layout.
     """
     analysis = _Analysis(graph, device, options or LoweringOptions(), ranks or Ranks(), provider)
     verdicts = analysis.verdicts(graph.nodes)
@@ -218,7 +219,7 @@ def _not_passed(clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
 
 
 def _crossing(graph: Graph, clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
-    """Yield nodes with a result that is not a tensor and that is read outside of their cluster."""
+    """Yield nodes with a non-tensor result that is read outside of their cluster."""
     cluster_of = {node: number for number, cluster in enumerate(clusters) for node in cluster}
     made = {value: node for node in cluster_of for value in node.outputs if value is not None and value.is_container}
     leaving = {value for value in graph.outputs if value in made}
@@ -289,10 +290,11 @@ class _Analysis:
         return [found[node] for node in nodes]
 
     def _by_trials(self, nodes: list[Node]) -> dict[Node, NodeVerdict]:
-        """Verdicts of nodes that wait for a rank: a node is ours if some trials take it and none declines it.
+        """Return verdicts of nodes that wait for a rank: a node is supported if some trials accept it and none declines
+        it.
 
-        In a trial where a node is invalid, or reads the results of one that is, it can do nothing right or wrong.
-        A node with bodies that is not ours then is one for a kernel.
+        A trial in which the node, or a node that it reads, is invalid counts for neither. A node with bodies that is
+        not supported goes to a kernel of ONNX Runtime.
         """
         taken: dict[Node, NodeVerdict] = {}
         declined: dict[Node, NodeVerdict] = {}
@@ -327,7 +329,7 @@ class _Analysis:
     def without_idle_nodes(self, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
         """Decline shape arithmetic that only declined nodes use: on the device it would cost launches and copies.
 
-        Where the plugin runs all nodes nothing is declined: results that no node uses cost nothing.
+        If the plugin runs all nodes, nothing is declined: unused results cost nothing.
         """
         if all(verdict.supported for verdict in verdicts):
             return verdicts
@@ -384,9 +386,10 @@ class _Analysis:
         return _supported(node, self.lowering.served.get(node), self.lowering.ctx.notes.get(node, ""))
 
     def as_single(self, node: Node, why_not_fused: Unsupported) -> NodeVerdict:
-        """A node with bodies that cannot be lowered with them: for ORT's kernel, or declined.
+        """Return the verdict for a node whose bodies cannot be lowered with it: ORT's kernel runs it, or it is
+        declined.
 
-        What bodies have for the plugin was claimed before.
+        Nodes in the bodies were claimed before.
         """
         if node.domain or node.op_type not in CONTROL_FLOW:
             return decline(node, why_not_fused.kind, why_not_fused.reason)
@@ -400,7 +403,9 @@ class _Analysis:
         return _supported(node)
 
     def _check_search(self, node: Node) -> None:
-        """Register a search that the plugin can run; its results are unknown inputs. Otherwise raise as `_lower`."""
+        """Register a search that the plugin can run; its results are unknown inputs. Otherwise raise the errors of
+        `_lower`.
+        """
         repetition = as_repetition(node, self._graph.opsets)
         for part in repetition.parts:
             inner = _Analysis(part.graph, self._device, self._options, self._ranks, self.provider)
@@ -441,7 +446,7 @@ def _supported(node: Node, by: CustomOperator | None = None, note: str = "") -> 
 
 
 def _why_no_kernel(node: Node, has_kernel: Callable[[Node], bool]) -> str:
-    """Return why no kernel of the registry can run a control-flow node; "" where one can.
+    """Return why no kernel of the registry can run a control-flow node; "" if one can.
 
     The states and results of If and Loop may have different types, but ONNX Runtime compares only the first of them
     with the types of a kernel. It would then copy a string or a sequence to the device, and that fails.

@@ -14,16 +14,16 @@ CONTROL_FLOW: Final = {"If": 1, "Loop": 2, "Scan": 0}
 The same inputs of a Loop's body are there, and its first output must be.
 """
 _HEAVY: Final = re.compile("MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|Einsum")
-"""Operators that take so long that they are worth any copy."""
+"""Operators whose run time outweighs any copy."""
 
 
 def unprofitable_islands(
     graph: Graph, runs_here: bool, clusters: Sequence[Sequence[Node]], ours: Collection[Node]
 ) -> list[list[Node]]:
-    """The connected parts of ``clusters`` that do less than their copies cost.
+    """Return the connected parts of ``clusters`` whose copies cost more than they gain.
 
-    ``ours`` are all nodes that run here; ``runs_here`` tells whether the node of a body does. A part pays where it has
-    more nodes than values to copy, or one node that takes long.
+    ``ours`` are all nodes that the plugin runs; ``runs_here`` tells it for nodes of bodies. A part pays if it has more
+    nodes than values to copy, or a node that takes long.
     """
     borders = _Borders(graph, runs_here, ours)
     parts = [part for cluster in clusters for part in _connected(cluster)]

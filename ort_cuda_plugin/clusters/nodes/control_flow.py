@@ -1,4 +1,4 @@
-"""Lowers If, Loop and Scan inside a plan: the branch that is taken, or unrolled iterations.
+"""Lowers If, Loop and Scan inside a plan: the taken branch, or unrolled iterations.
 
 That is possible if the branch or the number of iterations is known when the plan is built: from constants, shapes, or
 host inputs, on which the plan is then guarded. ONNX Runtime runs all other such nodes, with kernels that take their
@@ -38,7 +38,9 @@ Inputs = Sequence[Operand | None]
 
 @dataclass(frozen=True)
 class CompiledBody:
-    """A cluster in a body, as it was before ORT replaced it by a fused node, whose inputs and outputs it has."""
+    """A cluster in a body, before ORT replaced it by a fused node; its inputs and outputs are those of the fused
+    node.
+    """
 
     graph: Graph
     inputs: Sequence[Value]
@@ -67,7 +69,7 @@ class CompiledBodies:
 
 
 def inline(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
-    """Lower a node with bodies in its place, and return its results.
+    """Lower the bodies of a node in place of the node, and return its results.
 
     Raises Unsupported if the branch or the number of iterations is not known, or as the body's nodes do.
     """
@@ -148,12 +150,12 @@ def _if(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
         if x.rank != other.rank and ctx.trial is None:
             raise UnknownRank(f"result {number} of If has rank {x.rank} in one branch, {other.rank} in the other")
         possible.append(_either(ctx, x, other) if (ctx.trial or 0) % 2 == 0 else _either(ctx, other, x))
-    ctx.guessed = True  # results that stand for those of either branch
+    ctx.guessed = True  # the results stand for those of either branch
     return possible
 
 
 def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
-    """Return a value like x whose contents stand for those of both branches, because a Run may need either."""
+    """Return a value with x's type and shape and unknown contents, because a Run may take either branch."""
     if x is other or x.positions() is None:
         return x
 

@@ -21,7 +21,7 @@ MAX_DIM = 2**40
 MAX_RANK = 16
 """Largest rank of inputs and outputs of clusters, which is the executor's (``OCP_MAX_RANK``)."""
 _TYPICAL_DIM = 16
-"""Hint of a dimension that is not known yet."""
+"""Hint for a dimension that is not known yet."""
 
 
 class InputSymbols:
@@ -81,7 +81,7 @@ def symbolic_input(
     hints: Sequence[int] | None = None,
     ranks: RanksOfTrial | None = None,
 ) -> Tensor:
-    """The tensor that stands for an input of a cluster or of the graph; its elements are packed as ORT's.
+    """Return the tensor of an input of a cluster or of the graph; its elements are packed like ORT's.
 
     ``hints`` are its dimensions in the Run for which the plan is built. Without them ``ranks`` supplies the rank if ORT
     does not know it. Raises Unsupported if the device cannot hold the tensor, UnknownRank, or InvalidModel if ``hints``
@@ -203,9 +203,9 @@ class NodeLowering:
             raise Unsupported("cost", f"more than {MAX_UNROLLED_NODES} nodes when it is unrolled")
 
     def lower(self, node: Node) -> None:
-        """Runs the operator's function and takes over its results.
+        """Run the operator's function and store its results.
 
-        Raises what the function does, and UnknownValue for an input.
+        Raises the function's errors, and UnknownValue for an input.
         """
         inputs = [None if value is None else self.operand(value) for value in node.inputs]
         if node.unreadable_attributes and node.op_type != "Optional":  # the type of the result follows from the input's
@@ -275,7 +275,9 @@ class NodeLowering:
         return self._implemented(node, inputs)
 
     def _implemented(self, node: Node, inputs: Sequence[Operand | None]) -> Sequence[Operand]:
-        """By the first implementation that does not decline the node; the last one's reason counts."""
+        """Lower by the first implementation that does not decline the node. If all decline it, raise the last one's
+        reason.
+        """
         *others, last = snapshot_of(self.graph).implementations(node, self.ctx.opset)
         for implementation in others:
             try:

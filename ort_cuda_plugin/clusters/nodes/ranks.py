@@ -20,7 +20,7 @@ LIKELY = (2, 3, 4, 1, 0, 5, 6, 7, 8)
 
 
 class Ranks:
-    """By the names of values. ``known`` are the ranks that follow from something."""
+    """Ranks by the names of values. ``known`` are the ranks that follow from the model."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
@@ -32,7 +32,7 @@ class Ranks:
         return RanksOfTrial(self, trial)
 
     def settle(self, values: Iterable[Value | None]) -> None:
-        """Learn from all trials: a rank that all of them found for a result is known."""
+        """Merge the trials: a rank that all of them found for a result is known."""
         for value in values:
             if value is not None and value.shape is None:
                 found = {trial[value.name] for trial in self._trials if value.name in trial}
@@ -47,7 +47,7 @@ class Ranks:
 
 
 class RanksOfTrial:
-    """The ranks of a trial. ``trial`` is its number, or None where nothing is assumed."""
+    """The ranks of a trial. ``trial`` is its number; None: nothing is assumed."""
 
     def __init__(self, ranks: Ranks, trial: int | None) -> None:
         self.trial = trial

@@ -19,7 +19,7 @@ Function = Callable[..., Sequence[Operand]]
 
 @dataclass(eq=False)
 class FunctionNode(Node):
-    """A node that no operator table has: ``function`` lowers it."""
+    """A node outside of the operator table: ``function`` lowers it."""
 
     function: Function = field(default=lambda ctx, *inputs: inputs)
 
@@ -66,7 +66,7 @@ def part(
     opsets: dict[str, int],
     results: Iterable[int] | None = None,
 ) -> Part:
-    """A part of ``nodes``, with those inputs of the ``available`` that they read.
+    """Make a part of ``nodes``, with those inputs from ``available`` that they read.
 
     ``made`` are the states with the numbers ``results``; default: the first ones.
     """

@@ -1,4 +1,4 @@
-"""Base of the token searches: the choice of tokens, and what the decoder's forms ask of it."""
+"""Base of the token searches: the choice of tokens, and the interface to the decoders."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Search(ABC):
 
     @property
     def inputs(self) -> list[Value]:
-        """The values that the node reads in a Run, implicit inputs included."""
+        """Return the values that the node reads in a Run, implicit inputs included."""
         return [*dict.fromkeys(value for value in self.node.reads() if value.initializer is None)]
 
     def body(self, name: str) -> Graph:
@@ -149,7 +149,7 @@ def rule_inputs(given: Given) -> search.RuleInputs:
 
 
 def needed(given: Given, name: str) -> Tensor:
-    """Return an input that must be there."""
+    """Return an input. Raises InvalidModel if it is missing."""
     tensor = given[name]
     assert tensor is not None
     return tensor
@@ -160,5 +160,5 @@ def by_name(values: Iterable[Value]) -> dict[str, Value]:
 
 
 def following(values: Iterable[Value]) -> list[Value]:
-    """Return the same states after a choice."""
+    """Return the states after a choice."""
     return [Value(f"next {value.name}", value.dtype, value.shape) for value in values]

@@ -93,8 +93,8 @@ class ConstantWriter:
         return self._sources.index(source)
 
     def _rest(self, number: int) -> Json:
-        """Return a source with the hashes of initializers that no constant names: they were folded into others, or are
-        unused.
+        """Return a source with the hashes of initializers that no constant refers to: they were folded into others, or
+        are unused.
         """
         source = self._sources[number]
         named = {row["source"][1] for row in self._rows if "source" in row and row["source"][0] == number}
@@ -151,7 +151,8 @@ class ConstantWriter:
 class StoredConstants:
     """The constants of a context.
 
-    ``sources`` are the models that initializers come from, by their numbers; who loads the context puts them there.
+    ``sources`` are the models that initializers come from, by their numbers; the caller that loads the context fills
+    them in.
 
     Raises ContextError, and the exceptions of `MALFORMED`.
     """

@@ -110,7 +110,9 @@ class Builder:
         self._keep(write_whole(path, self.pieces(contents), f"context {path}"))
 
     def detach(self, contents: dict[str, Json]) -> bytes:
-        """Return the container in memory, which holds the arrays from then on. Raises as `pieces`."""
+        """Return the container in memory; this object then refers to its arrays there. Raises the errors of
+        `pieces`.
+        """
         data = self.to_bytes(contents)
         self._keep(data)
         return data
@@ -211,7 +213,7 @@ class Container:
                 raise self.damaged(f"array {number}") from error
             if type(offset) is not int or type(length) is not int or length < 0:
                 raise self.damaged(f"array {number}")
-            # Arrays follow each other, so that none lies outside of the data or overlaps another.
+            # Arrays are contiguous, so none lies outside of the data or overlaps another.
             if offset % ALIGNMENT or offset < end or offset + length > self._end:
                 raise self.damaged(f"array {number} is where it cannot be")
             end = offset + length

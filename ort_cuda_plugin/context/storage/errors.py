@@ -21,6 +21,6 @@ class ContextError(Exception):
 
 
 class UnforeseenShapes(Exception):
-    """No stored plan takes the inputs, and nothing can be compiled here."""
+    """No stored plan accepts the inputs, and no compiler is installed here."""
 
     ort_code = 1  # ORT_FAIL

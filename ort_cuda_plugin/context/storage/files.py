@@ -24,8 +24,8 @@ Readable: TypeAlias = "Buffer | OpenFile"
 class ModelFolder:
     """The folder of a model, to which the names of its files are relative.
 
-    A link in it may lead to where it or the model's file itself is, and in the cache of the Hugging Face hub, where all
-    files are links, to the folder of the contents.
+    A link in it may lead into the folder, or into the folder of the model's real file; in the cache of the Hugging Face
+    hub, where all files are links, also to the folder of contents.
 
     Attributes:
         path: the folder.
@@ -56,7 +56,7 @@ class ModelFolder:
                 yield above.with_name("blobs")
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of that name, which may still be refused."""
+        """Whether there is a file of that name; opening it may still be refused."""
         return bool(name) and any(os.path.lexists(folder / name) for folder in (self.path, self.home))
 
     def open(self, name: str, subject: str) -> OpenFile:
@@ -84,7 +84,7 @@ class ModelFolder:
 
 
 def open_context(folder: ModelFolder, name: str) -> OpenFile:
-    """Open the file that a node in a model of ``folder`` names. Raises ContextError as `ModelFolder.open`."""
+    """Open the file that a node in a model of ``folder`` names. Raises the errors of `ModelFolder.open`."""
     return folder.open(name, f"context file {name!r}")
 
 
@@ -109,8 +109,7 @@ def refuse_to_replace(outputs: Mapping[str, Path | None], sources: Iterable[Path
 
     ``outputs`` are paths by their names in messages, None for a file that is not written.
 
-    Raises:
-        ContextError: one is; ``why`` says why the file is needed.
+    Raises: ContextError: an output would replace a needed file; ``why`` is the reason in the message.
     """
     needed = {}
     for source in sources:

@@ -33,7 +33,7 @@ _PARTS: Final[dict[str, dict[int, str]]] = {
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
     "sparse tensor": {1: "tensor", 2: "tensor"},
 }
-"""The fields of each message that lead to tensors, by message, with the messages that they hold."""
+"""By message, the fields that lead to tensors, with the messages that they contain."""
 _FIXED_DATA: Final[dict[int, np.dtype[Any]]] = {4: np.dtype("<f4"), 10: np.dtype("<f8")}
 _VARINT_DATA: Final = {_INT32_DATA, 7, 11}
 _MAX_DIMS = 64
@@ -170,8 +170,7 @@ class SourceModel:
     def stored(self, tensor: SourceTensor) -> Array:
         """Return the bytes of an initializer as ONNX Runtime stores them, without a copy if the model has them so.
 
-        Raises:
-            ContextError: it has no contents, or others than its shape wants; its file cannot be read.
+        Raises: ContextError: it has no contents, or contents of another size than its shape; its file cannot be read.
         """
         source, start, length = self._place(tensor)
         found = np.frombuffer(read(source, start, length, self.subject), np.uint8)

@@ -20,7 +20,7 @@ class ArrayKernel(Kernel):
     """A Numba kernel that gets, for each tensor, an array of its rank. Made by `array_kernel`."""
 
     def for_arguments(self, args: Sequence[Any]) -> tuple[Kernel, list[Any]]:
-        """Return the kernel with pointers and sizes for parameters, and its arguments."""
+        """Return the kernel, whose parameters are pointers and sizes, and its arguments."""
         parameters, passed = [], []
         flat: list[Any] = []
         for number, arg in enumerate(args):

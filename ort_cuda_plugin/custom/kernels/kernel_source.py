@@ -38,8 +38,7 @@ def kernel_source(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
     The text includes everything that the function uses from its module or from an enclosing function: numbers as
     constants, functions as device functions.
 
-    Raises:
-        KernelSourceError: its text cannot be found, or it uses something else of its surroundings.
+    Raises: KernelSourceError: its text cannot be found, or it uses other objects from outside.
     """
     definition, plain = _definition(function, "kernel")
     around: dict[str, str] = {}

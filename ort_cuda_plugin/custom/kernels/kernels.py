@@ -31,13 +31,13 @@ Sizes: TypeAlias = "Dim | np.integer[Any] | Sequence[Dim | np.integer[Any]]"
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel and its twins. Made by `numba_kernel`, `cuda_kernel`, `ptx_kernel`, `cubin_kernel`, `ltoir_kernel`.
+    """A kernel and its counterparts. Made by `numba_kernel`, `cuda_kernel`, `ptx_kernel`, `cubin_kernel`,
+    `ltoir_kernel`.
 
-    Attributes:
-        signature: a type for each parameter, as "*f32" or "i32"; None: what the arguments of a launch are.
-        foreign: its code for GPUs, where that was not written with Numba.
-        source: its text in Numba, or that of its twin; "" where there is none.
-        numpy_twin: does on NumPy arrays what the kernel does, in place, on the emulated device.
+    Attributes: signature: a type for each parameter, as "*f32" or "i32"; None: derived from the arguments of a launch.
+        foreign: its code for GPUs, if it was not written with Numba. source: its text in Numba, or that of its Numba
+        counterpart; "" if there is none. numpy_twin: a function on NumPy arrays that does in place what the kernel
+        does, for the emulated device.
     """
 
     name: str
@@ -87,8 +87,7 @@ def cuda_kernel(
 
     ``signature`` has "*f32" for a pointer to float, "i32", "i64", "f32" or "f64" for a number.
 
-    Raises:
-        ValueError: the code, an option or the twin is not what it must be.
+    Raises: ValueError: the code, an option or the counterpart for the emulated device is invalid.
     """
     code = ForeignCode("cuda", (("", source.encode()),), entry, tuple(options))
     return _foreign(code, signature, numba_twin, numpy_twin)
@@ -115,10 +114,10 @@ def cubin_kernel(
     numba_twin: Function | None = None,
     numpy_twin: Function | None = None,
 ) -> Kernel:
-    """Make a kernel of a cubin for each architecture, such as Triton and CuTe give. Raises ValueError as `cuda_kernel`.
+    """Make a kernel of a cubin for each architecture, such as Triton and CuTe produce.
 
-    Where a compiler gave the kernel parameters of its own, as Triton does for scratch memory, name them in
-    ``signature`` as "i64" and launch with 0.
+    Raises ValueError as `cuda_kernel`. If a compiler has added parameters, as Triton does for scratch memory, declare
+    them in ``signature`` as "i64" and launch with 0.
     """
     return _foreign(ForeignCode("cubin", _images(cubins), entry), signature, numba_twin, numpy_twin)
 
@@ -149,8 +148,8 @@ def launch(
     """Record a launch. Grid, block, numbers and ``shared_bytes`` may be expressions of sizes.
 
     ``args`` are contiguous tensors and numbers. The kernel writes those tensors that are among ``writes``, and reads
-    the others and those among ``reads``. A plan is for one block: one that depends on sizes makes a plan for each. An
-    empty grid launches nothing.
+    the others and those among ``reads``. A plan has one block size: a block that depends on input sizes causes a plan
+    for each value. An empty grid launches nothing.
 
     Raises:
         TypeError: the arguments are not those of the signature.
@@ -248,7 +247,7 @@ def _foreign(
         )
     name = re.sub(r"\W+", "_", code.entry).strip("_") or "kernel"
     kernel = Kernel(name, tuple(signature), code, source, numpy_twin)
-    kernel.spec(tuple(signature), 0)  # the emulated device's checks
+    kernel.spec(tuple(signature), 0)  # the emulated device's checks apply
     return kernel
 
 

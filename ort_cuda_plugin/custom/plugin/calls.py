@@ -134,7 +134,7 @@ class EnqueueFunction:
 
 
 class _Watched(DeviceArray):
-    """An output that records whether anybody asked for its address: otherwise nobody can have written it."""
+    """An output that records whether its address was requested: if not, nothing can have written it."""
 
     is_known = False
 

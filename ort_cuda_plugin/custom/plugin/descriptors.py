@@ -98,7 +98,7 @@ class DynamicPluginTensorDesc:
 
 
 class Scope:
-    """Sizes of one plan. ``settle`` answers a condition for it; ``asked`` says whether somebody needed an answer."""
+    """Sizes of one plan. ``settle`` decides a condition for the plan; ``asked`` tells whether a decision was needed."""
 
     def __init__(self, settle: Callable[[Dim], bool]) -> None:
         self._settle = settle
@@ -120,8 +120,8 @@ Operand: TypeAlias = "Size | int"
 class Size:
     """A size that is an expression of the inputs' sizes. Arithmetic gives such sizes again.
 
-    A comparison answers for the sizes at hand, and the plan then holds only for sizes with the same answer. Where an
-    int is needed, the plan holds only for that number.
+    A comparison is evaluated at the present sizes, and guards the plan to sizes with the same result. Conversion to int
+    guards the plan to that number.
     """
 
     __slots__ = ("dim", "scope")

@@ -124,9 +124,9 @@ def attribute_of(field: PluginField) -> Attribute:
 def fields_of(
     wanted: PluginFieldCollection, attributes: Mapping[str, AttrValue | None], label: str
 ) -> PluginFieldCollection:
-    """Return the fields that a node gives. Raises InvalidModel, which names plugin, field and value.
+    """Return the fields that a node gives.
 
-    Raises InvalidModel, with the plugin, the field and the value, where a value does not fit.
+    Raises InvalidModel, with the plugin, the field and the value, if a value does not fit.
     """
     found = []
     for field in wanted:

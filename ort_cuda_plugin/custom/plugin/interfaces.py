@@ -62,7 +62,7 @@ class Plugin(ABC):
         return self if isinstance(self, wanted) else None
 
     def destroy(self) -> None:
-        """Release what the plugin acquired. Called once, when nobody uses the plugin any more."""
+        """Release what the plugin acquired. Called once, after its last use."""
         return
 
     def __del__(self) -> None:
@@ -79,7 +79,7 @@ class Plugin(ABC):
 
 
 class PluginCore(ABC):
-    """The identity of the plugin, as its creator says it."""
+    """The identity of the plugin, as its creator declares it."""
 
     @abstractmethod
     def get_plugin_name(self) -> str: ...

@@ -37,7 +37,7 @@ from .streams import RecordedStream, RecordedTensor
 
 T = TypeVar("T")
 _MOST = 2**40
-"""Upper bound of a size that nobody bounds."""
+"""Upper bound of a size without a declared bound."""
 _LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 _FIRST = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
 Combination = tuple[TensorFormat, ...]
@@ -54,10 +54,9 @@ class PluginNodes:
     def lower(
         self, ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[str, AttrValue]
     ) -> list[Tensor]:
-        """Return the node's outputs. Raises InvalidModel, Unsupported or PluginFailure, which name plugin, method and
-        values.
+        """Return the node's outputs.
 
-        Raises InvalidModel, Unsupported or PluginFailure.
+        Raises InvalidModel, Unsupported or PluginFailure, which name plugin, method and values.
         """
         plugin = self._clone(ctx, attributes)
         return _Plan(self._creator, self.label, plugin, ctx, inputs).outputs()
@@ -116,7 +115,7 @@ def capability(plugin: Plugin, label: str, kind: CapabilityType) -> Any:
 
 @dataclass(frozen=True)
 class _Memory:
-    """Memory of an output: where the plugin writes it, and how the node's output is made from that."""
+    """Memory of an output: the tensor that the plugin writes, and the conversion to the node's output."""
 
     tensor: Tensor
     shape: tuple[Any, ...]
@@ -186,7 +185,7 @@ class _Plan:
     def _way(self, combinations: Sequence[Combination], way: str) -> tuple[Combination, int, str]:
         """Return formats, tactic and reason: the fastest combination, or the one with this name.
 
-        Nothing is measured where the plugin names no problem for the cache of times.
+        Nothing is measured unless the plugin returns a timing-cache id.
         """
         ways = {
             f"tactic {tactic}, {'/'.join(format.name for format in formats)}": (formats, tactic)

@@ -39,10 +39,10 @@ Creator = TypeVar("Creator", bound="PluginCreator | type[PluginCreator]")
 def register_creator(given: Creator, *, priority: int = 0) -> Creator:
     """Register the operator of a creator for sessions that are created from now on. As a decorator it takes the class.
 
-    ``priority`` as that of `CustomOperator`. A class that is defined again takes the place of the former one.
+    ``priority`` as in `CustomOperator`. A class that is defined again replaces the former one.
 
     Raises:
-        ValueError: there is one of this name, version and namespace, or what the creator says cannot be an operator.
+        ValueError: the name, version and namespace are taken, or the creator's declaration cannot be an operator.
     """
     creator = given() if isinstance(given, type) else given
     name, version, namespace = key = key_of(creator)

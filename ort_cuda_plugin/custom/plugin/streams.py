@@ -123,9 +123,9 @@ def _plain_sizes(sizes: Any) -> Any:
 
 
 class RunStream:
-    """The stream of a Run, for an `enqueue` that each Run calls. Only good until that returns.
+    """The stream of a Run, for an `enqueue` that each Run calls.
 
-    Nothing has been written yet to ``fresh``: a twin in NumPy gets zeros in its place.
+    Valid until that returns. ``fresh`` has not been written yet: a NumPy counterpart gets zeros instead.
     """
 
     def __init__(self, stream: CallStream, fresh: Sequence[DeviceArray] = ()) -> None:
@@ -210,7 +210,7 @@ def _overlap(a: DeviceArray, b: DeviceArray) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Pointer:
-    """Stands for an array of a Run among the arguments of a launch."""
+    """An array of a Run, as an argument of a launch."""
 
     array: DeviceArray
 

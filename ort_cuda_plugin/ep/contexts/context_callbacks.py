@@ -48,7 +48,7 @@ class ContextCallbacks:
 
     @property
     def reads(self) -> bool:
-        """Whether the application reads the files. Then nobody else does."""
+        """Whether the application reads the files. If so, the plugin does not."""
         return self._read is not None
 
     @property
@@ -59,8 +59,7 @@ class ContextCallbacks:
     def read(self, name: str) -> Buffer:
         """Return the contents of the file that a node names. They live as long as the result.
 
-        Raises:
-            ContextError: the application's function does not give them.
+        Raises: ContextError: the application's function fails.
         """
         assert self._read is not None
         function, state = self._read

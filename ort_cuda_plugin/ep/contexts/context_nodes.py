@@ -69,8 +69,8 @@ class ContextOutput:
         """Return the context file, which lies beside the compiled model: [model]_[ep].bin. With ``is_named`` only its
         name counts.
 
-        With ``is_named`` only its name counts. Raises:
-            ContextError: nobody says where the compiled model will be.
+        Raises:
+            ContextError: no entry says where the compiled model will be.
         """
         if not self.file_path and not model_path and is_named:
             return Path(f"model_{EP_NAME}.bin")
@@ -335,7 +335,7 @@ def _payload(ort_node: Any) -> Buffer | None:
     host.check_status(api.Node_GetAttributeByName(ort_node, b"ep_cache_context", attribute))
     if attribute[0] == ffi.NULL:
         return None
-    # The first call fails on purpose: it says how many bytes are needed. Its status is not an error.
+    # The first call fails on purpose: it returns the number of bytes. Its status is not an error.
     status = api.ReadOpAttr(attribute[0], lib.ORT_OP_ATTR_STRING, ffi.NULL, 0, size)
     if status != ffi.NULL:
         api.ReleaseStatus(status)

@@ -50,8 +50,8 @@ class ContextSession:
         self._reader = ContextReader(entries, self._sources, self._callbacks)
         self._asks_weightless = any(entries.get(key, "0") != "0" for key in WEIGHTLESS_ENTRIES)
         self._binary: _Binary | None = None
-        self.compatibility: Any = ffi.new("char[]", b"")  # of the context that was written; ORT keeps the pointer
-        # Contexts (or names of context files) for which ORT will ask for nodes, with the attributes of these nodes.
+        self.compatibility: Any = ffi.new("char[]", b"")  # of the written context; ORT keeps the pointer
+        # Contexts (or names of context files) for which ORT will request nodes, with the attributes of these nodes.
         self._written: list[tuple[ContextCluster, bytes, Mapping[str, int | str]]] = []
 
     def without_bodies(self, graph: Graph, claims: Claims) -> Claims:
@@ -123,7 +123,7 @@ class ContextSession:
         return clusters
 
     def write(self, clusters: Sequence[ContextCluster], request: ContextRequest, model: str) -> None:
-        """Compile clusters, and write them unless nodes embed them. ``model`` is the path that the graph says.
+        """Compile clusters, and write them unless nodes embed them. ``model`` is the path in the graph.
 
         Raises:
             ContextError: it cannot be written.
@@ -169,10 +169,10 @@ class ContextSession:
     ) -> None:
         """Check that no file of the models that are compiled is overwritten.
 
-        ONNX Runtime may write a compiled model that has its weights over the model that it was made of.
+        ONNX Runtime may write a compiled model that contains its weights over its own source model.
 
         Raises:
-            ContextError: it does.
+            ContextError: a file would be overwritten.
         """
         compiled = output.compiled_path(model)
         beside: dict[str, Path | None] = {"context file": None, "file of initializers": None}
@@ -255,7 +255,7 @@ class _Binary:
                 else:
                     self._writer.write(self.path)
             except BaseException:
-                _end_group(self)  # the file may hold constants that are about to be freed
+                _end_group(self)  # the file may refer to constants that are about to be freed
                 raise
             if is_last:
                 _end_group(self)
@@ -303,7 +303,7 @@ def request_of(
 
 
 def give(nodes: Sequence[Any], ep_context_nodes: Any) -> None:
-    """Hands nodes to ONNX Runtime (``OrtNode **``, NULL where it wants none)."""
+    """Pass nodes to ONNX Runtime (``OrtNode **``; NULL if it wants none)."""
     if ep_context_nodes != ffi.NULL:
         for index, node in enumerate(nodes):
             ep_context_nodes[index] = node

@@ -38,8 +38,7 @@ class SourceFinder:
     def find(self, folder: ModelFolder | None, file: str) -> Source:
         """Find the source model: the one that the application gives, else ``file`` in ``folder``.
 
-        Raises:
-            ContextError: it cannot be read, or nobody knows where it is.
+        Raises: ContextError: it cannot be read, or its location is unknown.
         """
         key = (str(folder), file)
         if key not in self._found:
@@ -62,7 +61,7 @@ class SourceFinder:
                 "ep.context_source_model_path to the model's path"
             )
         folder = ModelFolder.of(path)
-        # The compiled model finds its source by the name that it has beside it, and not by where links lead.
+        # The compiled model finds its source by the file name beside it, independently of links.
         name = Path(os.path.realpath(folder.path)) / Path(path).name
         if output_folder is not None and name.is_relative_to(output_folder.resolve()):
             file = str(name.relative_to(output_folder.resolve()))

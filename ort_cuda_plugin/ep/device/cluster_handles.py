@@ -16,7 +16,7 @@ from .open_device import LoadedKernel, OpenDevice
 
 
 def add_kernels(cluster: Any, kernels: Sequence[LoadedKernel]) -> None:
-    """Adds kernels, which the caller holds as long as the cluster exists."""
+    """Add kernels, which the caller holds as long as the cluster exists."""
     references = ffi.new("ocp_kernel_ref[]", len(kernels))
     for reference, kernel in zip(references, kernels, strict=True):
         reference.function = kernel.function
@@ -38,8 +38,8 @@ def add_plan(cluster: Any, plan: Plan | bytes) -> None:
 class NewWeights:
     """Weights (``ocp_weight *``) that no cluster owns yet.
 
-    As a context manager it releases those that no cluster took. With ``are_stored`` the contents can be loaded again,
-    so that weights in a device layout leave host memory at once.
+    As a context manager it releases those that no cluster took over. With ``are_stored`` the contents can be loaded
+    again, so that weights in a device layout leave host memory at once.
     """
 
     def __init__(self, device: OpenDevice, are_stored: bool = False) -> None:
@@ -75,7 +75,7 @@ class NewWeights:
         return made
 
     def empty(self, nbytes: int) -> Any:
-        """Return a weight without contents, which nobody else shares."""
+        """Return a weight without contents, which is not shared."""
         return self._made(core().weight_create_state, ffi.NULL, nbytes, "a value computed from constants")
 
     def _made(self, function: Any, data: Any, nbytes: int, subject: str) -> Any:
@@ -99,8 +99,7 @@ def precompute(
 ) -> None:
     """Run a precomputation once, which fills the weights ``results``, and wait for it. ``kernels`` are its kernels.
 
-    Raises:
-        PluginError: memory did not suffice, or a kernel failed.
+    Raises: PluginError: memory was exhausted, or a kernel failed.
     """
     cluster = core().cluster_create(device.pointer, name.encode(), 0)
     if cluster == ffi.NULL:

@@ -47,7 +47,7 @@ class DeviceCluster:
             raise MemoryError(f"no memory for the fused node {name}")
 
     def close(self) -> None:
-        """Releases cluster, weights and kernels. No Run may be active."""
+        """Release cluster, weights and kernels. No Run may be active."""
         core().cluster_release(self.pointer)
         for problem in self._problems:
             core().problem_release(problem)

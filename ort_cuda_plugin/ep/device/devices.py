@@ -1,4 +1,4 @@
-"""Devices that the plugin offers: CUDA GPUs, and emulated devices if someone asks for them."""
+"""Devices that the plugin offers: CUDA GPUs, and emulated devices on request."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from ...abi.core import PluginError, check, core, ffi, lib, new_error
 from ...program.lowering.context import DeviceProperties
 
-#: "1", "true", "yes", "on": a plain registration offers the emulated devices as well.
+#: Values "1", "true", "yes", "on": a registration without an explicit choice offers the emulated devices as well.
 EMULATE_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE"
 
-#: "sm_90", or "sm_90:114" with a number of multiprocessors: the emulated devices run what is lowered for that GPU.
+#: "sm_90", or "sm_90:114" with a number of multiprocessors: the emulated devices run the kernels of that GPU.
 LOWERING_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_LOWERING"
 
 #: Number of devices of a kind above which C's tables overflow (``OCP_MAX_DEVICES``).
@@ -121,11 +121,10 @@ def emulation_requested() -> bool:
 
 
 def emulated_properties() -> DeviceProperties:
-    """Return the properties for which emulated devices get kernels: their own, or those of the GPU that the environment
-    names.
+    """Return the properties that kernels of emulated devices are made for: their own, or those of the GPU that the
+    environment names.
 
-    Raises:
-        ValueError: the variable names no GPU.
+    Raises: ValueError: the variable does not name a GPU.
     """
     value = os.environ.get(LOWERING_VARIABLE, "").strip()
     try:
@@ -137,8 +136,7 @@ def emulated_properties() -> DeviceProperties:
 def gpu_properties(text: str) -> DeviceProperties:
     """Return the properties of the GPU that ``text`` names, such as "sm_90" or "sm_90:132", without NVIDIA's libraries.
 
-    Raises:
-        ValueError: it names none.
+    Raises: ValueError: the text does not name a GPU.
     """
     match = re.fullmatch(r"sm_(\d{1,2})(\d)(?::([1-9]\d{0,3}))?", text)
     if match is None:
@@ -156,7 +154,7 @@ def cuda_devices() -> tuple[list[DeviceInfo], str]:
 
 
 def emulated_devices() -> list[DeviceInfo]:
-    """The emulated devices as configured (``ORT_CUDA_PLUGIN_EMULATE_DEVICES``, default 1).
+    """Return the emulated devices as configured (``ORT_CUDA_PLUGIN_EMULATE_DEVICES``, default 1).
 
     Raises:
         PluginError: the configuration has an error.

@@ -36,13 +36,13 @@ def tuner_of(device: OpenDevice, properties: DeviceProperties) -> MeasuringTuner
 def measure(device: OpenDevice, programs: Sequence[Variant]) -> list[float | None]:
     """Return the median seconds of a Run of each program; infinity if a kernel does not compile.
 
-    None stands for a program that failed for now, as for lack of memory, and may run another time.
+    None: the program failed for now, for example for lack of memory, and may run later.
     """
     specs = dict.fromkeys(spec for program in programs for spec in _kernels(program))
     try:
         kernel_library().get_many(
             list(specs), device.target
-        )  # compiles in parallel; a kernel that fails here fails again below, by itself
+        )  # compiled in parallel; a kernel that fails here fails again below, alone
     except Exception as error:
         logger.info("kernels to be measured: %s", error)
     return [_measure(device, program) for program in programs]
@@ -74,7 +74,7 @@ def _measure(device: OpenDevice, program: Variant) -> float | None:
 
 
 class _Unnoted:
-    """`Notes` of a cluster that gets a single variant, after which nothing refers to what was added."""
+    """`Notes` of a cluster with a single variant: later indices do not matter."""
 
     def kernels_added(self, variant: Variant) -> None:
         """Do nothing: no other variant follows."""

@@ -44,7 +44,7 @@ class LoadedKernel:
 
 
 class OpenDevice:
-    """A device that sessions run on; one object per device and process. Thread safe."""
+    """An open device, shared by its sessions: one object per device and process. Thread safe."""
 
     def __init__(self, info: DeviceInfo) -> None:
         self.info = info
@@ -82,9 +82,7 @@ class OpenDevice:
     def acquire_kernels(self, specs: Sequence[KernelSpec]) -> list[LoadedKernel]:
         """Compile and load the kernels of ``specs``, and hold them until `release_kernels`.
 
-        Raises:
-            KernelCompileError: one does not compile.
-            DriverError: the device does not take one.
+        Raises: KernelCompileError: a kernel does not compile. DriverError: the device rejects a kernel.
         """
         compiled = [spec for spec in specs if not isinstance(spec, BuiltKernel)]
         images = dict(zip(compiled, kernel_library().get_many(compiled, self.target), strict=True))
@@ -191,6 +189,6 @@ def use_device(info: DeviceInfo) -> OpenDevice:
     key = (info.emulated, info.ordinal)
     with _open_lock:
         device = _open.get(key)
-        if device is None or device.info != info:  # the emulator may have got another configuration since
+        if device is None or device.info != info:  # the emulator may have been configured again since
             device = _open[key] = OpenDevice(info)
         return device

@@ -40,8 +40,7 @@ class Tracing:
     def begin(self) -> None:
         """Begin to record, for one more user.
 
-        Raises:
-            NoTracing: CUPTI refuses, as where another profiler uses it.
+        Raises: NoTracing: CUPTI refuses, for example because another profiler uses it.
         """
         with self._lock:
             if self._users == 0:
@@ -49,7 +48,7 @@ class Tracing:
             self._users += 1
 
     def end(self) -> None:
-        """End what `begin` began."""
+        """End a recording of `begin`."""
         with self._lock:
             self._users -= 1
             if self._users == 0:

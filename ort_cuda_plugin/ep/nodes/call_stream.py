@@ -30,7 +30,7 @@ class CallKernels:
         self._lock = threading.Lock()
 
     def get(self, spec: KernelSpec) -> LoadedKernel:
-        """Raises as `OpenDevice.acquire_kernels`."""
+        """Return a kernel. Raises the errors of `OpenDevice.acquire_kernels`."""
         with self._lock:
             if spec not in self._held:
                 (self._held[spec],) = self._device.acquire_kernels([spec])

@@ -199,8 +199,8 @@ def _create(name: str, since: int, handle: int, inputs: Sequence[SchemaPort], ou
 def infer(schema: Schema, context: Any) -> None:
     """Infer the output shapes of a node for ONNX Runtime; ``context`` is ``const OrtShapeInferContext *``.
 
-    Where versions of the operator disagree, or the function declines the node, ONNX Runtime learns nothing: the claim
-    says why.
+    If versions of the operator disagree, or the function declines the node, no shape is given to ONNX Runtime: the
+    claim explains the reason.
     """
     ort = OrtCalls(host.api())
     inputs = _inputs(ort, context)
@@ -246,7 +246,7 @@ def _attributes(ort: OrtCalls, operator: CustomOperator, context: Any) -> dict[s
     for attribute in operator.attributes:
         try:
             found = ort.out("ShapeInferContext_GetAttribute", "const OrtOpAttr *", context, attribute.name.encode())
-        except OrtCallError:  # the node does not have it
+        except OrtCallError:  # the node lacks the attribute
             continue
         value = None if found == ffi.NULL else read_attribute(ort, found)
         if value is not None:

@@ -30,8 +30,8 @@ class CallError(Exception):
 class FusedNode:
     """Owns an ``ocp_cluster`` and what it refers to. `build` may be called from any thread.
 
-    ``why`` says why a cluster out of a compiled model is compiled again. ``log`` gets a line for each plan that is
-    built.
+    ``why`` is the reason why a cluster of a compiled model is compiled again. ``log`` receives a line for each plan
+    that is built.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class FusedNode:
         return self._cluster.traffic if isinstance(self._cluster, CompiledCluster) else None
 
     def close(self) -> None:
-        """Releases cluster, weights and kernels. No Run may be active."""
+        """Release cluster, weights and kernels. No Run may be active."""
         FUSED_NODES.pop(self.handle)
         self._cluster.weight_reader.read = None
         self._on_device.close()
@@ -196,7 +196,7 @@ class FusedNode:
         arrays = callback.arrays(addresses, numbers, run.handle)
         try:
             function(arrays, numbers[callback.num_dims :], run)
-        except PluginError:  # the device is lost, which is not the callback's fault
+        except PluginError:  # the device is lost, which is not the callback's error
             raise
         except Exception as error:
             raise CallError(f"{callback.name} failed with {type(error).__name__}: {error}") from error

@@ -31,16 +31,15 @@ def number_of(operators: Snapshot) -> int:
 
 
 def add_kernels(registry: Any, ep_name: str, operators: int) -> None:
-    """Adds a kernel for each version of each operator to ``registry`` (``OrtKernelRegistry *``).
+    """Add a kernel for each version of each operator to ``registry`` (``OrtKernelRegistry *``).
 
-    ``operators`` is the `number_of` those of applications that get kernels too.
+    ``operators`` is the `number_of` the custom operators that get kernels too.
 
     Contradictions between the operator table and the schemas of this ORT are logged at level INFO: they come from
-    another version of ORT, about which a user can do nothing. The tests compare the table with the version for which it
-    is written.
+    another version of ORT, and a user cannot act on them. The tests compare the table with the version for which it is
+    written.
 
-    Raises:
-        OrtCallError: ORT does not take a definition.
+    Raises: OrtCallError: ORT rejects a definition.
     """
     ort = OrtCalls(host.api(), host.ep_api())
     arrays: dict[tuple[DType, ...], Any] = {}
@@ -63,7 +62,7 @@ def _definitions(ep_name: str) -> list[KernelDefinition]:
 def custom_definitions(operators: Snapshot, ort: OrtCalls) -> list[KernelDefinition]:
     """Return kernels of custom operators, for any types; the claim checks the types.
 
-    One of a domain of ONNX Runtime's has kernels for versions that the operator table does not serve.
+    A custom operator in a domain of ONNX Runtime gets kernels for versions that the operator table does not serve.
     """
     definitions = []
     for (domain, name), rows in operators.by_name.items():
@@ -81,7 +80,9 @@ def custom_definitions(operators: Snapshot, ort: OrtCalls) -> list[KernelDefinit
 
 
 def definitions_of_host() -> tuple[list[KernelDefinition], list[Mismatch]]:
-    """Return the kernels for the schemas of the loaded ORT, and what in the operator table contradicts these."""
+    """Return the kernels for the schemas of the loaded ORT, and the contradictions between schemas and operator
+    table.
+    """
     ort = OrtCalls(host.api(), host.ep_api())
     return kernel_definitions(lambda name, domain: read_schemas(ort, name, domain))
 

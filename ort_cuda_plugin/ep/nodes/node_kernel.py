@@ -48,9 +48,7 @@ def read_kernel_node(info: Any, device: OpenDevice, operators: Snapshot, opsets:
 
     ``operators`` are the session's, ``opsets`` the versions of domains that its model imports.
 
-    Raises:
-        Unsupported: no operator serves it.
-        OrtCallError: ORT does not say what it must.
+    Raises: Unsupported: no operator serves it. OrtCallError: a call of ORT's API failed.
     """
     ort = OrtCalls(host.api())
     domain, name, version = read_operator(ort, info)
@@ -59,7 +57,7 @@ def read_kernel_node(info: Any, device: OpenDevice, operators: Snapshot, opsets:
     annotations: dict[str, str] = {}
     for row in rows:
         annotations |= _annotations(row)
-    # ORT may give a view's output the memory of its input, which it would free if the kernel took it over.
+    # ORT may let a view's output share the memory of its input; ORT would free that memory if the kernel took it over.
     passed_on = (0,) if any(map(is_view, rows)) else ()
     graph = read_node(ort, info, annotations, device.read, passed_on)
     graph.opsets = {domain: opset}
@@ -98,7 +96,7 @@ def context_kernel(node: Node, fused: FusedNode, device: OpenDevice) -> Any:
 def _create(
     fused: FusedNode, device: OpenDevice, inputs: Sequence[int], outputs: Sequence[int], constants: Sequence[int]
 ) -> Any:
-    """Make the kernel. Positions are indices of the node's inputs, outputs and constants for those of the cluster."""
+    """Create the kernel. Positions map the cluster's inputs, outputs and constants to those of the node."""
     spec = ffi.new("ocp_node_kernel_spec *")
     positions = ffi.new("uint32_t[]", [*inputs, *outputs, *constants])
     spec.cluster = fused.pointer

@@ -1,4 +1,4 @@
-"""Records which plans were built, for which inputs, and why no earlier plan served them."""
+"""Records which plans were built, for which inputs, and why no earlier plan accepted them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,10 @@ FIRST = "it is the first one"
 class PlanVariant:
     """A plan that was built in this process.
 
-    Attributes:
-        cluster: the fused node's name.
-        number: how many plans the cluster had before.
-        shapes: of the inputs that it was built for; empty where the model says all sizes.
-        contents: the first elements of the inputs that decide shapes.
-        seconds: what building it took, kernels that were compiled for it included.
-        reason: why it was built: the guard that failed of each earlier plan, the latest first.
+    Attributes: cluster: the fused node's name. number: how many plans the cluster had before. shapes: of the inputs
+        that it was built for; empty if the model fixes all sizes. contents: the first elements of the inputs that
+        decide shapes. seconds: time of building it, compilation of its kernels included. reason: why it was built: the
+        failed guard of each earlier plan, the latest first.
     """
 
     cluster: str
@@ -87,16 +84,16 @@ class PlanHistory:
 
 
 def plan_variants() -> list[PlanVariant]:
-    """The plans that sessions of this process have built, the latest 1000 of them, in that order.
+    """Return the latest 1000 plans that sessions of this process have built, in order.
 
-    ``counters()["plan_variants_built"]`` is their number. A plan is built where no plan of the cluster has guards that
-    the inputs of a Run satisfy.
+    ``counters()["plan_variants_built"]`` is the number of all. A plan is built when the inputs of a Run satisfy no
+    guards of the cluster's plans.
     """
     return list(BUILT)
 
 
 def built_after(earlier: Sequence[PlanVariant]) -> list[PlanVariant]:
-    """The plans that were built since `plan_variants` gave ``earlier``, as far as they are remembered."""
+    """Return the plans that were built since `plan_variants` returned ``earlier``, as far as they are recorded."""
     known = set(map(id, earlier))
     return [variant for variant in BUILT if id(variant) not in known]
 

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 _LONGEST = 150
-"""Characters of a file's name, without the suffix."""
+"""Maximum characters of a file's name, without the suffix."""
 
 
 class ProgramFiles:

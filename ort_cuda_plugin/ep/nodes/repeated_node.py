@@ -14,10 +14,9 @@ from .fused_node import FusedNode
 
 
 class RepeatedNode:
-    """Owns an ``ocp_repeat``. ``fuse`` makes a cluster, which the caller owns. ``inputs`` names the fused node's
-    inputs.
+    """Owns an ``ocp_repeat``. ``fuse`` makes a cluster, which the caller owns.
 
-    ``inputs`` names the fused node's, in its order.
+    ``inputs`` names the fused node's inputs, in its order.
 
     Raises:
         NodeError, PluginError: as `FusedNode.prepare`.
@@ -54,7 +53,7 @@ class RepeatedNode:
         return info
 
     def close(self) -> None:
-        """No Run may be active. The clusters are released by their owner afterwards."""
+        """Release the node. No Run may be active. The owner of the clusters releases them afterwards."""
         core().repeat_release(self.pointer)
         self.pointer = ffi.NULL
 

@@ -74,22 +74,21 @@ def keys() -> tuple[str, ...]:
 
 
 def check_options(values: Mapping[str, str]) -> str:
-    """Return what is wrong with options of an arena; "" for nothing."""
+    """Explain what is wrong with options of an arena; "" if nothing is."""
     error, (keys, texts) = new_error(), _strings(values)
     core().arena_check(keys, texts, len(keys), error)
     return ffi.string(error.text).decode(errors="replace") if error.code else ""
 
 
 def takes(key: str) -> str:
-    """Return the values that a key takes, as C's error says them."""
+    """Return the values that a key takes, in the words of C's error."""
     return check_options({CUDA_PROVIDER_KEYS.get(key, key): "?"}).partition(": it takes ")[2]
 
 
 def read_limit(text: str) -> int:
     """Parse a limit such as 2147483648 or 2G into bytes; 2**63 - 1 means no limit.
 
-    Raises:
-        ValueError: it means none; the message says what to use.
+    Raises: ValueError: the text is not a limit; the message says what to use.
     """
     error, nbytes = new_error(), ffi.new("int64_t *")
     if core().arena_read_limit(text.encode(errors="replace"), nbytes, error):
@@ -110,7 +109,7 @@ def configure(info: DeviceInfo, memory: int, values: Mapping[str, str]) -> str:
 
 
 def set_limit(info: DeviceInfo, memory: int, nbytes: int) -> None:
-    """Set the most bytes that the arena may hold from now on; 0: no limit.
+    """Set the maximum bytes that the arena may hold from now on; 0: no limit.
 
     Raises:
         PluginError: there is no such device.

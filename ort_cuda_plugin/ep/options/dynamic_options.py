@@ -43,8 +43,7 @@ class Changes:
 def parse_changes(values: Mapping[str, str], options: Options, identity: Identity) -> Changes:
     """Parse the options that a call changes.
 
-    Raises:
-        OptionError: a key cannot change, or a value is not one that it takes.
+    Raises: OptionError: a key cannot change, or its value is invalid.
     """
     changes = Changes(options)
     for given, text in values.items():

@@ -10,7 +10,7 @@ from .option_table import DEFAULTS, ROWS, WITHOUT_EFFECT
 
 
 def option_tables() -> dict[str, str]:
-    """The tables by the names that a document has for them."""
+    """Return the tables by their names in documents."""
     return {
         "options": markdown_table(("key", "takes", "default", "decides", "meaning"), _options()),
         "arena options": markdown_table(
@@ -25,7 +25,7 @@ def option_tables() -> dict[str, str]:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown, which ends with a line break."""
+    """Return a table in Markdown, which ends with a line break."""
     return "".join(f"| {' | '.join(row)} |\n" for row in (header, ["---"] * len(header), *rows))
 
 
@@ -50,7 +50,7 @@ def _code(text: str) -> str:
 
 
 def _as_text(value: Any) -> str:
-    """A default as an application would write it."""
+    """Return a default as an application would write it."""
     if value is None or value == ():
         return ""
     return str(int(value)) if isinstance(value, bool) else str(value)

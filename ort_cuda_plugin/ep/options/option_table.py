@@ -36,15 +36,11 @@ class Decides(Enum):
 class Row:
     """A row of the table: everything about an option but its name and default.
 
-    Attributes:
-        reader: how its text is read, and the values that it takes.
-        decides: the part of the plugin that it changes.
-        text: what it means, in Markdown.
-        needs: what has to be there for it to change anything; "" for nothing.
-        aliases: names of ONNX Runtime's providers for it. The option's own key goes before them.
-        former_keys: names that it had. Both names with different values are an error.
-        bare: a session entry without a prefix means it as well.
-        changes: it can change while a session lives.
+    Attributes: reader: parses its text, and describes the values. decides: the part of the plugin that it changes.
+        text: what it means, in Markdown. needs: condition under which it has an effect; "": always. aliases: its names
+        in ONNX Runtime's providers; the option's own key has priority. former_keys: earlier names; two names with
+        different values are an error. bare: a session entry without a prefix sets it as well. changes: it can change
+        while a session lives.
     """
 
     reader: values.Reader
@@ -62,7 +58,7 @@ def _option(default: Any, reader: values.Reader, decides: Decides, text: str, **
 
 
 MOST_GRAPH_RUNS = 7
-"""Runs before a capture, at most: ONNX Runtime repeats a Run at most 8 times until it is captured."""
+"""Maximum number of Runs before a capture: ONNX Runtime repeats a Run at most 8 times until it is captured."""
 
 _CUDNN = "cuDNN"
 _CUBLASLT = "cuBLASLt"
@@ -337,22 +333,22 @@ class Options:
 
     @property
     def max_automatic_graphs(self) -> int:
-        """How many automatic graphs a cluster may keep; 0: none are made."""
+        """Return the maximum number of automatic graphs of a cluster; 0: no graphs are made."""
         return self.cuda_graph_cache_size if self.automatic_cuda_graphs and not self.enable_cuda_graph else 0
 
     @property
     def lowering(self) -> LoweringOptions:
-        """The options that lowering reads."""
+        """Return the options that lowering reads."""
         return LoweringOptions(**{key: getattr(self, key) for key, row in ROWS.items() if row.decides is Decides.PLANS})
 
 
 #: The row of each option by its key, in the order of the documents.
 ROWS: dict[str, Row] = {each.name: each.metadata["row"] for each in fields(Options) if each.metadata}
 
-#: The value of each option of a session that says nothing.
+#: The value of each option that a session does not set.
 DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Options) if each.name in ROWS}
 
-#: The option that each name means, beside the key of its own.
+#: The option of each name that is not an option's own key.
 OTHER_NAMES = {name: key for key, row in ROWS.items() for name in (*row.aliases, *row.former_keys)}
 
 BARE_KEYS = frozenset(key for key, row in ROWS.items() if row.bare)
@@ -360,9 +356,9 @@ BARE_KEYS = frozenset(key for key, row in ROWS.items() if row.bare)
 
 @dataclass(frozen=True)
 class WithoutEffect:
-    """A key of the CUDA execution provider that decides nothing here, and why; it can change no result.
+    """A key of the CUDA execution provider without an effect here, and the reason; it can change no result.
 
-    ``usual`` is the value that asks for what happens anyway.
+    ``usual`` is the value that requests the plugin's behaviour.
     """
 
     reader: values.Reader
@@ -378,7 +374,7 @@ SERVED_ATTENTION_KERNELS = (
 _NO_SUCH_KERNEL = "the plugin has no such kernel: it chooses its own for each size"
 _OWN_ARENA = "device memory comes from the plugin's arena"
 
-#: Accepted so that existing configurations work. The log names them where they ask for something else than they get.
+#: Accepted so that existing configurations work. The log names the keys that request something else than they get.
 WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "do_copy_in_default_stream": WithoutEffect(
         values.FLAG, "copies always go to the stream of the Run, in its order", usual=True

@@ -19,7 +19,7 @@ ALGORITHM_SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")  # in the order of O
 
 @dataclass(frozen=True)
 class Reader:
-    """A function that reads a value, and the values that it takes, as documents say it in Markdown."""
+    """A function that reads a value, and a description of the allowed values in Markdown, for documents."""
 
     read: Callable[[str], Any]
     takes: str
@@ -92,7 +92,7 @@ def _stream(text: str) -> int:
 
 
 def name_or_number(names: tuple[str, ...]) -> Reader:
-    """One of ``names`` in any case, or its index among them."""
+    """Read one of ``names`` in any case, or its index among them."""
     choices = ", ".join(f"{name} ({number})" for number, name in enumerate(names))
 
     def parse_name(text: str) -> str:
@@ -107,7 +107,7 @@ def name_or_number(names: tuple[str, ...]) -> Reader:
 
 
 def count(least: int, most: int) -> Reader:
-    """An integer from ``least`` to ``most``."""
+    """Read an integer from ``least`` to ``most``."""
 
     def parse_count(text: str) -> int:
         digits = text.strip()
@@ -119,7 +119,7 @@ def count(least: int, most: int) -> Reader:
 
 
 def _no_function(text: str) -> None:
-    """The address of an allocation function of the application, which must be 0."""
+    """Read the address of an allocation function of the application, which must be 0."""
     if text.strip() not in ("", "0"):
         raise ValueError(
             "device memory comes from the plugin's arena only; leave it out or use 0 (arena.use_cuda_mempool=1 takes "

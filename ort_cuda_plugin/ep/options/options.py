@@ -33,20 +33,20 @@ ALIAS_PREFIX = "ep.cuda."
 
 
 class OptionError(ValueError):
-    """An option is unknown or has a value that it cannot have."""
+    """An option is unknown or has an invalid value."""
 
     ort_code = 2  # ORT_INVALID_ARGUMENT
 
 
 def known_keys() -> list[str]:
-    """All keys that an option may have, by name."""
+    """Return all keys of options, by name."""
     return sorted({*ROWS, *WITHOUT_EFFECT, *OTHER_NAMES, *arena.CUDA_PROVIDER_KEYS, *arena.keys()})
 
 
 def collect(session: Mapping[str, str], environment: Mapping[str, str], identity: Identity) -> dict[str, str]:
-    """The options by bare key, out of all entries of a session and of the environment.
+    """Return the options by bare key, from all entries of a session and of the environment.
 
-    An entry replaces those of weaker sources under any name of its option.
+    An entry overrides those of weaker sources under any name of its option.
     """
     merged: dict[str, str] = {}
     for prefix, entries in (
@@ -62,10 +62,10 @@ def collect(session: Mapping[str, str], environment: Mapping[str, str], identity
 
 
 def parse(given: Mapping[str, str]) -> tuple[Options, dict[str, str]]:
-    """The options, and the keys that ask for something that they do not get, each with the reason.
+    """Return the options, and the keys whose request is not met, each with the reason.
 
     Raises:
-        OptionError: a key is unknown, a value cannot be one of its key's, or two options contradict each other.
+        OptionError: a key is unknown, a value is invalid, or two options contradict each other.
     """
     parsed: dict[str, Any] = _arena_options(given)
     ignored: dict[str, str] = {}
@@ -105,7 +105,7 @@ def parse(given: Mapping[str, str]) -> tuple[Options, dict[str, str]]:
 
 
 def _with_stream(options: Options) -> Options:
-    """The options without ``has_user_compute_stream``, which says whether ``user_compute_stream`` holds."""
+    """Return the options without ``has_user_compute_stream``, which tells whether ``user_compute_stream`` holds."""
     if options.has_user_compute_stream and options.user_compute_stream is None:
         raise OptionError(f"{EP_NAME} option has_user_compute_stream=1 needs user_compute_stream, the stream's address")
     stream = None if options.has_user_compute_stream is False else options.user_compute_stream

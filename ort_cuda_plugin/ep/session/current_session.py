@@ -28,7 +28,9 @@ _state = _State()
 
 
 def begin(provider: Any, record: Any) -> None:
-    """ONNX Runtime has created this provider for a session; ``record`` gets the verdicts of its nodes."""
+    """Record that ONNX Runtime has created this provider for a session; ``record`` receives the verdicts of its
+    nodes.
+    """
     _state.provider, _state.record = weakref.ref(provider), record
 
 
@@ -38,12 +40,12 @@ def forget() -> None:
 
 
 def provider() -> Any:
-    """The `Provider`, or None."""
+    """Return the `Provider`, or None."""
     return None if _state.provider is None else _state.provider()
 
 
 def record() -> Any:
-    """The `VerdictRecord`, or None."""
+    """Return the `VerdictRecord`, or None."""
     return _state.record
 
 

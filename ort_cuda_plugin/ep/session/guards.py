@@ -29,10 +29,10 @@ _CODES: dict[type[BaseException], int] = {
 
 
 def describe(error: BaseException) -> tuple[int, str]:
-    """The OrtErrorCode and the message for an exception.
+    """Return the OrtErrorCode and the message for an exception.
 
-    Errors whose class has ``ort_code`` and those of this package speak for themselves; of any other the message names
-    the class and the line, since it is a bug.
+    Errors of this package, and those with ``ort_code``, keep their message. Any other exception is a bug, and its
+    message names the class and the line.
     """
     if isinstance(error, (PluginError, host.OrtError)):
         return error.code, str(error)
@@ -63,11 +63,11 @@ def _pass_on(error: BaseException) -> None:
 
 
 def _install(name: str, call: Callable[..., Any], failed: Callable[[BaseException, Any], Any], error: Any) -> None:
-    """Makes ``call`` the callback.
+    """Install ``call`` as the callback.
 
-    A signal handler or the recursion limit can raise before the first line of ``call``, outside of its try. ``failed``
-    gets that exception and the arguments, or None if there is no frame yet. C gets ``error`` if ``failed`` raises as
-    well.
+    A signal handler or the recursion limit can raise before the first line of ``call``, outside of its try. Then
+    ``failed`` is called with the exception and the arguments (None if there is no frame yet). If ``failed`` raises as
+    well, C gets ``error``.
     """
 
     def on_error(kind: Any, exception: BaseException, trace: TracebackType | None) -> Any:
@@ -79,8 +79,8 @@ def _install(name: str, call: Callable[..., Any], failed: Callable[[BaseExceptio
 def status_guard(function: Callback, *, forgiven: bool = False, begins_session: bool = False) -> Callback:
     """Guard callbacks that return ``OrtStatus *``: an exception becomes a status.
 
-    With ``forgiven`` for those after whose failure a session can be made without the provider. With ``begins_session``
-    for the one that creates the provider of a session; sessions that begin during other callbacks end before these.
+    ``forgiven``: after a failure the session can be created without the provider. ``begins_session``: the callback
+    creates the provider of a session; sessions that begin during other callbacks end before these.
     """
 
     def failed(error: BaseException, arguments: Any) -> Any:

@@ -17,7 +17,7 @@ VIRTUAL_NAME = "virtual_model.onnx"
 
 
 def is_virtual(path: str, entries: Mapping[str, str]) -> bool:
-    """Whether ``path``, which a graph has, is made up by ONNX Runtime and does not say where the model is."""
+    """Whether the path in a graph is made up by ONNX Runtime, and not the model's location."""
     return bool(entries.get(EXTERNAL_FOLDER)) and os.path.basename(path) == VIRTUAL_NAME and not os.path.exists(path)
 
 

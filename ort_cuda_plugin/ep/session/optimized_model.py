@@ -1,7 +1,7 @@
 """Detects whether a session writes its optimized model to a file, because ONNX Runtime cannot write fused nodes.
 
-The C API sets the path and has no function that gets it. So the plugin finds the field in memory: it sets a marker path
-in options of its own through the API, and searches for it. Nothing is read from an offset that was not found so.
+The C API can set the path but not get it. So the plugin finds the field in memory: it sets a marker path in options of
+its own through the API, and searches their memory for it. Only the offset that was found in this way is read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SEARCHED_WORDS: Final = 8
 def writes_optimized_model(session_options: Any) -> bool:
     """Whether ``session_options`` (``const OrtSessionOptions *``) has an ``optimized_model_filepath``.
 
-    False as well where this ORT stores it in another way than as a std::string of libstdc++.
+    Also False if this ORT does not store it as a std::string of libstdc++.
     """
     place = _place_of_path()
     return place is not None and _words(session_options)[place + 1] != 0

@@ -1,4 +1,4 @@
-"""The verdicts of a session's nodes, over all the times that ONNX Runtime asks for claims."""
+"""The verdicts of a session's nodes, over all of ONNX Runtime's requests for claims."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class VerdictRecord:
         self._to_fuse: list[NodeVerdict] = []  # clusters of the latest claims
         self._fused: list[NodeVerdict] = []  # verdicts of nodes that fused nodes have replaced
         self._shown: dict[_GraphKey, list[NodeVerdict]] = {}  # verdicts of all other nodes, by graph
-        self._asked: list[_GraphKey] = []  # graphs since the main graph: the bodies of an If may have the same name
+        self._asked: list[_GraphKey] = []  # since the main graph: bodies of an If may share a name
         self._last: _GraphKey | None = None
 
     def add(self, graph: Graph, verdicts: Sequence[NodeVerdict], fused: Sequence[Sequence[Node]]) -> None:
@@ -43,7 +43,7 @@ class VerdictRecord:
         names = (label, *(value.name for value in graph.outputs))
         key = self._last = (names, sum(asked == names for asked, _ in self._asked))
         self._asked.append(key)
-        if not label:  # bodies for which ORT did not ask again are gone
+        if not label:  # bodies that ORT did not show again are gone
             self._shown = {asked: self._shown.get(asked, []) for asked in self._asked}
             self._asked = []
         inlined = {label for cluster in fused for node in cluster for label in _labels_with_bodies(node)}

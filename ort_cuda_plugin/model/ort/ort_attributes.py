@@ -11,13 +11,12 @@ from ..ir import Array, AttrValue, Constant, LongList
 from .ort_calls import OrtCallError, OrtCalls
 
 LONG = 1 << 12
-"""Numbers from which on a list stays an array; lists of sizes and axes, which operators compute with, are short."""
+"""Length from which on a list stays an array. Lists of sizes and axes, which operators compute with, are shorter."""
 
 
 def read_attribute(ort: OrtCalls, attribute: Any) -> AttrValue | None:
-    """The value of ``attribute`` (``const OrtOpAttr *``).
-
-    None for what this IR has no form for, and for what ORT cannot read.
+    """Return the value of ``attribute`` (``const OrtOpAttr *``); None if this IR cannot express it or ORT cannot read
+    it.
     """
     try:
         return _readable(ort, attribute)
@@ -39,7 +38,7 @@ def _readable(ort: OrtCalls, attribute: Any) -> AttrValue | None:
         return bytes(ffi.buffer(_data(ort, attribute, kind, "char"))).decode(errors="replace")
     if kind == lib.ORT_OP_ATTR_STRINGS:
         parts = bytes(ffi.buffer(_data(ort, attribute, kind, "char"))).split(b"\0")[:-1]
-        texts = {part: part.decode(errors="replace") for part in set(parts)}  # many are alike in a list of kinds
+        texts = {part: part.decode(errors="replace") for part in set(parts)}  # lists of kinds repeat few distinct texts
         return tuple(map(texts.__getitem__, parts))
     if kind == lib.ORT_OP_ATTR_TENSOR:
         return _tensor(ort, attribute)
@@ -47,7 +46,7 @@ def _readable(ort: OrtCalls, attribute: Any) -> AttrValue | None:
 
 
 def _numbers(data: Any, dtype: type[np.int64] | type[np.float32]) -> AttrValue:
-    """The numbers of a list; a long one stays an array."""
+    """Return the numbers of a list; a long one stays an array."""
     array: Array = np.frombuffer(ffi.buffer(data), dtype)
     if len(array) < LONG:
         return tuple(array.tolist())
@@ -57,7 +56,7 @@ def _numbers(data: Any, dtype: type[np.int64] | type[np.float32]) -> AttrValue:
 
 def _data(ort: OrtCalls, attribute: Any, kind: int, element: str) -> Any:
     size = ffi.new("size_t *")
-    # Without room the call fails and says how much it needs. That status is not an error.
+    # With a buffer of size 0 the call fails and returns the size that it needs. That status is not an error.
     status = ort.api.ReadOpAttr(attribute, kind, ffi.NULL, 0, size)
     if status != ffi.NULL:
         ort.api.ReleaseStatus(status)

@@ -1,4 +1,4 @@
-"""Calls of ONNX Runtime's C API, and what it says of tensors."""
+"""Calls ONNX Runtime's C API, and reads its tensors and types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OrtCallError(RuntimeError):
 
 
 class OrtCalls:
-    """Calls of ORT's API, ``const OrtApi *``, or with ``ep_api`` of the ``const OrtEpApi *`` beside it."""
+    """Calls functions of ``const OrtApi *``, or with ``ep_api`` of ``const OrtEpApi *``."""
 
     def __init__(self, api: Any, ep_api: Any = None) -> None:
         self.api = api
@@ -35,7 +35,7 @@ class OrtCalls:
             raise OrtCallError(f"{name}: {message}")
 
     def out(self, name: str, kind: str, *args: Any) -> Any:
-        """Calls a function whose last parameter is an out pointer to ``kind``; gives what it wrote."""
+        """Call a function whose last parameter is an out pointer to ``kind``; return what it wrote."""
         out = ffi.new(f"{kind}*" if kind.endswith("*") else f"{kind} *")
         self.call(name, *args, out)
         return out[0]
@@ -47,7 +47,9 @@ class OrtCalls:
         return [*items]
 
     def tensor_data(self, tensor: Any, dtype: DType, dims: tuple[int, ...]) -> Array:
-        """The elements of an OrtValue in host memory; zero copy, except that packed ones get a byte each."""
+        """Return the elements of an OrtValue in host memory; zero copy, except that packed elements are unpacked to
+        bytes.
+        """
         size = stored_bytes(dtype, dims)
         if size == 0:
             return np.empty(dims, dtype.numpy)
@@ -63,7 +65,7 @@ class OrtCalls:
         return elements(np.frombuffer(ffi.buffer(data, size), np.uint8), dtype, dims)
 
     def tensor_constant(self, tensor: Any) -> Constant | None:
-        """A copy of an OrtValue in host memory; None for an element type that the device has not."""
+        """Return a copy of an OrtValue in host memory; None for an element type that device memory cannot hold."""
         info = self.out("GetTensorTypeAndShape", "OrtTensorTypeAndShapeInfo *", tensor)
         try:
             dtype = element_type(self.out("GetTensorElementType", "ONNXTensorElementDataType", info))
@@ -77,12 +79,12 @@ class OrtCalls:
         return Constant.of(self.tensor_data(tensor, dtype, tuple(int(dim) for dim in dims)).copy(), dtype)
 
     def is_container(self, info: Any) -> bool:
-        """Whether a ``const OrtTypeInfo *`` is of something else than tensors."""
+        """Whether a ``const OrtTypeInfo *`` is not a tensor's."""
         kinds = (lib.ONNX_TYPE_UNKNOWN, lib.ONNX_TYPE_TENSOR)
         return info != ffi.NULL and self.out("GetOnnxTypeFromTypeInfo", "ONNXType", info) not in kinds
 
     def tensor_type(self, info: Any) -> tuple[DType | None, tuple[int | str | None, ...] | None]:
-        """Element type and dimensions that a ``const OrtTypeInfo *`` says, as `Value` has them."""
+        """Return element type and dimensions of a ``const OrtTypeInfo *``, in the form of `Value`."""
         if info == ffi.NULL or self.out("GetOnnxTypeFromTypeInfo", "ONNXType", info) != lib.ONNX_TYPE_TENSOR:
             return None, None
         tensor = self.out("CastTypeInfoToTensorInfo", "const OrtTensorTypeAndShapeInfo *", info)
@@ -99,12 +101,12 @@ class OrtCalls:
 
 
 def text(pointer: Any) -> str:
-    """The UTF-8 text of a ``const char *``; "" for NULL."""
+    """Return the UTF-8 text of a ``const char *``; "" for NULL."""
     return "" if pointer == ffi.NULL else ffi.string(pointer).decode(errors="replace")
 
 
 def element_type(number: int) -> DType | None:
-    """The type with this number in ONNXTensorElementDataType, None for one that this package does not know."""
+    """Return the type with this number in ONNXTensorElementDataType; None if this package does not know it."""
     try:
         return DType.from_ort(int(number))
     except ValueError:  # undefined, or newer than this list
@@ -112,10 +114,10 @@ def element_type(number: int) -> DType | None:
 
 
 def stored_bytes(dtype: DType, dims: tuple[int, ...]) -> int:
-    """The size of a tensor as ORT stores it."""
+    """Return the bytes of a tensor in ORT's packed storage."""
     return (math.prod(dims) * dtype.bits + 7) // 8
 
 
 def elements(stored: Array, dtype: DType, dims: tuple[int, ...]) -> Array:
-    """Bytes as ORT stores them as an array of ``dtype.numpy``."""
+    """Convert bytes in ORT's packed storage to an array of ``dtype.numpy``."""
     return unpack_array(stored, dtype, dims) if dtype.is_packed else stored.view(dtype.numpy).reshape(dims)

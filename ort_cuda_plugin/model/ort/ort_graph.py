@@ -19,9 +19,9 @@ from .ort_calls import OrtCallError, OrtCalls, elements, stored_bytes, text
 
 
 def read_graph(api: Any, ort_graph: Any) -> Graph:
-    """The IR of ``ort_graph`` (``const OrtGraph *``); ``api`` is ``const OrtApi *``.
+    """Return the IR of ``ort_graph`` (``const OrtGraph *``); ``api`` is ``const OrtApi *``.
 
-    Borrowed constants of the result die with the graph: see `Constant.keep`.
+    Borrowed constants of the result become invalid with the graph: see `Constant.keep`.
 
     Raises:
         OrtCallError: a call failed.
@@ -30,7 +30,7 @@ def read_graph(api: Any, ort_graph: Any) -> Graph:
 
 
 class _GraphReader:
-    """``outer`` reads the graph around a body."""
+    """Reads a graph. ``outer`` is the reader of the graph around a body."""
 
     def __init__(self, ort: OrtCalls, graph: Any, outer: _GraphReader | None = None) -> None:
         self.ort = ort
@@ -79,7 +79,7 @@ class _GraphReader:
     # ---- values ----
 
     def _value(self, info: Any) -> Value | None:
-        """The value that ``info`` describes; None for an omitted one."""
+        """Return the value that ``info`` describes; None for an omitted one."""
         if info == ffi.NULL:
             return None
         name = text(self.ort.out("GetValueInfoName", "const char *", info))
@@ -97,7 +97,7 @@ class _GraphReader:
         return value
 
     def _outer_value(self, name: str) -> Value | None:
-        """The value that a graph around this one has; None where nobody read it there."""
+        """Return the value from a surrounding graph; None if no graph that was read has it."""
         reader = self.outer
         while reader is not None and name not in reader.values:
             reader = reader.outer
@@ -114,7 +114,7 @@ class _GraphReader:
         if external is not None:
             return external
 
-        ort, name = self.ort, value.name  # the constant must not keep all other values alive
+        ort, name = self.ort, value.name  # locals, since the constant must not keep all other values alive
 
         def load() -> Array:
             try:
@@ -125,9 +125,9 @@ class _GraphReader:
         return Constant(dtype, dims, load, borrowed=True, name=name)
 
     def _external(self, info: Any, name: str, dtype: DType, dims: tuple[int, ...]) -> Constant | None:
-        """A constant that reads its external file; None where the data are inline or the file is not as it should be.
+        """Return a constant that reads its external file; None if the data are inline or the file is invalid.
 
-        Then ORT is asked for the contents, and says what is wrong with them.
+        Then ORT reads the contents, and reports what is wrong with them.
         """
         external = self.ort.out("ValueInfo_GetExternalInitializerInfo", "OrtExternalInitializerInfo *", info)
         if external == ffi.NULL:

@@ -16,19 +16,21 @@ ReadDevice = Callable[[int, bytearray], None]
 
 
 def read_operator(ort: OrtCalls, info: Any) -> tuple[str, str, int]:
-    """Domain, type and version of the operator; ``info`` is ``const OrtKernelInfo *``."""
+    """Return domain, type and version of the operator; ``info`` is ``const OrtKernelInfo *``."""
     domain = _string(ort, "KernelInfo_GetOperatorDomain", info)
     version = int(ort.out("KernelInfo_GetOperatorSinceVersion", "int", info))
     return "" if domain == "ai.onnx" else domain, _string(ort, "KernelInfo_GetOperatorType", info), version
 
 
 def read_name(ort: OrtCalls, info: Any) -> str:
-    """The name of the node."""
+    """Return the name of the node."""
     return _string(ort, "KernelInfo_GetNodeName", info)
 
 
 def read_attributes(ort: OrtCalls, info: Any, kinds: Mapping[str, str]) -> dict[str, AttrValue]:
-    """The attributes that the node has of those named; ``kinds`` has the Python types of their values as text."""
+    """Return those of the named attributes that the node has; ``kinds`` has the Python types of their values as
+    text.
+    """
     found = {name: _attribute(ort, info, name, kind) for name, kind in kinds.items()}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -40,7 +42,8 @@ def read_node(
     read_device: ReadDevice,
     passed_on: Collection[int] = (),
 ) -> Graph:
-    """A graph of the one node. Its inputs are those that no session fixes; constants are initializers.
+    """Return a graph of the one node. Its inputs are the node's inputs that are not constant; constants are
+    initializers.
 
     Args:
         ort: calls of the OrtApi.
@@ -59,7 +62,7 @@ def read_node(
     for index, value in enumerate(inputs):
         if value is not None and index not in passed_on:
             value.initializer = _constant(ort, info, index, value, read_device)
-    # One value that stands twice is one value.
+    # A value that the node has twice is one input of the graph.
     by_name = {value.name: value for value in reversed(inputs) if value is not None}
     unique = [None if value is None else by_name[value.name] for value in inputs]
     node = Node(
@@ -99,7 +102,7 @@ def _value(ort: OrtCalls, info: Any, side: str, index: int) -> Value | None:
 
 
 def _constant(ort: OrtCalls, info: Any, index: int, value: Value, read_device: ReadDevice) -> Constant | None:
-    """What the input always is; None where it differs from Run to Run."""
+    """Return the contents of a constant input; None if it differs from Run to Run."""
     tensor = ffi.new("const OrtValue **")
     is_constant = ffi.new("int *")
     ort.call("KernelInfoGetConstantInput_tensor", info, index, is_constant, tensor)
@@ -124,13 +127,13 @@ def _contents(ort: OrtCalls, tensor: Any, dtype: DType, dims: tuple[int, ...], r
 
 
 def _attribute(ort: OrtCalls, info: Any, name: str, kind: str) -> AttrValue | None:
-    """The value of an attribute, None where the node has none."""
+    """Return the value of an attribute; None if the node lacks it."""
     read = READERS.get(kind.removesuffix(" | None"))
     if read is None:
         raise TypeError(f"attributes of type {kind} cannot be read for a kernel")
     try:
         return read(ort, info, name.encode())
-    except OrtCallError:  # which says that there is none
+    except OrtCallError:  # the node lacks the attribute
         return None
 
 
@@ -193,4 +196,4 @@ READERS: Mapping[str, Callable[[OrtCalls, Any, bytes], AttrValue | None]] = {
     "tuple[float, ...]": _numbers,
     "tuple[str, ...]": _texts,
 }
-"""By the annotation of an operator's parameter."""
+"""Functions that read an attribute, by the annotation of the operator's parameter."""

@@ -1,4 +1,4 @@
-"""What ONNX Runtime knows of an operator: its schemas, version by version."""
+"""Reads ONNX Runtime's schemas of an operator, version by version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES: Final[Mapping[DType, str]] = {
 
 
 def type_name(dtype: DType) -> str:
-    """How schemas write a tensor type: "tensor(float)"."""
+    """Return a tensor type's name in schemas: "tensor(float)"."""
     return f"tensor({_NAMES.get(dtype, dtype.name.lower())})"
 
 
@@ -30,8 +30,8 @@ TENSOR_TYPES: Final[Mapping[str, DType]] = {type_name(dtype): dtype for dtype in
 class OpSchema:
     """One version of an operator.
 
-    ``inputs`` and ``outputs`` name the type constraint of each, "" where its type is fixed. ``constraints`` has the
-    tensor types that each allows; other types, such as sequences, are left out.
+    ``inputs`` and ``outputs`` name the type constraint of each, "" if its type is fixed. ``constraints`` has the tensor
+    types that each allows; other types, such as sequences, are left out.
     """
 
     name: str
@@ -43,7 +43,7 @@ class OpSchema:
 
 
 def read_schemas(ort: OrtCalls, name: str, domain: str) -> Iterator[OpSchema]:
-    """All versions of an operator that ORT has a schema of, the newest first. ``ort`` calls the OrtEpApi.
+    """Return all versions of an operator that ORT has a schema of, the newest first. ``ort`` calls the OrtEpApi.
 
     Raises:
         OrtCallError: a call failed for another reason than that there is no schema.

@@ -1,4 +1,4 @@
-"""Composition of strided views: how the indices of a view map to those of the dense tensor beneath it."""
+"""Composition of strided views: maps the indices of a view to those of the dense tensor that it views."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ...program.steps.tensor import contiguous_strides
 
 @dataclass(frozen=True)
 class Path:
-    """Coordinate k of the tensor beneath is ``starts[k]`` plus, for each axis of the view with ``targets[axis] == k``,
-    ``factors[axis]`` times the axis's coordinate. Axes without a target repeat elements. ``digits[k]`` are the axes
-    with target k, the innermost first.
+    """An affine map from a view's coordinates to those of the dense tensor. Coordinate k of the dense tensor is
+    ``starts[k]`` plus, for each axis of the view with ``targets[axis] == k``, ``factors[axis]`` times the axis's
+    coordinate. Axes without a target are broadcast. ``digits[k]`` are the axes with target k, the innermost first.
     """
 
     targets: tuple[int | None, ...]
@@ -23,16 +23,17 @@ class Path:
     digits: tuple[tuple[int, ...], ...]
 
     def strides(self, beneath: Sequence[Dim]) -> tuple[Dim, ...]:
-        """Strides over the view's axes of what has the strides ``beneath`` over the dimensions of the tensor."""
+        """Return strides over the view's axes, given strides ``beneath`` over the dimensions of the dense tensor."""
         return tuple(
             0 if target is None else factor * beneath[target]
             for target, factor in zip(self.targets, self.factors, strict=True)
         )
 
     def strides_beneath(self, shape: Sequence[Dim], strides: Sequence[Dim]) -> tuple[Dim, ...] | None:
-        """Strides over the dimensions beneath of what has ``strides`` over a view of ``shape`` that `covers` them.
+        """Return strides over the dense tensor's dimensions, given ``strides`` over a view of ``shape`` that `covers`
+        it.
 
-        None where the axes of a dimension do not lie at one stride, or the view runs backwards.
+        None if the axes of a dimension have no common stride, or the view runs backwards.
         """
         result: list[Dim] = []
         for axes in self.digits:
@@ -44,7 +45,7 @@ class Path:
         return tuple(result)
 
     def offset(self, beneath: Sequence[Dim]) -> Dim:
-        """Where the view's first element is."""
+        """Return the offset of the view's first element."""
         total: Dim = 0
         for start, stride in zip(self.starts, beneath, strict=True):
             total = total + start * stride
@@ -52,9 +53,9 @@ class Path:
 
 
 def find_path(shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, beneath: Sequence[Dim]) -> Path | None:
-    """The path from a view (``shape``, ``strides``, ``offset``) of a dense tensor with dimensions ``beneath``.
+    """Return the map from a view (``shape``, ``strides``, ``offset``) to a dense tensor with dimensions ``beneath``.
 
-    None where there is none, or it cannot be proven for all sizes: then an axis of the view crosses dimensions.
+    None if there is none, or if it cannot be proven for all sizes, because an axis of the view may cross dimensions.
     """
     targets: list[int | None] = [None] * len(shape)
     factors: list[Dim] = [0] * len(shape)
@@ -68,7 +69,8 @@ def find_path(shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, beneath
         size, unit = beneath[number], units[number]
         start = starts[number]
         covered: Dim = 1
-        # Axes count within a dimension in mixed radix: each one's factor is the number of elements of those before it.
+        # Axes within a dimension are the digits of a mixed-radix number: each one's factor is the number of elements of
+        # the inner ones.
         while covered != size:
             axis = next((axis for axis in pending if strides[axis] == unit * covered), None)
             if axis is None:
@@ -92,7 +94,7 @@ def find_path(shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, beneath
 
 
 def _starts(offset: Dim, beneath: Sequence[Dim], units: Sequence[Dim]) -> tuple[Dim, ...] | None:
-    """The coordinates of the element at ``offset``; None where they are not provable."""
+    """Return the coordinates of the element at ``offset``; None if they cannot be proven."""
     starts: list[Dim] = []
     for size, unit in zip(beneath, units, strict=True):
         if isinstance(offset, int) and isinstance(unit, int):
@@ -109,7 +111,7 @@ def _starts(offset: Dim, beneath: Sequence[Dim], units: Sequence[Dim]) -> tuple[
 def _stepping_axis(
     shape: Sequence[Dim], strides: Sequence[Dim], pending: set[int], unit: Dim, start: Dim, size: Dim
 ) -> tuple[int, Dim] | None:
-    """An axis that goes through a dimension of ``size`` from ``start`` in constant steps, and the step."""
+    """Return an axis that traverses a dimension of ``size`` from ``start`` in constant steps, and the step."""
     for axis in sorted(pending):
         factor = exact_quotient(strides[axis], unit)
         if isinstance(factor, int):
@@ -120,7 +122,7 @@ def _stepping_axis(
 
 
 def exact_quotient(dividend: Dim, divisor: Dim) -> Dim | None:
-    """``dividend / divisor`` where that is a whole number for all sizes, else None."""
+    """Return ``dividend / divisor`` if that is an integer for all sizes, else None."""
     if divisor == 1:
         return dividend
     if divisor == 0:
@@ -130,7 +132,7 @@ def exact_quotient(dividend: Dim, divisor: Dim) -> Dim | None:
 
 
 def covers(shape: Sequence[Dim], path: Path, beneath: Sequence[Dim]) -> bool:
-    """Whether every element beneath is an element of the view exactly once."""
+    """Whether the view has every element of the dense tensor exactly once."""
     if any(target is None and dim != 1 for target, dim in zip(path.targets, shape, strict=True)):
         return False
     counts: list[Dim] = [1] * len(beneath)

@@ -1,6 +1,6 @@
 """Structural comparison for horizontal fusion: products that share an input and differ only in constants.
 
-The results of such steps lie side by side along one axis, that of ``columns``.
+The results of such steps are concatenated along one axis, ``columns``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ...program.steps.steps import Conversion, Input, Sums
 from ...program.steps.tensor import Buffer, BufferKind, Tensor
 
 NEUTRAL = {"add": -0.0, "mul": 1.0}
-"""What leaves each number as it is, zeros with their signs included."""
+"""Neutral elements: operands that leave each number unchanged, signs of zeros included."""
 LONGEST = 8
-"""Operations of a chain that may lack some of another one."""
+"""Maximum operations of a chain that may be padded to match another one."""
 
 
 @dataclass(frozen=True)
 class Expression:
-    """``value``, for each element of ``shape``, of the leaf ``own`` and of ``inputs``."""
+    """An expression ``value`` over ``shape``; its leaves are ``own`` and those of ``inputs``."""
 
     value: Scalar
     own: Scalar
@@ -32,22 +32,22 @@ class Expression:
 
 
 def result_of(step: Sums) -> Expression:
-    """The first output, of a sum."""
+    """Return the first output, as a function of the accumulator."""
     return Expression(step.outputs[0][0], step.total, step.inputs, step.shape)
 
 
 def converted_by(conversion: Conversion, x: Tensor) -> Expression:
-    """What is multiplied in place of an element of the operand x."""
+    """Return the prologue of the operand x."""
     return Expression(conversion.value, conversion.leaf, conversion.inputs, x.shape)
 
 
 def same_leaves(
     first: Expression, other: Expression, columns: int | None, *, spreads: bool = False
 ) -> dict[Scalar, Scalar] | None:
-    """The leaves of ``other`` for those of ``first`` where both are the same expression of their own leaf, else None.
+    """Map the leaves of ``first`` to those of ``other`` if both are the same expression of their own leaf, else None.
 
-    What they read beside that is the same for all columns and for both, or constant and different along columns; with
-    ``spreads`` also constant and the same for all columns of each. Without ``columns`` it is the same.
+    Other leaves must be equal in both and the same for all columns, or be constants that vary along columns; with
+    ``spreads`` also constants that are the same for all columns of each. Without ``columns`` they must be equal.
     """
     if _beside(first.shape, columns) != _beside(other.shape, columns):
         return None
@@ -63,7 +63,7 @@ def same_leaves(
 
 
 def are_equal(value: Scalar, other: Scalar, tensors: Mapping[Scalar, Tensor]) -> bool:
-    """Whether two expressions of one step, whose leaves stand for elements of ``tensors``, have the same values."""
+    """Whether two expressions of one step, whose leaves stand for elements of ``tensors``, have equal values."""
     stack, seen = [(value, other)], set()
     while stack:
         one, two = pair = stack.pop()
@@ -82,7 +82,7 @@ def are_equal(value: Scalar, other: Scalar, tensors: Mapping[Scalar, Tensor]) ->
 
 
 def _pairs(first: Expression, other: Expression) -> dict[Scalar, Scalar] | None:
-    """What the parts of the other expression are to those of the first, where both have the same operations."""
+    """Pair the nodes of two expressions with the same operations."""
     pairs: dict[Scalar, Scalar] = {}
     stack = [(first.value, other.value)]
     while stack:
@@ -99,10 +99,9 @@ def _pairs(first: Expression, other: Expression) -> dict[Scalar, Scalar] | None:
 
 
 def completed(first: Expression, other: Expression, columns: int) -> Expression:
-    """The other expression with additions and factors of columns that the first one has and it lacks.
+    """Pad an expression with the per-column additions and factors that only the first one has, by neutral elements.
 
-    As that of keys, which some models give no bias, beside that of queries. What is inserted changes no result. Where
-    more is different it stays as it is.
+    For example, some models give keys no bias, but queries one. Expressions that differ in other ways stay as they are.
     """
     chain, left = _chain(first), _chain(other)
     width = other.shape[columns]
@@ -122,7 +121,7 @@ def completed(first: Expression, other: Expression, columns: int) -> Expression:
             operands[1 - place] = Scalar(leaf.dtype, leaf.op, value=leaf.value)
             behind = len(other.shape) - 1 - columns % len(other.shape)
             inputs.append((operands[1 - place], _full(rows[leaf], (width, *[1] * behind), NEUTRAL[operation.op])))
-        elif operation.op != "cast":  # to the type that the value has
+        elif operation.op != "cast":  # to the type that the value has already
             return other
         operands[place] = value
         value = Scalar(operation.dtype, operation.op, tuple(operands), operation.value)
@@ -130,7 +129,9 @@ def completed(first: Expression, other: Expression, columns: int) -> Expression:
 
 
 def _chain(expression: Expression) -> list[tuple[Scalar, int]] | None:
-    """The operations from ``own`` to the value, and which operand is the one before; None where it is no chain."""
+    """Return the operations from ``own`` to the value, with the operand that continues the chain; None if it is not a
+    chain.
+    """
     chain: list[tuple[Scalar, int]] = []
     current = expression.value
     while current is not expression.own:
@@ -143,7 +144,7 @@ def _chain(expression: Expression) -> list[tuple[Scalar, int]] | None:
 
 
 def _full(x: Tensor, shape: tuple[int, ...], value: float) -> Tensor:
-    """A constant of one number, of the type of the constant x."""
+    """Return a constant filled with one number, of the type of the constant x."""
     constant = Recipe("full", (x.constant_view(),), (value,)).constant(x.dtype, shape)
     return Tensor(constant.dtype, constant.shape, Buffer(BufferKind.WEIGHT, constant.nbytes, data=constant))
 
@@ -153,7 +154,7 @@ def _same_operation(one: Scalar, two: Scalar) -> bool:
 
 
 def _same_elements(x: Tensor, y: Tensor) -> bool:
-    """Whether tensors of one shape hold the same: they are one view, or repeat known elements that are equal."""
+    """Whether tensors of one shape have equal elements: they are one view, or broadcast equal known elements."""
     if x.dtype is not y.dtype:
         return False
     if x.buffer is y.buffer and x.offset == y.offset and x.strides == y.strides:
@@ -163,7 +164,7 @@ def _same_elements(x: Tensor, y: Tensor) -> bool:
 
 
 def _only_element(x: Tensor) -> bytes | None:
-    """The bytes of the known element that x repeats; None where it has several."""
+    """Return the bytes of the known element that x broadcasts; None if it has several."""
     if any(dim != 1 and stride != 0 for dim, stride in zip(x.shape, x.strides, strict=True)):
         return None
     contents = Tensor(x.dtype, (), x.buffer, offset=x.offset).constant
@@ -185,7 +186,7 @@ def _are_alike(first: Expression, x: Tensor, other: Expression, y: Tensor, colum
 
 
 def _are_same(first: Expression, x: Tensor, other: Expression, y: Tensor, columns: int) -> bool:
-    """Whether both read the same for all columns."""
+    """Whether both read the same elements for all columns."""
     one, two = _spread(x, first.shape), _spread(y, other.shape)
     if one.strides[columns] != 0 or two.strides[columns] != 0:
         return False
@@ -197,7 +198,7 @@ def _spread(x: Tensor, shape: tuple[Dim, ...]) -> Tensor:
 
 
 def _is_row(expression: Expression, x: Tensor, columns: int, spreads: bool) -> bool:
-    """Whether x is constant and has an element for each column, or with ``spreads`` one for all, and no others."""
+    """Whether x is a constant with one element per column, or with ``spreads`` one for all columns."""
     strides = broadcast_strides(x, expression.shape)
     beside = zip(_beside(expression.shape, columns), _beside(strides, columns), strict=True)
     has_columns = strides[columns] == 1 or (spreads and strides[columns] == 0)
@@ -207,9 +208,9 @@ def _is_row(expression: Expression, x: Tensor, columns: int, spreads: bool) -> b
 def joined_inputs(
     first: Expression, others: Sequence[Expression], columns: int, shape: tuple[Dim, ...]
 ) -> tuple[Input, ...]:
-    """What the expression for all columns, which is over ``shape``, reads beside its own leaf, which is the first's.
+    """Return the inputs of the joint expression over ``shape``, besides the first one's own leaf.
 
-    ``others`` are those for which `same_leaves` has leaves.
+    ``others`` are the leaf maps of `same_leaves`.
     """
     matches = [(other, same_leaves(first, other, columns, spreads=True), dict(other.inputs)) for other in others]
     inputs: list[Input] = []
@@ -232,7 +233,7 @@ def joined_inputs(
 def joined_conversion(
     conversions: Sequence[Conversion], operands: Sequence[Tensor], columns: int, joined: Tensor
 ) -> Conversion:
-    """The conversion of ``joined``, which has the operands side by side."""
+    """Return the prologue of ``joined``, the concatenated operand."""
     first, *others = (converted_by(*pair) for pair in zip(conversions, operands, strict=True))
     inputs = joined_inputs(first, others, columns, joined.shape)
     return replace(conversions[0], inputs=tuple((leaf, _spread(x, joined.shape)) for leaf, x in inputs))
@@ -244,7 +245,7 @@ def _row(expression: Expression, x: Tensor, columns: int) -> Tensor:
 
 
 def joined_constant(tensors: Sequence[Tensor], axis: int) -> Tensor:
-    """A constant of the contents of constants, one after the other along ``axis``; read when a plan needs it."""
+    """Return a constant that concatenates the contents of constants along ``axis``; read when a plan needs it."""
     shape = list(tensors[0].static_shape)
     shape[axis] = sum(x.static_shape[axis] for x in tensors)
     recipe = Recipe("join", tuple(x.constant_view() for x in tensors), (axis,))

@@ -1,7 +1,7 @@
 """Value range analysis: bounds on the magnitude of each tensor that hold for any input.
 
-A normalised row has no number larger than the square root of its length. What products, weights and activations make of
-that has limits as well. They are tensors that depend on weights alone, so that a device computes them once.
+An element of a normalised row is at most the square root of its length. Bounds of GEMMs and activations follow from
+their inputs' bounds and the weights. Bounds are tensors that depend on weights only, so a device computes them once.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from ...program.steps.trace import Step
 __all__ = ["RangeAnalysis"]
 
 _of_unit = frozenset({"erf", "half_erf", "tanh", "sigmoid"})
-"""Operations whose results are no larger than 1."""
+"""Operations with results of magnitude at most 1."""
 _exact = 1.001
-"""What limits are multiplied by: sums and quotients round."""
+"""Factor on bounds for rounding in sums and quotients."""
 
 
 @dataclass(frozen=True)
 class _Limited:
-    """A tensor whose numbers have limits: those of a column of its last dimension, or one for all of them."""
+    """A tensor with bounds: one per column of its last dimension, or one for all."""
 
     columns: int
     make: Callable[[], Tensor]
 
 
 class RangeAnalysis:
-    """The limits of float32 tensors that steps write, of which `note` is told in order."""
+    """The bounds of float32 tensors that steps write. `note` is called for each step in order."""
 
     def __init__(self, ctx: Lowering) -> None:
         self.ctx = ctx
@@ -55,13 +55,13 @@ class RangeAnalysis:
         return buffer in self._known
 
     def of(self, buffer: Buffer) -> Tensor:
-        """The limits of a tensor that has them: a vector along its columns, or one number."""
+        """Return the bounds of a tensor: a vector along its columns, or one number."""
         if buffer not in self._made:
             self._made[buffer] = self._known[buffer].make()
         return self._made[buffer]
 
     def largest(self, buffer: Buffer) -> Tensor:
-        """One number, the largest of the limits."""
+        """Return the largest of the bounds, as one number."""
         if buffer not in self._uniform:
             limits = self.of(buffer)
             with self.recording(()):
@@ -70,15 +70,15 @@ class RangeAnalysis:
         return self._uniform[buffer]
 
     def has_columns(self, buffer: Buffer) -> int:
-        """The number of columns that have limits of their own; 1 where they have none."""
+        """Return the number of columns with bounds of their own; 1 if there is one bound."""
         return self._known[buffer].columns
 
     def pass_on(self, source: Buffer, target: Buffer) -> None:
-        """The numbers of a tensor are means of those of another one."""
+        """Record that the elements of a tensor are means of another one's."""
         self._known[target] = _Limited(1, lambda: self.largest(source))
 
     def note(self, step: Map) -> None:
-        """Learns what is known of the step's results."""
+        """Derive bounds of the step's results."""
         if type(step) not in (Map, Rows, Contract) or (isinstance(step, Sums) and step.is_converted):
             return
         columns = step.shape[-1] if step.shape else None
@@ -93,13 +93,13 @@ class RangeAnalysis:
 
     @contextmanager
     def recording(self, nodes: tuple[Node, ...]) -> Iterator[None]:
-        """What is recorded meanwhile is among the steps that compute limits."""
+        """Record the steps of the block among those that compute bounds."""
         with self.ctx.recording(nodes) as steps:
             yield
         self.steps += steps
 
     def _leaves(self, step: Map) -> dict[Scalar, bool]:
-        """The step's leaves that have limits."""
+        """Return the step's leaves that have bounds."""
         found = {leaf: self._has_limit(step, x) for leaf, x in step.inputs}
         if isinstance(step, Contract):
             weights = step.b.rank == 2 and step.b.is_constant and step.b.dtype is DType.FLOAT32
@@ -114,7 +114,7 @@ class RangeAnalysis:
         return self._has_columns(x, step.shape[-1])
 
     def _has_columns(self, x: Tensor, columns: object) -> bool:
-        """Whether the limits of x are those of its buffer, column for column."""
+        """Whether the bounds of x are those of its buffer, column for column."""
         limited = self._known.get(x.buffer)
         if limited is None:
             return False
@@ -153,7 +153,7 @@ class RangeAnalysis:
         return self.ctx.view(limits, (columns,), (0 if limits.size == 1 else 1,), limits.offset)
 
     def _of_sums(self, step: Contract) -> Tensor:
-        """Sums of what the first operand can be at most times the sizes of weights."""
+        """Return bounds of accumulators: sums of the first operand's bounds times the magnitudes of weights."""
         depth, columns = step.b.static_shape
         limits = self.of(step.a.buffer)
         along = self.ctx.view(limits, (depth, 1), (0 if limits.size == 1 else 1, 0), limits.offset)
@@ -168,14 +168,14 @@ class RangeAnalysis:
 
 @dataclass(frozen=True)
 class _Search:
-    """Looks for limits of a step's values, whose ``leaves`` have limits, or are known ``numbers``."""
+    """Derives bounds of a step's values, whose ``leaves`` have bounds, or are known ``numbers``."""
 
     leaves: dict[Scalar, bool]
     numbers: dict[Scalar, float]
     row_length: int
 
     def limit(self, value: Scalar) -> Scalar | None:
-        """As an expression, in which leaves stand for their limits; None where there is none."""
+        """Return a bound as an expression, in which leaves stand for their bounds; None if there is none."""
         known: dict[Scalar, Scalar | None] = {}
         stack = [value]
         while stack:
@@ -215,11 +215,11 @@ class _Search:
         return None
 
     def _number(self, x: Scalar) -> float | None:
-        """The number that x always is."""
+        """Return the number that x always is."""
         return float(x.value) if x.op == "constant" else self.numbers.get(x)
 
     def _is_above_one(self, x: Scalar) -> bool:
-        """Whether x is 1 and an exponential."""
+        """Whether x is one plus an exponential."""
         x = _uncast(x)
         if x.op != "add":
             return False
@@ -227,7 +227,7 @@ class _Search:
         return any(self._number(one) == 1.0 and _uncast(other).op == "exp" for one, other in pairs)
 
     def _is_normalised(self, x: Scalar) -> bool:
-        """Whether x is a number by the root of the mean of the squares of its row, which may have an addend."""
+        """Whether x is an element divided by its row's root mean square, with an optional addend."""
         if not self.row_length or x.op not in ("mul", "div"):
             return False
         first, second = map(_uncast, x.operands)
@@ -261,7 +261,7 @@ class _Search:
 
 
 def _uncast(x: Scalar) -> Scalar:
-    """x before casts, which change nothing that matters here."""
+    """Return x without casts, which do not matter for bounds."""
     while x.op == "cast" and (x.operands[0].dtype.is_float or x.operands[0].op == "count"):
         (x,) = x.operands
     return x

@@ -21,14 +21,14 @@ class Uses(Generic[User]):
             self.enter(user, step)
 
     def enter(self, user: User, step: Step) -> None:
-        """From now on ``user`` does what ``step`` says."""
+        """Record that ``user`` now executes ``step``."""
         for buffer in step.writes:
             self._writers.setdefault(buffer, []).append(user)
         for buffer in step.reads:
             self._readers.setdefault(buffer, []).append(user)
 
     def leave(self, user: User, step: Step) -> None:
-        """``user`` no longer does what it was entered with."""
+        """Remove ``user`` from the users of its step's buffers."""
         for buffer in step.writes:
             self._writers[buffer].remove(user)
         for buffer in step.reads:
@@ -41,5 +41,5 @@ class Uses(Generic[User]):
         return self._readers.get(buffer, ())
 
     def users(self, buffer: Buffer) -> list[User]:
-        """Writers and readers, each once."""
+        """Return writers and readers, each once."""
         return list(dict.fromkeys((*self.writers(buffer), *self.readers(buffer))))

@@ -1,4 +1,4 @@
-"""Attention decomposition: stores the scores where two GEMMs and a softmax take less time than one attention kernel."""
+"""Attention decomposition: replaces an attention step by two GEMMs and a softmax if these take less time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...program.steps.trace import Step
 
 
 def decompose_attention(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Bring back the two GEMMs and the row program of an attention step where they take less time than one kernel.
+    """Replace an attention step by its two GEMMs and its row program if they take less time than one kernel.
 
     Assumes: an attention step has its ``parts``. A tuner, where there is one, has measured both.
     Guarantees: attention that stays carries its tactic. Attention that cuDNN or our tensor-core kernel computes

@@ -33,8 +33,8 @@ def fuse_attention(steps: Sequence[Step]) -> list[Step]:
 
     Assumes: the masks and scales between the GEMMs are fused into the row program; no operand of the GEMMs is a
         constant.
-    Guarantees: scores are not stored. The step keeps the three steps as its ``parts``, which
-        attention_decomposition may bring back.
+    Guarantees: scores are not stored. The step keeps the three steps as its ``parts``, to which attention_decomposition
+    may return.
     Example: ``s = MatMul(q, k); p = Softmax(s); y = MatMul(p, v)`` -> ``y = attention(q, k, v)``.
     """
     return _Attention(steps).run()
@@ -52,7 +52,7 @@ class _Attention:
         return [step for step in self.steps if step is not None]
 
     def _attend(self, position: int, second: Contract) -> None:
-        """Puts an Attend in the place of ``second`` where it is the second product of attention."""
+        """Replace ``second`` by an Attend if it is the second GEMM of attention."""
         middle = self._producer(second.a, position)
         if middle is None or not _are_simple_axes(second):
             return
@@ -73,14 +73,18 @@ class _Attention:
                 return
 
     def _producer(self, x: Tensor, position: int) -> int | None:
-        """The step that makes x, where it does nothing else, and the one at ``position`` alone reads that."""
+        """Return the step that produces x, if it has no other result and the step at ``position`` is x's only
+        reader.
+        """
         if x.buffer.kind is not BufferKind.SCRATCH or self.uses.readers(x.buffer) != [position]:
             return None
         writers = self.uses.writers(x.buffer)
         return writers[0] if len(writers) == 1 else None
 
     def _is_changed(self, start: int, end: int) -> bool:
-        """Whether what a step at ``start`` reads may change before ``end``, or the host needs its result by then."""
+        """Whether the inputs of the step at ``start`` may change before ``end``, or the host reads its result by
+        then.
+        """
         step = self.steps[start]
         assert step is not None
         if any(isinstance(other, ReadBack) for other in self.steps[start:end]):
@@ -96,7 +100,7 @@ def _joint(first: Contract, rows: Rows, leaf: object, x: Tensor, second: Contrac
     if not _are_simple_axes(first) or len(first.outputs) != 1 or rows.axes != {len(rows.shape) - 1}:
         return None
     if first.b.is_constant or second.b.is_constant:
-        return None  # layers of a network, whose products have many columns, and libraries
+        return None  # a linear layer with many columns, or a GEMM for a library
     score, scores = first.outputs[0]
     weight, weights = rows.outputs[0]
     a, b, c = *first.operands, second.b
@@ -134,7 +138,7 @@ def _joint(first: Contract, rows: Rows, leaf: object, x: Tensor, second: Contrac
 
 
 def _parameters(step: Attend) -> int:
-    """At most how many parameters its kernel has."""
+    """Return an upper bound of its kernel's number of parameters."""
     batch = max(len(step.batch), 1)
     count = 12 + 4 * batch
     for shape, pairs in ((step.score_shape, step.score_inputs), (step.shape, (*step.inputs, *step.outputs))):
@@ -144,7 +148,7 @@ def _parameters(step: Attend) -> int:
 
 
 def _is_attendable(weight: Scalar) -> bool:
-    """Whether the row program that ends in ``weight`` reduces one float32 of each score at a time."""
+    """Whether the row program that ends in ``weight`` reduces a single float32 value per score."""
     groups = grouped_stages([weight])
     return all(len(group) == 1 and len(group[0].elements) == 1 and _is_single(group[0].elements[0]) for group in groups)
 

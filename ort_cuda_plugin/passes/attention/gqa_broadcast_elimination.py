@@ -1,6 +1,6 @@
 """Removes the Expand that repeats K/V heads for grouped-query attention.
 
-The heads that share them become a dimension of their own, along which keys and values have a stride of 0.
+The query heads that share a K/V head become a separate dimension, along which K and V have a stride of 0.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def eliminate_gqa_broadcasts(steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_for_cudnn(step: Attend) -> bool:
-    """Whether cuDNN may compute it, which takes two dimensions of batches: the number of keys does not grow."""
+    """Whether cuDNN may compute it with two batch dimensions: the number of keys does not grow."""
     *_, rows, keys = step.score_shape
     return step.operands[0].dtype is not DType.FLOAT32 and (isinstance(keys, int) or keys == rows)
 
 
 @dataclass(frozen=True)
 class _Repeated:
-    """What the step at ``position`` repeats ``times`` times: a tensor with a dimension for that."""
+    """The source of an Expand at ``position``: a tensor with a dimension that is repeated ``times`` times."""
 
     position: int
     step: Map
@@ -57,7 +57,7 @@ class _Repeated:
 
 
 def _repeated(steps: Sequence[Step], uses: Uses[int], position: int, x: Tensor, axis: int) -> _Repeated | None:
-    """What x [batch..., heads, m, n] repeats, which a copy made that only the step at ``position`` reads."""
+    """Return the source of x [batch..., heads, m, n], if a copy repeats it that only the step at ``position`` reads."""
     writers = uses.writers(x.buffer)
     if x.buffer.kind is not BufferKind.SCRATCH or uses.readers(x.buffer) != [position] or len(writers) != 1:
         return None
@@ -113,7 +113,7 @@ def _grouped(step: Attend, keys: _Repeated, values: _Repeated) -> Attend:
 
 @dataclass(frozen=True)
 class _Split:
-    """Makes two dimensions of dimension ``axis`` of tensors that broadcast to ``rank`` dimensions."""
+    """Splits dimension ``axis`` into two, for tensors that broadcast to ``rank`` dimensions."""
 
     rank: int
     axis: int

@@ -1,7 +1,7 @@
 """Operand prologues: folds dequantization and casts into the operand loads of GEMMs and convolutions.
 
-Where a model dequantises an operand, the product reads the quantised elements. A product that a library computes is out
-of this: libraries take no such operand, and win more by tensor cores than by fewer bytes.
+If a model dequantises an operand, the GEMM reads the quantised elements. GEMMs of a library are excluded: libraries
+accept no prologue, and their tensor cores save more time than fewer bytes do.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ..analysis.uses import Uses
 from ..simplification.dead_code_elimination import eliminate_dead_code
 
 MAX_OPERATIONS = 16
-"""Maximum operations of a prologue: kernels repeat it for each tile of the result that reads the element."""
+"""Maximum operations of a prologue: kernels repeat it for each tile of the result that loads the element."""
 _NARROW_FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
 
 def fold_dequantize(steps: Sequence[Step], wanted: Callable[[Sums], bool] | None = None) -> list[Step]:
     """Fold dequantisation and casts into the operand loads of GEMMs and convolutions of ours (operand prologues).
 
-    With ``wanted`` only for the steps for which it holds afterwards, whichever kernel they would have without.
+    With ``wanted`` only steps for which it is true afterwards are changed.
 
-    Assumes: kernels are selected: a library takes no such operand, so that in front of it the map stays.
+    Assumes: kernels are selected: a library takes no such operand, so a map in front of it stays.
     Guarantees: an operand's prologue is at most 16 operations, on the operand, constants and a vector along one of
         its axes. What nobody reads any more is not stored.
     Example: ``w = Cast(w8) * scale; y = MatMul(x, w)`` -> ``y = MatMul(x, w8 with prologue Cast(w8) * scale)``.
@@ -70,14 +70,18 @@ def fold_dequantize_of_integers(ctx: Lowering, steps: Sequence[Step]) -> list[St
 
 
 def _operands(step: Step, strips: bool) -> Sequence[int]:
-    """The operands that the step's kernel can convert. Strips want weights in another order, which is made once."""
+    """Return the operands that the step's kernel can load with a prologue. Direct convolutions want weights in another
+    order, which is computed once.
+    """
     if isinstance(step, Convolve):
         return () if 0 in step.shape else (0,) if in_strips(step) and (strips or step.transposed) else (0, 1)
     return (0, 1) if isinstance(step, Contract) else ()
 
 
 def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: int, twice: bool) -> None:
-    """Where ``twice``, the narrow value is stored even if other steps want the wide one."""
+    """Fold the conversion of one operand. With ``twice``, the narrow value is stored even if other steps need the wide
+    one.
+    """
     step = steps[position]
     assert isinstance(step, Sums)
     x = step.operands[number]
@@ -112,7 +116,7 @@ def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: i
         return
     read = (operand, *(y for _, y in conversion.inputs))
     if any(writer > writers[0] for y in read for writer in uses.writers(y.buffer)):
-        return  # the step would read what came later
+        return  # the step would read a later value
     if not uses.writers(kept.buffer) and kept.buffer.kind is BufferKind.SCRATCH:
         _change(steps, uses, writers[0], replace(producer, outputs=(*producer.outputs, (source, kept))))
     operands, conversions = list(step.operands), list(step.conversions)
@@ -123,8 +127,7 @@ def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: i
 
 
 def fold_dequantize_into_inputs(steps: Sequence[Step]) -> list[Step]:
-    """Fold DequantizeLinear into the epilogues and maps that read a dequantised tensor, such as the sum of a
-    residual.
+    """Fold DequantizeLinear into the epilogues and maps that read a dequantised tensor, such as a residual addition.
 
     Assumes: the codes are stored anyway, for a product.
     Guarantees: where nobody else reads the float tensor it is not stored.
@@ -143,7 +146,7 @@ def fold_dequantize_into_inputs(steps: Sequence[Step]) -> list[Step]:
 
 
 def _with_narrow_input(steps: list[Step], uses: Uses[int], step: Step, leaf: Scalar, x: Tensor) -> Map | None:
-    """The step with what x is made of in its place; None where that is not in memory, or no narrower."""
+    """Return the step with the source of x as its input; None if the source is not in memory, or not narrower."""
     writers = uses.writers(x.buffer)
     producer = steps[writers[0]] if len(writers) == 1 else None
     if x.buffer.kind is not BufferKind.SCRATCH or not isinstance(producer, Map) or not isinstance(step, Map):
@@ -175,13 +178,13 @@ def _change(steps: list[Step], uses: Uses[int], position: int, step: Step) -> No
 
 
 def _has_one_axis(x: Tensor, shape: Sequence[Dim]) -> bool:
-    """Whether x has one element, or one for each index of one dimension."""
+    """Whether x has one element, or one per index of a single dimension."""
     strides = broadcast_strides(x, shape)
     return sum(stride != 0 and dim != 1 for stride, dim in zip(strides, shape, strict=True)) < 2
 
 
 def _source(value: Scalar, single: dict[Scalar, Tensor]) -> Scalar | None:
-    """The narrower value that ``value`` is made of, beside constants and leaves of ``single``; None where none is."""
+    """Return the narrower leaf that ``value`` is computed from, besides constants and leaves of ``single``; or None."""
     found: set[Scalar] = set()
     seen: set[Scalar] = set()
     stack = [value]
@@ -204,19 +207,21 @@ def _varies(x: Scalar, single: dict[Scalar, Tensor]) -> bool:
 
 
 def _is_storable(x: Scalar) -> bool:
-    """Whether memory holds x as it is, in a type that is cheap to load."""
+    """Whether memory can store x in a type that is cheap to load."""
     return x.dtype.is_integer or x.dtype is DType.BOOL or (x.dtype in _NARROW_FLOATS and stored(x) is x)
 
 
 def _kept(producer: Map, source: Scalar) -> Tensor | None:
-    """Where ``source`` is in memory: what the producer loads it from, or stores it in."""
+    """Return the tensor of ``source`` in memory: the one that the producer loads it from, or stores it in."""
     if source.op == "leaf":
         return next((x for leaf, x in producer.inputs if leaf is source and x.buffer.kind is not BufferKind.HOST), None)
     return next((y for x, y in producer.outputs if x is source and dense(y) and y.dtype is x.dtype), None)
 
 
 def _placed(y: Tensor, x: Tensor, beneath: Sequence[Dim]) -> Tensor | None:
-    """y, which is over the dimensions ``beneath``, as an operand sees it that sees a dense result as x."""
+    """Return the view of y (over the dimensions ``beneath``) that corresponds to the operand's view x of a dense
+    result.
+    """
     if y.size == 1:
         return Tensor(y.dtype, x.shape, y.buffer, strides=[0] * x.rank, offset=y.offset)
     path = find_path(x.shape, x.strides, x.offset, beneath)
@@ -227,7 +232,7 @@ def _placed(y: Tensor, x: Tensor, beneath: Sequence[Dim]) -> Tensor | None:
 
 
 def _is_loadable(step: Sums, number: int, x: Tensor, conversion: Conversion) -> bool:
-    """Whether the step's kernel, in the order in which it would add without a conversion, can load x with it."""
+    """Whether the step's kernel can load x with the prologue, without a change of its summation order."""
     axes = {
         axis
         for _, y in conversion.inputs
@@ -239,15 +244,15 @@ def _is_loadable(step: Sums, number: int, x: Tensor, conversion: Conversion) -> 
     assert isinstance(step, Contract)
     old = step.operands[number]
     inner, outer = (x.rank - 1, x.rank - 2) if number == 0 else (x.rank - 2, x.rank - 1)
-    # Rows of a may be counted across batches.
+    # The rows of a may span batches.
     along = {inner, outer} if number or all(dim == 1 for dim in x.shape[:-2]) else {inner}
     is_one_matrix = number == 0 and all(dim == 1 for dim in step.b.shape[:-2])
     if is_one_matrix and _row_dims(x) > _row_dims(old):
-        return False  # the rows of all batches would not be those of one product any more
+        return False  # batches with different prologues are not one GEMM any more
     return contiguous_axis(x, "row", "column") == contiguous_axis(old, "row", "column") and axes <= along
 
 
 def _row_dims(x: Tensor) -> int:
-    """How many dimensions the rows of matrices x have at least, across batches."""
+    """Return the minimum number of dimensions of the rows of matrices x, batches included."""
     dims, _ = collapse(x.shape[:-1], [x.strides[:-1]])
     return max(len(dims), 1)

@@ -1,4 +1,4 @@
-"""Kernel selection: a library's call or one of our kernels for each contraction."""
+"""Kernel selection: a library call or one of our kernels for each contraction."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ AnyStep = TypeVar("AnyStep", bound=Step)
 def select_kernels(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """Select the engine of each contraction: a library's call, or one of our kernels with its tactic.
 
-    What was measured goes before rules, and so does a tactic that a step has already.
+    Measured times have priority over rules, and so has a tactic that the step carries already.
 
     Assumes: layouts are final.
-    Guarantees: a library's call takes as much of the epilogue as the library has, and a map computes the rest. A
+    Guarantees: a library call includes as much of the epilogue as the library supports, and a map computes the rest. A
         step that stays a contraction carries its tactic for emission. Guards of the calls join those of the plan.
     Example: ``y = Exp(MatMul(a, b) + c)`` -> ``t = cublasLt(a, b, c); y = Exp(t)``.
     """
@@ -45,12 +45,14 @@ def select_kernels(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _without_library(step: AnyStep) -> AnyStep:
-    """The step that no library takes after all."""
+    """Return the step for our kernels, after no library accepted it."""
     return replace(step, tactic=Tactic()) if isinstance(step, Sums) and step.tactic.name == LIBRARY else step
 
 
 def _readable(ctx: Lowering, step: Step) -> Step:
-    """The step as our kernels take it: a convolution that no library does after all reads a dense image."""
+    """Return the step with the operands that our kernels support: a dense image for a convolution that no library
+    computes.
+    """
     if not isinstance(step, Convolve) or step.operands[0].is_contiguous:
         return step
     x, w = step.operands

@@ -1,7 +1,7 @@
 """Pointwise (1x1) convolutions as GEMMs, where cuDNN would copy their result.
 
-cuDNN writes a result whose places are apart, as a part of a concatenation, to its workspace, and copies it to its
-places. cuBLASLt writes lines of a result that are apart, and reads such lines.
+cuDNN writes a result with strided output pixels, as in a concatenation, to its workspace first and then copies it.
+cuBLASLt reads and writes strided rows directly.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def pointwise_as_gemm(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _as_product(ctx: Lowering, step: Step) -> Step:
-    """The step, as a product if it is a convolution whose result cuDNN would copy, and cuBLASLt would not.
+    """Return the step as a GEMM if it is a convolution whose result cuDNN would copy and cuBLASLt would not.
 
-    Its rows are the places of all images, whose channels come last. All of the epilogue has to be cuBLASLt's. Small
-    ones stay: a kernel of ours takes less time.
+    The GEMM's rows are the output pixels of all images in NHWC. cuBLASLt must support the whole epilogue. Small
+    convolutions stay, since our kernel takes less time.
     """
     if not isinstance(step, Convolve) or step.tactic.name or not ctx.device.libraries.issuperset({"cublaslt", "cudnn"}):
         return step

@@ -1,10 +1,10 @@
 """Float16 storage between TF32 products, with a power of two for each column, within bounds of `RangeAnalysis`.
 
-TF32 has as many bits of a number's fraction as float16. So a normalisation, a product or attention stores float16
-numbers, which are to be multiplied by a power of two for each column, or one for all of them. Tensor cores multiply
-these at twice the rate of TF32, and half the bytes are moved. The powers of a product's first operand are factors of
-its weights, which `half_lines` makes once; those of queries and keys are a factor of scores. A number is rounded as
-TF32 rounds it, but for those below 2**-28 of the limit of their column, which lose bits.
+TF32 and float16 both have 10 bits of mantissa. So a normalisation, a GEMM or attention stores float16 numbers with a
+power-of-two scale per column, or one for all columns. Tensor cores multiply float16 at twice the rate of TF32, and half
+the bytes are moved. The scales of a GEMM's left operand are factors of its weights, which `half_lines` computes once;
+those of queries and keys are a factor of the scores. Numbers are rounded as in TF32, except that those below 2**-28 of
+their column's bound lose bits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..simplification.dead_code_elimination import eliminate_dead_code
 __all__ = ["store_tf32_as_scaled_f16"]
 
 LARGEST = 2.0**14
-"""What the limit of a column is at least, in float16."""
+"""Minimum of a scaled column's bound, in float16."""
 
 
 def store_tf32_as_scaled_f16(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
@@ -51,9 +51,10 @@ def store_tf32_as_scaled_f16(ctx: Lowering, steps: Sequence[Step]) -> list[Step]
 
 @dataclass
 class _Stored:
-    """A tensor in 16 bits: its numbers, laid out as those of its buffer, and their powers; a vector, or one number.
+    """A tensor stored as scaled float16: its numbers, in the layout of its buffer, and the scales: a vector, or one
+    number.
 
-    ``inverses`` are those of the powers.
+    ``inverses`` are 1 / scale.
     """
 
     codes: Tensor
@@ -101,7 +102,7 @@ class _Halves:
         self.readers.setdefault(x.buffer, []).append(position)
 
     def _is_alone(self, y: Tensor) -> bool:
-        """Whether a step's result is all of its buffer, which nothing else writes."""
+        """Whether a step's result is all of its buffer, with no other writer."""
         is_whole = y.buffer.kind is BufferKind.SCRATCH and y.offset == 0 and y.buffer.nbytes == y.nbytes
         return is_whole and len(self.uses.writers(y.buffer)) == 1
 
@@ -112,12 +113,12 @@ class _Halves:
         return self._has_powers_along(a) and try_scaled_f16(self.ctx, step)
 
     def _has_powers_along(self, a: Tensor) -> bool:
-        """Whether the operand's columns are those of its buffer, where these have limits of their own."""
+        """Whether the operand's columns are those of its buffer, if these have bounds of their own."""
         columns = self.limits.has_columns(a.buffer) if a.buffer in self.limits else 1
         return columns == 1 or (a.is_contiguous and a.shape[-1] == columns and a.size * 4 == a.buffer.nbytes)
 
     def _is_attention_halved(self, step: Attend) -> bool:
-        """Whether attention reads and writes nothing but such tensors."""
+        """Whether attention reads and writes only such tensors."""
         if len(step.outputs) != 1 or any(x.buffer not in self.writers for x in step.operands):
             return False
         out = step.outputs[0][1]
@@ -150,7 +151,7 @@ class _Halves:
         return eliminate_dead_code([*self.limits.steps, *result])
 
     def _of(self, buffer: Buffer) -> _Stored:
-        """The tensor in 16 bits, whose limits the device computes once."""
+        """Return the tensor as scaled float16; the device computes its bounds once."""
         if buffer not in self.stored:
             is_uniform = self._is_uniform(buffer) or self.limits.has_columns(buffer) == 1
             limits = self.limits.largest(buffer) if is_uniform else self.limits.of(buffer)
@@ -167,7 +168,7 @@ class _Halves:
         return self.stored[buffer]
 
     def _codes(self, x: Tensor) -> Tensor:
-        """x in 16 bits."""
+        """Return the float16 form of x."""
         return self.ctx.view(self._of(x.buffer).codes, x.shape, x.strides, x.offset)
 
     def _product(self, step: Contract) -> Contract:
@@ -176,7 +177,7 @@ class _Halves:
         return replace(changed, operands=(a, permute(self.ctx, lines, (1, 0))))
 
     def _with_stored(self, step: Map, buffer: Buffer) -> Map:
-        """The step that also stores what it writes to ``buffer`` in 16 bits."""
+        """Return the step that also stores its result in ``buffer`` as scaled float16."""
         stored = self._of(buffer)
         assert stored.inverses is not None
         value, y = next((value, y) for value, y in step.outputs if y.buffer is buffer)
@@ -187,7 +188,9 @@ class _Halves:
         return replace(step, inputs=inputs, outputs=(*step.outputs, (code, codes)))
 
     def _attention(self, step: Attend) -> Attend:
-        """Scores are times the powers of queries and keys. The results have the powers of the values."""
+        """Return attention on such tensors. Scores are multiplied by the scales of queries and keys; results have the
+        scales of the values.
+        """
         (_, out), operands = step.outputs[0], tuple(map(self._codes, step.operands))
         queries, keys, values = (self._of(x.buffer).powers for x in step.operands)
         leaves = [Scalar(DType.FLOAT32, "leaf") for _ in (queries, keys)]

@@ -1,6 +1,6 @@
 """Horizontal fusion of contractions whose results stay separate tensors: shared by integer GEMMs and convolutions.
 
-Results of the one are side by side, but each has its own tensor: so what reads them does not change.
+The merged step computes adjacent columns, but each result keeps its own tensor, so readers do not change.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ AnySums = TypeVar("AnySums", bound=Sums)
 
 
 class Merging(ABC, Generic[AnySums]):
-    """Which steps become one. ``columns`` is the axis of results, ``weight_columns`` that of weights."""
+    """The policy of one merging pass. ``columns`` is the axis of results, ``weight_columns`` that of weights."""
 
     columns: int
     weight_columns: int
 
     @abstractmethod
     def candidate(self, step: Step) -> AnySums | None:
-        """The step, if it may be merged with others of the same `key`."""
+        """Return the step if it may be merged with others of the same `key`."""
 
     @abstractmethod
     def key(self, step: AnySums) -> Hashable:
-        """What such steps have in common."""
+        """Return the properties that merged steps must share."""
 
     def are_alike(self, first: AnySums, other: AnySums) -> bool:
-        """Whether steps of one key do the same with their sums, but for constants that differ along columns."""
+        """Whether steps of one key have equal epilogues, except for constants that vary along columns."""
         if same_leaves(result_of(first), result_of(other), self.columns, spreads=True) is None:
             return False
         pairs = zip(first.conversions, other.conversions, first.operands, other.operands, strict=True)
@@ -56,14 +56,14 @@ class Merging(ABC, Generic[AnySums]):
 
     @abstractmethod
     def is_faster(self, merged: AnySums, count: int) -> bool:
-        """Whether the one step takes less time than ``count`` steps."""
+        """Whether the merged step takes less time than ``count`` steps."""
 
     @abstractmethod
     def made(self, merged: AnySums, count: int) -> list[Step] | None:
-        """What comes in place of ``count`` steps; None where that cannot be known before a Run."""
+        """Return the replacement of ``count`` steps; None if the choice needs sizes of a Run."""
 
     def joined(self, steps: Sequence[AnySums]) -> AnySums:
-        """The step whose columns are those of all steps."""
+        """Return the step with the columns of all steps."""
         first, parts = steps[0], self._parts(steps)
         shape = list(first.shape)
         shape[self.columns] = parts[-1].stop
@@ -92,13 +92,13 @@ class Merging(ABC, Generic[AnySums]):
 
 
 def has_one_result(step: Sums) -> bool:
-    """Whether all that the step stores is one value, in one place or several."""
+    """Whether the step stores a single value, in one tensor or several."""
     result, first = step.outputs[0]
     return all(value is result and y.dtype is first.dtype and y.shape == step.shape for value, y in step.outputs)
 
 
 def merge_contractions(steps: Iterable[Step], merging: Merging[AnySums]) -> list[Step]:
-    """The steps with one in place of those that ``merging`` makes one of."""
+    """Return the steps, with merged steps in place of those that ``merging`` can merge."""
     return _Merger(list(steps), merging).run()
 
 
@@ -129,7 +129,7 @@ class _Merger(Generic[AnySums]):
         return result
 
     def _merge_first(self, positions: Sequence[int]) -> list[int]:
-        """Merges the first step with as many others as it may; gives the positions of those that are left."""
+        """Merge the first step with as many others as possible; return the positions that are left."""
         start, *others = positions
         taken, merged = [start], self.candidates[start]
         for position in others:
@@ -147,7 +147,9 @@ class _Merger(Generic[AnySums]):
         return [position for position in others if position not in taken]
 
     def _may_begin(self, start: int, position: int) -> bool:
-        """Whether a step may be where ``start`` is: what it reads is there, and nobody needs what was in its place."""
+        """Whether a step may move to ``start``: its inputs exist there, and no step in between depends on its
+        results.
+        """
         step = self.candidates[position]
 
         def between(users: Sequence[int]) -> list[int]:

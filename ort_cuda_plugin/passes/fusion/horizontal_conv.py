@@ -1,8 +1,8 @@
 """Merges small convolutions of one image into one kernel, as in the modules of Inception networks.
 
-A small convolution takes about as long as a launch, and all of them read the same image. In one kernel their channels
-are side by side. What it stores stays apart: each result has its own tensor, with its own distance from place to place.
-So those that read the results, and those that are a part of a concatenation, find them as they were.
+A small convolution takes about as long as a launch, and all of them read the same image. One kernel computes all their
+channels. Each result keeps its own tensor, with its own pixel stride, so that readers and slices of concatenations do
+not change.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def merge_convolutions(ctx: Lowering, steps: Iterable[Step]) -> list[Step]:
     to its own tensor.
 
     Assumes: images have their channels last; results have one writer.
-    Guarantees: readers of the results do not change. The merged kernel takes less time than one by one, or no
-        library computes them. Guards of the kernel join those of the plan.
+    Guarantees: readers of the results do not change. The merged kernel takes less time than separate kernels, or no
+    library computes them. Guards of the kernel join those of the plan.
     Example: ``a = Conv1x1(x, wa); b = Conv1x1(x, wb)`` -> ``a, b = launch(x, [wa wb])``.
     """
     return merge_contractions(steps, _Convolutions(ctx))
@@ -65,14 +65,13 @@ class _Convolutions(Merging[Convolve]):
         return self._team(merged, count) is not None or self._tiles(merged) is not None
 
     def _team(self, merged: Convolve, count: int) -> Team | None:
-        """The teams of warps that take less than so many calls of a library; None where there are none."""
+        """Return the sliced-K schedule that takes less time than so many library calls; None if there is none."""
         return None if merged.is_converted else team_of_convolution(self.ctx, merged, count)
 
     def _tiles(self, merged: Convolve) -> ProductTactic | None:
-        """The kernel for sums that no library has, or is there for; None where its tiles do not have all of k.
-
-        A step that adds up parts would not know the results. cuDNN's result would have to be one tensor, and it copies
-        images whose places are apart before it reads them.
+        """Return the schedule of our kernel if no library can compute the accumulators; None if it splits k, since the
+        reduction kernel of split-K writes a single result. cuDNN would need one result tensor, and would copy strided
+        images before reading them.
         """
         way = next(iter(matrix_convolution_tactics(self.ctx, merged).values()))
         is_ours = merged.is_converted or "cudnn" not in self.ctx.device.libraries

@@ -1,4 +1,4 @@
-"""Horizontal fusion: one launch for independent maps of one shape, as copies of keys and values."""
+"""Horizontal fusion: one launch for independent maps of one shape, for example copies of keys and values."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..simplification.constant_folding import fixed_buffers, is_fixed
 from .vertical_fusion import is_small, unified
 
 MAX_BYTES = 1 << 20
-"""Intermediates of a map that moves; it makes them earlier, so that they are alive for longer."""
+"""Maximum bytes of the intermediates that a moved map writes: moving it earlier extends their lifetime."""
 
 
 def fuse_horizontally(steps: Sequence[Step]) -> list[Step]:
     """Fuse independent maps of one shape into one launch, at the place of the first.
 
-    Assumes: vertical fusion is done: a map that others could take in is gone.
+    Assumes: vertical fusion is done, so that no map is left that could fuse with its neighbours.
     Guarantees: no step in between reads what the later map writes, or writes what it reads. What runs once stays
         apart from what each Run does.
     Example: ``k2 = Copy(k); v2 = Copy(v)`` of one shape -> ``k2, v2 = Copy(k), Copy(v)`` in one map.
@@ -33,7 +33,7 @@ def fuse_horizontally(steps: Sequence[Step]) -> list[Step]:
         if type(step) is not Map:
             result.append(step)
             continue
-        alike = step.shape, is_fixed(step, fixed)  # what runs once stays apart
+        alike = step.shape, is_fixed(step, fixed)  # work that is done once stays separate
         place = places.get(alike)
         first = None if place is None else result[place]
         if place is not None and type(first) is Map and _may_move(step, result[place:]):
@@ -47,7 +47,7 @@ def fuse_horizontally(steps: Sequence[Step]) -> list[Step]:
 
 
 def _may_move(step: Map, before: Sequence[Step]) -> bool:
-    """Whether the step may come before the steps ``before``."""
+    """Whether the step may be moved before the steps ``before``."""
     made = sum(hint(y.nbytes) for _, y in step.outputs if y.buffer.kind is not BufferKind.OUTPUT)
     reads, writes = set(step.reads), set(step.writes)
     return made <= MAX_BYTES and all(
@@ -57,7 +57,7 @@ def _may_move(step: Map, before: Sequence[Step]) -> bool:
 
 
 def _writes_apart(step: Map, other: Step) -> bool:
-    """Whether the steps write to different places: other buffers, or parts of one that do not overlap."""
+    """Whether the steps write disjoint memory: different buffers, or parts that do not overlap."""
     if not isinstance(other, Map):
         return set(step.writes).isdisjoint(other.writes)
     outputs = [y for _, y in other.all_outputs]

@@ -1,4 +1,4 @@
-"""Merged GEMM: one product for several that multiply one tensor with different weights, as Q, K and V projections."""
+"""Merged GEMM: one GEMM for several with the same left operand and different weights, as in Q, K and V projections."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..analysis.uses import Uses
 from ..simplification.concat_elimination import Copy, with_view
 
 COLUMNS = -1
-"""The axis along which the results of products lie side by side."""
+"""The axis along which the GEMMs' results are concatenated."""
 
 
 def merge_gemms(steps: Sequence[Step]) -> list[Step]:
     """Merge GEMMs of one left operand with constant weights into one GEMM over joined columns, as Q, K and V
     projections.
 
-    Assumes: epilogues are fused. Steps beside the merged GEMM do not write its left operand in between.
+    Assumes: epilogues are fused. No step in between writes the left operand.
     Guarantees: results become views of the joined result. A shorter epilogue gets additions of -0.0 and factors of
         1.0, which keep the bits.
     Example: ``q = MatMul(x, wq); k = MatMul(x, wk)`` -> ``qk = MatMul(x, [wq wk]); q, k = views of qk``.
@@ -40,7 +40,7 @@ def merge_gemms(steps: Sequence[Step]) -> list[Step]:
         measure = Measure("horizontal_gemm")
         while len(positions) > 1:
             measure.fall(len(positions), result[positions[0]].node)
-            # What others lack of the longest expression may be additions and factors that change nothing.
+            # Shorter epilogues are padded to the longest one with neutral additions and factors.
             longest = max(positions, key=lambda position: _length(_contract(result, position)))
             alike = _alike(result, longest, positions)
             positions = [position for position in positions if position not in alike]
@@ -50,9 +50,9 @@ def merge_gemms(steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_mergeable(step: Contract) -> bool:
-    """Whether the weights are constant, the only result is an intermediate, and others can be alike.
+    """Whether the weights are constant, the only result is an intermediate, and the epilogue can match others.
 
-    A product whose map reads other elements for each row and column, as those of a residual, is not alike with itself.
+    An epilogue with an operand per row and column, such as a residual, matches no other.
     """
     if len(step.outputs) != 1 or step.b.rank != 2 or not step.b.is_constant or step.column_axes != 1:
         return False
@@ -73,7 +73,7 @@ def _length(step: Contract) -> int:
 
 
 def _alike(steps: Sequence[Step], longest: int, positions: Sequence[int]) -> dict[int, Expression]:
-    """Of the products that differ from the ``longest`` one in their weights only, the results, the first one first."""
+    """Return the results of the GEMMs that match the ``longest`` one except for their weights; that one comes first."""
     model = result_of(_contract(steps, longest))
     found = {}
     for position in positions:

@@ -1,4 +1,4 @@
-"""Merged integer GEMM: one product for several of the same codes, as Q, K and V projections of a quantized model."""
+"""Merged integer GEMM: one GEMM for several with the same quantized left operand, as in Q, K and V projections."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def merge_integer_gemms(ctx: Lowering, steps: Iterable[Step]) -> list[Step]:
     own tensor.
 
     Assumes: DequantizeLinear is folded into the operands.
-    Guarantees: readers of the results do not change. Tiles have all of k. Guards of the kernel join those of the
-        plan.
+    Guarantees: readers of the results do not change. Tiles cover all of k. Guards of the kernel join those of the plan.
     Example: ``q = MatMul(codes, wq); k = MatMul(codes, wk)`` -> ``q, k = MatMul(codes, [wq wk])``, two tensors.
     """
     return merge_contractions(steps, _Products(ctx))
@@ -45,7 +44,7 @@ class _Products(Merging[Contract]):
         return a.buffer, a.dtype, a.shape, a.strides, a.offset, b.dtype, b.shape[0], step.outputs[0][1].dtype
 
     def is_faster(self, merged: Contract, count: int) -> bool:
-        """Whether tiles have all of k: a step that adds up parts would not know the results."""
+        """Whether tiles cover all of k: the reduction kernel of split-K writes a single result."""
         way = next(iter(product_tactics(self.ctx, merged).values()))
         return way.tile is not None and way.splits == 1
 

@@ -1,7 +1,7 @@
 """Split-K whose reduction is fused into the step that reads the result, such as a normalization of few rows.
 
-Such a product has few tiles for each of which there is much to multiply. Parts of k give all multiprocessors large
-tiles, which read less. A kernel of its own that adds up the parts would take longer than that saves.
+Such a GEMM has few tiles with a large k. Splitting k gives every multiprocessor a large tile, which loads fewer bytes
+per operation. A separate reduction kernel would cost more than that saves.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def fuse_split_k(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _adding(steps: Sequence[Step], uses: Uses[int], position: int) -> int | None:
-    """The first step that reads the product's result, where it can compute it, and nothing before it needs that."""
+    """Return the first step that reads the GEMM's result, if it can add the partial sums, and no step before it needs
+    them.
+    """
     step = steps[position]
     assert isinstance(step, Contract)
     ((_, y),) = step.outputs

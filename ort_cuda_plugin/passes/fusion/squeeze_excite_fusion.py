@@ -1,9 +1,9 @@
 """Fused squeeze-and-excitation: two pointwise convolutions of one output pixel in one kernel.
 
-Networks with squeeze and excitation make two products of a few channels for each image. For a library each is a launch
-that takes longer to begin than to compute, and often a map of what it leaves. Here a block makes all of the first
-product of its image, which stays in shared memory, and a part of the second one. What it reads does not depend on what
-it computes: so the weights of both products are under way at once.
+Squeeze-and-excitation multiplies a few channels of each image by two weight matrices. With a library, each GEMM is a
+launch that takes longer to start than to compute, often followed by a map. Here a block computes the whole first GEMM
+of its image, which stays in shared memory, and a part of the second. Its loads do not depend on its results, so the
+weights of both GEMMs are loaded at once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def fuse_squeeze_excite(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _simple(step: Step | None) -> Convolve | None:
-    """The step if it multiplies the channels of one place by weights, and stores one result in their type."""
+    """Return the step if it is a pointwise convolution of one output pixel, with one result in the operands' type."""
     if not isinstance(step, Convolve) or step.transposed or step.is_converted or step.tactic.name:
         return None
     x, w = step.operands
@@ -66,7 +66,7 @@ def _simple(step: Step | None) -> Convolve | None:
 
 
 def _only_writer(uses: Uses[int], buffer: Buffer, reader: int) -> int | None:
-    """The step that writes an intermediate which the step ``reader`` alone reads."""
+    """Return the step that writes an intermediate whose only reader is the step ``reader``."""
     if buffer.kind is not BufferKind.SCRATCH or list(uses.readers(buffer)) != [reader]:
         return None
     writers = uses.writers(buffer)
@@ -74,14 +74,14 @@ def _only_writer(uses: Uses[int], buffer: Buffer, reader: int) -> int | None:
 
 
 def _feeds(first: Convolve, second: Convolve) -> bool:
-    """Whether what the first one stores is what the second one multiplies, and nothing else of the second one."""
+    """Whether the first result is the second one's left operand, and no other operand of it."""
     x, y = second.operands[0], first.outputs[0][1]
     others = (second.operands[1], *(z for _, z in second.inputs))
     return dense(y) and dense(x) and x.shape == y.shape and all(z.buffer is not y.buffer for z in others)
 
 
 def _is_changed(uses: Uses[int], steps: Sequence[Step], start: int, end: int) -> bool:
-    """Whether what the step at ``start`` reads may change before ``end``, or the host reads something by then."""
+    """Whether the inputs of the step at ``start`` may change before ``end``, or the host reads a value by then."""
     if any(isinstance(step, ReadBack) for step in steps[start:end]):
         return True
     return any(start < writer < end for buffer in steps[start].reads for writer in uses.writers(buffer))

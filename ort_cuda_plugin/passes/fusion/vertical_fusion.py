@@ -1,8 +1,8 @@
 """Vertical fusion: joins producers into consumers, so that no tensor between them goes through memory.
 
-A producer joins its consumer where the consumer reads each element of it along strides, nothing between the two has to
-run after the one and before the other, and no other step needs the result (unless the joint step can store it as
-well). Values are rounded to the type in which they were stored, so that fusing changes no result.
+A producer fuses with its consumer if the consumer reads the result by a strided view, no step in between depends on the
+one and precedes the other, and no other step needs the result (or the fused step can store it as well). Values are
+rounded to the type in which they were stored, so that fusing changes no result.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from ..analysis.uses import Uses
 from ..simplification.constant_folding import fixed_buffers, is_fixed
 
 MAX_TENSORS = 24
-"""Tensors of a joint step: a kernel takes a pointer and strides of each, and has a limited number of parameters."""
+"""Maximum tensors of a fused step: a kernel has a pointer and strides for each, and a limited number of parameters."""
 MAX_PARAMETERS = 60
 MAX_OPERATIONS = 512
-"""Operations of a kernel: compilation takes seconds for so many, and more than twice as long for twice as many."""
+"""Maximum operations of a fused kernel. Compilation takes seconds for that many, and grows faster than linearly."""
 MAX_REPEATED_OPERATIONS = 16
-"""Operations that are computed again for each element that a producer's element is repeated to."""
+"""Maximum operations that are recomputed for each broadcast copy of a producer's element."""
 MAX_DISTANCE = 400
-"""Steps between producer and consumer that are looked at for dependencies."""
+"""Maximum number of steps between producer and consumer that are searched for dependencies."""
 FEW_ROWS, MANY_COLUMNS = 128, 8192
-"""At most so many rows of at least so many columns are too few blocks: elementwise work stays in a map of its own."""
+"""Up to FEW_ROWS rows of at least MANY_COLUMNS columns make too few blocks: elementwise work stays in a separate
+map."""
 
 
 def fuse_vertically(steps: Sequence[Step]) -> list[Step]:
@@ -70,24 +71,26 @@ class _Fusion:
         position, measure = 0, Measure[tuple[int, ...]]("fuse")
         while position < len(self.steps):
             consumer = self.steps[position]
-            measure.fall((len(self.steps), -position), consumer.node)  # to join makes one step of two
+            measure.fall((len(self.steps), -position), consumer.node)  # each fusion makes one step of two
             if isinstance(consumer, Map):
                 joined = self._join_a_producer(consumer, position)
                 if joined is not None:
-                    position = joined  # the joint step may have more producers
+                    position = joined  # the fused step may have more producers
                     continue
             position += 1
         return self.steps
 
     def _join_a_producer(self, consumer: Map, position: int) -> int | None:
-        """Joins one producer to the step at ``position``; the joint step's position, or None where none can be."""
+        """Fuse one producer into the step at ``position``; return the fused step's position, or None if no producer can
+        be fused.
+        """
         for buffer in reversed(consumer.reads):
             writers = self.uses.writers(buffer)
             if len(writers) != 1 or not isinstance(writers[0], Map) or writers[0] is consumer:
                 continue
             producer = writers[0]
             if isinstance(consumer, Sums) and any(x.buffer in producer.writes for x in consumer.summed):
-                continue  # the sums need all of that, also where the map behind them reads another result
+                continue  # the contraction needs all of that tensor, even if its epilogue reads another result
             if self._is_better_kept(producer, consumer):
                 continue
             later = self._dependents(producer, consumer, position)
@@ -101,7 +104,9 @@ class _Fusion:
         return None
 
     def _is_better_kept(self, producer: Map, consumer: Map) -> bool:
-        """Whether the producer runs once, not in each Run, and reading its results costs no more than its inputs."""
+        """Whether the producer is folded (done once, not in each Run), and reading its results costs no more than
+        reading its inputs.
+        """
         if not is_fixed(producer, self.fixed) or is_fixed(consumer, self.fixed):
             return False
         if any(reader is not consumer for buffer in producer.writes for reader in self.uses.readers(buffer)):
@@ -110,7 +115,7 @@ class _Fusion:
         return results <= sum(hint(x.distinct_bytes) for _, x in producer.inputs)
 
     def _dependents(self, producer: Map, consumer: Map, position: int) -> list[Step] | None:
-        """The steps between the two that depend on the producer; None where the consumer depends on one of them."""
+        """Return the steps between the two that depend on the producer; None if the consumer depends on one of them."""
         start = position - 1
         while self.steps[start] is not producer:
             start -= 1
@@ -142,7 +147,7 @@ class _Fusion:
         self.steps[start : position + 1] = [*before, joint, *later]
 
     def _joint(self, producer: Map, consumer: Map) -> Map | None:
-        """One step that does what both do, or None where there is none or it would be slower."""
+        """Return one step that does the work of both; None if there is none or it would be slower."""
         made = {y.buffer: (x, y) for x, y in producer.all_outputs}
         if any(not dense(y) or len(self.uses.writers(buffer)) != 1 for buffer, (_, y) in made.items()):
             return None
@@ -163,13 +168,13 @@ class _Fusion:
 
 
 def is_small(step: Map) -> bool:
-    """Whether a kernel for it may have its parameters on every device, and compiles soon."""
+    """Whether its kernel fits the parameter limit of every device, and compiles quickly."""
     tensors = [x for _, x in step.inputs if x.size != 1] + [y for _, y in step.all_outputs]
     if len(tensors) > MAX_TENSORS:
         return False
     dims: Sequence[Dim] = step.shape
     strides = [broadcast_strides(x, step.shape) for x in tensors]
-    if not isinstance(step, Sums):  # kernels of sums count rows, columns and channels apart
+    if not isinstance(step, Sums):  # contractions count rows, columns and channels separately
         dims, strides = collapse(dims, strides)
     numbers = sum(not isinstance(s, int) or s not in (0, 1) for axes in strides for s in axes)
     parameters = len(step.inputs) + len(step.all_outputs) + numbers + 2 * len(dims) + _own_parameters(step, len(dims))
@@ -177,7 +182,7 @@ def is_small(step: Map) -> bool:
 
 
 def _own_parameters(step: Map, dims: int) -> int:
-    """At most how many parameters a kernel has beside those of the step's tensors and of the sizes of dimensions."""
+    """Return an upper bound of a kernel's parameters besides the tensors' and the sizes of dimensions."""
     if isinstance(step, Convolve):
         return 11 + 7 * len(step.places)
     if isinstance(step, Contract):
@@ -189,9 +194,9 @@ def _own_parameters(step: Map, dims: int) -> int:
 
 
 def join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | None:
-    """One step that computes what a map stores for another step, and stores the ``kept`` outputs of the map as well.
+    """Return one step that computes a map inside of its consumer, and also stores the map's ``kept`` outputs.
 
-    None where there is none, or where a kernel cannot have it.
+    None if there is none, or if a kernel does not support it.
     """
     joint = _join_map(producer, consumer, kept)
     return joint if joint is not None and is_small(joint) else None
@@ -212,7 +217,7 @@ def _join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | Non
         if value is None:
             return None
         replaced[leaf] = value
-    # What is stored as well has to be computed once for each of its elements.
+    # A value that is also stored must be computed exactly once per element.
     outputs: list[Output] = []
     for expression, y in kept:
         view = views.covering()
@@ -223,14 +228,16 @@ def _join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | Non
         return None
     if isinstance(consumer, Rows) and _is_narrow(consumer) and len(reachable(x for x, _ in producer.outputs)) > 8:
         return None
-    # The consumer's leaves give way: its expressions are the small ones of a long chain.
+    # The consumer's leaves are substituted, since in a long chain its expressions are the small ones.
     known = {_place(x, consumer.shape): leaf for leaf, x in views.inputs}
     replaced |= {leaf: known[place] for leaf, x in rest if (place := _place(x, consumer.shape)) in known}
     return _with_inputs(consumer, replaced, [*views.inputs, *rest], outputs, producer)
 
 
 class _Views:
-    """A producer as a consumer of ``shape`` reads it: for each path to its elements its inputs along that path."""
+    """The producer's inputs as a consumer of ``shape`` reads them: for each view of its result, the inputs composed
+    with that view.
+    """
 
     def __init__(self, producer: Map, shape: tuple[Dim, ...]) -> None:
         self.producer, self.shape = producer, shape
@@ -238,7 +245,7 @@ class _Views:
         self.paths: dict[_View, Substitution | None] = {}
         """What gives an expression its inputs along a path; None where they are those of the producer."""
         self.inputs: list[Input] = []
-        # A view that keeps the dimensions needs them as they are; one that merges them needs them merged.
+        # A view that keeps the dimensions needs them unchanged; one that merges them needs them merged.
         self.forms = [_Form(producer.shape, tuple(placed))]
         dims, merged = collapse(producer.shape, placed)
         if len(dims) < len(producer.shape):
@@ -252,7 +259,9 @@ class _Views:
         return covers(self.shape, view.path, view.form.dims)
 
     def value(self, expression: Scalar, x: Tensor) -> Scalar | None:
-        """``expression`` of the producer as the element of its stored result that the consumer reads through x."""
+        """Return ``expression`` of the producer at the element of its stored result that the consumer reads through
+        x.
+        """
         strides = broadcast_strides(x, self.shape)
         for form in self.forms:
             path = find_path(self.shape, strides, x.offset, form.dims)
@@ -277,7 +286,7 @@ class _Views:
         return expression if new is None else new(expression)
 
     def _along(self, x: Tensor, strides: Sequence[Dim], path: Path) -> Tensor:
-        """x of the producer as the consumer reads it; x itself where that is no other place."""
+        """Return the producer's input x composed with the consumer's view; x itself if that is the same."""
         if x.size == 1:
             return _of_rank(x, len(self.shape))
         offset, new = x.offset + path.offset(strides), path.strides(strides)
@@ -305,13 +314,13 @@ class _View:
     path: Path
 
     def of_result(self, y: Tensor, shape: tuple[Dim, ...]) -> Tensor:
-        """A dense result of the producer over the axes of the view, which may run backwards."""
+        """Return the form for a dense result of the producer over the axes of the view, which may run backwards."""
         dense = contiguous_strides(self.form.dims)
         return Tensor(y.dtype, shape, y.buffer, strides=self.path.strides(dense), offset=self.path.offset(dense))
 
 
 def _is_narrow(step: Rows) -> bool:
-    """Whether few threads would do all the work on the elements."""
+    """Whether few threads would do all the elementwise work."""
     columns = product(dim for axis, dim in enumerate(step.shape) if axis in step.axes)
     return hint(product(step.row_shape)) < FEW_ROWS and hint(columns) > MANY_COLUMNS
 
@@ -320,7 +329,7 @@ def _is_narrow(step: Rows) -> bool:
 
 
 def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | None:
-    """A row program takes in what is computed from its elements and rows, in its own shape."""
+    """Fuse elementwise steps over its elements and rows into a row program with the same shape."""
     if isinstance(consumer, Rows):
         if consumer.axes != producer.axes or consumer.shape != producer.shape:
             return None
@@ -374,7 +383,7 @@ def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | N
 
 
 def reads_all(x: Tensor, shape: Sequence[Dim], y: Tensor, strides: Sequence[Dim]) -> bool:
-    """Whether x, read over ``shape``, is the dense result y element by element."""
+    """Whether x, read over ``shape``, is the dense result y, element by element."""
     if x.dtype is not y.dtype or x.offset != 0:
         return False
     triples = zip(shape, broadcast_strides(x, shape), strides, strict=True)
@@ -382,12 +391,14 @@ def reads_all(x: Tensor, shape: Sequence[Dim], y: Tensor, strides: Sequence[Dim]
 
 
 def _of_rank(x: Tensor, rank: int) -> Tensor:
-    """x, which has one element, with at most ``rank`` dimensions."""
+    """Return x, which has one element, with at most ``rank`` dimensions."""
     return x if x.rank <= rank else Tensor(x.dtype, (1,) * rank, x.buffer, offset=x.offset)
 
 
 def rebased(consumer: Map, shape: tuple[Dim, ...], x: Tensor) -> Map | None:
-    """The consumer over ``shape``, the dimensions of the dense tensor that it reads through x; None where none is."""
+    """Return the consumer over ``shape``, the dimensions of the dense tensor that it reads through x; None if
+    impossible.
+    """
     strides = broadcast_strides(x, consumer.shape)
     over: Callable[[Sequence[Dim]], tuple[Dim, ...] | None]
     path = find_path(consumer.shape, strides, x.offset, shape)
@@ -419,7 +430,7 @@ def rebased(consumer: Map, shape: tuple[Dim, ...], x: Tensor) -> Map | None:
 
 
 def _join_sums(producer: Sums, consumer: Map, kept: Sequence[Output]) -> Map | None:
-    """A product or convolution takes in an elementwise map of all its results."""
+    """Fuse an elementwise map of all results into a contraction, as its epilogue."""
     if isinstance(consumer, (Rows, Sums)):
         return None
     read = [x for _, x in consumer.inputs if any(x.buffer is y.buffer for _, y in producer.outputs)]
@@ -451,7 +462,9 @@ def _join_sums(producer: Sums, consumer: Map, kept: Sequence[Output]) -> Map | N
 def _split(
     producer: Contract | Convolve, consumer: Map, x: Tensor, kept: Sequence[Output]
 ) -> tuple[Contract | Convolve, Sequence[Output]]:
-    """The producer with more dimensions for its rows and columns, or channels, where the consumer reads them so."""
+    """Return the producer with its rows, columns or channels split into more dimensions, if the consumer reads them
+    so.
+    """
     path = find_path(consumer.shape, broadcast_strides(x, consumer.shape), x.offset, producer.shape)
     if path is None:
         return producer, kept
@@ -501,12 +514,12 @@ def _with_inputs(
 
 
 def _place(x: Tensor, shape: tuple[Dim, ...]) -> Hashable:
-    """What two tensors have in common that give ``shape`` the same elements."""
+    """Return the key that is equal for two tensors with the same elements over ``shape``."""
     return x.buffer, x.dtype, x.offset, broadcast_strides(x, shape)
 
 
 def unified(step: Map) -> Map:
-    """The step with one leaf for each place that it reads."""
+    """Return the step with one leaf for each distinct view that it reads."""
     known: dict[object, Scalar] = {}
     replaced: dict[Scalar, Scalar] = {}
     inputs: list[Input] = []

@@ -1,4 +1,4 @@
-"""Flattens the channel axes of a convolution whose epilogue distributes channels over several axes."""
+"""Flattens the channel axes of a convolution whose result has several of them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["flatten_channel_axes"]
 
 
 def flatten_channel_axes(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Flatten the channel axes of a convolution into one, with a map that moves the result; cuDNN has no other
-    form.
+    """Flatten the channel axes of a convolution into one, and add a map that rearranges the result: cuDNN supports only
+    one.
 
-    Assumes: only a number for each channel follows the accumulators; else the convolution stays.
+    Assumes: the epilogue has only per-channel operands; else the convolution stays.
     Guarantees: a flattened convolution writes one dense image, which the map reads.
     Example: ``conv -> [n, 8, 2, 2, h, w]`` (channels of three axes) -> ``conv -> [n, 32, h, w]; map``.
     """
@@ -35,9 +35,9 @@ def flatten_channel_axes(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _flattened(ctx: Lowering, step: Convolve) -> list[Map]:
-    """The convolution with one axis of channels, and a map that moves its result; a library has no other form of it.
+    """Return the convolution with one channel axis, and a map that rearranges its result.
 
-    The step alone where something other than a number for each channel follows the sums.
+    Returns the step alone if the epilogue has operands that are not per channel.
     """
     inputs: list[Input] = []
     channels = [step.shape[axis] for axis in step.channels]

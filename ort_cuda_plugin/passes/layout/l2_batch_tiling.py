@@ -1,7 +1,7 @@
 """Batch tiling for L2 reuse: an expansion and its depthwise convolution for part of the batch at a time.
 
-A network that makes many channels of few, and then convolves each by itself, has its largest images between the two.
-Of all images at once they go to the memory and come back; those of some images stay in the L2.
+Inverted bottlenecks have their largest images between a 1x1 convolution that expands the channels and a depthwise one.
+The images of a whole batch go to device memory and back; those of a batch tile stay in the L2.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ...program.steps.trace import Step
 from ..analysis.uses import Uses
 
 L2_BYTES = {(8, 0): 40 << 20, (8, 9): 48 << 20, (9, 0): 50 << 20, (10, 0): 126 << 20, (12, 0): 64 << 20}
-"""L2 of the smallest data-center GPU of each compute capability, in bytes. Others hold too few images."""
+"""L2 bytes of the smallest data-center GPU of each compute capability. The L2 of other GPUs is too small."""
 FULL, PART = 0.75, 0.6
-"""Shares of the L2: what both convolutions read and write between them stays there up to the first; parts take up to
-the second."""
+"""Fractions of the L2. FULL: working set of both convolutions up to which tiling is not needed; PART: maximum working
+set of a tile."""
 MOST_PARTS = 4
-"""More launches take as long as the memory."""
+"""Maximum number of tiles: more launches cost as much as the memory traffic that they save."""
 
 
 def tile_batches_for_l2(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
@@ -58,7 +58,7 @@ def tile_batches_for_l2(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _parts(ctx: Lowering, uses: Uses[int], number: int, pair: Sequence[Step], size: int) -> int:
-    """In how many parts a pair of steps is faster; 1 for any other pair."""
+    """Return the number of tiles that makes a pair of steps faster; 1 for any other pair."""
     both = _convolutions(pair)
     if len(both) < 2 or any(step.transposed or step.is_converted for step in both):
         return 1
@@ -95,13 +95,13 @@ def _others(step: Convolve) -> list[Tensor]:
 
 
 def _has_images(step: Convolve, x: Tensor, images: Dim) -> bool:
-    """Whether x has all images, or is the same for each of them."""
+    """Whether x has all images, or is the same for each."""
     return x.rank < len(step.shape) or x.shape[0] in (1, images)
 
 
 def _in_parts(ctx: Lowering, first: Convolve, second: Convolve, count: int) -> Iterator[Step]:
     weights = second.operands[1]
-    if ctx.options.fusion:  # all parts share what is turned once
+    if ctx.options.fusion:  # all tiles share weights that are rearranged once
         last = weights.rank - 1
         with ctx.recording(second.nodes) as made:
             turned = rearranged(ctx, permute(ctx, weights, (*range(1, weights.rank), 0)))
@@ -118,7 +118,7 @@ def _in_parts(ctx: Lowering, first: Convolve, second: Convolve, count: int) -> I
 
 
 def _part(ctx: Lowering, step: Convolve, start: Dim, size: Dim) -> Convolve:
-    """The step for ``size`` images."""
+    """Return the step for ``size`` images."""
 
     def images(x: Tensor) -> Tensor:
         return x if x.rank < len(step.shape) or x.shape[0] == 1 else part(ctx, x, 0, start, size)

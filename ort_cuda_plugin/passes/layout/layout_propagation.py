@@ -1,7 +1,7 @@
 """Channels-last (NHWC) layout propagation for the convolutions of tensor cores.
 
-Convolutions that a library does, and all that lies between them, keep their images in that order. What another step
-reads in the order of the model, such as an output of the cluster, is copied there once.
+Convolutions of a library, and the steps between them, keep their images in NHWC. An image that another step reads in
+the model's order, such as an output of the cluster, is copied once.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _gains(ctx: Lowering, step: Convolve) -> bool:
 
 
 class _Propagation:
-    """``wanting`` are the positions of the convolutions."""
+    """The state of the propagation. ``wanting`` are the positions of the convolutions that need NHWC."""
 
     def __init__(self, ctx: Lowering, steps: Sequence[Step], wanting: set[int]) -> None:
         self.ctx, self.steps, self.wanting = ctx, steps, wanting
@@ -87,9 +87,11 @@ class _Propagation:
         return result
 
     def _spread(self) -> None:
-        """Orders what steps make of such images for each place, as far as every step that uses it can."""
+        """Move the images that steps compute pixel by pixel from such images to NHWC, as far as every user supports
+        it.
+        """
         pending = list(self.moves)
-        while pending:  # a buffer moves once, and so is pending once
+        while pending:  # each buffer moves once, so it is pending once
             shape = self.moves[pending[-1]].source.shape
             for number in self.uses.users(pending.pop()):
                 step = self.steps[number]
@@ -101,7 +103,7 @@ class _Propagation:
                 pending += [x.buffer for x in tensors if self._move(x, demanded=False)]
 
     def _move(self, x: Tensor, demanded: bool) -> bool:
-        """Whether the image that x is, or is a part of, gets its channels last from now on."""
+        """Whether the image that x is (a part of) can get NHWC layout."""
         whole = _whole_image(x)
         if whole is None or whole.buffer in self.moves:
             return False
@@ -120,7 +122,7 @@ class _Propagation:
         return True
 
     def _is_bridged(self, buffer: Buffer, refusing: set[int]) -> bool:
-        """Whether one copy serves all steps that refuse: after the only one that writes, or before those that read."""
+        """Whether one copy serves all steps that refuse: after the only writer, or before the readers."""
         writers = set(self.uses.writers(buffer))
         if refusing & writers:
             return len(writers) == 1 and writers.isdisjoint(self.uses.readers(buffer))
@@ -144,7 +146,7 @@ class _Propagation:
         return moved is not None
 
     def _view(self, number: int, x: Tensor) -> Tensor:
-        """x as step ``number`` now has it."""
+        """Return x as step ``number`` now views it."""
         move = self.moves.get(x.buffer)
         if move is None or number in self.refusing[x.buffer]:
             return x
@@ -177,7 +179,7 @@ class _Propagation:
         return [changed]
 
     def _ordered(self, number: int, step: Convolve, x: Tensor) -> tuple[list[Step], Tensor]:
-        """x with its channels last, and what makes that."""
+        """Return x in NHWC, and the steps that copy it."""
         padded = padded_channels(self.ctx, step)
         if not padded and (is_channels_last(x) or _try_reading_in_place(self.ctx, step, x)):
             return [], x
@@ -220,7 +222,7 @@ def _try_reading_in_place(ctx: Lowering, step: Convolve, x: Tensor) -> bool:
 
 
 def _whole_image(x: Tensor) -> Tensor | None:
-    """All of the intermediate that x is, or is channels of, as [images, channels, space...]; None where it is none."""
+    """Return the whole intermediate of which x is all or some channels, as [images, channels, space...]; else None."""
     if x.rank < 3 or x.buffer.kind is not BufferKind.SCRATCH:
         return None
     if dense(x):
@@ -234,7 +236,7 @@ def _whole_image(x: Tensor) -> Tensor | None:
 
 
 def _viewed(x: Tensor, move: Copy) -> Tensor | None:
-    """x, a view of what is moved, where it is afterwards."""
+    """Return x, a view of a moved buffer, over the moved buffer."""
     leaf = Scalar(x.dtype, "leaf")
     moved = with_view(Map((), x.shape, ((leaf, x),), ()), move)
     return moved.inputs[0][1] if isinstance(moved, Map) else None

@@ -1,4 +1,4 @@
-"""Loop interchange: iterates maps over their dimensions in the order in which these lie in memory."""
+"""Loop interchange: iterates maps over their dimensions in memory order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["interchange_loops"]
 
 
 def interchange_loops(steps: Sequence[Step]) -> list[Step]:
-    """Interchange the loops of maps, so that the innermost one walks over adjacent elements.
+    """Interchange the loops of maps, so that the innermost loop accesses adjacent elements.
 
     Assumes: layouts are final.
     Guarantees: a map's dimensions are in the order of its tensors in memory, where they agree; each element is
@@ -27,7 +27,7 @@ def interchange_loops(steps: Sequence[Step]) -> list[Step]:
 
 
 def _in_memory_order(step: Map) -> Map:
-    """A map that writes an image with channels last, over the dimensions in their order in memory."""
+    """Return a map that writes an NHWC image, with its dimensions in memory order."""
     if type(step) is not Map or not step.outputs:
         return step
     result, rank = step.outputs[0][1], len(step.shape)
@@ -37,7 +37,9 @@ def _in_memory_order(step: Map) -> Map:
 
 
 def _unit_axis_last(step: Map) -> Map:
-    """A map whose tensors all have neighbours along an axis that is not the last, with its axes as memory has them."""
+    """Return a map whose tensors all are contiguous along an axis other than the last, with its axes in memory
+    order.
+    """
     if type(step) is not Map or not step.outputs or len(step.shape) < 3:
         return step
     placed = [broadcast_strides(x, step.shape) for _, x in (*step.outputs, *step.inputs)]

@@ -1,4 +1,6 @@
-"""Common subexpression elimination among the results of one step, as of a tensor that is quantized several times."""
+"""Common subexpression elimination among the results of one step, for example of a tensor that is quantized several
+times.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from .concat_elimination import Copy, with_view
 def eliminate_common_subexpressions(steps: Sequence[Step]) -> list[Step]:
     """Store equal results of one step once, and let all readers load that one.
 
-    Assumes: equal computations of one input are fused into one step, as several operators that quantise one tensor
-        are.
+    Assumes: equal computations of one input are fused into one step, for example several operators that quantise one
+    tensor.
     Guarantees: no two dense intermediates of one step have equal expressions, unless a reader cannot take a view.
     Example: ``a, b = Exp(x), Exp(x)`` -> ``a = Exp(x)``; the readers of b read a.
     """
@@ -45,12 +47,12 @@ def _drop_one(steps: list[Step], uses: Uses[int], position: int, step: Map) -> b
 
 
 def _may_go(uses: Uses[int], y: Tensor) -> bool:
-    """Whether y is all of an intermediate that nothing else writes."""
+    """Whether y is a whole intermediate with a single writer."""
     return y.buffer.kind is BufferKind.SCRATCH and dense(y) and len(uses.writers(y.buffer)) == 1
 
 
 def _drop(steps: list[Step], uses: Uses[int], position: int, copy: Copy) -> bool:
-    """Leaves out the copy's output, and has all that read it read the target."""
+    """Remove the copy's output, and let all readers of it read the target."""
     step = steps[position]
     assert isinstance(step, Map)
     kept = replace(step, outputs=tuple(y for number, y in enumerate(step.outputs) if number != copy.number))

@@ -19,8 +19,8 @@ from ..analysis.uses import Uses
 def eliminate_concats(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """Let producers write into slices of a concatenation, so that no copy is left.
 
-    What is copied becomes a view of where it is copied to, for all steps that use it. The last copies come first,
-    so that what would be copied from tensor to tensor ends in the last one.
+    The source of a copy becomes a view of the copy's target, for all steps that use it. Copies are visited from the
+    last to the first, so that a chain of copies ends in the last target.
 
     Assumes: a Concat is maps that copy whole intermediates, each to its slice.
     Guarantees: slices tile the result (invariant 4). A copy stays where a step cannot write or read the strides of
@@ -32,7 +32,7 @@ def eliminate_concats(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 @dataclass(frozen=True)
 class Copy:
-    """Output ``number`` of a step writes to ``target`` what all of ``source`` holds."""
+    """Output ``number`` of a step copies all of ``source`` to ``target``."""
 
     number: int
     source: Tensor
@@ -49,7 +49,7 @@ class _Placement:
         for position in reversed(range(len(self.steps))):
             step, measure = self.steps[position], Measure("concat_elimination")
             while isinstance(step, Map):
-                measure.fall(len(step.outputs), step.node)  # a copy that is placed is an output less
+                measure.fall(len(step.outputs), step.node)  # each eliminated copy is one output less
                 if not self._place_one(position, step):
                     break
                 step = self.steps[position]
@@ -59,7 +59,7 @@ class _Placement:
         return any(self._place(position, step, copy) for copy in _copies(step))
 
     def _place(self, position: int, step: Map, copy: Copy) -> bool:
-        """Makes the copy's source a view of its target and leaves the copy out, where that is possible."""
+        """Make the copy's source a view of its target and remove the copy, if possible."""
         users = sorted(self.uses.users(copy.source.buffer))
         if not self._is_free(position, users, copy):
             return False
@@ -85,7 +85,7 @@ class _Placement:
         return True
 
     def _is_free(self, position: int, users: Sequence[int], copy: Copy) -> bool:
-        """Whether nothing else writes to the place, and it exists from the first step on that would use it."""
+        """Whether no other step writes to the target, and it exists before the first step that would use it."""
         source, target = copy.source.buffer, copy.target.buffer
         first = min(users[0], position)
         if any(isinstance(step, ReadBack) for step in self.steps[first:position]):
@@ -106,7 +106,7 @@ class _Placement:
 
 
 def written_views(step: Step | None, buffer: Buffer) -> list[Tensor]:
-    """Where in a buffer a step writes, as far as it says so."""
+    """Return the views of a buffer that a step writes, as far as the step declares them."""
     if isinstance(step, Map):
         return [y for _, y in step.all_outputs if y.buffer is buffer]
     if isinstance(step, Launch) and buffer in step.writes:
@@ -125,7 +125,9 @@ def _copies(step: Map) -> Iterable[Copy]:
 
 
 def are_apart(x: Tensor, y: Tensor) -> bool:
-    """Whether two views of a buffer provably share no element: one begins where the other has ended, along an axis."""
+    """Whether two views of a buffer provably share no element: along some axis one begins after the end of the
+    other.
+    """
     if x.rank != y.rank or any(
         a != b for a, b, n, m in zip(x.strides, y.strides, x.shape, y.shape, strict=True) if n != 1 or m != 1
     ):
@@ -142,7 +144,7 @@ def are_apart(x: Tensor, y: Tensor) -> bool:
 
 
 def with_view(step: Step, copy: Copy) -> Step | None:
-    """The step with views of the copy's target in place of those of its source; None where it cannot have them."""
+    """Return the step with views of the copy's target instead of its source; None if it cannot take them."""
     if isinstance(step, Launch):
         return _launched_with_view(step, copy)
     if not isinstance(step, Map):
@@ -154,7 +156,7 @@ def with_view(step: Step, copy: Copy) -> Step | None:
         if copy.source.buffer in packed:
             return None  # their strides count codes, not elements
         if not isinstance(step, Contract):
-            rigid.update(step.operands)  # convolutions and attention read them in one order
+            rigid.update(step.operands)  # convolutions and attention require one order of dimensions
     try:
         return step.map_tensors(lambda x: _shifted(x, copy) if x in rigid else _moved(x, copy))
     except _NoView:
@@ -162,7 +164,7 @@ def with_view(step: Step, copy: Copy) -> Step | None:
 
 
 def _launched_with_view(step: Launch, copy: Copy) -> Launch | None:
-    """A kernel that is made already takes another place, but no other strides."""
+    """Return a recorded launch with another address; its kernel supports no other strides."""
     try:
         views: dict[Arg, Tensor] = {arg: _shifted(arg, copy) for arg in step.args if isinstance(arg, Tensor)}
     except _NoView:
@@ -186,11 +188,11 @@ def _remade_with(remake: Remake | None, views: Mapping[Arg, Tensor]) -> Remake |
 
 
 class _NoView(Exception):
-    """A view of the source is none of the target."""
+    """A view of the source has no counterpart in the target."""
 
 
 def _shifted(x: Tensor, copy: Copy) -> Tensor:
-    """As `_moved`, but only where the strides stay."""
+    """Like `_moved`, but only if the strides stay the same."""
     view = _moved(x, copy)
     if any(dim != 1 and old != new for dim, old, new in zip(x.shape, x.strides, view.strides, strict=True)):
         raise _NoView

@@ -1,4 +1,4 @@
-"""Constant folding on the device: finds what depends on weights only, and takes it out of each Run."""
+"""Constant folding on the device: finds launches that depend on weights only, and moves them out of each Run."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from ...program.steps.trace import Copy, Int32, Int64, Launch, Memset, ReadBack,
 from ...program.termination import Measure
 
 MAX_GROWTH = 8
-"""A result of at most so many times the bytes of its weights is kept in place of them: 4 bits become a float32."""
+"""Maximum size of a folded result, relative to the bytes of its weights: 8 lets 4-bit codes become float32."""
 SMALL_BYTES = 1 << 16
-"""A result of so few bytes is kept even if it is made of nothing, as tables and masks are."""
+"""Maximum bytes of a folded result that reads no weights, such as tables and masks."""
 
 _MANY = 1 << 62
 Fixed: TypeAlias = Mapping[Buffer, int]
-"""Intermediates that depend on weights only, and the bytes of these; what is used twice may count twice."""
+"""Intermediates that depend on weights only, with the bytes of these weights; a weight that is used twice may count
+twice."""
 
 
 def fixed_buffers(steps: Sequence[Step]) -> Fixed:
-    """The intermediates that only steps of fixed sizes write, which read weights and such intermediates.
+    """Return the intermediates that depend on weights only: all their writers have fixed sizes and read only weights
+    and such intermediates.
 
-    A result that is much larger than its weights is none: memory would hold it between Runs. Libraries are left out,
-    since a product of two weights is rare.
+    A result that is much larger than its weights does not count, since it would occupy memory between Runs. Library
+    calls do not count, since a GEMM of two weights is rare.
     """
     refused = {buffer for step in steps if not _is_static(step) for buffer in (*step.writes, *_read_back(step))}
     measure = Measure("fixed")
     while True:
-        measure.fall(-len(refused))  # what is refused stays so, and there are only so many buffers
+        measure.fall(-len(refused))  # refused buffers stay refused, and their number is bounded
         found: dict[Buffer, int] = {}
         for step in steps:
             if refused.isdisjoint(step.writes):
@@ -49,7 +51,7 @@ def fixed_buffers(steps: Sequence[Step]) -> Fixed:
 
 
 def is_fixed(step: Step, fixed: Fixed) -> bool:
-    """Whether all that a step writes is fixed."""
+    """Whether all results of a step depend on weights only."""
     return bool(step.writes) and all(buffer in fixed for buffer in step.writes)
 
 
@@ -67,7 +69,7 @@ def fold_constants(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def split_constants(launches: Sequence[Recordable]) -> tuple[list[list[Recordable]], list[Recordable]]:
-    """The launches that do the same in every Run, in groups that share no intermediate, and all others."""
+    """Split launches into groups that do the same in every Run and share no intermediate, and all others."""
     fixed = fixed_buffers(launches)
     parents = {buffer: buffer for buffer in fixed}
 
@@ -90,7 +92,7 @@ def split_constants(launches: Sequence[Recordable]) -> tuple[list[list[Recordabl
 
 
 def _bytes_beneath(reads: Iterable[Buffer], found: Fixed) -> int | None:
-    """The bytes of weights beneath all of ``reads``; None where one depends on something else."""
+    """Return the bytes of the weights that ``reads`` depend on; None if one depends on something else."""
     beneath = 0
     for buffer in reads:
         if buffer.kind is BufferKind.WEIGHT:
@@ -111,7 +113,7 @@ def _read_back(step: Step) -> tuple[Buffer, ...]:
 
 
 def _is_static(step: Step) -> bool:
-    """Whether the step writes intermediates only, and no size of a Run decides what it does."""
+    """Whether the step writes only intermediates, and its work does not depend on the sizes of a Run."""
     for buffer in step.writes:
         if buffer.kind is not BufferKind.SCRATCH or not isinstance(buffer.nbytes, int) or buffer.nbytes == 0:
             return False

@@ -13,7 +13,7 @@ from ...program.steps.trace import ReadBack, Step
 def eliminate_dead_code(steps: Sequence[Step]) -> list[Step]:
     """Drop the steps and the results that no output depends on.
 
-    Assumes: nothing beside the invariants.
+    Assumes: only the invariants.
     Guarantees: each intermediate that a map stores is read by a later step. Steps whose values the host reads back
         stay: they may be the size of an output, or end a Run with an error.
     Example: ``a = Exp(x); y = Neg(x)`` -> ``y = Neg(x)``, where only y is an output.
@@ -35,7 +35,7 @@ def eliminate_dead_code(steps: Sequence[Step]) -> list[Step]:
 
 
 def _without_unused(step: Map, needed: set[Buffer]) -> Map:
-    """The step without results that are intermediates that no step reads."""
+    """Return the step without intermediate results that no step reads."""
 
     def used(outputs: tuple[Output, ...]) -> list[Output]:
         return [y for y in outputs if y[1].buffer in needed or y[1].buffer.kind is not BufferKind.SCRATCH]

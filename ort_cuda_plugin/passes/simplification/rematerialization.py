@@ -13,7 +13,7 @@ from ..analysis.uses import Uses
 from .dead_code_elimination import eliminate_dead_code
 
 MAX_OPERATIONS = 8
-"""Maximum operations that cost less than to store a value and load it again."""
+"""Maximum operations of a recomputed value: they cost less than storing and loading it."""
 
 
 def rematerialize(steps: Sequence[Step]) -> list[Step]:
@@ -51,7 +51,7 @@ def _with_fewer_reads(step: Map, steps: Sequence[Step], uses: Uses[int]) -> Map:
 
 
 def _made_by(x: Tensor, steps: Sequence[Step], uses: Uses[int]) -> tuple[int, Output] | None:
-    """The step that writes x, and what it stores there."""
+    """Return the step that writes x, and the stored expression."""
     writers = uses.writers(x.buffer)
     writer = steps[writers[0]] if len(writers) == 1 else None
     if x.buffer.kind is not BufferKind.SCRATCH or not isinstance(writer, Map):
@@ -61,12 +61,12 @@ def _made_by(x: Tensor, steps: Sequence[Step], uses: Uses[int]) -> tuple[int, Ou
 
 
 def _is_at(x: Tensor, y: Tensor) -> bool:
-    """Whether both have their elements at the same places."""
+    """Whether both views address their elements with the same coordinates."""
     return x.shape == y.shape and x.strides == y.strides and x.offset == y.offset
 
 
 def _is_made_of(value: Scalar, source: Scalar) -> bool:
-    """Whether a value is a few operations on another one, and on nothing else but constants."""
+    """Whether a value is a few operations on another one, and otherwise on constants only."""
     stack, seen = [value], {source}
     while stack:
         x = stack.pop()

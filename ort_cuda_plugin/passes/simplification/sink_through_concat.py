@@ -73,7 +73,7 @@ class _Spreading:
         self.steps[position] = new
 
     def _parts(self, x: Tensor) -> list[Part] | None:
-        """The steps that write x, each a part of it that follows on the one before; None where that is not so."""
+        """Return the steps that write x, each an adjacent part of it; None unless they tile x."""
         parts: list[Part] = []
         end: Dim = 0
         for position in self.uses.writers(x.buffer):
@@ -95,7 +95,9 @@ class _Spreading:
         return parts if len(parts) > 1 and end == x.shape[parts[0].axis] else None
 
     def _is_joinable(self, part: Part) -> bool:
-        """Whether the part's step copies or maps what another step makes for it alone, and so joins that one."""
+        """Whether the part's step only copies or maps another step's result that nothing else reads, and so fuses with
+        it.
+        """
         for _, x in part.step.inputs:
             if list(self.uses.readers(x.buffer)) == [part.position] and x.buffer.kind is BufferKind.SCRATCH:
                 writers = self.uses.writers(x.buffer)
@@ -105,7 +107,7 @@ class _Spreading:
 
 
 def _with_map(part: Part, step: Map, whole: Input) -> Map:
-    """The part's step with ``step`` done to its result, which ``step`` reads as a part of ``whole``."""
+    """Return the part's step, extended by ``step``, which read the result as a part of ``whole``."""
     shape, (value, _) = part.step.shape, part.step.outputs[0]
 
     def cut(x: Tensor) -> Tensor:
@@ -113,7 +115,7 @@ def _with_map(part: Part, step: Map, whole: Input) -> Map:
         dims = [1 if stride == 0 else dim for dim, stride in zip(shape, strides, strict=True)]
         return Tensor(x.dtype, dims, x.buffer, strides=strides, offset=x.offset + part.start * strides[part.axis])
 
-    # A leaf stands for one tensor, also where parts meet again in one step.
+    # A leaf stands for one tensor, also if two parts of a tensor meet in one step.
     leaves = {leaf: Scalar(leaf.dtype, "leaf") for leaf, _ in step.inputs if leaf is not whole[0]}
     new = Substitution({whole[0]: stored(value), **leaves})
     others = [(leaves[leaf], x if x.size == 1 else cut(x)) for leaf, x in step.inputs if leaf in leaves]

@@ -1,4 +1,4 @@
-"""A plan as plain data: what each of its steps does to memory, and what each node would ask of a device by itself."""
+"""A plan as plain data: the memory traffic of each step, and the traffic and arithmetic of each node alone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .traffic import arithmetic, traffic
 def plan_record(
     shapes: Sequence[Sequence[int] | None], lowered: Iterable[Step], launches: Iterable[Recordable]
 ) -> dict[str, Any]:
-    """For JSON. ``shapes`` are those of the inputs that the plan was built for, None where they are guessed.
+    """Return the record for JSON.
 
-    ``steps`` has the steps of a Run in the plan's order, with their bytes. ``nodes`` has for each node the bytes and
-    the multiplications and additions of ``lowered``, its steps before the passes join them, and the ONNX number of the
-    type that is multiplied.
+    ``shapes`` are those of the inputs that the plan was built for, None if they are guessed. ``steps`` has the steps of
+    a Run in the plan's order, with their bytes. ``nodes`` has for each node the bytes and operations of ``lowered``,
+    its steps before fusion, and the ONNX number of the multiplied type.
     """
     nodes: dict[str, dict[str, float]] = {}
     for step in lowered:
@@ -38,7 +38,7 @@ def plan_record(
 
 
 def read_plans(folder: Path) -> dict[str, dict[str, Any]]:
-    """The plan of each cluster that was written last into a folder with the option ``program_folder``."""
+    """Return the last written plan of each cluster, from a folder of the option ``program_folder``."""
     found = {}
     for path in sorted(folder.glob("*.jsonl")):
         if lines := path.read_text(encoding="utf-8").splitlines():

@@ -1,4 +1,4 @@
-"""Steps as text, for people: what each computes, for which nodes, and the bytes that it reads and writes."""
+"""Formats steps as text: the kind of each, its nodes, and the bytes that it reads and writes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Block: TypeAlias = tuple[str, ...]
 
 
 class ProgramText:
-    """Writes the programs of one plan; a buffer has one name in all of them. Sizes are those that are expected."""
+    """Formats the programs of one plan; a buffer has one name in all of them. Sizes are the expected ones."""
 
     def __init__(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         self._inputs, self._outputs = inputs, outputs
         self._names: dict[Buffer, str] = {}
 
     def program(self, name: str, steps: Sequence[Step]) -> str:
-        """The steps after the pass ``name``, numbered."""
+        """Format the steps after the pass ``name``, numbered."""
         lines = [f"after {name}: {_totals(steps)}"]
         for number, block in enumerate(self.blocks(steps)):
             first, *others = block
@@ -31,7 +31,9 @@ class ProgramText:
         return "\n".join([*lines, ""])
 
     def change(self, name: str, before: Sequence[Block], steps: Sequence[Step]) -> str:
-        """What the pass ``name`` changed: a unified diff whose numbers count steps, with a step around each change."""
+        """Format the changes of the pass ``name``: a unified diff whose numbers count steps, with one step of
+        context.
+        """
         after = self.blocks(steps)
         lines = [f"changed by {name}: {_totals(steps)}"]
         matcher = SequenceMatcher(None, before, after, autojunk=False)
@@ -47,7 +49,7 @@ class ProgramText:
         return "\n".join([*lines, ""])
 
     def blocks(self, steps: Sequence[Step]) -> list[Block]:
-        """The lines of each step: what it computes, for which nodes, and notes."""
+        """Return the lines of each step: its kind, its nodes, and notes."""
         return [tuple(self._lines(step)) for step in steps]
 
     def _lines(self, step: Step) -> Iterator[str]:
@@ -82,11 +84,11 @@ class ProgramText:
 
 
 class ProgramHistory:
-    """Tells what each pass did to one program, of which ``text`` has the names: the watch of ``explain --program``.
+    """Shows the effect of each pass on one program: the watch of ``explain --program``.
 
-    ``show`` gets the whole program once at the beginning and after each pass of ``whole``, and a diff after each other
-    pass that changed it. `finish` names all ``passes``: those that changed it, those that did not, those that did not
-    run.
+    ``text`` names the buffers. ``show`` is called with the whole program at the beginning and after each pass of
+    ``whole``, and with a diff after each other pass that changed it. `finish` lists all ``passes``: those that changed
+    it, those that did not, those that did not run.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class ProgramHistory:
             self._show(self._text.change(name, before, steps))
 
     def finish(self) -> None:
-        """Shows the names of all passes, by what they did."""
+        """Show the names of all passes, grouped by their effect."""
         kinds: dict[str, list[str]] = {"changed the program": [], "changed nothing": [], "did not run here": []}
         for name in self._passes:
             if name not in self._changed:
@@ -116,7 +118,7 @@ class ProgramHistory:
 
 
 def step_kind(step: Step) -> str:
-    """What a step does, in few words."""
+    """Describe a step in a few words."""
     match step:
         case Contract():
             return "product"

@@ -1,9 +1,9 @@
 """The bytes of device memory that steps read and write.
 
-A step has to read each element that it depends on once and to write each of its results once. A launch may ask for
-more: a kernel that goes through a tensor several times reads it that often. What neighbouring threads and blocks of one
-launch share counts once, since a cache serves it: windows of convolutions and poolings, tiles of products, repeated
-elements of a broadcast. Vendor libraries count like steps.
+A step must read each element that it depends on once, and write each of its results once. A launch may read more: a
+kernel with several passes over a tensor reads it that often. Data that threads and blocks of one launch share counts
+once, since a cache serves it: sliding windows of convolutions and pooling, tiles of GEMMs, broadcast elements. Vendor
+libraries count like steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack,
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes at the sizes that are expected, which are those of the Run that a plan is built for."""
+    """Bytes at the expected sizes, those of the Run that a plan is built for."""
 
     read: int = 0
     written: int = 0
@@ -34,7 +34,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class ProgramTraffic:
-    """What a program must ask of memory at least, as its fused steps are, and what its launches ask."""
+    """The minimum memory traffic of a program's fused steps, and the traffic of its launches."""
 
     compulsory: Traffic
     asked: Traffic
@@ -50,7 +50,7 @@ class Access:
 
 
 def traffic(steps: Iterable[Step]) -> Traffic:
-    """What the steps ask of memory."""
+    """Return the memory traffic of the steps."""
     total = Traffic()
     for step in steps:
         reads, writes = accesses(step)
@@ -59,7 +59,7 @@ def traffic(steps: Iterable[Step]) -> Traffic:
 
 
 def accesses(step: Step) -> tuple[list[Access], list[Access]]:
-    """What a step reads and writes, each place once."""
+    """Return the reads and writes of a step, each element once."""
     match step:
         case Map():
             return _accesses(step.tensors_read), _accesses(y for _, y in step.all_outputs)
@@ -84,7 +84,7 @@ def accesses(step: Step) -> tuple[list[Access], list[Access]]:
 
 
 def arithmetic(step: Step) -> float:
-    """The multiplications and additions of a product or a convolution; 0 for other steps."""
+    """Return the multiplications and additions of a GEMM or a convolution; 0 for other steps."""
     if isinstance(step, Contract):
         return 2.0 * hint(product(step.shape)) * hint(step.a.shape[-1])
     if isinstance(step, Convolve):
@@ -117,7 +117,7 @@ def _accesses(tensors: Iterable[Tensor]) -> list[Access]:
 
 
 def _sum(accesses: Iterable[Access]) -> int:
-    """The bytes of all accesses; views of one buffer that overlap count no element twice."""
+    """Return the bytes of all accesses; overlapping views of one buffer count each element once."""
     once: dict[Buffer, int] = {}
     total = 0
     for access in accesses:

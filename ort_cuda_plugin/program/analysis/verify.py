@@ -1,4 +1,4 @@
-"""Verifies programs between passes. docs/invariants.md numbers what holds of them; errors have these numbers."""
+"""Verifies programs between passes. docs/invariants.md numbers the invariants; errors refer to these numbers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from .program_text import step_kind
 
 VERIFY_VARIABLE = "ORT_CUDA_PLUGIN_VERIFY"
 CHECK_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_CHECK"
-"""The checking mode verifies programs as well."""
+"""Environment variable of the checking mode, which verifies programs as well."""
 MAX_MASKED = 1 << 16
-"""Elements of a concatenation that are looked at one by one; of a larger one, or of unknown sizes, the sum counts."""
+"""Maximum elements of a concatenation that are checked one by one; for larger or unknown sizes their sum is
+compared."""
 _written_first = frozenset({BufferKind.SCRATCH, BufferKind.OUTPUT})
 
 
 class InvalidProgramError(RuntimeError):
-    """A pass left a program that computes something else, or nothing: a mistake in the plugin."""
+    """A pass left a program that violates an invariant: a bug of the plugin."""
 
 
 def is_wanted() -> bool:
@@ -32,7 +33,7 @@ def is_wanted() -> bool:
 
 
 class Verifier:
-    """Verifies the programs of one plan; a step that stays is looked at once. It is a `Watch`.
+    """Verifies the programs of one plan; an unchanged step is checked once. It is a `Watch`.
 
     Nothing writes the ``stand_ins``, nor their slices where concat elimination moved them (`Lowering.stand_ins`).
     """
@@ -42,7 +43,7 @@ class Verifier:
         self._stand_ins = stand_ins
 
     def __call__(self, name: str, steps: Sequence[Step]) -> None:
-        """Raises InvalidProgramError where the steps after the pass ``name`` break an invariant."""
+        """Raise InvalidProgramError if the steps after the pass ``name`` violate an invariant."""
         written = set(self._stand_ins)
         for number, step in enumerate(steps):
             found = [] if step in self._known else list(_violations(step))
@@ -63,7 +64,9 @@ class Verifier:
 
 
 def _needs_writer(step: Step, buffer: Buffer) -> bool:
-    """Whether an earlier step has to write what the step reads; a kernel may read back what it has written itself."""
+    """Whether an earlier step must write the tensor before this step reads it; a kernel may read back its own
+    writes.
+    """
     if buffer.kind not in _written_first or buffer.nbytes == 0:
         return False
     return isinstance(step, Map) or buffer not in step.writes
@@ -88,7 +91,7 @@ def _described(step: Step, buffer: Buffer) -> str:
 
 
 def tensors_of(step: Step) -> tuple[Tensor, ...]:
-    """All that a step reads or writes; of steps that it stands for only what is its own."""
+    """Return all tensors that a step reads or writes; for steps with ``parts`` only its own."""
     match step:
         case Map():
             return step.tensors(without=("parts",))
@@ -106,7 +109,7 @@ def tensors_of(step: Step) -> tuple[Tensor, ...]:
 
 def _violations(step: Step) -> Iterator[str]:
     used = {*step.reads, *step.writes}
-    # Strides of such operands count codes; launches take them, too.
+    # Strides of packed operands count codes, for launches as well.
     conversions = zip(step.operands, step.conversions, strict=False) if isinstance(step, Sums) else ()
     packed = {x for x, conversion in conversions if conversion is not None and conversion.bits}
     for x in tensors_of(step):
@@ -128,7 +131,7 @@ def _violations(step: Step) -> Iterator[str]:
 
 
 def _is_inside(x: Tensor) -> bool:
-    """Whether x may be in its buffer."""
+    """Whether x can lie inside of its buffer."""
     if x.dtype.is_packed or 0 in x.shape:
         return True
     first, end = x.offset, x.offset + 1
@@ -167,7 +170,7 @@ def _shapes(step: Map) -> Iterator[str]:
 
 
 def _broadcasts(shape: Sequence[Dim], target: Sequence[Dim]) -> bool:
-    """Whether it may; sizes of 1 before the target's dimensions do not matter."""
+    """Whether x can broadcast; sizes of 1 before the target's dimensions do not matter."""
     lead = max(len(shape) - len(target), 0)
     pairs = zip(reversed(shape[lead:]), reversed(target), strict=False)
     return all(dim == 1 for dim in shape[:lead]) and all(
@@ -193,7 +196,7 @@ def _have_inputs(values: Iterable[Scalar], own: Iterable[Scalar], inputs: Iterab
 
 
 def _gaps(steps: Sequence[Step]) -> Iterator[tuple[int, Step, Tensor]]:
-    """The buffers that maps write in parts, which do not cover them: the last step that writes one, and its part."""
+    """Return the buffers that maps write in parts that do not cover them: the last writer, and its part."""
     parts: dict[Buffer, list[tuple[int, Step, Tensor]]] = {}
     others: set[Buffer] = set()
     for number, step in enumerate(steps):
@@ -208,7 +211,7 @@ def _gaps(steps: Sequence[Step]) -> Iterator[tuple[int, Step, Tensor]]:
 
 
 def _covers(views: Sequence[Tensor], buffer: Buffer) -> bool:
-    """Whether the views may be all of the buffer together."""
+    """Whether the views together can be all of the buffer."""
     itemsize = views[0].dtype.itemsize
     if any(y.dtype.is_packed or y.dtype.itemsize != itemsize for y in views):
         return True

@@ -40,7 +40,7 @@ _booleans: Mapping[str, Callable[..., Dim]] = {
 
 
 def fold(x: Scalar, leaves: Mapping[Scalar, Dim]) -> Dim:
-    """The value of x as a symbolic integer, booleans as 0 and 1. Values are taken to fit x's type.
+    """Return the value of x as a symbolic integer, booleans as 0 and 1. Values are assumed to fit x's type.
 
     Raises NotFoldable for floats and for operations that symbolic integers lack, ZeroDivisionError for a constant 0.
     """

@@ -6,7 +6,7 @@ import enum
 
 
 class ExprOp(enum.IntEnum):
-    """The comparisons and logical ones give 0 or 1. The numbers are ``ocp_expr_op``'s, which plans hold."""
+    """Comparisons and logical operations give 0 or 1. The numbers are those of ``ocp_expr_op`` in plans."""
 
     CONST = 0
     ADD = 1

@@ -36,20 +36,20 @@ evaluators: Final[Mapping[ExprOp, Callable[..., int]]] = {
     ExprOp.SELECT: lambda c, a, b: a if c != 0 else b,
     ExprOp.TRUNCDIV: _truncdiv,
 }
-"""What each operation means for ints. Divisions raise ZeroDivisionError, where a Run fails."""
+"""The operations on ints. Divisions raise ZeroDivisionError where a Run would fail."""
 
 boolean_ops: Final = frozenset((ExprOp.EQ, ExprOp.NE, ExprOp.LT, ExprOp.LE, ExprOp.AND, ExprOp.OR))
 _divisions: Final = frozenset((ExprOp.FLOORDIV, ExprOp.MOD, ExprOp.CEILDIV, ExprOp.TRUNCDIV))
 
 Bounds: TypeAlias = "tuple[int | None, int | None]"
-"""Smallest and largest possible value; None where there is no bound."""
+"""Smallest and largest possible value; None: no bound."""
 
 
 class Atom:
     """A symbol, or an operation that polynomials cannot express. Immutable; equal when its structure is.
 
-    A symbol has ``bounds`` and no ``op``; its ``args`` are its number, which makes it unique within one plan. How deep
-    operations are nested is up to the model: nothing here may recur into them.
+    A symbol has ``bounds`` and no ``op``; its ``args`` are its number, which is unique within one plan. The model
+    decides how deeply operations are nested, so no function here may recurse into them.
     """
 
     __slots__ = ("_hash", "args", "bounds", "hint", "is_read_back", "name", "op")
@@ -61,7 +61,7 @@ class Atom:
         self.args = args
         self.hint = hint
         self.name = name
-        # Hashes of ints and of tuples of ints do not vary between processes: the order of terms is reproducible.
+        # Hashes of ints and of tuples of ints are equal in all processes, so the order of terms is reproducible.
         self._hash = hash((-1 if op is None else int(op), args))
         if op is None:
             number = args[0]
@@ -83,7 +83,7 @@ class Atom:
         return self.text(_SHOWN_DEPTH)
 
     def text(self, depth: int) -> str:
-        """The atom for people, with ``...`` for operations that are nested deeper."""
+        """Format the atom, with ``...`` for operations that are nested deeper."""
         if self.op is None:
             return self.name or f"s{self.args[0]}"
         args = (arg.text(depth - 1) if isinstance(arg, Expr) else str(arg) for arg in self.args)
@@ -91,7 +91,9 @@ class Atom:
 
 
 def _same(a: Atom, b: Atom) -> bool:
-    """Whether two atoms have the same structure. Afterwards they share their parts, so that a part is compared once."""
+    """Whether two atoms have the same structure. If so, they share their parts afterwards, so that each part is
+    compared once.
+    """
     pending, visited = [(a, b)], {(id(a), id(b))}
     for first, second in pending:
         if first._hash != second._hash or first.op != second.op or len(first.args) != len(second.args):
@@ -122,14 +124,14 @@ Monomial: TypeAlias = tuple[Atom, ...]
 
 MAX_DEGREE: Final = 32
 MAX_TERMS: Final = 256
-"""A product that would be larger, which a chain of squares soon is, is an opaque operation."""
+"""Maximum terms of a product. A larger one, as from a chain of squares, becomes an opaque operation."""
 
 _SHOWN_DEPTH: Final = 2
 _SHOWN_TERMS: Final = 6
-"""How much of an expression its text has: parts are shared, and the whole may be exponentially long."""
+"""Maximum terms in the text of an expression: parts are shared, so the whole text may be exponentially long."""
 
 _LARGEST: Final = 2**64
-"""Hints and bounds of opaque products stay within: that a number does not fit 64 bits is all that matters of it."""
+"""Limit of hints and bounds of opaque products: beyond 64 bits their values do not matter."""
 
 
 class Expr:
@@ -237,14 +239,14 @@ class Expr:
 
     @property
     def bounds(self) -> Bounds:
-        """Provable bounds, by interval arithmetic over the bounds of the symbols."""
+        """Return provable bounds, by interval arithmetic over the bounds of the symbols."""
         if self._bounds is None:
             self._bounds = _polynomial_bounds(self)
         return self._bounds
 
     @property
     def is_read_back(self) -> bool:
-        """See the function of this name. Kept: parts are shared, and a walk would visit each once for every path."""
+        """See the function of this name. Cached: parts are shared, and a walk would visit each once for every path."""
         if self._is_read_back is None:
             self._is_read_back = any(atom.is_read_back for monomial, _ in self.terms for atom in monomial)
         return self._is_read_back
@@ -256,7 +258,7 @@ class Expr:
         return self.text(_SHOWN_DEPTH)
 
     def text(self, depth: int) -> str:
-        """The polynomial for people, with ``...`` for terms beyond the first ones and for what is nested deeper."""
+        """Format the polynomial, with ``...`` for terms beyond the first ones and for what is nested deeper."""
         parts = []
         for monomial, coefficient in self.terms[:_SHOWN_TERMS]:
             factors = "*".join(atom.text(depth) for atom in monomial)
@@ -286,7 +288,7 @@ def _polynomial(terms: dict[Monomial, int], const: int, hint: int) -> Dim:
 
 
 def symbol(number: int, name: str, hint: int, lower: int | None = 0, upper: int | None = None) -> Expr:
-    """A fresh unknown. ``number`` makes it unique; that it lies within its bounds is checked elsewhere."""
+    """Return a new symbol. ``number`` makes it unique. The caller checks that its value lies within its bounds."""
     return Expr((((Atom(None, (number,), hint, name, (lower, upper)),), 1),), 0, hint)
 
 
@@ -295,16 +297,16 @@ def is_const(dim: Dim) -> bool:
 
 
 READ_BACK = 2**32
-"""Symbols with numbers from here on are read back in the middle of a Run, after guards were evaluated."""
+"""Number from which on symbols are read back in the middle of a Run, after guards were evaluated."""
 
 
 def is_read_back(dim: Dim) -> bool:
-    """Whether the value is known only after work of the same Run: it depends on what is read back."""
+    """Whether the value depends on values that are read back in the same Run."""
     return not isinstance(dim, int) and dim.is_read_back
 
 
 def hint(dim: Dim) -> int:
-    """The value at the shapes that the plan is being built for."""
+    """Return the value at the shapes that the plan is being built for."""
     return dim if isinstance(dim, int) else dim.hint
 
 
@@ -386,14 +388,16 @@ def _atom_bounds(op: ExprOp, args: tuple[Dim, ...]) -> Bounds:
 
 def operation(op: ExprOp, *args: Dim) -> Expr:
     hints = [hint(arg) for arg in args]
-    # Division by a hint of 0 fails the Run that gets there; the hint of what cannot be computed does not matter.
+    # A division by a hint of 0 would fail the Run that reaches it; the hint of its result does not matter.
     value = 0 if op in _divisions and hints[1] == 0 else evaluators[op](*hints)
     value = max(-_LARGEST, min(value, _LARGEST))
     return Expr((((Atom(op, args, value),), 1),), 0, value)
 
 
 def _split(dividend: Expr, divisor: int) -> tuple[Dim, Dim]:
-    """``(quotient, rest)`` with ``dividend == divisor * quotient + rest``, quotient as large as coefficients allow."""
+    """Return ``(quotient, rest)`` with ``dividend == divisor * quotient + rest``, with the largest quotient that the
+    coefficients allow.
+    """
     quotient: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
     for monomial, coefficient in dividend.terms:
@@ -425,7 +429,7 @@ def _monomial_quotient(dividend: Monomial, divisor: Monomial) -> Monomial | None
 
 
 def _exact_quotient(dividend: Dim, divisor: Expr) -> Dim | None:
-    """The polynomial q with ``dividend == q * divisor``, or None when long division leaves a rest."""
+    """Return the polynomial q with ``dividend == q * divisor``, or None if long division leaves a rest."""
     quotient: Dim = 0
     rest = dividend
     lead, lead_coefficient = max(divisor.terms, key=lambda term: (len(term[0]), _monomial_key(term[0])))
@@ -444,7 +448,9 @@ def _exact_quotient(dividend: Dim, divisor: Expr) -> Dim | None:
 
 
 def floordiv(a: Dim, b: Dim) -> Dim:
-    """``a // b`` rounded down. A constant 0 as divisor raises ZeroDivisionError; simplifications assume b != 0."""
+    """Return ``a // b`` rounded down. Raises ZeroDivisionError for a constant divisor of 0; simplifications assume b !=
+    0.
+    """
     if isinstance(b, int):
         if isinstance(a, int):
             return a // b
@@ -471,7 +477,7 @@ def floordiv(a: Dim, b: Dim) -> Dim:
 
 
 def mod(a: Dim, b: Dim) -> Dim:
-    """``a % b`` with the sign of the divisor. A constant 0 as divisor raises ZeroDivisionError."""
+    """Return ``a % b`` with the sign of the divisor. Raises ZeroDivisionError for a constant divisor of 0."""
     if isinstance(b, int):
         if isinstance(a, int):
             return a % b
@@ -492,7 +498,7 @@ def mod(a: Dim, b: Dim) -> Dim:
 
 
 def ceildiv(a: Dim, b: Dim) -> Dim:
-    """``a / b`` rounded up. A constant 0 as divisor raises ZeroDivisionError."""
+    """Return ``a / b`` rounded up. Raises ZeroDivisionError for a constant divisor of 0."""
     if isinstance(b, int):
         if isinstance(a, int):
             return -(-a // b)
@@ -513,7 +519,9 @@ def ceildiv(a: Dim, b: Dim) -> Dim:
 
 
 def truncdiv(a: Dim, b: Dim) -> Dim:
-    """``a / b`` rounded toward zero, as C and ONNX's Div do. A constant 0 as divisor raises ZeroDivisionError."""
+    """Return ``a / b`` rounded toward zero, as in C and ONNX's Div. Raises ZeroDivisionError for a constant divisor of
+    0.
+    """
     if isinstance(a, int) and isinstance(b, int):
         return _truncdiv(a, b)
     if b == 0:

@@ -27,7 +27,7 @@ Operand: TypeAlias = "Scalar | int | float | bool"
 
 
 class _Sameness:
-    """What ``==`` and ``!=`` give: an answer about two objects, which no expression takes for its operand."""
+    """The result of ``==`` and ``!=``: an answer about object identity, which expressions reject as an operand."""
 
     __slots__ = ("_answer",)
 
@@ -144,7 +144,7 @@ class Scalar:
 
 
 def reachable(expressions: Iterable[Scalar]) -> set[Scalar]:
-    """All Scalars that the expressions are made of, themselves included."""
+    """Return all Scalars that the expressions consist of, themselves included."""
     seen: set[Scalar] = set()
     stack = list(expressions)
     while stack:
@@ -156,7 +156,7 @@ def reachable(expressions: Iterable[Scalar]) -> set[Scalar]:
 
 
 def in_order(expressions: Iterable[Scalar]) -> list[Scalar]:
-    """As `reachable`, in an order that depends on the expressions alone."""
+    """Like `reachable`, in an order that depends on the expressions alone."""
     seen: dict[Scalar, None] = {}
     stack = list(expressions)
     while stack:
@@ -168,7 +168,7 @@ def in_order(expressions: Iterable[Scalar]) -> list[Scalar]:
 
 
 def constant(value: Number, dtype: DType) -> Scalar:
-    """``value`` as an element of ``dtype``. Raises TypeError for a fraction as an integer."""
+    """Return ``value`` as an element of ``dtype``. Raises TypeError for a fraction as an integer."""
     if dtype is DType.BOOL:
         return Scalar(dtype, "constant", (), bool(value))
     if dtype.is_float:
@@ -183,7 +183,7 @@ def constant(value: Number, dtype: DType) -> Scalar:
 
 
 def expression(value: object) -> Scalar:
-    """``value``, which code that is given to a mechanism made. Raises TypeError where it is no expression."""
+    """Return ``value``, the result of a caller's function. Raises TypeError if it is not an expression."""
     if isinstance(value, Scalar):
         return value
     raise TypeError(
@@ -201,7 +201,9 @@ def expression(value: object) -> Scalar:
 
 
 def _unify(operands: Sequence[Operand]) -> tuple[Scalar, ...]:
-    """The operands with numbers made constants of the others' type. Raises TypeError where types differ."""
+    """Convert numbers among the operands to constants of the others' type; return the operands. Raises TypeError if
+    types differ.
+    """
     dtypes = {x.dtype for x in operands if isinstance(x, Scalar)}
     for x in operands:
         if not isinstance(x, Scalar | int | float | np.number | np.bool_):
@@ -222,7 +224,9 @@ _of_constants: Mapping[str, Callable[[int, int], int]] = {"add": int.__add__, "s
 
 
 def _operation(op: str, scalars: tuple[Scalar, ...]) -> Scalar:
-    """The operation, or what it is without one: strides of 1 and pads of 0 are common, and compiling takes long."""
+    """Return the operation, or an equal simpler value: strides of 1 and pads of 0 are common, and compiling takes
+    long.
+    """
     dtype = scalars[0].dtype
     if len(scalars) == 2 and not dtype.is_float:
         a, b = scalars
@@ -270,17 +274,17 @@ def _float_function(op: str, *operands: Operand) -> Scalar:
 
 
 def equal(a: Operand, b: Operand) -> Scalar:
-    """``a == b``; false where one is NaN."""
+    """Return ``a == b``; false if one is NaN."""
     return _compare("eq", a, b)
 
 
 def not_equal(a: Operand, b: Operand) -> Scalar:
-    """``a != b``; true where one is NaN."""
+    """Return ``a != b``; true if one is NaN."""
     return _compare("ne", a, b)
 
 
 def where(condition: Scalar, a: Operand, b: Operand) -> Scalar:
-    """``a`` where the boolean ``condition`` holds, else ``b``. Both are evaluated."""
+    """Return ``a`` if the boolean ``condition`` holds, else ``b``. Both are evaluated."""
     if expression(condition).dtype is not DType.BOOL:
         raise TypeError(f"condition of type {condition.dtype.name}")
     scalars = _unify((a, b))
@@ -288,12 +292,12 @@ def where(condition: Scalar, a: Operand, b: Operand) -> Scalar:
 
 
 def minimum(a: Operand, b: Operand) -> Scalar:
-    """The smaller one; NaN where one of them is NaN."""
+    """Return the smaller one; NaN if one of them is NaN."""
     return _extreme("min", a, b)
 
 
 def maximum(a: Operand, b: Operand) -> Scalar:
-    """The larger one; NaN where one of them is NaN."""
+    """Return the larger one; NaN if one of them is NaN."""
     return _extreme("max", a, b)
 
 
@@ -301,19 +305,19 @@ def _extreme(op: str, a: Operand, b: Operand) -> Scalar:
     scalars = _unify((a, b))
     if scalars[0].dtype is DType.BOOL:
         return Scalar(DType.BOOL, "and" if op == "min" else "or", scalars)
-    # A constant goes last: it is no NaN, which spares a comparison.
+    # Constants go last: they are not NaN, which saves a comparison.
     if scalars[0].op == "constant":
         scalars = (scalars[1], scalars[0])
     return Scalar(scalars[0].dtype, op, scalars)
 
 
 def trunc_divide(a: Operand, b: Operand) -> Scalar:
-    """Integer quotient rounded toward zero, as C's ``/``; 0 where ``b == 0``."""
+    """Return the integer quotient rounded toward zero, as C's ``/``; 0 if ``b == 0``."""
     return _bitwise("truncdiv", a, b, booleans=False)
 
 
 def floor_divide(a: Operand, b: Operand) -> Scalar:
-    """Quotient rounded down, as Python's ``//``. For integers 0 where ``b == 0``."""
+    """Return the quotient rounded down, as Python's ``//``. For integers 0 if ``b == 0``."""
     a, b = _unify((a, b))
     if a.dtype.is_float:
         return floor(_divided(a, b))
@@ -323,13 +327,13 @@ def floor_divide(a: Operand, b: Operand) -> Scalar:
 
 
 def trunc_modulo(a: Operand, b: Operand) -> Scalar:
-    """Remainder with the sign of ``a``, as C's ``%`` and ``fmod``. For integers 0 where ``b == 0``."""
+    """Return the remainder with the sign of ``a``, as C's ``%`` and ``fmod``. For integers 0 if ``b == 0``."""
     scalars = _unify((a, b))
     return Scalar(scalars[0].dtype, "fmod" if scalars[0].dtype.is_float else "truncmod", scalars)
 
 
 def floor_modulo(a: Operand, b: Operand) -> Scalar:
-    """Remainder with the sign of ``b``, as Python's ``%``. For integers 0 where ``b == 0``."""
+    """Return the remainder with the sign of ``b``, as Python's ``%``. For integers 0 if ``b == 0``."""
     m = trunc_modulo(a, b)
     _, b = _unify((a, b))
     return m if _is_unsigned(m.dtype) else where(not_equal(m, 0) & ((m < 0) ^ (b < 0)), m + b, m)
@@ -340,18 +344,19 @@ def _is_unsigned(dtype: DType) -> bool:
 
 
 def power(a: Operand, b: Operand) -> Scalar:
-    """``a ** b`` of floats, with a product or a square root for the usual constant exponents."""
+    """Return ``a ** b`` of floats, with a product or a square root for the usual constant exponents."""
     if isinstance(b, (int, float)) and isinstance(a, Scalar) and b in SIMPLE_EXPONENTS:
         return SIMPLE_EXPONENTS[b](a)
     return _float_function("pow", a, b)
 
 
 def cast(x: Scalar, dtype: DType, *, saturate: bool = True, round_mode: str = "up") -> Scalar:
-    """``x`` as ``dtype``: floats to integers toward zero, nonzero to True, wider to narrower integers by wrapping.
+    """Convert ``x`` to ``dtype``: floats to integers toward zero, nonzero to True, wider to narrower integers by
+    wrapping.
 
-    Out-of-range floats have no defined integer. What an 8-bit float cannot hold becomes its largest number with
-    ``saturate``, else infinity, or NaN where it has none. ``round_mode`` ("up", "down", "nearest") is for FLOAT8E8M0,
-    the powers of two.
+    Out-of-range floats have no defined integer. Numbers beyond an 8-bit float's range become its largest number with
+    ``saturate``, else infinity, or NaN if it has no infinity. ``round_mode`` ("up", "down", "nearest") is for
+    FLOAT8E8M0, the powers of two.
     """
     if not isinstance(dtype, DType):
         raise TypeError(f"{dtype!r} is no element type, as DType.FLOAT32 is")
@@ -364,12 +369,14 @@ def cast(x: Scalar, dtype: DType, *, saturate: bool = True, round_mode: str = "u
 
 
 def accumulation_type(dtype: DType) -> DType:
-    """The float type in which elements of ``dtype`` are weighted and summed: float64 for float64, else float32."""
+    """Return the float type in which elements of ``dtype`` are weighted and summed: float64 for float64, else
+    float32.
+    """
     return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
 
 
 def widen(x: Scalar) -> Scalar:
-    """x in the type that its arithmetic is done in: float32 for half types, else its own."""
+    """Convert x to the type of its arithmetic: float32 for half types, else its own."""
     return cast(x, DType.FLOAT32) if x.dtype in (DType.FLOAT16, DType.BFLOAT16) else x
 
 
@@ -378,7 +385,7 @@ def absolute(x: Scalar) -> Scalar:
 
 
 def sign(x: Scalar) -> Scalar:
-    """-1, 0 or 1; NaN for NaN."""
+    """Return -1, 0 or 1; NaN for NaN."""
     if _is_unsigned(x.dtype):
         return where(x > 0, constant(1, x.dtype), 0)
     return where(x > 0, constant(1, x.dtype), where(x < 0, constant(-1, x.dtype), x))
@@ -413,7 +420,7 @@ def erf(x: Operand) -> Scalar:
 
 
 def half_erf(x: Operand) -> Scalar:
-    """erf as exact as a half type can show, which takes half as long: for results that are stored in one."""
+    """Return erf within the accuracy of a half type, in half the time: for results that are stored in one."""
     return _float_function("half_erf", x)
 
 
@@ -430,7 +437,9 @@ def cos(x: Operand) -> Scalar:
 
 
 def unary_float(name: str, x: Operand) -> Scalar:
-    """One of C's functions of a float: tan, asin, acos, atan, sinh, cosh, asinh, acosh, atanh, exp2, log2, ..."""
+    """Return one of C's functions of a float: tan, asin, acos, atan, sinh, cosh, asinh, acosh, atanh, exp2, log2,
+    ...
+    """
     return _float_function(name, x)
 
 
@@ -457,4 +466,4 @@ SIMPLE_EXPONENTS: Mapping[float, Callable[[Scalar], Scalar]] = {
     3.0: lambda x: x * x * x,
     -1.0: lambda x: 1.0 / x,
 }
-"""Exponents whose power is cheap, and how."""
+"""Exponents whose power is cheap, with its computation."""

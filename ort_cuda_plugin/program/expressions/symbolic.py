@@ -70,7 +70,7 @@ __all__ = [
 
 
 def _difference_bounds(a: Dim, b: Dim) -> Bounds:
-    """Bounds of ``a - b``: of the polynomial, and of the two sides if cancelling terms does not help."""
+    """Return bounds of ``a - b``: of the polynomial, and of the two sides if cancelling terms does not help."""
     low, high = bounds(a - b)
     (a_low, a_high), (b_low, b_high) = bounds(a), bounds(b)
     lows = [x for x in (low, None if a_low is None or b_high is None else a_low - b_high) if x is not None]
@@ -79,7 +79,7 @@ def _difference_bounds(a: Dim, b: Dim) -> Bounds:
 
 
 def _ordered(a: Dim, b: Dim) -> tuple[Dim, Dim]:
-    """Arguments of a commutative operation in an order that does not depend on how they were written."""
+    """Return the arguments of a commutative operation in a canonical order."""
     return (b, a) if hash(a) > hash(b) else (a, b)
 
 
@@ -106,7 +106,7 @@ def sym_max(a: Dim, b: Dim) -> Dim:
 
 
 def _extreme(op: ExprOp, a: Dim, b: Dim) -> Dim:
-    """MIN or MAX, where ``min(min(a, b), b)`` is ``min(a, b)`` and ``min(max(a, b), b)`` is ``b``."""
+    """Return MIN or MAX, where ``min(min(a, b), b)`` is ``min(a, b)`` and ``min(max(a, b), b)`` is ``b``."""
     for outer, inner in ((a, b), (b, a)):
         atom = single_atom(outer)
         if atom is not None and atom.op in (ExprOp.MIN, ExprOp.MAX) and inner in atom.args:
@@ -115,7 +115,7 @@ def _extreme(op: ExprOp, a: Dim, b: Dim) -> Dim:
 
 
 def eq(a: Dim, b: Dim) -> Dim:
-    """1 where ``a == b``, else 0."""
+    """Return 1 if ``a == b``, else 0."""
     if isinstance(a, int) and isinstance(b, int):
         return int(a == b)
     if a == b:
@@ -127,13 +127,13 @@ def eq(a: Dim, b: Dim) -> Dim:
 
 
 def ne(a: Dim, b: Dim) -> Dim:
-    """1 where ``a != b``, else 0."""
+    """Return 1 if ``a != b``, else 0."""
     same = eq(a, b)
     return 1 - same if isinstance(same, int) else operation(ExprOp.NE, *_ordered(a, b))
 
 
 def lt(a: Dim, b: Dim) -> Dim:
-    """1 where ``a < b``, else 0."""
+    """Return 1 if ``a < b``, else 0."""
     if isinstance(a, int) and isinstance(b, int):
         return int(a < b)
     low, high = _difference_bounds(a, b)
@@ -145,7 +145,7 @@ def lt(a: Dim, b: Dim) -> Dim:
 
 
 def le(a: Dim, b: Dim) -> Dim:
-    """1 where ``a <= b``, else 0."""
+    """Return 1 if ``a <= b``, else 0."""
     if isinstance(a, int) and isinstance(b, int):
         return int(a <= b)
     low, high = _difference_bounds(a, b)
@@ -157,7 +157,7 @@ def le(a: Dim, b: Dim) -> Dim:
 
 
 def truth(condition: Dim) -> bool | None:
-    """Whether a condition holds (is not 0) for all values of the symbols, for none, or (None) that is not provable."""
+    """Whether a condition is nonzero for all values of the symbols, for none, or (None) that cannot be proven."""
     if isinstance(condition, int):
         return condition != 0
     low, high = condition.bounds
@@ -165,7 +165,7 @@ def truth(condition: Dim) -> bool | None:
 
 
 def logical_and(a: Dim, b: Dim) -> Dim:
-    """1 where both are not 0, else 0."""
+    """Return 1 if both are nonzero, else 0."""
     truth_a, truth_b = truth(a), truth(b)
     if truth_a is False or truth_b is False:
         return 0
@@ -177,7 +177,7 @@ def logical_and(a: Dim, b: Dim) -> Dim:
 
 
 def logical_or(a: Dim, b: Dim) -> Dim:
-    """1 where at least one is not 0, else 0."""
+    """Return 1 if at least one is nonzero, else 0."""
     truth_a, truth_b = truth(a), truth(b)
     if truth_a or truth_b:
         return 1
@@ -189,7 +189,7 @@ def logical_or(a: Dim, b: Dim) -> Dim:
 
 
 def logical_not(a: Dim) -> Dim:
-    """1 where a is 0, else 0."""
+    """Return 1 if a is 0, else 0."""
     atom = single_atom(a)
     if atom is not None:
         if atom.op is ExprOp.EQ:
@@ -209,7 +209,9 @@ def _is_boolean(dim: Dim) -> bool:
 
 
 def select(condition: Dim, a: Dim, b: Dim) -> Dim:
-    """``a`` where condition is not 0, else ``b``. Both are evaluated at Run time: neither may divide by zero."""
+    """Return ``a`` if the condition is nonzero, else ``b``. Both are evaluated at Run time: neither may divide by
+    zero.
+    """
     known = truth(condition)
     if known is not None:
         return a if known else b
@@ -217,7 +219,7 @@ def select(condition: Dim, a: Dim, b: Dim) -> Dim:
         return a
     atom = single_atom(condition)
     if atom is not None and atom.op is ExprOp.EQ and (a, b) in (atom.args, atom.args[::-1]):
-        return b  # where a == b the two are one value
+        return b  # if a == b, both are one value
     return operation(ExprOp.SELECT, condition, a, b)
 
 

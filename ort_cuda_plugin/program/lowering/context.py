@@ -1,4 +1,4 @@
-"""What operators see while they are lowered: tensors, and the context that records launches on them.
+"""The lowering context: operators' functions receive it, and record steps and launches on tensors in it.
 
 One pass over an operator's function serves three purposes: it infers shapes, decides whether the plugin runs the node
 (by raising `Unsupported`), and records what a plan does. Nothing here compiles, allocates or touches a device.
@@ -85,7 +85,7 @@ __all__ = [
 ]
 
 NUM_TRIALS = 9
-"""How many trials there are of what nobody knows before a Run: see `Lowering.chosen`."""
+"""Number of trials, each with another assumption about an unknown number: see `Lowering.chosen`."""
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 _READ_BACK_HINT = 1
@@ -95,13 +95,13 @@ class Lowering:
     """The context that an operator's function gets as its first argument.
 
     ``node`` is the node being lowered, ``opset`` the version of its domain that the model imports, ``device`` and
-    ``options`` what the plan is for. Claims need shapes only: they give ``try_step``, which makes a step's kernel,
-    since that is where a step can be impossible, and launches are then checked but not kept. With ``speculative`` the
-    hints of host values mean nothing; ``guessed`` then says whether `host_constants` was asked for one since it was
-    last set to False. ``trial`` numbers what is assumed then where a rank depends on what nobody knows, see
-    `chosen`. ``states`` are those of the cluster's nodes, which all its plans share. Without ``settles``,
-    `settled` answers as for a claim. ``notes`` has what people should know of nodes that run here. ``checks_author``
-    says whether what the operator says of sizes and of values that Runs compute is checked.
+    ``options`` what the plan is for. Claims need shapes only: they pass ``try_step``, which makes a step's kernel,
+    because that can fail; launches are then checked but not kept. With ``speculative`` the hints of host values are
+    arbitrary; ``guessed`` tells whether `host_constants` has returned one since it was last set to False. ``trial``
+    numbers the assumption about an unknown number that a rank depends on, see `chosen`. ``states`` has the states of
+    the cluster's nodes, which all its plans share. Without ``settles``, `settled` answers as for a claim. ``notes`` has
+    remarks for users about nodes. ``checks_author``: the operator's statements about sizes and computed values are
+    checked.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Lowering:
 
     @property
     def node(self) -> Node | None:
-        """The node being lowered, or the last of those whose kernel is being made."""
+        """Return the node that is being lowered, or whose kernel is being made."""
         return self.nodes[-1] if self.nodes else None
 
     @node.setter
@@ -150,7 +150,7 @@ class Lowering:
 
     @property
     def is_guess(self) -> bool:
-        """Whether the sizes at hand are guesses, so that what they are not fit for may be right in a Run."""
+        """Whether the present sizes are guesses: an error about them may not occur in a Run."""
         return self._speculative or not self._is_recording
 
     @property
@@ -160,21 +160,21 @@ class Lowering:
     # ---- tensors ----
 
     def empty(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
-        """A new contiguous intermediate with undefined contents.
+        """Return a new contiguous intermediate with undefined contents.
 
-        Raises InvalidModel where a 64-bit integer does not hold its bytes; so does `view`.
+        Raises InvalidModel, like `view`, if its size in bytes exceeds 64 bits.
         """
         shape = dims_of(shape, dtype)
         return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, self._countable_bytes(shape, dtype)))
 
     def stand_in(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
-        """As `empty`, for a result that is not computed because nobody knows yet which of several it will be."""
+        """Like `empty`, for a result that is not computed because the Run decides which of several it is."""
         x = self.empty(shape, dtype)
         self.stand_ins.add(x.buffer)
         return x
 
     def _countable_bytes(self, shape: Sequence[Dim], dtype: DType) -> Dim:
-        """The bytes of a tensor. Raises InvalidModel where a 64-bit integer does not hold them."""
+        """Return the bytes of a tensor. Raises InvalidModel if they exceed 64 bits."""
         nbytes = product(shape) * dtype.itemsize
         self.trace.originate(self.node, (*shape, nbytes))
         known = isinstance(nbytes, int) or not (self._speculative or is_read_back(nbytes))
@@ -184,29 +184,34 @@ class Lowering:
         return nbytes
 
     def view(self, x: Tensor, shape: Sequence[Dim], strides: Sequence[Dim] | None = None, offset: Dim = 0) -> Tensor:
-        """Other elements of x's buffer, zero copy. ``strides`` None is contiguous; ``offset`` counts from the buffer.
+        """Return a view of x's buffer, without a copy.
 
-        Views of constants are constants, views of results of shape arithmetic are such results.
+        ``strides`` None means contiguous; ``offset`` counts from the buffer's start. Views of constants are constants,
+        views of host values are host values.
         """
         shape = dims_of(shape, x.dtype)
         self._countable_bytes(shape, x.dtype)
         return Tensor(x.dtype, shape, x.buffer, strides=strides, offset=offset)
 
     def contiguous(self, x: Tensor, alignment: int = 1) -> Tensor:
-        """x itself when it is contiguous at an offset that is a multiple of ``alignment`` elements, else a copy."""
+        """Return x itself if it is contiguous at an offset that is a multiple of ``alignment`` elements, else a
+        copy.
+        """
         if x.is_contiguous and divides(alignment, x.offset):
             return x
         if x.is_constant:
-            # Rearranged once on the host rather than in every Run; read when a plan needs it.
+            # Rearranged once on the host instead of in every Run; read when a plan needs it.
             return self.derived("view", (x,), (), x.static_shape)
         return copy_of(self, x)
 
     def constant(self, array: Array, dtype: DType | None = None) -> Tensor:
-        """A tensor of known contents; it becomes a weight when a launch reads it. ``dtype``: see `Constant.of`."""
+        """Return a tensor of known contents; it becomes a weight when a launch reads it. ``dtype``: see
+        `Constant.of`.
+        """
         return self.initializer(Constant.of(np.ascontiguousarray(array).reshape(array.shape), dtype))
 
     def initializer(self, contents: Constant) -> Tensor:
-        """A tensor of known contents that are not read yet."""
+        """Return a tensor of known contents that are not read yet."""
         return Tensor(contents.dtype, contents.shape, Buffer(BufferKind.WEIGHT, contents.nbytes, data=contents))
 
     def derived(
@@ -217,16 +222,17 @@ class Lowering:
         shape: tuple[int, ...],
         dtype: DType | None = None,
     ) -> Tensor:
-        """A constant that a function of `recipes.FUNCTIONS` makes of constants, such as weights in another layout.
+        """Return a constant that a function of `recipes.FUNCTIONS` computes from constants, such as weights in another
+        layout.
 
-        It has the first operand's type unless told. The function runs only when a plan needs the contents, and once
-        for all plans that ask for the same.
+        Its type is by default the first operand's. The function runs only when a plan needs the contents, once for all
+        plans.
         """
         recipe = Recipe(function, tuple(x.constant_view() for x in operands), parameters)
         return self.initializer(recipe.constant(dtype or operands[0].dtype, shape))
 
     def host_tensor(self, dims: Sequence[Dim], shape: Sequence[int], dtype: DType) -> Tensor:
-        """An integer or bool tensor whose elements, in row-major order, are ``dims``."""
+        """Return an integer or bool tensor whose elements, in row-major order, are ``dims``."""
         values = tuple(dims)
         if len(values) != product(shape):
             raise ValueError(f"{len(values)} values for shape {tuple(shape)}")
@@ -239,8 +245,8 @@ class Lowering:
     def state(self, initial: Callable[[], Array]) -> Tensor:
         """Memory of the node being lowered that keeps its contents from Run to Run; a launch may write it.
 
-        There is one in a session, shared by all plans of the node and by concurrent Runs: nothing orders their
-        launches, so what they write they must update atomically. ``initial`` gives the contents before the first Run.
+        All plans of the node and all concurrent Runs of a session share it. Nothing orders their launches, so they must
+        update it atomically. ``initial`` gives the contents before the first Run.
         """
         if self.node is None:
             raise TypeError("only a node has a state")
@@ -258,14 +264,14 @@ class Lowering:
         return self._host_work < MAX_HOST_WORK
 
     def spend_host_work(self, work: int) -> None:
-        """Counts the terms of the numbers that shape arithmetic gave."""
+        """Count the terms of the results of shape arithmetic."""
         self._host_work += work
 
     def defer_host(self, x: Tensor, sources: Sequence[Tensor], compute: Callable[..., tuple[Dim, ...]]) -> Tensor:
-        """x, whose contents `host_values` can now get from ``compute``, which takes the contents of ``sources``.
+        """Return x, whose contents `host_values` can now get by ``compute`` from the contents of ``sources``.
 
-        For shape arithmetic on inputs of the cluster: computed on the device unless something asks for the contents.
-        Contents are elements in row-major order. Only for a new tensor of `empty`; others know their contents, and a
+        For shape arithmetic on inputs of the cluster, which is done on the device unless the contents are requested.
+        Contents are elements in row-major order. x must be a new tensor of `empty`: others have known contents, and a
         view of a source would be computed from itself.
         """
         if any(source.buffer is x.buffer for source in sources):
@@ -275,9 +281,8 @@ class Lowering:
         return x
 
     def _deferred_contents(self, buffer: Buffer) -> tuple[Dim, ...]:
-        """Sources first, on a stack of our own: how long a chain of them is, is up to the model.
-
-        Each buffer waits for its sources once, so that this ends.
+        """Return deferred contents. Sources come first, with an explicit stack, since the model decides how long a
+        chain of them is. Each buffer waits for its sources once, so this terminates.
         """
         pending = [buffer]
         waited: set[Buffer] = set()
@@ -302,9 +307,9 @@ class Lowering:
                 return deferred.contents
 
     def host_values(self, x: Tensor, what: str) -> tuple[Dim, ...]:
-        """The integer contents of x in row-major order; ``what`` names them in messages ("shape of Reshape").
+        """Return the integer contents of x in row-major order; ``what`` names them in messages ("shape of Reshape").
 
-        An input of the cluster becomes a host input: read back once per Run. What is computed on the device is read
+        An input of the cluster becomes a host input, read back once per Run. Contents that the device computes are read
         back in the middle of the Run (`read_back`).
         """
         known = x.host
@@ -321,7 +326,7 @@ class Lowering:
         assert positions is not None
         elements = floordiv(buffer.nbytes, x.dtype.itemsize)
         if self._speculative and not isinstance(elements, int):
-            elements = max(positions, default=-1) + 1  # of an input of unknown size, these have to be there
+            elements = max(positions, default=-1) + 1  # an input of unknown size must have these elements
         elements = self._readable(elements, what)
         if buffer.deferred_host is not None:
             contents = self._deferred_contents(buffer)
@@ -332,14 +337,14 @@ class Lowering:
         return tuple(contents[position] for position in positions)
 
     def _readable(self, count: Dim, what: str) -> int:
-        """The number of elements that the host reads, which the plan then holds for."""
+        """Return the number of elements that the host reads, and guard the plan to it."""
         count = self._fixed(count, what)
         if count > MAX_HOST_ELEMENTS:
             raise Unsupported("shape", f"{what} has {count} elements; at most {MAX_HOST_ELEMENTS} are read back")
         return count
 
     def _of_known_shape(self, x: Tensor, what: str) -> Tensor:
-        """x with numbers for its dimensions, which the plan then holds for."""
+        """Return x with numbers for its dimensions, and guard the plan to them."""
         shape, strides = ([self._fixed(dim, what) for dim in dims] for dims in (x.shape, x.strides))
         return Tensor(x.dtype, shape, x.buffer, strides=strides, offset=self._fixed(x.offset, what))
 
@@ -348,14 +353,14 @@ class Lowering:
             return dim
         if self._speculative or is_read_back(dim):
             reason = f"{what} has a number of elements that is not known before the Run"
-            # A claimed node gets its plan from the shapes of a Run.
+            # A claimed node gets its plan when the shapes of a Run are known.
             waits = self._is_recording and self._speculative and self.trial is None and not is_read_back(dim)
             raise UnknownRank(reason) if waits else Unsupported("shape", reason)
         self.guard(eq(dim, hint(dim)))
         return hint(dim)
 
     def host_number(self, x: Tensor, what: str) -> Dim:
-        """As `host_values` for a tensor of one element. Raises InvalidModel for another number of elements."""
+        """Like `host_values` for a tensor of one element. Raises InvalidModel for another number of elements."""
         values = self.host_values(x, what)
         if len(values) != 1:
             raise InvalidModel(f"{what} has {len(values)} elements, not one")
@@ -379,10 +384,10 @@ class Lowering:
         return tuple(hint(value) for value in values)
 
     def chosen(self, dim: Dim, what: str, choices: Sequence[int]) -> int:
-        """``dim`` where it must be a number when the plan is made because a rank depends on it; ``what`` names it.
+        """Return ``dim`` as a number, because a rank depends on it when the plan is made; ``what`` names it.
 
-        The plan then holds only for this number. Where nothing is known yet, each trial takes one of ``choices``.
-        Raises UnknownRank where there is no trial, Unsupported where there are more choices than trials.
+        The plan is guarded to this number. If the number is not known yet, each trial assumes one of ``choices``.
+        Raises UnknownRank without a trial, Unsupported if there are more choices than trials.
         """
         if isinstance(dim, int):
             return dim
@@ -400,12 +405,12 @@ class Lowering:
     def read_back(
         self, x: Tensor, what: str, lower: int | None = None, upper: Dim | None = None, *, likely: int = _READ_BACK_HINT
     ) -> tuple[Expr, ...]:
-        """The integer contents of x, which work of the same Run computes; ``what`` names them in messages.
+        """Return the integer contents of x, which work of the same Run computes; ``what`` names them in messages.
 
         The host waits for that work, reads the elements and goes on: a segment of the plan ends. So call it once for
-        all that an operator needs, and where the count of elements is small. ``lower`` and ``upper`` bound each
-        element; they are the word of an operator of the plugin's own, that of others is checked. ``likely`` is what is
-        expected where nothing bounds it. Nothing may be guarded on what was read back: see `guard`.
+        all values that an operator needs, and only for few elements. ``lower`` and ``upper`` bound each element; bounds
+        of the plugin's own operators are trusted, those of others are checked. ``likely`` is the expected value of an
+        unbounded element. Guards cannot depend on values that were read back: see `guard`.
         """
         if not (x.dtype.is_integer or x.dtype is DType.BOOL):
             raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is not an integer type")
@@ -432,7 +437,7 @@ class Lowering:
         return symbols
 
     def _check_read_back(self, found: Expr, what: str, lower: int | None, upper: Dim | None) -> None:
-        """``found`` is the symbol without the bounds, which it need not have."""
+        """Require the bounds of a value that was read back. ``found`` is its symbol without bounds."""
         if lower is not None:
             self.require(le(lower, found), f"{what} is less than {lower}, the least that the operator says")
         if upper is not None:
@@ -441,7 +446,9 @@ class Lowering:
     # ---- conditions ----
 
     def require(self, condition: Dim, message: str) -> None:
-        """Fails the Run with the node's name and ``message`` where the condition is 0. Raises InvalidModel for 0."""
+        """Fail the Run with the node's name and ``message`` if the condition is 0. Raises InvalidModel if it is 0 for
+        all sizes.
+        """
         known = truth(condition)
         if known is False:
             raise InvalidModel(message)
@@ -451,16 +458,18 @@ class Lowering:
             self.trace.requirements.append(Requirement(self.node, condition, message))
 
     def require_shape(self, x: Tensor, shape: Sequence[Dim], what: str) -> None:
-        """As `require` for the shape of x, which ``what`` names ("bias of Gemm"). Raises InvalidModel for the rank."""
+        """Like `require` for the shape of x, which ``what`` names ("bias of Gemm"). Raises InvalidModel for another
+        rank.
+        """
         if x.rank != len(shape):
             raise InvalidModel(f"the {what} has rank {x.rank}, not {len(shape)}")
         for axis, (dim, wanted) in enumerate(zip(x.shape, shape, strict=True)):
             self.require(eq(dim, wanted), f"the {what} has another size in dimension {axis} than it must have")
 
     def guard(self, condition: Dim) -> bool:
-        """The answer at the shapes that the plan is built for; it holds only for shapes with the same answer.
+        """Return the condition's truth at the shapes that the plan is built for, and guard the plan to it.
 
-        Raises Unsupported where the answer depends on what a Run computes: by then the plan was chosen.
+        Raises Unsupported if the condition depends on values that a Run computes: the plan is chosen before that.
         """
         known = truth(condition)
         if known is not None:
@@ -476,13 +485,15 @@ class Lowering:
         return answer
 
     def settled(self, condition: Dim) -> bool | None:
-        """As `guard`, but None for a claim, which is for all shapes, and for what depends on values of a Run."""
+        """Like `guard`, but None for a claim, which is for all shapes, and for conditions on values that a Run
+        computes.
+        """
         if not self._settles or is_read_back(condition):
             return self.known(condition)
         return self.guard(condition)
 
     def settled_size(self, dim: Dim) -> Dim:
-        """``dim``, or where it is a minimum or maximum the argument that it is at the shapes of the plan (guarded)."""
+        """Return ``dim``; if it is a minimum or maximum, the argument that it equals at the plan's shapes (guarded)."""
         atom = single_atom(dim)
         if atom is None or atom.op not in (ExprOp.MIN, ExprOp.MAX):
             return dim
@@ -491,11 +502,11 @@ class Lowering:
         return dim if ordered is None else self.settled_size(a if ordered is (atom.op is ExprOp.MIN) else b)
 
     def known(self, condition: Dim) -> bool | None:
-        """The answer where it is the same for all shapes, else None."""
+        """Return the condition's truth if it is the same for all shapes, else None."""
         return truth(condition)
 
     def index_dtype(self, *sizes: Dim) -> str:
-        """ "i32" where all sizes are below 2**31 (guarded), else "i64": the type for index arithmetic up to them."""
+        """Return "i32" if all sizes are below 2**31 (guarded), else "i64": the type for index arithmetic."""
         if self.options.wide_indices:
             return "i64"
         fits = [le(size, _INT32_MAX) for size in sizes]
@@ -508,10 +519,11 @@ class Lowering:
 
     @contextmanager
     def recording(self, nodes: tuple[Node, ...] | None = None) -> Iterator[list[Step]]:
-        """Gives the list of the steps that are recorded meanwhile, for ``nodes``; the caller says where they run.
+        """Collect the steps that are recorded in the block, for ``nodes``, in a list; the caller decides where they
+        run.
 
-        What they read of host values is materialised among them, and serves nobody else: other steps may run before
-        them, and the caller may drop them.
+        Host values that they read are materialised in the list, for these steps only: other steps may run before them,
+        and the caller may drop them.
         """
         outer = self.trace.steps, self._materialized, self.nodes
         steps: list[Step] = []
@@ -523,7 +535,7 @@ class Lowering:
             self.trace.steps, self._materialized, self.nodes = outer
 
     def record(self, step: Map) -> None:
-        """Appends a step to the trace; a claim makes its kernel instead."""
+        """Append a step to the trace; a claim makes its kernel instead."""
         if self._try_step is None:
             self.trace.steps.append(step)
         else:
@@ -544,10 +556,11 @@ class Lowering:
         turns: Dim = 1,
         in_place: Sequence[InPlace] = (),
     ) -> None:
-        """Records a launch. Tensor arguments are reads unless they are among ``writes`` (in both: read and written).
+        """Record a launch.
 
-        ``uses`` tells of arguments that the kernel does not read as a whole and once; for the others see `Launch`. A
-        grid with a dimension of 0 launches nothing. Raises TypeError where arguments do not fit the signature.
+        Tensor arguments are reads unless they are among ``writes`` (in both: read and written). ``uses`` describes
+        arguments that the kernel does not read exactly once as a whole; for the others see `Launch`. A grid with a
+        dimension of 0 launches nothing. Raises TypeError if arguments do not match the signature.
         """
         signature = kernel.signature
         if len(args) != len(signature):
@@ -585,7 +598,7 @@ class Lowering:
         writes: Sequence[Tensor] = (),
         note: str = "",
     ) -> None:
-        """Records a call of a vendor library; reads and writes as for `launch`. ``note`` tells people what it does."""
+        """Record a call of a vendor library; reads and writes as for `launch`. ``note`` describes it for users."""
         if not self._is_recording:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
@@ -595,7 +608,7 @@ class Lowering:
     def call_back(
         self, callback: Callback, tensors: Sequence[Tensor], numbers: Sequence[Dim] = (), *, writes: Sequence[Tensor]
     ) -> None:
-        """Records a call of Python in each Run; ``tensors`` are contiguous, those among ``writes`` may be written.
+        """Record a Python call in each Run; ``tensors`` are contiguous, those among ``writes`` may be written.
 
         A plan with such a call never becomes a CUDA graph.
         """
@@ -612,7 +625,7 @@ class Lowering:
         self.trace.steps.append(HostCall(self.nodes, callback, placed, tuple(numbers), read, written))
 
     def copy(self, dst: Tensor, src: Tensor) -> None:
-        """Copies all elements; both are contiguous, of one element type and the same number of elements."""
+        """Copy all elements; both tensors are contiguous, with one element type and the same number of elements."""
         if dst.dtype is not src.dtype or dst.size != src.size or not (dst.is_contiguous and src.is_contiguous):
             raise TypeError(f"cannot copy {src!r} to {dst!r} as bytes")
         if not self._is_recording:
@@ -622,7 +635,7 @@ class Lowering:
         self.trace.steps.append(Copy(self.nodes, dst, src, read, written))
 
     def memset(self, dst: Tensor, byte: int) -> None:
-        """Sets every byte of a contiguous tensor."""
+        """Set every byte of a contiguous tensor."""
         if not dst.is_contiguous:
             raise TypeError(f"cannot set the bytes of {dst!r}, which is not contiguous")
         if self._is_recording:
@@ -630,7 +643,9 @@ class Lowering:
             self.trace.steps.append(Memset(self.nodes, dst, byte, (), written))
 
     def materialize(self, x: Tensor) -> Tensor:
-        """x with its elements on the device: a small launch writes those of a HOST buffer, once in a `recording`."""
+        """Return x with its elements on the device: a small launch writes those of a HOST buffer, once in a
+        `recording`.
+        """
         buffer = x.buffer
         if buffer.host is None:
             return x
@@ -665,7 +680,7 @@ def kernel(out, {names}):
 
 
 def _store_values(ctx: Lowering, target: Tensor, values: Sequence[Dim]) -> None:
-    """Writes register values to the device: one thread, the values are the kernel's parameters."""
+    """Write register values to the device, by one thread; the values are the kernel's parameters."""
     for start in range(0, len(values), _STORE_WIDTH):
         chunk = values[start : start + _STORE_WIDTH]
         names = [f"v{i}" for i in range(len(chunk))]

@@ -1,4 +1,4 @@
-"""Maps from scalar expressions: broadcasting, any strides."""
+"""Elementwise maps from scalar expressions, with broadcasting and arbitrary strides."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ __all__ = [
 
 
 def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:
-    """``fn`` of the elements of ``tensors``, broadcast to each other. The result has the type that ``fn`` returns.
+    """Return ``fn`` of the elements of ``tensors``, broadcast to each other. The result has the type that ``fn``
+    returns.
 
-    Small integer tensors whose contents are known are computed on the host. Raises TypeError where ``fn`` mixes types.
+    Small integer tensors whose contents are known are computed on the host. Raises TypeError if ``fn`` mixes types.
     """
     leaves = leaves_of(tensors)
     expression = s.expression(fn(*leaves))
@@ -56,7 +57,7 @@ def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> T
 
 
 def leaves_of(tensors: Sequence[Tensor]) -> list[Scalar]:
-    """What functions of elements get for the tensors. Raises TypeError for what is none."""
+    """Return the leaves that functions of elements get for the tensors. Raises TypeError for other objects."""
     for x in tensors:
         if not isinstance(x, Tensor):
             raise TypeError(f"{type(x).__name__} is no tensor: ctx.constant makes one of an array")
@@ -64,7 +65,7 @@ def leaves_of(tensors: Sequence[Tensor]) -> list[Scalar]:
 
 
 def elementwise_into(ctx: Lowering, fn: Callable[..., Scalar], destination: Tensor, *tensors: Tensor) -> None:
-    """As `elementwise`, into a view of any strides. ``tensors`` broadcast to the destination's shape."""
+    """Like `elementwise`, into a view of any strides. ``tensors`` broadcast to the destination's shape."""
     leaves = leaves_of(tensors)
     expression = s.expression(fn(*leaves))
     if expression.dtype is not destination.dtype:
@@ -73,7 +74,7 @@ def elementwise_into(ctx: Lowering, fn: Callable[..., Scalar], destination: Tens
 
 
 def copy_into(ctx: Lowering, destination: Tensor, source: Tensor) -> None:
-    """Copies the elements of ``source``, which broadcasts to the destination's shape; both may be views."""
+    """Copy the elements of ``source``, which broadcasts to the destination's shape; both may be views."""
     elementwise_into(ctx, lambda x: x, destination, source)
 
 
@@ -84,15 +85,15 @@ def copy_of(ctx: Lowering, x: Tensor) -> Tensor:
 
 
 def rearranged(ctx: Lowering, weights: Tensor) -> Tensor:
-    """Weights as they are where they are contiguous, else a copy, which the device makes once.
+    """Return weights unchanged if they are contiguous, else a copy, which the device makes once.
 
-    Without fusion each step of a program stays as it is, and the copy is made on the host.
+    Without fusion (and so without constant folding) the host makes the copy.
     """
     return copy_of(ctx, weights) if ctx.options.fusion and not weights.is_contiguous else ctx.contiguous(weights)
 
 
 def full(ctx: Lowering, shape: Sequence[Dim], value: int | float | bool, dtype: DType) -> Tensor:
-    """A tensor of equal elements; a small one of integers is known on the host."""
+    """Return a tensor of equal elements; a small integer tensor is known on the host."""
 
     def on_device() -> Tensor:
         result = ctx.empty(shape, dtype)
@@ -121,7 +122,7 @@ def _record(
 ) -> None:
     placed = [aligned(ctx, x, results[0].shape) for x in tensors]
     if ctx.options.prefer_nhwc and all(map(is_channels_first, results)):
-        # The same map over the dimensions as they lie in memory is one that other steps can join.
+        # Other steps can fuse with the map if its dimensions are in memory order.
         placed = [in_memory_order(ctx, x, results[0].rank) for x in placed]
         results = [in_memory_order(ctx, x, x.rank) for x in results]
     inputs = used_inputs(zip(leaves, placed, strict=True), expressions)
@@ -130,5 +131,7 @@ def _record(
 
 
 def loadable(ctx: Lowering, inputs: Iterable[Input]) -> tuple[Input, ...]:
-    """``inputs`` with their elements on the device, but for single known elements: those become parameters."""
+    """Return ``inputs`` with their elements on the device, except for single known elements: those become
+    parameters.
+    """
     return tuple((leaf, x if x.size == 1 else ctx.materialize(x)) for leaf, x in inputs)

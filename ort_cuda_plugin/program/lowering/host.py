@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from ort_cuda_plugin.program.lowering.context import Lowering
 
 MAX_HOST_WORK = 200_000
-"""Terms of the numbers that one pass over a graph computes on the host. More would take minutes: the device computes
-them, and sizes among them are read back."""
+"""Maximum terms of the numbers that one pass over a graph computes on the host. Beyond that, which would take minutes,
+the device computes them, and sizes among them are read back."""
 MAX_SYMBOLIC_ELEMENTS = 64
-"""Tensors of more elements that are not all known numbers are computed on the device: they are no shapes."""
+"""Maximum elements of a host tensor that are not all known numbers: larger tensors are not shapes, and are computed on
+the device."""
 HostArray: TypeAlias = npt.NDArray[np.object_]
-"""Symbolic integers in an array: NumPy's functions that move elements apply to it."""
+"""Array of symbolic integers: NumPy's functions that move elements work on it."""
 
 
 def host_array(x: Tensor) -> HostArray | None:
-    """The contents of x with its shape where they are known, else None."""
+    """Return the contents of x in its shape if they are known, else None."""
     values = x.host
     return None if values is None else _shaped(values, x.static_shape)
 
@@ -47,12 +48,12 @@ def on_host(
     dtype: DType,
     device: Callable[[], Tensor],
 ) -> Tensor:
-    """``compute`` of the contents of ``inputs`` where they are known, else the result of ``device``.
+    """Return ``compute`` of the contents of ``inputs`` if they are known, else the result of ``device``.
 
     A device result whose inputs are themselves readable (graph inputs) can still give its contents to an operator that
     needs them on the host. ``compute`` may raise NotFoldable.
     """
-    # Symbolic integers do not wrap around, which results of few bits have to.
+    # Symbolic integers do not wrap around, but results of small types must.
     if not (dtype is DType.BOOL or (dtype.is_integer and dtype.itemsize >= 4)) or not _is_small(shape):
         return device()
     if not all(_is_small(x.shape) and (x.dtype.is_integer or x.dtype is DType.BOOL) for x in inputs):
@@ -79,12 +80,12 @@ def on_host(
             raise Unsupported("shape", "shape arithmetic that has no symbolic form") from None
 
     on_device = device()
-    # What `values` gives is in the order of the elements, not in another one that they may have in memory.
+    # The result of `values` is in the order of the elements, not in memory order.
     return ctx.defer_host(on_device, inputs, values) if few and on_device.is_contiguous else on_device
 
 
 def _fitting(ctx: Lowering, array: HostArray) -> HostArray:
-    """``array``. Raises NotFoldable where a number in it does not fit 64 bits: symbolic integers do not wrap around."""
+    """Return ``array``. Raises NotFoldable for a number beyond 64 bits: symbolic integers do not wrap around."""
     work = 0
     for value in array.reshape(-1):
         numbers = (value,) if isinstance(value, int) else (value.const, *(number for _, number in value.terms))
@@ -105,7 +106,7 @@ def _is_small(shape: Sequence[Dim]) -> bool:
 
 
 def integers(array: HostArray) -> npt.NDArray[np.int64]:
-    """The elements as numbers. Raises NotFoldable where one is symbolic."""
+    """Return the elements as numbers. Raises NotFoldable if one is symbolic."""
     if not all(isinstance(value, int) for value in array.reshape(-1)):
         raise NotFoldable
     return array.astype(np.int64)

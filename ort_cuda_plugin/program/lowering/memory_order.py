@@ -1,7 +1,7 @@
-"""The order of dimensions in memory where a session prefers channels-last tensors.
+"""Memory order of tensors in sessions that prefer NHWC.
 
-Convolutions and their like read and write channels-first memory, through views. What is computed between two of them
-for each element keeps that order, so that no step has to change it.
+Convolutions and pooling read and write NCHW memory, through views. Elementwise results between two of them keep that
+order, so that no step has to convert it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["empty_in_order", "in_memory_order", "is_channels_first"]
 
 
 def is_channels_first(x: Tensor) -> bool:
-    """Whether x is a channels-last view of memory in which the channels of an image come one after the other."""
+    """Whether x is an NHWC view of NCHW memory."""
     if x.rank < 3 or x.is_contiguous:
         return False
     dense: Dim = 1
@@ -33,13 +33,15 @@ def is_channels_first(x: Tensor) -> bool:
 
 
 def in_memory_order(ctx: Lowering, x: Tensor, rank: int) -> Tensor:
-    """x, which broadcasts to a channels-last tensor of ``rank`` dimensions, with channels first; zero copy."""
+    """Return x, which broadcasts to an NHWC tensor of ``rank`` dimensions, with channels first; without a copy."""
     x = unsqueeze(ctx, x, range(rank - x.rank))
     return permute(ctx, x, _to_channels_first(rank))
 
 
 def empty_in_order(ctx: Lowering, shape: Sequence[Dim], dtype: DType, like: Iterable[Tensor]) -> Tensor:
-    """A new tensor in the order of memory that one of ``like`` has, which are as large in the other dimensions."""
+    """Return a new tensor with the memory order of one of ``like``, which have the same sizes in the other
+    dimensions.
+    """
     rank = len(shape)
     if not ctx.options.prefer_nhwc or not any(x.rank == rank and is_channels_first(x) for x in like):
         return ctx.empty(shape, dtype)

@@ -1,4 +1,4 @@
-"""Matrix products as steps."""
+"""Records GEMMs as steps."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def multiply(
     finish: Callable[..., Scalar] | None = None,
     conversion: Conversion | None = None,
 ) -> Tensor:
-    """a @ b for a [batch..., m, k], b [batch..., k, n] of any strides, batches broadcast.
+    """Return a @ b for a [batch..., m, k], b [batch..., k, n] of any strides; batches broadcast.
 
-    ``finish(total, *elements)`` gives the result from the sum, which is of the type that sums are made in, and from the
-    elements of ``others``, which broadcast to the result; by default it is the sum. ``conversion`` says what the
-    elements of b stand for. Raises InvalidModel where the inner dimensions differ.
+    ``finish(total, *elements)`` is the epilogue: a function of the accumulator and of the elements of ``others``, which
+    broadcast to the result; default: the accumulator. ``conversion`` is the prologue of b. Raises InvalidModel if the
+    inner dimensions differ.
     """
     ctx.require(eq(a.shape[-1], b.shape[-2]), "the inner dimensions of the matrices differ")
     shape = (*broadcast_shapes(ctx, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])

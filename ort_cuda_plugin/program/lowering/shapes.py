@@ -1,4 +1,4 @@
-"""Shapes and strides: broadcasting, and the fewest dimensions that do."""
+"""Shapes and strides: broadcasting, and merging of dimensions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ Strides = tuple[Dim, ...]
 
 
 def axes_of(axes: Iterable[int], rank: int) -> tuple[int, ...]:
-    """The axes counted from the front; negative ones count from the end. Raises TypeError for one that is not there."""
+    """Return the axes counted from the front; negative ones count from the end. Raises TypeError for an axis that does
+    not exist.
+    """
     found = [operator.index(axis) for axis in axes]
     if outside := [axis for axis in found if not -rank <= axis < rank]:
         raise TypeError(f"there is no axis {outside[0]} in {rank} dimensions")
@@ -24,10 +26,10 @@ def axes_of(axes: Iterable[int], rank: int) -> tuple[int, ...]:
 
 
 def broadcast_shapes(ctx: Lowering, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The shape that all ``shapes`` broadcast to, as ONNX's multidirectional broadcasting (NumPy's) has it.
+    """Return the shape that all ``shapes`` broadcast to, by ONNX's multidirectional broadcasting (NumPy's).
 
-    A plan holds for sizes that broadcast as those that it is built for: what a step repeats decides which steps can be
-    joined. A size that a Run computes gives ``select(eq(a, 1), b, a)`` instead.
+    The plan is guarded to sizes that broadcast in the same way, because broadcasting decides which steps can be fused.
+    A size that a Run computes gives ``select(eq(a, 1), b, a)`` instead.
     """
     rank = max((len(shape) for shape in shapes), default=0)
     result: list[Dim] = [1] * rank
@@ -57,7 +59,7 @@ def _broadcast_dims(ctx: Lowering, a: Dim, b: Dim) -> Dim:
 
 
 def aligned(ctx: Lowering, x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """x, which broadcasts to ``shape``, with its dimensions written as there: each is 1 or the shape's own."""
+    """Return x, which broadcasts to ``shape``, with each dimension written as 1 or as in ``shape``."""
     dims: list[Dim] = []
     for dim, target in zip(x.shape, shape[len(shape) - x.rank :], strict=True):
         if dim not in (1, target):
@@ -68,7 +70,7 @@ def aligned(ctx: Lowering, x: Tensor, shape: Sequence[Dim]) -> Tensor:
 
 
 def broadcast_strides(x: Tensor, shape: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Strides with which x is read as a tensor of ``shape``, to which it broadcasts: 0 where it is repeated."""
+    """Return the strides to read x as a tensor of ``shape``, to which it broadcasts: 0 for broadcast dimensions."""
     lead = len(shape) - x.rank
     strides: list[Dim] = [0] * lead
     for dim, stride, target in zip(x.shape, x.strides, shape[lead:], strict=True):
@@ -77,9 +79,9 @@ def broadcast_strides(x: Tensor, shape: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def collapse(shape: Sequence[Dim], strides: Sequence[Strides]) -> tuple[list[Dim], list[Strides]]:
-    """The fewest dimensions that address the same elements, for tensors that share ``shape``.
+    """Return the fewest dimensions that address the same elements, for tensors that share ``shape``.
 
-    Dimensions of size 1 go, neighbours merge where every tensor's strides provably allow it.
+    Dimensions of size 1 are removed; adjacent dimensions merge if every tensor's strides provably allow it.
     """
     dims: list[Dim] = []
     kept: list[list[Dim]] = [[] for _ in strides]

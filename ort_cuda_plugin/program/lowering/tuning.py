@@ -1,4 +1,4 @@
-"""The tuner: chooses among the ways to compute a step, or an application's operator, by what they take."""
+"""The tuner's interface: chooses among the tactics of a step, or of a custom operator, by their times."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ if TYPE_CHECKING:
     from .context import Lowering
 
 Make: TypeAlias = "Callable[[Lowering, Sequence[Tensor | None], str], object]"
-"""Records in a context what an operator does with its inputs by the tactic of this name."""
+"""Records in a context an operator's work on its inputs, by the tactic of this name."""
 
 
 class Tuner(Protocol):
     """Chooses by measuring."""
 
     def tactic(self, ctx: Lowering, step: Sums, names: Sequence[str]) -> Tactic:
-        """The fastest of ``names``, of which rules prefer the first; without a name where that is not known."""
+        """Return the fastest of ``names``, of which rules prefer the first; without a name if that is not known."""
 
     def fastest(
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
     ) -> Tactic:
-        """The fastest of the tactics ``names``; without a name where that is not known.
-
-        ``problem`` names what is computed, with all that decides how long it takes beside types and sizes.
+        """Return the fastest of the tactics ``names``; without a name if that is not known. ``problem`` identifies the
+        computation, with everything that decides its time besides types and sizes.
         """

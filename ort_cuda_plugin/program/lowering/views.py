@@ -17,25 +17,25 @@ __all__ = ["expand", "part", "permute", "reshape", "squeeze", "unsqueeze"]
 
 
 def permute(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
-    """The dimensions in another order; zero copy."""
+    """Return the dimensions in another order, without a copy."""
     axes = axes_of(axes, x.rank)
     return ctx.view(x, [x.shape[axis] for axis in axes], [x.strides[axis] for axis in axes], x.offset)
 
 
 def part(ctx: Lowering, x: Tensor, axis: int, start: Dim, size: Dim) -> Tensor:
-    """``size`` elements of one axis from ``start`` on, which must be there; zero copy."""
+    """Return ``size`` elements of one axis from ``start`` on, without a copy; they must exist."""
     shape = [size if other == axis else dim for other, dim in enumerate(x.shape)]
     return ctx.view(x, shape, x.strides, x.offset + start * x.strides[axis])
 
 
 def expand(ctx: Lowering, x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """x broadcast together with ``shape``; zero copy."""
+    """Return x broadcast together with ``shape``, without a copy."""
     target = broadcast_shapes(ctx, x.shape, shape)
     return ctx.view(x, target, broadcast_strides(x, target), x.offset)
 
 
 def squeeze(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Without the dimensions ``axes``, which have size 1; zero copy."""
+    """Remove the dimensions ``axes``, which have size 1, without a copy."""
     gone = axes_of(axes, x.rank)
     if ctx.checks_author:
         for axis in gone:
@@ -45,7 +45,7 @@ def squeeze(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def unsqueeze(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
-    """With dimensions of size 1, which are ``axes`` of the result; zero copy."""
+    """Insert dimensions of size 1, which are ``axes`` of the result, without a copy."""
     shape, strides = list(x.shape), list(x.strides)
     for axis in sorted(axes_of(axes, x.rank + len(axes))):
         shape.insert(axis, 1)
@@ -54,7 +54,9 @@ def unsqueeze(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def reshape(ctx: Lowering, x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """The elements in row-major order as ``shape``, which has as many; a copy only where strides cannot express it."""
+    """Return the elements in row-major order as ``shape``, which has as many; copies only if strides cannot express
+    it.
+    """
     shape = dims_of(shape, x.dtype)
     if ctx.checks_author:
         ctx.require(eq(product(shape), x.size), f"reshape of {x!r} to {shape}: another number of elements")
@@ -65,7 +67,9 @@ def reshape(ctx: Lowering, x: Tensor, shape: Sequence[Dim]) -> Tensor:
 
 
 def _reshaped_strides(x: Tensor, shape: Sequence[Dim]) -> list[Dim] | None:
-    """Strides of x as ``shape``, or None: runs of dimensions whose sizes agree must each have a common stride."""
+    """Return the strides of x as ``shape``, or None: runs of dimensions whose sizes agree must each have a common
+    stride.
+    """
     source = [(dim, stride) for dim, stride in zip(x.shape, x.strides, strict=True) if dim != 1]
     target = [dim for dim in shape if dim != 1]
     strides: list[Dim] = []
@@ -75,7 +79,7 @@ def _reshaped_strides(x: Tensor, shape: Sequence[Dim]) -> list[Dim] | None:
         run, wanted = [source.pop(0)], [target.pop(0)]
         size, wanted_size = run[0][0], wanted[0]
         while size != wanted_size:
-            # The expected sizes tell which side has to grow; only a proof that both came out equal ends the loop.
+            # The expected sizes decide which side has to grow; only a proof that both are equal ends the loop.
             if hint(size) < hint(wanted_size) and source:
                 run.append(source.pop(0))
                 size = size * run[-1][0]

@@ -1,4 +1,4 @@
-"""What Python does in each Run: callbacks of a plan, and what they see of the Run."""
+"""Callbacks of a plan: Python code that each Run calls, and its view of the Run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ...model.ir import Array, DType
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """Contiguous elements on the device, for as long as the callback runs; other code may take it as a CUDA array.
+    """A contiguous device array, valid while the callback runs; other libraries can use it through the CUDA array
+    interface.
 
     ``stream`` is the handle of the Run's CUDA stream, on which the elements are in order.
     """
@@ -25,7 +26,7 @@ class DeviceArray:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -36,7 +37,9 @@ class DeviceArray:
         return self.address
 
     def view(self, dtype: DType, shape: Sequence[int], offset: int = 0) -> DeviceArray:
-        """Other elements of the same memory, ``offset`` bytes behind its start. Raises ValueError beyond its end."""
+        """Return other elements of the same memory, ``offset`` bytes behind its start. Raises ValueError beyond its
+        end.
+        """
         made = DeviceArray(self.address + offset, tuple(shape), dtype, self.stream)
         if offset < 0 or offset + made.nbytes > self.nbytes:
             raise ValueError(f"{made.nbytes} bytes from byte {offset} on are not in {self.nbytes} bytes")
@@ -50,7 +53,7 @@ class DeviceArray:
             "data": (self.address if self.size else 0, False),
             "version": 3,
             "strides": None,
-            "stream": self.stream or 1,  # 1 is the default stream there
+            "stream": self.stream or 1,  # 1 stands for the default stream there
         }
 
 
@@ -58,7 +61,7 @@ Number: TypeAlias = int | float
 
 
 class CallStream(Protocol):
-    """The stream of a Run, and what a callback may enqueue on it."""
+    """The stream of a Run, on which a callback enqueues work."""
 
     @property
     def handle(self) -> int:
@@ -75,36 +78,36 @@ class CallStream(Protocol):
         args: Sequence[DeviceArray | Number],
         shared_bytes: int = 0,
     ) -> None:
-        """Enqueues a kernel; numbers are given to its parameters as the signature says."""
+        """Enqueue a kernel; numbers are converted to the types of the signature."""
 
     def copy(self, destination: DeviceArray, source: DeviceArray) -> None:
-        """Enqueues a copy of all bytes."""
+        """Enqueue a copy of all bytes."""
 
     def memset(self, destination: DeviceArray, byte: int) -> None: ...
 
     def read(self, array: DeviceArray) -> Array:
-        """The elements, after the work that is enqueued so far."""
+        """Return the elements, after the work that is enqueued so far."""
 
     def write(self, array: DeviceArray, values: Array) -> None:
-        """Replaces the elements, after the work that is enqueued so far."""
+        """Replace the elements, after the work that is enqueued so far."""
 
     def synchronize(self) -> None:
-        """Waits for the work that is enqueued so far."""
+        """Wait for the work that is enqueued so far."""
 
 
 class CallFunction(Protocol):
-    """What a callback does. ``numbers`` are those of its `HostCall`."""
+    """The type of a callback. ``numbers`` are those of its `HostCall`."""
 
     def __call__(self, tensors: Sequence[DeviceArray], numbers: Sequence[int], stream: CallStream) -> None: ...
 
 
 @dataclass(frozen=True)
 class Callback:
-    """What Python does in each Run for one node.
+    """A Python call in each Run, for one node.
 
-    ``key`` is the same for all that do the same. ``tensors`` has the type and the rank of each tensor that it takes,
-    ``num_numbers`` how many numbers it takes beside. ``function`` makes what is called, once for each cluster in a
-    process; ``stored`` is what a compiled model keeps of it, None where it cannot be kept.
+    Equal callbacks have equal ``key``. ``tensors`` has type and rank of each tensor argument, ``num_numbers`` the
+    number of further arguments. ``function`` creates the callable, once for each cluster in a process; ``stored`` is
+    its form in a compiled model, None if it cannot be stored.
     """
 
     key: Hashable
@@ -115,7 +118,7 @@ class Callback:
     stored: Mapping[str, Any] | None = field(default=None, kw_only=True, compare=False)
 
     def arrays(self, addresses: Sequence[int], numbers: Sequence[int], stream: int) -> list[DeviceArray]:
-        """The tensors of a Run: all dimensions come first among the numbers."""
+        """Return the tensors of a Run. The numbers begin with all dimensions."""
         arrays, first = [], 0
         for address, (dtype, rank) in zip(addresses, self.tensors, strict=True):
             arrays.append(DeviceArray(address, tuple(numbers[first : first + rank]), dtype, stream))
@@ -124,5 +127,5 @@ class Callback:
 
     @property
     def num_dims(self) -> int:
-        """How many numbers of a record are dimensions of tensors."""
+        """Return how many numbers of a record are dimensions of tensors."""
         return sum(rank for _, rank in self.tensors)

@@ -1,4 +1,4 @@
-"""Steps at the sizes that are expected, apart from the program that they are of: to measure how long they take."""
+"""Copies of steps at the expected sizes, outside of their program, for measuring."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from .steps import Attend, Convolve, Map
 from .tensor import Buffer, BufferKind, Tensor
 
 _FILLING = 0x3C
-"""A byte of which all floats are small positive numbers, so that no sum overflows."""
+"""Filling byte: all floats of such bytes are small and positive, so that no sum overflows."""
 
 
 class Concrete:
-    """Makes steps that have numbers for sizes, and memory of their own for all but constants.
+    """Makes steps with numbers for sizes, and with memory of their own except for constants.
 
-    That memory is in buffers of kind STATE, whose contents are some number: a program of such steps needs no inputs.
+    That memory consists of STATE buffers with arbitrary contents, so a program of such steps needs no inputs.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[Buffer, Buffer] = {}
 
     def step(self, step: Map) -> Map:
-        """The step at the sizes expected."""
+        """Return the step at the expected sizes."""
         return _sized(step.map_tensors(self.tensor))
 
     def tensor(self, x: Tensor) -> Tensor:
-        """The tensor at the sizes expected."""
+        """Return the tensor at the expected sizes."""
         return Tensor(x.dtype, _hints(x.shape), self._buffer(x), strides=_hints(x.strides), offset=hint(x.offset))
 
     def _buffer(self, x: Tensor) -> Buffer:
@@ -55,7 +55,7 @@ class Concrete:
 
 
 def _sized(step: Map) -> Map:
-    """The step with numbers for sizes, also where no tensor has them."""
+    """Return the step with numbers for sizes, also those that no tensor has."""
     changed = replace(step, shape=_hints(step.shape))
     if isinstance(changed, Attend):
         return replace(changed, parts=tuple(map(_sized, changed.parts)))

@@ -1,6 +1,6 @@
-"""Sequences and optional values of tensors as operators see them: lists that exist while a plan is made, and no longer.
+"""Sequences and optional values of tensors: lists that exist only while a plan is made.
 
-A plan knows their tensors only. So a sequence costs nothing, and it cannot cross the border of a cluster.
+A plan contains their tensors only, so a sequence costs nothing, and it cannot cross the border of a cluster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class TensorSequence:
 
 @dataclass(frozen=True)
 class TensorOptional:
-    """``content`` is None where there is none; ``dtype`` then means nothing."""
+    """``content`` is None for an empty value; ``dtype`` is undefined then."""
 
     dtype: DType
     content: Tensor | TensorSequence | None

@@ -1,6 +1,6 @@
-"""Vendor libraries: what a plan asks of cuBLASLt and cuDNN.
+"""Problems of vendor libraries: descriptions of cuBLASLt and cuDNN calls in a plan.
 
-An operator records a library call where `DeviceProperties.libraries` has the library, and otherwise launches its own
+An operator records a library call if `DeviceProperties.libraries` has the library, and otherwise launches its own
 kernel; both follow the contract in ``csrc_shim/vendor/spec.h``. So the emulated device, and a GPU without the
 libraries, run our kernels, and a test on a GPU compares the two.
 """
@@ -11,10 +11,10 @@ import enum
 from dataclasses import dataclass
 
 WORKSPACE_BYTES = 32 * 1024 * 1024
-"""Scratch memory that a library call may use; what NVIDIA recommends for cuBLASLt on recent GPUs."""
+"""Scratch memory that a library call may use, in bytes; NVIDIA's recommendation for cuBLASLt on recent GPUs."""
 
 LARGE_WORKSPACE_BYTES = 8 * WORKSPACE_BYTES
-"""The same for convolutions of a session that allows much."""
+"""The same for convolutions in a session that allows a large workspace."""
 
 MATMUL, CONV, ATTENTION = 0, 1, 2
 """Kinds of problems: ``ocp_problem_kind``."""
@@ -42,7 +42,7 @@ class ProblemFlags(enum.IntFlag):
 class LibraryProblem:
     """One problem for a vendor library, as plain data; the fields are those of ``ocp_problem_spec``.
 
-    Sizes are arguments of the calls, so that equal problems share what the library prepared.
+    Sizes are arguments of the calls, so that equal problems share the library's algorithms.
     """
 
     kind: int

@@ -1,4 +1,4 @@
-"""Row programs: reductions along some axes of tensors, and what is computed from their results.
+"""Row programs: reductions along some axes of tensors, and expressions of their results.
 
 A row program is a function of Scalars, as for `elementwise`, that may also reduce::
 
@@ -6,8 +6,8 @@ A row program is a function of Scalars, as for `elementwise`, that may also redu
         e = s.exp(x - row.reduce(MAX, x))
         return e / row.reduce(SUM, e)
 
-A reduction is declared by an initial value, a step that takes in an element, and a combination of two partial results;
-all that follows is an expression again. `ort_cuda_plugin.kernels.reduction.reduce` makes kernels of such programs.
+A reduction is declared by an initial value, a step that adds an element, and a combination of two partial results; its
+results are leaves of further expressions. `ort_cuda_plugin.kernels.reduction.reduce` makes kernels of such programs.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Values = tuple[Scalar, ...]
 class Reduction:
     """``initial(dtypes)`` gives the accumulators before the first element, for elements of these types.
 
-    ``step(accumulators, elements)`` takes in one element (of one or several values), ``combine(a, b)`` joins the
-    accumulators of two parts of the row; parts may be joined in any order.
+    ``step(accumulators, elements)`` adds one element (of one or several values), ``combine(a, b)`` merges the
+    accumulators of two parts of the row; parts may be merged in any order.
     """
 
     initial: Callable[[tuple[DType, ...]], Values]
@@ -58,14 +58,14 @@ def _fold(initial: Callable[[DType], int | float], fn: Callable[[Scalar, Scalar]
 
 
 def lowest(dtype: DType) -> int | float:
-    """The least value of a type, -inf for floats."""
+    """Return the lowest value of a type, -inf for floats."""
     if dtype.is_float:
         return float("-inf")
     return -(1 << (8 * dtype.itemsize - 1)) if dtype.short[0] == "i" else 0
 
 
 def highest(dtype: DType) -> int | float:
-    """The greatest value of a type, inf for floats."""
+    """Return the highest value of a type, inf for floats."""
     if dtype.is_float:
         return float("inf")
     return (1 << (8 * dtype.itemsize - (dtype.short[0] == "i"))) - 1
@@ -78,7 +78,9 @@ MIN = _fold(highest, s.minimum)
 
 
 def _arg(better: Callable[[Scalar, Scalar], Scalar], initial: Callable[[DType], int | float], last: bool) -> Reduction:
-    """Accumulators: the best value so far and its index, -1 for none; elements: value and index. NaN is the best."""
+    """Return an arg reduction. Accumulators: the best value so far and its index, -1 for none; elements: value and
+    index. NaN is the best.
+    """
 
     def combine(a: Values, b: Values) -> Values:
         is_better, is_equal = better(b[0], a[0]), s.equal(a[0], b[0])
@@ -95,12 +97,12 @@ def _arg(better: Callable[[Scalar, Scalar], Scalar], initial: Callable[[DType], 
 
 
 def arg_max(last: bool) -> Reduction:
-    """Accumulators (maximum, index of its first or last occurrence) of elements (value, index)."""
+    """Return a reduction to (maximum, index of its first or last occurrence) of elements (value, index)."""
     return _arg(lambda a, b: a > b, lowest, last)
 
 
 def arg_min(last: bool) -> Reduction:
-    """Accumulators (minimum, index of its first or last occurrence) of elements (value, index)."""
+    """Return a reduction to (minimum, index of its first or last occurrence) of elements (value, index)."""
     return _arg(lambda a, b: a < b, highest, last)
 
 
@@ -114,7 +116,7 @@ class Stage:
 
 
 class Row:
-    """What a row program can use beside its elements."""
+    """Given to a row program besides its elements: declares reductions."""
 
     def __init__(self) -> None:
         self.index = Scalar(DType.INT64, "index")
@@ -123,23 +125,23 @@ class Row:
         """Number of elements of a row."""
 
     def reduce(self, reduction: Reduction, *elements: Scalar) -> Scalar:
-        """The first accumulator after all elements of the row."""
+        """Return the first accumulator after all elements of the row."""
         return self.reduce_all(reduction, *elements)[0]
 
     def reduce_all(self, reduction: Reduction, *elements: Scalar) -> Values:
-        """Every accumulator after all elements of the row."""
+        """Return every accumulator after all elements of the row."""
         initial = reduction.initial(tuple(x.dtype for x in elements))
         stage = Stage(reduction, initial, elements)
         return tuple(Scalar(x.dtype, "reduced", elements, (stage, i)) for i, x in enumerate(initial))
 
     def mean(self, x: Scalar) -> Scalar:
-        """The arithmetic mean of a float, in float32 for half types."""
+        """Return the arithmetic mean of a float, in float32 for half types."""
         x = s.widen(x)
         return self.reduce(SUM, x) / s.cast(self.count, x.dtype)
 
 
 def grouped_stages(expressions: Iterable[Scalar]) -> list[list[Stage]]:
-    """The reductions that the expressions need, grouped: a group depends on earlier groups only."""
+    """Return the reductions that the expressions need, in groups that depend on earlier groups only."""
     depths: dict[Stage, int] = {}
     known: dict[Scalar, int] = {}
     pending = list(expressions)

@@ -1,7 +1,7 @@
-"""Steps that say what is computed and not how: elementwise maps and row programs over strided tensors.
+"""The steps of a program: elementwise maps, row programs and contractions over strided tensors.
 
-Operators append them to the trace; `fuse` combines them; emitters make kernels of what is left. A step's expressions
-are Scalars whose leaves are elements of its inputs. Every tensor of a step broadcasts to the step's shape.
+Operators append them to the trace; passes fuse them; emitters make kernels of the result. A step's expressions are
+Scalars whose leaves are elements of its inputs. Every tensor of a step broadcasts to the step's shape.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Input: TypeAlias = tuple[Scalar, Tensor]
 Output: TypeAlias = tuple[Scalar, Tensor]
 """An expression and the tensor that its values are stored in, in the tensor's type."""
 CODES_PER_WORD = 8
-"""4-bit codes in a 32-bit word of a packed operand; see `Conversion`."""
+"""Number of 4-bit codes in a 32-bit word of a packed operand; see `Conversion`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,24 +43,24 @@ class Map(TensorFields):
     outputs: tuple[Output, ...]
 
     output_fields: ClassVar[tuple[str, ...]] = ("outputs",)
-    """The fields that have what the step stores."""
+    """The fields with the step's results."""
 
     @property
     def all_outputs(self) -> tuple[Output, ...]:
         return tuple(output for name in self.output_fields for output in getattr(self, name))
 
     def map_outputs(self, function: Callable[[tuple[Output, ...]], Iterable[Output]]) -> Self:
-        """The step with other outputs, which ``function`` gives for those of each field."""
+        """Return the step with other outputs: ``function`` of the outputs of each field."""
         changed: dict[str, Any] = {name: tuple(function(getattr(self, name))) for name in self.output_fields}
         return replace(self, **changed)
 
     def map_values(self, function: Callable[[Scalar], Scalar]) -> Self:
-        """The step with ``function`` of each expression that it stores."""
+        """Return the step with ``function`` of each expression that it stores."""
         return self.map_outputs(lambda outputs: ((function(value), y) for value, y in outputs))
 
     @property
     def tensors_read(self) -> tuple[Tensor, ...]:
-        """All that the step reads; what sums are made of comes before what is computed of them."""
+        """Return all tensors that the step reads; the operands of a contraction come before those of its epilogue."""
         others = self.tensors(without=("inputs", "parts", *self.output_fields))
         return (*others, *(x for _, x in self.inputs))
 
@@ -74,7 +74,7 @@ class Map(TensorFields):
 
     @property
     def node(self) -> Node | None:
-        """The node that errors of the step's launch name first."""
+        """Return the node that errors of the step's launch name first."""
         return self.nodes[-1] if self.nodes else None
 
 
@@ -98,14 +98,14 @@ class Rows(Map):
 
 @dataclass(frozen=True, eq=False)
 class Conversion(TensorFields):
-    """What a product multiplies in place of an operand's element: ``value``, of ``leaf``, the element, and ``inputs``.
+    """Operand prologue: a contraction multiplies ``value``, an expression of the operand's element ``leaf`` and of
+    ``inputs``, instead of the element.
 
-    These are over the operand's dimensions, and have one element, or one for each index of one dimension.
-
-    Where ``bits`` is set, the operand is a matrix of codes of so many bits, and ``leaf`` is a code, an int32. The
-    operand's tensor is then of words with `CODES_PER_WORD` codes each, the first in the lowest bits, but its strides
-    count codes; codes along k are neighbours, and columns begin with a word. Each of ``inputs`` is [blocks, n], with
-    one element for ``block`` rows, a power of two of at least 16, of a column.
+    The inputs are over the operand's dimensions, and have one element, or one for each index of one dimension. If
+    ``bits`` is set, the operand is a matrix of codes of that many bits, and ``leaf`` is a code as int32. Its tensor
+    then has words of `CODES_PER_WORD` codes, the first in the lowest bits, but its strides count codes; codes are
+    contiguous along k, and columns begin at a word. Each of ``inputs`` is [blocks, n], with one element per column and
+    block of ``block`` rows, a power of two of at least 16.
     """
 
     leaf: Scalar
@@ -117,9 +117,9 @@ class Conversion(TensorFields):
 
 @dataclass(frozen=True)
 class Tactic:
-    """Which of several ways to compute a step is taken, by name, and why.
+    """The chosen implementation of a step: its name, and the reason.
 
-    Without a name it is the one that rules prefer when the step's kernel is made.
+    Without a name, rules choose when the step's kernel is made.
     """
 
     name: str = ""
@@ -128,9 +128,10 @@ class Tactic:
 
 @dataclass(frozen=True, eq=False)
 class Sums(Map):
-    """A Map over sums of products of the elements of ``operands``, or of what ``conversions`` make of them.
+    """A contraction (GEMM, convolution or attention) with optional operand prologues (``conversions``) and an
+    elementwise epilogue.
 
-    ``total`` is the leaf that stands for a sum, in the type in which it is accumulated.
+    ``total`` is the leaf of the accumulator, in the accumulation type.
     """
 
     operands: tuple[Tensor, ...] = field(kw_only=True)
@@ -138,7 +139,7 @@ class Sums(Map):
     conversions: tuple[Conversion | None, ...] = field(default=(None, None), kw_only=True)
     tactic: Tactic = field(default=Tactic(), kw_only=True)
     column_parts: tuple[range, ...] = field(default=(), kw_only=True)
-    """The columns of a product, or channels of a convolution, that each output has where it does not have all."""
+    """The columns of a GEMM, or channels of a convolution, that each output has if it does not have all."""
 
     @property
     def is_converted(self) -> bool:
@@ -146,18 +147,18 @@ class Sums(Map):
 
     @property
     def summed(self) -> tuple[Tensor, ...]:
-        """What the sums are made of."""
+        """Return the operands of the contraction."""
         return (*self.operands, *(x for _, x in self.converted))
 
     @property
     def converted(self) -> tuple[Input, ...]:
-        """What the conversions read beside the operands."""
+        """Return the inputs of the prologues, besides the operands."""
         return tuple(x for conversion in self.conversions if conversion is not None for x in conversion.inputs)
 
 
 @dataclass(frozen=True, eq=False)
 class Contract(Sums):
-    """A matrix product a [batch..., m, k] @ b [batch..., k, n], and a Map over its sums.
+    """A GEMM a [batch..., m, k] @ b [batch..., k, n] with an elementwise epilogue.
 
     The last ``column_axes`` dimensions of the result are n, the ``row_axes`` before them are m.
     """
@@ -180,11 +181,11 @@ class Contract(Sums):
 
 @dataclass(frozen=True, eq=False)
 class Attend(Sums):
-    """A matrix product whose left operand is a row program over another product: attention, which stores no scores.
+    """Fused attention: a GEMM whose left operand is a row program over another GEMM; scores are not stored.
 
-    ``operands`` are a [batch..., m, k], b [batch..., k, n] and c [batch..., n, d]. A score is an element of a @ b, for
-    which ``score`` stands; ``weight`` is the expression of a row program along n over scores and ``score_inputs``
-    (broadcast to [batch..., m, n]). The result is a Map over the sums of weights and c, [batch..., m, d].
+    ``operands`` are a [batch..., m, k], b [batch..., k, n] and c [batch..., n, d]. ``score`` is the leaf of an element
+    of a @ b; ``weight`` is the expression of a row program along n over scores and ``score_inputs`` (broadcast to
+    [batch..., m, n]). The result is the epilogue of weight @ c, [batch..., m, d].
     """
 
     score: Scalar = field(kw_only=True)
@@ -192,7 +193,7 @@ class Attend(Sums):
     weight: Scalar = field(kw_only=True)
     row: Row = field(kw_only=True)
     parts: tuple[Map, ...] = field(kw_only=True)
-    """The three steps that it stands for; none where their tensors have given way to others."""
+    """The three steps that were fused; empty if passes have replaced their tensors since."""
 
     @property
     def batch(self) -> tuple[Dim, ...]:
@@ -205,7 +206,8 @@ class Attend(Sums):
 
 @dataclass(frozen=True, eq=False)
 class Convolve(Sums):
-    """A convolution and a Map over its sums: [images, channels..., space...], with ``channel_axes`` axes of channels.
+    """A convolution with an elementwise epilogue: [images, channels..., space...], with ``channel_axes`` axes of
+    channels.
 
     ``operands`` are a contiguous x [images, channels, space...] and weights as ONNX has them. ``windows`` move over x;
     those of a ``transposed`` one over the result, but their ``size`` is that of x.
@@ -218,38 +220,38 @@ class Convolve(Sums):
 
     @property
     def channels(self) -> range:
-        """The axes of channels."""
+        """Return the axes of channels."""
         return range(1, 1 + self.channel_axes)
 
     @property
     def space(self) -> range:
-        """The axes of places."""
+        """Return the spatial axes."""
         return range(1 + self.channel_axes, len(self.shape))
 
     @property
     def places(self) -> tuple[Dim, ...]:
-        """The sizes of the result in space, one for each dimension of `Windows.planar`."""
+        """Return the spatial sizes of the result, one for each dimension of `Windows.planar`."""
         sizes = tuple(self.shape[axis] for axis in self.space)
         return sizes if len(sizes) > 1 else (1, *sizes)
 
 
 def joined_nodes(*steps: Map) -> tuple[Node, ...]:
-    """The nodes of all ``steps``, in order and each once."""
+    """Return the nodes of all ``steps``, in order and each once."""
     return tuple(dict.fromkeys(node for step in steps for node in step.nodes))
 
 
 def used_inputs(inputs: Iterable[Input], expressions: Iterable[Scalar]) -> tuple[Input, ...]:
-    """The inputs that the expressions depend on, those of stages of row programs included."""
+    """Return the inputs that the expressions depend on, those of stages of row programs included."""
     used = reachable(expressions)
     return tuple((leaf, x) for leaf, x in inputs if leaf in used)
 
 
 _selections = frozenset({"where", "min", "max", "neg", "abs"})
-"""Operations whose result is one of their operands, but for the sign."""
+"""Operations whose result is one of their operands, except for the sign."""
 
 
 def stored(x: Scalar) -> Scalar:
-    """The value that a load gives after x was stored: narrow floats are rounded to their type."""
+    """Return the value that a load gives after x was stored: narrow floats are rounded to their type."""
     if x.dtype not in NARROW_FLOATS or _is_rounded(x):
         return x
     return Scalar(x.dtype, "cast", (x,), (False, "up"))
@@ -267,9 +269,9 @@ def _is_rounded(x: Scalar) -> bool:
 
 
 class Substitution:
-    """Expressions with other Scalars in place of some; what is shared stays shared.
+    """Substitutes Scalars in expressions; shared subexpressions stay shared.
 
-    A stage of a row program that depends on what is replaced becomes another stage, one for all its results.
+    A stage of a row program that depends on a substituted Scalar becomes one new stage for all its results.
     """
 
     def __init__(self, replaced: Mapping[Scalar, Scalar]) -> None:
@@ -277,7 +279,7 @@ class Substitution:
         self._stages: dict[Stage, Stage] = {}
 
     def __call__(self, x: Scalar) -> Scalar:
-        """The new expression. Does not recurse: a chain of operators may be as long as the model."""
+        """Return the new expression. Does not recurse: a chain of operators may be as long as the model."""
         stack = [x]
         while stack:
             current = stack[-1]

@@ -1,4 +1,4 @@
-"""Tensors as operators see them: strided views of buffers, with what is known about their contents."""
+"""Tensors of the program IR: strided views of buffers, with known contents if there are any."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from ...model.recipes import ConstantView
 from ..expressions.symbolic import Dim, Expr, product
 
 MAX_HOST_ELEMENTS = 1024
-"""Integer tensors of at most this many elements are followed symbolically. Shape arithmetic has one per dimension."""
+"""Maximum elements of integer tensors whose contents are tracked symbolically. Shape arithmetic has one per
+dimension."""
 
 
 class BufferKind(enum.IntEnum):
-    """Where a tensor's elements are; the numbers are ``ocp_ref_kind``'s, up to SCRATCH.
+    """Location of a tensor's elements; the numbers are ``ocp_ref_kind``'s, up to SCRATCH.
 
-    HOST is on the host only; a STATE is a weight of the plan that its node writes.
+    HOST: in host memory only; STATE: a weight of the plan that its node writes.
     """
 
     INPUT = 0
@@ -32,9 +33,9 @@ class BufferKind(enum.IntEnum):
 class Buffer:
     """Elements that tensors view, compared by identity. ``nbytes`` is the size, ``index`` the number of an INPUT.
 
-    What is known about the contents belongs to the buffer, so that every view knows it: ``data`` of a WEIGHT;
-    ``state``, what a STATE holds before the first Run; ``host``, the elements of a HOST buffer; ``deferred_host``, how
-    the elements are found when something asks for them.
+    Known contents belong to the buffer, so that every view has them: ``data`` of a WEIGHT; ``state``, the initial
+    contents of a STATE; ``host``, the elements of a HOST buffer; ``deferred_host``, which computes the elements on
+    request.
     """
 
     __slots__ = ("data", "deferred_host", "host", "index", "kind", "nbytes", "state")
@@ -60,7 +61,7 @@ class Buffer:
 
 @dataclass(eq=False)
 class DeferredContents:
-    """Contents that ``compute`` finds from those of ``sources``, for ``node``; None while nothing asked for them.
+    """Contents that ``compute`` derives from those of ``sources``, for ``node``; None until they are requested.
 
     See `Lowering.defer_host`.
     """
@@ -72,7 +73,9 @@ class DeferredContents:
 
 
 def dims_of(shape: Sequence[Dim], dtype: DType) -> tuple[Dim, ...]:
-    """The sizes as plain numbers and expressions. Raises TypeError for what is none, or for another ``dtype``."""
+    """Return the sizes as plain numbers and expressions. Raises TypeError for other objects, or for another
+    ``dtype``.
+    """
     if not isinstance(dtype, DType):
         raise TypeError(f"{dtype!r} is no element type, as DType.FLOAT32 is")
     try:
@@ -112,7 +115,7 @@ class Tensor:
 
     @property
     def size(self) -> Dim:
-        """Number of elements."""
+        """Return the number of elements."""
         return product(self.shape)
 
     @property
@@ -121,23 +124,23 @@ class Tensor:
 
     @property
     def distinct_bytes(self) -> Dim:
-        """Bytes of the elements that it is made of; repeated ones count once."""
+        """Return the bytes of the distinct elements of the view; broadcast elements count once."""
         dims = [dim for dim, stride in zip(self.shape, self.strides, strict=True) if stride != 0]
         return product(dims) * self.dtype.itemsize
 
     @property
     def is_constant(self) -> bool:
-        """Whether the contents are known now; unlike ``constant`` this reads nothing."""
+        """Whether the contents are known now; unlike ``constant`` this does not read them."""
         return self.buffer.data is not None and self._static
 
     @property
     def static_shape(self) -> tuple[int, ...]:
-        """The shape of a tensor whose dimensions are all known now. Raises TypeError for another."""
+        """Return the shape of a tensor whose dimensions are all known now. Raises TypeError for another tensor."""
         return tuple(operator.index(dim) for dim in self.shape)
 
     @property
     def constant(self) -> Array | None:
-        """The contents, as an array of ``dtype.numpy`` and this shape, where they are known, else None."""
+        """Return the contents as an array of ``dtype.numpy`` and this shape if they are known, else None."""
         data = self.buffer.data
         if data is None or not self._static:
             return None
@@ -145,9 +148,8 @@ class Tensor:
         return self.constant_view().array
 
     def constant_view(self) -> ConstantView:
-        """What recipes take of a constant, without a look at its contents.
-
-        Raises TypeError where the contents are not known.
+        """Return the operand of recipes for a constant, without reading its contents. Raises TypeError if the contents
+        are not known.
         """
         data = self.buffer.data
         if data is None:
@@ -157,9 +159,8 @@ class Tensor:
 
     @property
     def host(self) -> tuple[Dim, ...] | None:
-        """The elements of an integer or bool tensor in row-major order, where they are known symbolically, else None.
-
-        They are for results of shape arithmetic and for constants of at most `MAX_HOST_ELEMENTS` elements.
+        """Return the elements of an integer or bool tensor in row-major order if they are known symbolically, else
+        None. They are known for results of shape arithmetic and for constants of at most `MAX_HOST_ELEMENTS` elements.
         """
         if self._host is None and (self.buffer.host is not None or self.buffer.data is not None):
             positions = self.positions()
@@ -174,7 +175,9 @@ class Tensor:
         return self._host
 
     def positions(self) -> tuple[int, ...] | None:
-        """Where in the buffer the elements are, in row-major order; None for many and for symbolic shapes."""
+        """Return the elements' positions in the buffer, in row-major order; None if they are many or the shape is
+        symbolic.
+        """
         size = self.size
         if not self._static or not isinstance(size, int) or size > MAX_HOST_ELEMENTS:
             return None
@@ -194,7 +197,7 @@ class Tensor:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether elements lie in row-major order without gaps (strides of dimensions of size 1 do not matter)."""
+        """Whether elements are in row-major order without gaps (strides of dimensions of size 1 do not matter)."""
         if self._contiguous is None:
             self._contiguous = all(
                 dim == 1 or stride == dense
@@ -207,7 +210,7 @@ class Tensor:
 
 
 def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Strides of a row-major tensor, in elements."""
+    """Return the strides of a row-major tensor, in elements."""
     strides: list[Dim] = []
     stride: Dim = 1
     for dim in reversed(shape):
@@ -217,6 +220,6 @@ def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def known_bytes(buffer: Buffer) -> int:
-    """The size of a weight or of a fixed intermediate."""
+    """Return the size of a weight or of a fixed intermediate."""
     assert isinstance(buffer.nbytes, int)
     return buffer.nbytes

@@ -1,6 +1,6 @@
 """The tensors of a step, found and replaced by the fields of its dataclass.
 
-So a field that somebody adds is rewritten by every pass, and none lists by hand what a step reads.
+So every pass also rewrites a field that is added later, and no pass lists a step's inputs by hand.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class TensorFields:
-    """A dataclass whose fields have tensors: as they are, in tuples, or in other dataclasses of this kind."""
+    """A dataclass whose fields contain tensors: directly, in tuples, or in other dataclasses of this kind."""
 
     def tensors(self, without: Collection[str] = ()) -> tuple[Tensor, ...]:
-        """The tensors of all fields but ``without``, in the order of the fields."""
+        """Return the tensors of all fields except ``without``, in the order of the fields."""
         names = (name for name in _names(self) if name not in without)
         return tuple(x for name in names for x in _found(getattr(self, name)))
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The same with ``function`` of each tensor in its place; itself where that changes none."""
+        """Return the object with ``function`` of each tensor in its place; the object itself if no tensor changes."""
         old = {name: getattr(self, name) for name in _names(self)}
         new = {name: _mapped(value, function) for name, value in old.items()}
         changed: dict[str, Any] = {name: value for name, value in new.items() if value is not old[name]}
@@ -32,7 +32,7 @@ class TensorFields:
 
 
 def _names(holder: TensorFields) -> tuple[str, ...]:
-    """The fields but the nodes, which may be many."""
+    """Return the names of the fields, without the nodes, which may be many."""
     return tuple(field.name for field in fields(holder) if field.name != "nodes")  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""What lowering records: launches, library calls, copies, requirements and guards, in order."""
+"""The trace: launches, library calls, copies, requirements and guards that lowering recorded, in order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ scalar_types: Final = {Int32: "i32", Int64: "i64", Float32: "f32", Float64: "f64
 
 @dataclass(eq=False)
 class Recorded:
-    """What all steps have: the ONNX nodes that they are for; errors name the last one first."""
+    """Common part of recorded steps: the ONNX nodes that they compute; errors name the last one first."""
 
     nodes: tuple[Node, ...]
 
@@ -53,7 +53,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Use:
-    """What a kernel reads or writes of a tensor, for `traffic`: so many elements at most, and those ``times`` times."""
+    """A kernel's accesses of a tensor, for `traffic`: the maximum number of elements, each accessed ``times`` times."""
 
     times: Dim = 1
     elements: Dim | None = None
@@ -63,8 +63,8 @@ class Use:
 class InPlace:
     """Says that a launch may read and write the same memory: an application may bind an input and an output to it.
 
-    Each element of ``read`` is read before it is written, and by the thread that writes it. Where ``kept`` is set, the
-    program changes nothing that it reads of ``read``: a cache gets rows behind its others.
+    Each element of ``read`` is read before it is written, and by the thread that writes it. With ``kept``, the program
+    does not change the elements of ``read`` that it reads: a cache to which rows are appended.
     """
 
     read: Buffer
@@ -73,9 +73,10 @@ class InPlace:
 
 
 def in_place_of(read: Tensor | None, written: Tensor, *, kept: bool = False) -> tuple[InPlace, ...]:
-    """That a launch may write a tensor in the memory of one that it reads: where elements have the same places in both.
+    """Return that a launch may write a tensor in the memory of one that it reads, if elements have the same positions
+    in both; else nothing.
 
-    The two have the same shape in every Run, though perhaps in other expressions.
+    The two have the same shape in every Run, though perhaps as different expressions.
     """
     if read is None or read.dtype.itemsize != written.dtype.itemsize or read.offset != written.offset:
         return ()
@@ -87,9 +88,9 @@ def in_place_of(read: Tensor | None, written: Tensor, *, kept: bool = False) -> 
 class Launch(Recorded):
     """A kernel launch. ``reads`` and ``writes`` are the buffers it uses.
 
-    ``uses`` has the arguments that the kernel does not read or write as a whole and once. ``note`` tells people why it
-    is this kernel. The grid has ``turns`` parts, each of which waits for the one before. Buffers that are not
-    ``in_place`` together must not overlap.
+    ``uses`` has the arguments that the kernel does not read or write exactly once as a whole. ``note`` tells users why
+    this kernel was chosen. The grid has ``turns`` groups of blocks, each of which waits for the one before. Buffers
+    that are not ``in_place`` together must not overlap.
     """
 
     kernel: KernelSpec
@@ -108,7 +109,7 @@ class Launch(Recorded):
 
 @dataclass(eq=False)
 class LibraryCall(Recorded):
-    """A call of a vendor library; the meaning of ``args`` is the problem's. ``note`` says in words what it does."""
+    """A call of a vendor library; the meaning of ``args`` is the problem's. ``note`` describes it for users."""
 
     problem: LibraryProblem
     args: tuple[Arg, ...]
@@ -119,7 +120,7 @@ class LibraryCall(Recorded):
 
 @dataclass(eq=False)
 class Copy(Recorded):
-    """A device to device copy of contiguous bytes."""
+    """A device-to-device copy of contiguous bytes."""
 
     destination: Tensor
     source: Tensor
@@ -141,7 +142,7 @@ class Memset(Recorded):
 class ReadBack(Recorded):
     """The host reads ``source``, contiguous integers or bools; a new segment of the plan starts.
 
-    The elements are the ``count`` symbols from number ``first_symbol`` on.
+    The elements become the ``count`` symbols from number ``first_symbol`` on.
     """
 
     source: Tensor
@@ -153,7 +154,7 @@ class ReadBack(Recorded):
 
 @dataclass(eq=False)
 class HostCall(Recorded):
-    """Python is called in each Run, with contiguous ``tensors`` and ``numbers``, and enqueues what it computes."""
+    """A Python call in each Run, with contiguous ``tensors`` and ``numbers``, which enqueues its work."""
 
     callback: Callback
     tensors: tuple[Tensor, ...]
@@ -163,7 +164,7 @@ class HostCall(Recorded):
 
 
 Recordable: TypeAlias = Launch | LibraryCall | Copy | Memset | ReadBack | HostCall
-"""What a plan holds."""
+"""The steps that a plan can contain."""
 Step: TypeAlias = Recordable | Map
 View: TypeAlias = Callable[[Tensor], Tensor]
 Remake: TypeAlias = Callable[[View], Sequence[Step]]
@@ -181,18 +182,18 @@ class Requirement:
 
 @dataclass(eq=False)
 class Trace:
-    """What lowering recorded, in order."""
+    """The steps, guards and requirements that lowering recorded, in order."""
 
     steps: list[Step] = field(default_factory=list)
     requirements: list[Requirement] = field(default_factory=list)
     guards: dict[Expr, None] = field(default_factory=dict)
     origins: dict[Expr | Monomial, Node] = field(default_factory=dict)
-    """The first node that needs a value, or the product of symbols and operations that is a part of it."""
+    """The first node that needs a value, or a product of symbols and operations in it."""
     folded: list[list[Recordable]] = field(default_factory=list)
-    """What constant folding took out of each Run: groups of launches that share no intermediate, each done once."""
+    """The launches that constant folding moved out of each Run: groups that share no intermediate, each done once."""
 
     def originate(self, node: Node | None, dims: Iterable[Dim]) -> None:
-        """Notes that ``node`` needs ``dims``: an error names it where one of them has no value in a Run."""
+        """Record that ``node`` needs ``dims``: an error names it if one of them has no value in a Run."""
         if node is None:
             return
         for dim in dims:

@@ -1,4 +1,4 @@
-"""Windows that move over spatial dimensions: what convolutions and pooling have in common."""
+"""Sliding windows over spatial dimensions, for convolutions and pooling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..expressions.symbolic import Dim
 
 @dataclass(frozen=True)
 class Windows:
-    """How windows of ``kernel`` positions move over spatial dimensions ``size``, one entry per dimension each."""
+    """Sliding windows of ``kernel`` positions over spatial dimensions ``size``; one entry per dimension each."""
 
     size: tuple[Dim, ...]
     kernel: tuple[Dim, ...]
@@ -21,7 +21,7 @@ class Windows:
 
     @property
     def extent(self) -> tuple[Dim, ...]:
-        """Elements that a window reaches over, gaps included."""
+        """Return the elements that a window spans, gaps of dilation included."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
@@ -31,19 +31,19 @@ class Windows:
         return all(size == 1 for size in ones) and all(pad == 0 for pad in pads)
 
     def is_single(self, axis: int) -> bool:
-        """Whether the only place along an axis is the only window."""
+        """Whether an axis has a single element, which is the only window."""
         ones = self.size[axis], self.kernel[axis]
         return all(size == 1 for size in ones) and self.begin[axis] == 0 and self.end[axis] == 0
 
     def of_axes(self, axes: Sequence[int]) -> Windows:
-        """The windows along some axes."""
+        """Return the windows along some axes."""
         sizes = tuple(self.size[i] for i in axes), tuple(self.kernel[i] for i in axes)
         steps = tuple(self.strides[i] for i in axes), tuple(self.dilations[i] for i in axes)
         return Windows(*sizes, *steps, tuple(self.begin[i] for i in axes), tuple(self.end[i] for i in axes))
 
     @property
     def planar(self) -> Windows:
-        """One spatial dimension as two, the first of size 1: kernels have two or three."""
+        """Return one spatial dimension as two, the first of size 1: kernels have two or three."""
         if len(self.size) > 1:
             return self
         sizes = (1, *self.size), (1, *self.kernel), (1, *self.strides), (1, *self.dilations)
