@@ -1,4 +1,4 @@
-"""What all tests share; a run records the kernels that it asks for, for `ort-cuda-plugin kernels`."""
+"""Common fixtures; a run records the kernels that it requests, for `ort-cuda-plugin kernels`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture
 def collected() -> None:
-    """For tests that compare what is in use before and after: what earlier tests left in reference cycles (sessions,
-    arrays, streams) is freed now, and not in between."""
+    """Frees what earlier tests left in reference cycles (sessions, arrays, streams), so that it is not freed during a
+    test that compares usage before and after.
+    """
     gc.collect()
 
 
@@ -55,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     if lowering := config.getoption("--lowering"):
-        os.environ[LOWERING_VARIABLE] = lowering  # which workers and the processes of tests inherit
+        os.environ[LOWERING_VARIABLE] = lowering  # inherited by workers and by the processes of tests
     os.environ[VERIFY_VARIABLE] = "1"
     if "PYTEST_XDIST_WORKER" in os.environ:
         # Every core has a worker already: helper processes would only import Numba once more.

@@ -1,4 +1,4 @@
-"""The build: what a wheel holds, and what a user without a compiler reads."""
+"""The build: contents of a wheel, and the error that a user without a compiler sees."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GENERATED = (
 
 
 def archive_of(call: str, source: Path, output: Path, **environment: str) -> Path:
-    """What a call of the build backend makes."""
+    """Return the archive that a call of the build backend makes."""
     code = f"import sys; from setuptools import build_meta; print(build_meta.{call}(sys.argv[1]))"
     command = [sys.executable, "-c", code, str(output)]
     done = subprocess.run(command, cwd=source, env={**os.environ, **environment}, capture_output=True, text=True)
@@ -114,7 +114,7 @@ def test_a_build_without_changes_compiles_nothing(tmp_path: Path) -> None:
 
 
 def test_the_library_takes_little_of_what_the_loader_keeps_for_thread_local_data() -> None:
-    """Else a process that has loaded a few libraries of that kind before cannot load it."""
+    """Otherwise a process that has loaded several such libraries before cannot load this one."""
     elf = Path(ort_cuda_plugin.get_library_path()).read_bytes()
     (table,) = struct.unpack_from("<Q", elf, 32)
     size, count = struct.unpack_from("<HH", elf, 54)

@@ -214,7 +214,7 @@ def test_lowering_has_the_options_that_decide_plans_with_their_defaults() -> Non
 
 def test_the_default_of_an_arena_option_is_that_of_c() -> None:
     text = (ROOT / "csrc_shim" / "device" / "arena_options.c").read_text()
-    constants = {"OCP_EXTEND_NEXT_POWER_OF_TWO": 0, "INT64_MAX": 0}  # as a limit 0 says that there is none
+    constants = {"OCP_EXTEND_NEXT_POWER_OF_TWO": 0, "INT64_MAX": 0}  # 0 means that there is no limit
     of_c = {
         f"arena.{name}": str(eval(initial, constants))
         for name, initial in re.findall(r"KEY\((\w+), [^,]+, [^,]+, ([^,]+),", text)[1:]

@@ -43,7 +43,7 @@ print("end")
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package with a library built for it."""
+    """Return a copy of the package with a library built for it."""
     root = tmp_path_factory.mktemp("sanitized")
     shutil.copytree(ROOT / "ort_cuda_plugin", root / "ort_cuda_plugin", ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, str(ROOT / "build_plugin.py"), "--sanitize", "address,undefined"]
@@ -61,7 +61,7 @@ def variables() -> dict[str, str]:
     return {
         # ORT throws: its C++ runtime has to be there when AddressSanitizer's interceptors look for it.
         "LD_PRELOAD": f"{runtime('libasan.so')} {runtime('libstdc++.so.6')}",
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own are many
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself leaks much
         "ORT_CUDA_PLUGIN_EMULATE_MEMORY": "64M",
     }
 

@@ -1,4 +1,4 @@
-"""Every slot of the structs that ONNX Runtime gets, called as a careless host would, at two negotiated versions."""
+"""Every slot of the structs for ONNX Runtime, called with hostile arguments, at two negotiated versions."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ print("end")
 """
 
 
-# An empty Run captures as well as any other.
+# An empty Run can be captured as well.
 CAPTURE = """
 options, ep = ffi.new("OrtSessionOptions **"), ffi.new("OrtEp **")
 ok(api.CreateSessionOptions(options))

@@ -46,7 +46,7 @@ def provider() -> Provider:
 
 
 def run(session: ort.InferenceSession, times: int = 1) -> int:
-    """The graph replays of some runs."""
+    """Return the number of graph replays in some Runs."""
     before = ort_cuda_plugin.counters()["graph_replays"]
     x = np.eye(4, dtype=np.float32)
     for _ in range(times):
@@ -61,7 +61,7 @@ def test_automatic_graphs_are_turned_off_and_on(session: ort.InferenceSession, c
     assert ort_cuda_plugin.counters()["graphs_live"] == live - 1
     assert run(session, 4) == 0
     session.set_ep_dynamic_options({"ep.cudapluginexecutionprovider.automatic_cuda_graphs": "1"})
-    assert run(session, 12) > 0  # a graph that was taken back comes after more runs
+    assert run(session, 12) > 0  # after its graph was evicted, an instance needs more warm Runs
 
 
 def test_the_limit_of_memory_changes(session: ort.InferenceSession) -> None:

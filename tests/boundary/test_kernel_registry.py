@@ -250,7 +250,7 @@ def test_elementwise_nodes_write_over_what_nobody_reads_again() -> None:
 
 
 def test_a_constant_that_a_body_reads_stays_with_ort() -> None:
-    """ORT hands it to the If in each Run, though the body's kernel has its contents."""
+    """ORT passes it to the If in each Run, although the body's kernel has its contents."""
     branch = {
         name: helper.make_graph(
             [helper.make_node(op, ["x", "w"], [name])], name, [], [helper.make_empty_tensor_value_info(name)]

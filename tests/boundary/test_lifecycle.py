@@ -1,4 +1,4 @@
-"""What a process keeps over many registrations: nothing."""
+"""Repeated registrations leak nothing."""
 
 from __future__ import annotations
 

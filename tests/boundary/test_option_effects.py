@@ -35,12 +35,12 @@ from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 Options = Mapping[str, str]
 Observer = Callable[[Options, Path], object]
-"""What a session with these options does, in a form that can be compared; the folder is empty."""
+"""Runs a session with these options in an empty folder; returns its observable behaviour in a comparable form."""
 
 GPU = DeviceProperties.gpu((9, 0))
 LIBRARIES = frozenset({"cublaslt", "cudnn"})
 WITH_LIBRARIES = DeviceProperties(emulated=False, libraries=LIBRARIES)
-"""A GPU without kernels for TF32, so that float32 products and convolutions are the libraries'."""
+"""A GPU without TF32, so that libraries compute float32 GEMMs and convolutions."""
 
 PRODUCT = "(float[2048, 2048] x, float[2048, 2048] w) => (float[2048, 2048] y) { p = MatMul(x, w) y = Relu(p) }"
 CONV = """(float[8, 64, 58, 58] x, float[64, 64, 3, 3] w, float[64] b) => (float[8, 64, 56, 56] y)
@@ -63,7 +63,7 @@ def loaded(text: str) -> onnx.ModelProto:
 
 @contextmanager
 def provider_of(options: Options, model: bytes = b"") -> Iterator[tuple[Provider, ort.InferenceSession]]:
-    """A session on the emulated device, and its provider."""
+    """Return a session on the emulated device, and its provider."""
     session = ort_cuda_plugin.session(model or add_model(), emulate=True, provider_options=options)
     provider = last_provider()
     assert provider is not None
@@ -71,7 +71,7 @@ def provider_of(options: Options, model: bytes = b"") -> Iterator[tuple[Provider
 
 
 def planned(text: str, device: DeviceProperties = WITH_LIBRARIES) -> Observer:
-    """The plan, the kernels and the library problems that a session on that device would make of a model."""
+    """Return the plan, the kernels and the library problems that a session on that device would make of a model."""
 
     def observe(options: Options, folder: Path) -> object:
         with provider_of(options) as (provider, _), pytest.MonkeyPatch.context() as patch:
@@ -84,7 +84,7 @@ def planned(text: str, device: DeviceProperties = WITH_LIBRARIES) -> Observer:
 
 
 def measured(options: Options, folder: Path) -> object:
-    """How many programs are measured for a product."""
+    """Return the number of programs that are measured for a GEMM."""
     programs: list[Any] = []
 
     def measure(device: OpenDevice, given: Any) -> list[float]:
@@ -99,7 +99,7 @@ def measured(options: Options, folder: Path) -> object:
 
 
 def claimed(text: str) -> Observer:
-    """The nodes that run on the plugin, by ONNX Runtime's domains, and the clusters that they are in."""
+    """Return the nodes that run on the plugin, by ONNX Runtime's domains, and their clusters."""
 
     def observe(options: Options, folder: Path) -> object:
         with provider_of(options, loaded(text).SerializeToString()) as (provider, _):
@@ -110,7 +110,7 @@ def claimed(text: str) -> Observer:
 
 
 def graphs(options: Options, folder: Path) -> object:
-    """What the counters of graphs count in Runs of three sizes, each four times."""
+    """Return the changes of the graph counters over Runs of three sizes, each four times."""
     gc.collect()
     before = ort_cuda_plugin.counters()
     memory = ort_cuda_plugin.register(emulate=True)[-1].memory_info(ort.OrtDeviceMemoryType.DEFAULT)
@@ -131,7 +131,7 @@ def graphs(options: Options, folder: Path) -> object:
 
 
 def streams(options: Options, folder: Path) -> object:
-    """The stream that the session gives all its Runs, or why it is not created."""
+    """Return the stream of all Runs of the session, or the error of creating it."""
     try:
         with provider_of(options) as (provider, _):
             return provider.stream == ffi.NULL
@@ -140,7 +140,7 @@ def streams(options: Options, folder: Path) -> object:
 
 
 def logged(options: Options, folder: Path) -> object:
-    """The levels of the lines that the provider writes; one is of an option without effect."""
+    """Return the levels of the provider's log lines; one is about an option without effect."""
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ort_cuda_plugin.abi.host.log", lambda level, message, *_: lines.append(level))
@@ -149,7 +149,7 @@ def logged(options: Options, folder: Path) -> object:
 
 
 def created(options: Options, folder: Path) -> object:
-    """The error of a session, or none."""
+    """Return the error of a session, or none."""
     try:
         with provider_of(options):
             return "created"
@@ -158,7 +158,7 @@ def created(options: Options, folder: Path) -> object:
 
 
 def files(options: Options, folder: Path) -> object:
-    """The files of programs."""
+    """Return the files of programs."""
     inside = {key: str(folder) if key == "program_folder" else value for key, value in options.items()}
     with provider_of(inside):
         return sorted(path.suffix for path in folder.iterdir())
@@ -177,7 +177,7 @@ def weighted(scale: float = 1) -> bytes:
 
 
 def compile_into(folder: Path, options: Options) -> Path:
-    """A model m.onnx and what it is compiled to, m_ctx.onnx."""
+    """Compile a model m.onnx to m_ctx.onnx."""
     (folder / "m.onnx").write_bytes(weighted())
     path = folder / "m_ctx.onnx"
     entries = {"ep.context_enable": "1", "ep.context_file_path": str(path), "ep.context_embed_mode": "0"}
@@ -186,7 +186,7 @@ def compile_into(folder: Path, options: Options) -> Path:
 
 
 def compiled(options: Options, folder: Path) -> object:
-    """The targets of a compiled model with the number of plans for each, and whether weights are in it."""
+    """Return the targets of a compiled model with the number of plans for each, and whether it stores weights."""
     compile_into(folder, options)
     index = container_of(folder / BINARY.format("m")).index
     targets = [(target["arch"], len(target["plans"])) for target in index["partitions"][0]["targets"]]
@@ -194,7 +194,9 @@ def compiled(options: Options, folder: Path) -> object:
 
 
 def reloaded(options: Options, folder: Path) -> object:
-    """Whether a session of a compiled model compiles, or its error, where the source model has other weights."""
+    """Return whether a session of a compiled model compiles kernels, or its error, if the source model has other
+    weights.
+    """
     path = compile_into(folder, {"context_weightless": "1"})
     (folder / "m.onnx").write_bytes(weighted(scale=2))
     before = ort_cuda_plugin.counters()["plan_variants_built"]
@@ -208,9 +210,8 @@ def reloaded(options: Options, folder: Path) -> object:
 
 @dataclass(frozen=True)
 class Effect:
-    """How to see that an option decides something.
-
-    ``observe`` sees different things with ``given`` alone and with ``value`` for the option as well.
+    """How to observe an option's effect: ``observe`` returns different results with ``given`` alone and with ``value``
+    for the option as well.
     """
 
     value: str

@@ -12,12 +12,12 @@ enum { MAX_ELEMENTS = 15 };
 
 extern ocp_device *device; /* emulated */
 extern ocp_cluster *cluster;
-extern const ocp_driver *real; /* the emulator, whatever device->driver is */
+extern const ocp_driver *real; /* the emulator, even if device->driver is a wrapper */
 
 /* IMAGE PLAN STREAMS SEED: PLAN does it by two launches of kernel 0 of IMAGE, "affine", the first from the input into a
  * buffer; STREAMS is inline or adversarial. */
 void make_affine_cluster(char **arguments);
-/* Everything has been given back. */
+/* Checks that everything was freed. */
 void release_affine_cluster(void);
 
 /* Device memory for an input and an output. */
@@ -29,7 +29,7 @@ void free_place(const place *where);
 /* Sets the input to first, first + 1, ... */
 void upload(ocp_stream *stream, const place *where, float first);
 void run(ocp_stream *stream, place *where, int64_t rows);
-/* Waits, and checks the output for such an input. */
+/* Waits, and checks the output for that input. */
 void check_result(ocp_stream *stream, const place *where, int64_t rows, float first);
 
 #endif

@@ -75,7 +75,7 @@ static void test_chunks_of_busy_streams_merge_when_the_run_ends(void) {
   ocp_device_free(device, second, other);
   CHECK(stats().num_bound_chunks == 2);
   const int calls = atomic_load(&driver_calls);
-  CHECK(alloc_on(stream, 512 * KIB) == first); /* at once on its own stream */
+  CHECK(alloc_on(stream, 512 * KIB) == first); /* at once on the same stream */
   CHECK(atomic_load(&driver_calls) == calls);
   ocp_device_free(device, first, stream);
   synchronize(stream);
@@ -94,7 +94,8 @@ static void test_without_the_end_of_a_run_the_next_miss_releases_them(void) {
   CUdeviceptr address = alloc_on(stream, MIB);
   enqueue(stream);
   ocp_device_free(device, address, stream);
-  atomic_store(&stream->handle->done, atomic_load(&stream->handle->enqueued)); /* nobody says so */
+  atomic_store(&stream->handle->done,
+               atomic_load(&stream->handle->enqueued)); /* the stream is idle, but the pool was not told */
   const int64_t extensions = stats().num_extensions;
   CHECK(alloc_on(other, MIB) == address && stats().num_extensions == extensions);
   ocp_device_free(device, address, other);
@@ -160,7 +161,7 @@ static void test_a_capturing_stream_gets_what_is_at_hand_or_an_error(void) {
 static void test_regions_double_up_to_a_largest_one(void) {
   configure(OCP_DEVICE_MEMORY, "arena.initial_growth_chunk_size_bytes=4096 arena.max_power_of_two_extend_bytes=16384");
   free_now(alloc_on(NULL, 1));
-  ocp_device_trim(device); /* growth begins where it does after a shrink */
+  ocp_device_trim(device); /* growth starts again as after a shrink */
   static const int64_t regions[] = {4096, 8192, 16384, 16384, 16384};
   CUdeviceptr chunks[5];
   for (int i = 0; i < 5; i++) {
@@ -323,7 +324,7 @@ static void test_later_options_that_differ_are_refused_by_name(void) {
     CHECK(ocp_arena_release(true, ORDINAL, OCP_DEVICE_MEMORY));
   }
   CHECK_OK(ocp_arena_configure(1, ORDINAL, OCP_DEVICE_MEMORY, keys, second, 2, warning, error));
-  CHECK(!*warning); /* nobody's any more */
+  CHECK(!*warning); /* the arena has no user any more */
 }
 
 /* ---- what bypasses the arena, and what is given back ---- */
@@ -386,7 +387,7 @@ static void test_others_give_up_what_they_keep_before_an_allocation_fails(void) 
   refused(MIB, "out of memory");
   refused(MIB, "weights 0) of the 4194304 bytes that it holds");
   free_now(address);
-  free_now(alloc_on(NULL, MIB)); /* life goes on */
+  free_now(alloc_on(NULL, MIB)); /* allocation works again */
   for (int i = 0; i < 2; i++)
     ocp_reclaimer_remove(device, &keepers[i].reclaimer);
   capacity = (uint64_t)1 << 40;

@@ -1,5 +1,5 @@
-/* ONNX Runtime's capture of whole Runs, without ONNX Runtime: threads that run, capture and replay one session while
- * another one releases graphs.
+/* Tests the capture of whole Runs without ONNX Runtime: threads run, capture and replay one session while another
+ * thread releases graphs.
  *
  * capture_test IMAGE PLAN STREAMS SEED ROUNDS */
 #include <pthread.h>
@@ -21,7 +21,7 @@ static ocp_capture *capture;
 static long rounds;
 static atomic_bool done;
 
-/* What ORT does in a Run: memory on the stream comes and goes around the computation. */
+/* Does what ORT does in a Run: allocates and frees memory on the stream around the computation. */
 static void run_whole(ocp_stream *stream, place *where, int id, int64_t rows) {
   CUdeviceptr before, after;
   CHECK_OK(ocp_capture_run_start(capture, id, error));
@@ -38,7 +38,7 @@ static void run_whole(ocp_stream *stream, place *where, int id, int64_t rows) {
   CHECK_OK(ocp_capture_run_end(capture, id, true, error));
 }
 
-/* As ORT: a replay where there is a graph, else Runs until there is one. */
+/* Does what ORT does: replays the graph if there is one, else repeats Runs until there is one. */
 static void run_session(ocp_stream *stream, place *where, int id, int64_t rows) {
   for (int attempts = 0; attempts < 8; attempts++) {
     ocp_error error = {0};
@@ -50,7 +50,7 @@ static void run_session(ocp_stream *stream, place *where, int id, int64_t rows) 
 
 static void *run_many(void *argument) {
   const int seed = *(const int *)argument;
-  ocp_stream *stream, *own; /* what is not of a Run must not get into a capture of another thread's */
+  ocp_stream *stream, *own; /* work outside of the Run must not be recorded by another thread's capture */
   CHECK_OK(ocp_capture_stream(capture, &stream, error));
   CHECK_OK(ocp_stream_create(device, &own, error));
   place places[NUM_IDS];
@@ -63,7 +63,7 @@ static void *run_many(void *argument) {
     CHECK_OK(ocp_stream_synchronize(own, error));
     run_session(stream, &places[id], id, id + 1);
     check_result(own, &places[id], id + 1, first);
-    CUdeviceptr other; /* memory of a graph is nobody else's */
+    CUdeviceptr other; /* memory of a graph must not be allocated again */
     CHECK_OK(ocp_device_alloc(device, 4096, own, &other, error));
     CHECK(device->driver->MemsetD8Async(other, 1, 4096, own->handle) == CUDA_SUCCESS);
     run_session(stream, &places[id], id, id + 1);
@@ -100,7 +100,7 @@ static void failing_runs_leave_no_graph(void) {
   upload(stream, &where, 1);
   for (int i = 0; i < WARM; i++)
     run_whole(stream, &where, 5, 2);
-  /* One that says so, and one that stops before its computation. */
+  /* A captured Run that fails with an error, and one that stops before its computation. */
   CHECK_OK(ocp_capture_run_start(capture, 5, error));
   ocp_capture_computed(stream, false);
   CHECK(ocp_capture_run_end(capture, 5, true, &error) != ORT_OK);
@@ -110,7 +110,7 @@ static void failing_runs_leave_no_graph(void) {
   CHECK_OK(ocp_capture_run_start(capture, 5, error));
   CHECK(ocp_capture_run_end(capture, 5, true, &error) != ORT_OK);
   CHECK(!ocp_capture_has(capture, 5));
-  /* Memory that is not at hand is an error in a captured Run, and the capture ends with one. */
+  /* If an allocation in a captured Run needs the driver, it fails, and the capture ends with that error. */
   for (int i = 0; i < WARM; i++)
     run_whole(stream, &where, 5, 2);
   CUdeviceptr much;
@@ -142,7 +142,7 @@ static void failing_runs_leave_no_graph(void) {
 
 static int64_t bytes_in_use(void) { return atomic_load(&ocp_counters[OCP_DEVICE_BYTES_IN_USE]); }
 
-/* Ids that no graph was made of keep memory, too: of the last warm Run. */
+/* Ids without a graph also keep memory: that of their last warm Run. */
 enum { FIRST_ID = 100, LAST_ID = 105 };
 
 static void *capture_some(void *where) {

@@ -1,4 +1,4 @@
-/* Asks cuDNN for the execution plans of problems, through the code that Runs use, for a device that need not be there:
+/* Queries cuDNN for the execution plans of problems, through the code of Runs, for a device that is only described:
  *
  *   cudnn_engines LIBCUDNN DEVICE.json < problems
  *
@@ -21,7 +21,7 @@ enum { CUDNN_ATTR_ENGINE_GLOBAL_INDEX = 1301 };
 static char json[1 << 16];
 static cudnnStatus_t (*set_attribute)(cudnnBackendDescriptor_t, int, int, int64_t, const void *);
 
-/* Describes the device where its number would stand. */
+/* Writes the device's description in place of its number. */
 static cudnnStatus_t set_for_device(cudnnBackendDescriptor_t descriptor, int attribute, int type, int64_t count,
                                     const void *elements) {
   if (attribute == CUDNN_ATTR_DEVICEPROP_DEVICE_ID)
@@ -52,7 +52,7 @@ static long milliseconds_since(const struct timespec *before) {
   return (now.tv_sec - before->tv_sec) * 1000 + (now.tv_nsec - before->tv_nsec) / 1000000;
 }
 
-/* Prints what is known of a plan. */
+/* Prints the properties of a plan. */
 static void describe(const ocp_dnn_plan *conv) {
   cudnnBackendDescriptor_t config = NULL, engine = NULL;
   int notes[MAX_NOTES] = {0};
@@ -76,7 +76,7 @@ static void describe(const ocp_dnn_plan *conv) {
   ocp_dnn.BackendDestroyDescriptor(config);
 }
 
-/* Saves the plan as a store does, loads it again, and prints what that takes; -1 where what is loaded is another. */
+/* Saves a plan like the store does, loads it again, and prints the time; -1 if another plan is loaded. */
 static void reload(const ocp_library *library, const ocp_problem_spec *spec, const int64_t *key,
                    const ocp_dnn_plan *conv) {
   const ocp_library_handle none = {0};

@@ -17,7 +17,7 @@ static uint64_t next_random(uint64_t limit) {
 
 #define ONE_OF(values) (values)[next_random(sizeof(values) / sizeof *(values))]
 
-/* What the object says of itself now; num_sections is 0 where its section table makes no sense any more. */
+/* The object's present tables; num_sections is 0 if its section table is invalid. */
 typedef struct view {
   unsigned char *data;
   size_t bytes;
@@ -53,7 +53,7 @@ static unsigned char *random_entry(const view *v, uint32_t type, uint64_t entry_
   return NULL;
 }
 
-/* A number at a border of what the object holds, or of the machine's numbers, or near the old one. */
+/* Returns a boundary value: of the object's contents, of the machine's numbers, or near the old value. */
 static uint64_t border(const view *v, uint64_t old) {
   const uint64_t near[] = {0, 0, 1, (uint64_t)-1, 8, (uint64_t)-8};
   const uint64_t numbers[] = {

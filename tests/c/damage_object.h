@@ -1,4 +1,4 @@
-/* Damages x86-64 ELF objects where a reader of them can go wrong. */
+/* Damages x86-64 ELF objects at positions that matter to a reader. */
 #ifndef OCP_TESTS_DAMAGE_OBJECT_H
 #define OCP_TESTS_DAMAGE_OBJECT_H
 

@@ -27,14 +27,14 @@ void add(Params params, ocp_emu_thread *t) {
 }
 META(add, OCP_EMU_BLOCK, 0, 0, 4, P, P, P, 4);
 
-/* out[i] += amount, n times over: how often it ran shows. */
+/* out[i] += amount, n times: counts its executions. */
 void bump(Params params, ocp_emu_thread *t) {
   for (unsigned x = 0; x < t->ntid[0]; x++)
     POINTER(int, 0)[t->ctaid[0] * t->ntid[0] + x] += VALUE(int, 1);
 }
 META(bump, OCP_EMU_BLOCK, 0, 0, 2, P, 4);
 
-/* out[i] = out[i] * factor + addend: does not commute, so the order of launches shows. */
+/* out[i] = out[i] * factor + addend: not commutative, so results show the order of launches. */
 void affine(Params params, ocp_emu_thread *t) {
   for (unsigned x = 0; x < t->ntid[0]; x++) {
     int *out = &POINTER(int, 0)[t->ctaid[0] * t->ntid[0] + x];
@@ -109,7 +109,7 @@ void block_sum(Params params, ocp_emu_thread *t) {
 }
 META(block_sum, OCP_EMU_FIBER, 128, 0, 2, P, P);
 
-/* The two halves of a warp shuffle apart from each other, a different number of times. */
+/* The two halves of a warp shuffle separately, a different number of times. */
 void halves(Params params, ocp_emu_thread *t) {
   unsigned lane = t->laneid, value = lane;
   unsigned mask = lane < 16 ? 0xffffu : 0xffff0000u;
@@ -135,7 +135,7 @@ void divergent(Params params, ocp_emu_thread *t) {
 }
 META(divergent, OCP_EMU_FIBER, 0, 1, 1, 4);
 
-/* Uses much stack, so that guard pages and stack sizes are real. */
+/* Uses much stack, to test guard pages and stack sizes. */
 void deep(Params params, ocp_emu_thread *t) {
   volatile unsigned char room[40000];
   for (unsigned i = 0; i < sizeof room; i += 256)

@@ -30,7 +30,7 @@ typedef struct heuristic {
   int reserved[4];
 } heuristic;
 
-/* Of the last call, for the test to read. */
+/* Arguments of the last call, for the test to read. */
 int64_t fake_compute, fake_reductions, fake_alignments[4], fake_epilogue, fake_algorithm;
 
 /* Set by tests of graphs: the driver's calls. With fake_copy, products by the identity matrix are enqueued on the
@@ -63,7 +63,7 @@ static int destroyed(void *object) {
   fake_descriptors--;
   return SUCCESS;
 }
-/* Copies an attribute of exactly as many bytes. */
+/* Copies an attribute of exactly that many bytes. */
 static int take(void *to, size_t expected, const void *value, size_t bytes) {
   if (bytes != expected)
     return INVALID_VALUE;

@@ -1,5 +1,5 @@
-/* A stand-in for libcudnn with the functions that vendor/cudnn.c calls. For a convolution, and for one with a
- * residual, a bias and ReLU, as far as the real library has compiled engines for them, it offers two engines: the first
+/* A stand-in for libcudnn with the functions that vendor/cudnn.c calls. For a convolution alone, and for one with a
+ * residual, a bias and ReLU as far as the real library has precompiled engines, it offers two engines: the first
  * with tensor cores and results that vary, the second exact. */
 #include <stdio.h>
 
@@ -38,7 +38,7 @@ typedef struct descriptor {
   int type, finalized, count;
   attribute attributes[MAX_ATTRIBUTES];
   int64_t engine;
-  int is_text; /* a plan out of a text */
+  int is_text; /* a plan that was loaded from text */
   exclusive use;
 } descriptor;
 
@@ -50,7 +50,7 @@ int64_t fake_columns;
 /* Calls whose x has its channels last. */
 int64_t fake_channels_last;
 
-/* Plans that an engine made, and those that a text did. A text is of use as long as the plan that it is of. */
+/* Plans that an engine made, and plans loaded from text. A text is valid as long as its plan lives. */
 _Atomic int64_t fake_plans_built, fake_plans_loaded;
 enum { MAX_PLANS = 64 };
 static descriptor *plans[MAX_PLANS];
@@ -143,7 +143,7 @@ static element type_of(const descriptor *tensor) {
   const int64_t type = *get(tensor, 901, 1, 1);
   return type == 0 ? FLOAT32 : type == 2 ? FLOAT16 : type == 9 ? BFLOAT16 : UNKNOWN;
 }
-/* How many tensors a pack has memory for. */
+/* Returns the number of tensors that a pack has memory for. */
 static int64_t tensors_of(const descriptor *pack) {
   for (int64_t count = 3; count <= 6; count++)
     if (get(pack, 1000, 3, count))
@@ -178,7 +178,7 @@ static layout layout_of(const descriptor *tensor) {
   return l;
 }
 static int64_t elements_of(const layout *l) { return l->dims[0] * l->dims[1] * l->dims[2] * l->dims[3] * l->dims[4]; }
-/* Whether the axes, the innermost first, are dense from `stride` on; the last may lie further apart. */
+/* Whether the axes, the innermost first, are dense from `stride` on; the last may have a larger stride. */
 static int follows(const layout *l, const int *axes, int count, int64_t stride) {
   for (int i = 0; i < count; i++) {
     const int64_t have = l->strides[axes[i]];
@@ -188,7 +188,7 @@ static int follows(const layout *l, const int *axes, int count, int64_t stride) 
   }
   return 1;
 }
-/* Whether each image is dense, or with channels last the places of all images follow each other. */
+/* Whether each image is dense, or in NHWC the pixels of all images are contiguous. */
 static int has_order(const layout *l) {
   static const int first[] = {4, 3, 2, 1, 0}, last[] = {4, 3, 2, 0};
   int64_t step = l->dims[1];
@@ -215,7 +215,7 @@ static int mode_of(const descriptor *operation) {
 static int is_activation(const descriptor *operation) {
   return mode_of(operation) == RELU || mode_of(operation) == SWISH;
 }
-/* How many elements a pointwise operation's second tensor has; 0 without one. */
+/* Returns the number of elements of a pointwise operation's second tensor; 0 without one. */
 static int64_t added_elements(const descriptor *operation) {
   const descriptor *b = get_descriptor(operation, 752, TENSOR);
   int64_t count = b != NULL;
@@ -225,8 +225,8 @@ static int64_t added_elements(const descriptor *operation) {
   return count;
 }
 
-/* What attention consists of, and where: a mode of elements, or the negative type of another operation. The real
- * library recognises no other sequence. */
+/* The operation sequence of attention: a pointwise mode, or the negative type of another operation. The real library
+ * recognises no other sequence. */
 static const int attention[] = {-MULTIPLY, MUL, ADD, -REDUCE, SUB, EXP, -REDUCE, LOG, ADD, DIV, -MULTIPLY};
 
 static int is_attention(const descriptor *graph) {
@@ -241,7 +241,7 @@ static int is_attention(const descriptor *graph) {
   return count == all || count == all - 1;
 }
 
-/* Whether the operations are a chain of virtual tensors that an engine computes: residual, bias, ReLU. */
+/* Whether the operations are a chain of virtual tensors that an engine supports: residual, bias, ReLU. */
 static int has_engines(const descriptor *graph) {
   const int64_t count = count_operations(graph);
   if (get_one(graph, 801, MULTIPLY, count, 0))
@@ -335,7 +335,7 @@ int cudnnBackendFinalize(descriptor *d) {
   case HEURISTIC:
     complete = get_descriptor(d, 201, GRAPH) && get(d, 200, 8, 1) && get_descriptor(d, 204, DEVICE);
     break;
-  case PLAN: /* not for a handle, which may be closed before */
+  case PLAN: /* plans do not belong to a handle, which may be closed before */
     complete = get_descriptor(d, 407, DEVICE) && get_descriptor(d, 401, CONFIG);
     if (complete && !d->is_text)
       build_plan();
@@ -403,7 +403,7 @@ int cudnnBackendGetAttribute(const descriptor *d, int name, int type, int64_t re
   }
 }
 
-/* The tensor's memory of a pack. */
+/* Returns the tensor's memory in a pack. */
 static void *bind(const descriptor *pack, const descriptor *tensor, layout *l) {
   *l = layout_of(tensor);
   const int64_t count = tensors_of(pack);
@@ -423,7 +423,7 @@ static int64_t place_in(const layout *l, const int64_t at[5]) {
   return place;
 }
 
-/* What follows the convolution, with the memory of the tensors that it adds. */
+/* The epilogue of the convolution, with the memory of its operands. */
 typedef struct epilogue {
   int64_t count;
   int modes[MAX_OPERATIONS];

@@ -1,4 +1,4 @@
-/* A driver whose memory is addresses only and whose streams finish their work when the test says; a device on it. */
+/* A fake driver: memory is only addresses, and streams finish their work when the test says so; and a device on it. */
 #ifndef OCP_TESTS_FAKE_DRIVER_H
 #define OCP_TESTS_FAKE_DRIVER_H
 
@@ -15,8 +15,7 @@
 #include "device/wait.h"
 #include "driver/driver.h"
 
-/* Two numbers: how much was enqueued, and how much of that is done. A question about a stream that the application
- * captures ends the capture. */
+/* Two numbers: enqueued and finished work. A query of a stream that the application captures ends the capture. */
 struct CUstream_st {
   atomic_ullong enqueued, done;
   CUresult capturing_result;

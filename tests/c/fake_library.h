@@ -1,5 +1,5 @@
-/* What the stand-ins for vendor libraries share: they compute on the emulated device's memory, plainly and in float32,
- * round once what they store, and refuse what the real ones would refuse. */
+/* Common part of the fake vendor libraries: they compute on the emulated device's memory in float32, round stored
+ * values once, and refuse what the real libraries refuse. */
 #ifndef FAKE_LIBRARY_H
 #define FAKE_LIBRARY_H
 
@@ -13,7 +13,7 @@
 /* Set by the test: the host's address of emulated device memory, NULL where none is allocated. */
 void *(*fake_translate)(uint64_t address, size_t bytes);
 
-/* How often things happened, for the test to read. Threads prepare at once. */
+/* Counts of events, for the test to read. Several threads prepare concurrently. */
 _Atomic int64_t fake_searches, fake_runs, fake_handles, fake_descriptors;
 
 /* Set by tests of failures: whether the call of that function fails. */
@@ -31,16 +31,16 @@ static inline void take_time(int64_t algorithm) {
     usleep(50000); /* much longer than a busy machine takes for the others */
 }
 
-/* What one thread at a time may use: a handle, or an algorithm. */
+/* A resource that one thread at a time may use: a handle, or an algorithm. */
 typedef struct exclusive {
   atomic_int users;
-  atomic_int executed; /* outside of captures, so that what is allocated at first is there */
+  atomic_int executed; /* has executed outside of captures: its initial allocations are done */
   void *stream;
 } exclusive;
 
-/* How often two threads used one thing at once, and how often the first execution of one was captured: it fails. */
+/* Counts of concurrent uses by two threads, and of first executions that were captured: these fail. */
 int64_t fake_shared, fake_cold;
-/* Set by tests: how many microseconds each use takes, and the driver's call. */
+/* Set by tests: microseconds that each use, and the driver's call, take. */
 int64_t fake_slow;
 int (*fake_capturing)(void *stream, int *status);
 

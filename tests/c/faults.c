@@ -1,8 +1,8 @@
-/* Makes calls fail while a process runs: those of the emulated driver's functions, and those that the plugin's library
- * makes of the C library. A test loads this object into the process; the plugin knows nothing of it. The members of the
- * driver's table and the library's imported addresses are exchanged for functions that count, fail as told, and call
- * the real one. Stand-ins for vendor libraries ask here. faults_driver.h, which tests/harness/faults.py writes from
- * driver.h and the stand-ins, has the functions of the driver and all names. */
+/* Fault injection: makes calls of the emulated driver, and of the C library by the plugin's library, fail. A test
+ * loads this object into the process; the plugin knows nothing of it. The members of the driver's table and the
+ * library's imported addresses are exchanged for functions that count, fail as told, and call the real one.
+ * Stand-ins for vendor libraries ask here. faults_driver.h, which tests/harness/faults.py writes from driver.h and
+ * the stand-ins, has the functions of the driver and all names. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
@@ -44,7 +44,7 @@ static void lose_device(void) {
     atomic_compare_exchange_strong(&context->error, &healthy, armed.code);
 }
 
-/* The code that this call is to fail with, or 0. */
+/* Returns the code with which this call must fail, or 0. */
 static int strikes(int function) {
   const long number = atomic_fetch_add(&calls[function], 1) + 1;
   if (function != armed.function || number < armed.at || (armed.mode != FAULT_FROM_THEN_ON && number > armed.at))
@@ -56,7 +56,7 @@ static int strikes(int function) {
   return armed.code;
 }
 
-/* Whether the real function is called even so: after a sticky error the driver itself knows what still works. */
+/* Whether the real function is called nevertheless: after a sticky error the driver itself decides what still works. */
 static bool has_effect(void) { return armed.has_effect || armed.mode == FAULT_STICKY; }
 
 #include "faults_driver.h"
@@ -121,7 +121,7 @@ static const struct {
 
 /* ---- stand-ins for vendor libraries ---- */
 
-/* What they ask at the beginning of each function. */
+/* Called by the fake libraries at the beginning of each function. */
 EXPORT int faults_library_fails(const char *function) {
   for (int i = 0; i < NUM_LIBRARY_FUNCTIONS; i++)
     if (strcmp(library_functions[i], function) == 0)
@@ -205,7 +205,7 @@ EXPORT int faults_install(ocp_driver *table) {
 
 /* ---- for the test ---- */
 
-/* Has the at-th call of a function from now on fail; function -1: none. Forgets what was counted. */
+/* Makes the at-th call of a function from now on fail; function -1: none. Resets the counts. */
 EXPORT void faults_arm(int function, long at, int code, int mode, int with_effect) {
   armed.function = -1;
   for (int i = 0; i < MAX_FUNCTIONS; i++)
@@ -224,7 +224,7 @@ EXPORT void faults_disarm(void) { armed.function = -1; }
 EXPORT long faults_calls(int function) { return atomic_load(&calls[function]); }
 EXPORT long faults_fired(void) { return atomic_load(&fired); }
 
-/* Offsets in the plugin's library of what called the function that failed first, the innermost first. */
+/* Offsets in the plugin's library of the callers of the function that failed first, the innermost first. */
 EXPORT int faults_callers(uint64_t *offsets, int most) {
   int count = 0;
   for (int i = 0; i < num_frames && count < most; i++) {
@@ -235,8 +235,8 @@ EXPORT int faults_callers(uint64_t *offsets, int most) {
   return count;
 }
 
-/* What the emulator has alive, the bytes of device memory in use, and the blocks of host memory that the library has
- * got since the beginning. */
+/* Counts the emulator's live objects, the bytes of device memory in use, and the blocks of host memory that the
+ * library has allocated since the start. */
 EXPORT void faults_usage(const ocp_device *device, int64_t usage[3]) {
   state = (emu_state *)(void *)((char *)(device->context - device->ordinal) - offsetof(emu_state, devices));
   usage[0] = atomic_load(&state->live);
@@ -244,7 +244,7 @@ EXPORT void faults_usage(const ocp_device *device, int64_t usage[3]) {
   usage[2] = atomic_load(&host_blocks);
 }
 
-/* Whether a sticky error has hit it; none does where no context is current. */
+/* Whether a sticky error has hit the device; false if no context is current. */
 EXPORT int faults_device_lost(const ocp_device *device) { return atomic_load(&device->context->error); }
 
 /* Heals a lost device, as only a new process does outside of tests. */

@@ -52,7 +52,7 @@ static CUresult get_current(CUcontext *context) {
   return real->CtxGetCurrent(context);
 }
 
-/* All calls since the last time; asking which context is current is no work for the device. */
+/* Returns the number of driver calls since the last time; querying the current context does not count. */
 static int calls(void) {
   return atomic_exchange(&enqueued, 0) + atomic_exchange(&launched, 0) + atomic_exchange(&changed, 0) +
          atomic_exchange(&made, 0) + atomic_exchange(&waited, 0) + atomic_exchange(&allocated, 0);
@@ -96,7 +96,7 @@ static void a_change_that_is_refused_makes_the_graph_anew(ocp_stream *stream) {
   run(stream, &two, 4);
   CHECK(atomic_load(&made) == 1 && atomic_load(&launched) == 1 && atomic_load(&enqueued) == 0);
   calls();
-  for (int i = 0; i < 60; i++) /* the changes go on to be refused */
+  for (int i = 0; i < 60; i++) /* changes continue to be refused */
     run(stream, i % 2 ? &two : &one, 4);
   CHECK(atomic_load(&made) <= 4);
   refuse_changes = false;
@@ -122,7 +122,7 @@ static void a_graph_that_is_refused_is_counted_and_not_tried_again(ocp_stream *s
   free_place(&where);
 }
 
-/* Where the driver has no memory for a graph or its launch, the Run goes on without, and later ones try again. */
+/* If the driver has no memory for a graph or its launch, the Run continues without one, and later Runs try again. */
 static void a_graph_without_memory_is_tried_again_later(ocp_stream *stream) {
   place where = make_place();
   const int64_t before = atomic_load(&ocp_counters[OCP_GRAPH_FALLBACKS_MEMORY]);
@@ -174,7 +174,7 @@ static int64_t counter(ocp_counter which) { return atomic_load(&ocp_counters[whi
 static void capture(ocp_stream *stream, place *where, int64_t rows) {
   const int64_t captures = counter(OCP_GRAPH_CAPTURES);
   for (int i = 0; i < 2000 && counter(OCP_GRAPH_CAPTURES) == captures; i++)
-    run(stream, where, rows); /* warmer each time that the instance lost its graph */
+    run(stream, where, rows); /* an instance needs more warm Runs each time it loses its graph */
   CHECK(counter(OCP_GRAPH_CAPTURES) == captures + 1);
 }
 

@@ -1,5 +1,5 @@
-/* Threads that run the same calls of a vendor library for sizes that nobody had before: each has the library prepare
- * them by several threads, and then runs them. For builds with sanitizers.
+/* Threads that run the same calls of a vendor library for new sizes: each lets several threads prepare the
+ * algorithms, and then runs the calls. For builds with sanitizers.
  *
  * library_threads LIBCUDNN ROUNDS: the stand-in of fake_cudnn.c. */
 #include <dlfcn.h>
@@ -84,7 +84,7 @@ int main(int argc, char **argv) {
   void *fake = dlopen(argv[1], RTLD_NOW);
   CHECK(fake);
   *(void *(**)(uint64_t, size_t))dlsym(fake, "fake_translate") = ocp_emu_host_pointer;
-  *(_Atomic int64_t *)dlsym(fake, "fake_building_takes") = 1000; /* so that threads are there at once */
+  *(_Atomic int64_t *)dlsym(fake, "fake_building_takes") = 1000; /* slow enough that threads overlap */
   const ocp_problem_spec spec = {
       .kind = OCP_PROBLEM_CONV, .dtype = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, .rank = 2, .alpha = 1};
   for (int i = 0; i < NUM_CALLS; i++)

@@ -1,5 +1,5 @@
-/* Damaged kernel objects: loading one fails with a reason, or what it offers lies inside it. Nothing of them runs. For
- * builds with sanitizers.
+/* Fuzzes the loader with damaged kernel objects: loading fails with a reason, or every function lies inside of the
+ * object. No code of them runs. For builds with sanitizers.
  *
  *   loader_fuzz load SEED ROUNDS OBJECT...    prints how many were refused and loaded, and how many kernels were found
  *   loader_fuzz print SEED ROUNDS OBJECT...   writes the damaged objects, each after its length in four bytes */

@@ -42,7 +42,7 @@ static void test_another_stream_gets_it_after_the_work_has_finished(void) {
   enqueue(stream); /* later work does not matter */
   atomic_store(&stream->handle->done, 1);
   CUdeviceptr still_fresh = alloc_on(other, 1000);
-  CHECK(still_fresh != address); /* nobody has been told that it finished */
+  CHECK(still_fresh != address); /* the pool has not been told that it finished */
   synchronize(stream);
   enqueue(stream);
   CHECK(alloc_on(other, 1000) == address);
@@ -233,7 +233,7 @@ static void test_out_of_memory_takes_back_what_is_cached(void) {
 }
 
 static void test_trimming_leaves_what_is_used(void) {
-  configure(OCP_DEVICE_MEMORY, "arena.extend_strategy=1"); /* each allocation is a region */
+  configure(OCP_DEVICE_MEMORY, "arena.extend_strategy=1"); /* each allocation gets a region of its own */
   ocp_stream *stream = make_stream();
   CUdeviceptr kept = alloc_on(stream, 1 << 20), pending = alloc_on(stream, 1 << 21);
   uint64_t live = atomic_load(&bytes_live);
@@ -315,7 +315,7 @@ static void test_what_settles_waits_for_all_work_but_that_of_other_threads_in_a_
   enqueue(other);
   settle_on_another_thread();
   CHECK(ocp_stream_is_idle(stream) && ocp_stream_is_idle(other));
-  /* Of the work on one stream some was there before the Run. */
+  /* Some work on the stream was enqueued before the Run. */
   enqueue(stream);
   ocp_run_started();
   enqueue(stream);
@@ -333,7 +333,7 @@ static void test_what_settles_waits_for_all_work_but_that_of_other_threads_in_a_
   ocp_stream_release(other);
 }
 
-/* Every 256 bytes have an owner; two owners at once, or one whose earlier user has not finished, are found. */
+/* Every 256 bytes have an owner; the test finds memory with two owners, or whose earlier user has not finished. */
 enum { THREADS = 4, ROUNDS = 3000, HELD = 12, GRANULE = 256, SHADOW = 1 << 19 };
 typedef struct shadow {
   uint64_t granule;

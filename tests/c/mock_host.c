@@ -150,7 +150,7 @@ static void test_a_data_transfer_claims_only_memory_of_one_kind_of_device(void) 
   CHECK(transfer->CanCopy(transfer, &pinned_memory, &device_memory));
   CHECK(transfer->CanCopy(transfer, &device_memory, &other_device_memory));
   CHECK(transfer->CanCopy(transfer, &mock_cpu, &real));
-  /* Without a GPU the emulated device stands in its place. */
+  /* Without a GPU the emulated device has NVIDIA's vendor id. */
   bool in_its_place = ocp_vendor_id(/*emulated=*/true) == OCP_VENDOR_NVIDIA;
   CHECK(transfer->CanCopy(transfer, &real, &device_memory) == in_its_place);
   CHECK(transfer->CanCopy(transfer, &device_memory, &real) == in_its_place);
@@ -335,7 +335,7 @@ static void test_tensors_go_from_device_to_device(void) {
 
 static void *handle_of_nobody(OrtSyncStreamImpl *this_ptr) { return this_ptr; }
 
-/* What ORT hands over says by its handle only whose it is. */
+/* ORT passes streams whose owner only the handle tells. */
 static void test_streams_are_known_by_their_handles(void) {
   OrtSyncStreamImpl impl = {.GetHandle = handle_of_nobody};
   OrtSyncStream stream = make_stream(), other = {0}, foreign = {&impl}, without_handle = {NULL};
@@ -366,7 +366,7 @@ static void test_a_consumer_waits_for_the_producer(void) {
   OrtSyncNotificationImpl *notification = NULL, *again = NULL;
   check_ok(producer.impl->CreateNotification(producer.impl, &notification));
   check_ok(consumer.impl->CreateNotification(consumer.impl, &again));
-  check_ok(notification->WaitOnHost(notification)); /* never activated: nothing to wait for */
+  check_ok(notification->WaitOnHost(notification)); /* never recorded: nothing to wait for */
   for (int round = 1; round <= 5; round++) {
     for (int i = 0; i < dims[0]; i++)
       ((float *)pinned.data)[i] = (float)(i + round);
@@ -383,7 +383,7 @@ static void test_a_consumer_waits_for_the_producer(void) {
   check_ok(notification->WaitOnDevice(notification, NULL));
   OrtSyncStream foreign = {NULL}; /* the host waits instead */
   check_ok(notification->WaitOnDevice(notification, &foreign));
-  /* Streams that go before their notifications, with work that has not finished. */
+  /* Streams that are released before their notifications, with unfinished work. */
   copy(&a, &b, &producer);
   check_ok(notification->Activate(notification));
   producer.impl->Release(producer.impl);

@@ -1,4 +1,4 @@
-/* What the parts of mock_host share: one registration of the library, as a host would have it. */
+/* Common part of mock_host: one registration of the library. */
 #ifndef OCP_TESTS_MOCK_HOST_H
 #define OCP_TESTS_MOCK_HOST_H
 
@@ -13,8 +13,8 @@ extern OrtDataTransferImpl *transfer;
 extern ocp_device *device;
 extern CUcontext host_context; /* of a device that the host works with */
 
-/* The calling thread works with another device of its own, or for NULL with none. From then on each check also says
- * that the library has left it there. */
+/* Makes another device's context current on the calling thread; NULL: none. From then on each check also verifies
+ * that the library has restored it. */
 void be_elsewhere(CUcontext context);
 void check_elsewhere(void);
 void check_fails(OrtStatus *status, const char *with); /* takes an expected failure */

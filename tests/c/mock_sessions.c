@@ -211,7 +211,7 @@ static void test_hostile_values_fail_with_a_reason(const session *s) {
                               .allocator = device_allocator,
                               .output_device = device_memory,
                               .stream = &stream};
-  check_fails(s->info->Compute(s->info, s->state, &context), "Python"); /* no plan fits, and nobody can build one */
+  check_fails(s->info->Compute(s->info, s->state, &context), "Python"); /* no plan matches, and no builder exists */
   context.inputs[1] = &matrix;
   check_fails(s->info->Compute(s->info, s->state, &context), "Python");
   context.inputs[1] = &other;

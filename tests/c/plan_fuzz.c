@@ -1,4 +1,4 @@
-/* Damaged plans: loading one fails, or running it stays within its memory. For builds with sanitizers.
+/* Fuzzes plans: loading a damaged plan fails, or running it stays within its memory. For builds with sanitizers.
  *
  * plan_fuzz IMAGE PLAN SEED ROUNDS: PLAN takes x float [2, 3] and a host input int64 [2] with the values 3 and 2, names
  * kernel 0 of IMAGE ("idle") and weight 0 of 64 bytes. Prints how many damaged plans were refused, did not match,
@@ -71,7 +71,7 @@ static void damage_plan(unsigned char *blob, size_t *bytes) {
   }
 }
 
-/* The kernel does nothing; a damaged grid may ask for years of it. */
+/* The kernel does nothing; a damaged grid could make it run for years. */
 static const ocp_driver *emulator;
 static CUresult launch_few_blocks(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,

@@ -31,7 +31,7 @@ FEED = [{"x": rows(2, 3)}]
 
 
 class Application:
-    """The files that it keeps; ``fails`` has its functions fail."""
+    """The application's files; ``fails`` makes its functions fail."""
 
     def __init__(self, fails: bool = False) -> None:
         self.files: dict[str, bytes] = {}

@@ -75,7 +75,7 @@ def test_a_bar_counts_kernels(source: Path, tmp_path: Path, monkeypatch: pytest.
 def test_for_the_emulated_device_nobody_looks_for_libraries_of_gpus(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A warning names those that are missing."""
+    """They are not needed; a warning would name the missing ones."""
     asked: list[str] = []
 
     def load_libraries() -> frozenset[str]:

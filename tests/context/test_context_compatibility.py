@@ -1,4 +1,4 @@
-"""What ONNX Runtime can ask of a compiled model before it loads it."""
+"""Compatibility of a compiled model, which ONNX Runtime queries before it loads the model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_model_says_what_it_was_compiled_for(tmp_path: Path, monkeypatch: py
     devices = ort_cuda_plugin.register(emulate=True)[:1]
     ask = _pybind_state.get_model_compatibility_for_ep_devices
     own = info_of(compile_model(row_model(), tmp_path / "m_ctx.onnx"))
-    assert ask(devices, own) == KINDS.EP_SUPPORTED_PREFER_RECOMPILATION  # nobody has allowed its code
+    assert ask(devices, own) == KINDS.EP_SUPPORTED_PREFER_RECOMPILATION  # its code is not allowed
     monkeypatch.setenv(ALLOW_VARIABLE, "1")
     assert ask(devices, own) == KINDS.EP_SUPPORTED_OPTIMAL
     other = info_of(compile_model(row_model(), tmp_path / "n_ctx.onnx", context_architectures="sm_90"))
@@ -61,7 +61,7 @@ def test_each_part_of_the_line_counts() -> None:
 
 
 def choice(container: Container, major: int, minor: int, driver: str = "13.0") -> str:
-    """The architecture whose plans a GPU would use, or why it would compile."""
+    """Return the architecture whose plans a GPU would use, or the reason why it would compile."""
     device = DeviceProperties(False, frozenset())
     session = Session(Target.cuda(major, minor), device, LoweringOptions(), False, driver_version=driver)
     context = Context(container)

@@ -1,4 +1,4 @@
-"""The file format of contexts: what was written comes back, and nothing else is believed."""
+"""The file format of contexts: a round trip, and rejection of anything else."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_name_leads_nowhere_out_of_the_folder(tmp_path: Path) -> None:
 
 
 def test_a_link_may_lead_to_where_the_models_file_is(tmp_path: Path) -> None:
-    """As in the cache of the Hugging Face hub, where all files are links into one other folder."""
+    """For example in the cache of the Hugging Face hub, where all files are links into one other folder."""
     for name in ("blobs", "snapshot/onnx", "elsewhere"):
         (tmp_path / name).mkdir(parents=True)
     for place in ("blobs/0", "blobs/1", "elsewhere/2", "blobs/only.bin"):

@@ -1,4 +1,4 @@
-"""What a context holds: all that plans need, for each architecture, and what happens with inputs that no plan takes."""
+"""Contents of a context: everything that plans need, for each architecture; and inputs that no plan accepts."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_a_session_that_wants_more_than_was_compiled_compiles(tmp_path: Path) ->
 
 
 def broadcasting() -> bytes:
-    """y = a + b, where each dimension of either may be 1."""
+    """Return y = a + b, where each dimension of either may be 1."""
     inputs = [info("a", FLOAT, ["m", "n"]), info("b", FLOAT, ["k", "l"])]
     return model([helper.make_node("Add", ["a", "b"], ["y"], name="sum")], inputs, {"y": FLOAT})
 
@@ -349,7 +349,7 @@ def test_plans_of_a_context_are_few(tmp_path: Path) -> None:
 
 
 def test_contexts_are_damaged() -> None:
-    """Whatever is wrong: a session with right results, or ONNX Runtime's error that says what to do."""
+    """The result is a session with right results, or an error of ONNX Runtime that says what to do."""
     outcomes = context_campaign.run(0, 90) + context_campaign.run(22737, 1)  # an input of millions of elements
     for place in context_campaign.PLACES:
         assert sum(count for name, count in outcomes.items() if name.startswith(place) and "refused" in name) > 5

@@ -41,7 +41,7 @@ JUNK: tuple[Any, ...] = (
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where the values of a JSON value are."""
+    """Return the paths of the values in a JSON value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield (*path, key)
@@ -92,6 +92,6 @@ def test_a_context_that_contradicts_itself(tmp_path: Path, what: str) -> None:
         except Exception as error:
             message = str(error)
             assert "[ONNXRuntimeError]" in message
-            assert ".py:" not in message, message  # which is how a mistake of the plugin's is reported
+            assert ".py:" not in message, message  # a traceback would be a bug of the plugin
             outcomes["refused"] += 1
     assert min(outcomes.values()) > 0, outcomes

@@ -45,7 +45,9 @@ def models(tmp_path: Path) -> Path:
 
 @contextmanager
 def before_a_read(monkeypatch: pytest.MonkeyPatch, path: Path, act: Callable[[], None], least: int) -> Iterator[None]:
-    """Does something once, before ``least`` bytes or more are read of the file, and puts the contents back."""
+    """Do something once, before the file's next read of at least ``least`` bytes, and restore the contents
+    afterwards.
+    """
     contents, real = path.read_bytes(), OpenFile.read_into
     done: list[bool] = []
 
@@ -116,7 +118,7 @@ def test_external_data_that_become_shorter_are_an_error(models: Path, monkeypatc
 
 
 def test_a_session_maps_no_file_of_a_compiled_model(models: Path) -> None:
-    """And it has all that it needs when they are gone, also for other sizes."""
+    """It has everything that it needs after they are removed, also for other sizes."""
     sessions = [load(models / name) for name in ("full_ctx.onnx", "light_ctx.onnx")]
     mapped = Path("/proc/self/maps").read_text()
     assert str(models) not in mapped

@@ -1,4 +1,4 @@
-"""Weights of compiled models that are not what they should be: paths, sizes, files that change, killed writers."""
+"""Invalid weights of compiled models: paths, sizes, files that change, killed writers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_source_leads_to_no_data_outside_of_its_folder(tmp_path: Path) -> None
 
 
 def test_files_that_become_shorter_are_errors(tmp_path: Path) -> None:
-    """A read of what is not there any more would end the process. What takes a file's place does not matter."""
+    """A read beyond the new end would crash the process. A file that replaces the old one does not matter."""
     compiled_without_weights(tmp_path, external=True)
     binary = tmp_path / BINARY.format("m")
     folder = ModelFolder.at(tmp_path)

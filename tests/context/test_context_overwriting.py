@@ -1,4 +1,4 @@
-"""A compilation never replaces a file that what it writes still needs, or that belongs to its source."""
+"""A compilation never replaces a file that its output still needs, or that belongs to its source."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def write(
 
 @contextmanager
 def refused(folder: Path, why: str) -> Iterator[None]:
-    """Nothing in ``folder`` changes, and the error names the mistake."""
+    """Assert that nothing in ``folder`` changes, and that the error names the mistake."""
     before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     with pytest.raises(Exception, match=rf"INVALID_GRAPH.*it would replace .*, {why}.*Write the compiled model to"):
         yield

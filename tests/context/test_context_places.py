@@ -42,7 +42,7 @@ def result(model: Path | bytes, entries: dict[str, str] | None = None, **options
 
 
 def as_in_the_hub(cache: Path) -> Path:
-    """Moves each file of a folder away, and puts a link in its place. Gives the folder of the links."""
+    """Move each file of a folder away, and put a link in its place. Return the folder of the links."""
     snapshot = cache / "snapshots" / "rev"
     (cache / "blobs").mkdir()
     for number, path in enumerate(sorted(snapshot.rglob("*.*"))):
@@ -123,7 +123,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
 
 
 def test_the_folder_of_external_data_is_not_that_of_the_context(apart: Callable[[str], tuple[Path, Path]]) -> None:
-    """ONNX Runtime names a file in that folder as the model, wherever the model is."""
+    """ONNX Runtime gives the path of a file in that folder as the model's path, wherever the model is."""
     folder, compiled = apart("0")
     for entries in ({}, {FOLDER: str(folder)}, {FOLDER: str(folder), "ep.context_file_path": str(compiled)}):
         np.testing.assert_allclose(result(compiled, entries), X @ WEIGHT, rtol=1e-6)

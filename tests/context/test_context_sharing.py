@@ -1,4 +1,4 @@
-"""ep.share_ep_contexts: N models give N compiled models and one file, in which equal weights are once."""
+"""ep.share_ep_contexts: N models give N compiled models and one context file, which stores equal weights once."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def pair(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_session_takes_from_the_workspace_what_another_has_read(tmp_path: Path) -> None:
-    """The file may be gone by then, and so may the first session."""
+    """The file, and the first session, may be gone by then."""
     sources = pair(tmp_path)
     binary = tmp_path / BINARY.format("first")
     for is_alive in (True, False):
@@ -186,7 +186,7 @@ def test_the_workspace_ends_with_its_last_session(tmp_path: Path) -> None:
 
 
 def test_only_sessions_that_share_use_the_workspace(tmp_path: Path) -> None:
-    """And none uses a file that is not the one that is there now."""
+    """No session uses a file that has been replaced."""
     sources = pair(tmp_path)
     binary = tmp_path / BINARY.format("first")
     first = shared_session(tmp_path / "first_ctx.onnx")

@@ -126,7 +126,7 @@ def test_another_models_weights_are_an_error_that_names_the_first(
 
 
 def test_refit_takes_new_values(compiled: tuple[Path, Weights], tmp_path: Path) -> None:
-    """What is packed, folded, joined and computed once follows them, and nothing is compiled."""
+    """Packed, folded, joined and precomputed weights change with them, and nothing is compiled."""
     folder, values = compiled
     copied(folder, tmp_path)
     new = {**weights(), "half": values["half"], "shape": values["shape"]}
@@ -226,7 +226,7 @@ def test_onnx_runtimes_own_entries(compiled: tuple[Path, Weights], tmp_path: Pat
 
 
 def test_every_form_of_an_initializer_is_read(tmp_path: Path) -> None:
-    """Typed fields and raw data, of whole and of packed elements; uniform ones are stored as one element."""
+    """Typed fields and raw data, with whole and packed elements; uniform ones are stored as one element."""
     kinds = onnx.TensorProto
     tensors = [
         helper.make_tensor("f32", kinds.FLOAT, [3, 2], noise(3, 2).reshape(-1).tolist()),

@@ -1,4 +1,4 @@
-"""Kernels of applications whose tensors are arrays with a shape."""
+"""Custom kernels whose tensors are arrays with a shape."""
 
 from __future__ import annotations
 

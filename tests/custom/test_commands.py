@@ -1,4 +1,4 @@
-"""Commands with models that have operators of an application, which no other provider runs."""
+"""Commands with models that have custom operators, which no other provider runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What authors write for each element: Python's operators on expressions, and rows that are reduced."""
+"""Elementwise expressions and row reductions of custom operators."""
 
 from __future__ import annotations
 

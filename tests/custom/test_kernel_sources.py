@@ -1,4 +1,4 @@
-"""What a kernel in Numba may use of its module and of the functions around it."""
+"""Names that a Numba kernel may use from its module and from enclosing functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of applications: written with Numba, in CUDA C++, or given as PTX, cubin or LTO-IR; and their twins."""
+"""Custom kernels in Numba, CUDA C++, PTX, cubin or LTO-IR, and their counterparts for the emulated device."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_code_that_does_not_compile_is_an_error_with_the_reason(kernel: Kernel, 
 
 @pytest.mark.parametrize("signature", [("*f32", "*f32", "i32", "f32"), SIGNATURE[:2], (*SIGNATURE, "i64")])
 def test_code_with_other_parameters_is_an_error(made: dict[str, KernelImage], signature: Sequence[str]) -> None:
-    """A launch would read beyond its arguments, or take a part of one for the whole."""
+    """A launch would read beyond its arguments, or read a part of one."""
     message = r"its parameters have \[8, 8, 8, 4\] bytes, and those of its signature \[8, 8"
     for kernel in (
         cuda_kernel(SOURCE, "shift", signature),
@@ -204,7 +204,7 @@ def test_a_twin_has_the_parameters_of_its_kernel() -> None:
 
 
 def changes(session: Any, rows: int) -> dict[str, int]:
-    """Runs once and compares; what the counters count meanwhile."""
+    """Run once and compare; return the changes of the counters."""
     x = random_rows(rows)
     before = ort_cuda_plugin.counters()
     (y,) = session.run(None, {"x": x})

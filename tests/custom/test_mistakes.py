@@ -1,4 +1,4 @@
-"""Mistakes that authors make: what each error says, and that nothing is computed wrong in silence."""
+"""Mistakes of operator authors: each gives an error that explains it, and never a wrong result."""
 
 from __future__ import annotations
 

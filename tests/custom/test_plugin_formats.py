@@ -1,4 +1,6 @@
-"""Formats that pack channels into vectors, formats that nobody can give, and the end of plugins, in stock sessions."""
+"""Formats that pack channels into vectors, formats that the host lacks, and destruction of plugins, in stock
+sessions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each method of IPluginV3, its capabilities and its creator: when it is called, with what, and what follows."""
+"""Each method of IPluginV3, its capabilities and its creator: calls, arguments and effects."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def clean() -> Iterator[None]:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the log gets."""
+    """Return the log's messages."""
     texts: list[str] = []
     for module in (registry, report):
         monkeypatch.setattr(module, "report", lambda text, where="": texts.append(text))

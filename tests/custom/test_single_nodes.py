@@ -1,4 +1,4 @@
-"""Applications' operators that ONNX Runtime runs one by one, by kernels of the plugin's registry."""
+"""Custom operators that ONNX Runtime runs one by one, by kernels of the plugin's registry."""
 
 from __future__ import annotations
 

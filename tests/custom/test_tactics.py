@@ -1,6 +1,6 @@
-"""Tactics of operators in the short form: which is taken, what is measured, and what is remembered.
+"""Tactics of operators in the short form: choice, measurement and the timing cache.
 
-No time of a clock decides here.
+Times are simulated.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def scaled() -> Iterator[Op[Any, Tensor]]:
 
 
 class Clock:
-    """Says that blocks of 64 threads are the fastest. Counts what it is asked."""
+    """Simulated times: blocks of 64 threads are the fastest. Counts the measurements."""
 
     def __init__(self) -> None:
         self.measured = 0
@@ -123,7 +123,7 @@ def test_tactics_need_a_parameter(scaled: Op[Any, Tensor]) -> None:
 
 
 class FastestIs:
-    """Measures nothing: the last of the ways is the fastest, once each was tried."""
+    """Simulated times: the last candidate is the fastest, after each was measured once."""
 
     def __init__(self) -> None:
         self.problems: list[tuple[str, list[str]]] = []

@@ -1,4 +1,4 @@
-"""What the documents say to do works: each code block runs, or says why not; the site builds, and no link is dead."""
+"""Code blocks of documents run, or give a reason not to; the site builds, and no link is dead."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def replica_processes() -> list[int]:
 
 
 async def load(example: ModuleType, handle: Any, kill: int | None) -> list[tuple[int, np.ndarray]]:
-    """Answers to all requests, which come in bursts; a replica dies while it has some of the second burst."""
+    """Send bursts of requests and return the answers; a replica dies during the second burst."""
     tasks = []
     for number in range(REQUESTS):
         tasks.append(asyncio.create_task(example.ask(handle, np.full(8, number, np.float32))))

@@ -15,7 +15,7 @@ from isolated import python
 HEADER = build_plugin.SOURCES / "driver" / "driver.h"
 SOURCE = build_plugin.SOURCES / "driver" / "cuda.c"
 SYMBOLS = [*re.findall(r'MEMBER\(\w+, "(\w+)"\)', SOURCE.read_text()), "cuModuleLoadData"]
-#: What the real driver leaves NULL.
+#: Members that are NULL in the real driver's table.
 EMULATED_ONLY = {"LastErrorText", "ReuseMemory", "RedZone"}
 
 

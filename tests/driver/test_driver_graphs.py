@@ -167,7 +167,7 @@ def test_only_kernel_nodes_of_the_same_graph_can_change(device: Device, kernels:
 
 
 def fork_and_join(device: Device, kernels: Kernels, joined: bool = True) -> tuple[Stream, Stream, list[DeviceArray]]:
-    """Captures a = a + 1; b = a * 2 beside c = a * 3; a = b + c, the latter as one chain over two streams."""
+    """Capture a = a + 1; then b = a * 2 on one stream and c = a * 3 on another; then a = b + c."""
     first, second = device.stream(), device.stream()
     forked, back = device.event(), device.event()
     a, b, c = (device.upload(np.full(8, value, np.float32)) for value in (1, 0, 0))
@@ -304,7 +304,7 @@ def test_the_mode_says_whether_other_threads_may_allocate(device: Device, mode: 
 
 
 def allocate(device: Device) -> str:
-    """Allocates and frees; the name of the error, or nothing."""
+    """Allocate and free; return the name of the error, or nothing."""
     address = ffi.new("CUdeviceptr *")
     try:
         device.call("MemAlloc", address, 100)

@@ -28,7 +28,7 @@ def session() -> ort.InferenceSession:
 
 
 class Foreign:
-    """An array of another library: what `DeviceArray` says, with changes."""
+    """An array of another library: the interface of `DeviceArray`, with changes."""
 
     def __init__(self, array: DeviceArray, **changes: Any) -> None:
         self.array = array
@@ -62,7 +62,7 @@ def on_device(array: np.ndarray) -> ort.OrtValue:
 
 
 def contents(value: ort.OrtValue, dtype: type[np.generic]) -> np.ndarray:
-    """What is in the device memory of a vector, as elements of another type of the same size."""
+    """Return the contents of a device vector, as elements of another type of the same size."""
     out = np.empty(value.shape(), dtype)
     Device.emulated().call(
         "MemcpyDtoHAsync", ffi.cast("void *", out.ctypes.data), value.data_ptr(), out.nbytes, ffi.NULL
@@ -98,7 +98,7 @@ def test_dlpack_arrays_are_inputs_and_say_when_they_are_ready(device: Device, se
     binding = session.io_binding()
     for name in ("a", "b"):
         ort_cuda_plugin.bind_input(binding, name, array)
-    assert array.asked_for_stream == 1  # the default stream, which was waited for
+    assert array.asked_for_stream == 1  # the default stream, which the binding waited for
     binding.bind_output("c")
     before = copies()
     session.run_with_iobinding(binding)

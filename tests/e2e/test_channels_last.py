@@ -1,4 +1,4 @@
-"""Sessions that prefer channels-last tensors: the graph that ONNX Runtime makes of them, the placement, the results."""
+"""Sessions that prefer NHWC: ONNX Runtime's graph, placement and results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def placed(session: ort.InferenceSession) -> dict[str, Counter[str]]:
 
 
 def launches(session: ort.InferenceSession, feeds: Arrays) -> int:
-    """Of a Run after the first."""
+    """Return the launches of a Run after the first."""
     session.run(None, feeds)
     before = plugin.counters()["launches"]
     session.run(None, feeds)
@@ -59,7 +59,7 @@ def random_feeds(session: ort.InferenceSession, free: int = 2) -> Arrays:
 def compare(
     model: bytes, converted: Counter[str], elsewhere: Counter[str] | None = None, feeds: Arrays | None = None
 ) -> int:
-    """Checks graph, placement and results of both layouts; how many more launches the preferred one needs."""
+    """Check graph, placement and results of both layouts; return how many more launches NHWC needs."""
     cpu = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
     feeds = feeds or random_feeds(cpu)
     expected = cpu.run(None, feeds)
@@ -128,7 +128,7 @@ RESIDUAL = """(float[n, 3, h, w] x, float[8, 3, 3, 3] w1, float[8] b, float[8, 8
 
 
 def test_what_lies_between_convolutions_needs_no_copies() -> None:
-    """Dynamic sizes, a residual, a factor for each channel, a Concat of channels, and two ways out."""
+    """Dynamic sizes, a residual, a per-channel factor, a Concat of channels, and two outputs."""
     model = graph_model(RESIDUAL)
     feeds: Arrays = {"x": RNG.standard_normal((2, 3, 8, 6), dtype=np.float32)}
     for name, shape in {"w1": (8, 3, 3, 3), "b": (8,), "w2": (8, 8, 3, 3), "s": (1, 8, 1, 1)}.items():
@@ -241,7 +241,7 @@ def test_a_quantised_network() -> None:
 
 
 def test_other_operators_between_convolutions() -> None:
-    """What reads memory in its own order gets it: the indices of NonZero, reshaping, windows, row programs."""
+    """Operators that need the model's order get it: NonZero's indices, Reshape, sliding windows, row programs."""
     model = graph_model(
         """(float[n, 4, 6, 6] x) => (float[n, 4, a, b] y, float[n, c] z, int64[4, d] nz)
         <float[4, 4, 1, 1] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6, 5, 4, 3, 2},

@@ -38,13 +38,13 @@ class Pair:
         )
 
     def elsewhere(self) -> list[str]:
-        """Operators that do not run on the plugin."""
+        """Return the operators that do not run on the plugin."""
         parts = self.ours.get_provider_graph_assignment_info()
         name = ort_cuda_plugin.get_ep_name()
         return sorted(node.op_type for part in parts if part.ep_name != name for node in part.get_nodes())
 
     def check(self, **feed: np.ndarray) -> dict[str, int]:
-        """Compares; gives by how much each counter grew in the Run on the plugin."""
+        """Compare; return the change of each counter in the Run on the plugin."""
         expected = self.cpu.run(None, feed)
         before = ort_cuda_plugin.counters()
         results = self.ours.run(None, feed)

@@ -69,7 +69,9 @@ class Bound:
 
 @contextmanager
 def changes() -> Iterator[dict[str, int]]:
-    """What the counters count meanwhile, but for what other tests left to be freed; those that stay are left out."""
+    """Collect the changes of the counters, except for memory that earlier tests left to be freed; unchanged ones are
+    left out.
+    """
     gc.collect()
     before = ort_cuda_plugin.counters()
     found: dict[str, int] = {}

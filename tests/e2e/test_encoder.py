@@ -1,4 +1,4 @@
-"""Transformer encoders with dynamic batch and sequence."""
+"""Transformer encoders with dynamic batch and sequence length."""
 
 from __future__ import annotations
 

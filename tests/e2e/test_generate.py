@@ -1,4 +1,4 @@
-"""Tokens that `ort_cuda_plugin.generate` makes, and what each of them costs."""
+"""Tokens of `ort_cuda_plugin.generate`, and the launches and bytes of each."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_prompts_of_several_lengths(model: Path) -> None:
 
 
 def sampled(logits: np.ndarray, draw: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
-    """The tokens for logits [batch, vocabulary] and draws of [0, 1)."""
+    """Return the tokens for logits [batch, vocabulary] and random numbers of [0, 1)."""
     chosen = []
     for row, number in zip(logits / np.float32(temperature), draw, strict=True):
         order = np.argsort(-row, kind="stable")[:top_k]

@@ -171,7 +171,7 @@ MODES = {
 
 @cache
 def expected(name: str) -> list[tuple[Arrays, Arrays]]:
-    """What each of some Runs of the CPU provider gets and gives, in memory of its own."""
+    """Return inputs and outputs of some Runs of the CPU provider, in separate memory."""
     model = MODELS[name]
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -189,7 +189,7 @@ def session_of(name: str, mode: str = "records", **options: str) -> ort.Inferenc
 
 
 def check(name: str, session: ort.InferenceSession, offsets_of_step: list[dict[str, int]], memories: int = 1) -> None:
-    """Runs all steps; the tensors lie at the step's offsets, in one of some memories in turn."""
+    """Run all steps; tensors are at the step's offsets, in one of several memories in turn."""
     feeds, results = expected(name)[0]
     memory = [Memory(spread(feeds | results)[1]) for _ in range(memories)]
     for step, (feeds, results) in enumerate(expected(name)):

@@ -121,7 +121,7 @@ def sessions(text: str, opset: int = 18) -> tuple[ort.InferenceSession, ort.Infe
 
 
 def placement(session: ort.InferenceSession) -> list[tuple[str, int]]:
-    """Each cluster or node of another provider, with the number of its nodes."""
+    """Return each cluster or node of another provider, with its number of nodes."""
     parts = session.get_provider_graph_assignment_info()
     return [(part.ep_name.removesuffix("ExecutionProvider"), len(part.get_nodes())) for part in parts]
 
@@ -140,7 +140,7 @@ PREPARE = FusedNode.prepare
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The operators of each cluster that is compiled, in the order of compilation."""
+    """Return the operators of each compiled cluster, in the order of compilation."""
     found: list[list[str]] = []
 
     def prepare(self: FusedNode, later: bool = False) -> None:

@@ -26,7 +26,7 @@ LAUNCHES = {
     "light_vgg19": 25,
     "light_zfnet512": 14,
 }
-"""Launches, library calls and copies of a Run, at most; nearly all are convolutions, products and poolings."""
+"""Maximum launches, library calls and copies of a Run; nearly all are convolutions, GEMMs and pooling."""
 COUNTED = ("launches", "library_calls", "copies_d2d")
 LEVELS = [ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL]
 

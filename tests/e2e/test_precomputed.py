@@ -49,7 +49,7 @@ def launches_of(made: ort.InferenceSession, x: Array) -> int:
 
 
 def products(seed: int) -> tuple[list[NodeProto], dict[str, Array], int]:
-    """Products with weights in other forms than kernels read; the constants; the bytes of what is made of them."""
+    """GEMMs with weights in other layouts than kernels read; the constants; the bytes of derived weights."""
     rng = np.random.default_rng(seed)
     constants: dict[str, Array] = {
         "table": rng.standard_normal((64, 128)).astype(np.float32),

@@ -1,4 +1,4 @@
-"""What ONNX Runtime's profile file says of our devices."""
+"""Events of the plugin's devices in ONNX Runtime's profile file."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def on_cpu(model: bytes, feeds: dict[str, Array]) -> list[Any]:
 
 
 def assert_same_tokens(found: Array, expected: Array) -> None:
-    """After the iteration in which the last row ended, ONNX Runtime leaves the output as it was: unset."""
+    """Also for the last iteration: ONNX Runtime leaves the outputs of ended rows unset."""
     last = 1 + max(np.flatnonzero(row != PAD).max(initial=-1) for row in found)
     np.testing.assert_array_equal(found[:, : last + 1], expected[:, : last + 1])
     assert (found[:, last + 1 :] == PAD).all()

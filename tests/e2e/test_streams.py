@@ -31,7 +31,7 @@ def stream(device: Device) -> Iterator[Stream]:
 
 
 def handle_of(stream: Stream | None) -> int:
-    """As frameworks give it: 0 for the default stream."""
+    """Return the handle in the form of frameworks: 0 for the default stream."""
     return 0 if stream is None else int(ffi.cast("uintptr_t", stream.handle))
 
 

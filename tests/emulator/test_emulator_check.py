@@ -45,7 +45,7 @@ def copy(
 
 
 def fails(device: Device, action: Callable[[], object], error: str) -> str:
-    """Runs the action and waits; returns the text of the one finding that made it fail with ``error``."""
+    """Run the action and wait; return the text of the one finding that made it fail with ``error``."""
     with pytest.raises(CudaError, match=error):
         both(action, device.synchronize)
     (finding,) = findings()

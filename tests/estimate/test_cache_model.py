@@ -1,4 +1,4 @@
-"""The L2 of the model of GPUs: what comes again is served as long as it fits."""
+"""The L2 of the performance model: repeated accesses hit while the data fits."""
 
 from __future__ import annotations
 

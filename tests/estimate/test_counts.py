@@ -1,4 +1,4 @@
-"""The counting mode of the emulated device, and what the model of GPUs makes of it, on kernels that are known."""
+"""The counting mode of the emulated device, and the performance model, on known kernels."""
 
 from __future__ import annotations
 

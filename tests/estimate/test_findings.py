@@ -1,4 +1,4 @@
-"""What is wrong with kernels of models on GPUs: the rules that say so, and a sample of the models of the benchmarks.
+"""Performance findings about kernels of models: the rules, and a sample of the benchmarks' models.
 
 ``python bench/kernel_code.py`` looks at all of these models.
 """

@@ -1,4 +1,4 @@
-"""Constants come from measurements: those of a made-up GPU are found again."""
+"""Fitting recovers the constants of a simulated GPU from its measurements."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How near the plans of small networks come to the rooflines of their steps, by the model of an H100.
+"""Ratios of small networks' plans to the rooflines of their steps, by the model of an H100.
 
-The figures are what has been reached, and a little more. A plan or a kernel that gets slower exceeds them.
+The limits are the reached figures with a margin. A plan or a kernel that gets slower exceeds them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a Run could take at least: of the model, and of its steps."""
+"""Rooflines of a model and of its steps."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("collected")
 
 
 class CallCluster(TestCluster):
-    """A cluster with one callback that takes two pointers and a number; ``function`` gets also the stream."""
+    """A cluster with one callback that takes two pointers and a number; ``function`` also gets the stream."""
 
     __test__ = False
 

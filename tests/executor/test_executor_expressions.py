@@ -1,4 +1,4 @@
-"""The arithmetic of plans in C, against what symbolic integers fold with."""
+"""The arithmetic of plans in C, against the folding of symbolic integers in Python."""
 
 from __future__ import annotations
 

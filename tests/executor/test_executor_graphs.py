@@ -1,4 +1,4 @@
-"""Automatic CUDA graphs: when an instance becomes one, what changes reach it, and when the records run one by one."""
+"""Automatic CUDA graphs: when an instance gets one, how changes reach it, and when records are enqueued one by one."""
 
 from __future__ import annotations
 

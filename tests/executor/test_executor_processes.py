@@ -1,4 +1,4 @@
-"""The executor where the emulated device is configured otherwise, each in a process of its own."""
+"""The executor on differently configured emulated devices, each in a separate process."""
 
 from __future__ import annotations
 

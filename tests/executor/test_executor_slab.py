@@ -27,7 +27,7 @@ def aligned(nbytes: int) -> int:
 
 
 def lower_bound(items: list[Item]) -> int:
-    """The most bytes that are alive at one step."""
+    """Return the peak of bytes that are alive at one step."""
     return max((sum(aligned(n) for n, a, b in items if a <= step <= b) for _, step, _ in items), default=0)
 
 

@@ -1,6 +1,6 @@
-"""Kernels that are chosen by measuring: which wins, what is remembered, and where nothing is measured.
+"""The autotuner: its choice, its cache, and cases without measurement.
 
-No time of a clock decides here: ``measure`` is replaced by something that says what each program takes.
+``measure`` is replaced by simulated times.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ WITH_LIBRARIES = DeviceProperties.gpu((9, 0), libraries=frozenset({"cublaslt", "
 
 
 class Clock:
-    """A measurement whose outcome is given: 1 second for what ``is_fast``, 2 for others. Counts what it is asked."""
+    """A simulated measurement: 1 second for programs of which ``is_fast`` is true, 2 for others. Counts the
+    measurements.
+    """
 
     def __init__(self, is_fast: Callable[[Variant], bool] = lambda program: False) -> None:
         self.is_fast = is_fast

@@ -1,4 +1,4 @@
-"""Fused programs give the bits of unfused ones, and take the launches that they should."""
+"""Fused programs give the bits of unfused ones, with the expected number of launches."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_a_chain_of_three_hundred_operators_is_one_launch() -> None:
 
 
 def test_integers_that_wrap_in_the_middle_of_a_kernel_are_what_they_are_in_memory() -> None:
-    """A square of 64 bits that wrapped is negative, whatever LLVM would like to know of squares."""
+    """A negative square of 64 bits wrapped around, although LLVM could assume that squares are positive."""
     model = program(
         """(int64[3] x, int64[3] y) => (int64[3] z)
         { s = Mul(x, x) p = Mul(x, y) n = Neg(s) d = Div(s, p) e = Sub(d, n) a = Abs(e) z = Max(a, d) }"""
@@ -283,7 +283,7 @@ def test_a_chain_of_remainders_of_constants_is_one_launch_and_compiles() -> None
 
 @pytest.mark.parametrize("decomposed", [False, True])
 def test_an_encoder_takes_seven_steps_a_layer(decomposed: bool) -> None:
-    """For every batch and length; where the number of rows is not known a product has two kernels, and one runs."""
+    """For every batch and length; if the number of rows is open, a GEMM has two kernels, and one runs."""
     counts = []
     for layers in (2, 3):
         model = onnx.shape_inference.infer_shapes(encoder(layers, 48, 3, decomposed=decomposed))
@@ -404,7 +404,7 @@ def test_a_step_holds_data_and_no_functions(step: type[Map]) -> None:
 
 
 def test_a_kernel_has_no_more_parameters_than_devices_allow() -> None:
-    """A convolution takes in so many of twenty operations, on tensors with strides of their own, as it has room for."""
+    """A convolution fuses as many of twenty operations, on tensors with different strides, as its parameters allow."""
     shapes = [(3, 1, 5, 1), (1, 4, 1, 6), (3, 4, 1, 1), (1, 1, 5, 6), (3, 1, 1, 6)] * 4
     inputs = {"x": (3, 2, 5, 6), "w": (4, 2, 1, 1)} | {f"b{i}": shape for i, shape in enumerate(shapes)}
     lines = [f"t{i + 1} = {('Add', 'Mul')[i % 2]} (t{i}, b{i})" for i in range(len(shapes))]

@@ -1,6 +1,6 @@
-"""Shapes that the model declares and that are not so: ONNX Runtime warns and runs, and so does the plugin.
+"""Wrong shape declarations in a model: ONNX Runtime warns and runs, and so does the plugin.
 
-It refuses where ONNX Runtime does: a graph input that declares a rank above 0 or a size, and is fed another.
+Like ONNX Runtime, it refuses an input that is fed with another rank (above 0) or size than declared.
 """
 
 from __future__ import annotations

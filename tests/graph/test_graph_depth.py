@@ -1,4 +1,4 @@
-"""Models of which every value needs the one before: neither the stack nor the time grows with what a model nests."""
+"""Deep models, in which every value depends on the one before: stack and time do not grow with the depth."""
 
 from __future__ import annotations
 

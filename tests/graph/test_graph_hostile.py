@@ -1,4 +1,4 @@
-"""Models that mean no good: a node that the plugin cannot run is declined with a reason; the others keep theirs."""
+"""Hostile models: a node that the plugin cannot run is declined with a reason; claims of other nodes stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules and budgets by which ONNX Runtime or the user cuts a model between providers."""
+"""Rules and budgets by which a model is split between providers."""
 
 from __future__ import annotations
 

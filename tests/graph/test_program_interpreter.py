@@ -1,4 +1,4 @@
-"""Programs compute the same after each pass as they do when lowered, for every device kind; broken passes are found."""
+"""Programs compute the same after each pass as when lowered, for every device kind; broken passes are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verifier of programs: what each invariant refuses, what the error names, and when it runs."""
+"""The verifier of programs: violations of each invariant, its errors, and when it runs."""
 
 from __future__ import annotations
 

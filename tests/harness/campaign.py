@@ -45,9 +45,8 @@ class Campaign(Generic[Case]):
     timeout_s: float = TIMEOUT_S
 
     def run(self, numbers: Sequence[int], *, jobs: int = 1, out: Path | None = None, loud: bool = False) -> Report:
-        """Judges the cases with these numbers. With ``out`` findings are minimised and written there.
-
-        ``loud``: findings and progress are printed.
+        """Judge the cases with these numbers. With ``out`` findings are minimised and written there. ``loud``: print
+        findings and progress.
         """
         report, start, lock = Report(), time.monotonic(), threading.Lock()
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()

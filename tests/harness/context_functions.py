@@ -94,7 +94,7 @@ class Application:
         compile_call("CompileModel", "void *, void *", self.env[0], made[0])
 
     def load(self, path: Path) -> None:
-        """A session, which is not run. Raises OrtError."""
+        """Create a session without running it. Raises OrtError."""
         by_name("OrtApi_SessionOptions_SetEpContextDataReadFunc", self.options[0], self.read, ffi.NULL)
         session = ffi.new("OrtSession **")
         host.check_status(host.api().CreateSession(self.env[0], bytes(path), self.options[0], session))

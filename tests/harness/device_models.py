@@ -42,8 +42,9 @@ def add_and_double() -> bytes:
 
 
 def with_cpu_nodes(dtype: int, rounds: int = 1) -> bytes:
-    """y = x, ``rounds`` + 1 times appended to itself by the plugin. Between two times the CPU provider casts to string
-    and back, which the plugin cannot do: ONNX Runtime must copy down and up again."""
+    """y = x, ``rounds`` + 1 times appended to itself by the plugin. In between the CPU provider casts to string and
+    back, which the plugin cannot do: ONNX Runtime must copy to the host and back.
+    """
     nodes = [helper.make_node("Concat", ["x", "x"], ["t0"], axis=0)]
     for i in range(rounds):
         nodes += [

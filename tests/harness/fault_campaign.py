@@ -1,4 +1,4 @@
-"""Every failure of every call: what an application sees of it, what is left behind, and whether the next Run is right.
+"""Injects every failure into every call, and checks the application's view, leaks, and the next Run.
 
 ``python tests/harness/fault_campaign.py`` counts the calls of each scenario (fault_scenarios.py) and makes each of
 them fail in each way, one at a time. ``--scenario``, ``--function`` and ``--mode`` choose some, ``--sample`` takes so

@@ -192,7 +192,7 @@ def names(fault: Any, text: str) -> bool:
     if re.search(r"cublasLt\w+ failed", text):
         return True  # the library tells nothing of the driver's error
     if fault.mode == "lost" and error in text and re.search(r"\bcu[A-Z]|is lost", text):
-        return True  # by whichever call met it
+        return True  # reported by the call that met it
     if fault.error == OUT_OF_MEMORY and re.search(r"out of memory on|out of memory of pinned", text):
         return True
     return error in text and re.search(rf"(cu)?{fault.function}", text) is not None

@@ -64,7 +64,7 @@ def differences(model: onnx.ModelProto, inputs: list[Array], *, dynamic: bool = 
 
 
 def source_of(name: str, dtype: str) -> tuple[onnx.ModelProto, list[Array]]:
-    """A model in the type, and what feeds it."""
+    """Return a model in the type, and its feeds."""
     if name in ENCODERS:
         model, feeds = encoder(2, 96, 3, decomposed=ENCODERS[name]), encoder_inputs(2, 7)
     else:

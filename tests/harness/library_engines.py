@@ -1,4 +1,4 @@
-"""What a plan asks of cuBLASLt and cuDNN, and what an installed cuDNN would run for it on a GPU that is not there."""
+"""Library calls of a plan, and the engines that an installed cuDNN would run for them on a described GPU."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def change_of(one: Case) -> str:
 def programs_after(
     model: ModelProto, device: DeviceProperties | None = None, options: LoweringOptions | None = None
 ) -> dict[str, str]:
-    """The program after each pass that ran, by the pass's name; "lowering" is before the first."""
+    """Return the program after each pass that ran, by the pass's name; "lowering" is before the first."""
     cluster = CompiledCluster(read_model(model), device or DeviceProperties(), options or LoweringOptions())
     text = ProgramText([x.name for x in cluster.inputs], [y.name for y in cluster.outputs])
     found: dict[str, str] = {}
@@ -101,7 +101,9 @@ def programs_after(
 
 
 def change_by(name: str, model: ModelProto, device: DeviceProperties) -> str:
-    """What the pass did: a line for each step, "-" before, "+" after, with its kind, results, inputs and operators."""
+    """Format the change of a pass: a line for each step, "-" before, "+" after, with its kind, results, inputs and
+    operators.
+    """
     cluster = CompiledCluster(read_model(model), device)
     text = ProgramText([x.name for x in cluster.inputs], [y.name for y in cluster.outputs])
     states: list[tuple[str, list[str]]] = []

@@ -230,7 +230,7 @@ def size_of(x: Tensor, axis: int) -> int:
 
 
 def broadcast(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
-    """The shape that both broadcast to whatever the dynamic sizes are, else None."""
+    """Return the shape to which both broadcast for all values of the dynamic sizes, else None."""
     rank = max(len(a), len(b))
     result = []
     for p, q in zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True):

@@ -1,4 +1,4 @@
-"""Which file of the package or of the C library uses which, read from their text."""
+"""The dependency graph of files of the package and of the C library, parsed from their text."""
 
 from __future__ import annotations
 

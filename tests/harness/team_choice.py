@@ -1,4 +1,4 @@
-"""Which teams of warps products and convolutions on tensor cores have, for tests of one form."""
+"""Forces the warp groups of sliced-K schedules, for tests of one schedule."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from ort_cuda_plugin.kernels.gemm.tile_shapes import Team
 
 
 def use_team(monkeypatch: pytest.MonkeyPatch, team: Team | None) -> None:
-    """All have this team, of whatever size they are; None: they have none."""
+    """Force this schedule for all sizes; None: no sliced-K."""
     for module in (contract, matrix_conv):
         monkeypatch.setattr(module, "choose_team", lambda *args, **more: team)

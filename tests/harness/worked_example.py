@@ -1,4 +1,4 @@
-"""The blocks of docs/architecture/worked_example.md: what each stage of the compiler makes of one small model.
+"""Generates the blocks of docs/architecture/worked_example.md: the output of each compiler stage for one small model.
 
     PYTHONPATH=. python tests/harness/worked_example.py
 
@@ -46,7 +46,7 @@ _block = re.compile(r"(<!-- made: (?P<name>[\w-]+) -->\n\n```\n)(?P<text>.*?)^``
 
 
 def model() -> onnx.ModelProto:
-    """The model with weights of seeded noise."""
+    """Return the model with weights of seeded noise."""
     noise = np.random.default_rng(0)
     made = parser.parse_model(MODEL)
     for name, shape in (("w", (64, 128)), ("b", (128,))):
@@ -100,7 +100,7 @@ def _dims(shape: Sequence[int | str | None] | None) -> str:
 
 
 def changed() -> list[str]:
-    """The names of the passes that changed something."""
+    """Return the names of the passes that changed something."""
     names = list(compiled().texts)
     return [name for before, name in itertools.pairwise(names) if compiled().texts[before] != compiled().texts[name]]
 
@@ -112,7 +112,7 @@ def pass_lines() -> Iterator[str]:
 
 
 def epilogue_lines() -> Iterator[str]:
-    """The expression that the fused product stores, an operation a line."""
+    """Return the expression that the fused GEMM stores, one operation per line."""
     (step,) = compiled().steps[changed()[0]]
     assert isinstance(step, Contract)
     ((value, _),) = step.outputs
@@ -138,12 +138,12 @@ def epilogue_lines() -> Iterator[str]:
 
 
 def kernel(number: int) -> str:
-    """The source of the variant's kernel of that number."""
+    """Return the source of the variant's kernel of that number."""
     return compiled().variant.kernels[number].source.rstrip()
 
 
 def _between(text: str, first: str, last: str) -> str:
-    """The lines from the first that contains ``first`` to the next that contains ``last``."""
+    """Return the lines from the first that contains ``first`` to the next that contains ``last``."""
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if first in line)
     end = next(i for i in range(start, len(lines)) if last in lines[i])
@@ -151,7 +151,7 @@ def _between(text: str, first: str, last: str) -> str:
 
 
 def registers() -> list[str]:
-    """The expressions of the plan's registers, in terms of the input's dimensions."""
+    """Return the expressions of the plan's registers, in terms of the input's dimensions."""
     made = plan()
     texts = [f"x.dim{i}" for i in range(made.inputs[0].rank)]
     for expr in made.exprs:
@@ -185,7 +185,7 @@ def _param(param: Param, texts: Sequence[str]) -> str:
 
 
 def launch_lines() -> Iterator[str]:
-    """What the emulated device launches in Runs of several batches, with the kernels of the same GPU."""
+    """Return the emulated device's launches in Runs of several batches, with the kernels of the same GPU."""
     code = """
         import sys
         import numpy as np
@@ -232,12 +232,12 @@ BLOCKS = {
 
 
 def blocks(page: str) -> dict[str, str]:
-    """The blocks of a page by their names."""
+    """Return the blocks of a page by their names."""
     return {found["name"]: found["text"].rstrip("\n") for found in _block.finditer(page)}
 
 
 def written(page: str) -> str:
-    """The page with its blocks made again."""
+    """Return the page with its blocks made again."""
     return _block.sub(lambda found: f"{found[1]}{BLOCKS[found['name']]()}\n```", page)
 
 

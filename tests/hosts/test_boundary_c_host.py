@@ -1,4 +1,4 @@
-"""A C application, linked to nothing but ONNX Runtime and started with a bare environment, runs a model on the plugin.
+"""A C application, linked only to ONNX Runtime and started with an empty environment, runs a model on the plugin.
 
 How the library finds Python is tested with copies of it: in an environment, outside of any, and without a Python.
 """

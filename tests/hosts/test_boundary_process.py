@@ -1,4 +1,4 @@
-"""What happens at the edges of a process: its end, a fork, and errors of Python inside a callback."""
+"""Process exit, forks, and Python errors inside of a callback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads, processes and registrations of a host in Python, each in a process that may die of them.
+"""Threads, processes and registrations of a host in Python, each in a process that may crash.
 
 Where ONNX Runtime itself does not survive something, the test shows that with the CPU provider alone.
 """

@@ -68,7 +68,7 @@ assert not os.access(os.environ["ORT_CUDA_PLUGIN_CACHE_DIR"], os.W_OK)
 
 
 def test_a_warm_cache_is_enough() -> None:
-    """Where the tests run as root, it is root's, and another user takes it."""
+    """If the tests run as root, the cache is root's, and another user may read it."""
     with tempfile.TemporaryDirectory() as folder:  # whose parents others may enter
         os.chmod(folder, 0o755)
         model, result, other = (Path(folder, name) for name in ("model.onnx", "out/y.npy", "other.onnx"))

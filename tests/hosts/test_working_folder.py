@@ -1,4 +1,4 @@
-"""No code and no settings come from the working folder, whoever wrote there."""
+"""No code and no settings are loaded from the working folder."""
 
 from __future__ import annotations
 

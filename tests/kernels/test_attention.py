@@ -1,4 +1,4 @@
-"""Attention as one kernel: the bits of the three steps that it stands for, in every form of block."""
+"""Fused attention: the bits of the three separate steps, in every block configuration."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_every_form_of_block_has_the_bits_of_three_steps(
     ],
 )
 def test_attention_has_the_bits_of_three_steps(dtype: str, mode: str, dynamic: bool) -> None:
-    """Four heads of queries share two of keys and values; a past comes before both."""
+    """Four query heads share two K/V heads; a past comes before both."""
     q = numbers(2, 4, 6, 24, dtype=TYPES[dtype])
     k, v, past_k, past_v = (numbers(2, 2, length, 24, dtype=TYPES[dtype], seed=length) for length in (6, 6, 9, 9))
     mask = np.random.default_rng(1).random((2, 1, 6, 15)) < 0.7
@@ -115,7 +115,7 @@ def test_scores_that_are_an_output_are_stored() -> None:
 
 
 def test_attention_over_many_keys() -> None:
-    """Keys of several passes over tiles, whose scores fit into no shared memory."""
+    """Keys that take several passes over tiles, with more scores than shared memory holds."""
     q, k, v = (numbers(1, 4, length, 16, seed=i) for i, length in enumerate((64, 20_000, 20_000)))
     model = make_model("Attention", [q, k, v], {}, 23)
     assert is_one_step(model)
@@ -136,7 +136,7 @@ def test_attention_over_many_keys() -> None:
     ],
 )
 def test_blocks_have_as_many_rows_as_scores_that_fit_or_many(rows: int, keys: int, block: str) -> None:
-    """Scores that are kept are computed once; where those of 16 rows do not fit, more rows read keys less often."""
+    """Kept scores are computed once; if those of 16 rows do not fit, larger blocks read keys less often."""
     q, k, v = (numbers(1, 1, length, 16) for length in (rows, keys, keys))
     cluster = CompiledCluster(read_model(make_model("Attention", [q, k, v], {}, 23)), DeviceProperties(emulated=True))
     assert f"attention_{block}_f32" in [kernel.name for kernel in cluster.prepare().kernels]
@@ -144,7 +144,7 @@ def test_blocks_have_as_many_rows_as_scores_that_fit_or_many(rows: int, keys: in
 
 @pytest.mark.parametrize(("biases", "is_one"), [(4, True), (24, False)])
 def test_attention_takes_in_no_more_tensors_than_a_kernel_has_parameters_for(biases: int, is_one: bool) -> None:
-    """Half of the operands are of the scores, half of the result, each with strides of its own."""
+    """Half of the operands belong to the scores, half to the result, each with different strides."""
     half = biases // 2
     names = [f"b{i}" for i in range(biases)]
     size = {"q": (3, 4, 9, 5), "k": (3, 4, 5, 11), "v": (3, 4, 11, 6)}

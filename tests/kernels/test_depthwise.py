@@ -1,4 +1,4 @@
-"""Convolutions of each channel by itself, as a GPU gets them, against the CPU provider."""
+"""Depthwise convolutions with a GPU's kernels, against the CPU provider."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.estimate import sass
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
-from test_matrix_conv import expected
-from test_matrix_product import SMALL_GPU, kernels
+from test_mma_conv import expected
+from test_mma_gemm import SMALL_GPU, kernels
 
 GPU = DeviceProperties.gpu((9, 0))
 FEW = DeviceProperties(emulated=False, multiprocessors=1)
-"""A device that small images keep busy: threads have several places."""
+"""A device that small images keep busy: threads have several output pixels."""
 CASES = {
     "rows": ((2, 32, 48, 46), (3, 3), {"pads": [1] * 4}, 32),
     "strides": ((2, 24, 52, 49), (5, 5), {"pads": [2] * 4, "strides": [2, 2]}, 32),
@@ -33,7 +33,7 @@ CASES = {
     "many taps": ((1, 32, 34, 34), (7, 7), {"pads": [3] * 4}, 4),
     "one place": ((1, 32, 7, 6), (3, 3), {"pads": [1] * 4, "strides": [3, 3]}, 2),
 }
-"""An image, a window, and how many sums a thread has."""
+"""An image, a window, and the number of accumulators of a thread."""
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])

@@ -1,4 +1,4 @@
-"""Images of few channels get their channels last on a GPU by vectors of places."""
+"""NCHW to NHWC conversion of images with few channels, by vectors of pixels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx import parser
 from kernel_harness import run_model
 from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
-from test_matrix_product import kernels
+from test_mma_gemm import kernels
 
 GPU = DeviceProperties(emulated=False)
 TEXT = """<ir_version: 10, opset_import: ["" : 21]> images

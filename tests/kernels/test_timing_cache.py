@@ -170,7 +170,7 @@ def test_a_read_only_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert cache.usable
         assert cache.times(PROBLEM) == {"tiles": 1.0}
         cache.record(PROBLEM, {"library": 0.5})
-        assert cache.best(PROBLEM, ["tiles", "library"]) == "library"  # in this process
+        assert cache.best(PROBLEM, ["tiles", "library"]) == "library"  # known in this process
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     finally:
         folder.chmod(0o700)

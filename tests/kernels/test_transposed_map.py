@@ -1,4 +1,4 @@
-"""Transposes on a GPU go through tiles in shared memory."""
+"""Tiled transpose through shared memory on a GPU."""
 
 from __future__ import annotations
 

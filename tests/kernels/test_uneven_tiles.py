@@ -1,4 +1,4 @@
-"""Tiles whose sizes are no powers of two: products and convolutions have them that fill multiprocessors once."""
+"""Tiles whose sizes are not powers of two, for GEMMs and convolutions that fill the multiprocessors in one wave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GPU = DeviceProperties.gpu((9, 0))
 
 
 def uneven(kind: str, *, is_image: bool) -> list[Team]:
-    """Of each tile, the most teams."""
+    """Of each tile, the schedule with the most warp groups."""
     forms = team_forms(kind, kind == "tf32", along_k=True, is_image=is_image)
     return list({team.tile: team for team in forms if not team.is_even}.values())
 

@@ -1,4 +1,4 @@
-"""Elementwise kernels for a GPU: vectors where addresses allow it, and the same bits as element by element."""
+"""Vectorised elementwise kernels for a GPU, with the bits of scalar ones."""
 
 from __future__ import annotations
 

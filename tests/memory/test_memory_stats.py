@@ -1,4 +1,4 @@
-"""What is told of the memory of sessions: weights that they share, slabs of plans, what is alive at once."""
+"""Memory statistics of sessions: shared weights, slabs of plans, peaks of live tensors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_benchmark_tells_of_a_model() -> None:
 
 @pytest.fixture
 def device() -> Iterator[Any]:
-    """What `register` returns of the emulated device, whose limit is as it was afterwards."""
+    """Register the emulated device, and restore its memory limit afterwards."""
     (found,) = (d for d in ort_cuda_plugin.register(emulate=True) if d.ep_metadata.get("emulated") == "1")
     yield found
     ort_cuda_plugin.set_limit(found, None)

@@ -1,4 +1,4 @@
-"""What happens when device memory runs out: what is cached goes first, then what other sessions keep, then the Run."""
+"""Out of memory: the caches are freed first, then other sessions' optional memory; then the Run fails."""
 
 from __future__ import annotations
 

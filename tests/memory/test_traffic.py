@@ -1,4 +1,4 @@
-"""The bytes that programs ask of device memory, at least and in fact."""
+"""Memory traffic of programs: the minimum, and the launches' traffic."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ MODELS: dict[str, tuple[Callable[[], ProgramTraffic], float]] = {
     "decoder": (lambda: of_decoder(1, 200), 1.01),
     "decoder_prompt": (lambda: of_decoder(64, 0), 1.06),
 }
-"""Models, and by how much more they ask than they must; LIMIT is what they may ask."""
+"""Models, and the ratio of their traffic to the minimum; LIMIT is its bound."""
 
 
 @pytest.mark.parametrize("name", MODELS)

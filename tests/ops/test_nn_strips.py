@@ -1,4 +1,4 @@
-"""Convolutions and pooling in strips: borders, every form of a strip, and how much of a launch is for nothing."""
+"""Direct convolution and pooling: borders, every strip size, and wasted work of a launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folders of ops/: small enough to look through, and each module is in the table by being there."""
+"""The folders of ops/: small, and every module in them is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators against NumPy over random shapes, broadcasts, types and axes; every size known, or none."""
+"""Operators against NumPy over random shapes, broadcasts, types and axes, with all sizes known or unknown."""
 
 from __future__ import annotations
 

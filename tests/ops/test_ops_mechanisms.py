@@ -1,4 +1,4 @@
-"""Each mechanism that operators are made of, over element types, views of any strides, empty tensors and scalars.
+"""Each mechanism of operators' functions, over element types, views of any strides, empty tensors and scalars.
 
 Values are such that float32 computes exactly; so one rounding, to the type of the result, is all that may happen.
 """

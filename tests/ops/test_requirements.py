@@ -1,4 +1,4 @@
-"""What operators say where a model contradicts them: the input or attribute, what is expected, and what was found."""
+"""Messages of operators about invalid models: the input or attribute, what is expected, and what was found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `doctor`: each thing that can be wrong is found on a machine that has it, with what to do."""
+"""The command `doctor`: each defect is found on a simulated machine that has it, with advice."""
 
 from __future__ import annotations
 

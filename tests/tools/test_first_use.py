@@ -1,4 +1,4 @@
-"""What a new user meets: names, versions, errors that say what to do, and signs of life while something compiles."""
+"""First use: names, versions, errors with advice, and progress messages during compilation."""
 
 from __future__ import annotations
 

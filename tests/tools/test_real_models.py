@@ -1,4 +1,4 @@
-"""`bench/real_models.py`: files out of archives, processes of their own, and what is worse than the table."""
+"""`bench/real_models.py`: files from archives, separate processes, and regressions against the table."""
 
 from __future__ import annotations
 

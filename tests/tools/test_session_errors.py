@@ -1,4 +1,4 @@
-"""What the helpers say where ONNX Runtime's own errors do not help."""
+"""Explanations of ONNX Runtime's errors."""
 
 from __future__ import annotations
 

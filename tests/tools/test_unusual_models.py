@@ -1,4 +1,4 @@
-"""What the commands say of models with odd names, types, sizes and files: they name the thing."""
+"""Errors of commands about models with odd names, types, sizes and files."""
 
 from __future__ import annotations
 

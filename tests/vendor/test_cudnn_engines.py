@@ -1,4 +1,4 @@
-"""An installed cuDNN has engines for what the plugin asks: it plans for a device that is not there."""
+"""An installed cuDNN has engines for the plugin's problems; it plans for a described device."""
 
 from __future__ import annotations
 

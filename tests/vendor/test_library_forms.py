@@ -1,4 +1,4 @@
-"""Which part of an epilogue a vendor library gets, and what stays a map, for a device that offers the libraries."""
+"""The part of an epilogue that a vendor library computes, and the part that stays a map."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CUPTI's records become in a profile: a stand-in with cupti-python's contract, and on a GPU the real one."""
+"""CUPTI records in a profile: with a fake of cupti-python, and on a GPU with the real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random networks against ONNX Runtime's CPU provider.
+"""Fuzzer: random networks against ONNX Runtime's CPU provider.
 
     PYTHONPATH=tests/harness python -m fuzzing sizes --count 20000
     PYTHONPATH=tests/harness python -m fuzzing graphs --count 5000 --lowering sm_90 --check --adversarial

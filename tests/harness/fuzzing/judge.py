@@ -62,7 +62,7 @@ def _difference(case: Case, on_plugin: bool) -> str:
 
 
 def difference(value: Value, run: int, actual: Array) -> str:
-    """What is wrong with a result, or ""."""
+    """Describe what is wrong with a result, or ""."""
     expected = value.clean[run]
     if actual.shape != expected.shape:
         return f"shape {actual.shape}, expected {expected.shape}"

@@ -1,4 +1,4 @@
-"""Which networks there are: a profile and a seed make one."""
+"""Profiles of random networks: a profile and a seed determine a network."""
 
 from __future__ import annotations
 

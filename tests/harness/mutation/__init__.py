@@ -1,4 +1,5 @@
-"""Mutated ONNX models against the CPU provider: `bases` are changed by `mutators`, `oracle` judges, `campaign` runs.
+"""Mutation fuzzer: mutated ONNX models against the CPU provider: `bases` are changed by `mutators`, `oracle` judges,
+`campaign` runs.
 
     PYTHONPATH=tests/harness python -m mutation --count 20000 --jobs 2 --out findings
 

@@ -67,7 +67,7 @@ def write(folder: Path, number: int, mutated: Mutant, outcome: Outcome, base: Ba
 
 @contextmanager
 def stored(bases: Mapping[str, Base]) -> Iterator[Path]:
-    """A file with the bases, for workers."""
+    """Write the bases to a file for workers."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bases.pickle"
         path.write_bytes(pickle.dumps(dict(bases)))

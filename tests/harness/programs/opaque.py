@@ -1,8 +1,8 @@
-"""What stands for kernels that operators launch themselves: a fixed smooth function of all elements that they read.
+"""Replaces kernels that operators launch themselves by a fixed smooth function of all elements that they read.
 
-It depends on each element and on its place, so that a program that reads something else, or in another order, gives
-other results. It knows the nodes and the number of a result, and nothing of the kernel. A result is between 1/4 and
-5/4, so that logarithms and roots of it exist; integers are 0 to 3.
+It depends on each element and its position, so a program that reads other elements, or another order, gives other
+results. It knows the nodes and the number of a result, and nothing of the kernel. A result is between 1/4 and 5/4, so
+that logarithms and roots of it exist; integers are 0 to 3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The program of a plan after each pass, and the first that computes something else than the program as lowered."""
+"""The program of a plan after each pass, and the first pass after which it computes something else than as lowered."""
 
 from __future__ import annotations
 

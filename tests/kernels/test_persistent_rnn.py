@@ -1,4 +1,4 @@
-"""Recurrent operators whose steps are shared by the blocks of a GPU, against stock ONNX Runtime on the CPU."""
+"""Persistent RNN kernels, whose blocks share the steps, against ONNX Runtime's CPU provider."""
 
 from __future__ import annotations
 

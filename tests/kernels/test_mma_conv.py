@@ -1,4 +1,4 @@
-"""Convolutions by tensor cores: what they give on the emulated device, and what a GPU's code of them is."""
+"""Implicit-GEMM convolution on tensor cores: results on the emulated device, and machine code for GPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ort_cuda_plugin.estimate.count import count_all
 from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
-from test_matrix_product import GPU, SMALL_GPU, kernels
+from test_mma_gemm import GPU, SMALL_GPU, kernels
 
 
 def expected(x: Array, w: Array, b: Array, attributes: dict[str, Any], op_type: str = "Conv") -> Array:

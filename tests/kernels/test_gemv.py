@@ -1,4 +1,4 @@
-"""Products of few rows on a GPU: vectors of the weights, whatever their sizes and addresses, and no library."""
+"""GEMV on a GPU: vector loads of weights of any size and address, without a library."""
 
 from __future__ import annotations
 

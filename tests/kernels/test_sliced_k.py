@@ -1,4 +1,4 @@
-"""Small products and convolutions, whose blocks have teams of warps: their numbers, their code, and no library."""
+"""Sliced-K GEMMs and convolutions: results, machine code, and the choice before a library."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def kernels(model: ModelProto, device: DeviceProperties = GPU) -> list[KernelSpe
 
 
 def most_teams(kind: str, *, is_image: bool = False) -> list[Team]:
-    """Of each tile, as many as a block may have."""
+    """Of each tile, the schedule with the most warp groups."""
     forms = team_forms(kind, along_k=is_image, is_image=is_image)
     return list({team.tile: team for team in forms if team.teams > 1}.values())
 
@@ -51,7 +51,7 @@ def most_teams(kind: str, *, is_image: bool = False) -> list[Team]:
 def test_products_are_sums_of_all_teams(
     monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int], transposed: tuple[int, int], first: int, dtype: type
 ) -> None:
-    """Of each fourth form of a team, from the ``first`` on."""
+    """Of each fourth schedule, from the ``first`` on."""
     m, k, n = sizes
     attributes = dict(zip(("transA", "transB"), transposed, strict=True))
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
@@ -75,9 +75,8 @@ def test_products_are_sums_of_all_teams(
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_convolutions_are_sums_of_all_teams(monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
-    """Windows that leave the image, steps over places and between taps, and channels that fill no step.
-
-    Of every other form of a team; each type has those that the other one has not.
+    """Windows over the edge, strides and dilations, and channels that do not fill a k step. Of every other schedule;
+    each type has some that the other one lacks.
     """
     w: Array = noise(36, 24, 3, 3, seed=2).astype(dtype)
     attributes = {"pads": [2, 1, 0, 3], "strides": [2, 1], "dilations": [1, 2]}
@@ -137,7 +136,7 @@ def product(rows: int | str, k: int = 384, n: int = 384) -> ModelProto:
     ],
 )
 def test_small_products_go_before_a_library(rows: int, k: int, n: int, called: bool) -> None:
-    """Not those of many blocks, of many steps, of lines that are no whole pieces, or of few rows."""
+    """Not with many blocks, many k steps, rows that are not whole 16-byte chunks, or few rows."""
     assert bool(CompiledCluster(read_model(product(rows, k, n)), LIBRARIES).prepare().problems) is called
 
 

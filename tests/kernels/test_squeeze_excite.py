@@ -1,4 +1,4 @@
-"""Two convolutions of single places, one after the other, are one kernel on a GPU."""
+"""Squeeze-and-excitation: two pointwise convolutions of one output pixel are one kernel on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows in registers on a GPU: vectors of a row, whatever its length and address."""
+"""Row programs with rows in registers on a GPU: vector accesses for any length and address."""
 
 from __future__ import annotations
 

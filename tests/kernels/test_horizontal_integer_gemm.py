@@ -1,4 +1,4 @@
-"""Products of the same codes become one, whose results stay where each belongs."""
+"""Horizontal fusion of integer GEMMs with one left operand; each result keeps its own tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.estimate.gather import LIBRARIES, work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep, LibraryStep
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
-from test_integer_products import Model, by_onnx_runtime, codes, is_near
+from test_integer_gemm import Model, by_onnx_runtime, codes, is_near
 
 GPU = DeviceProperties.gpu((9, 0))
 ROWS, DEPTH = 1100, 64

@@ -1,4 +1,4 @@
-"""Row programs on a GPU keep what more than one pass over a row needs."""
+"""Row programs on a GPU cache values that several passes over a row need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions in a row are done for some images after the others, where that keeps them in a GPU's L2."""
+"""Batch tiling: an expansion and a depthwise convolution run for some images at a time, so that these stay in L2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products in parts of k that the step after them adds up: their numbers, and which products are cut."""
+"""Split-K GEMMs whose reduction is fused into the next step: results, and which GEMMs are split."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def expected(model: ModelProto, x: Array, z: Array) -> tuple[Array, Array]:
 def test_the_step_after_a_product_adds_up_its_parts(
     monkeypatch: pytest.MonkeyPatch, outputs: str, rows: int | str, transposed: bool
 ) -> None:
-    """And stores the sums, where more steps read these. Weights may lie along k, as those of a Gemm do."""
+    """It also stores the sums if more steps read them. Weights may be contiguous along k, as in Gemm."""
     monkeypatch.setattr(split_k_fusion, "parts_along_k", lambda ctx, step: 3)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     model = network(LAYER, outputs, (rows, 48, 192))
@@ -89,7 +89,7 @@ def test_products_stay_whole_whose_reader_is_no_other_step(monkeypatch: pytest.M
     ("sizes", "is_cut"), [((197, 768, 3072), True), ((197, 768, 768), False), ((4096, 768, 3072), False)]
 )
 def test_few_tiles_of_long_products_are_cut(sizes: tuple[int, int, int], is_cut: bool) -> None:
-    """Where a library's call takes longer than kernels whose parts the normalisation adds up."""
+    """If a library call takes longer than split-K kernels whose reduction is fused into the normalisation."""
     steps = work_of_model(network(LAYER, "y s", sizes), {}, libraries=LIBRARIES).steps
     rows, columns, _ = sizes
     parts = max(step.written_bytes for step in steps if isinstance(step, KernelStep)) / (4 * rows * columns)
@@ -97,7 +97,7 @@ def test_few_tiles_of_long_products_are_cut(sizes: tuple[int, int, int], is_cut:
 
 
 def test_float32_stays_whole() -> None:
-    """TF32 products of numbers without limits."""
+    """For TF32 GEMMs of numbers without known bounds."""
     model = network(LAYER, "y s", (197, 768, 3072))
     for info in (*model.graph.input, *model.graph.output):
         info.type.tensor_type.elem_type = TensorProto.FLOAT

@@ -1,4 +1,4 @@
-"""Weights of float32 in 16 bits where tensor cores round to TF32: their numbers, their bytes, and who reads them."""
+"""TF32 weights stored as scaled float16: results, bytes, and the kernels that read them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def rounded(w: Array) -> Array:
 
 @pytest.mark.parametrize("first", range(2))
 def test_products_are_those_of_tf32(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
-    """Of some forms. Columns of very different sizes, of zeros, and steps that only some teams have."""
+    """Of some schedules. Columns of very different sizes, of zeros, and a k that not all warp groups have steps of."""
     w = noise(304, 72, seed=2)
     w[:, 3] *= 1e-30
     w[:, 5] = 0
@@ -78,7 +78,7 @@ def test_products_are_those_of_tf32(monkeypatch: pytest.MonkeyPatch, first: int)
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_convolutions_are_those_of_tf32(monkeypatch: pytest.MonkeyPatch, groups: int) -> None:
-    """Windows that leave the image, steps over places and between taps, and channels that fill no step."""
+    """Windows over the edge, strides and dilations, and channels that do not fill a k step."""
     w = noise(36 * groups, 16, 3, 3, seed=2)
     attributes = {"pads": [2, 1, 0, 3], "strides": [2, 1], "dilations": [1, 2], "group": groups}
     model = with_weights("Conv", np.zeros((2, 16 * groups, 9, 11), np.float32), w, attributes)
@@ -94,7 +94,7 @@ def test_convolutions_are_those_of_tf32(monkeypatch: pytest.MonkeyPatch, groups:
 
 @pytest.mark.parametrize("rows", [1, 16], ids=["few rows", "tensor cores"])
 def test_each_weight_is_rounded_as_tf32_rounds(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """Also where a column has numbers of all sizes: what is below 2**-24 of its largest loses bits, not its size."""
+    """Also in columns with numbers of all sizes: numbers below 2**-24 of the largest lose bits."""
     numbers = np.random.default_rng(3)
     w = numbers.standard_normal((16, 64)).astype(np.float32)
     w *= np.exp2(numbers.integers(-24, 1, w.shape)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Few long rows on a GPU are reduced by many blocks."""
+"""Split reductions: many blocks reduce few long rows on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling of images with channels last, as a GPU gets it: the bits of the kernel for images in the model's order."""
+"""Pooling of NHWC images with a GPU's kernels: the bits of the NCHW kernel."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.estimate import sass
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
-from test_matrix_product import kernels
+from test_mma_gemm import kernels
 
 GPU = DeviceProperties.gpu((9, 0))
 FEW = dataclasses.replace(GPU, multiprocessors=1)
-"""A device that small images keep busy: threads have several places."""
+"""A device that small images keep busy: threads have several output pixels."""
 TYPES = {np.float32: TensorProto.FLOAT, np.float16: TensorProto.FLOAT16, ml_dtypes.bfloat16: TensorProto.BFLOAT16}
 PADDED = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
 STEPS = {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}
@@ -43,7 +43,7 @@ CASES: dict[str, tuple[str, tuple[int, ...], dict[str, Any], int]] = {
     "line": ("MaxPool", (2, 96, 801), {"kernel_shape": [3], "pads": [1, 1]}, 4),
     "volume": ("AveragePool", (1, 64, 5, 20, 21), {"kernel_shape": [2, 2, 2], "pads": [0, 1, 0, 1, 0, 1]}, 8),
 }
-"""An operator, its image and attributes, and how many results a thread has of each of its channels."""
+"""An operator, its image and attributes, and the results per channel of a thread."""
 
 
 def model_between_convolutions(operator: str, x: Any, attributes: dict[str, Any]) -> Any:
@@ -91,7 +91,7 @@ def test_bits_are_those_of_the_order_of_the_model(case: str, dtype: Any, monkeyp
 
 
 def test_what_no_thread_can_have_is_pooled_element_by_element() -> None:
-    """Windows of many places, channels that are no vectors, and windows of a maximum with places apart."""
+    """Large windows, channels that do not fill vectors, and windows of a maximum with dilation."""
     for shape, attributes in (
         ((2, 64, 28, 28), {"kernel_shape": [6, 6]}),
         ((2, 6, 28, 28), {"kernel_shape": [3, 3]}),

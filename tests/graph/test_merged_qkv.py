@@ -1,4 +1,4 @@
-"""Queries, keys and values that become one product, of which some have a bias or a factor and others have none."""
+"""Merged Q, K and V projections with unequal biases and factors."""
 
 from __future__ import annotations
 

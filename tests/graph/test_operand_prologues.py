@@ -1,4 +1,6 @@
-"""Products and convolutions of quantized operands: one launch, with the bits of one launch for each operator."""
+"""Operand prologues: GEMMs and convolutions of quantized operands are one launch, with the bits of one launch for each
+operator.
+"""
 
 from __future__ import annotations
 

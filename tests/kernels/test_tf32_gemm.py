@@ -1,4 +1,4 @@
-"""float32 products by tensor cores, which round to TF32: their numbers, and what a GPU's code of them is."""
+"""TF32 GEMM on tensor cores: results, and machine code for GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention by tensor cores, for which the emulated device has shuffles, and what it costs on GPUs."""
+"""Flash attention on tensor cores: results on the emulated device, and its machine code on GPUs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ort_cuda_plugin.program.steps.trace import Step
 
 TOKENS, HEADS, KV_HEADS = 70, 4, 2
 TF32_TOLERANCE = 2e-3
-"""Of operands that are rounded to 11 bits of a fraction; the numbers are about 1."""
+"""For operands rounded to TF32's 11 significant bits; the numbers are about 1."""
 
 
 @pytest.fixture

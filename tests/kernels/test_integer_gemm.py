@@ -1,4 +1,4 @@
-"""Convolutions and products of dequantised bytes by tensor cores: exact sums, and what ONNX Runtime gives."""
+"""Integer GEMM and convolution on tensor cores: exact accumulators, and ONNX Runtime's results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.analysis.program_text import ProgramText
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from team_choice import use_team
-from test_matrix_product import GPU, SMALL_GPU, kernels
+from test_mma_gemm import GPU, SMALL_GPU, kernels
 
 
 def codes(shape: Sequence[int], dtype: str, seed: int) -> Array:

@@ -1,4 +1,4 @@
-"""Small convolutions of one image become one, whose results stay where each belongs."""
+"""Horizontal fusion of small convolutions of one image; each result keeps its own tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.estimate.gather import LIBRARIES, work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep, LibraryStep
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
-from test_integer_products import Model, by_onnx_runtime, codes
+from test_integer_gemm import Model, by_onnx_runtime, codes
 
 GPU = DeviceProperties.gpu((9, 0))
 HEAD = '<ir_version: 10, opset_import: ["" : 20]> g (T[N, 32, 12, 12] x) => (T[N, C, 12, 12] y{outputs}) {{'

@@ -1,4 +1,4 @@
-"""Products by tensor cores: what they give on the emulated device, and what a GPU's code of them is."""
+"""GEMM on tensor cores: results on the emulated device, and machine code for GPUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ort_cuda_plugin.estimate.work import KernelStep
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from team_choice import use_team
-from test_matrix_attention import prompt
+from test_mma_attention import prompt
 
 GPU = DeviceProperties.gpu((8, 0))
 SMALL_GPU = DeviceProperties.gpu((8, 0), 1)

@@ -1,4 +1,4 @@
-"""Products of small matrices by the lanes of a warp, and the rounding of what they multiply."""
+"""The mma intrinsics of a warp, and the rounding of their operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors in 16 bits between products that tensor cores would round to TF32: their numbers, and who reads them."""
+"""TF32 intermediates stored as scaled float16: results, and the steps that read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Epilogues of products on tensor cores whose threads move neighbours by one access, and those that may not."""
+"""Epilogues with vector accesses of GEMMs on tensor cores, and those that cannot have them."""
 
 from __future__ import annotations
 
