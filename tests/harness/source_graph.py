@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "ort_cuda_plugin"
 SOURCES = ROOT / "csrc_shim"
+
+Node = TypeVar("Node", bound=ast.AST)
+Texts: TypeAlias = Mapping[str, str]
+"""The text of each file of a folder, by its path below the folder."""
+
+
+@cache
+def texts_below(folder: Path, suffixes: tuple[str, ...]) -> Texts:
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in paths}
+
+
+def python_texts() -> Texts:
+    """The modules of the package."""
+    return texts_below(ROOT / PACKAGE, (".py", ".pyi"))
+
+
+def c_texts() -> Texts:
+    """The sources and headers of the C library."""
+    return texts_below(SOURCES, (".c", ".h"))
+
+
+def with_text(files: Texts, file: str, text: str) -> Texts:
+    """Return the files with more text at the end of one of them, which is new if there is none of its name."""
+    return {**files, file: f"{files.get(file, '')}\n{text}\n"}
 
 
 # ---- Python ----
@@ -25,25 +51,36 @@ class Import(NamedTuple):
     is_typing: bool
 
 
-@cache
 def parsed(source: str) -> ast.Module:
-    return ast.parse(source)
+    (module,) = nodes(source, ast.Module)
+    return module
 
 
 @cache
-def nodes(source: str) -> list[ast.AST]:
-    """All nodes of a module."""
-    return list(ast.walk(parsed(source)))
+def _nodes_by_kind(source: str) -> Mapping[type[ast.AST], list[ast.AST]]:
+    """Return the nodes of a module. The collector never visits them: they stay, and are most objects of the process."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    found: dict[type[ast.AST], list[ast.AST]] = {}
+    for node in ast.walk(ast.parse(source)):
+        found.setdefault(type(node), []).append(node)
+    gc.freeze()
+    if was_enabled:
+        gc.enable()
+    return found
+
+
+def nodes(source: str, kind: type[Node]) -> list[Node]:
+    """All nodes of one kind of a module."""
+    return cast("list[Node]", _nodes_by_kind(source).get(kind, []))
 
 
 def _typing_nodes(source: str) -> set[int]:
     """The ids of the nodes below ``if TYPE_CHECKING:``."""
-    if "TYPE_CHECKING" not in source:
-        return set()
     return {
         id(node)
-        for test in nodes(source)
-        if isinstance(test, ast.If) and isinstance(test.test, ast.Name) and test.test.id == "TYPE_CHECKING"
+        for test in nodes(source, ast.If)
+        if isinstance(test.test, ast.Name) and test.test.id == "TYPE_CHECKING"
         for statement in test.body
         for node in ast.walk(statement)
     }
@@ -55,25 +92,23 @@ def python_imports(source: str, module: tuple[str, ...]) -> list[Import]:
 
     Strings that are the names of modules count: something imports them.
     """
-    found = []
+    names: list[tuple[ast.Import | ast.ImportFrom | ast.Constant, list[str]]] = []
+    for plain in nodes(source, ast.Import):
+        names.append((plain, [alias.name for alias in plain.names]))
+    for node in nodes(source, ast.ImportFrom):
+        above = [PACKAGE, *module][: -node.level] if node.level else []
+        origin = ".".join([*above, *([node.module] if node.module else [])])
+        names.append((node, [f"{origin}.{alias.name}" for alias in node.names]))
+    for constant in nodes(source, ast.Constant):
+        if isinstance(constant.value, str) and re.fullmatch(rf"{PACKAGE}(\.\w+)+", constant.value):
+            names.append((constant, [constant.value]))
     typing = _typing_nodes(source)
-    for node in nodes(source):
-        if isinstance(node, ast.Import):
-            names, line = [alias.name for alias in node.names], node.lineno
-        elif isinstance(node, ast.ImportFrom):
-            above = [PACKAGE, *module][: -node.level] if node.level else []
-            origin = ".".join([*above, *([node.module] if node.module else [])])
-            names, line = [f"{origin}.{alias.name}" for alias in node.names], node.lineno
-        elif isinstance(node, ast.Constant) and re.fullmatch(rf"{PACKAGE}(\.\w+)+", str(node.value)):
-            names, line = [str(node.value)], node.lineno
-        else:
-            continue
-        found += [
-            Import(line, tuple(name.split(".")[1:]), id(node) in typing)
-            for name in names
-            if name.split(".")[0] == PACKAGE
-        ]
-    return found
+    return [
+        Import(node.lineno, tuple(name.split(".")[1:]), id(node) in typing)
+        for node, imported in names
+        for name in imported
+        if name.split(".")[0] == PACKAGE
+    ]
 
 
 class Arrow(NamedTuple):
@@ -85,27 +120,33 @@ class Arrow(NamedTuple):
     is_typing: bool
 
 
-def python_arrows(package: Path) -> Iterator[Arrow]:
+def python_packages(files: Texts) -> set[tuple[str, ...]]:
+    """The folders of modules, as parts of their dotted names."""
+    folders = {file.rpartition("/")[0] for file in files}
+    return {tuple(folder.split("/"))[:depth] for folder in folders for depth in range(folder.count("/") + 2)} - {("",)}
+
+
+def python_arrows(files: Texts) -> Iterator[Arrow]:
     """The imports of the package by itself; a target is "__init__" for the package's own names."""
-    for path in sorted(package.rglob("*.py")):
-        place = path.relative_to(package)
-        module = place.with_suffix("").parts
-        for line, imported, is_typing in python_imports(path.read_text(), module):
-            target: tuple[str, ...] = ()
-            for name in imported:
-                file = package.joinpath(*target, name)
-                if not (file.is_dir() or file.with_suffix(".py").exists() or file.with_suffix(".pyi").exists()):
-                    break
-                target = *target, name
+    known = python_packages(files) | {tuple(file.rpartition(".")[0].split("/")) for file in files}
+    for file, text in files.items():
+        if not file.endswith(".py"):
+            continue
+        module = tuple(file.removesuffix(".py").split("/"))
+        for line, imported, is_typing in python_imports(text, module):
+            target = imported
+            while target not in known:
+                target = target[:-1]
             if target != ("_bridge",):  # which build_plugin.py makes of C
-                yield Arrow(f"{place}:{line}", module, target or ("__init__",), is_typing)
+                yield Arrow(f"{file}:{line}", module, target or ("__init__",), is_typing)
 
 
-def python_files(package: Path, typing: bool) -> dict[str, set[str]]:
+def python_files(files: Texts, typing: bool) -> dict[str, set[str]]:
     """The modules that each module of the package imports, with those for types if ``typing``."""
     graph: dict[str, set[str]] = {}
-    for _, module, target, is_typing in python_arrows(package):
-        if package.joinpath(*target).is_dir():
+    packages = python_packages(files)
+    for _, module, target, is_typing in python_arrows(files):
+        if target in packages:
             target = *target, "__init__"
         if (typing or not is_typing) and module != target:
             graph.setdefault(".".join(module), set()).add(".".join(target))
@@ -135,12 +176,12 @@ def c_defined(text: str) -> list[str]:
     return re.findall(r"^(?!static)\w[\w *]*?\b((?:ocp|emu)_\w+)\([^;{}]*\) \{", text, flags=re.MULTILINE)
 
 
-def c_files(sources: Path) -> dict[str, set[str]]:
+def c_files(files: Texts) -> dict[str, set[str]]:
     """Which others a source and its header use; a pair of both is one file, named without its suffix."""
     graph: dict[str, set[str]] = {}
-    for path in sorted(sources.rglob("*.[ch]")):
-        own = str(path.relative_to(sources).with_suffix(""))
-        used = {target.removesuffix(".h") for target in c_includes(c_plain(path.read_text()))}
+    for file, text in files.items():
+        own = file[:-2]
+        used = {target.removesuffix(".h") for target in c_includes(c_plain(text))}
         graph.setdefault(own, set()).update(used - {own})
     return graph
 
