@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.codegen.source import KernelBuilder
+from typing import TYPE_CHECKING
+
+from ort_cuda_plugin.kernels.codegen.plain_function import plain_kernel
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program.expressions.symbolic import Dim
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+
+if TYPE_CHECKING:
+    from numba import cuda, float32, int8, int32, int64
+
+    from ...compiler.intrinsics import Pointer
 
 __all__ = ["warping_path"]
 
 THREADS = 256
 
-_source = """
+
+@plain_kernel
+def _find_path(
+    path: Pointer[int],
+    count: Pointer[int],
+    total: Pointer[float],
+    ways: Pointer[int],
+    cost: Pointer[float],
+    rows: int,
+    columns: int,
+    row_stride: int,
+    column_stride: int,
+    *,
+    threads: int,
+) -> None:
     lane = int64(cuda.threadIdx.x)
     width = columns + 1
     # total[r, c] is the cost of the cheapest way to element (r - 1, c - 1); there is none to row or column 0.
-    for t in range(lane, (rows + 1) * width, {threads}):
+    for t in range(lane, (rows + 1) * width, threads):
         if t < width or t % width == 0:
             total[t] = float32(0) if t == 0 else float32(3.4028234663852886e38)
     cuda.syncthreads()
     for diagonal in range(2, rows + columns + 1):
-        for c in range(max(int64(1), diagonal - rows) + lane, min(columns, int64(diagonal - 1)) + 1, {threads}):
+        for c in range(max(int64(1), diagonal - rows) + lane, min(columns, int64(diagonal - 1)) + 1, threads):
             at = (diagonal - c) * width + c
             both = total[at - width - 1]
             down = total[at - width]
@@ -50,7 +71,6 @@ _source = """
             if way != 1:
                 c -= 1
         count[0] = steps
-"""
 
 
 def warping_path(ctx: Lowering, cost: Tensor) -> tuple[Tensor, Tensor, Dim]:
@@ -60,12 +80,19 @@ def warping_path(ctx: Lowering, cost: Tensor) -> tuple[Tensor, Tensor, Dim]:
     """
     rows, columns = cost.shape
     path, count = ctx.empty((2, rows + columns), DType.INT32), ctx.empty((1,), DType.INT64)
-    builder = KernelBuilder()
-    builder.tensor(path, "path", written=True)
-    builder.tensor(count, "count", written=True)
-    builder.tensor(ctx.empty((rows + 1, columns + 1), DType.FLOAT32), "total", written=True)
-    builder.tensor(ctx.empty((rows + 1, columns + 1), DType.INT8), "ways", written=True)
-    builder.tensor(cost, "cost")
-    builder.integers(rows=rows, columns=columns, row_stride=cost.strides[0], column_stride=cost.strides[1])
-    builder.launch(ctx, "warping_path", (1, 1, 1), (THREADS, 1, 1), body=_source.format(threads=THREADS))
+    _find_path.launch(
+        ctx,
+        "warping_path",
+        1,
+        THREADS,
+        path=path,
+        count=count,
+        total=ctx.empty((rows + 1, columns + 1), DType.FLOAT32),
+        ways=ctx.empty((rows + 1, columns + 1), DType.INT8),
+        cost=cost,
+        rows=rows,
+        columns=columns,
+        row_stride=cost.strides[0],
+        column_stride=cost.strides[1],
+    )
     return path, count, rows + columns - 1

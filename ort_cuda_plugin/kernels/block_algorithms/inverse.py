@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.codegen.source import KernelBuilder, register_type
+from typing import TYPE_CHECKING, Any
+
+from ort_cuda_plugin.kernels.codegen.plain_function import plain_kernel
+from ort_cuda_plugin.kernels.codegen.source import register_type
 from ort_cuda_plugin.program.expressions.symbolic import product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+
+if TYPE_CHECKING:
+    from numba import cuda, int64
+
+    from ...compiler.intrinsics import Pointer
 
 __all__ = ["inverses"]
 
 THREADS = 64
 
-_source = """
+
+@plain_kernel
+def _eliminate(out: Pointer[float], a: Pointer[float], n: int, *, threads: int, real: Any) -> None:
     base = int64(cuda.blockIdx.x) * n * n
     lane = int64(cuda.threadIdx.x)
-    for t in range(lane, n * n, {threads}):
-        out[base + t] = {real}(1) if t // n == t % n else {real}(0)
+    for t in range(lane, n * n, threads):
+        out[base + t] = real(1) if t // n == t % n else real(0)
     for k in range(n):
         cuda.syncthreads()
         # Every thread finds the same pivot.
         row = int64(k)
-        largest = {real}(-1)
+        largest = real(-1)
         for i in range(k, n):
             size = abs(a[base + i * n + k])
             if size > largest:
@@ -28,26 +38,25 @@ _source = """
         pivot = a[base + row * n + k]
         cuda.syncthreads()
         # The rows change places, and the pivot's is divided by it.
-        for j in range(lane, n, {threads}):
+        for j in range(lane, n, threads):
             held = a[base + k * n + j]
-            a[base + k * n + j] = {real}(a[base + row * n + j] / pivot)
+            a[base + k * n + j] = real(a[base + row * n + j] / pivot)
             if row != k:
                 a[base + row * n + j] = held
             held = out[base + k * n + j]
-            out[base + k * n + j] = {real}(out[base + row * n + j] / pivot)
+            out[base + k * n + j] = real(out[base + row * n + j] / pivot)
             if row != k:
                 out[base + row * n + j] = held
         cuda.syncthreads()
         # Column k itself stays: all rows read their factor there.
-        for t in range(lane, n * n, {threads}):
+        for t in range(lane, n * n, threads):
             i = t // n
             j = t % n
             if i != k:
                 factor = a[base + i * n + k]
                 if j > k:
-                    a[base + t] = {real}(a[base + t] - {real}(factor * a[base + k * n + j]))
-                out[base + t] = {real}(out[base + t] - {real}(factor * out[base + k * n + j]))
-"""
+                    a[base + t] = real(a[base + t] - real(factor * a[base + k * n + j]))
+                out[base + t] = real(out[base + t] - real(factor * out[base + k * n + j]))
 
 
 def inverses(ctx: Lowering, matrices: Tensor) -> Tensor:
@@ -57,10 +66,6 @@ def inverses(ctx: Lowering, matrices: Tensor) -> Tensor:
     """
     *batch, n, _ = matrices.shape
     out = ctx.empty(matrices.shape, matrices.dtype)
-    builder = KernelBuilder()
-    builder.tensor(out, "out", written=True)
-    builder.tensor(matrices, "a", written=True)
-    builder.integers(n=n)
-    body = _source.format(threads=THREADS, real=register_type(matrices.dtype))
-    builder.launch(ctx, f"inverse_{matrices.dtype.short}", (product(batch), 1, 1), (THREADS, 1, 1), body=body)
+    real, name = register_type(matrices.dtype), f"inverse_{matrices.dtype.short}"
+    _eliminate.launch(ctx, name, product(batch), THREADS, out=out, a=matrices, n=n, real=real)
     return out

@@ -10,15 +10,21 @@ import hashlib
 import math
 import secrets
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.codegen.source import KernelBuilder
+from ort_cuda_plugin.kernels.codegen.plain_function import plain_kernel
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap
 from ort_cuda_plugin.model.ir import Array, DType
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering
+
+if TYPE_CHECKING:
+    from numba import uint64
+
+    from ...compiler.intrinsics import Pointer, atomic_add_u64
 
 __all__ = ["Bits", "RandomRun", "normal", "philox_4x32", "uniform"]
 
@@ -29,10 +35,11 @@ _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
 
-_begin_source = """
+
+@plain_kernel
+def _begin(run: Pointer[int], state: Pointer[int]) -> None:
     run[0] = state[0]
     run[1] = atomic_add_u64(state, 1, uint64(1))
-"""
 
 
 def philox_4x32(counter: Sequence[Scalar], key: Sequence[Scalar]) -> Bits:
@@ -74,10 +81,7 @@ class RandomRun:
             return np.array([int.from_bytes(key, "little"), 0], np.uint64)
 
         state, run = ctx.state(initial), ctx.empty((2,), DType.UINT64)
-        builder = KernelBuilder()
-        builder.tensor(run, "run", written=True)
-        builder.tensor(state, "state", written=True)
-        builder.launch(ctx, "begin_random_run", (1, 1, 1), (1, 1, 1), body=_begin_source)
+        _begin.launch(ctx, "begin_random_run", 1, 1, run=run, state=state)
         self._key, self._number = (ctx.view(run, (), (), offset) for offset in range(2))
 
     def bits(self, maps: IndexMap, element: Scalar) -> Bits:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ...model.ir import DType
 from ...program.expressions import scalar as s
@@ -21,6 +21,7 @@ from ...program.steps.row_program import SUM
 from ...program.steps.trace import Use
 from ..codegen.epilogue import Epilogue
 from ..codegen.fragment import Fragment, join
+from ..codegen.plain_function import plain_kernel
 from ..codegen.simt_fragments import Element, Operand, Tile, declare, fill_matrix, log2, pipeline, store_tile
 from ..codegen.source import KernelBuilder, Parameters, load_text, text_property
 from ..contraction.prologue import INNER, OUTER, ConvertedElement, Inline, conversion_setup
@@ -31,6 +32,11 @@ from .gemm_simt import Product
 from .gemv import Gemv
 from .mma_fragments import MatrixTile
 from .tile_shapes import Team, matrix_tiles
+
+if TYPE_CHECKING:
+    from numba import cuda, int32, int64
+
+    from ...compiler.intrinsics import Pointer
 
 __all__ = ["BLOCK", "Choices", "Shared", "WeightBlock", "WeightElement", "Weights", "group_rows", "grouped_product"]
 
@@ -86,12 +92,13 @@ class Choices:
         return self.experts.shape[0]
 
 
-_sort_source = """
+@plain_kernel
+def _group(order: Pointer[int], starts: Pointer[int], experts: Pointer[int], n: int, *, threads: int) -> None:
     expert = int64(cuda.blockIdx.x)
     lane = int64(cuda.threadIdx.x)
-    counts = cuda.shared.array({both}, int64)
+    counts = cuda.shared.array(2 * threads, int64)
     # Every thread has a run of neighbours: two passes over it, so that rows of one expert keep their order.
-    share = (n + {threads} - 1) // {threads}
+    share = (n + threads - 1) // threads
     start = min(lane * share, n)
     end = min(start + share, n)
     less = int64(0)
@@ -103,22 +110,21 @@ _sort_source = """
         if chosen == expert:
             same += 1
     counts[lane] = less
-    counts[{threads} + lane] = same
+    counts[threads + lane] = same
     cuda.syncthreads()
     place = int64(0)
-    for other in range({threads}):
+    for other in range(threads):
         place += counts[other]
     for other in range(lane):
-        place += counts[{threads} + other]
+        place += counts[threads + other]
     for i in range(start, end):
         if int64(experts[i]) == expert:
             order[place] = int32(i)
             place += 1
-    if lane == {threads} - 1:
+    if lane == threads - 1:
         starts[expert + 1] = int32(place)
         if expert == 0:
             starts[0] = int32(0)
-"""
 
 
 def group_rows(ctx: Lowering, experts: Tensor, count: Dim) -> Choices:
@@ -132,13 +138,8 @@ def group_rows(ctx: Lowering, experts: Tensor, count: Dim) -> Choices:
     if few == 1:
         return Choices(experts, count, few, tile)
     order, starts = ctx.empty((rows,), DType.INT32), ctx.empty((count + 1,), DType.INT32)
-    builder = KernelBuilder()
-    builder.tensor(order, "order", written=True)
-    builder.tensor(starts, "starts", written=True)
-    builder.tensor(experts, "experts")
-    builder.integers(n=rows)
-    body = _sort_source.format(threads=THREADS, both=2 * THREADS)
-    builder.launch(ctx, "group_rows", (select(few, 0, count), 1, 1), (THREADS, 1, 1), body=body)
+    blocks = select(few, 0, count)
+    _group.launch(ctx, "group_rows", blocks, THREADS, order=order, starts=starts, experts=experts, n=rows)
 
     def tiles_before(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(starts)

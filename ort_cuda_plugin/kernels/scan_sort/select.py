@@ -6,7 +6,9 @@ for long rows on a GPU.
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.codegen.source import KernelBuilder
+from typing import TYPE_CHECKING
+
+from ort_cuda_plugin.kernels.codegen.plain_function import Lines, plain_kernel
 from ort_cuda_plugin.kernels.scan_sort.merge_sort import head, item, merge_rows, merge_step, merges
 from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.model.ir import DType
@@ -17,13 +19,31 @@ from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.reduce import reduce
 from ort_cuda_plugin.program.steps.row_program import SUM
 
+if TYPE_CHECKING:
+    from numba import cuda, int64
+
+    from ...compiler.intrinsics import Pointer
+
 __all__ = ["count_prefixes", "sort_rows"]
 
 THREADS = 256
 MANY = 4096
 """Flags that are more than one block's work on a GPU."""
 
-_sort_source = """
+
+@plain_kernel
+def _sort(
+    orders: Pointer[int],
+    heads: Pointer[int],
+    x: Pointer[float],
+    rows: int,
+    n: int,
+    m: int,
+    *,
+    threads: int,
+    merge: Lines,
+    find_head: Lines,
+) -> None:
     row = int64(cuda.blockIdx.x)
     lane = int64(cuda.threadIdx.x)
     result = row * n
@@ -35,22 +55,21 @@ _sort_source = """
     while width < n:
         width *= 2
         source, target = target, source
-    for i in range(lane, n, {threads}):
+    for i in range(lane, n, threads):
         orders[source + i] = i
     cuda.syncthreads()
     width = int64(1)
     while width < n:
-        for i in range(lane, n, {threads}):
-{merge_step}
+        for i in range(lane, n, threads):
+            merge(data, i)
         cuda.syncthreads()
         source, target = target, source
         width *= 2
-    for i in range(lane, n, {threads}):
-{head}
-"""
+    for i in range(lane, n, threads):
+        find_head(result, i)
+
 
 _compare = """
-less = False
 for q in range({count}):
     a = {a}
     b = {b}
@@ -86,22 +105,32 @@ def sort_rows(ctx: Lowering, x: Tensor, *, descending: bool = False) -> tuple[Te
     if count is not None:
         merge_rows(ctx, ctx.contiguous(x), orders, heads, compare, count)
         return ctx.view(orders, (rows, n)), heads
-    builder = KernelBuilder()
-    builder.tensor(orders, "orders", written=True)
-    builder.tensor(heads, "heads", written=True)
-    builder.tensor(ctx.contiguous(x), "x")
-    builder.integers(rows=rows, n=n, m=m)
     text = compare(item(x.dtype, "first"), item(x.dtype, "second"))
-    body = _sort_source.format(threads=THREADS, merge_step=merge_step(text), head=head(text))
-    builder.launch(ctx, f"sort_rows_{x.dtype.short}", (rows, 1, 1), (THREADS, 1, 1), body=body)
+    merge = merge_step.lines(numbers="orders", compare=text)
+    find = head.lines(compare=text)
+    _sort.launch(
+        ctx,
+        f"sort_rows_{x.dtype.short}",
+        rows,
+        THREADS,
+        orders=orders,
+        heads=heads,
+        x=ctx.contiguous(x),
+        rows=rows,
+        n=n,
+        m=m,
+        merge=merge,
+        find_head=find,
+    )
     return ctx.view(orders, (rows, n)), heads
 
 
-_count_source = """
+@plain_kernel
+def _count(before: Pointer[int], total: Pointer[int], flags: Pointer[int], n: int, *, threads: int) -> None:
     lane = int64(cuda.threadIdx.x)
-    counts = cuda.shared.array({threads}, int64)
+    counts = cuda.shared.array(threads, int64)
     # Every thread has a run of neighbours: two passes over it, and one barrier for any n.
-    share = (n + {threads} - 1) // {threads}
+    share = (n + threads - 1) // threads
     start = min(lane * share, n)
     end = min(start + share, n)
     count = int64(0)
@@ -115,9 +144,8 @@ _count_source = """
     for i in range(start, end):
         before[i] = count
         count += int64(flags[i])
-    if lane == {threads} - 1:
+    if lane == threads - 1:
         total[0] = count
-"""
 
 
 def count_prefixes(ctx: Lowering, flags: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,10 +158,6 @@ def count_prefixes(ctx: Lowering, flags: Tensor) -> tuple[Tensor, Tensor]:
         total = reduce(ctx, lambda row, flag: row.reduce(SUM, flag), counted, [0])
         return scan(ctx, SUM, counted, 0, exclusive=True, reverse=False), total
     before, total = ctx.empty((n,), DType.INT64), ctx.empty((1,), DType.INT64)
-    builder = KernelBuilder()
-    builder.tensor(before, "before", written=True)
-    builder.tensor(total, "total", written=True)
-    builder.tensor(ctx.contiguous(flags), "flags")
-    builder.integers(n=n)
-    builder.launch(ctx, "count_prefixes", (1, 1, 1), (THREADS, 1, 1), body=_count_source.format(threads=THREADS))
+    flags = ctx.contiguous(flags)
+    _count.launch(ctx, "count_prefixes", 1, THREADS, before=before, total=total, flags=flags, n=n)
     return before, total
