@@ -49,8 +49,7 @@ LONG_DEFINITIONS = {
     "kernels/gemm/mma_fragments.py: _fill": 88,
     "kernels/reduction/reduce.py: RowKernel": 542,
     "ops/contrib/attention/gated_delta.py: gated_delta_net": 94,
-    "ops/contrib/generation/ngrams.py: varlen_ngram_hash_mapping": 81,
-    "program/lowering/context.py: Lowering": 564,
+    "program/lowering/context.py: Lowering": 579,
 }
 """The classes and functions that are longer, with the number of their lines."""
 
