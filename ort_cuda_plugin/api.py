@@ -387,7 +387,7 @@ def _reasons(provider: Provider) -> str:
     if provider.failure:
         return provider.failure
     if not provider.verdicts:
-        return "ONNX Runtime left it no node"
+        return "ONNX Runtime's optimisations left no node"
     shown = [
         f"{verdict.op_type} node {verdict.name!r} ({verdict.kind}): {verdict.reason}"
         for verdict in provider.verdicts[:10]

@@ -161,7 +161,7 @@ class Decoder:
         A model with states of a fixed size then computes them all again.
         """
         if not 0 <= length <= (longest := max(map(len, self.tokens))):
-            raise ValueError(f"there are {longest} tokens, not {length}")
+            raise ValueError(f"length={length}: expected at most the {longest} tokens that there are")
         self.tokens = [known[:length] for known in self.tokens]
         if self._states and (self._cached > length).any():
             length = 0

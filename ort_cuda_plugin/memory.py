@@ -73,7 +73,7 @@ def set_limit(device: Any, nbytes: int | str | None) -> None:
     try:
         limit = arena.read_limit("" if text == "-1" else text)  # the option's text for its default
     except ValueError as error:
-        raise ValueError(f"a limit of {nbytes!r} bytes: {error}") from None
+        raise ValueError(f"nbytes={nbytes!r}: {error}") from None
     arena.set_limit(_find(device), lib.OCP_DEVICE_MEMORY, limit)
 
 

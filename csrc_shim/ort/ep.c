@@ -216,7 +216,8 @@ static bool is_graph_captured(const OrtEp *ep, int graph_annotation_id) {
 
 static OrtStatus *replay_graph(OrtEp *ep, int graph_annotation_id) {
   if (!self(ep)->capture)
-    return ocp_api->CreateStatus(ORT_NOT_IMPLEMENTED, "graph capture through ORT is not enabled");
+    return ocp_api->CreateStatus(ORT_NOT_IMPLEMENTED,
+                                 "this session captures no CUDA graphs: create it with enable_cuda_graph=1");
   ocp_error error = {0};
   ocp_run_started();
   ocp_capture_replay(self(ep)->capture, graph_annotation_id, &error);

@@ -216,7 +216,9 @@ static OrtStatus *select_model_candidate(OrtEpFactory *factory, const OrtHardwar
                                          const OrtSessionOptions *options, size_t *selected_index) {
   (void)factory, (void)device, (void)candidates, (void)options;
   *selected_index = 0;
-  return num_candidates > 0 ? NULL : ocp_api->CreateStatus(ORT_INVALID_ARGUMENT, "no model candidates");
+  return num_candidates > 0
+             ? NULL
+             : ocp_api->CreateStatus(ORT_INVALID_ARGUMENT, "expected at least one compiled model, got none");
 }
 
 /* ORT calls some slots without checking for NULL: every slot up to the negotiated version has a function. */

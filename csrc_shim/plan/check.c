@@ -69,7 +69,8 @@ static bool check_strings(checker *c) {
       return ocp_plan_reject(c->error, "the name of node %u is out of range", i);
   for (uint32_t i = 0; i < p->header.num_record_nodes; i++)
     if (p->record_nodes[i] >= p->header.num_nodes)
-      return ocp_plan_reject(c->error, "entry %u of the records' nodes is none of %u nodes", i, p->header.num_nodes);
+      return ocp_plan_reject(c->error, "entry %u of record_nodes: expected the number of one of %u nodes", i,
+                             p->header.num_nodes);
   return true;
 }
 
@@ -79,7 +80,7 @@ static bool check_inputs(checker *c) {
   for (uint32_t i = 0; i < p->header.num_inputs; i++) {
     const ocp_plan_input *in = &p->inputs[i];
     if (in->rank > OCP_MAX_RANK || !ocp_dtype_bits(in->dtype))
-      return ocp_plan_reject(c->error, "input %u has rank %u and element type %u", i, in->rank, in->dtype);
+      return ocp_plan_reject(c->error, "input %u: unsupported rank %u or element type %u", i, in->rank, in->dtype);
     if (in->first_register != next)
       return ocp_plan_reject(c->error, "the dimensions of input %u are not register %u and following", i, next);
     if (!define(c, next, in->rank, "input", i))
@@ -94,8 +95,8 @@ static bool check_inputs(checker *c) {
       continue;
     }
     if (!ocp_dtype_is_integer(in->dtype) || in->host_count > OCP_MAX_HOST_VALUES)
-      return ocp_plan_reject(c->error, "host input %u has element type %u and %u elements", i, in->dtype,
-                             in->host_count);
+      return ocp_plan_reject(c->error, "host input %u: unsupported element type %u or number of elements %u", i,
+                             in->dtype, in->host_count);
     if (in->host_register != next)
       return ocp_plan_reject(c->error, "the host values of input %u are not register %u and following", i, next);
     if (!define(c, next, in->host_count, "host input", i))
@@ -111,9 +112,9 @@ static bool check_outputs(checker *c) {
   for (uint32_t i = 0; i < p->header.num_outputs; i++) {
     const ocp_plan_output *out = &p->outputs[i];
     if (out->rank > OCP_MAX_RANK || !ocp_dtype_bits(out->dtype))
-      return ocp_plan_reject(c->error, "output %u has rank %u and element type %u", i, out->rank, out->dtype);
+      return ocp_plan_reject(c->error, "output %u: unsupported rank %u or element type %u", i, out->rank, out->dtype);
     if (!is_node(p, out->node))
-      return ocp_plan_reject(c->error, "output %u is the result of no node", i);
+      return ocp_plan_reject(c->error, "output %u names no node", i);
     if (out->first_dim != next || out->rank > p->header.num_dims - next)
       return ocp_plan_reject(c->error, "the dimensions of output %u are out of range", i);
     next += out->rank;
@@ -159,7 +160,8 @@ static bool check_readbacks(checker *c, uint32_t segment) {
     if (segment == 0)
       return ocp_plan_reject(c->error, "read-back %u is in the first segment", i);
     if (!ocp_dtype_is_integer(r->dtype) || r->count == 0 || r->count > OCP_MAX_HOST_VALUES)
-      return ocp_plan_reject(c->error, "read-back %u has element type %u and %u elements", i, r->dtype, r->count);
+      return ocp_plan_reject(c->error, "read-back %u: unsupported element type %u or number of elements %u", i,
+                             r->dtype, r->count);
     if (!check_ref(c, r->ref_kind, r->ref_index, segment, UINT32_MAX) ||
         !may_use(c, r->byte_offset_register, "read-back", i))
       return false;
@@ -178,9 +180,9 @@ static bool check_exprs(checker *c, uint32_t segment) {
     const ocp_plan_expr *e = &p->exprs[i];
     const uint32_t operands[3] = {e->a, e->b, e->c};
     if (e->op >= OCP_EXPR_NUM_OPS)
-      return ocp_plan_reject(c->error, "expression %u has operation %u", i, e->op);
+      return ocp_plan_reject(c->error, "expression %u: unknown operation %u", i, e->op);
     if (!is_node(p, e->node))
-      return ocp_plan_reject(c->error, "expression %u is of no node", i);
+      return ocp_plan_reject(c->error, "expression %u names no node", i);
     for (uint32_t k = 0; k < ocp_plan_num_operands(e->op); k++) {
       if (!uses(c, operands[k], "expression", i))
         return false;
@@ -208,7 +210,7 @@ static bool check_param(checker *c, uint32_t record, const ocp_plan_param *param
     return param->reg == OCP_NO_REG ||
            ocp_plan_reject(c->error, "record %u takes a floating-point number from a register", record);
   default:
-    return ocp_plan_reject(c->error, "record %u has a parameter of kind %u", record, param->kind);
+    return ocp_plan_reject(c->error, "record %u: unknown parameter kind %u", record, param->kind);
   }
 }
 
@@ -233,8 +235,8 @@ static bool check_record(checker *c, uint32_t index) {
       if (!uses(c, r->grid[d], "record", index))
         return false;
       if (r->block[d] == 0 || r->block[d] > 1024)
-        return ocp_plan_reject(c->error, "record %u has a block of %u x %u x %u", index, r->block[0], r->block[1],
-                               r->block[2]);
+        return ocp_plan_reject(c->error, "record %u: a block of %u x %u x %u threads is not possible", index,
+                               r->block[0], r->block[1], r->block[2]);
     }
     if ((uint64_t)r->block[0] * r->block[1] * r->block[2] > 1024 || r->num_params > OCP_MAX_LAUNCH_PARAMS)
       return ocp_plan_reject(c->error, "record %u has too many threads or parameters", index);
@@ -256,11 +258,11 @@ static bool check_record(checker *c, uint32_t index) {
     for (uint32_t i = 0; i < r->num_params; i++) {
       const uint32_t kind = p->params[r->first_param + i].kind;
       if (kind != OCP_PARAM_POINTER && kind != OCP_PARAM_I64)
-        return ocp_plan_reject(c->error, "record %u calls back with a parameter of kind %u", index, kind);
+        return ocp_plan_reject(c->error, "record %u: a callback takes no parameter of kind %u", index, kind);
     }
     break;
   default:
-    return ocp_plan_reject(c->error, "record %u has kind %u", index, r->kind);
+    return ocp_plan_reject(c->error, "record %u: unknown kind %u", index, r->kind);
   }
   for (uint32_t i = 0; i < r->num_params; i++)
     if (!check_param(c, index, &p->params[r->first_param + i]))
@@ -274,8 +276,8 @@ static bool check_buffers(checker *c) {
     const ocp_plan_buffer *b = &p->buffers[i];
     if (b->segment >= p->header.num_segments || b->first_record > b->last_record ||
         b->last_record >= p->header.num_records || p->records[b->first_record].segment != b->segment)
-      return ocp_plan_reject(c->error, "buffer %u lives from record %u to %u of segment %u", i, b->first_record,
-                             b->last_record, b->segment);
+      return ocp_plan_reject(c->error, "buffer %u: impossible lifetime, records %u to %u of segment %u", i,
+                             b->first_record, b->last_record, b->segment);
   }
   return true;
 }

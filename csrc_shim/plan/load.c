@@ -80,7 +80,7 @@ static bool place_arrays(ocp_plan *p, size_t bytes, ocp_error *error) {
   p->in_place = take(p, &position, h->num_in_place, sizeof *p->in_place);
   p->strings = take(p, &position, h->strings_bytes, 1);
   return position == bytes ||
-         ocp_plan_reject(error, "it has %zu bytes, its counts ask for %llu", bytes, (unsigned long long)position);
+         ocp_plan_reject(error, "it has %zu bytes, but its counts need %llu", bytes, (unsigned long long)position);
 }
 
 /* ---- segments ---- */
@@ -161,7 +161,7 @@ static bool split_records(ocp_plan *p, ocp_error *error) {
   }
   if (next_record != p->header.num_records || next_param != p->header.num_params ||
       next_node != p->header.num_record_nodes)
-    return ocp_plan_reject(error, "records, parameters or nodes belong to nothing");
+    return ocp_plan_reject(error, "some parameters or nodes belong to no record");
   return true;
 }
 
@@ -273,8 +273,8 @@ static bool check_in_place(const ocp_plan *p, ocp_error *error) {
     const ocp_plan_in_place *pair = &p->in_place[i], *before = i ? pair - 1 : NULL;
     if (pair->input >= p->header.num_inputs || pair->output >= p->header.num_outputs ||
         pair->kind >= OCP_IN_PLACE_NUM_KINDS)
-      return ocp_plan_reject(error, "pair %u is input %u and output %u, in place as %u", i, pair->input, pair->output,
-                             pair->kind);
+      return ocp_plan_reject(error, "in-place pair %u: input %u, output %u or kind %u does not exist", i, pair->input,
+                             pair->output, pair->kind);
     if (before && (before->output > pair->output || (before->output == pair->output && before->input >= pair->input)))
       return ocp_plan_reject(error, "pair %u of an input and an output is out of order", i);
     if (p->output_begin[pair->output] == UINT32_MAX || p->input_end[pair->input] != p->output_begin[pair->output] + 1)
@@ -287,10 +287,11 @@ static bool check_in_place(const ocp_plan *p, ocp_error *error) {
 static bool load(ocp_plan *p, size_t bytes, ocp_error *error) {
   const ocp_plan_header *h = &p->header;
   if (h->magic != OCP_PLAN_MAGIC || h->version != OCP_PLAN_VERSION)
-    return ocp_plan_reject(error, "magic %#x, version %u; this build reads version %u", h->magic, h->version,
+    return ocp_plan_reject(error, "unknown magic %#x or version %u; this build reads version %u", h->magic, h->version,
                            OCP_PLAN_VERSION);
   if (h->num_registers > OCP_MAX_REGISTERS || h->num_segments == 0)
-    return ocp_plan_reject(error, "%u registers, %u segments", h->num_registers, h->num_segments);
+    return ocp_plan_reject(error, "unsupported number of registers (%u) or segments (%u)", h->num_registers,
+                           h->num_segments);
   if (!place_arrays(p, bytes, error))
     return false;
   /* From here on the blob's size bounds all counts. calloc(0) may return NULL: allocate one more. */

@@ -286,7 +286,7 @@ static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_e
   for (uint32_t i = 0; i < h->num_inputs; i++)
     if ((plan->inputs[i].host_register != OCP_NO_REG) != is_host_input(cluster, i))
       return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: input %u %s in the plan, and %s in %s", i,
-                      plan->inputs[i].host_register != OCP_NO_REG ? "is a host input" : "is no host input",
+                      plan->inputs[i].host_register != OCP_NO_REG ? "is a host input" : "is not a host input",
                       is_host_input(cluster, i) ? "is one" : "is none", cluster->name);
   if (cluster->num_host_inputs && cluster->host_inputs[cluster->num_host_inputs - 1] >= h->num_inputs)
     return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: it has %u inputs, but input %u of %s is a host input",

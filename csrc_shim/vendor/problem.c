@@ -114,8 +114,8 @@ ocp_problem *ocp_problem_create(const ocp_problem_spec *spec, ocp_error *error) 
       spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16 || spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
   if (spec->kind > OCP_PROBLEM_ATTENTION || !is_float || !kinds[spec->kind].exists(spec)) {
     ocp_fail(error, ORT_INVALID_ARGUMENT,
-             "no library problem has kind %u, type %u, flags %u, rank %u and factors %g and %g", spec->kind,
-             spec->dtype, spec->flags, spec->rank, spec->alpha, spec->beta);
+             "library problem: unsupported combination of kind %u, type %u, flags %u, rank %u and factors %g and %g",
+             spec->kind, spec->dtype, spec->flags, spec->rank, spec->alpha, spec->beta);
     return NULL;
   }
   if (!atomic_load(&loaded[kinds[spec->kind].id])) {
@@ -298,8 +298,8 @@ static uint32_t make_key(const ocp_problem *problem, const arguments *call, int6
                          ocp_error *error) {
   const ocp_library *library = problem->library;
   if (!ocp_problem_takes(problem, call->num_pointers, call->num_values)) {
-    ocp_fail(error, ORT_INVALID_GRAPH, "a call of %s has %u pointers and %u numbers", library->name, call->num_pointers,
-             call->num_values);
+    ocp_fail(error, ORT_INVALID_GRAPH, "a call of %s has a wrong number of pointers (%u) or numbers (%u)",
+             library->name, call->num_pointers, call->num_values);
     return 0;
   }
   if (!library->valid(&problem->spec, call->values)) {

@@ -103,7 +103,7 @@ def runner(side: str, session: Any, emulate: bool, feeds: Feeds, names: Sequence
     results = session.run(list(names), dict(feeds))
     for name, value in zip(names, results, strict=True):
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
-            raise ValueError(f"output {name!r} is no tensor of numbers, and only such can stay on a device: use `run`")
+            raise ValueError(f"output {name!r} is not a tensor of numbers, so it cannot stay on a device: use `run`")
     shapes = [(value.shape, value.dtype) for value in results]
     outputs = [ort.OrtValue.ortvalue_from_numpy(np.zeros(*each), *place) for each in shapes]
     for name, value in zip(names, outputs, strict=True):

@@ -211,7 +211,7 @@ class Compilation:
         while thread.is_alive():
             thread.join(look_seconds)
             if thread.is_alive() and time.monotonic() > worker.due:
-                logger.warning("a helper that compiles kernels does not answer: its work is done in this process")
+                logger.warning("a compiling helper process does not answer: this process does its work")
                 worker.process.kill()
 
     def abandon(self) -> None:

@@ -33,7 +33,7 @@ def size_bucket(size: int) -> int:
     less than a quarter above the bucket before its own.
     """
     if size < 0:
-        raise ValueError(f"a size is at least 0, not {size}")
+        raise ValueError(f"expected a size of at least 0, got {size}")
     step = 1 << max(size.bit_length() - 3, 0)
     return -(-size // step) * step
 
@@ -122,7 +122,7 @@ class TimingCache(CacheFolder):
         """
         for candidate, seconds in times.items():
             if not (_is_name(candidate) and _is_time(seconds)):
-                raise ValueError(f"candidate {candidate!r} of {problem.timing_id} cannot take {seconds!r} seconds")
+                raise ValueError(f"candidate {candidate!r} of {problem.timing_id}: expected a time, got {seconds!r}")
         with self._lock:
             known = self._known(problem, of_disk=True)
             # Keep the latest: names of candidates change with their kernels.

@@ -95,7 +95,7 @@ _KEY = re.compile(r"`((?:node|simple|pytorch-operator|pytorch-converted)/[^`]+)`
 def read_verdicts(text: str, keys: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Return the verdicts of ``keys`` in a report, as written and optimised. Raises ValueError for other texts."""
     if not text.startswith("# Conformance\n"):
-        raise ValueError("no conformance report")
+        raise ValueError("expected a conformance report, got another text")
     as_written: dict[str, str] = dict.fromkeys(keys, Verdict.ON_EP)
     optimised: dict[str, str] = {}
     section = group = ""

@@ -64,7 +64,9 @@ class _Worker:
     def __init__(self, mode: Mode, jobs: int) -> None:
         command = python_command("ort_cuda_plugin.conformance.worker", distributions=DISTRIBUTIONS)
         if command is None:
-            raise RuntimeError(f"{sys.executable} is no Python that could run the tests")
+            raise RuntimeError(
+                f"sys.executable is {sys.executable!r}, expected a Python interpreter that can run the tests"
+            )
         environment = os.environ | mode.environment(jobs)
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, cwd="/"

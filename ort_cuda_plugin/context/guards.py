@@ -42,7 +42,7 @@ class Guards:
         self._registers: dict[int, str] = {}
         for name, given in zip(names, plan.inputs, strict=True):
             if max(given.rank, given.host_count) > _MAX_REGISTERS:
-                raise ValueError(f"input {name!r} has {given.rank} dimensions and {given.host_count} elements")
+                raise ValueError(f"input {name!r}: {given.rank} dimensions or {given.host_count} elements are too many")
             for axis in range(given.rank):
                 self._registers[given.first_register + axis] = f"{name}.shape[{axis}]"
             if given.host_register is not None:
@@ -60,12 +60,12 @@ class Guards:
         values: dict[int, int] = {}
         for index, (name, given, shape) in enumerate(zip(self.names, self.plan.inputs, shapes, strict=True)):
             if len(shape) != given.rank:
-                return f"{name!r} has {given.rank} dimensions there, and {len(shape)} here"
+                return f"{name!r} has {given.rank} dimensions in the plan, {len(shape)} in the Run"
             values.update((given.first_register + axis, dim) for axis, dim in enumerate(shape))
             if given.host_register is not None:
                 contents = host_values.get(index, ())
                 if len(contents) != given.host_count:
-                    return f"{name!r} has {given.host_count} elements there, and {len(contents)} here"
+                    return f"{name!r} has {given.host_count} elements in the plan, {len(contents)} in the Run"
                 values.update((given.host_register + i, int(x)) for i, x in enumerate(contents))
         for expr in self.plan.exprs:
             if expr.segment == 0 and not self._define(expr, values):

@@ -69,7 +69,7 @@ class Context:
             self.partitions: dict[str, Json] = {}
             for row in index["partitions"]:
                 if type(row["name"]) is not str or row["name"] in self.partitions:
-                    raise ValueError(f"no partition, or two, can have the name {row['name']!r}")
+                    raise ValueError(f"the partition name {row['name']!r} is invalid or used twice")
                 self.partitions[row["name"]] = row
         except MALFORMED as error:
             raise container.damaged(f"its index: {error!r}") from error
@@ -149,7 +149,7 @@ class Context:
         row = self.kernel_rows[_index(number)]
         entry, metadata = row["entry"], row["metadata"]
         if not all(type(value) is int and 0 <= value < 1 << 32 for value in metadata.values()):
-            raise ValueError(f"metadata of kernel {entry}")
+            raise ValueError(f"malformed metadata of kernel {entry}")
         image = bytes(self.container.array(row["image"]))
         identity = repr((sorted(metadata.items()), self.container.digest(row["image"])))
         stored = KernelImage(image, entry, target, metadata)
@@ -272,7 +272,7 @@ class StoredCluster:
         self._rebuilt: CompiledCluster | None = None
         for numbered in (self._kernels, self._problems, self._weights, self._callbacks):
             if len(set(numbered)) != len(numbered):  # indices of later additions would be wrong
-                raise ValueError("something is listed twice")
+                raise ValueError("an index is listed twice")
 
     def prepare(self) -> Variant:
         """Return everything that is stored."""
@@ -400,5 +400,5 @@ def _stored_options(row: Mapping[str, Json]) -> LoweringOptions:
 def _problem(row: Mapping[str, Json]) -> LibraryProblem:
     problem = LibraryProblem(**{**row, "flags": ProblemFlags(row["flags"])})
     if not all(type(x) is int and 0 <= x < 1 << 31 for x in (problem.kind, problem.dtype, problem.rank)):
-        raise ValueError("a library problem")
+        raise ValueError("malformed library problem")
     return replace(problem, alpha=float(problem.alpha), beta=float(problem.beta))

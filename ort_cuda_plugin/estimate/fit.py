@@ -70,7 +70,7 @@ def read_measurements(text: str) -> tuple[str, list[Measurement]]:
         Measurement(row["name"], row["seconds"], from_json(json.dumps(row["work"]))) for row in data["measurements"]
     ]
     if not rows or not all(row.seconds > 0 for row in rows):
-        raise ValueError("a measurement is a time of more than 0 seconds")
+        raise ValueError("seconds of a measurement: expected a number above 0")
     return data["device"], rows
 
 

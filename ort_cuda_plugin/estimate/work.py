@@ -168,7 +168,7 @@ def from_json(text: str) -> Work:
     """Read the work of `to_json`. Raises ValueError for JSON of another format."""
     data = json.loads(text)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ValueError(f"the work of a Run is JSON of format {FORMAT}")
+        raise ValueError(f"expected the work of a Run as JSON of format {FORMAT}")
     kernels = [KernelSpec(**{**spec, "signature": tuple(spec["signature"])}) for spec in data["kernels"]]
 
     def made(value: Any) -> Any:

@@ -74,7 +74,7 @@ def open_file(path: Path, check: Callable[[Path], None] = lambda real: None) -> 
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{str(path)!r} is no regular file")
+            raise OSError(f"{str(path)!r} is not a regular file")
         check(Path(os.path.realpath(f"/proc/self/fd/{handle}")))
     except BaseException:
         os.close(handle)

@@ -158,7 +158,7 @@ def pack_strips(weights: Array, shape: Shape, taps: Sequence[int], transposed: b
     """
     groups, tiles, channels, count, thread_rows = shape
     if len(taps) != count:
-        raise ValueError(f"{len(taps)} taps for weights of shape {shape}")
+        raise ValueError(f"expected weights of {len(taps)} taps, got the shape {shape}")
     flat = weights.reshape(*weights.shape[:2], -1)[:, :, list(taps)]
     matrix = flat.reshape(groups, -1, *flat.shape[1:])
     if transposed:

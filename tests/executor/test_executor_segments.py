@@ -109,7 +109,7 @@ def test_a_host_input_must_hold_few_integers() -> None:
 def test_plan_and_cluster_must_agree_on_the_host_inputs() -> None:
     with (
         TestCluster(host_inputs=[0]) as cluster,
-        pytest.raises(PluginError, match="input 0 is no host input in the plan"),
+        pytest.raises(PluginError, match="input 0 is not a host input in the plan"),
     ):
         cluster.add(reshape_plan(INT64, 2))
 

@@ -138,7 +138,7 @@ def test_outputs_that_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["estimate", path]) == 0
     assert "minus (Neg)" in capsys.readouterr().out
     assert main(["bench", path, "--runs", "1", "--warmup", "0", "--no-creation", "--device", "emulated"]) == 4
-    assert f"bench: {path}: output 'q' is no tensor of numbers" in capsys.readouterr().err
+    assert f"bench: {path}: output 'q' is not a tensor of numbers" in capsys.readouterr().err
 
 
 def test_what_is_not_compiled_or_profiled_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

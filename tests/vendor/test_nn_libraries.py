@@ -248,7 +248,7 @@ def test_problems_that_do_not_exist_are_refused(field: dict[str, float]) -> None
     spec = ffi.new("ocp_problem_spec *", fields)
     error = new_error()
     assert core().problem_create(spec, error) == ffi.NULL
-    assert ffi.string(error.text).startswith(b"no library problem")
+    assert ffi.string(error.text).startswith(b"library problem: unsupported combination")
 
 
 def test_a_file_without_the_functions_is_refused_by_name(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, 
       ocp_pool_advance(pool, stream); /* the memory does not exist for a stream that has not come that far */
     pthread_mutex_unlock(&pool->lock);
   } else {
-    ocp_fail(error, ORT_RUNTIME_EXCEPTION, "the limit does not leave %zu bytes", size);
+    ocp_fail(error, ORT_RUNTIME_EXCEPTION, "the arena's limit leaves fewer than %zu bytes", size);
   }
   pthread_mutex_unlock(&mempool->lock);
   return result;

@@ -118,7 +118,7 @@ int ocp_arena_set_limit(int emulated, int ordinal, int memory, int64_t bytes, oc
   if (check_place(ordinal, memory, error) != ORT_OK)
     return error->code;
   if (bytes < 0)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "a limit of %lld bytes", (long long)bytes);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "arena.max_mem: expected 0 bytes or more, got %lld", (long long)bytes);
   if (atomic_load(&ocp_forked))
     return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%s", OCP_FORKED_TEXT);
   pthread_mutex_lock(&lock);

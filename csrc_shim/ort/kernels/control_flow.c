@@ -89,12 +89,12 @@ static int find_blocks(const size_t *permutation, size_t rank, const int64_t *di
                        int64_t sizes[OCP_MAX_RANK], ocp_error *error) {
   uint32_t block_of[OCP_MAX_RANK] = {0}, count = 0; /* block_of: nonzero for the first axis of a block only */
   if (rank > OCP_MAX_RANK)
-    return ocp_fail(error, ORT_NOT_IMPLEMENTED, "Scan of a tensor of rank %zu; at most %d is possible", rank,
+    return ocp_fail(error, ORT_NOT_IMPLEMENTED, "Scan: a tensor has rank %zu, at most %d is supported", rank,
                     OCP_MAX_RANK);
   for (size_t i = 0; i < rank; i++) {
     const size_t axis = permutation[i];
     if (axis >= rank)
-      return ocp_fail(error, ORT_INVALID_ARGUMENT, "Scan asks for axis %zu of a tensor of rank %zu", axis, rank);
+      return ocp_fail(error, ORT_INVALID_ARGUMENT, "Scan: axis %zu does not exist in a tensor of rank %zu", axis, rank);
     if (i == 0 || axis != permutation[i - 1] + 1)
       block_of[axis] = ++count;
   }
@@ -163,9 +163,10 @@ static int transpose(scan_helper *self, const size_t *permutation, size_t rank, 
     if (source.dims[i] == 0)
       return ORT_OK;
   if (rank != source.rank)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "Scan permutes %zu axes of a tensor of rank %u", rank, source.rank);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "Scan: got a permutation of %zu axes for a tensor of rank %u", rank,
+                    source.rank);
   if (!(wanted.dtype = ocp_dtype_of_bytes(ocp_dtype_bits(source.dtype) / 8)))
-    return ocp_fail(error, ORT_NOT_IMPLEMENTED, "Scan along another axis with elements of type %u", source.dtype);
+    return ocp_fail(error, ORT_NOT_IMPLEMENTED, "Scan: elements of type %u cannot be transposed", source.dtype);
   if (find_blocks(permutation, rank, source.dims, &wanted, sizes, error) != ORT_OK)
     return error->code;
   if (wanted.rank < 2)

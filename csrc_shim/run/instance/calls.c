@@ -111,7 +111,7 @@ static int fill_move(ocp_instance *instance, uint32_t index, uint64_t *bytes, oc
   uint64_t byte;
   if (plan->records[index].kind == OCP_RECORD_MEMSET &&
       (!number(&params[1], instance->registers, &byte) || byte > UINT8_MAX))
-    return fail_record(instance, index, error, "a memset with something else than a byte");
+    return fail_record(instance, index, error, "the value of a memset is not a byte, expected 0 to 255");
   number(&params[2], instance->registers, bytes);
   instance->calls[index].skipped |= *bytes == 0;
   return ORT_OK;
@@ -131,7 +131,7 @@ static int fill_values(ocp_instance *instance, uint32_t index, uint64_t needed, 
     if (params[i].kind != OCP_PARAM_POINTER)
       continue;
     if (!pointer(instance, &params[i], needed, &call->values[apart ? slot : i], next_fixup))
-      return fail_record(instance, index, error, "it would use memory outside a tensor");
+      return fail_record(instance, index, error, "an address of its launch lies outside of a tensor");
     slot++;
   }
   call->num_pointers = slot;
@@ -314,7 +314,7 @@ int ocp_instance_locate(const ocp_instance *instance, const ocp_plan_readback *r
   const uint64_t bytes = ref_bytes(instance, readback->ref_kind, readback->ref_index);
   const uint64_t needed = (uint64_t)readback->count * (ocp_dtype_bits(readback->dtype) / 8);
   if (offset < 0 || (uint64_t)offset > bytes || needed > bytes - (uint64_t)offset)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: a read-back lies outside its tensor",
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: a read-back lies outside of its tensor",
                     instance->variant->cluster_name);
   if (readback->ref_kind == OCP_REF_WEIGHT) {
     *address = instance->variant->weights[readback->ref_index] + (uint64_t)offset;

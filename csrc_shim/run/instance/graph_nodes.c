@@ -81,7 +81,7 @@ static CUresult capture_library(const ocp_instance *instance, uint32_t index, oc
     if (!ocp_library_capture(call.problem, run_stream, stream, call.pointers, call.num_pointers, call.numbers,
                              call.num_numbers, used, error) &&
         error->code == ORT_OK)
-      ocp_fail(error, ORT_RUNTIME_EXCEPTION, "a library call that never ran");
+      ocp_fail(error, ORT_RUNTIME_EXCEPTION, "a library call has not run before, so it cannot be captured");
     result = ocp_stream_end_capture(stream, child);
   }
   atomic_store(&stream->capturing, false);
@@ -93,7 +93,7 @@ static CUresult capture_library(const ocp_instance *instance, uint32_t index, oc
   if (result != CUDA_SUCCESS)
     ocp_fail_cuda(error, device->driver, result, "capturing a library call");
   else if (error->code == ORT_OK && num_nodes == 0)
-    ocp_fail(error, ORT_RUNTIME_EXCEPTION, "a library call that enqueues nothing on its stream");
+    ocp_fail(error, ORT_RUNTIME_EXCEPTION, "a library call enqueues nothing on its stream, so it cannot be captured");
   if (error->code == ORT_OK)
     return CUDA_SUCCESS;
   if (*child)

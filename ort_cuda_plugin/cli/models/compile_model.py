@@ -66,9 +66,9 @@ def execute(arguments: argparse.Namespace) -> int:
         if target.exists():
             raise UserError(ExitCode.USAGE, f"{target} exists; remove it first")
     if len({target for _, target in jobs}) < len(jobs):
-        raise UserError(ExitCode.USAGE, "two of the models have the same name, and so would what is written")
+        raise UserError(ExitCode.USAGE, "two of the models have the same name, and so would their compiled models")
     if others and arguments.embed:
-        raise UserError(ExitCode.USAGE, "--share-with shares a file, and --embed writes none")
+        raise UserError(ExitCode.USAGE, "--share-with and --embed exclude each other: give one of them")
     emulate = find_device("auto")
     with unavailable_as_user_error():
         import onnxruntime as ort

@@ -194,7 +194,7 @@ def _shown(number: float) -> str:
 
 def _tolerance(name: str, text: str) -> float:
     if name not in _TYPES:
-        raise UserError(ExitCode.USAGE, f"--tolerance {name}: there is no such type; there are {', '.join(_TYPES)}")
+        raise UserError(ExitCode.USAGE, f"--tolerance {name}: unknown type; known: {', '.join(_TYPES)}")
     try:
         value = float(text)
     except ValueError:
@@ -207,9 +207,9 @@ def _tolerance(name: str, text: str) -> float:
 def _read(path: Path) -> dict[str, Any]:
     values = numpy_file(f"--load {path}", path)
     if not isinstance(values, dict):
-        raise UserError(ExitCode.USAGE, f"--load {path}: not a file of this command, as --save writes it")
+        raise UserError(ExitCode.USAGE, f"--load {path}: expected a file that --save has written")
     if not any(name.startswith("inputs/") for name in values):
-        raise UserError(ExitCode.USAGE, f"--load {path}: it has no inputs/NAME, as --save writes them")
+        raise UserError(ExitCode.USAGE, f"--load {path}: expected inputs/NAME, as --save writes them, got none")
     return values
 
 
@@ -218,7 +218,7 @@ def _loaded(arguments: argparse.Namespace, feeds: Mapping[str, Any], saved: Mapp
     given = {text.partition("=")[0] for text in arguments.input}
     loaded = {key.removeprefix("inputs/"): value for key, value in saved.items() if key.startswith("inputs/")}
     if both := sorted(given & loaded.keys()):
-        raise UserError(ExitCode.USAGE, f"--input {both[0]}: --load {arguments.load} has that as well")
+        raise UserError(ExitCode.USAGE, f"--input {both[0]}: --load {arguments.load} has it as well. Give one")
     if missing := sorted(feeds.keys() - given - loaded.keys()):
         text = f"--load {arguments.load}: it has no input {missing[0]!r}; it has {', '.join(sorted(loaded))}"
         raise UserError(ExitCode.USAGE, text)

@@ -20,7 +20,9 @@ from ort_cuda_plugin.ep.device.identity import AS_VARIABLE, Identity
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_argument(parser)
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGUMENTS", help="what to run")
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGUMENTS", help="the program and its arguments"
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:

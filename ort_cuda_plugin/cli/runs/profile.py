@@ -36,7 +36,7 @@ VIEWS = ("nodes", "steps", "kernels", "host")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--runs", type=int, default=5, metavar="N", help="Runs that count (default 5)")
+    parser.add_argument("--runs", type=int, default=5, metavar="N", help="number of timed Runs (default 5)")
     add_input_arguments(parser)
     parser.add_argument("--by", choices=VIEWS, default="steps", help="rows of the table (default steps)")
     parser.add_argument("--top", type=int, default=0, metavar="N", help="only the N longest rows")

@@ -456,7 +456,7 @@ def _why_no_kernel(node: Node, has_kernel: Callable[[Node], bool]) -> str:
     for value in (*node.inputs, *node.outputs):
         if value is None or (value.dtype is not None and value.dtype.is_supported):
             continue
-        what = "a string tensor" if value.dtype is DType.STRING else "no tensor of a device"
+        what = "a string tensor" if value.dtype is DType.STRING else "not a tensor of a device"
         return f"{value.name!r} is {what}: strings, sequences and optional values stay on the host"
     return "" if has_kernel(node) else "no kernel takes it with these types"
 

@@ -238,7 +238,7 @@ class StoredConstants:
     def _constant(self, row: Json) -> Constant:
         dtype, dims = dtype_of(row["dtype"]), dims_of(row["shape"])
         if not dtype.is_supported:
-            raise ValueError(f"a constant of {dtype.name}")
+            raise ValueError(f"constants of {dtype.name} are not supported")
         if "recipe" in row:
             return self._recipe(row["recipe"], dtype, dims)
 
@@ -267,7 +267,7 @@ class StoredConstants:
         parts = []
         for number, shape, strides, offset in operands:
             if type(number) is not int or not 0 <= number < len(self.all) or type(offset) is not int:
-                raise ValueError(f"an operand {number!r} of a recipe")
+                raise ValueError(f"expected an operand of a recipe, got {number!r}")
             part = ConstantView(self.all[number], dims_of(shape), dims_of(strides), offset)
             if not part.is_inside:
                 raise ValueError(f"an operand of a recipe is outside of constant {number}")

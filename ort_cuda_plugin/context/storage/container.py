@@ -186,7 +186,7 @@ class Container:
         if zero or size != len(self.data):
             raise self.damaged(f"it has {len(self.data)} bytes, and should have {size}")
         if length > MAX_INDEX_BYTES or not FIRST_ARRAY <= offset <= size or offset + length != size:
-            raise self.damaged("its index is outside of it")
+            raise self.damaged("its index lies outside of the file")
         text = bytes(read(self.data, offset, length, self.subject))
         if hashlib.sha256(text).digest() != digest:
             raise self.damaged("its index has other contents than were stored")
@@ -215,7 +215,7 @@ class Container:
                 raise self.damaged(f"array {number}")
             # Arrays are contiguous, so none lies outside of the data or overlaps another.
             if offset % ALIGNMENT or offset < end or offset + length > self._end:
-                raise self.damaged(f"array {number} is where it cannot be")
+                raise self.damaged(f"array {number} is out of place")
             end = offset + length
         return places
 

@@ -22,7 +22,7 @@ def stored_callback(row: Mapping[str, Any]) -> Callback:
     Raises the exceptions of `context.storage.errors.MALFORMED`.
     """
     if row["kind"] != "plugin":
-        raise ValueError(f"a callback of the kind {row['kind']!r}")
+        raise ValueError(f"unknown kind of callback {row['kind']!r}")
     name, version, namespace, node = (_text(row[key]) for key in ("name", "version", "namespace", "node"))
     label = f"plugin {name}-{version}"
     fields = fields_from_json(row["fields"])
@@ -37,9 +37,9 @@ def stored_callback(row: Mapping[str, Any]) -> Callback:
     )
     described = len(layout.inputs) + len(layout.outputs)
     if sum(layout.given) != len(layout.inputs) or len(layout.wild) != len(layout.outputs):
-        raise ValueError("a callback whose tensors contradict each other")
+        raise ValueError("the tensors of a callback contradict each other")
     if len(tensors) != described + layout.has_workspace:
-        raise ValueError(f"a callback of {len(tensors)} tensors, of which {described} are described")
+        raise ValueError(f"a callback has {len(tensors)} tensors, but {described} descriptions")
 
     def function() -> CallFunction:
         return _function(name, version, namespace, node, label, fields, tactic, layout)

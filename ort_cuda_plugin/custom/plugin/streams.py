@@ -186,7 +186,9 @@ class RunStream:
 
     def _call_twin(self, kernel: Kernel, grid: Sequence[int], args: Sequence[Any]) -> None:
         if kernel.numpy_twin is None:
-            raise TypeError(f"kernel {kernel.name} is code for GPUs, and has no twin that the emulated device can run")
+            raise TypeError(
+                f"kernel {kernel.name} is code for GPUs, and has no counterpart that the emulated device can run"
+            )
         if 0 in grid:
             return
         arrays = {number: self._contents(arg) for number, arg in enumerate(args) if isinstance(arg, DeviceArray)}

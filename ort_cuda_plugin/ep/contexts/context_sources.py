@@ -88,7 +88,7 @@ class SourceFinder:
         subject = f"source model {file!r}"
         if folder is None or not file:
             raise ContextError(
-                f"the compiled model has no weights, and the place of its {subject} is not known: set "
+                f"the compiled model has no weights, and the location of its {subject} is not known: set "
                 "ep.context_source_model_path"
             )
         try:

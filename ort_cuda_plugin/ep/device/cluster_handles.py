@@ -103,7 +103,7 @@ def precompute(
     """
     cluster = core().cluster_create(device.pointer, name.encode(), 0)
     if cluster == ffi.NULL:
-        raise MemoryError(f"no memory for the constants of {name}")
+        raise MemoryError(f"the host has no memory for the constants of {name}")
     try:
         add_kernels(cluster, kernels)
         with NewWeights(device) as weights:

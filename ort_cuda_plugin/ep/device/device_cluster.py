@@ -44,7 +44,7 @@ class DeviceCluster:
         self.weights: list[tuple[Any, int]] = []
         self.pointer = core().cluster_create(device.pointer, name.encode(), handle)
         if self.pointer == ffi.NULL:
-            raise MemoryError(f"no memory for the fused node {name}")
+            raise MemoryError(f"the host has no memory for the fused node {name}")
 
     def close(self) -> None:
         """Release cluster, weights and kernels. No Run may be active."""

@@ -44,7 +44,7 @@ def measure(device: OpenDevice, programs: Sequence[Variant]) -> list[float | Non
             list(specs), device.target
         )  # compiled in parallel; a kernel that fails here fails again below, alone
     except Exception as error:
-        logger.info("kernels to be measured: %s", error)
+        logger.info("autotune: candidate kernels: %s", error)
     return [_measure(device, program) for program in programs]
 
 
@@ -56,7 +56,7 @@ def _measure(device: OpenDevice, program: Variant) -> float | None:
     try:
         kernel_library().get_many(_kernels(program), device.target)
     except Exception as error:
-        logger.warning("a kernel that was to be measured does not compile: %s", error)
+        logger.warning("autotune: a candidate kernel does not compile: %s", error)
         return math.inf
     try:
         cluster = DeviceCluster("measurement", device)
@@ -69,7 +69,7 @@ def _measure(device: OpenDevice, program: Variant) -> float | None:
         finally:
             cluster.close()
     except (PluginError, DriverError, MemoryError) as error:
-        logger.warning("a kernel could not be measured: %s", error)
+        logger.warning("autotune: a candidate kernel could not be measured: %s", error)
         return None
 
 

@@ -119,7 +119,7 @@ def _violations(step: Step) -> Iterator[str]:
         elif x.buffer not in used:
             yield f"1: {_text(x)} is neither among the step's reads nor among its writes"
         elif x not in packed and not isinstance(step, Launch) and not _is_inside(x):
-            yield f"5: {_text(x)} reaches over an end of its buffer"
+            yield f"5: {_text(x)} exceeds its buffer"
     if isinstance(step, Map):
         yield from _shapes(step)
         yield from _leaves(step)
@@ -187,7 +187,7 @@ def _leaves(step: Map) -> Iterator[str]:
         expressions.append(([step.weight], [step.score], step.score_inputs))
     for values, known, inputs in expressions:
         if not _have_inputs(values, known, inputs):
-            yield "7: an expression has a leaf that stands for none of the step's inputs"
+            yield "7: a leaf of an expression is not an input of the step"
 
 
 def _have_inputs(values: Iterable[Scalar], own: Iterable[Scalar], inputs: Iterable[Input]) -> bool:

@@ -174,7 +174,7 @@ def constant(value: Number, dtype: DType) -> Scalar:
     if dtype.is_float:
         return Scalar(dtype, "constant", (), float(value))
     if value != int(value):
-        raise TypeError(f"{value} is no {dtype.name}")
+        raise TypeError(f"expected a number of {dtype.name}, got {value}")
     bits = dtype.bits
     wrapped = int(value) & ((1 << bits) - 1)
     if dtype.short[0] == "i" and wrapped >> (bits - 1):
@@ -187,7 +187,7 @@ def expression(value: object) -> Scalar:
     if isinstance(value, Scalar):
         return value
     raise TypeError(
-        f"{value!r} is no expression: "
+        f"expected an expression, got {value!r}: "
         + (
             "== and != compare Python's objects, use equal() and not_equal()"
             if isinstance(value, _Sameness)
@@ -244,7 +244,7 @@ def _operation(op: str, scalars: tuple[Scalar, ...]) -> Scalar:
 def _arithmetic(op: str, *operands: Operand) -> Scalar:
     scalars = _unify(operands)
     if scalars[0].dtype is DType.BOOL:
-        raise TypeError(f"{op} of booleans")
+        raise TypeError(f"{op}: expected numbers, got booleans")
     return _operation(op, scalars)
 
 
@@ -286,7 +286,7 @@ def not_equal(a: Operand, b: Operand) -> Scalar:
 def where(condition: Scalar, a: Operand, b: Operand) -> Scalar:
     """Return ``a`` if the boolean ``condition`` holds, else ``b``. Both are evaluated."""
     if expression(condition).dtype is not DType.BOOL:
-        raise TypeError(f"condition of type {condition.dtype.name}")
+        raise TypeError(f"expected a condition of BOOL, got {condition.dtype.name}")
     scalars = _unify((a, b))
     return Scalar(scalars[0].dtype, "where", (condition, *scalars))
 
@@ -359,7 +359,7 @@ def cast(x: Scalar, dtype: DType, *, saturate: bool = True, round_mode: str = "u
     FLOAT8E8M0, the powers of two.
     """
     if not isinstance(dtype, DType):
-        raise TypeError(f"{dtype!r} is no element type, as DType.FLOAT32 is")
+        raise TypeError(f"expected an element type such as DType.FLOAT32, got {dtype!r}")
     if expression(x).dtype is dtype:
         return x
     exact = not dtype.is_float or dtype in (DType.FLOAT32, DType.FLOAT64)

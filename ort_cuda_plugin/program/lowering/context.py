@@ -476,7 +476,7 @@ class Lowering:
             return known
         assert isinstance(condition, Expr)
         if is_read_back(condition):
-            raise Unsupported("shape", "what it does depends on values that are computed on the device")
+            raise Unsupported("shape", "its result depends on values that are computed on the device")
         answer = condition.hint != 0
         recorded = condition if answer else logical_not(condition)
         self.trace.originate(self.node, (recorded,))

@@ -60,7 +60,7 @@ def leaves_of(tensors: Sequence[Tensor]) -> list[Scalar]:
     """Return the leaves that functions of elements get for the tensors. Raises TypeError for other objects."""
     for x in tensors:
         if not isinstance(x, Tensor):
-            raise TypeError(f"{type(x).__name__} is no tensor: ctx.constant makes one of an array")
+            raise TypeError(f"expected a tensor, got {type(x).__name__}: ctx.constant makes one from an array")
     return [Scalar(x.dtype, "leaf") for x in tensors]
 
 

@@ -77,11 +77,11 @@ def dims_of(shape: Sequence[Dim], dtype: DType) -> tuple[Dim, ...]:
     ``dtype``.
     """
     if not isinstance(dtype, DType):
-        raise TypeError(f"{dtype!r} is no element type, as DType.FLOAT32 is")
+        raise TypeError(f"expected an element type such as DType.FLOAT32, got {dtype!r}")
     try:
         return tuple(dim if isinstance(dim, int | Expr) else operator.index(dim) for dim in shape)
     except TypeError as error:
-        raise TypeError(f"{shape!r} is no shape, which has a whole number or an expression for each size") from error
+        raise TypeError(f"expected a shape of whole numbers or expressions, got {shape!r}") from error
 
 
 class Tensor:
