@@ -319,26 +319,29 @@ class CompiledCluster:
         tables = Tables(self._known)
         placed = place_outputs(lowering.ctx, results)
         live: list[Step] = []
-        history = self._history()
-        fixed, launches, self.traffic = make_launches(lowering.ctx, self._watch(live, history))
-        if history is not None:
+        told: list[str] = []
+        shown, recorded = self._history(self.show_program), self._history(self.show_plan and told.append, formulas=True)
+        histories = [each for each in (shown, recorded) if each is not None]
+        fixed, launches, self.traffic = make_launches(lowering.ctx, self._watch(live, histories))
+        for history in histories:
             history.finish()
-        if self.show_plan is not None:
-            self.show_plan(plan_record(input_shapes, live, launches))
+        if self.show_plan is not None and recorded is not None:
+            once = (step for group in fixed for step in group)
+            self.show_plan(plan_record(input_shapes, live, once, launches, recorded.text, told))
         precompute(fixed, launches, tables)
         plan = make_plan(lowering.ctx.trace, launches, plan_inputs, placed, symbols.guards, tables, symbols.count)
         return plan, tables
 
-    def _history(self) -> ProgramHistory | None:
-        """Return the watch that passes each pass's changes to ``show_program``."""
-        if self.show_program is None:
+    def _history(self, show: Callable[[str], None] | None, formulas: bool = False) -> ProgramHistory | None:
+        """Return the watch that passes each pass's changes to ``show``, if that is wanted."""
+        if show is None:
             return None
-        text = ProgramText([v.name for v in self.inputs], [v.name for v in self.outputs])
-        return ProgramHistory(text, self.show_program, [each.name for each in PASSES], whole={"emission"})
+        text = ProgramText([v.name for v in self.inputs], [v.name for v in self.outputs], formulas)
+        return ProgramHistory(text, show, [each.name for each in PASSES], whole={"emission"})
 
-    def _watch(self, live: list[Step], history: ProgramHistory | None) -> Watch | None:
+    def _watch(self, live: list[Step], histories: Sequence[ProgramHistory]) -> Watch | None:
         """Return the watch of passes. ``live`` receives the steps before fusion, if ``show_plan`` needs them."""
-        watches: list[Watch] = [each for each in (self.watch, history) if each is not None]
+        watches: list[Watch] = [*histories] if self.watch is None else [self.watch, *histories]
         if self.show_plan is not None:
             watches.append(lambda name, steps: live.extend(steps if name == "dead_code_elimination" else ()))
 

@@ -16,6 +16,9 @@ td.bar { width: 40%; text-align: left } td.bar div { height: 14px; min-width: 1p
 tr:hover { background: #f2f2f2 }
 summary { cursor: pointer; list-style: none } details[open] { white-space: normal }
 pre { margin: 2px 0; white-space: pre-wrap; text-align: left }
+pre.diff { overflow-x: auto; white-space: pre; background: #fafafa; border: 1px solid #ddd; padding: 4px }
+.diff .gone { background: #fbe0dd } .diff .new { background: #ddf3d9 } .diff .place { color: #777 }
+details:target > summary { background: #fff3b0 }
 .key span { display: inline-block; padding: 0 6px; margin: 2px; color: #fff }
 """
 _SORT = """
@@ -47,10 +50,19 @@ def paragraphs(lines: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Name:
-    """A truncated cell, which opens to show ``inside`` if there is any."""
+    """A truncated cell, which opens to show ``inside`` if there is any. ``identity`` is an anchor."""
 
     text: str
     inside: str = ""
+    identity: str = ""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A cell that leads to an anchor of the page."""
+
+    text: str
+    target: str
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,7 @@ class Bar:
     hint: str = ""
 
 
-Cell = str | Name | Bar
+Cell = str | Name | Bar | Link
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], *, identity: str = "", sortable: bool = True) -> str:
@@ -81,13 +93,39 @@ def _cell(cell: Cell) -> str:
         case Bar(fraction, colour, hint):
             width = f"width:{100 * fraction:.2f}%;background:{colour}"
             return f'<td class="bar"><div style="{width}" title="{escape(hint)}"></div></td>'
-        case Name(text, inside):
+        case Link(text, target):
+            return f"<td>{link(text, target)}</td>"
+        case Name(text, inside, identity):
             shown = escape(text)
             if inside:
                 shown = f"<details><summary>{shown}</summary><pre>{escape(inside)}</pre></details>"
-            return f'<td class="name">{shown}</td>'
+            anchor = f' id="{escape(identity)}"' if identity else ""
+            return f'<td class="name"{anchor}>{shown}</td>'
         case str():
             return f"<td>{escape(cell)}</td>"
+
+
+def link(text: str, target: str) -> str:
+    """Return a link to an anchor of the page."""
+    return f'<a href="#{escape(target)}">{escape(text)}</a>'
+
+
+def opened(summary: str, inside: str, *, identity: str = "", is_open: bool = False) -> str:
+    """Return HTML that opens under a line of text."""
+    attributes = (f' id="{escape(identity)}"' if identity else "") + (" open" if is_open else "")
+    return f"<details{attributes}><summary>{escape(summary)}</summary>{inside}</details>"
+
+
+def text_block(text: str) -> str:
+    """Return text as it is, with its line breaks."""
+    return f"<pre>{escape(text)}</pre>"
+
+
+def difference(text: str) -> str:
+    """Return a unified diff with the lines that are gone and those that are new in colours."""
+    kinds = {"-": "gone", "+": "new", "@": "place"}
+    lines = [f'<span class="{kinds.get(line[:1], "same")}">{escape(line)}</span>' for line in text.splitlines()]
+    return '<pre class="diff">' + "\n".join(lines) + "</pre>"
 
 
 def key(colours: Iterable[tuple[str, str]]) -> str:

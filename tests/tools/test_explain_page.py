@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Hashable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
-from onnx import parser
+from onnx import numpy_helper, parser
 
 from browser import Page, load_offline
 from ort_cuda_plugin.api import Placement
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
-from ort_cuda_plugin.cli.models import explain_page
+from ort_cuda_plugin.cli.models import explain_page, program_page
+from ort_cuda_plugin.cli.models.kernel_texts import checked_accesses
+from ort_cuda_plugin.cli.models.program_page import KernelTexts
 from ort_cuda_plugin.clusters.claims.claims import NodeVerdict
+from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.ep.nodes.program_files import ProgramFiles
 from ort_cuda_plugin.pages.drawing import layout
 from ort_cuda_plugin.program.analysis.plan_record import read_plans
 
 MIXED = """<ir_version: 9, opset_import: ["" : 18]> mixed (float[n, 64] x) => (float[n, 64] z)
     { a = Exp(x)  r = Relu(a)  s = Cast <to=8> (r)  f = Cast <to=1> (s)  b = Exp(f)  z = Add(b, r) }"""
+PRODUCT = """<ir_version: 9, opset_import: ["" : 18]> product (float[n, 64] x) => (float[n, 32] z)
+    { [p] p = MatMul(x, w)  [r] r = Relu(p)  [y] y = Softmax(r)  [z] z = Neg(y) }"""
+KERNEL_FIELDS = ("name", "signature", "source", "launch_bounds", "resident")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +64,8 @@ def test_page_has_clusters_steps_reasons_and_copies(explained: tuple[list[dict[s
     page = Page(path.read_text())
     assert page.faults == []
     assert [value for value in page.values("id") if value.startswith("cluster")] == ["cluster-0", "cluster-1"]
-    assert page.values("href") == ["#cluster-0", "#cluster-1"]
+    assert [value for value in page.values("href") if "cluster" in value] == ["#cluster-0", "#cluster-1"]
+    assert {value.removeprefix("#") for value in page.values("href")} <= set(page.values("id"))
     assert page.values("class").count("copy") == 2
     text = path.read_text()
     copies = text.split('id="copies"')[1].split("</table>")[0]
@@ -63,6 +73,68 @@ def test_page_has_clusters_steps_reasons_and_copies(explained: tuple[list[dict[s
     assert "FLOAT32[n, 64]" in copies
     assert "exp_relu" in text
     assert "://" not in text
+
+
+@pytest.fixture(scope="module")
+def with_kernels(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a product with a row program, with PTX and checked accesses."""
+    folder = tmp_path_factory.mktemp("explain")
+    model = parser.parse_model(PRODUCT)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((64, 32), np.float32), "w"))
+    onnx.save(model, folder / "product.onnx")
+    page = folder / "page.html"
+    arguments = ["explain", str(folder / "product.onnx"), "--device", "emulated", "--html", str(page)]
+    assert main([*arguments, "--ptx", "sm_90", "--check"]) == ExitCode.OK
+    return page.read_text()
+
+
+def test_page_draws_what_each_pass_changed(with_kernels: str) -> None:
+    shown = html.unescape(with_kernels)
+    assert "<summary>changed by vertical_fusion: " in shown
+    assert re.search('<span class="gone">- map .*f32', shown)
+    assert re.search('<span class="new">[+] product .*f32', shown)
+    assert re.search(r"[+] +%3 = max\(accumulator, 0\)|[+] +%3 = where", shown), "what a step computes"
+    assert "passes that changed nothing: " in shown
+    assert "<summary>after lowering: 4 steps" in shown
+
+
+def test_a_step_leads_to_its_nodes_tensors_source_ptx_and_checked_accesses(with_kernels: str) -> None:
+    page = Page(with_kernels)
+    assert page.faults == []
+    targets = {value.removeprefix("#") for value in page.values("href")}
+    assert targets <= set(page.values("id"))
+    assert {"step-0-0", "step-0-1", "node p", "node y"} <= targets
+    step = html.unescape(with_kernels).split('id="step-0-0"')[1].split('id="step-0-1"')[0]
+    assert "reads x f32[n, 64] with strides (64, 1), of 256*n bytes" in step
+    assert "schedule: " in step
+    assert "def kernel(" in step
+    assert "checked accesses: no finding in a Run with random inputs" in step
+    assert re.search(r"\d+ loads of \d+ bytes", step)
+    assert "no PTX for sm_90: a kernel of the emulated device only" in step or ".visible .entry" in step
+
+
+def test_what_a_checked_run_finds_stands_at_the_kernel() -> None:
+    spec = KernelSpec("one", ("*f32",), "def kernel(x):\n    x[0] = 1")
+    other = KernelSpec("two", ("*f32",), "def kernel(x):\n    x[0] = 2")
+    found = f"out of bounds: kernel {spec.symbol}, block (0,0,0) reads 4 bytes"
+    texts = KernelTexts(is_checked=True, finding=found)
+    fields = {"name": "k", "nodes": [], "op_types": [], "note": "", "lines": []}
+    kernels = [{name: getattr(each, name) for name in KERNEL_FIELDS} for each in (spec, other)]
+    plan = {"steps": [{**fields, "kernel": kernel} for kernel in kernels], "once": []}
+    first, second = program_page.steps(0, plan, texts).split('id="step-0-1"')
+    assert f"checked accesses: {found}" in first
+    assert "no finding" in second
+    assert list(checked_accesses([spec]).values()) == ["1 stores of 4 bytes"]
+
+
+@pytest.mark.parametrize("arguments", [["--ptx", "sm_90"], ["--check"], ["--html", "page.html", "--ptx", "sm_1"]])
+def test_what_a_page_would_show_needs_a_page_and_a_known_gpu(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(parser.parse_model(MIXED), tmp_path / "mixed.onnx")
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", "mixed.onnx", "--device", "emulated", *arguments]) == ExitCode.USAGE
+    assert "--ptx" in capsys.readouterr().err
 
 
 def test_page_opens_in_a_browser_without_a_network(explained: tuple[list[dict[str, object]], Path]) -> None:
@@ -85,7 +157,8 @@ def test_a_graph_of_thousands_of_nodes_is_drawn_in_few_boxes() -> None:
         {"name": f"k{step}", "kind": "kernel", "nodes": [f"n{number}" for number in range(first, first + 20)]}
         for step, first in enumerate(range(2000, 4000, 20))
     ]
-    plan = {"steps": [{**step, "op_types": ["Op"] * 20, "read": 1, "written": 1, "note": ""} for step in steps]}
+    rest = {"op_types": ["Op"] * 20, "read": 1, "written": 1, "note": "", "lines": [], "kernel": None}
+    plan = {"steps": [{**step, **rest} for step in steps], "once": [], "history": []}
     placement = Placement([*elsewhere, *own], {})
     text = explain_page.page("large", placement, {"c": {**plan, "shapes": []}}, [])
     overview, inside = text.split("<svg")[1:3]

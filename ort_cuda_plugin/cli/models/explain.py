@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +31,8 @@ from ort_cuda_plugin.cli.common import (
 from ort_cuda_plugin.cli.devices import select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError, printable
 from ort_cuda_plugin.cli.models.explain_page import page, place
+from ort_cuda_plugin.cli.models.kernel_texts import checked_accesses, checked_run, ptx_of, specs_of
+from ort_cuda_plugin.cli.models.program_page import KernelTexts
 from ort_cuda_plugin.ep.nodes.plan_history import PlanVariant, built_after
 from ort_cuda_plugin.models import random_inputs, with_input_shapes
 from ort_cuda_plugin.program.analysis.plan_record import read_plans
@@ -59,7 +62,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--html",
         type=output_file,
         metavar="FILE",
-        help="write a web page to this file: the graph with clusters, steps and copies",
+        help="write a web page to this file: the graph with clusters and copies, what each pass changed, and each step"
+        " with its kernel",
+    )
+    parser.add_argument("--ptx", metavar="SM", help="with --html: the PTX of each kernel for this GPU, such as sm_90")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="with --html: run the model with random inputs on the emulated device, check each access to memory, and"
+        " show the accesses of each kernel and what was found",
     )
     parser.add_argument("--declined", action="store_true", help="only nodes that do not run on the EP")
     parser.add_argument(
@@ -88,7 +99,9 @@ def execute(arguments: argparse.Namespace) -> int:
     verdicts = found.verdicts
     line = f"{sum(verdict.supported for verdict in verdicts)} of {len(verdicts)} nodes run on {get_ep_name()}"
     if arguments.html is not None:
-        arguments.html.write_text(page(f"{path.stem}: where its nodes run", found, plans, [line]), encoding="utf-8")
+        texts = _kernel_texts(arguments, path, emulate, list(plans.values()))
+        text = page(f"{path.stem}: where its nodes run", found, plans, [line], texts)
+        arguments.html.write_text(text, encoding="utf-8")
     shown = [verdict for verdict in verdicts if not (arguments.declined and verdict.supported)]
     if arguments.json:
         print(json.dumps([asdict(verdict) for verdict in shown], indent=2))
@@ -104,9 +117,28 @@ def execute(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _kernel_texts(
+    arguments: argparse.Namespace, path: Path, emulate: bool, plans: Sequence[Mapping[str, Any]]
+) -> KernelTexts:
+    """Return what the page shows of kernels, for --ptx and --check."""
+    specs = specs_of(plans)
+    with waiting(Console(stderr=True), "compiling for the page"):
+        ptx = ptx_of(specs, arguments.ptx) if arguments.ptx else {}
+        accesses = checked_accesses(specs) if arguments.check else {}
+    if not arguments.check:
+        return KernelTexts(arguments.ptx or "", ptx)
+    if not emulate:
+        raise UserError(ExitCode.USAGE, "--check is for the emulated device: add --device emulated")
+    with waiting(Console(stderr=True), "running in the checking mode"):
+        finding = checked_run(path)
+    return KernelTexts(arguments.ptx or "", ptx, accesses, is_checked=True, finding=finding)
+
+
 def _refuse_what_says_nothing(arguments: argparse.Namespace) -> None:
     if arguments.shapes and not arguments.plans:
         raise UserError(ExitCode.USAGE, "--shapes says what --plans runs: give that too")
+    if (arguments.ptx or arguments.check) and arguments.html is None:
+        raise UserError(ExitCode.USAGE, "--ptx and --check are for --html: give that too")
     if arguments.autotune and not arguments.program:
         raise UserError(ExitCode.USAGE, "--autotune is for --program: give that too")
     if (arguments.program or arguments.plans) and (arguments.json or arguments.declined):

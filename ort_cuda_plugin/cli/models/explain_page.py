@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ort_cuda_plugin.api import Placement
+from ort_cuda_plugin.cli.models import program_page
+from ort_cuda_plugin.cli.models.program_page import KernelTexts, node_anchor, step_anchor
 from ort_cuda_plugin.clusters.claims.claims import NodeVerdict
 from ort_cuda_plugin.pages import drawing, html
 from ort_cuda_plugin.pages.drawing import Box, Edge
@@ -24,7 +26,11 @@ _OPEN = 60
 _MANY = 150
 """Boxes of the overview from which chains of nodes on another provider become one box."""
 _SCRIPT = """
-const show = () => { const part = document.getElementById(location.hash.slice(1)); if (part) part.open = true; };
+const show = () => {
+  const part = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  for (let outer = part; outer; outer = outer.parentElement) if (outer.tagName === "DETAILS") outer.open = true;
+  if (part) part.scrollIntoView();
+};
 addEventListener("hashchange", show); show();
 """
 _Plan = Mapping[str, Any]
@@ -40,15 +46,22 @@ class CopiedValue:
     causes: tuple[NodeVerdict, ...]
 
 
-def page(title: str, placement: Placement, plans: Mapping[str, _Plan], lines: Sequence[str]) -> str:
+def page(
+    title: str,
+    placement: Placement,
+    plans: Mapping[str, _Plan],
+    lines: Sequence[str],
+    texts: KernelTexts | None = None,
+) -> str:
     """Return the page. ``plans`` has a `plan_record` of each cluster, if known; ``lines`` stand at the top."""
+    texts = texts or KernelTexts()
     verdicts = [verdict for verdict in placement.verdicts if not verdict.body_of]
     found = list(copies(placement))
     clusters = _clusters(placement.verdicts)
     sections = [html.paragraphs(lines), html.key(_KEY), f"<h2>Graph</h2>{_overview(verdicts, found, clusters)}"]
     is_open = len(clusters) == 1 and len(placement.verdicts) <= _OPEN
     for number, (name, nodes) in enumerate(clusters.items()):
-        sections.append(_cluster(number, name, nodes, plans.get(name), is_open))
+        sections.append(_cluster(number, name, nodes, plans.get(name), texts, is_open))
     sections += ["<h2>Copies between host and device</h2>" + _copies(found), "<h2>Nodes</h2>" + _nodes(placement)]
     return html.document(title, "\n".join(sections), drawing.STYLE, _SCRIPT)
 
@@ -180,7 +193,9 @@ def _chained(verdicts: Sequence[NodeVerdict], group: Mapping[int, Hashable]) -> 
 # ---- one cluster ----
 
 
-def _cluster(number: int, name: str, nodes: Sequence[NodeVerdict], plan: _Plan | None, is_open: bool) -> str:
+def _cluster(
+    number: int, name: str, nodes: Sequence[NodeVerdict], plan: _Plan | None, texts: KernelTexts, is_open: bool
+) -> str:
     step_of: dict[str, int] = {}
     for index, step in enumerate(plan["steps"] if plan else ()):
         for node in step["nodes"]:
@@ -194,11 +209,12 @@ def _cluster(number: int, name: str, nodes: Sequence[NodeVerdict], plan: _Plan |
         step = step_of.get(node.label)
         colour = "#ffffff" if step is None else _STEPS[step % len(_STEPS)]
         told = "no step: a view, a size, or computed once" if step is None else f"step {step}"
+        link = "" if step is None else step_anchor(number, step)
         if by_steps:
-            boxes.setdefault(key, Box((told, _kind(plan, step)), colour, told))
+            boxes.setdefault(key, Box((told, _kind(plan, step)), colour, told, link))
         else:
             where = "" if plan is None else f", {told.partition(':')[0]}"
-            boxes[key] = Box((node.label, f"{node.op_type}{where}"), colour, f"{_hint(node)}\n{told}")
+            boxes[key] = Box((node.label, f"{node.op_type}{where}"), colour, f"{_hint(node)}\n{told}", link)
     made = {value: key for key, node in zip(keys, nodes, strict=True) for value in node.outputs}
     arrows: dict[tuple[Hashable, Hashable], list[str]] = {}
     for key, node in zip(keys, nodes, strict=True):
@@ -207,7 +223,7 @@ def _cluster(number: int, name: str, nodes: Sequence[NodeVerdict], plan: _Plan |
                 arrows.setdefault((made[value], key), []).append(value)
     edges = [Edge(source, target, "\n".join(names)) for (source, target), names in arrows.items()]
     opened = " open" if is_open else ""
-    steps = "<p>Its plan is not known before a Run.</p>" if plan is None else _steps(plan)
+    steps = "<p>Its plan is not known before a Run.</p>" if plan is None else _program(number, plan, texts)
     return (
         f'<details id="cluster-{number}"{opened}><summary><h2>Cluster {number}: {len(nodes)} nodes</h2></summary>'
         f"{html.paragraphs([name])}{drawing.drawing(boxes, edges)}{steps}</details>"
@@ -218,10 +234,14 @@ def _kind(plan: _Plan | None, step: int | None) -> str:
     return "" if plan is None or step is None else plan["steps"][step]["name"] or plan["steps"][step]["kind"]
 
 
-def _steps(plan: _Plan) -> str:
+def _program(cluster: int, plan: _Plan, texts: KernelTexts) -> str:
+    return _steps(cluster, plan) + program_page.passes(plan) + program_page.steps(cluster, plan, texts)
+
+
+def _steps(cluster: int, plan: _Plan) -> str:
     rows: list[list[html.Cell]] = [
         [
-            str(number),
+            html.Link(str(number), step_anchor(cluster, number)),
             html.Name(step["name"] or step["kind"], step["note"]),
             html.Name(
                 ", ".join(step["nodes"]), "\n".join(map(" ".join, zip(step["nodes"], step["op_types"], strict=True)))
@@ -257,7 +277,7 @@ def _copies(found: Sequence[CopiedValue]) -> str:
 def _nodes(placement: Placement) -> str:
     rows: list[list[html.Cell]] = [
         [
-            html.Name(node.label),
+            html.Name(node.label, identity=node_anchor(node.label)),
             html.Name(f"{node.domain or 'ai.onnx'}.{node.op_type}-{node.since_version}"),
             html.Name(place(node)),
             html.Name(node.body_of),

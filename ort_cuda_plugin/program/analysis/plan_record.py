@@ -7,19 +7,27 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...compiler.kernel import KernelSpec
 from ..steps.steps import Contract, Convolve
 from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Recordable, Step
+from .program_text import ProgramText
 from .traffic import arithmetic, traffic
 
 
 def plan_record(
-    shapes: Sequence[Sequence[int] | None], lowered: Iterable[Step], launches: Iterable[Recordable]
+    shapes: Sequence[Sequence[int] | None],
+    lowered: Iterable[Step],
+    once: Iterable[Recordable],
+    launches: Iterable[Recordable],
+    text: ProgramText,
+    history: Sequence[str],
 ) -> dict[str, Any]:
     """Return the record for JSON.
 
     ``shapes`` are those of the inputs that the plan was built for, None if they are guessed. ``steps`` has the steps of
-    a Run in the plan's order, with their bytes. ``nodes`` has for each node the bytes and operations of ``lowered``,
-    its steps before fusion, and the ONNX number of the multiplied type.
+    a Run in the plan's order, with their bytes; ``once`` those that run before the first Run. ``text`` names their
+    tensors, and ``history`` is what a `ProgramHistory` with these names showed. ``nodes`` has for each node the bytes
+    and operations of ``lowered``, its steps before fusion, and the ONNX number of the multiplied type.
     """
     nodes: dict[str, dict[str, float]] = {}
     for step in lowered:
@@ -32,8 +40,10 @@ def plan_record(
                 cost["type"] = step.operands[0].dtype.onnx
     return {
         "shapes": [None if shape is None else list(shape) for shape in shapes],
-        "steps": [_step(step) for step in launches if not isinstance(step, ReadBack)],
+        "steps": [_step(step, text) for step in launches if not isinstance(step, ReadBack)],
+        "once": [_step(step, text) for step in once if not isinstance(step, ReadBack)],
         "nodes": nodes,
+        "history": list(history),
     }
 
 
@@ -47,7 +57,7 @@ def read_plans(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _step(step: Recordable) -> dict[str, Any]:
+def _step(step: Recordable, text: ProgramText) -> dict[str, Any]:
     moved = traffic([step])
     return {
         "kind": _KINDS[type(step)],
@@ -57,6 +67,21 @@ def _step(step: Recordable) -> dict[str, Any]:
         "read": moved.read,
         "written": moved.written,
         "note": step.note if isinstance(step, Launch | LibraryCall) else "",
+        "lines": text.details(step),
+        "kernel": _kernel(step.kernel) if isinstance(step, Launch) else None,
+    }
+
+
+def _kernel(spec: KernelSpec) -> dict[str, Any] | None:
+    """Return the fields of a kernel's spec; None for one that was compiled elsewhere."""
+    if type(spec) is not KernelSpec:
+        return None
+    return {
+        "name": spec.name,
+        "signature": list(spec.signature),
+        "source": spec.source,
+        "launch_bounds": spec.launch_bounds,
+        "resident": spec.resident,
     }
 
 

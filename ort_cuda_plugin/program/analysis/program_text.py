@@ -7,8 +7,10 @@ from difflib import SequenceMatcher
 from typing import TypeAlias
 
 from ..steps.steps import Attend, Contract, Map, Rows, Sums
-from ..steps.tensor import Buffer, BufferKind
+from ..steps.tensor import Buffer, BufferKind, Tensor
 from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step
+from .formulas import formulas
+from .step_tensors import tensors_of
 from .traffic import Access, accesses, traffic
 
 Block: TypeAlias = tuple[str, ...]
@@ -16,11 +18,15 @@ Block: TypeAlias = tuple[str, ...]
 
 
 class ProgramText:
-    """Formats the programs of one plan; a buffer has one name in all of them. Sizes are the expected ones."""
+    """Formats the programs of one plan; a buffer has one name in all of them. Sizes are the expected ones.
 
-    def __init__(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        self._inputs, self._outputs = inputs, outputs
+    With ``formulas`` a step has lines of what it computes, and tensors that are not contiguous have their strides.
+    """
+
+    def __init__(self, inputs: Sequence[str], outputs: Sequence[str], formulas: bool = False) -> None:
+        self._inputs, self._outputs, self._has_formulas = inputs, outputs, formulas
         self._names: dict[Buffer, str] = {}
+        self._known: dict[Step, Block] = {}
 
     def program(self, name: str, steps: Sequence[Step]) -> str:
         """Format the steps after the pass ``name``, numbered."""
@@ -50,7 +56,14 @@ class ProgramText:
 
     def blocks(self, steps: Sequence[Step]) -> list[Block]:
         """Return the lines of each step: its kind, its nodes, and notes."""
-        return [tuple(self._lines(step)) for step in steps]
+        return [self._block(step) for step in steps]
+
+    def _block(self, step: Step) -> Block:
+        if not isinstance(step, Map):
+            return tuple(self._lines(step))  # its note may change
+        if step not in self._known:
+            self._known[step] = tuple(self._lines(step))
+        return self._known[step]
 
     def _lines(self, step: Step) -> Iterator[str]:
         reads, writes = accesses(step)
@@ -60,6 +73,35 @@ class ProgramText:
             yield f"{'':28} {step.note}"
         if isinstance(step, HostCall):
             yield f"{'':28} {step.callback.name}"
+        if self._has_formulas and isinstance(step, Map):
+            yield from (f"{'':28} {line}" for line in self._formulas(step))
+
+    def _formulas(self, step: Map) -> Iterator[str]:
+        """Yield what a step computes: its operands' prologues, scores, and results."""
+        leaves = {leaf: self._name(x.buffer) for leaf, x in step.inputs}
+        if isinstance(step, Sums):
+            leaves[step.total] = "accumulator"
+            for x, conversion in zip(step.operands, step.conversions, strict=False):
+                if conversion is not None:
+                    own = {leaf: self._name(y.buffer) for leaf, y in conversion.inputs}
+                    name = self._name(x.buffer)
+                    yield from formulas([(f"operand {name}", conversion.value)], {**own, conversion.leaf: name})
+        if isinstance(step, Attend):
+            scores = {leaf: self._name(x.buffer) for leaf, x in step.score_inputs}
+            yield from formulas([("weight", step.weight)], {**scores, step.score: "score"})
+        yield from formulas([(self._name(y.buffer), value) for value, y in step.all_outputs], leaves)
+
+    def details(self, step: Step) -> list[str]:
+        """Return lines about a step: its size on the device, and where each tensor lies in its buffer."""
+        lines = []
+        if isinstance(step, Launch):
+            grid = " x ".join(map(repr, step.grid))
+            lines.append(f"{grid} blocks of {' x '.join(map(str, step.block))} threads")
+        for verb, buffers in (("writes", step.writes), ("reads", step.reads)):
+            for x in (x for x in dict.fromkeys(tensors_of(step)) if x.buffer in buffers):
+                shape = f"{self._name(x.buffer)} {x.dtype.short}[{', '.join(map(repr, x.shape))}]"
+                lines.append(f"{verb} {shape}{_place(x)}, of {x.buffer.nbytes!r} bytes")
+        return lines
 
     def _list(self, accesses: Iterable[Access]) -> str:
         parts = []
@@ -67,7 +109,8 @@ class ProgramText:
             x = access.tensor
             shape = ", ".join(map(repr, x.shape))
             times = f" x {access.times}" if access.times > 1 else ""
-            parts.append(f"{self._name(x.buffer)} {x.dtype.short}[{shape}] {_size(access.bytes)}{times}")
+            place = _place(x) if self._has_formulas and not x.is_contiguous else ""
+            parts.append(f"{self._name(x.buffer)} {x.dtype.short}[{shape}]{place} {_size(access.bytes)}{times}")
         return "; ".join(parts) or "-"
 
     def _name(self, buffer: Buffer) -> str:
@@ -94,17 +137,18 @@ class ProgramHistory:
     def __init__(
         self, text: ProgramText, show: Callable[[str], None], passes: Sequence[str], whole: Collection[str] = ()
     ) -> None:
-        self._text, self._show, self._passes, self._whole = text, show, passes, whole
+        self.text = text
+        self._show, self._passes, self._whole = show, passes, whole
         self._last: list[Block] | None = None
         self._changed: dict[str, bool] = {}
 
     def __call__(self, name: str, steps: Sequence[Step]) -> None:
-        before, self._last = self._last, self._text.blocks(steps)
+        before, self._last = self._last, self.text.blocks(steps)
         self._changed[name] = before != self._last
         if before is None or name in self._whole:
-            self._show(self._text.program(name, steps))
+            self._show(self.text.program(name, steps))
         elif before != self._last:
-            self._show(self._text.change(name, before, steps))
+            self._show(self.text.change(name, before, steps))
 
     def finish(self) -> None:
         """Show the names of all passes, grouped by their effect."""
@@ -142,6 +186,11 @@ def step_kind(step: Step) -> str:
             return "read-back"
         case HostCall():
             return "Python, in each Run"
+
+
+def _place(x: Tensor) -> str:
+    offset = f" from {x.offset!r} on" if x.offset != 0 else ""
+    return f" with strides ({', '.join(map(repr, x.strides))}){offset}"
 
 
 def _totals(steps: Sequence[Step]) -> str:

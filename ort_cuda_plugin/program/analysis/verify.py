@@ -11,8 +11,9 @@ from ..expressions.scalar import Scalar, reachable
 from ..expressions.symbolic import Dim, eq, hint, le, product, truth
 from ..steps.steps import Attend, Contract, Input, Map, Rows, Sums
 from ..steps.tensor import Buffer, BufferKind, Tensor
-from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step
+from ..steps.trace import Launch, Step
 from .program_text import step_kind
+from .step_tensors import tensors_of
 
 VERIFY_VARIABLE = "ORT_CUDA_PLUGIN_VERIFY"
 CHECK_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_CHECK"
@@ -88,23 +89,6 @@ def _text(x: Tensor) -> str:
 
 def _described(step: Step, buffer: Buffer) -> str:
     return next((_text(x) for x in tensors_of(step) if x.buffer is buffer), f"a buffer of {buffer.kind.name}")
-
-
-def tensors_of(step: Step) -> tuple[Tensor, ...]:
-    """Return all tensors that a step reads or writes; for steps with ``parts`` only its own."""
-    match step:
-        case Map():
-            return step.tensors(without=("parts",))
-        case Launch() | LibraryCall():
-            return tuple(x for x in step.args if isinstance(x, Tensor))
-        case Copy():
-            return step.destination, step.source
-        case Memset():
-            return (step.destination,)
-        case ReadBack():
-            return (step.source,)
-        case HostCall():
-            return step.tensors
 
 
 def _violations(step: Step) -> Iterator[str]:

@@ -21,7 +21,8 @@ from ort_cuda_plugin.model.ir import DType, NodeError, UnknownRank, Unsupported
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.plan.format import Plan
 from ort_cuda_plugin.program.analysis.program_text import ProgramText
-from ort_cuda_plugin.program.analysis.verify import VERIFY_VARIABLE, Verifier, tensors_of
+from ort_cuda_plugin.program.analysis.step_tensors import tensors_of
+from ort_cuda_plugin.program.analysis.verify import VERIFY_VARIABLE, Verifier
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering, LoweringOptions
 from ort_cuda_plugin.program.steps.steps import Map

@@ -1,0 +1,79 @@
+"""What a page shows of a kernel: its PTX for a GPU architecture, and its accesses that the checking mode checks."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.program.analysis.verify import CHECK_VARIABLE
+
+_check_call = re.compile(r"call void @ocp_emu_check_(load|store|atomic)\(.*, i32 (\d+)\)")
+_VERBS = {"load": "loads", "store": "stores", "atomic": "atomic updates"}
+
+
+def specs_of(plans: Iterable[Mapping[str, Any]]) -> list[KernelSpec]:
+    """Return the kernels of plan records, each once."""
+    return list(dict.fromkeys(spec for plan in plans for step in _steps(plan) if (spec := spec_of(step)) is not None))
+
+
+def spec_of(step: Mapping[str, Any]) -> KernelSpec | None:
+    """Return the kernel of a step of a plan record."""
+    fields = step["kernel"]
+    return None if fields is None else KernelSpec(**{**fields, "signature": tuple(fields["signature"])})
+
+
+def _steps(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield from plan["once"]
+    yield from plan["steps"]
+
+
+def ptx_of(specs: Iterable[KernelSpec], architecture: str) -> dict[KernelSpec, str]:
+    """Return the PTX of kernels for an architecture such as ``sm_90``. Raises UserError for an unknown one."""
+    from ort_cuda_plugin.cli.models.kernel_report import ARCHITECTURES, is_for_gpus
+    from ort_cuda_plugin.compiler.compile import KernelCompileError
+    from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+
+    targets = {target.arch: target for target in ARCHITECTURES}
+    if architecture not in targets:
+        raise UserError(ExitCode.USAGE, f"--ptx {architecture}: choose from {', '.join(targets)}")
+    wanted = [spec for spec in specs if is_for_gpus(spec)]
+    try:
+        images = KernelLibrary(count=lambda name, by: None).get_many(wanted, targets[architecture])
+    except KernelCompileError as error:
+        raise UserError(ExitCode.MODEL_FAILED, f"--ptx {architecture}: {error}") from error
+    return {spec: image.ptx.decode() for spec, image in zip(wanted, images, strict=True)}
+
+
+def checked_accesses(specs: Iterable[KernelSpec]) -> dict[KernelSpec, str]:
+    """Return for each kernel the instructions that the checking mode checks, by kind and bytes."""
+    from ort_cuda_plugin.compiler.compile import KernelCompileError, emulated_ir, kernel_ir
+    from ort_cuda_plugin.compiler.targets import Target
+
+    found = {}
+    for spec in specs:
+        try:
+            text = emulated_ir(spec, kernel_ir(spec), Target.emulated(check=True))
+        except KernelCompileError as error:
+            found[spec] = str(error)
+            continue
+        counts = Counter((kind, int(size)) for kind, size in _check_call.findall(text))
+        found[spec] = "\n".join(
+            f"{count} {_VERBS[kind]} of {size} bytes" for (kind, size), count in sorted(counts.items())
+        )
+    return found
+
+
+def checked_run(model: Path) -> str:
+    """Run a model with random inputs in the checking mode, in a process of its own. Return what it found, or ""."""
+    command = [sys.executable, "-m", "ort_cuda_plugin", "run", str(model), "--runs", "1", "--device", "emulated"]
+    environment = {**os.environ, CHECK_VARIABLE: "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    return "" if done.returncode == 0 else (done.stderr.strip() or f"the checked Run ended with {done.returncode}")

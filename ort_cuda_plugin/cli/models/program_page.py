@@ -1,0 +1,92 @@
+"""The part of explain's page for one cluster's program: what each pass changed, and what each step is.
+
+A step leads to its nodes, its tensors in memory, the kernel's schedule with the reason, source and PTX, and the
+accesses that the emulated device checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ort_cuda_plugin.cli.models.kernel_texts import spec_of
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.pages import html
+
+_Plan = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class KernelTexts:
+    """What is known of kernels beside their source. ``finding`` is what a checked Run said, "" if it found nothing.
+
+    ``architecture`` is that of ``ptx``. ``is_checked`` says whether there was a checked Run.
+    """
+
+    architecture: str = ""
+    ptx: Mapping[KernelSpec, str] = field(default_factory=dict)
+    accesses: Mapping[KernelSpec, str] = field(default_factory=dict)
+    is_checked: bool = False
+    finding: str = ""
+
+
+def step_anchor(cluster: int, step: int) -> str:
+    """Return the anchor of a step of a Run."""
+    return f"step-{cluster}-{step}"
+
+
+def node_anchor(node: str) -> str:
+    """Return the anchor of a node's row in the table of nodes."""
+    return f"node {node}"
+
+
+def passes(plan: _Plan) -> str:
+    """Return the program before the first pass, what each pass changed, and the launches."""
+    shown = []
+    for text in plan["history"]:
+        title, _, rest = text.partition("\n")
+        if title.startswith("passes that "):
+            shown.append(html.paragraphs(text.splitlines()))
+        elif title.startswith("changed by "):
+            shown.append(html.opened(title, html.difference(rest), is_open=True))
+        else:
+            shown.append(html.opened(title, html.text_block(rest)))
+    return "<h3>Passes</h3>" + "".join(shown)
+
+
+def steps(cluster: int, plan: _Plan, texts: KernelTexts) -> str:
+    """Return a part for each step of a Run, and for those that run before the first Run."""
+    parts = [_step(step, f"step {number}", step_anchor(cluster, number), texts)
+             for number, step in enumerate(plan["steps"])]  # fmt: skip
+    once = [_step(step, f"once, step {number}", f"once-{cluster}-{number}", texts)
+            for number, step in enumerate(plan["once"])]  # fmt: skip
+    before = "<h3>Steps before the first Run</h3>" + "".join(once) if once else ""
+    return f"<h3>Steps of a Run</h3>{''.join(parts)}{before}"
+
+
+def _step(step: Mapping[str, Any], name: str, anchor: str, texts: KernelTexts) -> str:
+    spec = spec_of(step)
+    nodes = ", ".join(html.link(f"{kind} {node}", node_anchor(node))
+                      for node, kind in zip(step["nodes"], step["op_types"], strict=True))  # fmt: skip
+    inside = [f"<p>computes {nodes or 'a constant of the compiler'}</p>", html.text_block("\n".join(step["lines"]))]
+    if step["note"]:
+        inside.append(html.paragraphs([f"schedule: {step['note']}"]))
+    if spec is not None:
+        inside += _kernel(spec, texts)
+    return html.opened(f"{name}: {step['name'] or step['kind']}", "".join(inside), identity=anchor)
+
+
+def _kernel(spec: KernelSpec, texts: KernelTexts) -> Sequence[str]:
+    found = [html.paragraphs([f"symbol {spec.symbol}, parameters ({', '.join(spec.signature)})"])]
+    found.append(html.opened("source of the kernel", html.text_block(spec.source)))
+    if spec in texts.ptx:
+        found.append(html.opened(f"PTX for {texts.architecture}", html.text_block(texts.ptx[spec])))
+    elif texts.architecture:
+        found.append(html.paragraphs([f"no PTX for {texts.architecture}: a kernel of the emulated device only"]))
+    if texts.is_checked:
+        is_found = spec.symbol in texts.finding
+        said = texts.finding if is_found else "no finding in a Run with random inputs"
+        accesses = texts.accesses.get(spec, "") or "none"
+        found.append(html.opened(f"checked accesses: {said}", html.text_block(accesses), is_open=is_found))
+    return found

@@ -1,0 +1,72 @@
+"""Scalar expressions as text, for people: ``v1 = exp(x)``, ``y = v1 / sum(v1)``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ..expressions.scalar import Scalar, reachable
+from ..steps.row_program import MAX, MIN, PRODUCT, SUM, Stage
+
+MOST_OPERATIONS = 60
+"""Operations of expressions that are written out; of larger ones the number is told."""
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
+          "ne": "!=", "and": "&", "or": "|", "xor": "^"}  # fmt: skip
+_REDUCTIONS = {SUM: "sum", PRODUCT: "product", MAX: "max", MIN: "min"}
+
+
+def formulas(results: Sequence[tuple[str, Scalar]], leaves: Mapping[Scalar, str]) -> list[str]:
+    """Return a line for each result, and before them one for each value that is used several times.
+
+    ``leaves`` has the names of inputs.
+    """
+    values = [value for _, value in results]
+    inner = [x for x in reachable(values) if x not in leaves]
+    if len(inner) > MOST_OPERATIONS:
+        return [f"{', '.join(name for name, _ in results)} = an expression of {len(inner)} operations"]
+    used = Counter(operand for x in inner for operand in _operands(x))
+    names = dict(leaves)
+    lines = []
+    for x in _in_order(values):
+        if used[x] > 1 and x not in names and x.op != "constant":
+            text = _text(x, names)
+            names[x] = f"v{len(names) - len(leaves) + 1}"
+            lines.append(f"{names[x]} = {text}")
+    return lines + [f"{name} = {_text(value, names)}" for name, value in results]
+
+
+def _in_order(values: Sequence[Scalar]) -> list[Scalar]:
+    """Return all values of expressions, each after its operands."""
+    found: dict[Scalar, None] = {}
+    stack = [*values]
+    while stack:
+        pending = [operand for operand in _operands(stack[-1]) if operand not in found]
+        if pending:
+            stack += pending
+        else:
+            found[stack.pop()] = None
+    return list(found)
+
+
+def _operands(x: Scalar) -> Sequence[Scalar]:
+    if x.op != "reduced":
+        return x.operands
+    stage: Stage = x.value[0]
+    return stage.elements
+
+
+def _text(x: Scalar, names: Mapping[Scalar, str]) -> str:
+    if x in names:
+        return names[x]
+    operands = [_text(operand, names) for operand in _operands(x)]
+    if x.op == "constant":
+        return f"{x.value:.9g}" if isinstance(x.value, float) else str(x.value)
+    if x.op == "cast":
+        return f"{x.dtype.short}({operands[0]})"
+    if x.op == "reduced":
+        stage: Stage = x.value[0]
+        number = f"[{x.value[1]}]" if len(stage.initial) > 1 else ""
+        return f"{_REDUCTIONS.get(stage.reduction, 'reduction')}({', '.join(operands)}){number}"
+    if x.op in _INFIX and len(operands) == 2:
+        return f"({operands[0]} {_INFIX[x.op]} {operands[1]})"
+    return f"{x.op}({', '.join(operands)})" if operands else x.op

@@ -1,0 +1,24 @@
+"""The tensors that a step of any kind uses."""
+
+from __future__ import annotations
+
+from ..steps.steps import Map
+from ..steps.tensor import Tensor
+from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step
+
+
+def tensors_of(step: Step) -> tuple[Tensor, ...]:
+    """Return all tensors that a step reads or writes; for steps with ``parts`` only its own."""
+    match step:
+        case Map():
+            return step.tensors(without=("parts",))
+        case Launch() | LibraryCall():
+            return tuple(x for x in step.args if isinstance(x, Tensor))
+        case Copy():
+            return step.destination, step.source
+        case Memset():
+            return (step.destination,)
+        case ReadBack():
+            return (step.source,)
+        case HostCall():
+            return step.tensors
