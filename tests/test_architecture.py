@@ -49,7 +49,6 @@ LONG_DEFINITIONS = {
     "kernels/gemm/mma_fragments.py: _fill": 88,
     "kernels/reduction/reduce.py: RowKernel": 542,
     "ops/contrib/attention/gated_delta.py: gated_delta_net": 94,
-    "program/lowering/context.py: Lowering": 579,
 }
 """The classes and functions that are longer, with the number of their lines."""
 
@@ -67,11 +66,6 @@ TYPE_CIRCLES = [
     {"clusters.nodes.control_flow", "clusters.nodes.node_lowering"},
     # A constant names the recipe that it is made by, which names the constants that it is made of.
     {"model.ir", "model.recipes"},
-    # Mechanisms take the lowering context, which offers some of them as its methods.
-    {
-        f"program.lowering.{name}"
-        for name in ("context", "elementwise", "host", "memory_order", "shapes", "tuning", "views")
-    },
 ]
 """The circles with imports for types (``if TYPE_CHECKING:``) as well."""
 

@@ -21,8 +21,7 @@ from ..program.analysis.plan_record import plan_record
 from ..program.analysis.program_text import ProgramHistory, ProgramText
 from ..program.analysis.traffic import ProgramTraffic
 from ..program.expressions.symbolic import Dim
-from ..program.lowering.context import Buffer, DeviceProperties, LoweringOptions, Tensor
-from ..program.lowering.tuning import Tuner
+from ..program.lowering.context import Buffer, DeviceProperties, LoweringOptions, Tensor, Tuner
 from ..program.steps.callbacks import Callback
 from ..program.steps.libraries import LibraryProblem
 from ..program.steps.trace import Step

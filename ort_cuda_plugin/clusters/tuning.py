@@ -27,8 +27,7 @@ from ..plan.precompute import precompute
 from ..plan.tables import KnownEntries, Tables
 from ..program.expressions.scalar import Scalar, reachable
 from ..program.expressions.symbolic import Dim, hint, is_read_back, le, lt
-from ..program.lowering.context import Lowering
-from ..program.lowering.tuning import Make
+from ..program.lowering.context import Lowering, Make
 from ..program.steps.concrete import Concrete
 from ..program.steps.steps import Attend, Convolve, Rows, Sums, Tactic
 from ..program.steps.tensor import Tensor

@@ -21,8 +21,7 @@ from ort_cuda_plugin.clusters.tuning import MeasuringTuner
 from ort_cuda_plugin.compiler.timing_cache import TimingCache
 from ort_cuda_plugin.custom import Lowering, Op, T, array_kernel, ceildiv, launch, op
 from ort_cuda_plugin.model.ir import DType, Graph, Node, Value
-from ort_cuda_plugin.program.lowering.context import DeviceProperties, Tensor
-from ort_cuda_plugin.program.lowering.tuning import Make
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, Make, Tensor
 from ort_cuda_plugin.program.steps.steps import Sums, Tactic
 from ort_cuda_plugin.program.steps.trace import Launch
 from plugins import ProbeCreator, context, lowered, tensor

@@ -19,6 +19,7 @@ from ...ops.axes import normalize_axis
 from ...ops.onnx.tensor.indexing import select_index
 from ...ops.onnx.tensor.slicing import concat
 from ...program.expressions.symbolic import Dim, eq, is_read_back
+from ...program.lowering.host import defer_host
 from ...program.lowering.views import unsqueeze
 from ...program.steps.containers import Operand
 from ...program.steps.tensor import Tensor
@@ -169,7 +170,7 @@ def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
             )
         return others
 
-    return ctx.defer_host(ctx.stand_in(x.shape, x.dtype), (x, other), contents)
+    return defer_host(ctx, ctx.stand_in(x.shape, x.dtype), (x, other), contents)
 
 
 def _valid_branches(lowering: NodeLowering, node: Node) -> list[list[Operand]]:

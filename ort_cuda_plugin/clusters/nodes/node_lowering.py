@@ -11,6 +11,7 @@ from ...kernels.emit import launch_step
 from ...model.ir import Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
 from ...program.expressions.symbolic import Dim, Expr, eq, is_read_back, le, product, symbol
 from ...program.lowering.context import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
+from ...program.lowering.host import defer_host
 from ...program.steps.containers import Operand, TensorOptional, TensorSequence
 from .control_flow import MAX_UNROLLED_NODES, CompiledBodies, expand, inline
 from .ranks import RanksOfTrial
@@ -259,7 +260,7 @@ class NodeLowering:
                 )
             return tuple(found)
 
-        return self.ctx.defer_host(guess, [result], contents)
+        return defer_host(self.ctx, guess, [result], contents)
 
     def _results(self, node: Node, inputs: Sequence[Operand | None]) -> Sequence[Operand]:
         if isinstance(node, FunctionNode):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,12 +14,10 @@ from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim
 from ort_cuda_plugin.program.lowering.host import HostArray, on_host
 from ort_cuda_plugin.program.lowering.memory_order import empty_in_order, in_memory_order, is_channels_first
+from ort_cuda_plugin.program.lowering.recorder import Recorder, copy_of
 from ort_cuda_plugin.program.lowering.shapes import aligned, broadcast_shapes
 from ort_cuda_plugin.program.steps.steps import Input, Map, used_inputs
 from ort_cuda_plugin.program.steps.tensor import Tensor
-
-if TYPE_CHECKING:
-    from ort_cuda_plugin.program.lowering.context import Lowering
 
 __all__ = [
     "copy_into",
@@ -34,7 +31,7 @@ __all__ = [
 ]
 
 
-def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:
+def elementwise(ctx: Recorder, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:
     """Return ``fn`` of the elements of ``tensors``, broadcast to each other. The result has the type that ``fn``
     returns.
 
@@ -64,7 +61,7 @@ def leaves_of(tensors: Sequence[Tensor]) -> list[Scalar]:
     return [Scalar(x.dtype, "leaf") for x in tensors]
 
 
-def elementwise_into(ctx: Lowering, fn: Callable[..., Scalar], destination: Tensor, *tensors: Tensor) -> None:
+def elementwise_into(ctx: Recorder, fn: Callable[..., Scalar], destination: Tensor, *tensors: Tensor) -> None:
     """Like `elementwise`, into a view of any strides. ``tensors`` broadcast to the destination's shape."""
     leaves = leaves_of(tensors)
     expression = s.expression(fn(*leaves))
@@ -73,18 +70,12 @@ def elementwise_into(ctx: Lowering, fn: Callable[..., Scalar], destination: Tens
     _record(ctx, leaves, tensors, [expression], [destination])
 
 
-def copy_into(ctx: Lowering, destination: Tensor, source: Tensor) -> None:
+def copy_into(ctx: Recorder, destination: Tensor, source: Tensor) -> None:
     """Copy the elements of ``source``, which broadcasts to the destination's shape; both may be views."""
     elementwise_into(ctx, lambda x: x, destination, source)
 
 
-def copy_of(ctx: Lowering, x: Tensor) -> Tensor:
-    result = ctx.empty(x.shape, x.dtype)
-    copy_into(ctx, result, x)
-    return result
-
-
-def rearranged(ctx: Lowering, weights: Tensor) -> Tensor:
+def rearranged(ctx: Recorder, weights: Tensor) -> Tensor:
     """Return weights unchanged if they are contiguous, else a copy, which the device makes once.
 
     Without fusion (and so without constant folding) the host makes the copy.
@@ -92,7 +83,7 @@ def rearranged(ctx: Lowering, weights: Tensor) -> Tensor:
     return copy_of(ctx, weights) if ctx.options.fusion and not weights.is_contiguous else ctx.contiguous(weights)
 
 
-def full(ctx: Lowering, shape: Sequence[Dim], value: int | float | bool, dtype: DType) -> Tensor:
+def full(ctx: Recorder, shape: Sequence[Dim], value: int | float | bool, dtype: DType) -> Tensor:
     """Return a tensor of equal elements; a small integer tensor is known on the host."""
 
     def on_device() -> Tensor:
@@ -114,7 +105,7 @@ def full(ctx: Lowering, shape: Sequence[Dim], value: int | float | bool, dtype: 
 
 
 def _record(
-    ctx: Lowering,
+    ctx: Recorder,
     leaves: Sequence[Scalar],
     tensors: Sequence[Tensor],
     expressions: Sequence[Scalar],
@@ -130,7 +121,7 @@ def _record(
     ctx.record(Map(ctx.nodes, results[0].shape, loadable(ctx, inputs), outputs))
 
 
-def loadable(ctx: Lowering, inputs: Iterable[Input]) -> tuple[Input, ...]:
+def loadable(ctx: Recorder, inputs: Iterable[Input]) -> tuple[Input, ...]:
     """Return ``inputs`` with their elements on the device, except for single known elements: those become
     parameters.
     """

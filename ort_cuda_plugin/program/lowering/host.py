@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,8 @@ import numpy.typing as npt
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.program.expressions.fold import NotFoldable
 from ort_cuda_plugin.program.expressions.symbolic import Dim
-from ort_cuda_plugin.program.steps.tensor import MAX_HOST_ELEMENTS, Tensor
-
-if TYPE_CHECKING:
-    from ort_cuda_plugin.program.lowering.context import Lowering
+from ort_cuda_plugin.program.lowering.recorder import Recorder
+from ort_cuda_plugin.program.steps.tensor import MAX_HOST_ELEMENTS, BufferKind, DeferredContents, Tensor
 
 MAX_HOST_WORK = 200_000
 """Maximum terms of the numbers that one pass over a graph computes on the host. Beyond that, which would take minutes,
@@ -41,7 +39,7 @@ def _shaped(values: Sequence[Dim], shape: Sequence[int]) -> HostArray:
 
 
 def on_host(
-    ctx: Lowering,
+    ctx: Recorder,
     compute: Callable[..., HostArray],
     inputs: Sequence[Tensor],
     shape: Sequence[Dim],
@@ -62,7 +60,7 @@ def on_host(
     arrays = [host_array(x) for x in inputs]
     if all(array is not None for array in arrays):
         known = all(isinstance(value, int) for array in arrays if array is not None for value in array.reshape(-1))
-        if not (few or known) or not ctx.may_compute_on_host():
+        if not (few or known) or ctx.host_work >= MAX_HOST_WORK:
             return device()
         try:
             result = _fitting(ctx, compute(*arrays))
@@ -71,7 +69,7 @@ def on_host(
         return ctx.host_tensor(result.reshape(-1).tolist(), result.shape, dtype)
 
     def values(*contents: Sequence[Dim]) -> tuple[Dim, ...]:
-        if not ctx.may_compute_on_host():
+        if ctx.host_work >= MAX_HOST_WORK:
             raise Unsupported("shape", f"the sizes of the model take more than {MAX_HOST_WORK} operations to compute")
         read = [_shaped(values, x.static_shape) for values, x in zip(contents, inputs, strict=True)]
         try:
@@ -81,10 +79,24 @@ def on_host(
 
     on_device = device()
     # The result of `values` is in the order of the elements, not in memory order.
-    return ctx.defer_host(on_device, inputs, values) if few and on_device.is_contiguous else on_device
+    return defer_host(ctx, on_device, inputs, values) if few and on_device.is_contiguous else on_device
 
 
-def _fitting(ctx: Lowering, array: HostArray) -> HostArray:
+def defer_host(ctx: Recorder, x: Tensor, sources: Sequence[Tensor], compute: Callable[..., tuple[Dim, ...]]) -> Tensor:
+    """Return x, whose contents `Lowering.host_values` can now get by ``compute`` from the contents of ``sources``.
+
+    For shape arithmetic on inputs of the cluster, which is done on the device unless the contents are requested.
+    Contents are elements in row-major order. x must be a new tensor of `empty`: others have known contents, and a
+    view of a source would be computed from itself.
+    """
+    if any(source.buffer is x.buffer for source in sources):
+        return x
+    if x.buffer.kind is BufferKind.SCRATCH and x.buffer.deferred_host is None:
+        x.buffer.deferred_host = DeferredContents(ctx.node, tuple(sources), compute)
+    return x
+
+
+def _fitting(ctx: Recorder, array: HostArray) -> HostArray:
     """Return ``array``. Raises NotFoldable for a number beyond 64 bits: symbolic integers do not wrap around."""
     work = 0
     for value in array.reshape(-1):
@@ -92,7 +104,7 @@ def _fitting(ctx: Lowering, array: HostArray) -> HostArray:
         work += len(numbers)
         if not all(-(2**63) <= number < 2**63 for number in numbers):
             raise NotFoldable
-    ctx.spend_host_work(work)
+    ctx.host_work += work
     return array
 
 

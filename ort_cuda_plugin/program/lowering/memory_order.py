@@ -7,15 +7,12 @@ order, so that no step has to convert it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program.expressions.symbolic import Dim
+from ort_cuda_plugin.program.lowering.recorder import Recorder
 from ort_cuda_plugin.program.lowering.views import permute, unsqueeze
 from ort_cuda_plugin.program.steps.tensor import Tensor
-
-if TYPE_CHECKING:
-    from ort_cuda_plugin.program.lowering.context import Lowering
 
 __all__ = ["empty_in_order", "in_memory_order", "is_channels_first"]
 
@@ -32,13 +29,13 @@ def is_channels_first(x: Tensor) -> bool:
     return True
 
 
-def in_memory_order(ctx: Lowering, x: Tensor, rank: int) -> Tensor:
+def in_memory_order(ctx: Recorder, x: Tensor, rank: int) -> Tensor:
     """Return x, which broadcasts to an NHWC tensor of ``rank`` dimensions, with channels first; without a copy."""
     x = unsqueeze(ctx, x, range(rank - x.rank))
     return permute(ctx, x, _to_channels_first(rank))
 
 
-def empty_in_order(ctx: Lowering, shape: Sequence[Dim], dtype: DType, like: Iterable[Tensor]) -> Tensor:
+def empty_in_order(ctx: Recorder, shape: Sequence[Dim], dtype: DType, like: Iterable[Tensor]) -> Tensor:
     """Return a new tensor with the memory order of one of ``like``, which have the same sizes in the other
     dimensions.
     """

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from ..expressions.symbolic import Dim, eq, logical_or, select
 from ..steps.tensor import Tensor
-
-if TYPE_CHECKING:
-    from .context import Lowering
+from .conditions import Conditions
 
 Strides = tuple[Dim, ...]
 
@@ -25,7 +22,7 @@ def axes_of(axes: Iterable[int], rank: int) -> tuple[int, ...]:
     return tuple(axis % rank for axis in found)
 
 
-def broadcast_shapes(ctx: Lowering, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
+def broadcast_shapes(ctx: Conditions, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     """Return the shape that all ``shapes`` broadcast to, by ONNX's multidirectional broadcasting (NumPy's).
 
     The plan is guarded to sizes that broadcast in the same way, because broadcasting decides which steps can be fused.
@@ -39,7 +36,7 @@ def broadcast_shapes(ctx: Lowering, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     return tuple(result)
 
 
-def _broadcast_dims(ctx: Lowering, a: Dim, b: Dim) -> Dim:
+def _broadcast_dims(ctx: Conditions, a: Dim, b: Dim) -> Dim:
     if a == b or b == 1:
         return a
     if a == 1:
@@ -58,7 +55,7 @@ def _broadcast_dims(ctx: Lowering, a: Dim, b: Dim) -> Dim:
     return b if first else a
 
 
-def aligned(ctx: Lowering, x: Tensor, shape: Sequence[Dim]) -> Tensor:
+def aligned(ctx: Conditions, x: Tensor, shape: Sequence[Dim]) -> Tensor:
     """Return x, which broadcasts to ``shape``, with each dimension written as 1 or as in ``shape``."""
     dims: list[Dim] = []
     for dim, target in zip(x.shape, shape[len(shape) - x.rank :], strict=True):

@@ -4,37 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, hint, product
+from ort_cuda_plugin.program.lowering.recorder import Recorder
 from ort_cuda_plugin.program.lowering.shapes import axes_of, broadcast_shapes, broadcast_strides
 from ort_cuda_plugin.program.steps.tensor import Tensor, dims_of
-
-if TYPE_CHECKING:
-    from ort_cuda_plugin.program.lowering.context import Lowering
 
 __all__ = ["expand", "part", "permute", "reshape", "squeeze", "unsqueeze"]
 
 
-def permute(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
+def permute(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
     """Return the dimensions in another order, without a copy."""
     axes = axes_of(axes, x.rank)
     return ctx.view(x, [x.shape[axis] for axis in axes], [x.strides[axis] for axis in axes], x.offset)
 
 
-def part(ctx: Lowering, x: Tensor, axis: int, start: Dim, size: Dim) -> Tensor:
+def part(ctx: Recorder, x: Tensor, axis: int, start: Dim, size: Dim) -> Tensor:
     """Return ``size`` elements of one axis from ``start`` on, without a copy; they must exist."""
     shape = [size if other == axis else dim for other, dim in enumerate(x.shape)]
     return ctx.view(x, shape, x.strides, x.offset + start * x.strides[axis])
 
 
-def expand(ctx: Lowering, x: Tensor, shape: Sequence[Dim]) -> Tensor:
+def expand(ctx: Recorder, x: Tensor, shape: Sequence[Dim]) -> Tensor:
     """Return x broadcast together with ``shape``, without a copy."""
     target = broadcast_shapes(ctx, x.shape, shape)
     return ctx.view(x, target, broadcast_strides(x, target), x.offset)
 
 
-def squeeze(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
+def squeeze(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
     """Remove the dimensions ``axes``, which have size 1, without a copy."""
     gone = axes_of(axes, x.rank)
     if ctx.checks_author:
@@ -44,7 +41,7 @@ def squeeze(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
     return permute(ctx, x, kept)
 
 
-def unsqueeze(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
+def unsqueeze(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
     """Insert dimensions of size 1, which are ``axes`` of the result, without a copy."""
     shape, strides = list(x.shape), list(x.strides)
     for axis in sorted(axes_of(axes, x.rank + len(axes))):
@@ -53,7 +50,7 @@ def unsqueeze(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
     return ctx.view(x, shape, strides, x.offset)
 
 
-def reshape(ctx: Lowering, x: Tensor, shape: Sequence[Dim]) -> Tensor:
+def reshape(ctx: Recorder, x: Tensor, shape: Sequence[Dim]) -> Tensor:
     """Return the elements in row-major order as ``shape``, which has as many; copies only if strides cannot express
     it.
     """

@@ -63,7 +63,7 @@ class Buffer:
 class DeferredContents:
     """Contents that ``compute`` derives from those of ``sources``, for ``node``; None until they are requested.
 
-    See `Lowering.defer_host`.
+    See `lowering.host.defer_host`.
     """
 
     node: Node | None

@@ -1,0 +1,111 @@
+"""What a plan holds for: guards, which choose among plans, and requirements, which fail a Run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...model.ir import InvalidModel, Node, Unsupported
+from ..device import DeviceProperties, LoweringOptions
+from ..expressions.operations import ExprOp
+from ..expressions.symbolic import Dim, Expr, eq, is_read_back, le, logical_not, single_atom, truth
+from ..steps.tensor import Tensor
+from ..steps.trace import Requirement, Trace
+
+_INT32_MAX = 2**31 - 1
+
+
+class Conditions:
+    """The conditions on sizes that lowering adds to a plan, in ``trace``, for ``nodes``.
+
+    ``device`` and ``options`` are what the plan is for. With ``speculative`` the hints of host values are arbitrary.
+    Without ``settles``, `settled` answers as for a claim.
+    """
+
+    def __init__(
+        self, device: DeviceProperties, options: LoweringOptions | None, *, speculative: bool, settles: bool
+    ) -> None:
+        self.device = device
+        self.options = options or LoweringOptions()
+        self.nodes: tuple[Node, ...] = ()
+        self.trace = Trace()
+        self._speculative = speculative
+        self._settles = settles
+
+    @property
+    def node(self) -> Node | None:
+        """Return the node that is being lowered, or whose kernel is being made."""
+        return self.nodes[-1] if self.nodes else None
+
+    @node.setter
+    def node(self, node: Node | None) -> None:
+        self.nodes = () if node is None else (node,)
+
+    def require(self, condition: Dim, message: str) -> None:
+        """Fail the Run with the node's name and ``message`` if the condition is 0. Raises InvalidModel if it is 0 for
+        all sizes.
+        """
+        known = truth(condition)
+        if known is False:
+            raise InvalidModel(message)
+        if known is None:
+            assert isinstance(condition, Expr)
+            self.trace.originate(self.node, (condition,))
+            self.trace.requirements.append(Requirement(self.node, condition, message))
+
+    def require_shape(self, x: Tensor, shape: Sequence[Dim], what: str) -> None:
+        """Like `require` for the shape of x, which ``what`` names ("bias of Gemm"). Raises InvalidModel for another
+        rank.
+        """
+        if x.rank != len(shape):
+            raise InvalidModel(f"the {what} has rank {x.rank}, not {len(shape)}")
+        for axis, (dim, wanted) in enumerate(zip(x.shape, shape, strict=True)):
+            self.require(eq(dim, wanted), f"the {what} has another size in dimension {axis} than it must have")
+
+    def guard(self, condition: Dim) -> bool:
+        """Return the condition's truth at the shapes that the plan is built for, and guard the plan to it.
+
+        Raises Unsupported if the condition depends on values that a Run computes: the plan is chosen before that.
+        """
+        known = truth(condition)
+        if known is not None:
+            return known
+        assert isinstance(condition, Expr)
+        if is_read_back(condition):
+            raise Unsupported("shape", "its result depends on values that are computed on the device")
+        answer = condition.hint != 0
+        recorded = condition if answer else logical_not(condition)
+        self.trace.originate(self.node, (recorded,))
+        if isinstance(recorded, Expr):
+            self.trace.guards[recorded] = None
+        return answer
+
+    def settled(self, condition: Dim) -> bool | None:
+        """Like `guard`, but None for a claim, which is for all shapes, and for conditions on values that a Run
+        computes.
+        """
+        if not self._settles or is_read_back(condition):
+            return self.known(condition)
+        return self.guard(condition)
+
+    def settled_size(self, dim: Dim) -> Dim:
+        """Return ``dim``; if it is a minimum or maximum, the argument that it equals at the plan's shapes (guarded)."""
+        atom = single_atom(dim)
+        if atom is None or atom.op not in (ExprOp.MIN, ExprOp.MAX):
+            return dim
+        a, b = atom.args
+        ordered = self.settled(le(a, b))
+        return dim if ordered is None else self.settled_size(a if ordered is (atom.op is ExprOp.MIN) else b)
+
+    def known(self, condition: Dim) -> bool | None:
+        """Return the condition's truth if it is the same for all shapes, else None."""
+        return truth(condition)
+
+    def index_dtype(self, *sizes: Dim) -> str:
+        """Return "i32" if all sizes are below 2**31 (guarded), else "i64": the type for index arithmetic."""
+        if self.options.wide_indices:
+            return "i64"
+        fits = [le(size, _INT32_MAX) for size in sizes]
+        if any(self.known(fit) is None and is_read_back(fit) for fit in fits):
+            return "i64"
+        narrow = all(self.guard(fit) for fit in fits)
+        return "i32" if narrow else "i64"

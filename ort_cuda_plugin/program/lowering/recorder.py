@@ -1,0 +1,315 @@
+"""The recorder: makes the tensors of a program, and appends what a plan does to its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from ...compiler.kernel import KernelSpec
+from ...model.ir import Array, Constant, DType, InvalidModel, Node
+from ...model.recipes import Parameter, Recipe
+from ..device import DeviceProperties, LoweringOptions
+from ..expressions.scalar import Scalar
+from ..expressions.symbolic import Dim, divides, hint, is_read_back, product
+from ..steps.libraries import LibraryProblem
+from ..steps.steps import Map
+from ..steps.tensor import Buffer, BufferKind, Tensor, dims_of
+from ..steps.trace import (
+    Arg,
+    Copy,
+    Grid,
+    InPlace,
+    Int64,
+    Launch,
+    LibraryCall,
+    Memset,
+    Remake,
+    Step,
+    Use,
+    scalar_types,
+)
+from .conditions import Conditions
+
+_INT64_MAX = 2**63 - 1
+
+
+class Recorder(Conditions):
+    """The part of a lowering context that mechanisms need: tensors, steps, and the conditions of the plan.
+
+    A claim needs shapes only: launches are then checked but not kept. ``checks_author``: the operator's statements
+    about sizes and computed values are checked. ``host_work`` counts the terms that shape arithmetic computed.
+    """
+
+    def __init__(
+        self,
+        device: DeviceProperties,
+        options: LoweringOptions | None,
+        *,
+        is_claim: bool,
+        speculative: bool,
+        settles: bool,
+    ) -> None:
+        super().__init__(device, options, speculative=speculative, settles=settles and not is_claim)
+        self.checks_author = False
+        self.host_work = 0
+        self.stand_ins: set[Buffer] = set()
+        """What `stand_in` gave, and outputs with such parts; nothing writes these, and no plan with one is run."""
+        self._is_recording = not is_claim
+        self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether the present sizes are guesses: an error about them may not occur in a Run."""
+        return self._speculative or not self._is_recording
+
+    # ---- tensors ----
+
+    def empty(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
+        """Return a new contiguous intermediate with undefined contents.
+
+        Raises InvalidModel, like `view`, if its size in bytes exceeds 64 bits.
+        """
+        shape = dims_of(shape, dtype)
+        return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, self._countable_bytes(shape, dtype)))
+
+    def stand_in(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
+        """Like `empty`, for a result that is not computed because the Run decides which of several it is."""
+        x = self.empty(shape, dtype)
+        self.stand_ins.add(x.buffer)
+        return x
+
+    def _countable_bytes(self, shape: Sequence[Dim], dtype: DType) -> Dim:
+        """Return the bytes of a tensor. Raises InvalidModel if they exceed 64 bits."""
+        nbytes = product(shape) * dtype.itemsize
+        self.trace.originate(self.node, (*shape, nbytes))
+        known = isinstance(nbytes, int) or not (self._speculative or is_read_back(nbytes))
+        if self.node is not None and known and hint(nbytes) > _INT64_MAX:
+            sizes = " x ".join(str(hint(dim)) for dim in shape)
+            raise InvalidModel(f"a tensor of {sizes} elements has more bytes than a 64-bit integer holds")
+        return nbytes
+
+    def view(self, x: Tensor, shape: Sequence[Dim], strides: Sequence[Dim] | None = None, offset: Dim = 0) -> Tensor:
+        """Return a view of x's buffer, without a copy.
+
+        ``strides`` None means contiguous; ``offset`` counts from the buffer's start. Views of constants are constants,
+        views of host values are host values.
+        """
+        shape = dims_of(shape, x.dtype)
+        self._countable_bytes(shape, x.dtype)
+        return Tensor(x.dtype, shape, x.buffer, strides=strides, offset=offset)
+
+    def contiguous(self, x: Tensor, alignment: int = 1) -> Tensor:
+        """Return x itself if it is contiguous at an offset that is a multiple of ``alignment`` elements, else a
+        copy.
+        """
+        if x.is_contiguous and divides(alignment, x.offset):
+            return x
+        if x.is_constant:
+            # Rearranged once on the host instead of in every Run; read when a plan needs it.
+            return self.derived("view", (x,), (), x.static_shape)
+        return copy_of(self, x)
+
+    def constant(self, array: Array, dtype: DType | None = None) -> Tensor:
+        """Return a tensor of known contents; it becomes a weight when a launch reads it. ``dtype``: see
+        `Constant.of`.
+        """
+        return self.initializer(Constant.of(np.ascontiguousarray(array).reshape(array.shape), dtype))
+
+    def initializer(self, contents: Constant) -> Tensor:
+        """Return a tensor of known contents that are not read yet."""
+        return Tensor(contents.dtype, contents.shape, Buffer(BufferKind.WEIGHT, contents.nbytes, data=contents))
+
+    def derived(
+        self,
+        function: str,
+        operands: Sequence[Tensor],
+        parameters: tuple[Parameter, ...],
+        shape: tuple[int, ...],
+        dtype: DType | None = None,
+    ) -> Tensor:
+        """Return a constant that a function of `recipes.FUNCTIONS` computes from constants, such as weights in another
+        layout.
+
+        Its type is by default the first operand's. The function runs only when a plan needs the contents, once for all
+        plans.
+        """
+        recipe = Recipe(function, tuple(x.constant_view() for x in operands), parameters)
+        return self.initializer(recipe.constant(dtype or operands[0].dtype, shape))
+
+    def host_tensor(self, dims: Sequence[Dim], shape: Sequence[int], dtype: DType) -> Tensor:
+        """Return an integer or bool tensor whose elements, in row-major order, are ``dims``."""
+        values = tuple(dims)
+        if len(values) != product(shape):
+            raise ValueError(f"{len(values)} values for shape {tuple(shape)}")
+        self.trace.originate(self.node, values)
+        if all(isinstance(value, int) for value in values):
+            bits = np.array([value % 2**64 for value in values], dtype=np.uint64)
+            return self.constant(bits.astype(dtype.numpy).reshape(tuple(shape)), dtype)
+        return Tensor(dtype, shape, Buffer(BufferKind.HOST, len(values) * dtype.itemsize, host=values))
+
+    # ---- what the plan does ----
+
+    @contextmanager
+    def recording(self, nodes: tuple[Node, ...] | None = None) -> Iterator[list[Step]]:
+        """Collect the steps that are recorded in the block, for ``nodes``, in a list; the caller decides where they
+        run.
+
+        Host values that they read are materialised in the list, for these steps only: other steps may run before them,
+        and the caller may drop them.
+        """
+        outer = self.trace.steps, self._materialized, self.nodes
+        steps: list[Step] = []
+        self.trace.steps, self._materialized = steps, {}
+        self.nodes = self.nodes if nodes is None else nodes
+        try:
+            yield steps
+        finally:
+            self.trace.steps, self._materialized, self.nodes = outer
+
+    def record(self, step: Map) -> None:
+        """Append a step to the trace."""
+        self.trace.steps.append(step)
+
+    def launch(
+        self,
+        kernel: KernelSpec,
+        grid: Grid,
+        block: tuple[int, int, int],
+        args: Sequence[Arg],
+        *,
+        shared_bytes: Dim = 0,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
+        uses: Mapping[Tensor, Use] | None = None,
+        remake: Remake | None = None,
+        turns: Dim = 1,
+        in_place: Sequence[InPlace] = (),
+    ) -> None:
+        """Record a launch.
+
+        Tensor arguments are reads unless they are among ``writes`` (in both: read and written). ``uses`` describes
+        arguments that the kernel does not read exactly once as a whole; for the others see `Launch`. A grid with a
+        dimension of 0 launches nothing. Raises TypeError if arguments do not match the signature.
+        """
+        signature = kernel.signature
+        if len(args) != len(signature):
+            raise TypeError(f"kernel {kernel.name} takes {len(signature)} arguments, got {len(args)}")
+        for number, (arg, expected) in enumerate(zip(args, signature, strict=True)):
+            given = f"*{arg.dtype.short}" if isinstance(arg, Tensor) else scalar_types[type(arg)]
+            if given != expected:
+                raise TypeError(f"kernel {kernel.name}: argument {number} is {given}, the signature says {expected}")
+        if not self._is_recording:
+            return
+        placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
+        read, written = reads_and_writes(placed, reads, writes)
+        step = Launch(
+            self.nodes,
+            kernel,
+            grid,
+            block,
+            placed,
+            shared_bytes,
+            read,
+            written,
+            uses or {},
+            remake,
+            turns=turns,
+            in_place=tuple(in_place),
+        )
+        self.trace.steps.append(step)
+
+    def library(
+        self,
+        problem: LibraryProblem,
+        args: Sequence[Arg],
+        *,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
+        note: str = "",
+    ) -> None:
+        """Record a call of a vendor library; reads and writes as for `launch`. ``note`` describes it for users."""
+        if not self._is_recording:
+            return
+        placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
+        read, written = reads_and_writes(placed, reads, writes)
+        self.trace.steps.append(LibraryCall(self.nodes, problem, placed, read, written, note))
+
+    def copy(self, dst: Tensor, src: Tensor) -> None:
+        """Copy all elements; both tensors are contiguous, with one element type and the same number of elements."""
+        if dst.dtype is not src.dtype or dst.size != src.size or not (dst.is_contiguous and src.is_contiguous):
+            raise TypeError(f"cannot copy {src!r} to {dst!r} as bytes")
+        if not self._is_recording:
+            return
+        src = self.materialize(src)
+        read, written = reads_and_writes((dst, src), (), (dst,))
+        self.trace.steps.append(Copy(self.nodes, dst, src, read, written))
+
+    def memset(self, dst: Tensor, byte: int) -> None:
+        """Set every byte of a contiguous tensor."""
+        if not dst.is_contiguous:
+            raise TypeError(f"cannot set the bytes of {dst!r}, which is not contiguous")
+        if self._is_recording:
+            _, written = reads_and_writes((dst,), (), (dst,))
+            self.trace.steps.append(Memset(self.nodes, dst, byte, (), written))
+
+    def materialize(self, x: Tensor) -> Tensor:
+        """Return x with its elements on the device: a small launch writes those of a HOST buffer, once in a
+        `recording`.
+        """
+        buffer = x.buffer
+        if buffer.host is None:
+            return x
+        key = x.dtype, buffer.host
+        on_device = self._materialized.get(key)
+        if on_device is None:
+            target = self.empty((len(buffer.host),), x.dtype)
+            on_device = self._materialized[key] = target.buffer
+            _store_values(self, target, buffer.host)
+        return Tensor(x.dtype, x.shape, on_device, strides=x.strides, offset=x.offset)
+
+
+def copy_of(ctx: Recorder, x: Tensor) -> Tensor:
+    """Return a contiguous copy of x."""
+    result, element = ctx.empty(x.shape, x.dtype), Scalar(x.dtype, "leaf")
+    source = x if x.size == 1 else ctx.materialize(x)
+    ctx.record(Map(ctx.nodes, x.shape, ((element, source),), ((element, result),)))
+    return result
+
+
+def reads_and_writes(
+    args: Sequence[Arg], reads: Sequence[Tensor], writes: Sequence[Tensor]
+) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
+    for tensor in writes:
+        if tensor.buffer.kind not in (BufferKind.SCRATCH, BufferKind.OUTPUT, BufferKind.STATE):
+            raise TypeError(f"{tensor!r} is neither an intermediate or output nor a state, it cannot be written")
+    written = dict.fromkeys(tensor.buffer for tensor in writes)
+    read = dict.fromkeys(tensor.buffer for tensor in reads)
+    for arg in args:
+        if isinstance(arg, Tensor) and arg.buffer not in written:
+            read[arg.buffer] = None
+    return tuple(read), tuple(written)
+
+
+_STORE_WIDTH = 32
+_store_source = """
+def kernel(out, {names}):
+{body}
+"""
+
+
+def _store_values(ctx: Recorder, target: Tensor, values: Sequence[Dim]) -> None:
+    """Write register values to the device, by one thread; the values are the kernel's parameters."""
+    for start in range(0, len(values), _STORE_WIDTH):
+        chunk = values[start : start + _STORE_WIDTH]
+        names = [f"v{i}" for i in range(len(chunk))]
+        body = "\n".join(f"    out[{i}] = {name}" for i, name in enumerate(names))
+        spec = KernelSpec(
+            name=f"store_{target.dtype.short}",
+            signature=(f"*{target.dtype.short}", *["i64"] * len(chunk)),
+            source=_store_source.format(names=", ".join(names), body=body),
+            launch_bounds=1,
+        )
+        piece = Tensor(target.dtype, (len(chunk),), target.buffer, offset=start)
+        ctx.launch(spec, (1, 1, 1), (1, 1, 1), (piece, *map(Int64, chunk)), writes=(piece,))
