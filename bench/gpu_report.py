@@ -3,7 +3,7 @@
     python bench/gpu_report.py [--output docs/gpu/NAME] [--seconds 540] [--device cuda|emulated] [--sections NAME ...]
 
 The sections are: the machine; the tests that need a GPU; ONNX's backend tests on it; compute-sanitizer on a model;
-kernels and models timed against their estimates, two thirds of which fit the constants of the model of the GPU while
+kernels and models timed against their estimates, two thirds of which fit the constants of the performance model while
 the last third is held out; models beside CUDAExecutionProvider, with and without CUDA graphs; layers beside PyTorch,
 where it is installed. A section that fails, or runs out of time, says so and the next ones run. With
 ``--device emulated`` it is a rehearsal: its times mean nothing.

@@ -14,7 +14,7 @@ def read(path):
         data = file.read()
     magic, major, _, _, size, offset, length, digest = struct.unpack_from("<8sHHIQQQ32s", data)
     if magic != b"\x89OCPCTX\n" or major != 1:
-        sys.exit(f"{path} is no context of format 1")
+        sys.exit(f"{path} is not a context of format 1")
     index = data[offset : offset + length]
     if size != len(data) or hashlib.sha256(index).digest() != digest:
         sys.exit(f"{path} is damaged")

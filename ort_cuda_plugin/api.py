@@ -142,7 +142,7 @@ def register(name: str | None = None, emulate: bool | None = None, *, as_: str |
         ImportError: ONNX Runtime is missing or older than 1.26.
         FileNotFoundError: the library was not built.
         RuntimeError: another ONNX Runtime of this process has the library.
-        ValueError: ``ORT_CUDA_PLUGIN_EMULATE`` or ``ORT_CUDA_PLUGIN_AS`` has no valid value, ``as_`` is no name that
+        ValueError: ``ORT_CUDA_PLUGIN_EMULATE`` or ``ORT_CUDA_PLUGIN_AS`` has no valid value, ``as_`` is not a name that
             the library can have, or ONNX Runtime has an execution provider of that name.
     """
     ort = _onnxruntime()

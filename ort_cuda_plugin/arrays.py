@@ -111,7 +111,7 @@ def as_cuda_array(value: Any) -> CudaArray:
     """Return a view of an ``onnxruntime.OrtValue`` for other libraries, without a copy.
 
     Raises:
-        TypeError: it is no OrtValue, or no tensor in device memory.
+        TypeError: it is not an OrtValue, or not a tensor in device memory.
     """
     if not hasattr(value, "is_tensor"):
         raise TypeError(f"a CUDA array is a view of an OrtValue, not of a {type(value).__name__}")

@@ -33,7 +33,7 @@ def runtime_findings(machine: Machine, imported_version: str, why: str) -> Itera
     if len(found) > 1:
         yield problem(
             subject,
-            f"{named} are installed together: they are one folder, of which each has overwritten parts",
+            f"{named} are installed together: they share one folder, and each has overwritten files of the others",
             f"pip uninstall -y {' '.join(found)}; pip install one of them: onnxruntime is enough for the plugin",
         )
         return

@@ -1,1 +1,1 @@
-"""A performance model of GPUs: estimates the cost of a plan without a GPU."""
+"""Performance model: estimates the cost of a plan on a described GPU."""

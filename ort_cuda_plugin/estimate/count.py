@@ -222,7 +222,7 @@ def count_all(work: Work, code: Mapping[KernelSpec, Code], library: KernelLibrar
     counter, known, found = BlockCounter(work, images, code), dict[object, Counted](), {}
     try:
         for number, step in steps.items():
-            key = (step.kernel, step.grid, step.block, step.shared_bytes, _alike(step))
+            key = (step.kernel, step.grid, step.block, step.shared_bytes, _count_key(step))
             if key not in known:
                 known[key] = counter.count(step)
             found[number] = known[key]
@@ -231,7 +231,7 @@ def count_all(work: Work, code: Mapping[KernelSpec, Code], library: KernelLibrar
     return found
 
 
-def _alike(step: KernelStep) -> tuple[object, ...]:
+def _count_key(step: KernelStep) -> tuple[object, ...]:
     """Return the properties of arguments that counts depend on: numbers, and the alignment of pointers to cache
     lines.
     """

@@ -24,7 +24,7 @@ from .work import Work, from_json, to_json
 
 FORMAT = 1
 HELD_OUT = 3
-"""Every so many-th measurement is held out."""
+"""Period of held-out measurements: every third one."""
 ROUNDS = 6
 FACTORS = (0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.4, 2.0)
 _shares = {"dram", "l2", "tensor_kernel", "tensor_library", "float32_library", "issue"}

@@ -133,9 +133,9 @@ def collect(events: Sequence[Event], runs: int, plans: Plans, model: str, device
     balance = gpu_here or gpu("h100")
     by_run = [_device_events(events, window) for window in windows]
     length = statistics.mode(map(len, by_run)) if by_run else 0
-    alike = [number for number, found in enumerate(by_run) if len(found) == length]
-    columns = list(zip(*(by_run[number] for number in alike), strict=True))
-    starts = [windows[number][0] for number in alike]
+    complete = [number for number, found in enumerate(by_run) if len(found) == length]
+    columns = list(zip(*(by_run[number] for number in complete), strict=True))
+    starts = [windows[number][0] for number in complete]
     total = sum(statistics.median(_duration(event) for event in column) for column in columns) or 1.0
     steps = [_step(column, starts, total, plans) for column in columns]
     steps = _with_arithmetic(_sharing_bytes(steps, [column[0] for column in columns]), plans, gpu_here)

@@ -196,7 +196,9 @@ def test_a_cubin_has_its_entry_and_is_not_shown_in_messages(made: dict[str, Kern
 
 
 def test_a_twin_has_the_parameters_of_its_kernel() -> None:
-    with pytest.raises(KernelSourceError, match="kernel zero<int> has 1 parameters, and its twin in Numba has 4"):
+    with pytest.raises(
+        KernelSourceError, match="kernel zero<int> has 1 parameters, and its counterpart in Numba has 4"
+    ):
         cuda_kernel(SOURCE, "zero<int>", ("*i32",), numba_twin=shift)
 
 
@@ -228,7 +230,7 @@ def test_a_twin_in_numpy_is_called_in_each_run_and_explain_says_so() -> None:
     kernel = cuda_kernel(SOURCE, "shift", SIGNATURE, numpy_twin=shift_in_numpy)
     with in_place_of("Sign", launches(kernel)):
         verdict = ort_cuda_plugin.explain(model(), emulate=True)[1]
-        assert "the twin of kernel shift in NumPy is called in Python in each Run" in verdict.note
+        assert "the NumPy counterpart of kernel shift is called in Python in each Run" in verdict.note
         session = ort_cuda_plugin.session(model(), emulate=True)
         changes(session, 2)
         assert changes(session, 0).get("python_calls") == 1

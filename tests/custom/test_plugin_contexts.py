@@ -95,7 +95,7 @@ def test_a_twin_in_numpy_cannot_be_stored(tmp_path: Path) -> None:
     kernel = cuda_kernel(SOURCE, "shift", SIGNATURE, numpy_twin=shift_in_numpy)
     with in_place_of("Sign", launches(kernel)):
         with pytest.raises(
-            Exception, match="the twin of kernel shift in NumPy is Python in this process, which a comp"
+            Exception, match="the NumPy counterpart of kernel shift is Python in this process, which a comp"
         ):
             compile_model(model(), tmp_path / "m.onnx", context_architectures="emulated")
         compile_model(model(), tmp_path / "m.onnx", context_architectures="sm_90")

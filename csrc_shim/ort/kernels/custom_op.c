@@ -54,8 +54,8 @@ static OrtMemType get_input_memory(const OrtCustomOp *op, size_t index) {
 }
 static int get_least_inputs(const OrtCustomOp *op) { return (int)last_input(op)->minimum; }
 static int get_least_outputs(const OrtCustomOp *op) { return (int)last_output(op)->minimum; }
-static int are_inputs_alike(const OrtCustomOp *op) { return last_input(op)->is_homogeneous; }
-static int are_outputs_alike(const OrtCustomOp *op) { return last_output(op)->is_homogeneous; }
+static int are_inputs_homogeneous(const OrtCustomOp *op) { return last_input(op)->is_homogeneous; }
+static int are_outputs_homogeneous(const OrtCustomOp *op) { return last_output(op)->is_homogeneous; }
 static int get_start_version(const OrtCustomOp *op) { return self(op)->since; }
 
 /* ---- the kernel of declined nodes ---- */
@@ -123,9 +123,9 @@ const OrtCustomOp *ocp_custom_op_create(const ocp_custom_op_spec *spec, ocp_erro
       .GetOutputCharacteristic = get_output_kind,
       .GetInputMemoryType = get_input_memory,
       .GetVariadicInputMinArity = get_least_inputs,
-      .GetVariadicInputHomogeneity = are_inputs_alike,
+      .GetVariadicInputHomogeneity = are_inputs_homogeneous,
       .GetVariadicOutputMinArity = get_least_outputs,
-      .GetVariadicOutputHomogeneity = are_outputs_alike,
+      .GetVariadicOutputHomogeneity = are_outputs_homogeneous,
       .CreateKernelV2 = create_kernel,
       .KernelComputeV2 = compute_kernel,
       .InferOutputShapeFn = infer_shapes,

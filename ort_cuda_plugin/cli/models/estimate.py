@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=1x3x224x224[,...]",
-        help="shapes of inputs (repeatable); a dimension that the model leaves open and nobody gives is 1",
+        help="shapes of inputs (repeatable); a dimension that neither the model nor --shapes gives is 1",
     )
     parser.add_argument(
         "--values",

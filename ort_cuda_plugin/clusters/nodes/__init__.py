@@ -1,1 +1,1 @@
-"""The lowering of a graph's nodes, with the bodies of control flow and ranks that nobody infers."""
+"""The lowering of a graph's nodes, with the bodies of control flow and ranks that ORT does not infer."""

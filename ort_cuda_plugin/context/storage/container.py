@@ -129,7 +129,7 @@ class Container:
     """A container in ``data``. Errors call it ``subject``; ``index`` is the JSON object.
 
     Raises:
-        ContextError: the bytes are no container of a version that this code reads, or damaged.
+        ContextError: the bytes are damaged, or not a container of a version that this code reads.
     """
 
     def __init__(self, data: Readable, subject: str) -> None:

@@ -142,7 +142,7 @@ class SourceModel:
     ``folder`` has the files with external data; None if it is not known.
 
     Raises:
-        ContextError: ``data`` is no ONNX model.
+        ContextError: ``data`` is not an ONNX model.
     """
 
     def __init__(self, data: Readable, subject: str, folder: ModelFolder | None) -> None:

@@ -1,7 +1,7 @@
 """Kernels of applications, written with Numba or in another language, and launched with symbolic sizes.
 
 A launch is a record of the plan like any other: a steady Run makes no Python call, CUDA graphs replay it, and compiled
-models store it. If the emulated device runs a NumPy twin of the kernel, the Run calls Python instead.
+models store it. If the emulated device runs a NumPy counterpart of the kernel, the Run calls Python instead.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def launch(
 
     Raises:
         TypeError: the arguments are not those of the signature.
-        Unsupported: the emulated device has no twin of the kernel to run.
+        Unsupported: the emulated device has no counterpart of the kernel to run.
     """
     check_kernel(kernel)
     blocks = [size_of(kernel, "grid", size) for size in sizes_of(grid)]
@@ -171,10 +171,10 @@ def launch(
             of_node = "" if ctx.node is None else f" of {_name(ctx.node)}"
             raise Unsupported(
                 "op",
-                f"kernel {kernel.name}{of_node} is code for GPUs, and has no twin in Numba or NumPy that the "
+                f"kernel {kernel.name}{of_node} is code for GPUs, and has no counterpart in Numba or NumPy that the "
                 "emulated device can run",
             )
-        _call_twin(ctx, kernel, kernel.numpy_twin, blocks, placed, reads, writes)
+        _call_numpy(ctx, kernel, kernel.numpy_twin, blocks, placed, reads, writes)
         return
     x, y, z = blocks
     bx, by, bz = threads
@@ -183,7 +183,7 @@ def launch(
 
 
 @dataclass(frozen=True)
-class NumpyTwin:
+class NumpyCounterpart:
     """Runs a function on copies of the tensors in NumPy, and copies back those that it may write.
 
     ``kinds`` has the kind of each argument: "t" a tensor, "n" a number of the Run, "f" the float in ``floats`` at that
@@ -213,10 +213,10 @@ class NumpyTwin:
             stream.write(tensors[number], arrays[number])
 
 
-def _call_twin(
+def _call_numpy(
     ctx: Lowering,
     kernel: Kernel,
-    twin: Function,
+    function: Function,
     grid: Sequence[Dim],
     args: Sequence[Arg],
     reads: Sequence[Tensor],
@@ -230,9 +230,9 @@ def _call_twin(
     written = tuple(number for number, x in enumerate(tensors) if x.buffer in buffers)
     kept = {x.buffer for x in reads}
     unread = tuple(number for number in written if tensors[number].buffer not in kept)
-    run = NumpyTwin(twin, kinds, floats, written, unread)
+    run = NumpyCounterpart(function, kinds, floats, written, unread)
     types = tuple((x.dtype, x.rank) for x in tensors)
-    name = f"the twin of kernel {kernel.name} in NumPy"
+    name = f"the NumPy counterpart of kernel {kernel.name}"
     callback = Callback((kernel.name, run), name, types, len(numbers), function=lambda: run)
     ctx.call_back(callback, tensors, numbers, writes=writes)
 
@@ -243,7 +243,7 @@ def _foreign(
     source, parameters = kernel_source(numba_twin) if numba_twin is not None else ("", ())
     if numba_twin is not None and len(parameters) != len(signature):
         raise KernelSourceError(
-            f"kernel {code.entry} has {len(signature)} parameters, and its twin in Numba has {len(parameters)}"
+            f"kernel {code.entry} has {len(signature)} parameters, and its counterpart in Numba has {len(parameters)}"
         )
     name = re.sub(r"\W+", "_", code.entry).strip("_") or "kernel"
     kernel = Kernel(name, tuple(signature), code, source, numpy_twin)

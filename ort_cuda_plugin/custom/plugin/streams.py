@@ -151,7 +151,7 @@ class RunStream:
         threads = checked_block(kernel, sizes_of(block))
         blocks = tuple(operator.index(size_of(kernel, "grid", size)) for size in sizes_of(grid))
         if kernel.foreign is not None and self._stream.is_emulated and not kernel.source:
-            self._call_twin(kernel, blocks, args)
+            self._call_numpy(kernel, blocks, args)
             return
         if kernel.source and (kernel.foreign is None or self._stream.is_emulated):
             check_halves(kernel.name, kernel.source, [getattr(arg, "dtype", None) for arg in args])
@@ -184,7 +184,7 @@ class RunStream:
     def synchronize(self) -> None:
         self._stream.synchronize()
 
-    def _call_twin(self, kernel: Kernel, grid: Sequence[int], args: Sequence[Any]) -> None:
+    def _call_numpy(self, kernel: Kernel, grid: Sequence[int], args: Sequence[Any]) -> None:
         if kernel.numpy_twin is None:
             raise TypeError(
                 f"kernel {kernel.name} is code for GPUs, and has no counterpart that the emulated device can run"

@@ -79,8 +79,10 @@ def _common(rows: Sequence[Sequence[Port]]) -> list[SchemaPort]:
         if any(port.kind is PortKind.VARIADIC for port in there):
             after = [sum(port.kind is PortKind.REQUIRED for port in row[index:]) for row in rows]
             least = [row[-1].minimum if row and row[-1].kind is PortKind.VARIADIC else 0 for row in rows]
-            alike = len(rows) == 1 and bool(there[0].constraint)
-            ports.append(SchemaPort(None, PortKind.VARIADIC, min(map(sum, zip(after, least, strict=True))), alike))
+            is_homogeneous = len(rows) == 1 and bool(there[0].constraint)
+            ports.append(
+                SchemaPort(None, PortKind.VARIADIC, min(map(sum, zip(after, least, strict=True))), is_homogeneous)
+            )
             break
         is_required = len(there) == len(rows) and all(port.kind is PortKind.REQUIRED for port in there)
         ports.append(SchemaPort(None, PortKind.REQUIRED if is_required else PortKind.OPTIONAL))
@@ -267,7 +269,7 @@ def _tell(ort: OrtCalls, context: Any, index: int, dtype: DType, shape: NamedSha
         ort.api.ReleaseTensorTypeAndShapeInfo(info)
 
 
-# ---- nodes that nobody runs ----
+# ---- nodes that no provider runs ----
 
 
 def why_nobody_runs(schema: Schema, info: Any, verdicts: Sequence[NodeVerdict]) -> str:

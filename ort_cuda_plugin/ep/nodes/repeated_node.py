@@ -1,4 +1,4 @@
-"""A fused node that runs a search: three clusters on the device, of which C repeats the second."""
+"""A fused node that runs a search: three clusters on the device; C repeats the second one."""
 
 from __future__ import annotations
 

@@ -57,7 +57,11 @@ def same_leaves(
     theirs = dict(other.inputs)
     for leaf, x in first.inputs:
         y_leaf = pairs.get(leaf)
-        if y_leaf is None or y_leaf not in theirs or not _are_alike(first, x, other, theirs[y_leaf], columns, spreads):
+        if (
+            y_leaf is None
+            or y_leaf not in theirs
+            or not _are_matching(first, x, other, theirs[y_leaf], columns, spreads)
+        ):
             return None
     return pairs
 
@@ -175,7 +179,9 @@ def _beside(shape: Sequence[Dim], columns: int | None) -> tuple[Dim, ...]:
     return tuple(dim for axis, dim in enumerate(shape) if columns is None or axis != columns % len(shape))
 
 
-def _are_alike(first: Expression, x: Tensor, other: Expression, y: Tensor, columns: int | None, spreads: bool) -> bool:
+def _are_matching(
+    first: Expression, x: Tensor, other: Expression, y: Tensor, columns: int | None, spreads: bool
+) -> bool:
     if x.dtype is not y.dtype:
         return False
     if columns is None:

@@ -36,7 +36,7 @@ def fold_dequantize(steps: Sequence[Step], wanted: Callable[[Sums], bool] | None
 
     Assumes: kernels are selected: a library takes no such operand, so a map in front of it stays.
     Guarantees: an operand's prologue is at most 16 operations, on the operand, constants and a vector along one of
-        its axes. What nobody reads any more is not stored.
+        its axes. Values that no step reads any more are not stored.
     Example: ``w = Cast(w8) * scale; y = MatMul(x, w)`` -> ``y = MatMul(x, w8 with prologue Cast(w8) * scale)``.
     """
     result = list(steps)
@@ -130,7 +130,7 @@ def fold_dequantize_into_inputs(steps: Sequence[Step]) -> list[Step]:
     """Fold DequantizeLinear into the epilogues and maps that read a dequantised tensor, such as a residual addition.
 
     Assumes: the codes are stored anyway, for a product.
-    Guarantees: where nobody else reads the float tensor it is not stored.
+    Guarantees: if no other step reads the float tensor it is not stored.
     Example: ``q = Quantize(r); f = Dequantize(q); y = p + f`` -> ``q = Quantize(r); y = p + Dequantize(q)``.
     """
     result = list(steps)

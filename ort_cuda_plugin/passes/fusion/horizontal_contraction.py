@@ -42,7 +42,7 @@ class Merging(ABC, Generic[AnySums]):
     def key(self, step: AnySums) -> Hashable:
         """Return the properties that merged steps must share."""
 
-    def are_alike(self, first: AnySums, other: AnySums) -> bool:
+    def have_equal_epilogues(self, first: AnySums, other: AnySums) -> bool:
         """Whether steps of one key have equal epilogues, except for constants that vary along columns."""
         if same_leaves(result_of(first), result_of(other), self.columns, spreads=True) is None:
             return False
@@ -133,8 +133,8 @@ class _Merger(Generic[AnySums]):
         start, *others = positions
         taken, merged = [start], self.candidates[start]
         for position in others:
-            is_alike = self.merging.are_alike(self.candidates[start], self.candidates[position])
-            if is_alike and self._may_begin(start, position):
+            is_equal = self.merging.have_equal_epilogues(self.candidates[start], self.candidates[position])
+            if is_equal and self._may_begin(start, position):
                 joined = self.merging.joined([self.candidates[one] for one in (*taken, position)])
                 if self.merging.is_faster(joined, len(taken) + 1):
                     merged = joined

@@ -33,15 +33,15 @@ def fuse_horizontally(steps: Sequence[Step]) -> list[Step]:
         if type(step) is not Map:
             result.append(step)
             continue
-        alike = step.shape, is_fixed(step, fixed)  # work that is done once stays separate
-        place = places.get(alike)
+        key = step.shape, is_fixed(step, fixed)  # work that is done once stays separate
+        place = places.get(key)
         first = None if place is None else result[place]
         if place is not None and type(first) is Map and _may_move(step, result[place:]):
             joint = _joint(first, step)
             if is_small(joint):
                 result[place] = joint
                 continue
-        places[alike] = len(result)
+        places[key] = len(result)
         result.append(step)
     return result
 

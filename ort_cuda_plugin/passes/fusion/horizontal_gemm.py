@@ -42,10 +42,10 @@ def merge_gemms(steps: Sequence[Step]) -> list[Step]:
             measure.fall(len(positions), result[positions[0]].node)
             # Shorter epilogues are padded to the longest one with neutral additions and factors.
             longest = max(positions, key=lambda position: _length(_contract(result, position)))
-            alike = _alike(result, longest, positions)
-            positions = [position for position in positions if position not in alike]
-            if len(alike) > 1 and _merge(result, alike, uses):
-                gone.update(list(alike)[1:])
+            group = _group_of(result, longest, positions)
+            positions = [position for position in positions if position not in group]
+            if len(group) > 1 and _merge(result, group, uses):
+                gone.update(list(group)[1:])
     return [step for position, step in enumerate(result) if position not in gone]
 
 
@@ -72,7 +72,7 @@ def _length(step: Contract) -> int:
     return len(reachable([step.outputs[0][0]]))
 
 
-def _alike(steps: Sequence[Step], longest: int, positions: Sequence[int]) -> dict[int, Expression]:
+def _group_of(steps: Sequence[Step], longest: int, positions: Sequence[int]) -> dict[int, Expression]:
     """Return the results of the GEMMs that match the ``longest`` one except for their weights; that one comes first."""
     model = result_of(_contract(steps, longest))
     found = {}

@@ -21,7 +21,7 @@ def rematerialize(steps: Sequence[Step]) -> list[Step]:
     it.
 
     Assumes: producers are fused, so that both inputs are results of one step.
-    Guarantees: a recomputed value has the bits of the stored one. What nobody loads any more is not stored.
+    Guarantees: a recomputed value has the bits of the stored one. Values that no step loads any more are not stored.
     Example: ``h, q = h, h * h (stored); y = h / Sum(q)`` -> ``y = h / Sum(h * h)``, which reads h alone.
     """
     result = list(steps)

@@ -80,8 +80,8 @@ def in_place_of(read: Tensor | None, written: Tensor, *, kept: bool = False) -> 
     """
     if read is None or read.dtype.itemsize != written.dtype.itemsize or read.offset != written.offset:
         return ()
-    are_alike = read.strides == written.strides or (read.is_contiguous and written.is_contiguous)
-    return (InPlace(read.buffer, written.buffer, kept),) if are_alike else ()
+    have_equal_layouts = read.strides == written.strides or (read.is_contiguous and written.is_contiguous)
+    return (InPlace(read.buffer, written.buffer, kept),) if have_equal_layouts else ()
 
 
 @dataclass(eq=False)
