@@ -40,12 +40,8 @@ def _drop_one(steps: list[Step], uses: Uses[int], position: int, step: Map) -> b
     tensors = dict(step.inputs)
     for number, (value, y) in enumerate(step.outputs):
         for other, kept in step.outputs[:number]:
-            is_duplicate = _may_go(uses, y) and _may_go(uses, kept) and y.shape == kept.shape and y.dtype is kept.dtype
-            if (
-                is_duplicate
-                and are_equal(value, other, tensors)
-                and _drop(steps, uses, position, Copy(number, y, kept))
-            ):
+            is_copy = _may_go(uses, y) and _may_go(uses, kept) and y.shape == kept.shape and y.dtype is kept.dtype
+            if is_copy and are_equal(value, other, tensors) and _drop(steps, uses, position, Copy(number, y, kept)):
                 return True
     return False
 

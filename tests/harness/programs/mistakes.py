@@ -54,7 +54,7 @@ MISTAKES = (
     ),
     Mutation(
         "common_subexpression_elimination", "results of one shape are taken for equal",
-        common_subexpression_elimination._drop_one, "is_duplicate and are_equal(value, other, tensors)", "is_duplicate",
+        common_subexpression_elimination._drop_one, "is_copy and are_equal(value, other, tensors)", "is_copy",
     ),
     Mutation(
         "common_subexpression_elimination", "a reader is missed: it reads what nobody stores",
