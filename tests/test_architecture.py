@@ -41,13 +41,6 @@ LONG_DEFINITIONS = {
     "compiler/tile_intrinsics.py: strip_functions": 87,
     "custom/plugin/node.py: _Plan": 364,
     "ep/provider.py: Provider": 448,
-    "kernels/attention/flash.py: stream_attention": 85,
-    "kernels/attention/flash_mma.py: MatrixStreamKernel": 480,
-    "kernels/codegen/epilogue.py: make_epilogue": 93,
-    "kernels/conv/implicit_gemm_mma.py: launch_matrix_convolution": 88,
-    "kernels/gemm/mma_fragments.py: MatrixTile": 456,
-    "kernels/gemm/mma_fragments.py: _fill": 88,
-    "kernels/reduction/reduce.py: RowKernel": 542,
     "ops/contrib/attention/gated_delta.py: gated_delta_net": 94,
 }
 """The classes and functions that are longer, with the number of their lines."""

@@ -11,8 +11,8 @@ from onnx import parser
 from kernel_harness import run_model
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.ep.device.open_device import OpenDevice
-from ort_cuda_plugin.kernels.codegen.row_cache import find_kept
-from ort_cuda_plugin.kernels.reduction import reduce
+from ort_cuda_plugin.kernels.codegen.row_cache import find_row_cache
+from ort_cuda_plugin.kernels.reduction import row_columns
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.expressions import scalar as s
@@ -48,8 +48,8 @@ def test_what_is_kept_changes_no_bit(
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal(size).astype(np.float32) for size in (shape, shape, shape[1:])]
     results = []
-    for most in (reduce.KEPT_BYTES, 0):
-        monkeypatch.setattr(reduce, "KEPT_BYTES", most)
+    for most in (row_columns.CACHE_BYTES, 0):
+        monkeypatch.setattr(row_columns, "CACHE_BYTES", most)
         results += run_model(model(PROGRAMS[program], *shape, shape[1]), inputs, sizes == "dynamic")
     kept, read_again = results
     np.testing.assert_array_equal(kept, read_again)
@@ -75,7 +75,7 @@ def test_only_the_last_common_values_are_kept() -> None:
     mean = row.mean(x)
     centred = x - mean
     deviation = s.sqrt(row.mean(centred * centred))
-    kept = find_kept([[x], [centred * centred], [centred / deviation]], lambda leaf: leaf is x)
+    kept = find_row_cache([[x], [centred * centred], [centred / deviation]], lambda leaf: leaf is x)
     assert kept.count == 1
     assert (kept.stored(0), kept.loaded(1), kept.stored(1), kept.loaded(2)) == ([x], [x], [centred], [centred])
 
@@ -85,7 +85,7 @@ def test_a_product_that_a_sum_may_take_in_is_not_kept() -> None:
     x, y = Scalar(DType.FLOAT32, "leaf"), Scalar(DType.FLOAT32, "leaf")
     product = x * y
     most = row.reduce(MAX, product)
-    kept = find_kept([[product], [product - most]], lambda leaf: True)
+    kept = find_row_cache([[product], [product - most]], lambda leaf: True)
     assert set(kept.slots) == {x, y}
     total = row.reduce(SUM, s.exp(product - most))
-    assert find_kept([[product], [s.exp(product - most)], [total + x]], lambda leaf: leaf is x).loaded(2) == [x]
+    assert find_row_cache([[product], [s.exp(product - most)], [total + x]], lambda leaf: leaf is x).loaded(2) == [x]

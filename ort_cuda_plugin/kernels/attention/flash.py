@@ -30,7 +30,7 @@ from ..gemm.gemm_mma import kind_of
 from .flash_kernel import Range, StreamKernel
 from .flash_mma import MatrixStreamKernel
 from .flash_mma_shapes import MATRIX_ROWS, MatrixForm, matrix_form
-from .multi_pass import PREFIX, Form, Pass, Weights, bind_inputs, block_form
+from .multi_pass import PREFIX, Form, Pass, Weights, add_operands, bind_inputs, block_form
 from .split_kv_reduction import MERGED_ROWS, MergeKernel
 
 MAX_SPLITS = 32
@@ -170,13 +170,7 @@ def stream_attention(
         loads = None if elements is None else (Element(q.dtype.short), *elements)
         kernel = StreamKernel(*operation, epilogue, len(dims), index, form, bounds, split, nan, loads)
     builder = KernelBuilder()
-    for name, x in zip("abc", operands, strict=True):
-        builder.tensor(x, name)
-    builder.integers(DType.INT32, m=m, n=keys, k_end=size, d=width)
-    places = (*a.strides[-2:], *operands[1].strides[-2:], *v.strides[-2:])
-    for name, stride in zip(("a_m", "a_k", "b_k", "b_n", "c_n", "c_d"), places, strict=True):
-        if name in kernel.strides:
-            builder.integer(stride, index, name)
+    add_operands(builder, kernel, operands)
     row_blocks, column_blocks = ceildiv(m, form.m), ceildiv(width, form.width)
     if isinstance(form, MatrixForm):
         extent(builder, row_blocks, DType.INT32, ("row_blocks", "row_divisor"))

@@ -398,9 +398,21 @@ def _form(ctx: Lowering, step: Attend) -> Form:
     return named
 
 
+def add_operands(builder: KernelBuilder, kernel: AttentionKernel, operands: Sequence[Tensor]) -> None:
+    """Add the parameters of a [m, k], b [k, n] and c [n, d]: pointers, sizes, and strides that are not 1."""
+    for name, x in zip("abc", operands, strict=True):
+        builder.tensor(x, name)
+    a, b, c = operands
+    builder.integers(DType.INT32, m=a.shape[-2], n=b.shape[-1], k_end=a.shape[-1], d=c.shape[-1])
+    strides = (stride for x in operands for stride in x.strides[-2:])
+    for name, stride in zip(("a_m", "a_k", "b_k", "b_n", "c_n", "c_d"), strides, strict=True):
+        if name in kernel.strides:
+            builder.integer(stride, kernel.index, name)
+
+
 def launch_attend(ctx: Lowering, step: Attend) -> None:
     a, b, c = step.operands
-    m, n, k, d = a.shape[-2], b.shape[-1], a.shape[-1], c.shape[-1]
+    m, n, d = a.shape[-2], b.shape[-1], c.shape[-1]
     index = index_type(ctx, *(reach(x.shape[-2:], x.strides[-2:]) for x in step.operands))
     batch, batches = collapse(step.batch, [batch_strides(x, step.batch) for x in step.operands])
     if not batch:
@@ -419,13 +431,7 @@ def launch_attend(ctx: Lowering, step: Attend) -> None:
         _form(ctx, step),
     )
     builder = KernelBuilder()
-    for name, x in zip("abc", step.operands, strict=True):
-        builder.tensor(x, name)
-    builder.integers(DType.INT32, m=m, n=n, k_end=k, d=d)
-    places = (*a.strides[-2:], *b.strides[-2:], *c.strides[-2:])
-    for name, stride in zip(("a_m", "a_k", "b_k", "b_n", "c_n", "c_d"), places, strict=True):
-        if name in kernel.strides:
-            builder.integer(stride, index, name)
+    add_operands(builder, kernel, step.operands)
     add_batch(builder, batch, **dict(zip("abc", batches, strict=True)))
     builder.include(score_parameters)
     builder.include(result_parameters)

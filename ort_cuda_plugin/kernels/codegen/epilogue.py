@@ -1,4 +1,4 @@
-"""What a kernel that makes tiles of sums does with each sum: an expression of it and of other tensors, stored."""
+"""Epilogues: what a kernel computes of each accumulator and of other tensors, and stores."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .source import Emitter, KernelBuilder, Parameters, load_text, offset_text, 
 from .vectors import begins_at_vectors, vector_load, vector_store
 
 PREFIX = "e_"
-"""Begins the names of an epilogue, which no kernel has."""
+"""Prefix of an epilogue's names; no kernel has names with it."""
 MARK, ROW, LANE = "@", "#", "$"
-"""Stand in text for what tells apart the columns that a thread has at once, the rows, and neighbours of a vector."""
+"""Placeholders for the suffixes of a thread's columns, of its rows, and of the elements of a vector."""
 VECTOR = 4
-"""Neighbours along the columns, which are moved by one access."""
+"""Elements of a vector along the columns, which one access moves."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Epilogue:
         return [line.replace(MARK, mark) for line in (*self.column_loads, *self._of_lanes(self.column_lines))]
 
     def elements(self, mark: str) -> list[str]:
-        """Of the only row, with what its column needs."""
+        """Lines for an element of the only row, with those of its column."""
         return [*self.columns(mark), *self.inner(mark)]
 
     def inner(self, mark: str, row: str = "") -> list[str]:
-        """Of a row, after `columns`."""
+        """Lines for an element of a row, after `columns`."""
         lines = (*self.element_loads, *self._of_lanes(self.element_lines))
         return [line.replace(MARK, mark).replace(ROW, row) for line in lines]
 
@@ -143,25 +143,14 @@ def make_epilogue(
     pointers = [builder.tensor(x, written=number >= len(loaded)) for number, x in enumerate(tensors)]
     placed = [broadcast_strides(x, step.shape) for x in tensors]
     is_wide = vectors and _has_vectors(step, last, list(zip(tensors, placed, strict=True)))
-    outside = [
-        f"is_aligned({pointer}, {VECTOR})"
-        for pointer, x in zip(pointers, tensors, strict=True)
-        if is_wide and not begins_at_vectors(x, VECTOR)
-    ]
-    whole = emit.assign(" & ".join(outside)) if outside else "True"
+    whole = _emit_alignment(emit, pointers, tensors) if is_wide else "True"
     numbers += emit.taken()
     lane = f"_{LANE}" if is_wide else ""
     terms: list[Terms] = [[] for _ in tensors]
     emit.suffix = ROW
     for axes in outer:
         count_along(ctx, builder, step, axes, placed, terms, ROW if axes.name == "row" else "")
-    conditions = [""] * len(tensors)
-    if isinstance(step, Sums) and step.column_parts:
-        for number, part in enumerate(step.column_parts, len(loaded)):
-            first, end = (builder.integer(channel, DType.INT32) for channel in (part.start, part.stop))
-            (axis,) = last.dims
-            terms[number].append((builder.integer(-part.start * placed[number][axis]), "1"))
-            conditions[number] = f"if {first} <= {last.name}{MARK} < {end}: "
+    conditions = _column_conditions(builder, step, last, placed, terms)
     bases = [emit.assign(offset_text(mine)) if mine else "0" for mine in terms]
     along: list[Terms] = [[] for _ in tensors]
     with emit.detached() as counting:
@@ -190,12 +179,7 @@ def make_epilogue(
         if mine and not beneath:
             emit.bind(leaf, emit.assign(load(pointer, place, x)))
             shared.add(leaf)
-    results = [value for value, _ in step.outputs]
-    alike = _alike(results, shared)
-    for value in _largest(results, alike):
-        emit.value(value)
-    for quotient in (x for x in alike if x.op == "div" and alike[x.operands[1]] and not alike[x]):
-        emit.invert(quotient)
+    _hoist([value for value, _ in step.outputs], shared, emit)
     column_lines, column_loads, together = emit.taken(), together, []
     emit.suffix = f"{MARK}{ROW}{lane}"
     for (leaf, x), pointer, place, *_ in loads:
@@ -225,6 +209,27 @@ def make_epilogue(
     return epilogue, builder
 
 
+def _emit_alignment(emit: Emitter, pointers: Sequence[str], tensors: Sequence[Tensor]) -> str:
+    """Emits whether all tensors begin where a vector may."""
+    pairs = zip(pointers, tensors, strict=True)
+    tests = [f"is_aligned({pointer}, {VECTOR})" for pointer, x in pairs if not begins_at_vectors(x, VECTOR)]
+    return emit.assign(" & ".join(tests)) if tests else "True"
+
+
+def _column_conditions(
+    builder: KernelBuilder, step: Map, last: Axes, placed: Sequence[Sequence[Dim]], terms: list[Terms]
+) -> list[str]:
+    """The condition under which each tensor has a column, "" for all columns; ``terms`` begin at its first column."""
+    conditions = [""] * len(terms)
+    parts = step.column_parts if isinstance(step, Sums) else ()
+    for number, part in enumerate(parts, len(terms) - len(parts)):
+        first, end = (builder.integer(channel, DType.INT32) for channel in (part.start, part.stop))
+        (axis,) = last.dims
+        terms[number].append((builder.integer(-part.start * placed[number][axis]), "1"))
+        conditions[number] = f"if {first} <= {last.name}{MARK} < {end}: "
+    return conditions
+
+
 def _has_vectors(step: Map, last: Axes, tensors: Sequence[tuple[Tensor, Sequence[Dim]]]) -> bool:
     """Whether all tensors that have columns have their neighbours in memory, and whole vectors of them in each row."""
     if not last.dims or not divides(VECTOR, step.shape[last.dims[-1]]):
@@ -241,6 +246,15 @@ def _has_vectors(step: Map, last: Axes, tensors: Sequence[tuple[Tensor, Sequence
         if not all(divides(VECTOR, stride) for stride in others):
             return False
     return True
+
+
+def _hoist(results: Sequence[Scalar], shared: set[Scalar], emit: Emitter) -> None:
+    """Emits the largest parts of ``results`` that depend on ``shared`` leaves alone, and reciprocals of divisors."""
+    alike = _alike(results, shared)
+    for value in _largest(results, alike):
+        emit.value(value)
+    for quotient in (x for x in alike if x.op == "div" and alike[x.operands[1]] and not alike[x]):
+        emit.invert(quotient)
 
 
 def _alike(expressions: Sequence[Scalar], shared: set[Scalar]) -> dict[Scalar, bool]:

@@ -1,4 +1,4 @@
-"""What a kernel of a row program keeps of a row from one pass to the next, rather than to read and compute it again."""
+"""Cache of a row between the passes of a reduction kernel, in registers or shared memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MAX_SLOTS = 2
 
 
 @dataclass(frozen=True)
-class Kept:
-    """For each value the slot that it stands in, and the passes that store it and that load it."""
+class RowCache:
+    """The slot of each cached value, the pass that stores it, and the passes that load it."""
 
     slots: Mapping[Scalar, int]
     stores: Mapping[Scalar, int]
@@ -41,13 +41,13 @@ class Kept:
         return [x for x, first in self.stores.items() if first == walk]
 
 
-NOTHING = Kept({}, {}, {})
+NO_CACHE = RowCache({}, {}, {})
 
 
-def find_kept(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool]) -> Kept:
-    """What to keep where pass i computes ``walks[i]`` of each element; ``varies`` says which leaves have a column.
+def find_row_cache(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool]) -> RowCache:
+    """Choose the values to cache where pass i computes ``walks[i]`` of each element; ``varies``: leaves with columns.
 
-    These are the last values that a pass and a later one have in common. Kept values change no result: products are
+    These are the last values that a pass and a later one have in common. RowCache values change no result: products are
     not kept, since a sum that follows may take one in unrounded.
     """
     by_column = find_by_column(walks, varies)
@@ -73,9 +73,9 @@ def find_kept(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool
         slot = next((i for i, walk in enumerate(free_from) if walk <= computed[x]), len(free_from))
         free_from[slot : slot + 1] = [max(loads[x])]
         slots[x] = slot
-    kept = Kept(slots, {x: computed[x] for x in loads}, {x: frozenset(w) for x, w in loads.items()})
+    kept = RowCache(slots, {x: computed[x] for x in loads}, {x: frozenset(w) for x, w in loads.items()})
     alike = len({register_type(x.dtype) for x in loads}) <= 1
-    return kept if alike and kept.count <= MAX_SLOTS else NOTHING
+    return kept if alike and kept.count <= MAX_SLOTS else NO_CACHE
 
 
 def find_by_column(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool]) -> dict[Scalar, bool]:

@@ -25,7 +25,8 @@ from ..contraction.integer_operands import integer_form, integer_step
 from ..gemm.cost_model import choose_team, finish_of, holds_for
 from ..gemm.dispatch import ProductTactic, matrix_tactics
 from ..gemm.gemm_mma import form_name, parts_epilogue, sum_of_parts
-from ..gemm.mma_fragments import Lines, MatrixTile, is_compact
+from ..gemm.mma_copies import OperandTile, is_compact
+from ..gemm.mma_fragments import MatrixTile
 from ..gemm.tf32_weights_as_f16 import compact_lines, has_compact_lines
 from ..gemm.tile_shapes import Team, matrix_tiles
 from .channels_last import (
@@ -63,33 +64,33 @@ class PatchTile(MatrixTile):
     is_one_image: bool = False
 
     @property
-    def is_in_row(self) -> bool:
+    def has_contiguous_steps(self) -> bool:
         """Steps side by side are nearly always at one place of a window."""
         return bool(self.axes)
 
     @property
     def place(self) -> str:
         """Where in a line the thread's pieces stand, which is the same in all of its lines."""
-        return f"(thread & {self.lines[0].pieces - 1})"
+        return f"(thread & {self.operands[0].row_chunks - 1})"
 
-    def _copied(self, lines: Lines) -> list[str]:
-        return self._patches(lines) if lines.name == "a" else super()._copied(lines)
+    def _copy_sources(self, lines: OperandTile) -> list[str]:
+        return self._patches(lines) if lines.name == "a" else super()._copy_sources(lines)
 
-    def _fill(self, lines: Lines, element: Element) -> list[str]:
+    def _fill(self, lines: OperandTile, element: Element) -> list[str]:
         return self._gathered(lines) if lines.name == "a" else super()._fill(lines, element)
 
-    def _patches(self, lines: Lines) -> list[str]:
+    def _patches(self, lines: OperandTile) -> list[str]:
         """Where each of the thread's patches begins in the image, and the place in a window of its first piece."""
         index = self.index
         strides = " | ".join(f"int64(image_{axis})" for axis in ("n", *self.axes)) if self.axes else "int64(image_n)"
         result = [
-            f"x_whole = opaque_i32(int32((address_of(x) & 15) | (({strides}) & {self.piece - 1})))",
+            f"x_whole = opaque_i32(int32((address_of(x) & 15) | (({strides}) & {self.chunk_size - 1})))",
             f"group_first = {index}(group * channels)",
         ]
         if self.zero:
             result.append("outside = u32_as_f32(uint32((uint32(zero[0]) & uint32(255)) * uint32(0x01010101)))")
-        for piece in range(self._pieces(lines)):
-            line, _ = self._place(lines, f"(thread + {piece * self.tile.threads})")
+        for piece in range(self._thread_chunks(lines)):
+            line, _ = self._row_and_chunk(lines, f"(thread + {piece * self.tile.threads})")
             result += [f"patch = int32(row0 + {line})", "inside = patch < m", "patch = min(patch, int32(m - 1))"]
             places = []
             for axis in reversed(self.axes):
@@ -109,7 +110,7 @@ class PatchTile(MatrixTile):
             if self.axes:
                 first = f"{self.axes[0]}_at{piece}"
                 result.append(f"{first} = choose(inside, {first}, int32({OUTSIDE}))")
-        result += [*self._targets(lines), f"channel = int32(k0 + {self.place} * {self.piece})"]
+        result += [*self._targets(lines), f"channel = int32(k0 + {self.place} * {self.chunk_size})"]
         if self.axes:
             result += ["tap = quotient_i32(channel, by_channels)", "channel = int32(channel - tap * channels)"]
             for axis in reversed(self.axes[1:]):
@@ -127,16 +128,16 @@ class PatchTile(MatrixTile):
         ahead = [f"ahead_{axis} = int32(tap_{axis} * step_{axis})" for axis in self.axes]
         return [*ahead, f"window_from = {_sum(self.index, offset)}"]
 
-    def _gathered(self, lines: Lines) -> list[str]:
+    def _gathered(self, lines: OperandTile) -> list[str]:
         """Fills the stage at ``filled`` with the next pieces of the patches.
 
         Without a branch copies begin one after the other. Windows share what they read.
         """
-        axes, index, pieces = self.axes, self.index, range(self._pieces(lines))
+        axes, index, pieces = self.axes, self.index, range(self._thread_chunks(lines))
         count = lines.bytes // 16
         # The place of a piece within its patch.
         from_tap = _sum(index, [*(["window_from"] if axes else []), f"{index}(channel)"])
-        result = [*self._filled(lines), f"tap_from = {from_tap}"]
+        result = [*self._fill_addresses(lines), f"tap_from = {from_tap}"]
         inside = f"tap_{axes[0]} < taps_{axes[0]}" if axes else "channel < channels"
         copy = "copy_async_cached" if axes else "copy_async"
         copies, loads = [], []
@@ -159,7 +160,7 @@ class PatchTile(MatrixTile):
             loads += [f"if {condition}:", "    for word in range(4):", store, "else:", filler]
         body = ["if x_whole == 0:", *indented(copies, 1), "else:", *indented(loads, 1)]
         result += [f"if thread < {count}:", *indented(body, 1)] if count < self.tile.threads else body
-        result.append(f"channel = int32(channel + {self.pace})")
+        result.append(f"channel = int32(channel + {self.step_distance})")
         if not axes:
             return result
         # The first axis counts on, past the last element of the window.
@@ -366,23 +367,7 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
     if kernel.is_compact:
         builder.integers(DType.INT32, weights_pitch=weights.strides[0])
     count_tiles(builder, tile, m, n, is_alone=is_alone)
-    if axes:
-        strides: Sequence[Dim] = x.strides[2:] if len(x.strides) == 2 + len(axes) else (0, *x.strides[2:])
-        builder.integer(x.strides[0], index, "image_n")
-        for axis, stride, size in zip(axes, strides, step.places, strict=True):
-            builder.integer(stride, index, f"image_{axis}")
-            if axis != axes[0] or not is_one_image:
-                extent(builder, size, DType.INT32, (f"out_{axis}", f"by_{axis}"))
-        builder.per_axis(axes, "in", windows.size)
-        builder.per_axis(axes, "stride", windows.strides)
-        builder.per_axis(axes, "pad", windows.begin)
-        builder.per_axis(axes, "step", windows.dilations)
-        extent(builder, x.shape[1] // step.groups, DType.INT32, ("channels", "by_channels"))
-        for axis, size in zip(axes, windows.kernel, strict=True):
-            extent(builder, size, DType.INT32, (f"taps_{axis}", f"by_taps_{axis}"))
-    else:
-        builder.integers(DType.INT32, channels=x.shape[1] // step.groups)
-        builder.integer(step_of_place, index, "image_n")
+    _add_windows(builder, step, axes, index, is_one_image)
     builder.include(more)
     blocks = ceildiv(m, tile.m) * ceildiv(n, tile.n) * (splits * step.groups)
     builder.launch(
@@ -396,3 +381,28 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
     )
     if splits > 1:
         ctx.record(sum_of_parts(ctx, ordered, parts, splits))
+
+
+def _add_windows(builder: KernelBuilder, step: Convolve, axes: str, index: DType, is_one_image: bool) -> None:
+    """Add the parameters of the image and of the windows: without ``axes`` those of a pointwise convolution."""
+    x, windows = step.operands[0], step.windows.planar
+    channels = x.shape[1] // step.groups
+    if not axes:
+        builder.integers(DType.INT32, channels=channels)
+        stride = place_stride(x)
+        assert stride is not None
+        builder.integer(stride, index, "image_n")
+        return
+    strides: Sequence[Dim] = x.strides[2:] if len(x.strides) == 2 + len(axes) else (0, *x.strides[2:])
+    builder.integer(x.strides[0], index, "image_n")
+    for axis, stride, size in zip(axes, strides, step.places, strict=True):
+        builder.integer(stride, index, f"image_{axis}")
+        if axis != axes[0] or not is_one_image:
+            extent(builder, size, DType.INT32, (f"out_{axis}", f"by_{axis}"))
+    builder.per_axis(axes, "in", windows.size)
+    builder.per_axis(axes, "stride", windows.strides)
+    builder.per_axis(axes, "pad", windows.begin)
+    builder.per_axis(axes, "step", windows.dilations)
+    extent(builder, channels, DType.INT32, ("channels", "by_channels"))
+    for axis, size in zip(axes, windows.kernel, strict=True):
+        extent(builder, size, DType.INT32, (f"taps_{axis}", f"by_taps_{axis}"))

@@ -54,7 +54,7 @@ def _part_form(ctx: Lowering, step: Rows) -> RowForm | None:
     dims, strides = collapse([step.shape[axis] for axis in axes], [tuple(p[axis] for axis in axes) for p in placed])
     sizes = [x.dtype.itemsize for (_, x), along in zip(step.inputs, strides, strict=True) if is_dense(along, dims)]
     if not sizes and _lies_across(step, placed):
-        form = _upright_form(ctx, columns, rows)
+        form = _strided_form(ctx, columns, rows)
     elif hint(columns) > LONG and hint(rows) < ROWS_PER_MULTIPROCESSOR * ctx.device.multiprocessors:
         width = VECTOR_BYTES // max(sizes) if sizes else 1
         form = RowForm(THREADS, width, LANES // width)
@@ -67,7 +67,7 @@ def _part_form(ctx: Lowering, step: Rows) -> RowForm | None:
     return form if ctx.settled(le(ceildiv(columns, form.capacity), MOST_PARTS)) else None
 
 
-def _upright_form(ctx: Lowering, columns: Dim, rows: Dim) -> RowForm | None:
+def _strided_form(ctx: Lowering, columns: Dim, rows: Dim) -> RowForm | None:
     """Of rows that lie side by side, a block for each `UPRIGHT_THREADS` leaves most multiprocessors idle; else None."""
     blocks = hint(ceildiv(rows, UPRIGHT_THREADS))
     if ROWS_PER_MULTIPROCESSOR * blocks >= ctx.device.multiprocessors:
@@ -99,8 +99,8 @@ def _has_maps(step: Rows) -> bool:
 class _SplitRows:
     """Launches one row program in parts."""
 
-    def __init__(self, ctx: Lowering, step: Rows, form: RowForm, is_upright: bool) -> None:
-        self.ctx, self.step, self.form, self.is_upright = ctx, step, form, is_upright
+    def __init__(self, ctx: Lowering, step: Rows, form: RowForm, is_strided: bool) -> None:
+        self.ctx, self.step, self.form, self.is_strided = ctx, step, form, is_strided
         columns = product(step.shape[axis] for axis in step.axes)
         self.parts = ceildiv(columns, form.capacity)
         self.count = Scalar(DType.INT64, "leaf")
@@ -139,7 +139,7 @@ class _SplitRows:
                 outputs.append((result if dtype is initial.dtype else s.cast(result, dtype), by_row))
         inputs = used_inputs(self.inputs, [x for x, _ in outputs])
         rows = Rows(step.nodes, step.shape, inputs, (), step.axes, step.row, tuple(outputs))
-        RowKernel(ctx, rows, self.form, self.parts, upright_parts=self.is_upright).launch()
+        RowKernel(ctx, rows, self.form, self.parts, strided_parts=self.is_strided).launch()
         return partial
 
     def _totals(

@@ -1,7 +1,7 @@
-"""Rows whose columns are apart in memory: neighbouring threads of a block have neighbouring rows, on a GPU.
+"""Reductions over a strided axis on a GPU: adjacent threads own adjacent rows, so that loads coalesce.
 
-Threads above each other share the columns of their rows. Where neighbouring rows are whole vectors a thread has those
-of one, and loads a column of all of them at once.
+Threads with the same threadIdx.x share the columns of their rows. Where adjacent rows are whole vectors, a thread owns
+the rows of one vector, and loads a column of all of them at once.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ BLOCKS_OF_SHORT_COLUMNS = 2
 
 
 @dataclass(frozen=True)
-class Upright:
-    """``threads`` share a row; a thread has ``width`` neighbouring rows."""
+class StridedSchedule:
+    """Schedule of a reduction over a strided axis: ``threads`` share a row; a thread has ``width`` adjacent rows."""
 
     threads: int
     width: int = 1
 
     @property
     def side(self) -> int:
-        """Threads of a block side by side."""
+        """Threads of a block along x: adjacent rows."""
         return SIDE if self.width > 1 else WARP
 
     @property
@@ -84,14 +84,14 @@ def row_vectors(
     return width
 
 
-def choose_upright(device: DeviceProperties, columns: Dim, rows: Dim, width: int) -> Upright | None:
+def choose_strided(device: DeviceProperties, columns: Dim, rows: Dim, width: int) -> StridedSchedule | None:
     """None where one thread for each row is enough."""
     threads = WARP if hint(columns) > 64 * PARTS else PARTS
     if width > 1 and hint(rows) >= SIDE * width:
         # Where a thread has a column or two, it takes less to add up more of them than to meet more threads.
         enough = BLOCKS_PER_MULTIPROCESSOR if hint(columns) > SHORT_COLUMNS else BLOCKS_OF_SHORT_COLUMNS
         is_few = hint(ceildiv(rows, SIDE * width)) < enough * device.multiprocessors
-        return Upright(WARP if is_few else threads, width)
+        return StridedSchedule(WARP if is_few else threads, width)
     if hint(columns) > SHORT_COLUMNS and hint(rows) < MANY_ROWS * device.multiprocessors:
-        return Upright(threads)
+        return StridedSchedule(threads)
     return None

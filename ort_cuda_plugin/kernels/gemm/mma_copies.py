@@ -1,0 +1,335 @@
+"""Operand tiles of tensor-core kernels in shared memory: swizzled rows, and the copies that fill a pipeline stage.
+
+A row of a tile has chunks of 16 bytes along the dimension in which elements are neighbours in memory. Where a chunk
+stands in its row depends on the row (a swizzle), so that neither the eight rows that ``ldmatrix`` reads nor neighbours
+that are stored together share a bank. Chunks that memory has as they are needed are copied by ``cp.async``; the others
+are loaded one element at a time, converted, and stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..codegen.simt_fragments import Element, Operand, Tile, indented, log2, suffix
+from ..contraction.prologue import ConvertedElement
+from .tile_shapes import SIZES, Team, operand_sizes, piece_of, stages_of
+
+MOST_SUMS = 128
+"""Accumulators of a thread above which addresses would spill: several blocks are resident."""
+
+
+def is_compact(kind: str, elements: Sequence[Element]) -> bool:
+    """Whether the second operand is float32 weights that memory has in 16 bits, in whole chunks."""
+    return kind == "tf32" and elements[1].storage == "f16"
+
+
+@dataclass(frozen=True)
+class OperandTile:
+    """The tile of an operand in shared memory: ``extent`` elements along its own dimension x, ``depth`` along k.
+
+    An element has ``size`` bytes; ``first`` is the tile's first byte in a stage. Rows run along k, or along x.
+    """
+
+    operand: Operand
+    extent: int
+    depth: int
+    first: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        return self.operand.name
+
+    @property
+    def bytes(self) -> int:
+        return self.extent * self.depth * self.size
+
+    @property
+    def chunk_size(self) -> int:
+        """Elements of a chunk."""
+        return 16 // self.size
+
+    @property
+    def row_chunks(self) -> int:
+        """Chunks of a row."""
+        return (self.depth if self.operand.inner_major else self.extent) * self.size // 16
+
+    @property
+    def is_loaded_by_matrices(self) -> bool:
+        return self.operand.inner_major or self.size == 2
+
+    def swizzle(self, line: str) -> str:
+        """Source of the number that the chunks of a row are XORed with."""
+        if self.is_loaded_by_matrices:
+            return {2: f"(({line} >> 2) & 1)", 4: f"(({line} >> 1) & 3)"}.get(self.row_chunks, f"({line} & 7)")
+        # Two neighbours in each of four rows are read together.
+        return f"({line} & 2)" if self.row_chunks == 4 else f"(({line} & 3) << 1)"
+
+    @property
+    def period(self) -> int:
+        """Rows after which `swizzle` repeats."""
+        return 4 if not self.is_loaded_by_matrices else 8
+
+    def chunk_place(self, line: str, piece: str) -> str:
+        """Source of the place of a row's chunk in the tile, in chunks."""
+        return f"({line} * {self.row_chunks} + (({piece}) ^ {self.swizzle(line)}))"
+
+
+@dataclass(frozen=True)
+class OperandCopies:
+    """The tiles of both operands, whose elements are multiplied as ``kind``, one of `SIZES`; ``tile`` is one of its."""
+
+    tile: Tile
+    kind: str
+    a: Operand
+    b: Operand
+    elements: tuple[Element, Element]
+    index: str
+    teams: int = 1
+
+    @property
+    def depth(self) -> int:
+        """Elements along k that the block multiplies in a step: ``tile.k`` for each group of warps (sliced-K)."""
+        return self.tile.k * self.teams
+
+    @property
+    def is_compact(self) -> bool:
+        return is_compact(self.kind, self.elements)
+
+    @property
+    def stages(self) -> int:
+        return stages_of(self.kind, self.tile)
+
+    @property
+    def has_contiguous_steps(self) -> bool:
+        """Whether the steps of a group of warps follow each other along k; else groups take turns."""
+        return False
+
+    @property
+    def step_distance(self) -> int:
+        """Elements along k from one step of a group of warps to its next."""
+        return self.tile.k if self.has_contiguous_steps else self.depth
+
+    @property
+    def operands(self) -> tuple[OperandTile, OperandTile]:
+        tile, (a_size, b_size) = self.tile, operand_sizes(self.kind, self.is_compact)
+        a = OperandTile(self.a, tile.m, tile.k, 0, a_size)
+        return a, OperandTile(self.b, tile.n, tile.k, a.bytes, b_size)
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return SIZES[self.kind]
+
+    @property
+    def chunk_size(self) -> int:
+        """Elements of a chunk."""
+        return piece_of(self.kind)
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a stage."""
+        return sum(of.bytes for of in self.operands)
+
+    @property
+    def team(self) -> Team:
+        return Team(self.tile, self.teams)
+
+    def _copy_sources(self, of: OperandTile) -> list[str]:
+        """Lines that test whether chunks can be copied as they are, and give source and target of each of the thread's.
+
+        Sources are those at k = 0. A chunk outside the result is a copy of another one.
+        """
+        operand, name = of.operand, of.name
+        outer = operand.stride if operand.inner_major else operand.inner_stride
+        odd = of.chunk_size - 1
+        whole = "" if operand.inner_major else f" | (int64({operand.bound}) & {odd})"
+        start = f"address_of({operand.pointer}) + {name}_base * {of.size}"
+        result = [f"{name}_whole = opaque_i32(int32((({start}) & 15) | (int64({outer}) & {odd}){whole}))"]
+        if self._is_whole(of):
+            result = []
+        for piece in range(self._thread_chunks(of)):
+            line, place = self._row_and_chunk(of, f"(thread + {piece * self.tile.threads})")
+            if operand.inner_major:
+                x, along = (
+                    f"min(int32({operand.origin} + {line}), int32({operand.bound} - 1))",
+                    f"{place} * {of.chunk_size}",
+                )
+            else:
+                first = f"int32({operand.origin} + {place} * {of.chunk_size})"
+                x = f"min({first}, int32({operand.bound} - {of.chunk_size}))"
+                along = line
+            places = (f"{operand.row.format(x)} * {operand.stride}", f"{self.index}({along}) * {operand.inner_stride}")
+            at = " + ".join(f"{self.index}({place})" for place in places)
+            first = f"{self.index}({name}_base + int64({self.index}({at})))"
+            # An opaque number is kept, not computed again in each step, as far as registers last.
+            is_kept = self.teams > 1 or self.tile.m * self.tile.n < MOST_SUMS * self.tile.threads
+            kept = f"opaque_{suffix(self.index)}({first})" if is_kept else first
+            result.append(f"{name}_from{piece} = {kept}")
+        return [*result, *self._targets(of)]
+
+    def _targets(self, of: OperandTile) -> list[str]:
+        """The places of the thread's chunks in a stage. An opaque number is kept, not computed again."""
+        result = []
+        for piece in range(self._distinct_chunks(of)):
+            line, place = self._row_and_chunk(of, f"(thread + {piece * self.tile.threads})")
+            unit = f"int32({of.first} + {of.chunk_place(line, place)} * 16)"
+            result.append(f"{of.name}_to{piece} = opaque_i32({unit})")
+        return result
+
+    def _fill_addresses(self, of: OperandTile) -> list[str]:
+        """``<operand>_fill*``: addresses of the thread's first chunks in the stage that is filled."""
+        return [
+            f"{of.name}_fill{piece} = tiles_at + int64(int32(filled + {of.name}_to{piece}))"
+            for piece in range(self._distinct_chunks(of))
+        ]
+
+    def _target(self, of: OperandTile, piece: int) -> str:
+        """Source of the address of a chunk in that stage."""
+        first = piece % self._distinct_chunks(of)
+        return f"{of.name}_fill{first} + {(piece - first) * self.tile.threads * 16}"
+
+    def _distinct_chunks(self, of: OperandTile) -> int:
+        """Chunks of a thread with different places in their rows; after so many they repeat."""
+        return min(self._thread_chunks(of), max(1, of.period * of.row_chunks // self.tile.threads))
+
+    def _thread_chunks(self, of: OperandTile) -> int:
+        """Chunks of a thread; some threads have none where there are more threads than chunks."""
+        return -(-of.bytes // 16 // self.tile.threads)
+
+    def _among(self, of: OperandTile, number: int, line: str) -> list[str]:
+        """``line`` for the threads that have a chunk of that number."""
+        left = of.bytes // 16 - number * self.tile.threads
+        return [f"if thread < {left}:", f"    {line}"] if left < self.tile.threads else [line]
+
+    def _is_whole(self, of: OperandTile) -> bool:
+        """Whether all chunks of an operand can be copied as they are, without a test."""
+        return self.is_compact and of.name == self.b.name
+
+    def _row_and_chunk(self, of: OperandTile, chunk: str) -> tuple[str, str]:
+        """Source of the row of a chunk, and of its place in the row."""
+        return f"({chunk} >> {log2(of.row_chunks)})", f"({chunk} & {of.row_chunks - 1})"
+
+    def _fill(self, of: OperandTile, element: Element) -> list[str]:
+        """Fills the stage at ``filled`` with k from ``k_first`` on; zeros stand outside the matrix."""
+        operand, name, numbers, index = of.operand, of.name, of.chunk_size, self.index
+        inner = operand.inner_major
+        count = of.bytes // 16
+        threads = self.tile.threads
+        if self._is_whole(of):
+            # Teams that wait for each other may have steps past the last k.
+            is_asked = self.teams > 1 and self.team.warps > 1
+            return self._copies(of, f"k_first < {operand.inner_bound}" if is_asked else "")
+        line, place = self._row_and_chunk(of, "chunk")
+        row = f"{name}_x_at" if operand.row == "{}" else f"min({name}_x_at, int32({operand.bound} - 1))"
+        x, k = ("line", f"place * {numbers}") if inner else (f"place * {numbers}", "line")
+        last_x, last_k = (0, numbers - 1) if inner else (numbers - 1, 0)
+        converted = isinstance(element, ConvertedElement)
+        whole = f"{name}_x_at + {last_x} < {operand.bound} and {name}_k_at + {last_k} < {operand.inner_bound}"
+        step = operand.inner_stride if inner else operand.stride
+
+        def coordinates(i: str) -> tuple[str, str]:
+            return (f"{name}_x_at", f"{name}_k_at + {i}") if inner else (f"{name}_x_at + {i}", f"{name}_k_at")
+
+        # What is computed of an opaque number stays here: nearly no step comes here.
+        first = f"chunk = int32(opaque_i32(thread) + piece * {threads})"
+        body = [
+            f"line = int32{line}",
+            f"place = int32{place}",
+            f"{name}_x_at = int32({operand.origin} + {x})",
+            f"{name}_k_at = int32(k_first + {k})",
+            f"{name}_from = {name}_base + int64({index}({index}({operand.row.format(row)} * {operand.stride})"
+            f" + {index}({name}_k_at * {operand.inner_stride})))",
+            f"to = int32(filled + {of.first} + {of.chunk_place('line', 'place')} * 16)",
+        ]
+        if converted:
+            body.append(f"if {whole}:")
+            if inner and step == "1":
+                before, values = element.neighbours(
+                    operand.pointer, f"{name}_from", f"{name}_x_at", f"{name}_k_at", numbers, f"{name}_near"
+                )
+            else:
+                before = []
+                values = [
+                    element.load(operand.pointer, f"{name}_from + int64({i} * {step})", *coordinates(str(i)))
+                    for i in range(numbers)
+                ]
+            words = [self._word(values[i : i + 4 // self.size]) for i in range(0, numbers, 4 // self.size)]
+            body += indented(before, 1)
+            body += [f"    {name}_word{i} = {word}" for i, word in enumerate(words)]
+            names = ", ".join(f"{name}_word{i}" for i in range(4))
+            body.append(f"    store_f32x4(tile_c, int64(to >> 2), {names})")
+        if not converted:
+            copy = f"copy_async(tiles_at + int64(to), {operand.pointer}, {name}_from)"
+            body += [f"if {name}_whole == 0 and {whole}:", f"    {copy}", f"elif {name}_k_at >= {operand.inner_bound}:"]
+            body.append(f"    store_f32x4(tile_c, int64(to >> 2), {', '.join(['float32(0)'] * 4)})")
+        body += ["else:", *indented(self._load_elements(of, element, coordinates), 1)]
+        if count % threads:  # some threads have fewer chunks
+            body = [f"if chunk < {count}:", *indented(body, 1)]
+        result = [f"for piece in range({self._thread_chunks(of)}):", *indented([first, *body], 1)]
+        if converted:
+            return result
+        copies = self._copies(of)
+        return [
+            f"if {name}_whole == 0 and int32(k_first + {self.tile.k}) <= {operand.inner_bound}:",
+            *indented(copies, 1),
+            "else:",
+            *indented(result, 1),
+        ]
+
+    def _load_elements(
+        self, of: OperandTile, element: Element, coordinates: Callable[[str], tuple[str, str]]
+    ) -> list[str]:
+        """Loads the elements of one chunk that are inside the matrix, four bytes of them at a time.
+
+        ``coordinates`` of the number of an element are those along the operand's own dimension and along k.
+        """
+        operand, is_loaded = of.operand, isinstance(element, ConvertedElement) or self.size == 4
+        step = operand.inner_stride if operand.inner_major else operand.stride
+        zero = "float32(0)" if is_loaded else "uint32(0)"
+        edge = []
+        for part in range(4 // self.size):
+            at = f"int32(word * {4 // self.size} + {part})"
+            outer, along = coordinates(at)
+            place_of = f"{of.name}_from + int64({at} * {step})"
+            value = (
+                element.load(operand.pointer, place_of, outer, along)
+                if is_loaded
+                else self._bits(f"{operand.pointer}[{place_of}]")
+            )
+            edge += [
+                f"part{part} = {zero}",
+                f"if {outer} < {operand.bound} and {along} < {operand.inner_bound}:",
+                f"    part{part} = {value}",
+            ]
+        parts = [f"part{part}" for part in range(4 // self.size)]
+        word = self._word(parts) if is_loaded else self._packed(parts)
+        return ["for word in range(4):", *indented(edge, 1), f"    tile_c[int64((to >> 2) + word)] = {word}"]
+
+    def _copies(self, of: OperandTile, condition: str = "") -> list[str]:
+        """Copies the thread's chunks of the step at ``k_first``, all of them whole, to the stage at ``filled``.
+
+        Without the ``condition``, if there is one, they are zeros.
+        """
+        operand, index = of.operand, self.index
+        result = [f"ahead_at = {index}({index}(k_first) * {operand.inner_stride})", *self._fill_addresses(of)]
+        copy, more = ("copy_async_where", f", {condition}") if condition else ("copy_async", "")
+        for number in range(self._thread_chunks(of)):
+            source = f"int64({index}({of.name}_from{number} + ahead_at))"
+            copied = f"{copy}({self._target(of, number)}, {operand.pointer}, {source}{more})"
+            result += self._among(of, number, copied)
+        return result
+
+    def _word(self, values: Sequence[str]) -> str:
+        """Source of the float whose bits are 4 bytes of elements of the kind that is multiplied."""
+        return values[0] if self.size == 4 else f"u32_as_f32(pair_{self.kind}({', '.join(values)}))"
+
+    def _bits(self, value: str) -> str:
+        """Source of the bits of an element of 2 bytes or one, as a uint32."""
+        return f"(uint32({value}) & uint32(255))" if self.size == 1 else f"uint32({value})"
+
+    def _packed(self, parts: Sequence[str]) -> str:
+        """Source of the float whose bits are 4 bytes of elements, each in the lowest bits of a uint32."""
+        shifted = [f"({part} << uint32({8 * self.size * i}))" if i else part for i, part in enumerate(parts)]
+        return f"u32_as_f32(uint32({' | '.join(shifted)}))"

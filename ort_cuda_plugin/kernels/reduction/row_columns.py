@@ -1,0 +1,298 @@
+"""Elements of a row in a reduction kernel: loops over columns, loads, cached values, and stores.
+
+A thread loads the elements of its columns one by one, by vectors into registers (`row_in_registers`), or, where the
+reduced axis is strided, by vectors of neighbouring rows (`strided_axis`). Values that a later pass needs are cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from ort_cuda_plugin.kernels.codegen.launch_geometry import (
+    Extent,
+    coordinates,
+)
+from ort_cuda_plugin.kernels.codegen.row_cache import NO_CACHE, RowCache
+from ort_cuda_plugin.kernels.codegen.source import (
+    KernelBuilder,
+    load_text,
+    offset_text,
+)
+from ort_cuda_plugin.kernels.codegen.vectors import vector_load
+from ort_cuda_plugin.kernels.reduction.block_reduce import WARP, Accumulators, PartialResults
+from ort_cuda_plugin.kernels.reduction.row_in_registers import RowForm
+from ort_cuda_plugin.kernels.reduction.strided_axis import StridedSchedule
+from ort_cuda_plugin.kernels.reduction.vector_io import RowMoves
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, le
+from ort_cuda_plugin.program.lowering.context import Lowering
+from ort_cuda_plugin.program.steps.steps import Input, Rows
+
+CACHE_BYTES = 32 << 10
+"""Maximum bytes of a block's row cache: more leaves too few blocks on a multiprocessor."""
+REGISTERS = {f"{kind}{bits}": f"registers_{kind[0]}{bits}" for kind in ("float", "int", "uint") for bits in (32, 64)}
+
+
+class RowColumns:
+    """The elements of the rows of one kernel; `RowKernel` chooses the schedule and emits the passes.
+
+    In the kernel ``lane`` is the thread's number among those that share its row, ``j`` or ``e`` its column.
+    """
+
+    def __init__(
+        self,
+        ctx: Lowering,
+        step: Rows,
+        part_form: RowForm | None = None,
+        parts: Dim = 1,
+        *,
+        strided_parts: bool = False,
+    ) -> None:
+        self.part_form, self.parts, self.strided_parts = part_form, parts, strided_parts
+        self.ctx, self.step, self.row = ctx, step, step.row
+        self.shape, self.axes = step.shape, step.axes
+        self.builder = KernelBuilder()
+        self.emit = self.builder.emit
+        self.emit.handlers["leaf"] = self._load
+        self.emit.handlers["reduced"] = lambda x: self.results.current[x.value[0]][x.value[1]]
+        self.results = PartialResults(self.emit)
+        self.sources: dict[Scalar, tuple[str, str, list[str]]] = {}
+        self.coordinates: list[str] | None = None
+        self.threads = 1
+        """Threads of a row."""
+        self.n = ""
+        """The kernel's name for the number of columns."""
+        self.column_dtype = DType.INT64
+        self.column_extents: list[Extent] = []
+        self.pass_number = -1
+        """The number of the pass over the row that is being emitted."""
+        self.passes = 0
+        """Number of passes that reduce."""
+        self.cache = NO_CACHE
+        self.cache_place = ""
+        """Format of the shared-memory address of a cached value; fields: slot, column."""
+        self.by_column: dict[Scalar, bool] = {}
+        """Whether each value depends on the column; empty where LLVM finds out by itself."""
+        self.load_passes: dict[Scalar, set[int]] = {}
+        """The passes that load elements of an input."""
+        self.form: RowForm | None = None
+        """The schedule of a row in registers; None where it is not."""
+        self.moves: RowMoves | None = None
+        """Loads and stores of the registers."""
+        self.vectors: set[Scalar] = set()
+        """Inputs that are contiguous along the columns."""
+        self.lanes: dict[Scalar, str] = {}
+        self.pending: list[Scalar] = []
+        """Inputs that the pass being emitted reads from registers."""
+        self.strided: StridedSchedule | None = None
+        """The schedule of a reduction over a strided axis."""
+        self.rows_of_thread: list[Accumulators] = [self.results.current]
+        """The accumulators of each row that a thread has; those of the row being emitted are the current ones."""
+        self.row_number = 0
+        """Which of a thread's rows is being emitted."""
+        self.adjacent: set[Scalar] = set()
+        """Inputs in which the rows of a thread are adjacent, where it has several."""
+        self.row_lanes: dict[Scalar, str] = {}
+        """The registers of these for the column being emitted."""
+        self.whole_rows = ""
+        """Whether vectors of them may be loaded."""
+        self.is_exact = False
+        """Whether every lane has an element."""
+        self.has_whole_vectors = False
+        """Whether all lanes of a vector have an element, or none."""
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether threads of several rows meet: in a warp, or at a barrier."""
+        return self.strided is not None or 1 < self.threads < WARP
+
+    @property
+    def column0(self) -> str:
+        """Source of the first column of the block's part, to be added."""
+        return "" if self.part_form is None else "column0 + "
+
+    @property
+    def stop(self) -> str:
+        """Source of the column behind the block's last one."""
+        return self.n if self.part_form is None else "stop"
+
+    def _keep(self, kept: RowCache, columns: Dim, block: tuple[int, int, int]) -> Dim:
+        """Emits the row cache of each thread; gives its bytes of shared memory."""
+        if not kept.slots:
+            return 0
+        emit, serial = self.emit, self.threads == 1
+        if self.form is not None:
+            self.cache = kept
+            emit.line(f"kept = {REGISTERS[kept.type]}({kept.count * self.form.lanes})")
+            return 0
+        rows = block[0] * block[1] if serial else block[1]
+        column_bytes = rows * kept.count * kept.itemsize
+        if not self.ctx.settled(le(columns, CACHE_BYTES // column_bytes)):
+            return 0
+        self.cache = kept
+        emit.line(f"kept = array_pointer(cuda.shared.array(0, {kept.type}, 16))")
+        if serial:
+            emit.line("mine = int64(cuda.threadIdx.y) * int64(cuda.blockDim.x) + int64(cuda.threadIdx.x)")
+            self.cache_place = f"mine + ({{slot}} * {self.n} + {{column}}) * {rows}"
+        else:
+            emit.line(f"mine = int64(cuda.threadIdx.y) * ({kept.count} * {self.n})")
+            self.cache_place = f"mine + {{slot}} * {self.n} + {{column}}"
+        return columns * column_bytes
+
+    @contextmanager
+    def _columns(self, start: str = "lane") -> Iterator[None]:
+        """A loop over the thread's share of the row."""
+        if self.form is None:
+            with self.emit.block(f"for j in range({start}, {self.stop}, {self.threads}):"), self._column("j"):
+                yield
+            return
+        # Which inputs the pass needs is known when its loop has been emitted; they are loaded ahead of it.
+        with (
+            self.emit.detached() as loop,
+            self.emit.block(f"for e in range({self.form.lanes}):"),
+            self._column(f"{self.column0}{self.form.column('e')}"),
+        ):
+            yield
+        assert self.moves is not None
+        for leaf in self.pending:
+            pointer, base, _ = self.sources[leaf]
+            self.moves.load(self.lanes[leaf], pointer, base, leaf.dtype, is_later=self.pass_number > 0)
+        self.pending.clear()
+        self.emit.lines += loop
+
+    @contextmanager
+    def _column(self, index: str, inside: str = "") -> Iterator[None]:
+        """A scope whose elements are those of column ``index``, which counts only if ``inside`` says so of its name."""
+        with self.emit.scope():
+            name = self.emit.assign(index)
+            if inside:
+                self.results.inside = self.emit.assign(inside.format(name))
+                name = self.emit.assign(f"choose({self.results.inside}, {name}, int64(0))")
+            self.emit.bind(self.row.index, name)
+            for x in self.cache.loaded(self.pass_number):
+                self.emit.bind(x, self.emit.assign(f"kept[{self._place_in_cache(x, name)}]"))
+            if self.form is not None and not self.is_exact:
+                self.results.inside = self.emit.assign(
+                    f"int32({self.form.distance('e', self.has_whole_vectors)}) < left"
+                )
+                name = self.emit.assign(f"choose({self.results.inside}, {name}, int64(0))")
+            flat = name if self.column_dtype is DType.INT64 else self.emit.assign(f"int32({name})")
+            self.coordinates = coordinates(self.emit, flat, self.column_extents, self.column_dtype)
+            self.row_lanes.clear()
+            yield
+            for x in self.cache.stored(self.pass_number):
+                self.emit.line(f"kept[{self._place_in_cache(x, name)}] = {self.emit.value(x)}")
+            self.coordinates = None
+            self.results.inside = ""
+
+    def _store_lanes(self, places: Sequence[tuple[str, str, list[str]]], dense: Sequence[bool]) -> None:
+        """The last pass, whose results go to memory by vectors where they lie as the columns do."""
+        assert self.form is not None
+        assert self.moves is not None
+        emit = self.emit
+        lanes = {
+            pointer: emit.fresh("r") for (pointer, _, _), is_vector in zip(places, dense, strict=False) if is_vector
+        }
+        for pointer, name in lanes.items():
+            emit.line(f"{name} = lanes_of({pointer}, {self.form.lanes})")
+        self._hoist(x for x, _ in self.step.outputs)
+        with self._columns():
+            for (value, _), (pointer, base, strides) in zip(self.step.outputs, places, strict=True):
+                if pointer in lanes:
+                    emit.store(lanes[pointer], "e", value)
+                    continue
+                stored, place = emit.memory_form(value), self._offset(base, strides)
+                with emit.block(f"if {self.results.inside or 'True'}:"):
+                    emit.line(f"{pointer}[{place}] = {stored}")
+        for pointer, base, _ in places:
+            if pointer in lanes:
+                emit.line(self.moves.text("store", lanes[pointer], pointer, base))
+
+    def _place_in_cache(self, x: Scalar, column: str) -> str:
+        if self.form is not None:
+            return f"{self.cache.slots[x] * self.form.lanes} + e"
+        return self.cache_place.format(slot=self.cache.slots[x], column=column)
+
+    def _offset(self, base: str, strides: Sequence[str]) -> str:
+        if self.coordinates is None:
+            if any(stride != "0" for stride in strides):
+                raise TypeError("a value per row depends on an element other than through a reduction")
+            return base
+        terms = offset_text(list(zip(self.coordinates, strides, strict=False)))
+        return base if terms == "0" else f"{base} + {terms}"
+
+    def _load(self, leaf: Scalar) -> str:
+        pointer, base, strides = self.sources[leaf]
+        if leaf in self.vectors and self.coordinates is not None:
+            if leaf not in self.lanes:
+                self.load_passes.setdefault(leaf, set()).add(self.pass_number)
+                self.lanes[leaf] = self.emit.fresh("r")
+                self.pending.append(leaf)
+            return self.emit.assign(load_text(self.lanes[leaf], "e", leaf.dtype))
+        self.load_passes.setdefault(leaf, set()).add(self.pass_number)
+        if leaf in self.adjacent and self.coordinates is not None:
+            if leaf not in self.row_lanes:
+                self.row_lanes[leaf] = self._loaded_rows(pointer, self.emit.assign(self._offset(base, strides)))
+            return self.emit.assign(load_text(self.row_lanes[leaf], str(self.row_number), leaf.dtype))
+        if leaf in self.adjacent:
+            base = f"{base} + {self.row_number}"
+        return self.emit.assign(load_text(pointer, self._offset(base, strides), leaf.dtype))
+
+    def _place_rows(self, sources: Sequence[Input], row_strides: Sequence[Sequence[Dim]]) -> None:
+        """Finds the inputs in which a thread's rows are adjacent, and emits whether addresses allow vectors of them."""
+        assert self.strided is not None
+        self.rows_of_thread = [{} for _ in range(self.strided.width)]
+        pairs = zip(sources, row_strides, strict=False)
+        self.adjacent = {leaf for (leaf, _), strides in pairs if strides[-1] == 1}
+        pointers = [pointer for leaf, (pointer, _, _) in self.sources.items() if leaf in self.adjacent]
+        aligned = " & ".join(f"is_aligned({pointer}, {self.strided.width})" for pointer in pointers)
+        self.whole_rows = self.emit.assign(aligned)
+
+    def _loaded_rows(self, pointer: str, place: str) -> str:
+        """A column's elements of the thread's rows, from ``place`` on."""
+        assert self.strided is not None
+        width, name = self.strided.width, self.emit.fresh("r")
+        for line in vector_load(name, pointer, place, self.whole_rows, width):
+            self.emit.line(line)
+        return name
+
+    def _each_row(self, rows: Sequence[Accumulators] = ()) -> Iterator[int]:
+        """The numbers of the thread's rows, each while it is the one being emitted; ``rows`` come in place of its own.
+
+        What is emitted for one row is not used for another.
+        """
+        for number, own in enumerate(self.rows_of_thread):
+            self.row_number = number
+            self.results.current.update(own)
+            if rows:
+                self.results.current.update(rows[number])
+            if len(self.rows_of_thread) == 1:
+                yield number
+                continue
+            with self.emit.scope():
+                yield number
+
+    def _store_rows(self, places: Sequence[tuple[str, str, list[str]]], strides: Sequence[Sequence[Dim]]) -> None:
+        """The results of rows, which have these strides along the rows' dimensions."""
+        emit, width = self.emit, len(self.rows_of_thread)
+        texts = [self.builder.stride(along[-1]) if width > 1 else "" for along in strides]
+        lanes = {pointer: emit.fresh("r") for (pointer, _, _), text in zip(places, texts, strict=True) if text == "1"}
+        for pointer, name in lanes.items():
+            emit.line(f"{name} = lanes_of({pointer}, {width})")
+        for number in self._each_row():
+            for (value, _), (pointer, base, _), stride in zip(self.step.row_outputs, places, texts, strict=True):
+                if pointer in lanes:
+                    emit.store(lanes[pointer], str(number), value)
+                    continue
+                place = base if self.part_form is None else f"{base} + part"
+                emit.store(pointer, f"{place} + {number} * {stride}" if number else place, value)
+        for pointer, base, _ in places:
+            if pointer in lanes:
+                emit.line(f"store_row({lanes[pointer]}, {pointer}, {base}, 0, {base} + {width}, {width}, 1)")
+
+    def _hoist(self, roots: Iterable[Scalar]) -> None:
+        """Emits what a pass computes of the row alone, ahead of its loop."""
+        if self.by_column:
+            self.emit.hoist(roots, self.by_column)
