@@ -122,9 +122,9 @@ ep.ReleaseNodeComputeInfos(ep, none, 2)
 graphs, nodes = ffi.new("const OrtGraph *[1]"), ffi.new("const OrtNode *[1]")
 none[0] = ffi.cast("OrtNodeComputeInfo *", 8)
 contexts = ffi.new("OrtNode *[1]", [ffi.cast("OrtNode *", 8)])
-import ort_cuda_plugin.ep.provider as provider
+import ort_cuda_plugin.ep.session_state as session_state
 def broken(*arguments): raise ValueError("deliberate")
-provider.read_graph = broken
+session_state.read_graph = broken
 code, message = failure(ep.Compile(ep, graphs, nodes, 1, none, contexts))
 assert (code, message) == (2, "deliberate") and none[0] == ffi.NULL and contexts[0] == ffi.NULL
 factory.ReleaseEp(factory, ep)

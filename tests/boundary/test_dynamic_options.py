@@ -75,10 +75,10 @@ def test_the_limit_of_memory_changes(session: ort.InferenceSession) -> None:
 def test_the_level_of_the_log_changes(session: ort.InferenceSession, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr("ort_cuda_plugin.abi.host.log", lambda level, message, *_: lines.append(f"{level} {message}"))
-    provider()._log("INFO", "first")
+    provider().session.log("INFO", "first")
     session.set_ep_dynamic_options({"log_level": "warning"})
-    provider()._log("INFO", "second")
-    provider()._log("ERROR", "third")
+    provider().session.log("INFO", "second")
+    provider().session.log("ERROR", "third")
     assert lines == ["INFO first", "ERROR third"]
 
 

@@ -375,5 +375,5 @@ def test_cudnn_can_be_left_out(value: str, offered: set[str], monkeypatch: pytes
     monkeypatch.setattr(OpenDevice, "properties", lambda self: libraries)
     provider = last_provider()
     assert provider is not None
-    assert provider._properties().libraries == offered
+    assert provider.session.properties().libraries == offered
     del session

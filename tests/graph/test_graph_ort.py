@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ort_cuda_plugin
 from ort_cuda_plugin.abi.core import ffi
 from ort_cuda_plugin.clusters.claims.claims import Claims, analyze
-from ort_cuda_plugin.ep import provider
+from ort_cuda_plugin.ep import claiming, session_state
 from ort_cuda_plugin.model.ir import MAX_SUBGRAPH_DEPTH, Constant, DType, Graph, LongList, Node
 from ort_cuda_plugin.model.ort.ort_calls import OrtCallError
 from ort_cuda_plugin.model.ort.ort_graph import read_graph
@@ -52,9 +52,9 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Read:
             graphs.append(graph)
             return graph
 
-        monkeypatch.setattr(provider, "read_graph", reading)
+        monkeypatch.setattr(session_state, "read_graph", reading)
         # Fused nodes would be read in place of those that they replace.
-        monkeypatch.setattr(provider, "claim", lambda graph, *rest, **more: Claims([], [], analyze(graph, *rest)))
+        monkeypatch.setattr(claiming, "claim", lambda graph, *rest, **more: Claims([], [], analyze(graph, *rest)))
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         ort.InferenceSession(path, options, providers=["CudaPluginExecutionProvider", "CPUExecutionProvider"])

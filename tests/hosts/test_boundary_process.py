@@ -100,10 +100,10 @@ run(session)
 
 def test_an_error_while_claiming_is_what_session_raises() -> None:
     code = """
-from ort_cuda_plugin.ep import provider
+from ort_cuda_plugin.ep import claiming
 def broken(*arguments, **named):
     raise RuntimeError("cannot claim")
-provider.claim = broken
+claiming.claim = broken
 try:
     plugin.session(model, emulate=True)
 except RuntimeError as error:

@@ -1,0 +1,123 @@
+"""The state of one session: its options and device, and what claims and compilation both need."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..abi import host
+from ..abi.core import check, core, ffi, new_error
+from ..clusters.nodes.control_flow import CompiledBody
+from ..clusters.nodes.ranks import Ranks
+from ..custom import registry as custom
+from ..model.ir import Graph
+from ..model.ort.ort_graph import read_graph
+from ..program.lowering.context import DeviceProperties
+from .contexts.context_session import ContextSession
+from .device.devices import DeviceInfo
+from .device.identity import EP_NAME, Identity
+from .device.open_device import use_device
+from .options.option_values import LOG_LEVELS
+from .options.options import OptionError, Options, collect, parse
+from .session.layering import rules_of_others
+from .session.optimized_model import writes_optimized_model
+from .session.partitioning import goes_by_statistics, read_budget
+
+
+class Session:
+    """A session's options and device.
+
+    Attributes: contexts: the compiled models. may_be_cut: why nodes must not be fused, or "". budget: the memory that
+        nodes may take. single_nodes: ONNX Runtime runs each node by a kernel of its own. operators: the custom
+        operators. ranks: what was inferred; kept, because ORT forgets the nodes that a fused node replaces. compiled:
+        the compiled bodies by the names of their fused nodes.
+    """
+
+    def __init__(self, metadata: list[Any], session_options: Any, logger: Any, identity: Identity) -> None:
+        self.identity = identity
+        self._logger = logger  # ORT's session logger; it is freed with the session, like this object
+        entries = _entries("GetSessionOptionsConfigEntries", host.api(), session_options)
+        self.options = Options()
+        self._read_options(entries)
+        self.contexts = ContextSession(entries, session_options)
+        offered = [DeviceInfo.from_metadata(host.key_value_pairs(pairs)) for pairs in metadata]
+        self.device = use_device(_choose(offered, self.options.device_id))
+        others = rules_of_others(entries, identity, self.device.info, host.host_version())
+        if others and self.contexts.output is not None:
+            raise OptionError(
+                f"ep.context_enable=1 with layering rules for {others}: ONNX Runtime fuses no nodes that rules may "
+                "cut, so nothing would be compiled. Compile the model without the rules; a session that loads the "
+                "compiled model may have them"
+            )
+        self.may_be_cut = f"layering rules for {others} may cut what it would be fused with" if others else ""
+        self.budget = read_budget(entries, self._available_memory)
+        self.single_nodes = (
+            bool(others)
+            or self.options.single_nodes
+            or writes_optimized_model(session_options)
+            or goes_by_statistics(entries, identity)
+        )
+        custom.discover()
+        self.operators = custom.current()
+        self.ranks = Ranks()
+        self.compiled: dict[str, CompiledBody] = {}
+
+    def _read_options(self, session: dict[str, str]) -> None:
+        environment = _entries("GetEnvConfigEntries", host.ep_api())
+        self.options, ignored = parse(collect(session, environment, self.identity))
+        if ignored:
+            reasons = "; ".join(f"{key} ({why})" for key, why in ignored.items())
+            self.log("WARNING", f"options without effect here: {reasons}")
+
+    def _available_memory(self) -> int:
+        out, error = ffi.new("uint64_t *"), new_error()
+        core().device_available(self.device.pointer, out, error)
+        check(error)
+        return int(out[0])
+
+    def log(self, level: str, message: str) -> None:
+        if LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.options.log_level):
+            host.log(level, message, self._logger)
+
+    def properties(self) -> DeviceProperties:
+        properties = self.device.properties()
+        return (
+            properties
+            if self.options.enable_cudnn
+            else replace(properties, libraries=properties.libraries - frozenset({"cudnn"}))
+        )
+
+    def read_graph(self, ort_graph: Any) -> Graph:
+        graph = read_graph(host.api(), ort_graph)
+        graph.operators = self.operators
+        return graph
+
+
+def _choose(offered: list[DeviceInfo], device_id: int | None) -> DeviceInfo:
+    """Return the device that ORT selected, if the option agrees.
+
+    Raises: OptionError: ORT selected no device, several, or another one.
+    """
+    if not offered:
+        raise OptionError(f"{EP_NAME}: ONNX Runtime selected no device. Pass one to add_provider_for_devices")
+    first, *others = dict.fromkeys(offered)
+    if others:
+        names = ", ".join(f"{info.ordinal} ({info.name})" for info in [first, *others])
+        raise OptionError(
+            f"a session of {EP_NAME} runs on one device, and was given the devices {names}: make a session for each"
+        )
+    if device_id is not None and first.ordinal != device_id:
+        raise OptionError(
+            f"{EP_NAME} option device_id={device_id}: the session was given the device {first.ordinal} ({first.name}); "
+            "a session runs on one device, so add_provider_for_devices gets one and is called once"
+        )
+    return first
+
+
+def _entries(function: str, table: Any, *arguments: Any) -> dict[str, str]:
+    pairs = ffi.new("OrtKeyValuePairs **")
+    host.check_status(getattr(table, function)(*arguments, pairs))
+    try:
+        return host.key_value_pairs(pairs[0])
+    finally:
+        host.api().ReleaseKeyValuePairs(pairs[0])
