@@ -1,0 +1,260 @@
+"""What a plugin answers about a node, checked: types and shapes of outputs, aliases, formats, tactics."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from ...model.ir import DeclinedLayout, DType
+from ...program.expressions.symbolic import Dim, Expr, bounds, hint, le
+from ...program.lowering.context import Lowering, Tensor
+from .calls import PluginFailure, called
+from .descriptors import (
+    DynamicPluginTensorDesc,
+    ExprBuilder,
+    PluginTensorDesc,
+    Scope,
+    SizeTensor,
+    TensorFormat,
+    dim_of,
+    why_not,
+)
+from .interfaces import CapabilityType, Plugin, PluginBuild, PluginCore, PluginCreator, PluginRuntime
+
+T = TypeVar("T")
+_MOST = 2**40
+"""Upper bound of a size without a declared bound."""
+Combination = tuple[TensorFormat, ...]
+
+
+class Answers:
+    """Asks a plugin for the properties of one plan of a node. An impossible answer is a PluginFailure.
+
+    ``label`` names the plugin in messages. ``scope`` wraps sizes as plugins see them.
+    """
+
+    def __init__(
+        self, creator: PluginCreator, label: str, plugin: Plugin, ctx: Lowering, inputs: Sequence[Tensor | None]
+    ) -> None:
+        self._creator, self.label, self._ctx, self._inputs = creator, label, ctx, inputs
+        self.build: PluginBuild = capability(plugin, label, CapabilityType.BUILD)
+        self.scope = Scope(ctx.guard)
+
+    def ask(self, method: str, function: Callable[..., T], *arguments: Any, about: str = "") -> T:
+        subject = f"{method} {about}".strip()
+        return called(self.label, subject, function, *arguments)
+
+    def _listed(self, method: str, function: Callable[..., object], *arguments: Any, about: str = "") -> list[Any]:
+        """Call a method that returns a list with one entry for each output."""
+        given = self.ask(method, function, *arguments, about=about)
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise PluginFailure(
+                f"{self.label}: {method} returned {given!r}, expected a list with one entry for each output"
+            )
+        return list(given)
+
+    def check(self, method: str, function: Callable[..., Any], *arguments: Any, about: str = "") -> bool:
+        """Call a method that may refuse sizes. Return False if it refused guessed sizes."""
+        try:
+            self.ask(method, function, *arguments, about=about)
+        except PluginFailure:
+            if self._ctx.is_guess and self.scope.asked:
+                return False
+            raise
+        return True
+
+    def count(self) -> int:
+        """Return the number of outputs."""
+        count = self.ask("get_nb_outputs", self.build.get_nb_outputs)
+        if not isinstance(count, int) or count < 1:
+            raise PluginFailure(f"{self.label}: get_nb_outputs returned {count!r}, expected a number from 1")
+        return count
+
+    def note(self) -> str:
+        note = self.ask("get_metadata_string", self.build.get_metadata_string)
+        if not isinstance(note, str):
+            raise PluginFailure(f"{self.label}: get_metadata_string returned {note!r}, expected text")
+        return note
+
+    def types(self, count: int) -> list[DType]:
+        given = [None if x is None else x.dtype for x in self._inputs]
+        types = self._listed("get_output_data_types", self.build.get_output_data_types, given)
+        if len(types) != count or not all(isinstance(dtype, DType) for dtype in types):
+            raise PluginFailure(f"{self.label}: get_output_data_types returned {types!r} for {count} outputs")
+        return types
+
+    def _dims(self, shape: Sequence[Dim]) -> tuple[Any, ...]:
+        return tuple(map(self.scope.wrap, shape))
+
+    def shapes(self, types: Sequence[DType]) -> list[tuple[Any, ...]]:
+        """Return the shapes of outputs, with sizes and `SizeTensor`."""
+        ctx = self._ctx
+        inputs = [None if x is None else self._dims(x.shape) for x in self._inputs]
+        on_host = [port.on_host for port in self._creator.inputs]
+        contents = [
+            None if x is None else self._dims(ctx.host_values(x, f"input {number} of {self.label}"))
+            for number, x in enumerate(self._inputs)
+            if number < len(on_host) and on_host[number]
+        ]
+        builder = ExprBuilder(self.scope)
+        about = f"for inputs of {shown(inputs)}"
+        given = self._listed("get_output_shapes", self.build.get_output_shapes, inputs, contents, builder, about=about)
+        if not all(isinstance(shape, Sequence) for shape in given):
+            raise PluginFailure(f"{self.label}: get_output_shapes returned {given!r}, expected a shape for each output")
+        shapes = [tuple(shape) for shape in given]
+        if len(shapes) != len(types):
+            raise PluginFailure(
+                f"{self.label}: get_output_shapes returned {len(shapes)} shapes for {len(types)} outputs"
+            )
+        for shape in shapes:
+            for size in shape:
+                if isinstance(size, SizeTensor):
+                    self._check_size_tensor(size, types, shapes)
+                else:
+                    self._checked_dim(size)
+        return shapes
+
+    def _checked_dim(self, size: Any) -> None:
+        try:
+            dim = dim_of(size)
+        except TypeError as error:
+            raise PluginFailure(f"{self.label}: get_output_shapes returned {size!r} for a size") from error
+        self._ctx.require(le(0, dim), f"{self.label}: get_output_shapes gave a size that is less than 0")
+
+    def _check_size_tensor(self, size: SizeTensor, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> None:
+        number = size.output
+        if not 0 <= number < len(types) or shapes[number] != () or types[number] not in (DType.INT32, DType.INT64):
+            raise PluginFailure(
+                f"{self.label}: declare_size_tensor names output {number}, which is not a scalar of type INT32 or INT64"
+            )
+
+    def aliases(self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> dict[int, int]:
+        """Return for each output the input whose memory it shares."""
+        found: dict[int, int] = {}
+        for output, (dtype, shape) in enumerate(zip(types, shapes, strict=True)):
+            number = self.ask("get_aliased_input", self.build.get_aliased_input, output, about=f"of output {output}")
+            if not isinstance(number, int):
+                raise PluginFailure(
+                    f"{self.label}: get_aliased_input({output}) returned {number!r}, expected the number of an input"
+                )
+            if number == -1:
+                continue
+            x = self._inputs[number] if 0 <= number < len(self._inputs) else None
+            if x is None or number in found.values():
+                raise PluginFailure(f"{self.label}: get_aliased_input({output}) = {number}, which is not a free input")
+            sizes = tuple(size if isinstance(size, SizeTensor) else dim_of(size) for size in shape)
+            if x.dtype is not dtype or x.shape != sizes:
+                raise PluginFailure(
+                    f"{self.label}: output {output} is an alias of input {number} with another type or shape"
+                )
+            found[output] = number
+        return found
+
+    def descs(
+        self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]], formats: Combination, wild: Any
+    ) -> tuple[list[PluginTensorDesc | None], list[PluginTensorDesc]]:
+        """Return descriptions of inputs and outputs. ``wild`` stands for a size that a Run computes."""
+        formats = (*formats, *[TensorFormat.LINEAR] * (len(self._inputs) + len(types) - len(formats)))
+        sizes = [tuple(wild if isinstance(size, SizeTensor) else size for size in shape) for shape in shapes]
+        inputs = [
+            None if x is None else PluginTensorDesc(self._dims(x.shape), x.dtype, format)
+            for x, format in zip(self._inputs, formats, strict=False)
+        ]
+        return inputs, list(map(PluginTensorDesc, sizes, types, formats[len(inputs) :]))
+
+    def combinations(self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> list[Combination]:
+        """Yield the combinations that the plugin supports and the host can provide, in trial order: LINEAR first."""
+        inputs, outputs = self.descs(types, shapes, (), -1)
+        all_descs = [*inputs, *outputs]
+        limit = self.ask("get_format_combination_limit", self.build.get_format_combination_limit)
+        refused: dict[int, list[str]] = {}
+
+        def search(chosen: Combination) -> Iterator[Combination]:
+            pos = len(chosen)
+            if pos == len(all_descs):
+                yield chosen
+                return
+            asked = all_descs[pos]
+            if asked is None:
+                yield from search((*chosen, TensorFormat.LINEAR))
+                return
+            for format in TensorFormat:
+                if why_not(format, asked.type, tuple(map(_dim_or_wild, asked.dims))):
+                    continue
+                formats = (*chosen, format)
+                described = [
+                    desc and dynamic(replace(desc, format=kind))
+                    for desc, kind in zip(all_descs, (*formats, *[TensorFormat.LINEAR] * len(all_descs)), strict=False)
+                ]
+                about = f"at {pos} for {asked.type.name}, {format.name}"
+                if self.ask(
+                    "supports_format_combination",
+                    self.build.supports_format_combination,
+                    pos,
+                    described,
+                    len(inputs),
+                    about=about,
+                ):
+                    yield from search(formats)
+                else:
+                    refused.setdefault(pos, []).append(format.name)
+
+        found = list(itertools.islice(search(()), max(1, limit)))
+        if not found:
+            pos = max(refused, default=0)
+            desc = all_descs[pos] if all_descs else None
+            what = "" if desc is None else f" {desc.type.name} in {', '.join(refused.get(pos, []))}"
+            reason = f"{self.label}: supports_format_combination takes no{what} for tensor {pos} of the node"
+            sizes = [tuple(None if isinstance(x, SizeTensor) else dim_of(x) for x in shape) for shape in shapes]
+            raise DeclinedLayout(reason, list(zip(types, sizes, strict=True)))
+        return found
+
+    def tactics(self) -> list[int]:
+        build = self.build
+        count = self.ask("get_nb_tactics", build.get_nb_tactics)
+        found = list(self.ask("get_valid_tactics", build.get_valid_tactics))
+        if len(found) != count:
+            raise PluginFailure(f"{self.label}: get_nb_tactics is {count}, and get_valid_tactics returned {found!r}")
+        if any(not isinstance(tactic, int) or tactic < 1 for tactic in found) or len(set(found)) != len(found):
+            raise PluginFailure(
+                f"{self.label}: get_valid_tactics returned {found!r}: they are different numbers from 1"
+            )
+        return found or [0]
+
+
+def capability(plugin: Plugin, label: str, kind: CapabilityType) -> Any:
+    """Return a part of the plugin. Raises PluginFailure if it lacks it."""
+    part = called(label, f"get_capability_interface({kind.name})", plugin.get_capability_interface, kind)
+    classes = {
+        CapabilityType.CORE: PluginCore,
+        CapabilityType.BUILD: PluginBuild,
+        CapabilityType.RUNTIME: PluginRuntime,
+    }
+    if not isinstance(part, classes[kind]):
+        raise PluginFailure(f"{label}: get_capability_interface returned no {kind.name} capability")
+    return part
+
+
+def _dim_or_wild(size: Any) -> Dim:
+    return -1 if isinstance(size, SizeTensor) else dim_of(size)
+
+
+def dynamic(desc: PluginTensorDesc, *, keep: bool = False) -> DynamicPluginTensorDesc:
+    """Return descriptions with ranges. Unknown sizes are -1, unless ``keep``."""
+    low, now, high, dims = [], [], [], []
+    for size in desc.dims:
+        dim = dim_of(size)
+        known = isinstance(dim, int)
+        least, most = bounds(dim) if isinstance(dim, Expr) else (dim, dim)
+        low.append(max(least or 0, 0) if dim != -1 else 0)
+        high.append(_MOST if most is None or dim == -1 else most)
+        now.append(hint(dim))
+        dims.append(size if known or keep else -1)
+    return DynamicPluginTensorDesc(replace(desc, dims=tuple(dims)), tuple(low), tuple(now), tuple(high))
+
+
+def shown(shapes: Any) -> str:
+    shown = ["nothing" if shape is None else f"[{', '.join(map(repr, shape))}]" for shape in shapes]
+    return ", ".join(shown) or "no inputs"
