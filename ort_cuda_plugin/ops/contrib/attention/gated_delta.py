@@ -98,17 +98,7 @@ def gated_delta_net(
     size, key_heads = q.shape[2], k.shape[1]
     require.multiple_of(ctx, heads, key_heads, "the number of heads of value")
     require.that(cu_seqlens is None or len(lead) == 1, "query", "have one dimension of tokens beside cu_seqlens", lead)
-    if cu_seqlens is None and initial_state is None:
-        raise require.violation("cu_seqlens or initial_state", "be given", "neither")
-    packed = None if cu_seqlens is None else PackedTokens(ctx, cu_seqlens, tokens, _NAME)
-    count, steps = tokens, tokens
-    if packed is not None:
-        count = packed.count
-    elif initial_state is not None:
-        count = initial_state.shape[0]
-        require.least_dim(ctx, 1, **{"the number of sequences of initial_state": count})
-        steps = floordiv(tokens, count)
-        require.multiple_of(ctx, tokens, count, "the number of tokens")
+    packed, count, steps = _sequences(ctx, cu_seqlens, initial_state, tokens)
     require.shape(ctx, (count, heads, width, size), initial_state=initial_state)
     gates = None
     if decay is not None and "gated" in update_rule:
@@ -120,12 +110,10 @@ def gated_delta_net(
         )
         bound = gate_lower_bound if gate_activation in _BOUNDED else None
         gates = _decay(ctx, decay, lead, size, heads, a_log, dt_bias, bound)
-    rate = None
-    if beta is not None:
-        require.shape(ctx, (*lead, heads), beta=beta)
-        rate = elementwise(ctx, s.widen, reshape(ctx, beta, (tokens, heads, 1)))
-        if beta_activation == "sigmoid":
-            rate = elementwise(ctx, s.sigmoid, rate)
+    require.shape(ctx, (*lead, heads), beta=beta)
+    rate = None if beta is None else elementwise(ctx, s.widen, reshape(ctx, beta, (tokens, heads, 1)))
+    if rate is not None and beta_activation == "sigmoid":
+        rate = elementwise(ctx, s.sigmoid, rate)
     if "delta" not in update_rule and rate is not None:
         v, rate = elementwise(ctx, lambda x, factor: s.widen(x) * factor, v, rate), None
     elif "delta" in update_rule and rate is None:
@@ -172,6 +160,21 @@ def gated_delta_net(
 
         results.append(_captured(ctx, span, gates, k, added, capture_count, state_update_active))
     return tuple(results)
+
+
+def _sequences(
+    ctx: Lowering, cu_seqlens: Tensor | None, initial_state: Tensor | None, tokens: Dim
+) -> tuple[PackedTokens | None, Dim, Dim]:
+    """Return the bounds of sequences, if there are, their number, and the tokens of each at most."""
+    if cu_seqlens is not None:
+        packed = PackedTokens(ctx, cu_seqlens, tokens, _NAME)
+        return packed, packed.count, tokens
+    if initial_state is None:
+        raise require.violation("cu_seqlens or initial_state", "be given", "neither")
+    count = initial_state.shape[0]
+    require.least_dim(ctx, 1, **{"the number of sequences of initial_state": count})
+    require.multiple_of(ctx, tokens, count, "the number of tokens")
+    return None, count, floordiv(tokens, count)
 
 
 def _heads(
