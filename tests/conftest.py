@@ -18,7 +18,7 @@ from ort_cuda_plugin.program.analysis.verify import VERIFY_VARIABLE
 
 MANIFEST = Path(__file__).resolve().parent.parent / "build" / "kernels.jsonl"
 
-# Test machines are shared and stall: how long one example takes says nothing.
+# Test machines are shared and stall, so the duration of one example is not checked.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[LOWERING_VARIABLE] = lowering  # inherited by workers and by the processes of tests
     os.environ[VERIFY_VARIABLE] = "1"
     if "PYTEST_XDIST_WORKER" in os.environ:
-        # Every core has a worker already: helper processes would only import Numba once more.
+        # Every core has a worker already: helper processes would only import Numba again.
         kernel_library.max_workers = 0
     if MANIFEST_VARIABLE not in os.environ:
         MANIFEST.parent.mkdir(exist_ok=True)

@@ -38,7 +38,9 @@ def python_rooms() -> dict[str, int]:
 
 
 def python_faults(files: Texts) -> list[str]:
-    """Arrows that point up, modules outside of the rooms, and circles of folders, of which a line of modules is one."""
+    """Return arrows that point up, modules outside of the rooms, and circles of folders (a row of modules is one
+    folder).
+    """
     rooms, packages = python_rooms(), python_packages(files)
     faults = []
     folders: dict[str, set[str]] = {}

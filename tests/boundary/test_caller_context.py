@@ -1,4 +1,4 @@
-"""Whatever a host asks of the plugin, the CUDA context of the calling thread stays as it was."""
+"""Every call of the plugin leaves the CUDA context of the calling thread unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each option of a session changes something that can be observed, and some of them exactly what they say."""
+"""Each option of a session has an observable effect."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ ARENAS: dict[str, tuple[str, Options]] = {
     "gpu_mem_limit": ("64M", {}),
     "arena_extend_strategy": ("kSameAsRequested", {}),
 }
-"""A value of each option of an arena, and the options that it needs."""
+"""A non-default value of each arena option, with the options that it needs."""
 
 RUN_AND_TRIM = """
 import gc, json, sys, numpy as np, ort_cuda_plugin as plugin

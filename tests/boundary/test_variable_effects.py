@@ -89,7 +89,7 @@ print(json.dumps(globals()[aspect]()))
 
 @dataclass(frozen=True)
 class Effect:
-    """A value of a variable, FOLDER for a path in an empty folder, and the function of SEEN that sees its effect."""
+    """A value of a variable (FOLDER: a path in an empty folder), and the function of SEEN that observes its effect."""
 
     value: str
     aspect: str

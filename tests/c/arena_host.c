@@ -94,7 +94,7 @@ static void test_the_environment_configures_the_arena(OrtEnv *env, const OrtEpDe
   api->ReleaseStatus(status);
 }
 
-/* A shared allocator takes the place of the one from the registration: the arena lives anew. */
+/* A shared allocator replaces the one of the registration: a new arena begins. */
 static void test_shared_allocators_configure_the_arena(OrtEnv *env, const OrtEpDevice *device) {
   OrtAllocator *allocator = shared(env, device, "arena.extend_strategy", "1");
   void *tensor = NULL;

@@ -170,7 +170,7 @@ static void test_regions_double_up_to_a_largest_one(void) {
     CHECK(stats().total == before + regions[i]);
   }
   const int64_t before = stats().total;
-  CUdeviceptr large = alloc_on(NULL, 40000); /* a request may exceed it */
+  CUdeviceptr large = alloc_on(NULL, 40000); /* a single request may exceed it */
   CHECK(stats().total == before + 40192);
   free_now(large);
   for (int i = 0; i < 5; i++)
@@ -197,7 +197,7 @@ static void test_options_may_be_as_large_as_numbers_go(void) {
   configure(OCP_DEVICE_MEMORY, "arena.initial_chunk_size_bytes=9223372036854775807 arena.max_mem=9223372036854775807 "
                                "arena.initial_growth_chunk_size_bytes=9223372036854775807 "
                                "arena.max_power_of_two_extend_bytes=9223372036854775807");
-  for (int i = 0; i < 2; i++) { /* the first region, and the first one after a shrink */
+  for (int i = 0; i < 2; i++) { /* once for the first region, once for the first one after a shrink */
     const int64_t before = stats().total;
     CUdeviceptr address = alloc_on(NULL, 100);
     CHECK(stats().total == before + (INT64_C(1) << 47));
@@ -205,7 +205,7 @@ static void test_options_may_be_as_large_as_numbers_go(void) {
     ocp_device_trim(device);
   }
   capacity = (uint64_t)1 << 40;
-  free_now(alloc_on(NULL, 100)); /* a device that has less */
+  free_now(alloc_on(NULL, 100)); /* pretends that the device has less memory */
   configure(OCP_DEVICE_MEMORY, "arena.initial_chunk_size_bytes=1000000 arena.max_mem=1000"); /* and a limit below it */
   ocp_device_trim(device);
   CUdeviceptr address = alloc_on(NULL, 700);
@@ -258,7 +258,7 @@ static void test_the_limit_holds_for_chunks_and_weights(void) {
   CHECK(stats().total == 600 * KIB);
   CUdeviceptr rest = alloc_on(NULL, 400 * KIB); /* a smaller region than growth would take */
   CHECK(stats().total == MIB);
-  configure(OCP_DEVICE_MEMORY, "arena.max_mem=1000"); /* less than is held: nothing is lost */
+  configure(OCP_DEVICE_MEMORY, "arena.max_mem=1000"); /* below the bytes that are held: nothing is lost */
   refused(600 * KIB, "limit 1000");
   free_now(rest);
   free_now(weight);
@@ -338,13 +338,13 @@ static void test_reserved_memory_bypasses_the_arena(void) {
   const ocp_memory_stats now = stats();
   CHECK(now.num_reserves == before.num_reserves + 1 && now.num_extensions == before.num_extensions);
   CHECK(now.weights == before.weights + 10240 && now.in_use == before.in_use + 10240);
-  free_now(weight); /* nobody is busy: it goes back at once */
+  free_now(weight); /* no stream is busy: freed at once */
   CHECK(atomic_load(&bytes_live) == live && stats().weights == before.weights);
   ocp_stream *stream = make_stream();
   CHECK_OK(ocp_device_reserve(device, 10000, &weight, error));
   enqueue(stream);
   free_now(weight);
-  CHECK(atomic_load(&bytes_live) == live + 10240); /* the stream may be reading it */
+  CHECK(atomic_load(&bytes_live) == live + 10240); /* the stream may still read it */
   synchronize(stream);
   ocp_device_trim(device);
   CHECK(atomic_load(&bytes_live) == live);

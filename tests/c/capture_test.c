@@ -117,7 +117,7 @@ static void failing_runs_leave_no_graph(void) {
   CHECK_OK(ocp_capture_run_start(capture, 5, error));
   CHECK(ocp_device_alloc(device, (size_t)1 << 30, stream, &much, &error) != ORT_OK);
   CHECK(ocp_capture_run_end(capture, 5, true, &error) != ORT_OK);
-  /* ORT does not end a Run in which it threw; the thread's next one takes its place, whichever it was. */
+  /* ORT does not end a Run in which it threw; the thread's next Run replaces it, whatever its id. */
   for (int runs = 0; runs <= WARM; runs++) {
     for (int i = 0; i < runs; i++)
       run_whole(stream, &where, 5, 2);
@@ -125,7 +125,7 @@ static void failing_runs_leave_no_graph(void) {
     CHECK_OK(ocp_device_alloc(device, 4096, stream, &much, error));
     ocp_device_free(device, much, NULL);
     ocp_capture_forget_run();
-    ocp_capture_release(capture, 5); /* has no effect on one that is not known to have ended */
+    ocp_capture_release(capture, 5); /* no effect on a Run that is not known to have ended */
     CHECK_OK(ocp_capture_run_start(capture, OCP_NO_CAPTURE, error));
     CHECK_OK(ocp_capture_run_end(capture, OCP_NO_CAPTURE, true, error));
     ocp_capture_release(capture, 5);
@@ -179,7 +179,7 @@ static atomic_bool querying, capturing;
 static CUresult slow_query(CUstream stream) {
   atomic_store(&querying, true);
   for (int i = 0; i < 50; i++) {
-    CHECK(!atomic_load(&capturing)); /* the query would end the capture */
+    CHECK(!atomic_load(&capturing)); /* a query would invalidate the capture */
     usleep(1000);
   }
   return real->StreamQuery(stream);

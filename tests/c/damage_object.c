@@ -40,7 +40,7 @@ static unsigned char *section_at(const view *v, uint64_t index) {
   return v->data + v->header.e_shoff + index * sizeof(Elf64_Shdr);
 }
 
-/* An entry of a random section of that type, or NULL; *entry_bytes is the length of one. */
+/* Returns an entry of a random section of that type, or NULL; *entry_bytes is its length. */
 static unsigned char *random_entry(const view *v, uint32_t type, uint64_t entry_bytes) {
   for (uint64_t tries = 2 * v->num_sections; tries; tries--) {
     Elf64_Shdr section;
@@ -67,7 +67,7 @@ static uint64_t border(const view *v, uint64_t old) {
     return old ^ 1ull << next_random(64);
   case 1:
     return next_random(v->bytes + 1);
-  case 2: { /* a place or size that another section has */
+  case 2: { /* an offset or size of another section */
     if (!v->num_sections)
       return 0;
     Elf64_Shdr section;
@@ -146,14 +146,14 @@ static void damage_relocation(const view *v, unsigned char *relocation) {
     set_field(v, relocation + chosen.offset, chosen.width);
 }
 
-/* Descriptions of kernels lie in constants; a word of theirs says 1, the version. */
+/* Descriptions of kernels are in constant data; one of their words is 1, the version. */
 static void damage_meta(const view *v) {
   unsigned char *entry = random_entry(v, SHT_PROGBITS, sizeof(ocp_emu_kernel_meta));
   if (entry)
     set_field(v, entry + next_random(sizeof(ocp_emu_kernel_meta)), 1 + next_random(4));
 }
 
-/* The second takes the first one's place, or both change places. */
+/* Moves the second entry over the first one, or swaps both. */
 static void move_entry(unsigned char *first, unsigned char *second, size_t bytes) {
   unsigned char kept[sizeof(Elf64_Shdr)];
   memcpy(kept, first, bytes);
@@ -162,7 +162,7 @@ static void move_entry(unsigned char *first, unsigned char *second, size_t bytes
     memcpy(second, kept, bytes);
 }
 
-/* A longer section table at the end of the file, with copies of sections at its end. */
+/* Appends a longer section table to the file, with copies of sections behind it. */
 static void grow_sections(view *v) {
   static const uint64_t counts[] = {0, 1, 7, 7, 7, 7, 7, 7, SHN_LORESERVE, SHN_ABS + 1, SHN_COMMON + 1, SHN_XINDEX};
   uint64_t count = ONE_OF(counts), start = (v->bytes + 7) & ~7ull;

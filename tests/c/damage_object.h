@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { DAMAGE_ROOM = 8 << 20 }; /* bytes that a damaged object may take */
+enum { DAMAGE_ROOM = 8 << 20 }; /* capacity for a damaged object, in bytes */
 
 /* Starts the sequence of damages. */
 void damage_seed(uint64_t seed);

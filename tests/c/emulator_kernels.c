@@ -159,7 +159,7 @@ void math(Params params, ocp_emu_thread *t) {
 }
 META(math, OCP_EMU_BLOCK, 0, 0, 1, P);
 
-/* Sums of parameters of every size. */
+/* Sums the parameters of every size. */
 void parameters(Params params, ocp_emu_thread *t) {
   (void)t;
   *POINTER(double, 0) = VALUE(signed char, 1) + VALUE(short, 2) + VALUE(int, 3) + (double)VALUE(long long, 4) +

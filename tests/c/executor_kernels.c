@@ -1,4 +1,4 @@
-/* Kernels of the executor's tests, in the form that the emulated device loads (csrc_shim/emulator/kernel.h). */
+/* Kernels of the executor's tests, in the emulated device's format (csrc_shim/emulator/kernel.h). */
 #include "emulator/kernel.h"
 
 #define META(kernel, count, ...)                                                                                       \

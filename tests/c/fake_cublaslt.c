@@ -33,9 +33,9 @@ typedef struct heuristic {
 /* Arguments of the last call, for the test to read. */
 int64_t fake_compute, fake_reductions, fake_alignments[4], fake_epilogue, fake_algorithm;
 
-/* Set by tests of graphs: the driver's calls. With fake_copy, products by the identity matrix are enqueued on the
- * stream as a copy of the other factor; with fake_wait, too, the library waits for the stream, as a bad one would. With
- * fake_varies each second call enqueues its copy twice. */
+/* Set by tests of graphs: the driver's calls. With fake_copy, products by the identity matrix are enqueued as a copy
+ * of the other factor. With fake_wait the library also waits for the stream, which a library must not do. With
+ * fake_varies every second call enqueues its copy twice. */
 int64_t fake_varies;
 int (*fake_copy)(uint64_t dst, uint64_t src, size_t bytes, void *stream);
 int (*fake_wait)(void *stream);

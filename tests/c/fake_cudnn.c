@@ -42,12 +42,12 @@ typedef struct descriptor {
   exclusive use;
 } descriptor;
 
-/* The engine of the last run, and its stream's being set, for the test to read. */
+/* Engine of the last run, and whether its stream was set, for the test to read. */
 int64_t fake_engine, fake_streams_set, fake_operations;
-/* The mode of the last search that began a choice, and the last dimension of the last call's x. */
+/* Mode of the last search that began a choice, and the last dimension of the last call's x. */
 _Atomic int64_t fake_mode;
 int64_t fake_columns;
-/* Calls whose x has its channels last. */
+/* Calls with x in NHWC. */
 int64_t fake_channels_last;
 
 /* Plans that an engine made, and plans loaded from text. A text is valid as long as its plan lives. */
@@ -55,7 +55,7 @@ _Atomic int64_t fake_plans_built, fake_plans_loaded;
 enum { MAX_PLANS = 64 };
 static descriptor *plans[MAX_PLANS];
 static _Atomic int64_t num_plans;
-/* The most plans that engines made at once, each for so many microseconds. */
+/* Maximum number of plans that were built at once; each takes that many microseconds. */
 _Atomic int64_t fake_building, fake_most_at_once, fake_building_takes;
 static int saves_plans(void) { return getenv("FAKE_CUDNN_SAVES") != NULL; }
 static int64_t write_text(char *text, int64_t room, const char *what, long long number) {
@@ -256,7 +256,7 @@ static int has_engines(const descriptor *graph) {
     value = get_descriptor(operation, 753, TENSOR);
     addends += mode_of(operation) == ADD;
     if (is_activation(operation) ? !bias || i != count - 1 : bias != NULL)
-      return 0; /* nothing but an activation follows the bias, and that follows nothing else */
+      return 0; /* only an activation follows the bias, and nothing follows the activation */
     const descriptor *b = get_descriptor(operation, 752, TENSOR);
     const int last_addend = i == count - 1 || is_activation(get_one(graph, 801, ELEMENTS, count, i + 1));
     if (mode_of(operation) == ADD && last_addend) {
@@ -266,7 +266,7 @@ static int has_engines(const descriptor *graph) {
       bias = b;
     }
   }
-  /* A residual is like the result, whose images are not apart then. */
+  /* The result of a residual has the residual's strides: dense images. */
   const layout result = layout_of(value);
   return !is_virtual(value) && (is_dense(&result) || addends < 2);
 }
@@ -339,7 +339,7 @@ int cudnnBackendFinalize(descriptor *d) {
     complete = get_descriptor(d, 407, DEVICE) && get_descriptor(d, 401, CONFIG);
     if (complete && !d->is_text)
       build_plan();
-    if (complete && num_plans < MAX_PLANS - 16) /* threads may pass this at once */
+    if (complete && num_plans < MAX_PLANS - 16) /* several threads may pass this at once */
       plans[num_plans++] = d;
     break;
   case DEVICE:
@@ -372,7 +372,7 @@ int cudnnBackendGetAttribute(const descriptor *d, int name, int type, int64_t re
     for (int64_t i = 0; i < *count; i++) {
       results[i]->engine = i;
       results[i]->attributes[results[i]->count++] =
-          (attribute){201, 15, 1, {get(d, 201, 15, 1)[0]}}; /* the graph, for the run */
+          (attribute){201, 15, 1, {get(d, 201, 15, 1)[0]}}; /* the graph, for execution */
     }
     return SUCCESS;
   case 300: /* ENGINECFG_ENGINE */
@@ -419,7 +419,7 @@ static void *bind(const descriptor *pack, const descriptor *tensor, layout *l) {
 static int64_t place_in(const layout *l, const int64_t at[5]) {
   int64_t place = 0;
   for (int i = 0; i < 5; i++)
-    place += l->dims[i] == 1 ? 0 : at[i] * l->strides[i]; /* a dimension of 1 is repeated */
+    place += l->dims[i] == 1 ? 0 : at[i] * l->strides[i]; /* dimensions of size 1 are broadcast */
   return place;
 }
 

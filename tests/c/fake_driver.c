@@ -178,7 +178,7 @@ int run_tests(const test *tests, size_t count, int argc, char **argv) {
   int ran = 0;
   for (size_t i = 0; i < count; i++)
     if (argc == 1 || strcmp(argv[1], tests[i].name) == 0) {
-      ocp_device_trim(device); /* each begins without cached memory */
+      ocp_device_trim(device); /* each test begins without cached memory */
       tests[i].run();
       printf("%s\n", tests[i].name);
       ran++;

@@ -24,11 +24,11 @@ int (*fake_fails)(const char *function);
       return NOT_SUPPORTED;                                                                                            \
   } while (0)
 
-/* Set by tests of measurements: a call takes long unless it is by that algorithm; -1: no call does. */
+/* Set by tests of measurements: every algorithm but this one is slow; -1: none is slow. */
 int64_t fake_fastest = -1;
 static inline void take_time(int64_t algorithm) {
   if (fake_fastest >= 0 && algorithm != fake_fastest)
-    usleep(50000); /* much longer than a busy machine takes for the others */
+    usleep(50000); /* much slower than the others on a busy machine */
 }
 
 /* A resource that one thread at a time may use: a handle, or an algorithm. */
@@ -52,7 +52,7 @@ static inline void begin_use(exclusive *it) {
 }
 static inline void end_use(exclusive *it) { atomic_fetch_sub(&it->users, 1); }
 
-/* Whether it can execute on the stream now. */
+/* Whether the resource can execute on the stream now. */
 static inline int can_execute(exclusive *it, void *stream) {
   int status = 0;
   if (fake_capturing)
@@ -100,7 +100,7 @@ static inline void store(element type, void *memory, int64_t index, float value)
   case FLOAT16:
     memcpy(to, &(_Float16){(_Float16)value}, 2);
     break;
-  case BFLOAT16: /* to nearest, ties to even; NaN stays one */
+  case BFLOAT16: /* rounds to nearest, ties to even; NaN stays NaN */
     bits = value == value ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fc0;
     memcpy(to, &(uint16_t){(uint16_t)bits}, 2);
     break;

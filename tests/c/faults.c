@@ -247,7 +247,7 @@ EXPORT void faults_usage(const ocp_device *device, int64_t usage[3]) {
 /* Whether a sticky error has hit the device; false if no context is current. */
 EXPORT int faults_device_lost(const ocp_device *device) { return atomic_load(&device->context->error); }
 
-/* Heals a lost device, as only a new process does outside of tests. */
+/* Heals a lost device, which outside of tests only a new process does. */
 EXPORT void faults_heal(ocp_device *device) {
   atomic_store(&device->context->error, CUDA_SUCCESS);
   atomic_store(&device->lost, CUDA_SUCCESS);

@@ -162,7 +162,7 @@ static void a_stream_that_somebody_captures_gets_the_records(ocp_stream *stream)
   check_result(stream, &where, 3, 5);
   place other = make_place();
   upload(stream, &other, 6);
-  run(stream, &other, 3); /* the slab of that Run was another one */
+  run(stream, &other, 3); /* the slab of that Run was at another address */
   run(stream, &other, 3);
   check_result(stream, &other, 3, 6);
   free_place(&where);
@@ -178,7 +178,7 @@ static void capture(ocp_stream *stream, place *where, int64_t rows) {
   CHECK(counter(OCP_GRAPH_CAPTURES) == captures + 1);
 }
 
-/* Each has a slab of 256 bytes. */
+/* Each graph has a slab of 256 bytes. */
 static void graphs_keep_a_share_of_the_memory(ocp_stream *stream) {
   const size_t total_bytes = device->total_bytes;
   place where = make_place();
@@ -219,7 +219,8 @@ static void *run_shapes(void *argument) {
       run(stream, where, rows);
     check_result(stream, where, rows, first);
     if (round % 50 == 49)
-      ocp_cluster_release_graphs(cluster); /* as who is out of memory does, while others run */
+      ocp_cluster_release_graphs(
+          cluster); /* releases graphs like an allocation that runs out of memory, while others run */
   }
   free_place(&places[0]);
   free_place(&places[1]);

@@ -113,7 +113,7 @@ static OrtSession *create_session(OrtEnv *env, const OrtEpDevice *device, const 
   return session;
 }
 
-/* Three Runs, of which the second has a profile of its own. */
+/* Three Runs; the second one has a profile of its own. */
 static void run_profiled(OrtEnv *env, const OrtEpDevice *device, const char *model, const char *folder) {
   char of_run[500];
   snprintf(of_run, sizeof of_run, "%s/run", folder);
@@ -137,7 +137,7 @@ static void use_shared_allocator(OrtEnv *env, const OrtEpDevice *device) {
   CALL(ReleaseSharedAllocator, env, device, OrtDeviceMemoryType_DEFAULT);
 }
 
-/* The session, its allocator and a value of that one outlive the registration; the session goes on. */
+/* The session, its allocator and one of its values outlive the registration; the session can still run. */
 static void outlive_registration(OrtEnv *env, const char *library, const char *model, int session_first) {
   CALL(RegisterExecutionProviderLibrary, env, "cuda.virtual", library);
   const OrtEpDevice *device = find_device(env);

@@ -56,7 +56,7 @@ typedef struct counts {
   long refused, loaded, kernels;
 } counts;
 
-/* The whole description and the first byte of the kernel can be read and are where they belong. */
+/* The whole description and the first byte of the kernel are readable and lie inside of the module. */
 static void check_kernel(const struct CUmod_st *module, const struct CUfunc_st *function) {
   const ocp_emu_kernel_meta *meta = function->meta;
   CHECK(emu_module_owns(module, (uint64_t)meta, sizeof *meta));
@@ -74,7 +74,7 @@ static void try_object(const ocp_driver *driver, const object *damaged, const na
   memcpy(image, damaged->data, damaged->bytes);
   CUmodule module;
   CUresult result = driver->ModuleLoadData(&module, image, damaged->bytes);
-  free(image); /* which does not outlive the call */
+  free(image); /* the image does not outlive the call */
   if (result) {
     if (result != CUDA_ERROR_INVALID_IMAGE && result != CUDA_ERROR_OUT_OF_MEMORY)
       fprintf(stderr, "result %d: %s\n", result, emu_last_error());

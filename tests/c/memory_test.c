@@ -62,7 +62,7 @@ static void test_memory_freed_without_a_stream_waits_for_every_other_one(void) {
   CUdeviceptr first = alloc_on(stream, 3000), second = alloc_on(idle, 3000), third = alloc_on(NULL, 3000);
   CHECK(first != address && second != address && third != address);
   synchronize(reader);
-  CHECK(alloc_on(stream, 3000) == address); /* ordered after its own work */
+  CHECK(alloc_on(stream, 3000) == address); /* ordered after the stream's own work */
   ocp_device_free(device, address, NULL);
   CUdeviceptr fourth = alloc_on(idle, 3000);
   CHECK(fourth != address);
@@ -77,7 +77,7 @@ static void test_memory_freed_without_a_stream_waits_for_every_other_one(void) {
 }
 
 static void test_a_miss_asks_blocked_streams_for_their_progress(void) {
-  configure(OCP_DEVICE_MEMORY, "arena.extend_strategy=1"); /* the arena has nothing else */
+  configure(OCP_DEVICE_MEMORY, "arena.extend_strategy=1"); /* the arena has no other chunks */
   ocp_stream *stream = make_stream(), *other = make_stream();
   CUdeviceptr address = alloc_on(stream, 1 << 20);
   enqueue(stream);
@@ -100,9 +100,9 @@ static void test_a_stream_that_the_application_captures_is_asked_nothing(void) {
     ocp_device_free(device, address, stream);
     if (i == 0)
       stream->handle->capturing = CU_STREAM_CAPTURE_STATUS_ACTIVE;
-    else /* what the default stream gives while another stream is captured */
+    else /* the default stream's answer while another stream is captured */
       stream->handle->capturing_result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    CUdeviceptr elsewhere = alloc_on(other, 1 << 20); /* asks all streams that it can */
+    CUdeviceptr elsewhere = alloc_on(other, 1 << 20); /* queries all streams that it can query */
     ocp_error ignored = {0};
     CHECK(ocp_pool_synchronize(device, &ignored) == ORT_OK);
     CHECK(stream->handle->capturing == (i == 0 ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE));
@@ -177,7 +177,7 @@ static void test_an_event_wait_advances_the_producer(void) {
   ocp_stream_completed(device, id, position);
   CHECK(!ocp_stream_is_idle(stream));
   CHECK(alloc_on(other, 20000) == address);
-  ocp_stream_completed(device, 123456, UINT64_MAX); /* of a stream that is gone */
+  ocp_stream_completed(device, 123456, UINT64_MAX); /* a stream that was destroyed */
   ocp_device_free(device, address, other);
   ocp_stream_release(stream);
   ocp_stream_release(other);
@@ -212,7 +212,7 @@ static void test_out_of_memory_takes_back_what_is_cached(void) {
   CUdeviceptr address = alloc_on(stream, 8192);
   enqueue(stream);
   ocp_device_free(device, address, stream);
-  /* Another size class: the cached chunk must go, and the stream that still uses it must be waited for. */
+  /* Another size class: the cached chunk must be freed, after waiting for the stream that still uses it. */
   CUdeviceptr other = alloc_on(NULL, 5000);
   CHECK(atomic_load(&stream->handle->done) == atomic_load(&stream->handle->enqueued));
   CUdeviceptr refused = 0;
@@ -225,7 +225,7 @@ static void test_out_of_memory_takes_back_what_is_cached(void) {
   CHECK(ocp_device_alloc(device, (size_t)1 << 62, stream, &refused, &error) != 0);
   CHECK(ocp_device_alloc(device, SIZE_MAX, stream, &refused, &error) != 0);
   ocp_device_free(device, other, NULL);
-  /* What is left would not hold the chunk's class, only the bytes themselves. */
+  /* The rest would not hold a chunk of that class, only the requested bytes. */
   address = alloc_on(stream, 10 * 1024 - 100);
   ocp_device_free(device, address, stream);
   capacity = (uint64_t)1 << 40;
@@ -324,7 +324,7 @@ static void test_what_settles_waits_for_all_work_but_that_of_other_threads_in_a_
   enqueue(stream);
   ocp_run_ended(device, /*waited=*/true);
   settle_on_another_thread();
-  CHECK(!ocp_stream_is_idle(stream)); /* the Run's thread is about to wait */
+  CHECK(!ocp_stream_is_idle(stream)); /* the thread of the Run is about to wait */
   synchronize(stream);
   const int before = atomic_load(&driver_calls);
   settle(NULL);
@@ -445,7 +445,7 @@ static void test_threads_never_share_memory_in_use(void) {
   void *streams[THREADS];
   for (int i = 0; i < THREADS; i++)
     pthread_join(threads[i], &streams[i]);
-  for (int i = 0; i < THREADS; i++) /* not before: the shadows refer to them */
+  for (int i = 0; i < THREADS; i++) /* freed only here: the shadows refer to them */
     ocp_stream_release(streams[i]);
   CHECK(in_use() == before);
   configure(OCP_DEVICE_MEMORY, "");

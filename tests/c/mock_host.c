@@ -261,7 +261,7 @@ static void test_memory_for_streams_that_do_not_fit(void) {
     device_allocator->Free(device_allocator, all[i]);
 }
 
-/* Work that uses the memory on another stream has to wait for this one. */
+/* Work that uses the memory on another stream must wait for the allocating stream. */
 static void test_an_allocation_of_a_pool_is_work_of_its_stream(void) {
   OrtSyncStream stream = make_stream();
   ocp_stream *own = ocp_ort_stream(&stream);
@@ -311,7 +311,7 @@ static void test_tensors_go_from_device_to_device(void) {
   OrtSyncStream streams[2] = {make_stream(), {0}};
   check_ok(factory->CreateSyncStreamForDevice(factory, &other_device_memory, NULL, &streams[1].impl));
   for (int use = 0; use < 3; use++) {
-    OrtSyncStream *used = use == 2 ? NULL : &streams[use]; /* of the one device, of the other, none */
+    OrtSyncStream *used = use == 2 ? NULL : &streams[use]; /* a stream of this device, of the other one, or none */
     OrtValue a = mock_wrap(there, mock_cpu, FLOAT, 1, dims), z = mock_wrap(back, mock_cpu, FLOAT, 1, dims);
     OrtValue first = mock_tensor(device_allocator, device_memory, FLOAT, 1, dims);
     OrtValue second = mock_tensor(other_allocator, other_device_memory, FLOAT, 1, dims);
@@ -476,7 +476,7 @@ static void *read_file(const char *path, size_t *bytes) {
 
 static int64_t counter(ocp_counter which) { return atomic_load(&ocp_counters[which]); }
 
-/* One registration of the library: everything made, used and given back. */
+/* One registration of the library: create, use and release everything. */
 static void run_round(const void *image, size_t bytes, uint32_t version, int runs, const OrtKeyValuePairs *options) {
   mock_ort_install(version);
   factory = ocp_factory_create("mock", &(ocp_registration_request){.identity = OCP_IDENTITY_OWN, .emulated = true});
@@ -544,7 +544,7 @@ int main(int argc, char **argv) {
   run_round(image, bytes, OCP_NEWEST_API, runs, NULL);
   run_round(image, bytes, OCP_OLDEST_API, runs / 4 + 1, NULL);
   run_round(image, bytes, OCP_NEWEST_API, runs / 2 + 1, &mempool);
-  /* All that was alive is gone, else the emulator would refuse. */
+  /* Everything has been freed, else the emulator would refuse. */
   if (ocp_emu_configure(&config, text, sizeof text) != 0) {
     fprintf(stderr, "%s\n", text);
     return 1;

@@ -111,7 +111,7 @@ typedef struct session {
 } session;
 
 static void run_once(const session *s, OrtSyncStream *stream, unsigned *seed) {
-  int64_t n = rand_r(seed) % 2 ? rand_r(seed) % 1000 : 64 * (rand_r(seed) % 4); /* some come again */
+  int64_t n = rand_r(seed) % 2 ? rand_r(seed) % 1000 : 64 * (rand_r(seed) % 4); /* some shapes repeat */
   float *host = malloc(2 * (size_t)n * sizeof *host + 1);
   OrtValue back = mock_tensor(pinned_allocator, pinned_memory, FLOAT, 1, &n);
   for (int64_t i = 0; i < 2 * n; i++)
@@ -128,7 +128,7 @@ static void run_once(const session *s, OrtSyncStream *stream, unsigned *seed) {
   check_ok(s->info->Compute(s->info, s->state, &context));
   if (stream)
     copy(&context.outputs[0], &back, stream);
-  mock_free(&a); /* as ORT does: when its last user is enqueued */
+  mock_free(&a); /* like ORT: freed when its last user is enqueued */
   if (stream)
     finish_run(stream);
   else
@@ -153,7 +153,7 @@ static void *run_many(void *argument) {
   OrtSyncStream stream = make_stream();
   for (int run = 0; run < s->runs; run++) {
     run_once(s, run % 8 == 7 ? NULL : &stream, &seed);
-    if (run % 16 == 5) /* as the run option memory.enable_memory_arena_shrinkage does */
+    if (run % 16 == 5) /* like the run option memory.enable_memory_arena_shrinkage */
       check_ok(device_allocator->Shrink(device_allocator));
   }
   stream.impl->Release(stream.impl);
@@ -163,7 +163,7 @@ static void *run_many(void *argument) {
 
 static atomic_bool done;
 
-/* What an application may do at any time. */
+/* Calls that an application may make at any time. */
 static void *look_at_memory_and_trim(void *unused) {
   be_elsewhere(host_context);
   while (!atomic_load(&done)) {

@@ -41,7 +41,7 @@ static uint64_t next_random(uint64_t limit) {
   return (random_state >> 33) % limit;
 }
 
-/* Numbers that programs get wrong, or any. */
+/* Returns a boundary value, or a random one. */
 static uint32_t damage(uint32_t old) {
   static const uint32_t likely[] = {0,  1,   2,       3,       4,          15,         16,
                                     17, 255, 1 << 16, 1 << 20, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF};
@@ -61,7 +61,7 @@ static void damage_plan(unsigned char *blob, size_t *bytes) {
   if (next_random(50) == 0)
     *bytes = next_random(*bytes);
   for (uint64_t i = 0, count = 1 + next_random(3); i < count && *bytes >= 4; i++) {
-    /* Half of the time in the header: counts are the most dangerous. */
+    /* Half of the damage hits the header: counts are the most dangerous. */
     const size_t words = next_random(4) == 0 && *bytes > 80 ? 20 : *bytes / 4;
     unsigned char *at = blob + 4 * next_random(words);
     uint32_t word;

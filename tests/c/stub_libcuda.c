@@ -1,5 +1,5 @@
-/* A libcuda.so.1 for a machine without one: cuDNN loads, and is told that there is no device (CUDA_ERROR_NO_DEVICE).
- * What it only makes, to plan for a device that is not there, it gets. */
+/* A stub of libcuda.so.1 for machines without a driver: cuDNN loads and sees no device (CUDA_ERROR_NO_DEVICE). Calls
+ * that only create objects, as for planning, succeed. */
 #define ABSENT(name)                                                                                                   \
   int name(void) { return 100; }
 #define DONE(name)                                                                                                     \

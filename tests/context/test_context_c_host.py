@@ -21,4 +21,4 @@ def test_a_compiled_model_runs_in_a_c_host(tmp_path: Path) -> None:
     command = [str(host), get_library_path(), str(tmp_path / "add_ctx.onnx")]
     done = subprocess.run(command, env=COUNTED | variables, cwd="/", capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
-    assert not list(cache.glob("*.kernel"))  # nothing was compiled, so nothing was kept
+    assert not list(cache.glob("*.kernel"))  # nothing was compiled, so nothing was stored

@@ -65,7 +65,7 @@ def test_the_application_writes_and_reads_the_file(tmp_path: Path) -> None:
     assert list(application.files) == [BINARY.format("m")]
     with nothing_compiled():
         assert_same(application.load(tmp_path / "m_ctx.onnx"), row_model(), FEED)
-    (tmp_path / BINARY.format("m")).write_bytes(application.files[BINARY.format("m")])  # it is the usual file
+    (tmp_path / BINARY.format("m")).write_bytes(application.files[BINARY.format("m")])  # the usual file
     assert_same(load(tmp_path / "m_ctx.onnx"), row_model(), FEED)
 
 
@@ -86,7 +86,7 @@ def test_what_goes_wrong_with_the_applications_functions_is_told(tmp_path: Path)
         Application(fails=True).compiler(row_model()).compile_to_file(str(tmp_path / "m_ctx.onnx"))
     assert not list(tmp_path.iterdir())
     compiled = compile_model(row_model(), tmp_path / "m_ctx.onnx")
-    application = Application()  # does not have the file; the one beside the model is not for it
+    application = Application()  # must not get the one beside the model
     with pytest.raises(Exception, match=r"INVALID_GRAPH.*gives no context file 'm_CudaPlugin"):
         application.load(tmp_path / "m_ctx.onnx")
     application.files[BINARY.format("m")] = b"something else"

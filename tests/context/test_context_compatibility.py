@@ -94,7 +94,7 @@ def test_a_gpu_takes_the_best_of_what_is_stored(tmp_path: Path) -> None:
 def test_plans_of_another_version_are_compiled_again(
     tmp_path: Path, version: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """So a library that is older than a context does not run what it does not know."""
+    """A library older than the context does not run plans that it does not know."""
     source, path = row_model(), tmp_path / BINARY.format("m")
     compile_model(source, tmp_path / "m_ctx.onnx")
     (tmp_path / "right.bin").write_bytes(path.read_bytes())

@@ -192,7 +192,7 @@ def test_a_link_may_lead_to_where_the_models_file_is(tmp_path: Path) -> None:
         (snapshot / name).symlink_to(f"../../{target}")
     folder = ModelFolder.of(snapshot / "m.onnx")
     os.link(tmp_path / "elsewhere" / "2", snapshot / "hard.bin")
-    kept = open_file(tmp_path / "elsewhere" / "2")  # which has another name for those who have it open
+    kept = open_file(tmp_path / "elsewhere" / "2")  # a file that users have open under another name
     for name, expected in {"m.bin": b"blobs/1", "hard.bin": b"elsewhere/2", "only.bin": b"blobs/only.bin"}.items():
         assert open_context(folder, name).read(0, len(expected)) == expected
     assert open_context(folder, "hard.bin") is kept
@@ -228,5 +228,5 @@ def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
         thread.join()
     assert len(set(bytes(Container(open_context(ModelFolder.at(tmp_path), "m.bin"), "it").array(0)))) == 1
     assert list(tmp_path.iterdir()) == [path]
-    for number, builder in enumerate(builders):  # each goes on with what it wrote itself
+    for number, builder in enumerate(builders):  # each continues with its own output
         assert bytes(Container(builder.to_bytes(CONTENTS), "it").array(0)) == bytes([number]) * 1000

@@ -73,7 +73,7 @@ def test_what_is_computed_once_is_computed_when_the_context_is_loaded(tmp_path: 
 
 
 def test_types_of_all_sizes_come_back(tmp_path: Path) -> None:
-    """Quantised bytes, packed integers, halves, doubles, and attributes that are infinite."""
+    """Quantised bytes, packed integers, half types, doubles, and infinite attributes."""
     packed = helper.make_tensor("q", onnx.TensorProto.INT4, [16, 6], list(range(-8, 8)) * 6)
     nodes = [
         helper.make_node("DequantizeLinear", ["q", "scale"], ["w"]),
@@ -103,7 +103,7 @@ def test_types_of_all_sizes_come_back(tmp_path: Path) -> None:
 
 
 def test_weights_in_a_layout_of_kernels_are_stored_once(tmp_path: Path) -> None:
-    """The graph's own weights are a view of them, for plans that are made later."""
+    """The graph's own weights are views of them, for plans that are made later."""
     constants = {"k": RNG.random((24, 8, 3, 3), np.float32), "d": RNG.random((8, 1, 3, 3), np.float32)}
     constants["e"] = RNG.random((80, 4, 1, 1), np.float32)
     constants["i"] = RNG.random((8, 80, 1, 1), np.float32)
@@ -339,7 +339,7 @@ np.testing.assert_array_equal(session.run(None, {"a": a, "b": a})[0], a + a)
 
 
 def test_plans_of_a_context_are_few(tmp_path: Path) -> None:
-    """They are symbolic: sample shapes that an earlier plan takes add none."""
+    """Plans are symbolic: sample shapes that an earlier plan accepts add none."""
     compile_model(row_model(), tmp_path / "m_ctx.onnx")
     path = tmp_path / BINARY.format("m")
     (target,) = index_of(path)["partitions"][0]["targets"]
@@ -350,7 +350,7 @@ def test_plans_of_a_context_are_few(tmp_path: Path) -> None:
 
 def test_contexts_are_damaged() -> None:
     """The result is a session with right results, or an error of ONNX Runtime that says what to do."""
-    outcomes = context_campaign.run(0, 90) + context_campaign.run(22737, 1)  # an input of millions of elements
+    outcomes = context_campaign.run(0, 90) + context_campaign.run(22737, 1)  # an input with millions of elements
     for place in context_campaign.PLACES:
         assert sum(count for name, count in outcomes.items() if name.startswith(place) and "refused" in name) > 5
     assert any("right" in name for name in outcomes)

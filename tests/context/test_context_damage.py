@@ -1,4 +1,4 @@
-"""Contexts whose hashes are right and whose contents are not: an error of ONNX Runtime, or a session that runs."""
+"""Contexts with right hashes and wrong contents: an error of ONNX Runtime, or a session that runs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def mutate(value: Any, rng: random.Random) -> Any:
-    """The value with one part of it replaced, removed or doubled."""
+    """Return the value with one part replaced, removed or doubled."""
     changed = copy.deepcopy(value)
     *way, last = rng.choice(list(places(value)))
     owner = changed
@@ -86,7 +86,7 @@ def test_a_context_that_contradicts_itself(tmp_path: Path, what: str) -> None:
         with contextlib.suppress(ContextError):
             describe(container_of(path))
         try:
-            # Not with its code, which is trusted where it is allowed.
+            # Code is not damaged: it is trusted where it is allowed.
             load(tmp_path / "m_ctx.onnx", host_code=False).run(None, {"x": rows(2, 3)})
             outcomes["ran"] += 1
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Initializers of nodes that the CPU runs: in the compiled model, or in a file of its own."""
+"""Initializers of nodes that the CPU provider runs: in the compiled model, or in a separate file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def source() -> bytes:
 
 
 def assert_stored(path: Path, external: str, names: set[str], initializers: set[str]) -> None:
-    """The compiled model has ``initializers``, of which ``names`` are in the file ``external``."""
+    """Assert that the compiled model has ``initializers``, and that those in ``names`` are stored in the file
+    ``external``.
+    """
     compiled = onnx.load(path, load_external_data=False)
     assert [node.op_type for node in compiled.graph.node] == ["EPContext", "CDist", "CDist"]
     assert {tensor.name for tensor in compiled.graph.initializer} == initializers
@@ -69,7 +71,7 @@ def test_ep_context_model_external_initializers_file_name(tmp_path: Path, from_m
 def test_model_compiler_with_a_file_of_initializers(
     tmp_path: Path, from_memory: bool, threshold: int, outside: set[str]
 ) -> None:
-    """Those of at least so many bytes are there."""
+    """Initializers above a size limit are in the file."""
     (tmp_path / "m.onnx").write_bytes(source())
     model: Any = source() if from_memory else str(tmp_path / "m.onnx")
     compiler = ort.ModelCompiler(

@@ -1,6 +1,6 @@
-"""Files that other processes write while sessions read them: an error, and never the end of this process.
+"""Files that other processes write while sessions read them: an error, and never a crash.
 
-A file that is mapped into memory ends the process with SIGBUS when it becomes shorter and is read.
+Reading a mapped file that became shorter would end the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def test_a_session_maps_no_file_of_a_compiled_model(models: Path) -> None:
 
 
 def handles(folder: Path) -> int:
-    """How many files of the folder this process has open."""
+    """Return how many files of the folder this process has open."""
     found = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     return sum(os.path.realpath(path).startswith(str(folder)) for path in found)
 

@@ -26,7 +26,7 @@ MUTANTS = 3000
 
 
 def compiled_without_weights(folder: Path, external: bool = False) -> onnx.ModelProto:
-    """m.onnx, whose weights may be in m.data, and m_ctx.onnx, which is the result."""
+    """Write m.onnx, whose weights may be in m.data, and m_ctx.onnx, compiled from it."""
     made = onnx.load_from_string(row_model())
     onnx.save(made, folder / "m.onnx", save_as_external_data=external, location="m.data", size_threshold=64)
     return compile_model(str(folder / "m.onnx"), folder / "m_ctx.onnx", context_weightless="1")
@@ -125,7 +125,7 @@ def test_damaged_sources_are_errors_or_readable(tmp_path: Path) -> None:
     for tensor, expected in zip(first.tensors.values(), onnx.load_from_string(whole).graph.initializer, strict=True):
         array = WEIGHT if tensor.name == "outside" else numpy_helper.to_array(expected)
         np.testing.assert_array_equal(first.array(tensor), array.astype(first.array(tensor).dtype))
-    small = whole.index(b"raw") + 3  # what is no weight lies before and behind
+    small = whole.index(b"raw") + 3  # bytes before and after are not weights
     outcomes = {"read": 0, "refused": 0}
     for _ in range(MUTANTS):
         data = bytearray(whole)

@@ -21,7 +21,7 @@ X = np.ones((2, 32), np.float32)
 
 
 def source(path: Path, data: str = "", in_a_body: bool = False) -> None:
-    """A product; ``data`` names a file for its weight, ``in_a_body`` puts the product in those of an If."""
+    """Write a GEMM's model; ``data`` names a file for its weight, ``in_a_body`` puts it into the bodies of an If."""
     weight = numpy_helper.from_array(WEIGHT, "w")
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     initializers = [weight]

@@ -1,4 +1,4 @@
-"""Where the files of compiled models are looked for: beside the model, through links, and where entries say."""
+"""Locations of the files of compiled models: beside the model, through links, and in session entries."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def shared_session(path: Path) -> ort.InferenceSession:
 
 @pytest.mark.usefixtures("collected")
 def test_prefill_and_decoding_of_one_decoder(tmp_path: Path) -> None:
-    """Of com.microsoft's operators: `compile --share-with` writes the weights once; they are once on the device."""
+    """`compile --share-with` writes weights once, for com.microsoft's operators as well; the device has them once."""
     values = shared_decoder.weights()
     shared_decoder.save_pair(tmp_path, values)
     source, out = ({name: tmp_path / f"{name}{end}.onnx" for name in ("prefill", "decode")} for end in ("", "_ctx"))
@@ -145,7 +145,7 @@ def test_a_group_writes_to_one_folder_and_not_into_models(tmp_path: Path) -> Non
 
 
 def pair(folder: Path) -> dict[str, bytes]:
-    """Writes first_ctx.onnx and second_ctx.onnx with one file, and gives their sources."""
+    """Write first_ctx.onnx and second_ctx.onnx with one context file; return their source models."""
     sources = {name: with_big_weight(operator) for name, operator in (("first", "Neg"), ("second", "Abs"))}
     for name, source in sources.items():
         write(source, folder / f"{name}_ctx.onnx", last=name == "second")

@@ -25,7 +25,9 @@ def noise(*shape: int) -> np.ndarray:
 
 
 def weights() -> Weights:
-    """Of `model`: packed (depth), folded (scale to variance), joined (q, k), computed once (table), and looked at."""
+    """The weights of `model`: packed (depth), folded (scale to variance), joined (q, k), precomputed (table), and
+    inspected.
+    """
     found = {"depth": noise(4, 1, 3), "scale": noise(4), "bias": noise(4), "mean": noise(4)}
     found |= {"variance": np.abs(noise(4)) + 1, "q": noise(24, 16), "k": noise(24, 16), "table": noise(4, 4)}
     return found | {"half": np.array(0.5, np.float32), "shape": np.array([-1, 8, 2], np.int64)}
@@ -76,7 +78,7 @@ def rows_of(path: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Weights]:
-    """A compiled model without weights, m_ctx.onnx, and what it was made of, m.onnx. Tests copy them to change them."""
+    """Write a compiled model without weights, m_ctx.onnx, and its source m.onnx. Tests change copies of them."""
     folder = tmp_path_factory.mktemp("weightless")
     values = weights()
     model(values, folder / "m.onnx")
@@ -171,7 +173,7 @@ def test_refit_refuses_what_onnx_runtime_computed_with(tmp_path: Path) -> None:
     saved(u * 2)
     with pytest.raises(Exception, match=r"INVALID_GRAPH.*'u' .* ONNX Runtime has computed"):
         load(tmp_path / "m_ctx.onnx", context_refit="1")
-    assert_same(load(tmp_path / "m_ctx.onnx"), source, feed)  # what it was compiled with
+    assert_same(load(tmp_path / "m_ctx.onnx"), source, feed)  # the values of the compilation
 
 
 def test_weights_in_external_data(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_ep_context_enable_is_off_by_default(tmp_path: Path) -> None:
 
 
 def test_session_model_external_initializers_file_folder_path(tmp_path: Path) -> None:
-    """The source is in memory, its weights in a folder; what is written needs neither."""
+    """The source is in memory and its weights in a folder; the compiled model needs neither."""
     model = onnx.load_from_string(row_model())
     folder, out = tmp_path / "external_data_folder", tmp_path / "model_folder"
     folder.mkdir()
@@ -144,7 +144,7 @@ def test_a_model_in_memory_finds_its_context_by_ep_context_file_path(tmp_path: P
 
 
 def test_models_of_two_compilations_are_merged(tmp_path: Path) -> None:
-    """ep.context_node_name_prefix tells their partitions apart. ONNX Runtime wants the nodes to have its own names."""
+    """ep.context_node_name_prefix distinguishes their partitions. ONNX Runtime requires unique node names."""
     source = row_model()
     parts = [compile_model(source, tmp_path / f"{name}_ctx.onnx", prefix=f"{name}_") for name in "ab"]
     assert [context_nodes(part)[0]["partition_name"][:2] for part in parts] == [b"a_", b"b_"]  # type: ignore[index]

@@ -60,7 +60,7 @@ def test_bench_times_the_plugin_alone(arguments: list[str], tmp_path: Path, caps
     (found,) = json.loads(report.read_text())
     assert list(found["sides"]) == ["plugin"]
     assert found["sides"]["plugin"]["error"] is None
-    assert found["sides"]["plugin"]["cold_s"] > 0  # in a process that has the operator as well
+    assert found["sides"]["plugin"]["cold_s"] > 0  # measured in a process that has registered the operator
     assert main(["bench", *arguments, *options, "--against", "cpu"]) == ExitCode.UNAVAILABLE
 
 

@@ -41,7 +41,7 @@ def test_commands_load_operators_of_a_file(
     code, text = EXAMPLES["Ten lines"].split("session = ")[0].split("model = ")
     path.write_text(code)
     made: dict[str, Any] = {}
-    exec(code.split("@op")[0] + "model = " + text, made)  # what makes the model
+    exec(code.split("@op")[0] + "model = " + text, made)  # code that makes the model
     onnx.save(made["model"], model)
     arguments = ["explain", str(model), "--device", "emulated", "--json"]
     assert main([*arguments, "--operators", str(path)]) == 0
@@ -54,7 +54,7 @@ def test_commands_load_operators_of_a_file(
 
 
 def run(title: str, folder: Path) -> ModuleType:
-    """The example as a module of its own, which checks its results itself."""
+    """Run the example as a separate module, which checks its results itself."""
     path = folder / "example.py"
     path.write_text(EXAMPLES[title])
     spec = importlib.util.spec_from_file_location("example", path)
@@ -73,7 +73,7 @@ def test_the_example_runs(title: str, tmp_path: Path) -> None:
         assert len(operator.splitlines()) <= 10
         ort_cuda_plugin.reset_counters()
         module.session.run(None, {"x": module.x, "w": module.w})
-        assert ort_cuda_plugin.counters()["launches"] == 1  # the product has it
+        assert ort_cuda_plugin.counters()["launches"] == 1  # fused into the GEMM
         assert ort_cuda_plugin.counters()["python_calls"] == 0
     if title == "A kernel in Numba":
         with pytest.raises(Exception, match=r"CircularPad-1: size of dimension 1 = 1: less than the padding 2"):

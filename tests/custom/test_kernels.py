@@ -64,7 +64,7 @@ def image(kernel: Kernel, capability: tuple[int, int] = (9, 0)) -> KernelImage:
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, KernelImage]:
-    """CUDA C++ as a cubin for sm_90, with the PTX that it was made of."""
+    """Return CUDA C++ as a cubin for sm_90, with its PTX."""
     return {"sm_90": image(cuda_kernel(SOURCE, "shift", SIGNATURE))}
 
 

@@ -50,7 +50,7 @@ def own_operators() -> Any:
 
 
 def made_by(body: Callable[[Lowering, Any], Any], ctx: Lowering | None = None) -> None:
-    """Makes a plan of an operator with this body for x float [n, m]."""
+    """Make a plan of an operator with this body for x float [n, m]."""
 
     @op("my.domain::Tried", register=False)
     def tried(ctx: Lowering, x: T) -> T:
@@ -142,7 +142,7 @@ def test_axes_count_from_the_end_too() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 3), (np.int64(2), 3), (1, 5)])
 def test_a_view_has_as_many_elements(shape: tuple[int, ...]) -> None:
-    """A view of fewer would be there without a word."""
+    """A view with fewer elements would be accepted silently."""
 
     @op("my.domain::Tried")
     def tried(ctx: Lowering, x: T) -> T:
@@ -236,7 +236,7 @@ def test_a_plugin_gives_another_kind() -> None:
 
 
 def compiled(kernel: Any) -> None:
-    """Compiles a kernel with two arrays of two dimensions, as the operator Probe launches it."""
+    """Compile a kernel with two arrays of two dimensions, launched by the operator Probe."""
     ctx, x = context(), tensor(["n", "m"])
     y = ctx.empty(x.shape, x.dtype)
     launch(ctx, kernel, 1, 1, [x, y], writes=[y])
@@ -342,7 +342,7 @@ def test_an_operator_that_nobody_registered_says_what_to_do() -> None:
 
 
 def test_sizes_that_the_host_reads_have_names_of_their_own() -> None:
-    """ONNX Runtime takes equal names for equal sizes."""
+    """ONNX Runtime treats dimensions with equal names as equal."""
 
     @op("my.domain::Repeat", register=False)
     def repeat(ctx: Lowering, x: T, count: HostInt64) -> tuple[T, T]:

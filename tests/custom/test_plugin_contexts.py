@@ -1,4 +1,4 @@
-"""Plugins in compiled models: what is recorded needs nothing of the author's, and what is called needs the creator."""
+"""Plugins in compiled models: recorded launches need none of the author's code, calls need the creator."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Packed(Plugin, PluginCore, PluginBuild, PluginRuntime):
 
 
 class PackedInEachRun(Packed):
-    """The same, with `enqueue` in each Run."""
+    """The same, with `enqueue` called in each Run."""
 
     enqueue_is_recorded = False
 
@@ -95,7 +95,7 @@ class Creator(PluginCreator):
 def creator() -> Iterator[None]:
     ort_cuda_plugin.register(emulate=True)
     with kept_registry():
-        gc.collect()  # plugins of other tests
+        gc.collect()  # frees plugins of other tests
         SAID.clear()
         SAID["class"] = Packed
         register_creator(Creator())
@@ -147,7 +147,7 @@ def test_a_volume_is_packed() -> None:
 @pytest.mark.parametrize("dtype", list(NUMPY))
 @pytest.mark.parametrize("dims", [(1, 4, 2, 2), ("n", "c", "h", 2)])
 def test_a_node_whose_formats_all_fail_says_so_for_each_type(dtype: DType, dims: tuple[int | str, ...]) -> None:
-    """ONNX Runtime gives a node without known types the first of the schema, and complains of that instead."""
+    """ONNX Runtime types a node without known types by its schema's first type, and complains about that instead."""
     SAID["format"] = None
     with pytest.raises(Exception, match=f"supports_format_combination takes no {dtype.name} in .* for tensor 0"):
         ort_cuda_plugin.session(model(dtype, *dims), emulate=True)

@@ -156,7 +156,7 @@ def test_get_capability_interface() -> None:
     creator = ProbeCreator(get_capability_interface=part)
     with pytest.raises(PluginFailure, match="get_capability_interface returned no BUILD capability"):
         lowered(creator, tensor([2]))
-    create(creator, "plugin Probe-1", "mine", PluginFieldCollection(), Phase.RUNTIME)  # which needs none
+    create(creator, "plugin Probe-1", "mine", PluginFieldCollection(), Phase.RUNTIME)  # a creator that needs no fields
 
 
 def test_clone() -> None:
@@ -218,7 +218,7 @@ def test_get_output_shapes() -> None:
 
 
 def test_get_output_shapes_of_a_size_that_decides() -> None:
-    """A question about a size makes a plan for sizes with the same answer."""
+    """A comparison of a size makes a plan for the sizes with the same answer."""
     ctx, x = context(), tensor(["n"])
     creator = ProbeCreator(
         get_output_shapes=lambda inputs, *_: [(1,) if inputs[0][0] < 8 else (2,)], enqueue=lambda *_: 0
@@ -229,7 +229,7 @@ def test_get_output_shapes_of_a_size_that_decides() -> None:
 
 
 def test_declare_size_tensor() -> None:
-    """Sizes that `enqueue` computes: memory for the upper bound, and the rest after the size is read."""
+    """Sizes that `enqueue` computes: memory of the upper bound; later steps follow after the size is read."""
 
     def creator(number: int = 1, kind: DType = DType.INT64) -> ProbeCreator:
         def shapes(inputs: Any, _: Any, builder: Any) -> Any:
@@ -395,7 +395,7 @@ def test_get_valid_tactics() -> None:
 
 
 def test_get_timing_cache_id() -> None:
-    """It names the problem in the cache of times; the ways are tactics in combinations of formats."""
+    """It identifies the problem in the timing cache; candidates are tactics in combinations of formats."""
     asked: list[tuple[str, list[str]]] = []
 
     class Tuner:
@@ -504,7 +504,7 @@ def test_fields_of_every_type_are_stored() -> None:
 
 
 def test_sizes_that_are_guessed_are_no_reason_to_refuse_a_node() -> None:
-    """A claim is for all sizes: a check that fails for those that were guessed says nothing."""
+    """A claim is for all sizes: a check that fails for guessed sizes decides nothing."""
 
     def refuses(inputs: Any, outputs: Any) -> None:
         if inputs[0].dims[0] != 5:

@@ -31,7 +31,7 @@ def double_in_numpy(x: np.ndarray, y: np.ndarray, n: int) -> None:
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The plugins of the documentation are registered meanwhile."""
+    """Register the documentation's plugins for the duration of a test."""
     ort_cuda_plugin.register(emulate=True)
     with kept_registry():
         for title in ("The full form", "A counter that stays on the device"):
@@ -137,7 +137,7 @@ def test_an_alias_that_is_bound_to_one_memory_is_changed_there(examples: None) -
 
 @pytest.fixture
 def probe() -> Iterator[dict[str, Any]]:
-    """The methods of a plugin that is registered meanwhile."""
+    """Register a plugin for the duration of a test; return its methods."""
     creator = ProbeCreator()
     creator.inputs, creator.outputs = creator.inputs[:1], creator.outputs[:1]
     register_creator(creator)

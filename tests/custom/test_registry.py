@@ -1,4 +1,4 @@
-"""The registry of applications' operators: versions, priorities, snapshots, packages, and shared resources."""
+"""The registry of custom operators: versions, priorities, snapshots, packages, and shared resources."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_priorities_decide_and_the_plugins_own_operators_have_0() -> None:
     first, own, last = serving(node("Relu", "", 14), 22)
     assert (first, last) == (override, fallback)
     assert type(own).__name__ == "Operator"
-    assert len(serving(node("Relu", "", 13), 22)) == 2  # which is older than the override
+    assert len(serving(node("Relu", "", 13), 22)) == 2  # older than the override
 
 
 def test_a_snapshot_keeps_what_is_unregistered() -> None:

@@ -1,4 +1,4 @@
-"""Operators of applications in stock sessions: schemas, shapes, versions, late registration, and errors."""
+"""Custom operators in stock sessions: schemas, shapes, versions, late registration, and errors."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_an_unregistered_operator_stays_with_its_sessions() -> None:
     built = model([node("Scale", "x")], {"x": ["m", "n"]}, ["y"])
     session = stock_session(built)
     registry.unregister(added)
-    np.testing.assert_array_equal(session.run(None, {"x": A.T})[0], 2 * A.T)  # a plan that is made now
+    np.testing.assert_array_equal(session.run(None, {"x": A.T})[0], 2 * A.T)  # builds a plan now
     with pytest.raises(Exception, match="Scale"):
         stock_session(built)
 

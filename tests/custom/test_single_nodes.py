@@ -32,7 +32,7 @@ def _kept() -> Iterator[None]:
 
 
 def single(source: bytes, rules: str = "cpu(Relu)", **options: str) -> ort.InferenceSession:
-    """A session with a rule that gives Relu, whatever its name, to the CPU; all else runs on the plugin."""
+    """Create a session with a rule that gives Relu to the CPU; everything else runs on the plugin."""
     made = ort.SessionOptions()
     made.log_severity_level = 3
     made.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -49,7 +49,7 @@ def on_plugin(session: ort.InferenceSession) -> set[str]:
 
 
 def after_relu(*nodes: Any, outputs: Sequence[str] = ("y",), opset: int = 1) -> bytes:
-    """Relu of x gives a, which the nodes read."""
+    """Return a model in which nodes read a = Relu(x)."""
     first = helper.make_node("Relu", ["x"], ["a"])
     first.metadata_props.add(key="layer_ann", value="Relu")
     return model([first, *nodes], {"x": ["n", 2]}, outputs, opset=opset)
@@ -152,7 +152,7 @@ def test_an_operator_in_the_place_of_a_built_in_one() -> None:
 
 
 def test_a_session_has_the_operators_of_its_own_time() -> None:
-    """Kernels of a later session do not serve an earlier one, nor the other way round."""
+    """Kernels of a later session do not serve an earlier one, and vice versa."""
     first = registry.register(operator())
     source = after_relu(helper.make_node("Double", ["a"], ["y"], domain=DOMAIN))
     before = single(source)

@@ -89,7 +89,7 @@ def test_the_record_of_a_plan_says_which_and_why(scaled: Op[Any, Tensor]) -> Non
 def test_the_fastest_is_taken_and_remembered(scaled: Op[Any, Tensor], tmp_path: Path) -> None:
     clock = Clock()
     assert blocks_of(MeasuringTuner(TimingCache(tmp_path), "device", clock)) == [64]
-    assert clock.measured == 2  # the third fails
+    assert clock.measured == 2  # the third one fails
     later = Clock()
     assert blocks_of(MeasuringTuner(TimingCache(tmp_path), "device", later)) == [64]
     assert blocks_of(MeasuringTuner(TimingCache(tmp_path), "device", later), 99) == [64]  # about the same size
@@ -158,4 +158,4 @@ def test_get_timing_cache_id() -> None:
     (note,) = {step.note for step in ctx.trace.steps if isinstance(step, Launch)}
     assert note == f"{names[-1]}: measured"
     lowered(ProbeCreator(**{**methods, "get_timing_cache_id": lambda: None}), tensor([1, 8, 2, 2]), ctx=ctx)
-    assert len(tuner.problems) == 1  # without a name nothing is kept, so nothing is measured
+    assert len(tuner.problems) == 1  # without a timing-cache id nothing is stored, so nothing is measured

@@ -27,7 +27,7 @@ DEVICES = {
 
 @dataclass(frozen=True)
 class Example:
-    """A model, and a kernel that a chapter says it gets; ``weights`` are shapes of initializers of its type."""
+    """A model, and the kernel that a chapter names for it; ``weights`` are shapes of initializers of its type."""
 
     chapter: str
     device: str
@@ -110,11 +110,11 @@ EXAMPLES = [
     Example("recurrences", "emulated", "matmul_64x64x16_f32", LSTM, GATES, DType.FLOAT32),
 ]
 NOT_NAMED = {LIBRARY, "select_f32_4096"}
-"""What a chapter describes in words."""
+"""Kernels that a chapter describes without their names."""
 
 
 def kernels(example: Example) -> set[str]:
-    """The names of all kernels that the example launches."""
+    """Return the names of all kernels that the example launches."""
     model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20]> {example.text}')
     for name, shape in example.weights.items():
         array: Array = np.asarray(np.random.default_rng(0).standard_normal(shape)).astype(example.dtype.numpy)

@@ -34,7 +34,7 @@ def test_the_example_is_short() -> None:
 
 
 def write_model(path: Path) -> None:
-    """A model that takes some time, so that a replica that dies has requests."""
+    """A model that takes long enough that a dying replica has requests."""
     noise = np.random.default_rng(0)
     weights = {f"w{i}": noise.standard_normal(shape, np.float32) / 64 for i, shape in enumerate(SHAPES)}
     nodes = [helper.make_node("MatMul", [f"x{i}", f"w{i}"], [f"x{i + 1}"]) for i in range(len(SHAPES))]
@@ -67,7 +67,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 
 
 def replica_processes() -> list[int]:
-    """Ray names its processes for what they run."""
+    """Return the processes of replicas, which Ray names after their class."""
     ours = psutil.Process().children(recursive=True)
     return [each.pid for each in ours if each.is_running() and "ServeReplica" in " ".join(each.cmdline())]
 

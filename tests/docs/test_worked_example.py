@@ -1,4 +1,4 @@
-"""docs/architecture/worked_example.md shows what the stages of the compiler say now."""
+"""docs/architecture/worked_example.md shows the present output of the compiler's stages."""
 
 from __future__ import annotations
 

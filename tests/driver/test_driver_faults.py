@@ -1,4 +1,4 @@
-"""Calls that fail: the tool that makes them fail, a sample of every scenario, and what is promised after a failure.
+"""Fault injection: the tool, a sample of every scenario, and the guarantees after a failure.
 
 The whole campaign is ``python tests/harness/fault_campaign.py``.
 """

@@ -467,7 +467,7 @@ def test_what_makes_no_node_is_refused(device: Device, kernels: Kernels) -> None
     foreign = other.add("Memset", memset_node(data, 0))
     wide = memset_node(data, 0)
     wide.width = 1 << 40
-    if device.is_emulated:  # CUDA may find out when the node runs
+    if device.is_emulated:  # CUDA may report this only when the node runs
         with pytest.raises(CudaError, match="leaves its device allocation"):
             chain.add("Memset", wide)
     chain.nodes = [foreign]

@@ -171,7 +171,7 @@ def test_a_second_free_is_refused(emulated: Device) -> None:
 def test_frees_that_are_still_to_come_make_room(emulated: Device) -> None:
     pool, stream = Pool(emulated), emulated.stream()
     free_before = emulated.memory[0]
-    most = free_before * 5 // 8 // MIB * MIB  # of which two have no room, and none is touched
+    most = free_before * 5 // 8 // MIB * MIB  # two of these do not fit, and none is touched
     for _ in range(10):
         pool.free(pool.alloc(most, stream), stream)
     address = pool.alloc(most, stream)

@@ -163,7 +163,9 @@ def test_a_cpu_node_in_the_middle_and_a_recurrent_layer() -> None:
 
 
 def test_control_flow_a_cpu_node_and_a_recurrent_layer_in_both_layouts() -> None:
-    """A Loop with an If whose branches are a convolution and a sum, strings in the middle, an LSTM behind them."""
+    """A Loop with an If whose branches are a convolution and an addition, string nodes in between, and an LSTM at the
+    end.
+    """
     model = graph_model(
         """(float[n, 2, 6, 5] x, bool c, int64 trips, float[4, 2, 3, 3] w, float[4, 4, 1, 1] w2, float[1, 12, 4] lw,
             float[1, 12, 3] lr) => (float[a, b, e, d] y, int64[n, 4, 6, 5] i) {
@@ -236,7 +238,7 @@ def test_a_quantised_network() -> None:
     assert set(nodes) == {plugin.get_ep_name()}
     assert nodes[plugin.get_ep_name()]["Conv*"] == 1
     result = session.run(None, {"x": x})[0]
-    assert np.abs(result - expected).max() <= 0.0301  # one step, where sums round in another order
+    assert np.abs(result - expected).max() <= 0.0301  # one step, since the summation order differs
     np.testing.assert_array_equal(result, layout_session(model, False).run(None, {"x": x})[0])
 
 
@@ -254,7 +256,7 @@ def test_other_operators_between_convolutions() -> None:
 
 
 def test_a_vector_is_left_as_it_is() -> None:
-    """ONNX Runtime ends the session where it is asked to make one channels-last."""
+    """ONNX Runtime aborts the session when it should convert a vector to NHWC."""
     graph = """(float[5] x, float[1] s, float[1] b, float[1] m, float[1] v) => (float[5] y)
         { y = BatchNormalization(x, s, b, m, v) }"""
     options = {"prefer_nhwc": "1"}

@@ -78,7 +78,7 @@ def test_the_growing_state_of_a_decoder_loop_stays_on_the_device() -> None:
     pair.check(**feed)
     grown = pair.check(**feed)
     assert grown["runs"] == 64
-    assert (grown["copies_h2d"], grown["copies_d2h"]) == (3, 2)  # what is fed and fetched; the steps stay on the host
+    assert (grown["copies_h2d"], grown["copies_d2h"]) == (3, 2)  # copies of inputs and outputs; sizes stay on the host
     assert grown["python_calls"] == 0
     assert grown["host_value_reads"] == 0
 
@@ -144,7 +144,7 @@ def test_an_if_in_a_loop_in_a_scan_runs_here() -> None:
     x = np.abs(floats(6, 4)) * 3
     pair.check(x=x, trips=np.array(3))
     grown = pair.check(x=x, trips=np.array(3))
-    # ORT puts what a Scan reads from outside on the device, also a trip count that a body then wants on the host.
+    # ORT copies outer values that a Scan reads to the device, even a trip count that a body then reads on the host.
     assert grown["copies_h2d"] == 2
     assert grown["copies_d2h"] == 2 + 6 * 3 + 6  # results, conditions of the If, and the trip count
     pair.check(x=x[:1], trips=np.array(0))

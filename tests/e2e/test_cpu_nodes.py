@@ -43,10 +43,10 @@ def test_a_tensor_goes_down_to_a_cpu_node_and_up_again(dtype: str) -> None:
         before = ort_cuda_plugin.counters()
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.tile(x, (4, 1)))
         after = ort_cuda_plugin.counters()
-        # Input and output of the model, and the way down and up in its middle.
+        # The model's input and output, and two copies in the middle.
         assert after["copies_h2d"] - before["copies_h2d"] == 2
         assert after["copies_d2h"] - before["copies_d2h"] == 2
-        if run < 2:  # then there are graphs, which keep their memory
+        if run < 2:  # later Runs have graphs, which keep their memory
             assert after["device_bytes_in_use"] == before["device_bytes_in_use"]
 
 
@@ -121,8 +121,8 @@ def test_what_a_cpu_node_computes_may_have_another_shape_than_the_model_says(sai
     model = onnx.parser.parse_model(text)
     rng = np.random.default_rng(0)
     constants = {
-        "factors": rng.standard_normal(300).astype(np.float32),  # its host copy is kept
-        "weights": rng.standard_normal((300, 100)).astype(np.float32),  # is read back from the device
+        "factors": rng.standard_normal(300).astype(np.float32),  # has a host copy
+        "weights": rng.standard_normal((300, 100)).astype(np.float32),  # read back from the device
     }
     model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in constants.items())
     model.graph.value_info.append(helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, said))

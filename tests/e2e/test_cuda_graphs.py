@@ -1,4 +1,4 @@
-"""CUDA graphs through ONNX Runtime: those that it captures, under the names of its plugin's test script, and ours."""
+"""CUDA graphs in sessions: those that ONNX Runtime captures, with the tests of its plugin, and automatic ones."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_outputs_that_onnxruntime_allocates_are_written_by_replays() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"arena.use_cuda_mempool": "1"}], ids=["arena", "mempool"])
 def test_memory_of_a_captured_run_is_kept_for_its_replays_and_returned(options: dict[str, str]) -> None:
-    """Other sessions that take memory between replays must not get what the graph writes."""
+    """Other sessions that allocate between replays must not get memory that the graph writes."""
 
     def in_use() -> int:
         return ort_cuda_plugin.counters()["device_bytes_in_use"]
@@ -307,7 +307,7 @@ def test_what_cannot_be_captured_is_an_error_that_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("name", ["c", "a"], ids=["output", "input"])
 def test_a_run_with_a_copy_to_the_host_gives_no_graph(name: str) -> None:
-    """Replays would leave it out."""
+    """A replay would not copy."""
     nodes = [helper.make_node("Add", ["a", "a"], ["c"])]
     session = captured(model(nodes, {"a": [10]}, {"c": [10], "a": [10]}))
     bound = Bound(session, {"a": vector(10, 1)}, {"c": vector(10, 0)})
@@ -342,7 +342,7 @@ def test_a_size_on_the_device_cannot_be_captured() -> None:
         bound.run()
 
 
-#: Nodes with an input of the application's, ``at``, that the host reads, and how it is fed.
+#: Nodes with an input of the application, ``at``, that the host reads, and its values.
 HOST_READS = {
     "Slice": ("y = Slice(x, at, end)", "int64[1] at"),
     "Pad": ("y = Pad(x, at)", "int64[2] at"),
@@ -459,7 +459,7 @@ def test_random_operators_go_on_in_replays() -> None:
     for array in expected:
         np.testing.assert_array_equal(session.run(None, {"x": zero})[0], array)
     bound = Bound(captured(source), {"x": zero}, {"y": zero})
-    # The Run that is captured draws once, as every other one: the warm ones came before it.
+    # The captured Run draws random numbers once, like every other Run; the warm Runs came before it.
     for array in expected[2:]:
         np.testing.assert_array_equal(bound.run(), array)
 
@@ -519,7 +519,7 @@ def test_runs_on_a_shared_stream_wait_for_a_capture() -> None:
 
 
 def test_a_run_that_builds_a_plan_on_a_shared_stream_holds_up_no_other_use_of_the_session() -> None:
-    """ONNX Runtime's own lock for Runs that exclude each other is one that Python's threads take with the GIL."""
+    """ONNX Runtime's own lock for mutually exclusive Runs is one that Python threads take while they hold the GIL."""
     code = """
     import sys, threading, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
     from ort_cuda_plugin.ep.nodes.fused_node import FusedNode

@@ -17,7 +17,7 @@ LAYERS = 3
     "level", [ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL]
 )
 def test_a_step_takes_eight_launches_a_layer_and_matches_the_cpu_provider(level: ort.GraphOptimizationLevel) -> None:
-    """Four products, two normalisations, attention, and the new keys and values; past ones once for all."""
+    """Four GEMMs, two normalisations, attention, and the new keys and values; past ones once for all layers."""
     model = decoder(LAYERS)
     session = ep_session(model.SerializeToString(), level)
     cpu = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

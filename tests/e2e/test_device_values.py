@@ -62,7 +62,7 @@ def test_host_code_cannot_read_device_memory(on_device: Callable[..., ort.OrtVal
 
 @pytest.mark.parametrize("options", [{}, {"single_nodes": "1"}])
 def test_an_input_that_nobody_bound_is_named(options: dict[str, str]) -> None:
-    """A kernel of a single node has no names, but the error names the node."""
+    """An unfused node's error has no input names, but names the node."""
     session = ort_cuda_plugin.session(add_and_double(), emulate=True, provider_options=options)
     binding = session.io_binding()
     binding.bind_cpu_input("a", np.ones(3, np.float32))

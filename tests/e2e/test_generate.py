@@ -21,7 +21,7 @@ PROMPT = np.array([[1, 5, 9, 33]])
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With its weights in another file, as the builder writes them."""
+    """Return the model, with its weights in a separate file like the builder's."""
     path: Path = tmp_path_factory.mktemp("decoder") / "model.onnx"
     onnx.save(genai_decoder(), path, save_as_external_data=True, location="model.onnx.data", size_threshold=512)
     return path
@@ -41,14 +41,14 @@ def test_128_tokens_are_those_of_the_cpu_provider_and_each_is_one_graph(model: P
     assert {name: changed.pop(name) for name in ("runs", "graph_replays", "copies_d2h", "plan_hits")} == dict.fromkeys(
         ("runs", "graph_replays", "copies_d2h", "plan_hits"), 119
     )
-    # The graph's kernels are counted as launches, and a copy of the mask to itself.
+    # Counted: the graph's kernels as launches, and a copy of the mask onto itself.
     assert set(changed) <= {"launches", "copies_d2d"}
     assert np.array_equal(np.stack(tokens, 1), CpuDecoder(model).greedy(PROMPT, 128))
     assert np.array_equal(decoder.tokens, np.concatenate([PROMPT, np.stack(tokens, 1)], 1))
 
 
 def test_a_token_reads_weights_and_cache_once(tmp_path: Path) -> None:
-    """So do a prompt's tokens with the weights: 4 bits stay 4 bits."""
+    """A prompt also reads the weights once: 4-bit weights stay packed."""
     made = genai_decoder(1, 256, 8, 2)
     path = tmp_path / "model.onnx"
     onnx.save(made, path)
@@ -142,7 +142,7 @@ def test_tokens_are_sampled(model: Path) -> None:
     ids=["bfloat16", "float8", "int8"],
 )
 def test_caches_have_any_type_of_the_builder(real: int, cache_type: int | None, tmp_path: Path) -> None:
-    """The first tokens survive the rounding."""
+    """Rounding does not change the first tokens."""
     made = genai_decoder(1, real=real, cache_type=cache_type)
     path, plain = tmp_path / "model.onnx", tmp_path / "plain.onnx"
     onnx.save(made, path)
@@ -166,7 +166,9 @@ def test_positions_are_on_the_device(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("max_length", [8, 24])
 def test_tokens_and_not_the_mask_decide_which_factors_of_longrope_there_are(tmp_path: Path, max_length: int) -> None:
-    """As in onnxruntime-genai and Hugging Face: keys are computed anew behind the original length, and going back."""
+    """As in onnxruntime-genai and Hugging Face: keys are computed again beyond the original length, and after
+    rewinding.
+    """
     path = tmp_path / "model.onnx"
     onnx.save(genai_decoder(1, longrope=8), path)
     decoder = Decoder(path, max_length=max_length, emulate=True)
@@ -234,7 +236,7 @@ NAMES = {"past": "past_key_values.0.key", "present": "present.0.key"}
 
 
 def tiny(folder: Path, *changes: tuple[str, str]) -> Path:
-    """A decoder whose cache is as long as before, with changes of its text, as a file."""
+    """Return a small decoder with a longer cache, with changes of its text, as a file."""
     text = TINY
     for old, new in changes:
         assert old in text

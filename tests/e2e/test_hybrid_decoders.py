@@ -1,4 +1,4 @@
-"""Tokens of decoders that keep states of a fixed size beside caches of keys and values."""
+"""Decoders with states of a fixed size besides K/V caches."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_generation_goes_on_and_goes_back(model: Path) -> None:
 
 
 def test_padding_of_shorter_prompts_does_not_reach_states(model: Path) -> None:
-    """Neither in the first prompt nor in one after tokens of several numbers."""
+    """Neither in the first prompt nor in a later one of sequences with different lengths."""
     prompts, more = [[1, 5, 9, 33, 8], [4, 2], [6, 6]], [[44], [7, 6, 5], [3]]
     decoder = Decoder(model, max_length=20, emulate=True, batch=3)
     expected = [*prompts]

@@ -206,7 +206,7 @@ def assert_close(name: str, got: np.ndarray, output: str, wanted: np.ndarray, st
 
 
 def in_place(name: str) -> dict[str, int]:
-    """Offsets where each state has the memory of its next value."""
+    """Return offsets where each state shares the memory of its next value."""
     feeds, results = expected(name)[0]
     offsets, _ = spread(feeds | {k: v for k, v in results.items() if not k.startswith("next_")})
     return offsets | {k: offsets[k.removeprefix("next_")] for k in results if k.startswith("next_")}
@@ -223,7 +223,7 @@ def test_a_state_may_be_bound_as_input_and_output(name: str, lowering: str, monk
 
 
 def shifted(name: str, by: int) -> dict[str, int]:
-    """Offsets where each next value begins some bytes before or behind the state."""
+    """Return offsets where each next value begins some bytes before or behind the state."""
     feeds, results = expected(name)[0]
     offsets, _ = spread(feeds | {k: v for k, v in results.items() if not k.startswith("next_")})
     return offsets | {k: max(offsets[k.removeprefix("next_")] + by, 0) for k in results if k.startswith("next_")}
@@ -272,7 +272,7 @@ def test_a_state_that_a_plan_may_write_in_place_costs_no_copy(
 
 
 def test_several_outputs_in_one_memory_leave_what_the_run_reads() -> None:
-    """The memory has one of them afterwards, in its first elements."""
+    """Afterwards the memory holds one of them in its first elements."""
     name = "state that another output reads"
     feeds, results = expected(name)[0]
     offsets, end = spread(feeds)
@@ -306,7 +306,7 @@ NOT_CAPTURED = ("size on the device", "nodes on the CPU in between")
 
 
 def stepped(name: str, session: ort.InferenceSession, steps: int = 2) -> None:
-    """Runs in which the application leaves the state where the Run before has put it."""
+    """Runs in which the application keeps the state where the Run before has written it."""
     offsets, model = in_place(name), MODELS[name]
     cpu = ort.InferenceSession(model.build(), providers=["CPUExecutionProvider"])
     feeds, results = (dict(arrays) for arrays in expected(name)[0])
@@ -332,7 +332,7 @@ def test_a_run_that_is_captured_steps_a_state_once(name: str, lowering: str, mon
 @pytest.mark.parametrize("warm_runs", [1, 3, 7])
 @pytest.mark.parametrize("single_nodes", ["0", "1"])
 def test_nodes_that_are_captured_one_by_one_step_a_state_once(single_nodes: str, warm_runs: int) -> None:
-    """The node that reads the state is another one than the node that writes it."""
+    """One node reads the state, another one writes it."""
     options = {"single_nodes": single_nodes, "min_num_runs_before_cuda_graph_capture": str(warm_runs)}
     gc.collect()
     before = ort_cuda_plugin.counters()

@@ -1,4 +1,4 @@
-"""Models that ONNX Runtime optimizes for CUDAExecutionProvider, under which name the plugin is registered, run here."""
+"""Models that ONNX Runtime has optimized for CUDAExecutionProvider, with the plugin registered under that name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What depends on weights only is computed once, and kept like a weight."""
+"""Constant folding: tensors that depend on weights only are computed once and kept like weights."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_random_numbers_of_weights_are_drawn_in_each_run() -> None:
 
 @pytest.mark.usefixtures("collected")
 def test_sessions_that_begin_at_once_compute_their_own() -> None:
-    """Each thread makes a session and runs it; then all run all of them, on their own streams."""
+    """Each thread creates a session and runs it; then all threads run all sessions, on their own streams."""
     before = in_use()
     nodes, constants, _ = products(4)
     x = np.random.default_rng(0).standard_normal((9, 96)).astype(np.float32)

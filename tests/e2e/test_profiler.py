@@ -29,7 +29,7 @@ def small_encoder() -> bytes:
     return bytes(encoder(layers=1, hidden=64, heads=4).SerializeToString())
 
 
-#: Whether work runs in the call that enqueues it, and so in the event of ORT's that it is of.
+#: Whether work runs in the call that enqueues it, and so inside of ORT's event.
 INLINE = os.environ.get("ORT_CUDA_PLUGIN_EMULATE_STREAMS", "inline") == "inline"
 
 
@@ -76,7 +76,7 @@ def test_each_kernel_of_an_encoder_names_its_nodes_within_its_run(tmp_path: Path
         assert {name: int(kernel.args[name]) for name in sizes} == sizes
     copies = [e for e in profile.device if e.args["kind"] == "copy"]
     assert copies
-    for copy in copies:  # as ONNX Runtime's own profiler of CUDA writes them
+    for copy in copies:  # the format of ONNX Runtime's own CUDA profiler
         assert {copy.args[f"{what}_{axis}"] for what in ("grid", "block") for axis in "xyz"} == {"-1"}
     starts = [e.begin for e in profile.device]
     assert starts == sorted(starts)
@@ -250,7 +250,7 @@ def test_a_profile_that_nobody_ends_is_written_with_the_session(tmp_path: Path) 
 
 
 def test_work_that_waits_for_the_end_of_the_profile_is_in_it(tmp_path: Path) -> None:
-    """Nothing waits for the streams but the end of the profile."""
+    """Only the end of the profile waits for the streams."""
     code = """
         import sys
         from pathlib import Path

@@ -1,4 +1,4 @@
-"""What users of ONNX Runtime's own CUDA plugin do, under the names that its test script gives it.
+"""Scenarios of ONNX Runtime's own CUDA plugin, with the names of its test script.
 
 The inputs of the session are bound as "cuda" there, which means the emulated device where there is no GPU.
 """

@@ -91,14 +91,14 @@ def test_steady_runs_call_no_python_and_read_back_one_flag_an_iteration() -> Non
     iterations = ROOM - 5
     assert change["python_calls"] == 0
     assert change["host_value_reads"] == iterations
-    assert change["copies_d2d"] == 1  # what was found, to the output
+    assert change["copies_d2d"] == 1  # the result, into the output
     assert change["copies_d2h"] == 1  # the result, which the caller fetches
     assert change["device_bytes_in_use"] == 0
     assert all(verdict.supported for verdict in last_verdicts())
 
 
 def test_half_precision_and_another_decoder_for_the_prompt() -> None:
-    """The CPU provider has neither; float32 gives the same tokens. What is not waited for shows."""
+    """The CPU provider supports neither; float32 gives the same tokens. A missing wait would show."""
     inputs = greedy_inputs(left_out=RULES)
     sizes: Any = {"eos_token_id": END, "pad_token_id": PAD}
     decoder, weights = small_decoder(seed=2)
@@ -172,7 +172,7 @@ def beam_inputs(prompts: int, beams: int, results: int, penalty: float, masks: b
 
 @pytest.mark.parametrize(("prompts", "beams", "results", "early"), [(1, 3, 2, 0), (2, 4, 4, 1)])
 def test_beam_search(prompts: int, beams: int, results: int, early: int) -> None:
-    """Where it stops late the CPU provider mixes prompts up, so there is one."""
+    """Only one prompt where the search stops late, since the CPU provider then mixes prompts."""
     decoder, weights = small_decoder(scale=0.6)
     inputs = beam_inputs(prompts, beams, results, 1.5, masks=True)
     model = search_model(
@@ -254,7 +254,7 @@ def test_a_prompt_without_room_for_a_token_is_an_error() -> None:
 
 
 def test_a_search_cannot_be_captured() -> None:
-    """Also in the checking mode, whose first Runs give states that grow the memory of earlier ones."""
+    """Also in the checking mode, whose first Runs give states that grow into the memory of earlier ones."""
     decoder, weights = small_decoder()
     inputs = greedy_inputs(left_out=RULES)
     model = search_model(
@@ -288,7 +288,7 @@ def test_tokens_outside_of_the_vocabulary_touch_no_other_memory() -> None:
 
 
 def test_a_search_that_is_left_to_the_cpu_has_its_bodies_there() -> None:
-    """ONNX Runtime's kernel reads what a body gives as if it were in host memory."""
+    """ONNX Runtime's kernel reads the results of bodies as if they were in host memory."""
     decoder, weights = gpt_decoder()
     decoder.node[-1].output[0] = "scores"
     decoder.node.append(helper.make_node("Cast", ["scores"], ["text"], to=TensorProto.STRING))

@@ -1,4 +1,4 @@
-"""Sequences and optional values of tensors inside a cluster, and why they cannot cross its border."""
+"""Sequences and optional values of tensors stay inside of a cluster."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_sequences_within_one_cluster(name: str) -> None:
 
 
 def test_what_makes_a_sequence_is_in_the_cluster_that_reads_it() -> None:
-    """SequenceConstruct could be in the first cluster; what reads its result follows on a node of the CPU."""
+    """SequenceConstruct could be in the first cluster; the reader of its result follows a CPU node."""
     pair = sessions(
         """(float[n, 4] x) => (float[n, 4] y) { a = Neg(x) s = SequenceConstruct(a, x) t = Cast<to = 8>(a)
         b = Cast<to = 1>(t) u = SequenceInsert(s, b) i = Constant<value_int = 0>() c = SequenceAt(u, i)
@@ -200,7 +200,7 @@ BESIDE_A_TENSOR = {
 @pytest.mark.parametrize("single_nodes", [False, True])
 @pytest.mark.parametrize("name", BESIDE_A_TENSOR)
 def test_what_stays_on_the_host_beside_a_tensor_keeps_a_control_flow_node_there(name: str, single_nodes: bool) -> None:
-    """ONNX Runtime finds a kernel for such a node, because it looks at the type of the first state only."""
+    """ONNX Runtime chooses a kernel for such a node by the type of the first state only."""
     model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> m {BESIDE_A_TENSOR[name]}')
     model.graph.initializer.append(numpy_helper.from_array(np.rint(4 * floats(4, 4)), "w"))
     pair = of_model(model, single_nodes=int(single_nodes))
@@ -239,7 +239,7 @@ def test_a_body_reads_a_sequence_from_outside(where: str) -> None:
 
 
 def test_onnx_runtime_lets_no_fused_node_make_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster that gives a sequence all the same: the C API can only make tensors of outputs."""
+    """Even if a cluster returned a sequence: the C API only makes tensors for outputs."""
     monkeypatch.setattr(claims, "_crossing", lambda graph, clusters: ())
     row = registry.lookup("", "SequenceConstruct", 11)
     monkeypatch.setattr(type(row), "lower", lambda self, ctx, inputs, attributes: (inputs[0],))

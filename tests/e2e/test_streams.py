@@ -52,7 +52,7 @@ def streams_live() -> int:
 
 
 def check_order(device: Device, stream: Stream | None, session: ort.InferenceSession) -> None:
-    """The application enqueues the inputs of each Run on its stream and reads the results from there."""
+    """The application enqueues the inputs of each Run on its stream, and reads the results from there."""
     host = device.pinned(SIZE, np.float32)
     a, b, c = (device.empty(SIZE, np.float32) for _ in range(3))
     b.copy_from(np.ones(SIZE, np.float32))
@@ -114,7 +114,7 @@ def run_on_threads(session: ort.InferenceSession) -> None:
 
 @pytest.mark.usefixtures("collected")
 def test_each_thread_of_a_session_has_a_stream_of_its_own_unless_one_is_to_be_shared() -> None:
-    run_on_threads(session_with())  # leaves what is borrowed between Runs
+    run_on_threads(session_with())  # leaves idle borrowed streams
     before = streams_live()
     session = session_with()
     run_on_threads(session)

@@ -1,4 +1,4 @@
-"""Nodes after others whose results have a rank that ORT does not infer."""
+"""Nodes that read values whose rank ORT does not infer."""
 
 from __future__ import annotations
 

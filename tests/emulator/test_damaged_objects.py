@@ -31,7 +31,7 @@ def test_damaged_objects_are_value_errors_of_the_reader_in_python() -> None:
 
 
 class Patched:
-    """An object of the C compiler, to be changed."""
+    """An object file of the C compiler, to be changed."""
 
     def __init__(self, image: bytes) -> None:
         self.data = bytearray(image)
@@ -63,7 +63,9 @@ def unused_section_in_place_of_the_code(image: Patched) -> None:
 
 
 def so_many_sections_that_absolute_symbols_name_one(image: Patched) -> None:
-    """A kernel and its description at addresses of the object's choice."""
+    """Return an object with so many sections that absolute symbols refer to one: a kernel and its description at
+    arbitrary addresses.
+    """
     sections = bytes(image.data[image.table : image.section(len(image.names))])
     while len(image.data) % 8:
         image.data.append(0)

@@ -59,7 +59,7 @@ def both(first: Callable[[], object], second: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("is_default", [True, False])
 def test_memory_is_used_again_on_any_stream(device: Device, is_default: bool) -> None:
-    """An application's stream may be the default one, whose handle is a number."""
+    """The stream may be the application's default stream, whose handle is a number."""
     array, own = device.empty(64, np.uint8), device.stream()
     with device.entered():
         device.driver.ReuseMemory(array.address, 48, 64, ffi.cast("CUstream", 1) if is_default else own.handle)
@@ -342,7 +342,7 @@ def kernel(out, shared_written, shared_read):
 
 @pytest.mark.parametrize("shared_read", [40, 41])
 def test_a_read_of_shared_memory_that_the_block_has_not_written_is_found(device: Device, shared_read: int) -> None:
-    """An earlier block has written it. What nothing has written is NaN, in a thread's own arrays as well."""
+    """An earlier block has written it. Unwritten memory is NaN, in a thread's own arrays as well."""
     image = compile_kernel(SCRATCH, Target.emulated(check=True))
     module, out = device.load(image.data), device.upload(np.zeros(64, np.float32))
     module.launch(image.entry, 1, 64, [out, np.int32(64), np.int32(64)])
@@ -371,7 +371,7 @@ def test_memory_that_nothing_has_written_is_nan(device: Device, kernels: Module)
 
 @contextmanager
 def pooled(device: Device, elements: int, stream: object) -> Iterator[DeviceArray]:
-    """Memory that the plugin's own allocator hands out, as int32."""
+    """Return memory of the plugin's allocator, as int32."""
     error, address = ffi.new("ocp_error *"), ffi.new("CUdeviceptr *")
     ours = core().device_open(1, 0, error)
     assert core().device_alloc(ours, 4 * elements, stream, address, error) == 0
@@ -379,17 +379,17 @@ def pooled(device: Device, elements: int, stream: object) -> Iterator[DeviceArra
     try:
         yield array
     finally:
-        array.address = 0  # not its own to free
+        array.address = 0  # not owned
         core().device_free(ours, address[0], stream)
 
 
 def test_memory_of_a_pool_is_unwritten_again_when_it_gets_a_new_use(device: Device, kernels: Module) -> None:
     source, target = device.upload(np.zeros(128, np.int32)), device.upload(np.zeros(128, np.int32))
     error = ffi.new("ocp_error *")
-    core().device_trim(core().device_open(1, 0, error))  # the allocator learns which streams of the process are idle
+    core().device_trim(core().device_open(1, 0, error))  # the allocator learns which streams are idle
     finding = ""
     written: set[int] = set()
-    while not finding and len(written) < 100:  # which of the chunks that it has free it hands out is its own choice
+    while not finding and len(written) < 100:  # which of its free chunks the allocator returns is arbitrary
         with pooled(device, 128, ffi.NULL) as array:
             if array.address in written:
                 finding = fails(device, partial(copy, kernels, array, target), "CUDA_ERROR_LAUNCH_FAILED")

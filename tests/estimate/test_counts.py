@@ -38,7 +38,7 @@ def kernel(y, width):
     row, column = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
     y[cuda.blockIdx.x * 256 + cuda.threadIdx.x] = tile[row * width + column] + tile[column * width + row]
 """
-# Every thread adds up four neighbours at a time.
+# Every thread sums four adjacent elements at a time.
 SUM = """
 def kernel(x, y, rounds):
     total = float32(0)
@@ -58,7 +58,7 @@ def kernel(x, y, alone):
             total += x[i]
     y[cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x] = total
 """
-# Each thread adds halves: in registers, through an array of its own whose places are not known.
+# Each thread adds float16 numbers: in registers, or through an array that is indexed dynamically.
 HALVES = """
 def kernel(x, y, n):
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
@@ -67,7 +67,7 @@ def kernel(x, y, n):
         own[(j * n) & 15] = f32_to_f16(f16_to_f32(x[i + j]) + f16_to_f32(x[i]))
     y[i] = own[i & 15]
 """
-# Each thread copies 16 bytes a step to shared memory, so many steps before it adds them up.
+# Each thread copies 16 bytes per step to shared memory; that many steps before it adds them up.
 COPIES = """
 def kernel(x, y, steps):
     tile = array_pointer(cuda.shared.array(3 * 1024, float32, 16))
@@ -100,7 +100,7 @@ def spec(name: str) -> KernelSpec:
 
 
 def work(name: str, sizes: list[int], number: int, blocks: int = BLOCKS) -> Work:
-    """A launch whose arguments are arrays of so many floats, the last of which is written, and a number."""
+    """Return a launch with arrays of that many floats, the last of which is written, and a number."""
     kinds = ["input"] * (len(sizes) - 1) + ["output"]
     regions = tuple(Region(kind, str(i), 4 * size) for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True)))
     accesses = [Access(i, 0, region.nbytes) for i, region in enumerate(regions)]
@@ -165,8 +165,8 @@ def test_arrays_of_a_thread_cost_nothing_where_they_are_registers() -> None:
     of = work("halves", [THREADS * 2, THREADS], 3, 1)
     in_memory, in_registers = (counted(of, sass.Code(32, 0, 0, {name: 1}, 1.0)) for name in ("LDL", "LDG"))
     difference = (in_memory.instructions["issued"] - in_registers.instructions["issued"]) / THREADS
-    assert 32 <= difference <= 3 * 17  # 16 places and stores, and a load
-    # The sums of halves are no sums of floats: nothing is converted.
+    assert 32 <= difference <= 3 * 17  # 16 indices and stores, and a load
+    # Sums in float16 are not float sums: nothing is converted.
     assert not in_memory.instructions["special"]
     assert in_memory.instructions["float"] / THREADS == pytest.approx(16)
 
@@ -207,7 +207,7 @@ def test_a_choice_of_numbers_is_an_instruction_and_one_of_predicates_is_none() -
 
 
 def test_places_of_a_thread_count_where_they_are_used() -> None:
-    """Numba reads them in all three dimensions."""
+    """Numba reads the thread indices of all three dimensions."""
     issued = []
     for place in ("0", "cuda.threadIdx.x", "cuda.threadIdx.x ^ cuda.threadIdx.y"):
         spec = kernel("places", ("*i32",), f"def kernel(x):\n    x[0] = {place}\n")
@@ -334,11 +334,11 @@ def test_copies_ahead_are_waited_for_as_little_as_littles_law_says(ahead: int) -
     assert (wait.left, wait.times, found.loads) == (ahead - 1, steps, 0)
     step = of.steps[0]
     assert isinstance(step, KernelStep)
-    latency = 1e-3  # of which nothing that a thread does hides much
+    latency = 1e-3  # no work of a thread hides much of it
     slow = Constants(l2_latency=latency, dram_latency=latency)
     parts, _ = kernel_seconds(step, found, sass.Code(32, 0, 0, {"LDGSTS": 1}, 1.0), h100, slow, 0.0)
     assert parts["waiting"] == pytest.approx(latency + (steps - 1) * latency / ahead, rel=0.01)
-    # Where a step takes longer than the copies do, only the first of these is waited for.
+    # If a step takes longer than the copies, only the first copy is waited for.
     fast = Constants(l2_latency=wait.issued / h100.clock, dram_latency=0.0)
     none = Constants(l2_latency=0.0, dram_latency=0.0)
     hidden, chain = (

@@ -1,4 +1,4 @@
-"""The command `estimate`, and the work that it gathers of a model."""
+"""The command `estimate`, and the work that it derives from a model."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_command_prints_a_table_and_writes_json(
     assert "NVIDIA A100" in printed
     assert "roofline" in printed
     data = json.loads(target.read_text())
-    weights = 2 * 256 * 512 + 4 * 512  # as TF32 has them, and a power of two for each column
+    weights = 2 * 256 * 512 + 4 * 512  # float32 weights as scaled float16, and a scale for each column
     assert data["compulsory_bytes"] == 4 * (64 * 256 + 512 + 64 * 512) + weights
     assert data["seconds"] == pytest.approx(sum(step["seconds"] for step in data["steps"]))
     assert [step["nodes"] for step in data["steps"]][1] == ["softmax (Softmax)"]
@@ -76,7 +76,7 @@ def test_command_prints_a_table_and_writes_json(
 
 
 def test_half_types_stay_as_the_model_has_them(tmp_path: Path) -> None:
-    """On the CPU ONNX Runtime takes a Softmax of float16 apart, and joins the model's Cast with its own."""
+    """For the CPU, ONNX Runtime decomposes a Softmax of float16, and merges the model's Cast with its own."""
     nodes = [
         helper.make_node("Cast", ["x"], ["h"], name="cast", to=TensorProto.FLOAT16),
         helper.make_node("Sub", ["h", "w"], ["s"], name="sub"),
@@ -97,7 +97,7 @@ def test_half_types_stay_as_the_model_has_them(tmp_path: Path) -> None:
 def test_command_estimates_types_that_the_cpu_provider_has_no_kernel_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The roofline of so little work is nothing: no ratio is made of it."""
+    """The roofline of so little work rounds to nothing: no ratio is printed."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.BFLOAT16, ["n"]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Mul", ["x", "x"], ["y"], name="square")], "bf16", [x], [y])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")

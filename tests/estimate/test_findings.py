@@ -72,7 +72,7 @@ def test_code_is_compared_and_looked_through() -> None:
 
 
 def test_where_neighbours_are_no_vectors_is_not_looked_at() -> None:
-    """A shuffle of channels, and pooled rows of 14; rows that are added to all, and copied columns, are vectors."""
+    """Channel shuffles and pooled rows of 14 cannot use vectors; broadcast rows and copied columns can."""
     model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]> maps
         (float16[8, 4, 32, 64] x, float16[64] w, float16[8, 4, 32, 1] c, float[8, 4, 28, 28] z)
         => (float16[8, 32, 64, 4] shuffled, float16[8, 4, 32, 64] added, float16[8, 4, 32, 64] wide,
@@ -88,14 +88,14 @@ def test_where_neighbours_are_no_vectors_is_not_looked_at() -> None:
 
 @pytest.mark.parametrize("use_tf32", [False, True])
 def test_tiles_of_products_have_no_bank_conflicts(use_tf32: bool) -> None:
-    """Neighbours along k are stored to lines of a tile that begin in different banks."""
+    """Adjacent k elements are stored to rows of a tile that begin in different banks."""
     model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]> product
         (float[64, 96] a, float[128, 96] b) => (float[64, 128] y) { y = Gemm<transB = 1>(a, b) }""")
     assert Inspector([]).look(model, frozenset(), options=LoweringOptions(use_tf32=use_tf32)) == []
 
 
 def test_kernels_of_models_are_as_they_should_be_on_four_architectures() -> None:
-    """Kernels of copies, windows and rows, beside libraries; attention of halves without them."""
+    """Kernels of copies, sliding windows and row programs besides libraries; float16 attention without libraries."""
     if disassembler() is None:
         pytest.skip("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)")
     inspector = Inspector(list(ARCHITECTURES))

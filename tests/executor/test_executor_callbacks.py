@@ -48,7 +48,9 @@ class CallCluster(TestCluster):
 
 
 def call_plan(condition: int | None = None) -> Plan:
-    """y = f(2 * x) + 1 for x [n, m]: a launch before the call, and one after it that reads what the call gave."""
+    """Return a plan of y = f(2 * x) + 1 for x [n, m]: a launch before the call, and one after it that reads the call's
+    result.
+    """
     r = Registers(2)
     size = r.product(0, 1)
     nbytes = r.op(ExprOp.MUL, size, r.const(4))
@@ -70,7 +72,7 @@ def call_plan(condition: int | None = None) -> Plan:
 
 
 def negate(source: int, target: int, size: int, stream: Any) -> None:
-    """On the host, which has to wait for what the stream was given before."""
+    """Negate on the host, after waiting for the stream's earlier work."""
     values = np.empty(size, np.float32)
     raw = ffi.from_buffer(values.view(np.uint8))
     handle = core().stream_handle(stream)
@@ -107,7 +109,7 @@ def test_work_that_a_callback_enqueues_is_in_the_order_of_the_stream() -> None:
 
 def test_concurrent_runs_call_back_on_their_streams() -> None:
     def slow(source: int, target: int, size: int, stream: Any) -> None:
-        time.sleep(0.001)  # others get the interpreter here
+        time.sleep(0.001)  # other threads get the GIL here
         negate(source, target, size, stream)
 
     with CallCluster(slow) as cluster:
@@ -142,7 +144,7 @@ def test_an_error_of_a_callback_names_the_node_and_the_next_run_is_right() -> No
             cluster.run(x)
         wrong = False
         np.testing.assert_array_equal(cluster.run(x)[0], 1 - 2 * x)
-        gc.collect()  # the outputs of the failed Run
+        gc.collect()  # frees the outputs of the failed Run
         assert counters()["device_bytes_in_use"] == before
 
 
@@ -150,7 +152,7 @@ def test_a_stream_that_is_captured_refuses_the_call() -> None:
     def never(*_: object) -> None:
         raise AssertionError("called during a capture")
 
-    x = np.ones((0, 4), np.float32)  # whose upload does not disturb the capture
+    x = np.ones((0, 4), np.float32)  # its upload does not disturb the capture
     with CallCluster(never) as cluster, Stream() as own:
         handle = core().stream_handle(own)
         adopted = ffi.new("ocp_stream **")
@@ -166,7 +168,7 @@ def test_a_stream_that_is_captured_refuses_the_call() -> None:
                 cluster.enqueue([x], Outputs([FLOAT]), adopted[0])
         finally:
             graph = ffi.new("CUgraph *")
-            if driver().StreamEndCapture(application[0], graph) == 0:  # the wait that failed may have spoilt it
+            if driver().StreamEndCapture(application[0], graph) == 0:  # the failed wait may have invalidated it
                 driver().GraphDestroy(graph[0])
             core().stream_release(adopted[0])
 

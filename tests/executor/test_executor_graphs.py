@@ -40,7 +40,7 @@ class GraphCluster(TestCluster):
 
 
 class Changes:
-    """What the counters of graphs count inside of a with statement; those that stay are left out."""
+    """Collects the changes of the graph counters inside of a with statement; unchanged ones are left out."""
 
     def __enter__(self) -> dict[str, int]:
         self.before = counters()
@@ -54,7 +54,7 @@ class Changes:
 
 
 class Bound:
-    """One input and one output at addresses that stay."""
+    """One input and one output at constant addresses."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.shape = tuple(shape)
@@ -169,7 +169,7 @@ def test_a_single_call_is_no_graph() -> None:
 
 
 def test_one_graph_follows_runs_whose_shapes_are_all_new() -> None:
-    """As in steps of decoding. The slab grows with them."""
+    """As in decoding. The slab grows with the shapes."""
     with GraphCluster(affine_plan()) as cluster, Stream() as stream:
         rows = [Bound((n, 40)) for n in range(3, 23)]
         with Changes() as changes:
@@ -179,12 +179,12 @@ def test_one_graph_follows_runs_whose_shapes_are_all_new() -> None:
         assert changes == {
             "graph_captures": 1,
             "graph_replays": runs,
-            "graph_updates": 2 * (runs - 1),  # both nodes, but when it is made
+            "graph_updates": 2 * (runs - 1),  # both nodes, except in the Run that makes the graph
             "graphs_live": 1,
         }
         for bound in rows:
             np.testing.assert_array_equal(bound.result(stream), 2 * random_array(*bound.shape) + 1)
-        with Changes() as changes:  # shapes that come again have graphs of their own
+        with Changes() as changes:  # repeated shapes have graphs of their own
             for _ in range(WARM + 2):
                 for n in (20, 21, 3):
                     rows[n - 3].run(cluster, stream)
@@ -208,7 +208,7 @@ def test_the_slab_of_a_graph_is_kept_and_returned_with_the_graph() -> None:
             core().cluster_release_graphs(cluster.pointer)
             assert in_use() == before
             assert counters()["graphs_live"] == graphs
-            for n in range(2 * WARM + 1):  # an instance that lost its graph has to be warmer
+            for n in range(2 * WARM + 1):  # an instance that lost its graph needs more warm Runs
                 with Changes() as changes:
                     bound.run(cluster, stream, np.full((64, 64), n, np.float32))
                 assert changes.get("graph_captures", 0) == int(n == 2 * WARM)
@@ -275,7 +275,7 @@ def test_another_stream_has_a_graph_of_its_own_until_the_first_is_idle() -> None
         for _ in range(WARM + 1):
             bound.run(cluster, one)
         with Changes() as changes:
-            bound.run(cluster, two)  # nobody waited for the first stream: its graph may still run
+            bound.run(cluster, two)  # nothing waited for the first stream: its graph may still run
         assert changes == {}
         synchronize(one)
         synchronize(two)

@@ -189,7 +189,7 @@ def test_threads_that_need_the_same_plan_have_it_built_once() -> None:
 
     def build(shapes: Sequence[Sequence[int]], _: object) -> None:
         builds.append(shapes)
-        others_wait.wait(1)  # Python runs freely meanwhile: no lock of C is in its way
+        others_wait.wait(1)  # Python runs freely meanwhile: C holds no lock that it needs
         cluster.add(affine_plan())
 
     cluster = TestCluster(build=build)

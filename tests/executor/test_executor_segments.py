@@ -1,4 +1,4 @@
-"""Values that come from the device before a plan, or a segment of it, can be evaluated."""
+"""Values that are read back before a plan, or a segment of it, can be evaluated."""
 
 from __future__ import annotations
 

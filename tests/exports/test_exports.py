@@ -29,7 +29,7 @@ Tokens = {0: "batch", 1: "sequence"}
 
 @dataclass(frozen=True)
 class Export:
-    """A function of named inputs, which calls a module, and the dynamic axes of these, which have names."""
+    """A module's function of named inputs, and the named dynamic axes of these."""
 
     model: Any
     call: Callable[..., Any]
@@ -147,7 +147,7 @@ EXPORTS: dict[str, Callable[[], Export]] = {
 
 
 def feeds_of(export: Export, batch: int, sequence: int) -> Feeds:
-    """The mask leaves out the last tokens of the last sequence, the features are noise."""
+    """The mask excludes the last tokens of the last sequence; the features are noise."""
     rng, feeds = np.random.default_rng(sequence), {}
     named = {"batch": batch, "sequence": sequence}
     for name, shape in export.shapes.items():
@@ -191,7 +191,7 @@ def test_a_fused_export_runs_whole(name: str) -> None:
     fused = optimized(model, export.kind, HEADS, HIDDEN)
     assert contributed(fused) >= export.fusions
     feeds = [feeds_of(export, *shape) for shape in ((2, 7), (1, 1), (3, 12))]
-    if name == "mixtral":  # PyTorch writes how many of these tokens each expert has
+    if name == "mixtral":  # PyTorch writes the number of tokens of each expert
         del feeds[1:]
     assert_runs_whole(fused, model, feeds, TOLERANCE)
     if name in ("bert", "mixtral"):

@@ -52,12 +52,12 @@ class Clock:
 
 
 def runs(kernel: str, count: int = 1) -> Callable[[Variant], bool]:
-    """Whether a program is ``count`` kernels, one of which has a name with this in it."""
+    """Whether a program has ``count`` kernels, one of them with this text in its name."""
     return lambda program: len(program.kernels) == count and any(kernel in spec.name for spec in program.kernels)
 
 
 def loaded(text: str) -> onnx.ModelProto:
-    """The model; what it declares besides inputs and outputs are weights."""
+    """Return the model; values that it declares besides inputs and outputs are weights."""
     model: onnx.ModelProto = parser.parse_model(f"{HEAD} {text}")
     for value in model.graph.value_info:
         kind = value.type.tensor_type
@@ -76,7 +76,7 @@ def compiled(
     options: LoweringOptions | None = None,
     shapes: Sequence[Sequence[int]] | None = None,
 ) -> tuple[Variant, str]:
-    """The variant, and the text of its last program."""
+    """Return the variant, and the text of its last program."""
     tuner = MeasuringTuner(TimingCache(folder), "a device", clock)
     cluster = CompiledCluster(read_model(loaded(text)), device, options, tuner=tuner)
     texts: list[str] = []
@@ -166,7 +166,7 @@ def test_other_sizes_types_epilogues_and_options_are_other_problems(tmp_path: Pa
         compiled(text, tmp_path, clock, options=options)
         assert clock.measured > 1
     clock = Clock()
-    compiled(PRODUCT.replace("200", "193"), tmp_path, clock)  # of the same bucket
+    compiled(PRODUCT.replace("200", "193"), tmp_path, clock)  # another size in the same bucket
     assert clock.measured == 0
 
 

@@ -61,7 +61,7 @@ def test_a_random_model_has_the_same_bits_fused(seed: int, dtype: str) -> None:
 
 
 def launches(model: onnx.ModelProto, *, fusion: bool = True) -> int:
-    """Records of the plan of a model whose sizes are all known."""
+    """Return the records of the plan of a model with known sizes."""
     cluster = CompiledCluster(read_model(model), DeviceProperties(), LoweringOptions(fusion=fusion))
     plan = cluster.prepare().plan
     assert plan is not None
@@ -294,7 +294,7 @@ def test_an_encoder_takes_seven_steps_a_layer(decomposed: bool) -> None:
 
 @pytest.mark.parametrize(("second", "stored"), [("2.0", 1), ("3.0", 2)])
 def test_results_that_are_equal_are_stored_once(second: str, stored: int) -> None:
-    """Also where their constants are equal and not the same."""
+    """Also if their constants are equal but not the same object."""
     model = program(
         f"""(float[9, 8] x, float[8, 6] a, float[8, 6] b) => (float[9, 6] y, float[9, 6] z)
         {{ k = Constant<value_float = 2.0>() l = Constant<value_float = {second}>() e = Exp(x)
@@ -309,7 +309,7 @@ def test_results_that_are_equal_are_stored_once(second: str, stored: int) -> Non
 @pytest.mark.usefixtures("without_contraction")
 @pytest.mark.parametrize("squares", ["Pow(h, two)", "Mul(h, h)"])
 def test_what_is_made_of_what_a_step_reads_is_not_stored(squares: str) -> None:
-    """The product stores its result for the step after it, which squares that; and h is read again after that."""
+    """The GEMM stores its result for the next step, which squares it; h is read again later."""
     model = program(
         f"""(float[9, 8] x, float[8, 6] a, float[6] w) => (float[9, 6] y)
         {{ two = Constant<value_float = 2.0>() axes = Constant<value_ints = [-1]>() eps = Constant<value_float = 1e-5>()
@@ -339,7 +339,7 @@ def test_a_result_that_one_reader_reads_backwards_is_stored_forwards_for_the_oth
 
 
 def test_a_reduction_stays_where_the_copy_beside_it_is_left_out() -> None:
-    """One step copies for a Concat of one part and reduces; the part is written in the place of its copy."""
+    """One step copies the single part of a Concat and reduces it; the part is written directly to the copy's target."""
     model = parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 18]> g (int64[n] i, int64[m] j) => (float[m, 2] y, float[n] z)
         <float[3, 2] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}, float[0, 2] none = {}, int64[1] axes = {1}>
@@ -351,7 +351,7 @@ def test_a_reduction_stays_where_the_copy_beside_it_is_left_out() -> None:
 
 
 def test_a_step_between_two_others_that_needs_the_first_keeps_its_place() -> None:
-    """The gather reads what the map before it stores, and the map after it needs both."""
+    """The gather reads a result of the map before it, and the map after it reads both."""
     model = program(
         """(float[4, 8] x, int64[3] i) => (float[4, 8] y)
         { a = Relu(x) g = Gather(a, i) s = ReduceSum<keepdims = 0>(g) b = Add(a, s) y = Neg(b) }"""

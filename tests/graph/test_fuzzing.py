@@ -66,7 +66,7 @@ def test_a_network_follows_from_its_number(profile: Profile) -> None:
 
 
 def test_networks_have_every_kind_of_node_that_makers_add() -> None:
-    """A maker whose nodes the CPU provider always refuses adds nothing."""
+    """A maker whose nodes the CPU provider always refuses would never add one."""
     found: set[str] = set()
     for profile in Profile:
         for seed in range(150):

@@ -1,4 +1,4 @@
-"""What is claimed of graphs of toy operators, and the reasons for the rest."""
+"""Claims of graphs of toy operators, with reasons for declined nodes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def limited(ctx: Lowering, x: Tensor) -> Tensor:
 
 @op("Square", domain=DOMAIN)
 def square(ctx: Lowering, x: Tensor) -> Tensor:
-    """Only square matrices are valid, and their sum is what it gives."""
+    """Only square matrices are valid; returns their sum."""
     if x.rank != 2:
         raise InvalidModel("no matrix")
     ctx.require(eq(*x.shape), "not square")
@@ -242,7 +242,7 @@ def test_a_transposed_convolution_runs_where_only_its_weights_say_how_many_chann
 
 @pytest.mark.parametrize("shift", [-15, -16, -17, -18])
 def test_a_formula_that_is_no_size_for_the_guess_alone_does_not_decline_a_reshape(shift: int) -> None:
-    """As the frames of speech encoders, where a guessed length is shorter than the window of a convolution."""
+    """As in speech encoders, where a guessed length is shorter than a convolution's window."""
     model = parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 4, samples] x) => (y)
         <int64[2] rest = {-1, 2}, int64[1] zero = {0}, int64[1] two = {2}, int64[1] one = {1}> {

@@ -18,14 +18,14 @@ from plan_interpreter import PlanMismatch, RunError, run_plan
 
 @pytest.fixture(autouse=True)
 def copy_with_the_toy_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Lowering.contiguous` without the operators of the package."""
+    """`Lowering.contiguous` without operators of the package."""
     monkeypatch.setattr(
         Lowering, "contiguous", lambda ctx, x, alignment=1: x if x.is_contiguous else strided_map(ctx, "a", x)
     )
 
 
 class Session:
-    """What the provider and the executor do with a cluster, in Python."""
+    """Does in Python what the provider and the executor do with a cluster."""
 
     def __init__(self, b: Builder, *outputs: Value) -> None:
         self.kernels: list[KernelSpec] = []
@@ -58,7 +58,7 @@ class Session:
 
 
 def contents(weight: Weight) -> Array:
-    """What the device computes, computed here."""
+    """Return the result, computed on the host."""
     if isinstance(weight, Constant):
         return weight.array.copy()
     program = weight.program
@@ -285,7 +285,7 @@ def test_a_plan_does_not_hold_for_other_static_dimensions_than_the_model_says() 
 
 
 def borrowed(source: Array) -> Value:
-    """An initializer in memory that ORT will free."""
+    """Return an initializer in memory that ORT will free."""
     constant = Constant(DType.FLOAT32, source.shape, lambda: source, borrowed=True)
     return Value("borrowed", DType.FLOAT32, source.shape, constant)
 

@@ -116,7 +116,7 @@ def test_a_size_that_contradicts_another_one_at_run_time_names_the_node() -> Non
 
 
 def test_an_error_that_comes_of_a_wrong_declaration_says_so() -> None:
-    """Nodes are claimed by what the model declares of the result of another provider's node."""
+    """Nodes are claimed by the shape that the model declares for another provider's result."""
     text = """(float[n, m, k] x, int64[1] axes) => (float[p, q, r] y) <float[m, n, o] a> {
         letters = Cast <to = 8> (x)
         squeezed = Squeeze (letters, axes)

@@ -54,7 +54,7 @@ def test_nested_size_arithmetic_that_was_made_twice_is_equal(step: str) -> None:
 
 
 def chain(op_types: list[str], length: int, *, of_a_shape: bool, twice: bool = False) -> bytes:
-    """Integer nodes one behind the other; the last result, modulo 5, is the size of the output."""
+    """Return a chain of integer nodes; the last result, modulo 5, is the size of the output."""
     first = helper.make_node("Shape", ["x"], ["v0"]) if of_a_shape else helper.make_node("Identity", ["x"], ["v0"])
     nodes = [first]
     for i in range(length):

@@ -45,7 +45,7 @@ def options() -> ort.SessionOptions:
 
 
 def reasons(proto: onnx.ModelProto) -> dict[str, str]:
-    """The nodes that are declined."""
+    """Return the declined nodes with their reasons."""
     verdicts = ort_cuda_plugin.explain(proto.SerializeToString(), emulate=True, sess_options=options())
     return {verdict.op_type: verdict.reason for verdict in verdicts if not verdict.supported}
 

@@ -28,9 +28,8 @@ Read: TypeAlias = Callable[..., list[Graph]]
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Read:
-    """A function that creates a session and gives the graphs that the plugin read meanwhile.
-
-    ``inspect`` is called on each graph while ORT's is alive.
+    """Return a function that creates a session and returns the graphs that the plugin read. ``inspect`` is called on
+    each graph while ORT's is alive.
     """
     ort_cuda_plugin.register(emulate=True)
 
@@ -47,13 +46,13 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Read:
             graph = read_graph(api, ort_graph)
             try:
                 inspect(graph)
-            except BaseException as error:  # pytest must see it, not the guard of the callback
+            except BaseException as error:  # pytest must see it, not the callback's guard
                 failures.append(error)
             graphs.append(graph)
             return graph
 
         monkeypatch.setattr(session_state, "read_graph", reading)
-        # Fused nodes would be read in place of those that they replace.
+        # Fused nodes would be read instead of the nodes that they replace.
         monkeypatch.setattr(claiming, "claim", lambda graph, *rest, **more: Claims([], [], analyze(graph, *rest)))
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -137,7 +136,7 @@ def test_attributes_of_every_type_are_read(read: Read) -> None:
 
 
 def test_long_lists_stay_arrays_and_are_as_tuples_are(read: Read) -> None:
-    """Trees have lists of millions: a Python number for each would take ten times their memory, twice a session."""
+    """Trees have lists of millions: one Python object per number would take ten times the memory, twice per session."""
     count = 6000
     kinds = [f"k{number % 7}" for number in range(count)]
     attributes: dict[str, Any] = {"keys_int64s": [*range(count)], "values_strings": kinds, "default_string": "none"}
@@ -330,7 +329,7 @@ def test_bodies_share_the_values_of_all_graphs_around_them_and_are_read_to_a_lim
 
 def test_a_failing_call_raises_its_name_and_message(read: Read) -> None:
     class Failing:
-        """An OrtApi whose calls all fail with one status."""
+        """An OrtApi whose calls all fail with the same status."""
 
         def __getattr__(self, name: str) -> Callable[..., Any]:
             return {

@@ -78,7 +78,7 @@ def test_the_nodes_of_a_cluster_are_in_topological_order(case: tuple[Graph, list
 
 
 def chain(*op_types: str) -> Graph:
-    """Nodes in a row, each reading the one before."""
+    """Return a chain of nodes."""
     nodes: list[Node] = []
     value = Value("input", DType.FLOAT32, ())
     for index, op_type in enumerate(op_types):

@@ -1,4 +1,4 @@
-"""Clusters, host values and views in stock ONNX Runtime, compared with its CPU execution provider."""
+"""Clusters, host values and views in ONNX Runtime sessions, compared with the CPU provider."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def test_slices_beyond_both_ends_are_cut_where_the_ends_are_inputs() -> None:
 
 
 def test_guessed_sizes_that_contradict_each_other_do_not_stop_a_session() -> None:
-    """The slice has one column where x has at most eight. The session is created before anything says how many."""
+    """The slice has one column where x has at most eight. The session is created before any size is known."""
     ends = [helper.make_node("Constant", [], [name], value_ints=[i]) for name, i in (("a", 0), ("b", -9), ("c", -1))]
     axis = helper.make_node("Constant", [], ["axis"], value_ints=[1])
     slice_node = helper.make_node("Slice", ["x", "a", "b", "axis", "c"], ["s"])

@@ -249,7 +249,7 @@ def test_an_expression_has_neither_truth_nor_order() -> None:
 
 
 def padded_again_and_again() -> Dim:
-    """Every step has the one before twice, so that there are 2**60 paths to the symbol."""
+    """Every step uses the one before twice, so there are 2**60 paths to the symbol."""
     size: Dim = H
     for _ in range(60):
         size = size + mod(-size, 8)

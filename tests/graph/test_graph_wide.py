@@ -64,7 +64,7 @@ def test_wide_indices_do_not_change_the_result(op_type: str, monkeypatch: pytest
         results.append(run_op(op_type, inputs, attributes, 18, constant=constant, dynamic=True, options=options))
     for narrow, wide in zip(*results, strict=True):
         np.testing.assert_array_equal(narrow, wide)
-    # What reduces a contiguous row addresses with 64 bits in any case.
+    # A contiguous row is reduced with 64-bit addresses in any case.
     assert (kernels[0] == kernels[1]) == (op_type in ("LayerNormalization", "GlobalAveragePool"))
 
 

@@ -1,4 +1,4 @@
-"""Numbers that the host knows, beside integers that the device computes: each step reads those of its own Run."""
+"""Host values mixed with integers that the device computes: each step reads the values of its own Run."""
 
 from __future__ import annotations
 

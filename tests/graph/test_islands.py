@@ -13,7 +13,7 @@ DEVICE = DeviceProperties()
 
 
 def claimed(nodes: str, unprofitable: bool = False) -> list[str]:
-    """The operators that are claimed, where StringNormalizer and its like run elsewhere; x and y come from outside."""
+    """Return the claimed operators; StringNormalizer and the like run elsewhere, and x and y come from outside."""
     text = f"""<ir_version: 9, opset_import: ["" : 18]> m (float[n] x, float[n] y, string[n] s) => (string[n] z)
         {{ {nodes} z = Cast<to = 8>(last) }}"""
     claims = claim(read_model(parser.parse_model(text)), DEVICE, claim_unprofitable_nodes=unprofitable)
@@ -32,7 +32,7 @@ FROM_HOST = "a = Cast<to = 1>(s)"
         ("b = Neg(a) c = Exp(b) last = Abs(c)", ["Neg", "Exp", "Abs"]),  # more nodes than copies
         ("w = Constant<value = float[3, 3] {1, 2, 3, 4, 5, 6, 7, 8, 9}>() last = MatMul(a, w)", ["Constant", "MatMul"]),
         ("last = Add(a, x)", ["Add"]),  # one input may be on the device already
-        ("b = Neg(a) c = Exp(x) last = Identity(b)", ["Exp"]),  # parts of a cluster are judged one by one
+        ("b = Neg(a) c = Exp(x) last = Identity(b)", ["Exp"]),  # parts of a cluster are judged separately
         ("w = Constant<value_float = 2.0>() last = Mul(a, w)", []),
     ],
 )

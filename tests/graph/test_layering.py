@@ -25,7 +25,7 @@ X = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
 
 
 def chain(annotate: Callable[[int], str] = lambda number: "") -> onnx.ModelProto:
-    """A model of 20 nodes ``n00`` to ``n19`` in which every edge joins neighbours, some also those two apart."""
+    """A model of 20 nodes ``n00`` to ``n19``, whose edges join adjacent nodes, or nodes two apart."""
     nodes = []
     for number in range(NODES):
         operator = ("Abs", "Sin", "Add", "Mul", "Sigmoid")[number % 5]
@@ -112,7 +112,7 @@ def products(shared: bool = False) -> bytes:
 
 
 def products_on_ep(model: bytes, setting: str, name: str, **provider_options: str) -> tuple[list[int], int]:
-    """The nodes that run on the plugin with a budget, whose results are right, and how many clusters they are."""
+    """Return the nodes that run on the plugin with a budget, after checking the results, and the number of clusters."""
     (device, *_) = ort_cuda_plugin.register(emulate=True, as_=None if name == get_ep_name() else name)
     options = ort.SessionOptions()
     options.log_severity_level = 3

@@ -88,7 +88,7 @@ def test_errors_of_contexts_are_those_of_fused_nodes(tmp_path: Path) -> None:
 
 
 def twice(compiled: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """The model with its only context node twice, one after the other."""
+    """Return the model with two copies of its only context node, one after the other."""
     (node,) = compiled.graph.node
     second = onnx.NodeProto()
     second.CopyFrom(node)

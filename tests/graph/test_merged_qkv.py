@@ -105,7 +105,7 @@ def test_what_differs_otherwise_stays_apart(lines: tuple[str, ...], count: int) 
 
 
 def test_widths_may_differ() -> None:
-    """A constant for values of more columns than queries have."""
+    """A constant for values with more columns than queries."""
     model = network(QUERIES, KEYS, "v = MatMul(x, wv)", widths=(16, 16, 40))
     assert len(products_of_x(model)) == 1
     x = noise(2, 9, 24, seed=20)

@@ -18,7 +18,7 @@ from mutation.oracle import Kind, Outcome, judge
 from worker_process import Worker
 
 SAMPLE = 500
-# Its judge does what the base is named after.
+# Its judge behaves as the name of the base says.
 FAULTY = """
 import os, time
 from mutation import worker

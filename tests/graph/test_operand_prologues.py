@@ -39,7 +39,7 @@ def run(model: bytes, x: Array, **options: object) -> tuple[list[Array], int]:
 def check(
     nodes: Sequence[NodeProto], x: Array, constants: dict[str, Array], launches: int, result: int = TensorProto.INT8
 ) -> list[Array]:
-    """Runs the nodes, whose result is y, with and without fusion."""
+    """Run the nodes, whose result is y, with and without fusion."""
     initializers = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
     kind = helper.np_dtype_to_tensor_dtype(x.dtype)
     graph = helper.make_graph(nodes, "g", [info("x", kind, [*x.shape])], [info("y", result, None)], initializers)
@@ -103,7 +103,7 @@ def test_scales_may_belong_to_either_dimension_of_the_weights(rows: int, axis: i
 
 @pytest.mark.parametrize("axis", [1, 2])
 def test_scales_of_rows_in_batches_are_applied_before(axis: int) -> None:
-    """A scale for each row of a batch: rows are counted across batches where there are several."""
+    """With several batches, rows are counted across them."""
     q = Quantized((32, 40), 1, np.float32)
     size = (5, 32)[axis - 1]
     q.constants |= {"xs": np.linspace(0.01, 0.05, size).astype(np.float32), "xz": np.arange(size).astype(np.uint8)}
@@ -135,7 +135,7 @@ def test_a_convolution_of_few_outputs_reads_bytes(kind: str, strides: int) -> No
 
 
 def test_between_two_convolutions_bytes_are_stored() -> None:
-    """The second one and the Add behind it each convert the first one's result."""
+    """The second one and the Add after it each convert the first one's result."""
     first, second = Quantized((24, 8, 3, 3), 0, np.float32, 1), Quantized((24, 24, 1, 1), 0, np.float32, 2)
     nodes = [
         *first.before,
@@ -170,7 +170,7 @@ def test_a_cast_float_is_read_as_it_is() -> None:
 
 
 def test_weights_that_were_transposed_before_are_multiplied_in_the_same_order() -> None:
-    """A product of few rows adds in another order where neighbours are those of the other dimension."""
+    """A GEMM of few rows adds in another order if the other dimension is contiguous."""
     q = Quantized((72, 96), 1, np.float32)
     nodes = [
         q.before[0],

@@ -41,7 +41,7 @@ def model(text: str, **constants: Array) -> onnx.ModelProto:
 
 
 def test_a_program_as_lowered_computes_what_the_cpu_provider_does() -> None:
-    """Without an operator's own kernel the interpreter is a reference of its own."""
+    """Without operators' own kernels the interpreter is an independent reference."""
     made = model(
         """(float[n, 4, 6, 6] x, float[n, 5, 8] q) => (float[n, 6, 3, 3] y, float[n, 5, 3] z, int64[n, 5] i)
         { c = Conv<strides = [2, 2], pads = [1, 1, 1, 1], group = 2>(x, w, b) y = Sigmoid(c)
@@ -119,7 +119,7 @@ def test_networks_compute_the_same_after_each_pass(name: str, dtype: str, device
 
 
 def test_a_launch_that_writes_to_another_place_is_still_the_launch() -> None:
-    """A Concat of sizes: they are stored in one part, of which another is a copy."""
+    """A Concat of sizes: they are stored in one part, and another part is a copy of it."""
     made = model(
         """(float[n, m] x, int64[k] i) => (int64[l] y)
         { s = Shape(x) y = Concat<axis = 0>(s, i, s) }"""

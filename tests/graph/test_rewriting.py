@@ -1,4 +1,4 @@
-"""Passes that move a tensor rewrite every field of every step that has it: what conversions read as well."""
+"""Passes that move a tensor rewrite every field of every step that refers to it, inputs of prologues included."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCALES = N * K // BLOCK
 
 
 def quantized(body: str, inputs: str, **constants: np.ndarray) -> ModelProto:
-    """A model with MatMulNBits(x, codes, s) whose scales ``s`` the ``body`` computes."""
+    """Return a model with MatMulNBits(x, codes, s) whose scales ``s`` the ``body`` computes."""
     product = f"y = com.microsoft.MatMulNBits<K = {K}, N = {N}, bits = 4, block_size = {BLOCK}>(x, codes, s)"
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>'
@@ -79,7 +79,7 @@ def _leaf() -> Scalar:
 
 
 def _steps(x: Tensor) -> dict[str, Map]:
-    """A step of each class that has x, a matrix [4, 4], in each of its fields."""
+    """Return a step of each class, with x, a matrix [4, 4], in each of its fields."""
     (own, other, total), y = (_leaf() for _ in range(3)), _tensor(4, 4)
     inputs: tuple[Input, ...] = ((own, x),)
     conversion = Conversion(other, other, inputs)

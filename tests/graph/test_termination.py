@@ -23,7 +23,7 @@ EPILOGUES = {
     "column": ("Add({}, c)",),
     "function": ("Relu({})",),
 }
-"""What follows a product; ``r`` and ``q`` have other elements for each row and column, ``c`` for each row."""
+"""The epilogue of a GEMM; ``r`` and ``q`` have an element per row and column, ``c`` one per row."""
 
 
 def reference(model: ModelProto, inputs: list[Array]) -> list[Array]:
@@ -69,7 +69,7 @@ def test_products_of_one_tensor_with_any_two_epilogues_are_compiled_and_right() 
     ],
 )
 def test_shape_arithmetic_that_gives_back_its_input_ends(joined: str) -> None:
-    """The device multiplies the sizes, and what follows knows them by a read-back."""
+    """The device multiplies the sizes, and later nodes know them by a read-back."""
     text = f"s = Shape(x) i = Cast<to = 6>(s) p = ReduceProd(i) j = {joined} k = Cast<to = 7>(j) y = Reshape(x, k)"
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21]> g (float[n, m] x) => (float[k] y)'

@@ -160,7 +160,7 @@ def test_no_earlier_step_writes_what_is_empty_or_stands_for_unknown_results_or_i
 
 
 def quantized(dtype: str) -> ModelProto:
-    """Products and a convolution beside two MatMulNBits whose scales they compute."""
+    """Return GEMMs and a convolution besides two MatMulNBits whose scales they compute."""
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>'
         f""" g ({dtype}[3, 256] x, {dtype}[1, 16, 2, 2] v) => ({dtype}[3, 8] y, {dtype}[1, 16, 2, 2] z)

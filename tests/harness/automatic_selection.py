@@ -43,7 +43,7 @@ def choosing(env: Any, device: Any) -> Any:
 
 
 def main() -> None:
-    """Fails where a session gets operators twice, or not at all."""
+    """Raise if a session gets operators twice, or not at all."""
     for domain in (DOMAIN, OTHER):
         registry.register(operator(domain=domain))
     ort_cuda_plugin.register(emulate=True)

@@ -17,7 +17,7 @@ _VOID = ("meta", "br", "hr", "img", "input", "link")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A page after its scripts: the DOM as text, and what it wrote to the console, errors included."""
+    """A page after its scripts: the DOM as text, and its console output, errors included."""
 
     dom: str
     console: list[str]

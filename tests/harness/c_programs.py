@@ -20,13 +20,13 @@ SANITIZE = {"": [], "thread": ["-fsanitize=thread"], "address": ["-fsanitize=add
 
 
 def build_program(name: str, sources: list[str], sanitize: str = "") -> Path:
-    """The executable of the named files of ``tests/c`` and the shim; an unchanged one is not built again."""
+    """Return the executable of the named files of ``tests/c`` and the library; unchanged ones are not built again."""
     work = ROOT / "build" / f"tests-{sanitize or 'plain'}"
     flags = ["-O1", "-fno-omit-frame-pointer", *SANITIZE[sanitize]] if sanitize else []
     return Builder(work / "bin", work, flags).program(name, [SOURCES / source for source in sources])
 
 
-# The C library counts what a thread freed and keeps for itself as in use, hence as memory that Runs keep.
+# The C library keeps memory that a thread freed in its own cache, which would count as memory that Runs keep.
 COUNTED = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
 
 

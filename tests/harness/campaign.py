@@ -92,7 +92,9 @@ class Campaign(Generic[Case]):
 
 
 def _judge(worker: Worker, task: object) -> Outcome:
-    """The outcome of a task. After a finding the worker's device may be lost: the next task gets a new process."""
+    """Return the outcome of a task. After a finding the worker's device may be lost: the next task gets a new
+    process.
+    """
     outcome = worker.judge(task)
     if outcome.is_finding:
         worker.restart()

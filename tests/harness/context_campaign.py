@@ -50,7 +50,7 @@ def flip(data: bytearray, rng: random.Random) -> None:
 
 
 def flip_head(data: bytearray, rng: random.Random) -> None:
-    """Of the header, which is short."""
+    """Flip bits of the header, which is short."""
     data[rng.randrange(72)] ^= 1 << rng.randrange(8)
 
 
@@ -61,7 +61,7 @@ def erase(data: bytearray, rng: random.Random) -> None:
 
 
 def cut(data: bytearray, rng: random.Random) -> None:
-    """The end, or something in the middle."""
+    """Cut off the end, or remove something in the middle."""
     start = rng.choice([rng.randrange(len(data)), rng.randrange(200), len(data) - 1])
     del data[start : rng.choice([len(data), start + rng.choice([1, 8, 64])])]
 
@@ -92,11 +92,7 @@ class Campaign:
         self.expected = [cpu.run(None, feed)[0] for feed in self.feeds]
 
     def damage(self, seed: int) -> tuple[str, str]:
-        """What was damaged, and whether it was ``refused`` or ``right``; damage and place follow from the seed.
-
-        Raises:
-            AssertionError: a result was wrong, or an error does not come from ONNX Runtime or does not say enough.
-        """
+        """Damage the context by the seed; return the kind of damage, and whether it was ``refused`` or ``right``."""
         rng = random.Random(seed)
         place = rng.choices(PLACES, [5, 5, 1])[0]
         damage = rng.choice(list(DAMAGES))
@@ -163,7 +159,7 @@ def run(first: int, count: int) -> Counter[str]:
 
 
 def part(first: int, count: int) -> tuple[Counter[str], str]:
-    """The same in a process of its own, and what went wrong there."""
+    """Run a part of them in a separate process; return its failures."""
     command = [sys.executable, __file__, "--first", str(first), "--count", str(count), "--processes", "0"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)

@@ -24,7 +24,7 @@ WEIGHT = RNG.standard_normal((16, 8), dtype=np.float32)
 
 
 def row_model(*extra: NodeProto, output: str = "y", kind: int = FLOAT, **constants: np.ndarray) -> bytes:
-    """y = softmax(relu(x w)) of x [n, m, 16], and what ``extra`` nodes make of y."""
+    """Return y = softmax(relu(x w)) of x [n, m, 16], with ``extra`` nodes that read y."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
         helper.make_node("Relu", ["a"], ["b"]),
@@ -40,7 +40,7 @@ def row_model(*extra: NodeProto, output: str = "y", kind: int = FLOAT, **constan
 
 
 def two_clusters() -> bytes:
-    """The same with a product behind nodes that only the CPU provider runs."""
+    """Return the same with a GEMM behind nodes that only the CPU provider runs."""
     back = [
         helper.make_node("Cast", ["y"], ["text"], to=onnx.TensorProto.STRING),
         helper.make_node("Cast", ["text"], ["back"], to=FLOAT),

@@ -34,11 +34,7 @@ def node_model(
     small_outputs: Collection[int] = (),
     domain: str = "com.microsoft",
 ) -> bytes:
-    """A model of one node, with the element types of its ``outputs`` (None: left out), and sizes for ``sized`` alone.
-
-    float32 inputs reach the node as ``real``, except those in ``wide``, or as the type that ``small`` has for them, and
-    so do outputs; what the model takes and gives stays float32.
-    """
+    """Return a model of one node."""
     small = small or {}
     nodes, names, infos, initializers = [], [], [], []
     for i, x in enumerate(inputs):

@@ -27,7 +27,7 @@ def _cache(room: int = PAST, seed: int = 4) -> list[Array]:
 
 
 def _before(count: int) -> Any:
-    """What counts of keys and values where the rest of their buffer is anything."""
+    """The valid part of keys and values; the rest of their buffer is arbitrary."""
     return lambda number, y: y[..., :count, :] if number else y
 
 
@@ -38,7 +38,7 @@ _SCALED: Final[dict[str, Any]] = {"num_heads": N, "unidirectional": 1, "scale": 
 
 
 def _in_place(q: Array, k: Array, v: Array, *rest: Array) -> list[Array]:
-    """Causal attention; the new keys and values go behind ``PAST`` others."""
+    """Causal attention; new keys and values are written behind ``PAST`` others."""
 
     def split(x: Array) -> Array:
         result: Array = x.reshape(B, S, N, H).transpose(0, 2, 1, 3)

@@ -101,7 +101,7 @@ def _matmul(*, whole: bool) -> Case:
 
 
 def _attention(*, masked: bool) -> Case:
-    """Every product and the softmax are rounded to codes; a mask says that two keys do not count."""
+    """Every product and the softmax are rounded to codes; a mask excludes two keys."""
     batch, rows, width, heads = 2, 4, 16, 2
     x, mask = codes(batch, rows, width, dtype=INT8), np.array([[1] * 4, [1, 1, 0, 0]], np.int32)
     weights = [codes(width, width, dtype=INT8, seed=i) for i in range(1, 4)]

@@ -77,17 +77,13 @@ def constraints(values: Sequence[Any], count: int) -> list[str]:
 class Case:
     """A node with its inputs in float32 (None: left out).
 
-    Attributes:
-        outputs: which outputs the node has.
-        reals: the types of floats to run it in, as far as the operator has them; None for all.
-        fixed: types of constraints, whatever the others have; those of inputs that are not float32 say so themselves.
-        constant: inputs that are initializers.
-        reference: makes the outputs of the inputs; None for the CPU provider where it has a kernel, else our float32.
-        on_cpu: inputs that the CPU provider gets instead, by their places.
-        own: the CPU provider has a kernel, but not for these inputs; the text says why.
-        part: what counts of an output.
-        tolerance: instead of that of float32, where it is larger.
-        steps: outputs of integers may differ by one in a tenth of their elements.
+    Attributes: outputs: which outputs the node has. reals: the types of floats to run it in, as far as the operator has
+        them; None for all. fixed: types of constraints, whatever the others have; those of inputs that are not float32
+        say so themselves. constant: inputs that are initializers. reference: computes the outputs; None: the CPU
+        provider if it has a kernel, else our float32. on_cpu: inputs that the CPU provider gets instead, by their
+        places. own: the CPU provider has a kernel, but not for these inputs; the text says why. part: the compared part
+        of an output. tolerance: instead of that of float32, where it is larger. steps: outputs of integers may differ
+        by one in a tenth of their elements.
     """
 
     op_type: str
@@ -105,7 +101,9 @@ class Case:
     steps: bool = False
 
     def types(self, real: int) -> dict[str, int]:
-        """The type of each constraint where floats are ``real``; what no input has is ``real`` where it may be."""
+        """Return the type of each constraint if floats are ``real``; constraints without an input are ``real`` if they
+        may be.
+        """
         allowed = declared(self.op_type)
         result = {name: real for name, kinds in allowed.items() if real in kinds}
         result |= {name: next(iter(kinds)) for name, kinds in allowed.items() if len(kinds) == 1}
@@ -168,12 +166,12 @@ class Case:
 
     @property
     def is_compared_elsewhere(self) -> bool:
-        """Whether the plugin's own float32 is not needed."""
+        """Whether the comparison with the plugin's own float32 is not needed."""
         return self.reference is not None or self.has_cpu_kernel()
 
     @property
     def for_cpu(self) -> Case:
-        """The case that the CPU provider computes."""
+        """Return the case for the CPU provider."""
         inputs = [self.on_cpu.get(i, x) for i, x in enumerate(self.inputs)]
         kinds = {helper.np_dtype_to_tensor_dtype(x.dtype) for x in self.on_cpu.values()}
         fixed = {name: kinds.pop() if kinds and name == "TY" else kind for name, kind in self.fixed.items()}
@@ -192,7 +190,7 @@ def _schema_name(kind: int) -> str:
 
 
 def untested(cases: Sequence[Case], op_type: str) -> set[str]:
-    """What no case covers of an operator of the table: types, optional inputs and outputs, attributes."""
+    """Return the types, optional inputs and outputs, and attributes of a table's operator that no case covers."""
     covered = {part for case in cases if case.op_type == op_type for part in case.tested()}
     schema = schemas()[op_type]
     wanted = {(name, "set") for name in schema.attributes}
@@ -285,7 +283,7 @@ def fed(case: Case, held: int, real: int) -> list[Array | None]:
 
 
 def differs(case: Case, number: int, got: Array, wanted: Array, real: int) -> str:
-    """How an output is wrong; "" where it is right."""
+    """Describe what is wrong with an output; "" if it is right."""
     if got.shape != wanted.shape:
         return f"the shape {got.shape}, not {wanted.shape}"
     got, wanted = case.part(number, got), case.part(number, wanted)

@@ -1,4 +1,4 @@
-"""Every way on which ONNX Runtime copies from or to the device without a node of the plugin between, as functions.
+"""Every path on which ONNX Runtime copies from or to the device without a node of the plugin, as functions.
 
 ``python copy_paths.py SEED ROUNDS [VARIANT]`` runs each of them ROUNDS times and prints as JSON which gave wrong
 results, and how often. Tests start it with adversarial streams, where a copy that does not wait for another one shows.
@@ -22,7 +22,7 @@ import ort_cuda_plugin as plugin
 SIZE = 1000
 WEIGHTS = np.arange(SIZE, dtype=np.float32)
 
-#: How sessions are made: as ever; with threads for one Run; with one stream for all threads; with that of an
+#: Configurations of sessions: default; with threads for one Run; with one stream for all threads; with a stream of an
 #: application; without CUDA graphs; with memory of the driver's pools.
 VARIANTS: dict[str, dict[str, str]] = {
     "plain": {},
@@ -35,14 +35,14 @@ VARIANTS: dict[str, dict[str, str]] = {
 variant = "plain"
 
 Array = np.ndarray
-#: What came and what should have come.
+#: Actual and expected results.
 Result = tuple[list[Array], list[Array]]
 Path = Callable[[Array], Result]
 PATHS: dict[str, Path] = {}
 
 
 def path(function: Path) -> Path:
-    """What it gets is new in each round."""
+    """Register a path. Its arguments are new in each round."""
     PATHS[function.__name__] = function
     return function
 
@@ -55,7 +55,7 @@ def session(graph: str) -> ort.InferenceSession:
         model.graph.initializer.append(numpy_helper.from_array(WEIGHTS, "w"))
     onnx.checker.check_model(model)
     options = ort.SessionOptions()
-    options.log_severity_level = 3  # that nodes run on the CPU is the point
+    options.log_severity_level = 3  # nodes on the CPU are intended
     options.intra_op_num_threads = 1
     if variant == "parallel":
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
@@ -94,7 +94,7 @@ def without_waiting() -> ort.RunOptions:
 
 DOUBLE = "(float[n] x) => (float[n] y) { y = Add(x, x) }"
 HANDED_THROUGH = "(float[n] x) => (float[n] x, float[n] y) { y = Add(x, x) }"
-#: Long enough that streams can diverge.
+#: Large enough that streams can diverge.
 CHAIN = "(float[n] x) => (float[n] y) { a = Add(x, x) b = Mul(a, x) c = Add(b, a) y = Add(c, x) }"
 
 
@@ -341,7 +341,7 @@ def input_changed_after_a_run_that_was_not_waited_for(x: Array) -> Result:
 
 @path
 def inputs_bound_after_a_run_that_was_not_waited_for(x: Array) -> Result:
-    """The memory for the next input may be that of the one before, which the Run still reads."""
+    """The next input may get the memory of the previous one, which the Run still reads."""
     made, expected = session(CHAIN), []
     results = [on_device(np.zeros_like(x)) for _ in range(3)]
     for step, result in enumerate(results):
@@ -427,7 +427,7 @@ def value_copied_while_another_thread_runs(x: Array) -> Result:
 
 
 def wrong_results(seed: int, rounds: int) -> dict[str, int]:
-    """How often each path gave wrong results, of those that did; its exception where one ended it."""
+    """Return how often each path gave wrong results; the exception of a path that raised one."""
     rng = np.random.default_rng(seed)
     wrong: dict[str, int] = {}
     for name, function in PATHS.items():

@@ -1,4 +1,4 @@
-"""Operators of applications in the place of Sign, and a model with one: Exp, Sign, Neg of a tensor [n, 4]."""
+"""Custom operators that replace Sign, and a model with one: Exp, Sign, Neg of a tensor [n, 4]."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model(node: str = "Sign") -> bytes:
 
 @contextmanager
 def in_place_of(name: str, function: LowerFunction, version: int = 1) -> Iterator[CustomOperator]:
-    """An operator with one input and one output, both float32, in the place of a built-in one, for a while."""
+    """Replace a built-in operator, with one float32 input and output, within a block."""
     ports = (Port("x", FLOAT),), (Port("y", FLOAT),)
     operator = registry.register(CustomOperator(name, "", version, *ports, (), function, priority=1))
     try:

@@ -33,7 +33,7 @@ def operator(name: str = "Double", version: int = 1, priority: int = 0, **more: 
 
 @contextmanager
 def kept_registry() -> Iterator[None]:
-    """What is registered within is gone afterwards."""
+    """Restore the registry after the block."""
     before = set(registry.current().operators)
     try:
         yield

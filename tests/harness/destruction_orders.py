@@ -53,7 +53,7 @@ def new_session() -> Any:
 
 
 def make() -> dict[str, Any]:
-    """One of each of OBJECTS."""
+    """Make one of each of OBJECTS."""
     [device] = [d for d in plugin.register(emulate=True) if d.ep_metadata["emulated"] == "1"]
     vendor = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT).device_vendor_id
     session = new_session()
@@ -72,7 +72,7 @@ def make() -> dict[str, Any]:
 
 
 def play(order: str) -> None:
-    """Destroys the objects in the order of their letters, with what the other letters mean in between."""
+    """Destroy the objects in the order of their letters, with the actions of the other letters in between."""
     held = make()
     unregistered = False
     for step in order:
@@ -85,7 +85,7 @@ def play(order: str) -> None:
             new_session()
         else:
             del held[step]
-        if "s" in held:  # it goes on, even after the library was unregistered
+        if "s" in held:  # it still works after the library was unregistered
             np.testing.assert_array_equal(held["s"].run(None, {"a": X, "b": X})[0], X + X)
         if "o" in held and unregistered:
             refuse_session(held["o"])
@@ -97,7 +97,7 @@ def play(order: str) -> None:
 
 
 def refuse_session(options: Any) -> None:
-    """Makes sure that no session comes from options whose device was unregistered."""
+    """Assert that options whose device was unregistered give no session."""
     with pytest.raises(Exception, match="the library was unregistered"):
         ort.InferenceSession(MODEL, options, enable_fallback=0)
 
@@ -114,7 +114,7 @@ def orders(letters: str, count: int) -> list[str]:
 
 
 def keep_somewhere(value: Any, name: str, generator: random.Random, late: list[Any]) -> str:
-    """Leaves the value to the end of the process in one of the places where applications leave things."""
+    """Keep the value until the process exits, in one of the places where applications keep objects."""
     place = generator.choice(["module", "builtins", "cycle", "atexit", "other module", "leaked"])
     if place == "module":
         globals()[f"kept_{name}"] = value
@@ -135,7 +135,7 @@ def keep_somewhere(value: Any, name: str, generator: random.Random, late: list[A
 
 
 def end(seed: int) -> None:
-    """Ends the process, in one of its ways, with the objects in random places."""
+    """End the process in one of several ways, with the objects in random places."""
     generator = random.Random(seed)
     late: list[Any] = []
     if generator.random() < 0.5:

@@ -30,7 +30,7 @@ class Block:
     language: str
     text: str
     reason: str
-    """Why it is not run, or nothing."""
+    """The reason why it is not run, or ""."""
 
 
 def blocks(document: str) -> Iterator[Block]:

@@ -1,4 +1,4 @@
-"""What the tests of the emulated device share: its configuration, kernels written in C, fresh devices."""
+"""Common parts of the emulated device's tests: configuration, kernels in C, new devices."""
 
 from __future__ import annotations
 

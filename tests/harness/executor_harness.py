@@ -76,7 +76,7 @@ def kernel_image() -> bytes:
 
 @cache
 def functions() -> tuple[Any, ...]:
-    """The CUfunctions of the test kernels, in the order of KERNELS."""
+    """Return the CUfunctions of the test kernels, in the order of KERNELS."""
     image = kernel_image()
     module = ffi.new("CUmodule *")
     succeed(driver().ModuleLoadData(module, ffi.from_buffer(image), len(image)))
@@ -90,7 +90,7 @@ def functions() -> tuple[Any, ...]:
 
 def driver() -> Any:
     error = new_error()
-    core().device_enter(device(), ffi.new("ocp_stay *"), error)  # to stay
+    core().device_enter(device(), ffi.new("ocp_stay *"), error)  # never left
     check(error)
     return core().driver_emulator()
 
@@ -175,7 +175,9 @@ class Outputs:
         return 0
 
     def arrays(self, stream: Any) -> list[np.ndarray]:
-        """The outputs. Ends the cycle of object and callback, so that the memory goes with the object."""
+        """Return the outputs. Breaks the reference cycle of object and callback, so that the memory is freed with the
+        object.
+        """
         self.callback = None
         return [
             block.download(shape, NUMPY_TYPES[self.dtypes[index]], stream)
@@ -184,7 +186,7 @@ class Outputs:
 
 
 class TestCluster:
-    """An ``ocp_cluster`` with all test kernels. ``build`` is what Python does when no plan matches."""
+    """An ``ocp_cluster`` with all test kernels. ``build`` is called when no plan matches."""
 
     __test__ = False
 
@@ -263,7 +265,7 @@ class TestCluster:
         try:
             check(error)
         finally:
-            core().stream_synchronize(stream, new_error())  # the inputs go now
+            core().stream_synchronize(stream, new_error())  # now the inputs can be freed
 
     def close(self) -> None:
         core().cluster_release(self.pointer)
@@ -307,7 +309,7 @@ class Registers:
         return self.op(ExprOp.CONST, imm=value)
 
     def take(self, count: int) -> int:
-        """Registers that something else than an expression defines."""
+        """Take registers that are not defined by an expression."""
         self.count += count
         return self.count - count
 

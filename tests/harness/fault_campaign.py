@@ -37,7 +37,7 @@ from fault_worker import Outcome  # noqa: E402
 
 HANG_SECONDS = 60
 RELEASES = re.compile(r"Destroy|Free|Release|Unload|TrimTo")
-"""Such a call gives something up even where it reports an error, as one of earlier work."""
+"""Names of calls that release something even when they report an error, such as one of earlier work."""
 
 
 @dataclass
@@ -109,7 +109,7 @@ Choice = Callable[[dict[str, int]], Sequence[str]]
 
 
 def converse(scenario: str, choose: Choice, streams: str, seed: int) -> Iterator[dict[str, Any]]:
-    """What a worker says; at its end its exit status, where that is not 0, or that it hung."""
+    """Yield a worker's messages; at its end its exit status if nonzero, or that it hung."""
     with tempfile.TemporaryFile("w+") as log:
         worker = subprocess.Popen(
             [sys.executable, str(HERE / "fault_worker.py"), scenario],
@@ -158,7 +158,7 @@ def run_scenario(scenario: str, count: int, seed: int, streams: str, matches: An
         return list(left)
 
     talk(report, left, converse(scenario, first, streams, seed))
-    while left:  # what comes after one that the worker did not survive
+    while left:  # continues after one that the worker did not survive
         talk(report, left, converse(scenario, lambda calls: list(left), streams, seed))
     report.processor_seconds = processor_seconds() - used
     return report
@@ -171,7 +171,7 @@ def processor_seconds() -> float:
 
 
 def talk(report: Report, left: list[str], said: Iterator[dict[str, Any]]) -> None:
-    """Notes what a worker says, and takes what it has done from what is left."""
+    """Record a worker's messages, and remove finished injections from ``left``."""
     current = ""
     for message in said:
         if "begin" in message:

@@ -33,11 +33,11 @@ Step = Callable[[], None]
 
 
 class WrongResult(AssertionError):
-    """A Run succeeded, and what it gave is not right."""
+    """A Run succeeded with wrong results."""
 
 
 class ValueWithoutMemory(Exception):
-    """ONNX Runtime made a value of memory that its allocator did not give, and says nothing."""
+    """ONNX Runtime made a value although its allocator returned no memory, and reported no error."""
 
 
 def check(result: Array, expected: Array) -> None:
@@ -81,13 +81,13 @@ class Scenario:
     """Whether it shows something only in a process that has not used the plugin before."""
 
     def prepare(self) -> None:
-        """Makes what is the application's own, whose calls do not fail."""
+        """Create the application's own objects, whose calls do not fail."""
 
     def finish(self) -> None:
         """Undoes `prepare`."""
 
     def alive(self) -> dict[str, int]:
-        """What else must be as before once all sessions are gone."""
+        """Return further resources that must be unchanged after all sessions are gone."""
         return {}
 
     def recover(self) -> None:
@@ -198,7 +198,7 @@ class ReadBack(Scenario):
 
 
 class Graphs(Scenario):
-    """Plans that become CUDA graphs, with other addresses in every Run."""
+    """Plans with CUDA graphs, with other addresses in every Run."""
 
     def create(self) -> None:
         nodes = [
@@ -225,7 +225,7 @@ class Graphs(Scenario):
         expected = exps / exps.sum(1, keepdims=True)
         for value, right in zip(outputs, (expected, expected, np.zeros((4, 16))), strict=True):
             check(value.numpy(), right)
-        self.kept = [inputs, outputs]  # so that the next Run gets other memory
+        self.kept = [inputs, outputs]  # the next Run gets other memory
 
 
 class Captured(Sum):
@@ -295,10 +295,10 @@ class Threads(Sum):
 
 
 class Weights(Scenario):
-    """Sessions that share weights, made and given up in the middle."""
+    """Sessions that share weights, created and destroyed in between."""
 
     kind = "Identity"
-    """What is done to the weights of the product."""
+    """The operator on the GEMM's weights."""
 
     def source(self) -> bytes:
         nodes = [
@@ -341,7 +341,7 @@ class ComputedWeights(Weights):
 
 
 class State(Scenario):
-    """A node that remembers something from Run to Run."""
+    """A node with a state."""
 
     def create(self) -> None:
         nodes = [helper.make_node("RandomUniformLike", ["x"], ["r"], low=2.0, high=3.0)]
@@ -450,11 +450,11 @@ class CpuNodes(Scenario):
 
 
 class Pressure(Scenario):
-    """A device on which memory runs out: graphs give up their slabs, and what cannot fit says so."""
+    """A device that runs out of memory: graphs free their slabs, and requests that cannot fit fail."""
 
     environment: ClassVar[Mapping[str, str]] = {"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "1M"}
     axes = (1, 0, 1)
-    """Normalisations along different axes do not become one launch."""
+    """Normalisations along different axes do not fuse."""
 
     def create(self) -> None:
         names = ["x", "a", "b", "y"]
@@ -469,7 +469,7 @@ class Pressure(Scenario):
         return [*first, lambda: self.run(self.second, 190), self.too_large, lambda: self.run(self.first, 156)]
 
     def recover(self) -> None:
-        plugin.trim()  # what other sizes left, where tensors would lie in the way of larger ones
+        plugin.trim()  # frees tensors of other sizes, which would fragment the memory
 
     def run(self, used: ort.InferenceSession, rows: int) -> None:
         x = numbers(rows * 256, rows).reshape(rows, 256)
@@ -490,7 +490,7 @@ class Pressure(Scenario):
 
 
 class Profiled(Sum):
-    """A profile whose events say the nodes, or lacks some: ONNX Runtime only logs that."""
+    """A profile whose events name the nodes, or lacks some: ONNX Runtime only logs that."""
 
     def steps(self) -> Sequence[Step]:
         return [self.profile]
@@ -513,7 +513,7 @@ class Profiled(Sum):
 
 
 class Registration(Plain):
-    """The library is registered and unregistered with every use."""
+    """Registers and unregisters the library in every use."""
 
     is_registered = False
 
@@ -563,7 +563,7 @@ class OwnStream(Sum):
 
     def finish(self) -> None:
         for give_up in (*(array.free for array in (*self.arrays.values(), self.output)), self.stream.destroy):
-            with suppress(CudaError):  # of a lost device, which takes it all the same
+            with suppress(CudaError):  # of a lost device, which accepts it nevertheless
                 give_up()
         self.__dict__.clear()
 
@@ -608,7 +608,7 @@ class Library(Scenario):
 
 
 class Convolutions(Library):
-    """Convolutions with what follows them by a vendor library, whose stand-in does not wait for its stream."""
+    """Convolutions with epilogues by a vendor library, whose fake does not wait for its stream."""
 
     environment: ClassVar[Mapping[str, str]] = {"ORT_CUDA_PLUGIN_EMULATE_STREAMS": "inline"}
     name, number = "cudnn", 1

@@ -25,7 +25,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one injection led to: `kind` is absorbed, reported or not reached, unless `faults` says what was wrong."""
+    """The outcome of an injection: `kind` is absorbed, reported or not reached, unless `faults` describes a fault."""
 
     fault: str
     kind: str
@@ -72,7 +72,7 @@ class Worker:
         return calls
 
     def in_use(self) -> dict[str, Any]:
-        """What must be as before once all sessions are gone."""
+        """Return the resources that must be unchanged after all sessions are gone."""
         from emulator_harness import apply, current
         from ort_cuda_plugin.abi.core import core
         from ort_cuda_plugin.ep import boundary
@@ -176,12 +176,12 @@ class Worker:
 
 
 def cannot_release(fault: Any) -> bool:
-    """Whether nothing can be given back, because no thread gets the device's context."""
+    """Whether nothing can be freed, because no thread gets the device's context."""
     return fault.function == "CtxSetCurrent" and fault.mode in ("on", "end")
 
 
 def names(fault: Any, text: str) -> bool:
-    """Whether an error says what failed."""
+    """Whether an error names the failed call."""
     from faults import ERROR_NAMES, HOST_FUNCTIONS, OUT_OF_MEMORY
 
     if fault.function in HOST_FUNCTIONS:
@@ -190,7 +190,7 @@ def names(fault: Any, text: str) -> bool:
         return re.search(rf"{fault.function}\b.* failed: not supported", text) is not None
     error = ERROR_NAMES[fault.error]
     if re.search(r"cublasLt\w+ failed", text):
-        return True  # the library tells nothing of the driver's error
+        return True  # the library does not report the driver's error
     if fault.mode == "lost" and error in text and re.search(r"\bcu[A-Z]|is lost", text):
         return True  # reported by the call that met it
     if fault.error == OUT_OF_MEMORY and re.search(r"out of memory on|out of memory of pinned", text):
@@ -199,7 +199,7 @@ def names(fault: Any, text: str) -> bool:
 
 
 def work(scenario: str) -> None:
-    """Says a line of JSON for everything that the campaign has to know."""
+    """Print a line of JSON for every event that the campaign needs."""
     from faults import Fault
 
     out = os.fdopen(os.dup(1), "w")
@@ -234,7 +234,7 @@ def work(scenario: str) -> None:
 
 
 def in_child(action: Callable[[], None]) -> None:
-    """Runs the action in a process of its own, and dies as that does."""
+    """Run the action in a separate process; if that dies, die like it."""
     child = os.fork()
     if child == 0:
         try:

@@ -65,7 +65,7 @@ def driver_members() -> list[tuple[str, str]]:
 
 
 def library_functions() -> list[str]:
-    """Those of the vendor libraries' stand-ins that may fail."""
+    """Return the functions of the fake vendor libraries that may fail."""
     texts = [path.read_text() for path in sorted(SOURCE.parent.glob("fake_cu*.c"))]
     return [name for text in texts for name in re.findall(r"^int (\w+)\([^{;]*\) \{\n  MAY_FAIL", text, flags=re.M)]
 
@@ -117,7 +117,7 @@ def build() -> Path:
 
 @dataclass(frozen=True)
 class Usage:
-    """What is alive on an emulated device: its objects, bytes of its memory, blocks of our library's host memory."""
+    """Live resources of an emulated device: its objects, bytes of its memory, blocks of the library's host memory."""
 
     objects: int
     device_bytes: int
@@ -137,7 +137,7 @@ class Faults:
             raise RuntimeError("the driver's table cannot be exchanged")
 
     def arm(self, fault: Fault | None) -> None:
-        """From now on calls are counted, and the one of the fault fails."""
+        """Start counting calls; the call of the fault fails."""
         if fault is None:
             self._library.faults_arm(-1, ctypes.c_long(0), 0, 0, 0)
             return
@@ -150,7 +150,7 @@ class Faults:
         )
 
     def disarm(self) -> None:
-        """Nothing fails any more; what was counted stays."""
+        """Stop injecting; the counts stay."""
         self._library.faults_disarm()
 
     def calls(self) -> dict[str, int]:
@@ -165,7 +165,7 @@ class Faults:
 
     @property
     def fired(self) -> int:
-        """How many calls failed since `arm`."""
+        """Return how many calls failed since `arm`."""
         return int(self._library.faults_fired())
 
     def frames(self) -> list[int]:
@@ -186,13 +186,13 @@ class Faults:
         return [f"{name} ({place})" for name, place in zip(lines[::2], places, strict=True)]
 
     def usage(self, device: object) -> Usage:
-        """Of an ``ocp_device *`` of cffi."""
+        """Return the usage of an ``ocp_device *``."""
         values = (ctypes.c_int64 * 3)()
         self._library.faults_usage(_pointer(device), values)
         return Usage(*values)
 
     def is_lost(self, device: object) -> bool:
-        """Whether the driver has lost it; it cannot in a call that is made without a context."""
+        """Whether the driver reports the device as lost; false for a call without a context."""
         return bool(self._library.faults_device_lost(_pointer(device)))
 
     def heal(self, device: object) -> None:

@@ -30,7 +30,7 @@ ENCODERS = {"encoder": False, "encoder, decomposed": True}
 
 @contextmanager
 def uncontracted() -> Iterator[None]:
-    """Kernels in which no product and sum become one operation."""
+    """Compile kernels without contraction of a product and a sum."""
     with mock.patch.object(OpenDevice, "target", property(lambda self: Target.emulated(contract=False))):
         yield
 
@@ -53,7 +53,7 @@ def as_type(model: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
 
 
 def differences(model: onnx.ModelProto, inputs: list[Array], *, dynamic: bool = False) -> list[str]:
-    """What differs between the outputs of the fused program and those of the unfused one; nothing should."""
+    """Return the differences between the outputs of the fused and the unfused program; there should be none."""
     fused, plain = (run_model(model, inputs, dynamic, LoweringOptions(fusion=fusion)) for fusion in (True, False))
     found = []
     for number, (one, other) in enumerate(zip(fused, plain, strict=True)):

@@ -17,7 +17,7 @@ Feeds = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 def optimized(model: onnx.ModelProto, kind: str, heads: int, hidden: int) -> onnx.ModelProto:
-    """What ``onnxruntime.transformers.optimizer`` makes of it for GPUs; ``kind`` is its ``model_type``."""
+    """Return the model after ``onnxruntime.transformers.optimizer`` for GPUs; ``kind`` is its ``model_type``."""
     optimizer = importlib.import_module("onnxruntime.transformers.optimizer")
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

@@ -163,7 +163,9 @@ def genai_decoder(
 
 
 def compulsory_bytes(model: onnx.ModelProto, longest: int, batch: int = 1) -> int:
-    """What a token must read: weights but for the tables of rows, and a cache of ``longest`` places, once each."""
+    """Return the bytes that a token must read: weights without embedding tables, and a cache of ``longest`` tokens,
+    once each.
+    """
     tables = {name for node in model.graph.node if node.op_type == "Gather" for name in node.input[:1]}
     tables |= {name for node in model.graph.node if node.op_type == "GroupQueryAttention" for name in node.input[7:]}
     weights = [x for x in model.graph.initializer if x.name not in tables]
@@ -215,7 +217,7 @@ class CpuDecoder:
         self.length = 0
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
-        """Of the last of ``tokens`` [batch, n], which come after those of earlier calls."""
+        """Return the logits of the last of ``tokens`` [batch, n], which follow those of earlier calls."""
         batch, new = tokens.shape
         feeds: dict[str, np.ndarray] = {"input_ids": tokens, **self.cache}
         feeds["attention_mask"] = np.ones((batch, self.length + new), np.int64)

@@ -95,13 +95,13 @@ def zeros(ctx: Lowering, x: Tensor) -> Tensor:
 
 @op("Negative", domain=DOMAIN)
 def negative(ctx: Lowering, x: Tensor) -> Tensor:
-    """On the device whatever is known: a value that shapes can only get by reading it back."""
+    """Return a tensor on the device, which shapes can only read back."""
     return launch_strided_map(ctx, "-a", [x], x.shape)
 
 
 @op("Pick", domain=DOMAIN)
 def pick(ctx: Lowering, x: Tensor) -> Tensor:
-    """x + 1 for few rows, x * 2 for many: a guard decides."""
+    """Return x + 1 for few rows, x * 2 for many: a guard decides."""
     few = ctx.guard(eq(x.shape[0], 1))
     return strided_map(ctx, "a + a * 0 + 1" if few else "a * 2", x)
 

@@ -1,4 +1,4 @@
-"""A working folder in which every module that a compilation imports lies once more, and says when it is run."""
+"""A hostile working folder: it shadows every module that a compilation imports, and records when one is executed."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class HostileFolder:
             self.add(folder / f"{name}.py")
 
     def add(self, path: Path, prefix: str = "") -> None:
-        """A file, Python unless it has a prefix, that records its name when it is run."""
+        """Add a file, Python unless it has a prefix, that records its name when it is executed."""
         path.parent.mkdir(parents=True, exist_ok=True)
         statement = f"import os; os.write(os.open({str(self.record)!r}, 1089, 384), b{path.name + os.linesep!r})\n"
         path.write_text(prefix + statement)
 
     def ran(self) -> list[str]:
-        """What was run, in order."""
+        """Return the executed files, in order."""
         return self.record.read_text().split() if self.record.exists() else []

@@ -63,7 +63,7 @@ class Engine:
 
 
 def optimized(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """What ONNX Runtime makes of a model before it asks for claims, with inputs of so many images."""
+    """Return a model after ONNX Runtime's optimisations before claims, with that many images as input."""
     model = onnx.ModelProto.FromString(model.SerializeToString())
     for value in model.graph.input:
         shape = value.type.tensor_type.shape
@@ -88,7 +88,7 @@ def optimized(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
 def halved(
     model: onnx.ModelProto, element: int = TensorProto.FLOAT16, source: int = TensorProto.FLOAT
 ) -> onnx.ModelProto:
-    """The model with float16, or another ``element`` type, in place of float32 or another ``source``."""
+    """Return the model with float16, or another ``element`` type, instead of float32 or another ``source``."""
     model = onnx.ModelProto.FromString(model.SerializeToString())
     graph, dtype = model.graph, helper.tensor_dtype_to_np_dtype(element)
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -112,7 +112,7 @@ def halved(
 
 
 class PlainNetwork(NetworkGraph):
-    """A network whose weights are numbers that cost little: only its sizes matter."""
+    """A network with uniform weights: only its sizes matter."""
 
     def _noise(self, shape: Sequence[int], deviation: float) -> NDArray[np.float32]:
         return np.zeros(tuple(shape), np.float32)
@@ -165,7 +165,7 @@ def lowered(
 
 
 def question(call: LibraryCall) -> str:
-    """A line for tests/c/cudnn_engines.c."""
+    """Return a line for tests/c/cudnn_engines.c."""
     values = [hint(arg.value) for arg in call.args if isinstance(arg, Int64)]
     tensors = [arg for arg in call.args if isinstance(arg, Tensor)]
     addresses = [-(256 + hint(x.offset) * x.dtype.itemsize) for x in tensors[:-1]]
@@ -206,7 +206,7 @@ def build_asker(folder: Path) -> list[str | Path] | None:
 
 
 def ask(command: Sequence[str | Path], questions: Sequence[str]) -> list[Engine]:
-    """What cuDNN has for each, on an H100."""
+    """Return cuDNN's answer for each problem, on an H100."""
     site_packages = Path(sysconfig.get_paths()["purelib"])
     folders = [Path(command[0]).parent, *site_packages.glob("nvidia/*/lib")]
     done = subprocess.run(

@@ -22,7 +22,7 @@ from library_scenarios import number, offer, use
 from nn_reference import lrn, noise
 
 NETS = {
-    # A copy of the image with a channel of zeros, a pooling, a residual, a mean that reads channels last.
+    # A copy of the image with a zero channel, a pooling, a residual, and a mean that reads NHWC.
     "residual": """(float[N, 3, 17, 15] x, float[16, 3, 3, 3] a, float[16] ab, float[16, 16, 1, 1] b, float[16] bb,
         float[16, 16, 3, 3] c, float[16] cb, float[16, 5] d, float[5] db) => (float[N, 5] y) {
         p = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, a, ab) q = Relu(p)
@@ -38,27 +38,28 @@ NETS = {
         w = Sigmoid(v) i = Conv(w, e)
         k = Constant<value_floats = [1.0, 1.0, 2.0, 2.0]>()
         j = Resize<mode = "nearest">(i, , k) m = Tanh(j) f = Flatten(m) y = MatMul(f, h) }""",
-    # What cannot read channels last stands between: a transposed convolution, uneven pads, a sum along channels.
+    # Steps that cannot read NHWC in between: a transposed convolution, uneven pads, a sum over channels.
     "exits": """(float[N, 4, 5, 6] x, float[6, 2, 3, 3] a, float[6] ab, float[6, 4, 2, 2] b, float[4] bb,
         float[8, 4, 3, 3] c, float[8, 8, 1, 1] d) => (float[N, 1, 5, 6] y, float[N, 8, 10, 12] z) {
         p = Conv<group = 2, pads = [1, 1, 1, 1]>(x, a, ab) q = Relu(p) r = ConvTranspose<strides = [2, 2]>(q, b, bb)
         s = Conv<pads = [1, 1, 1, 1]>(r, c) t = Conv(s, d) z = Relu(t)
         axes = Constant<value_ints = [1]>() y = ReduceSum(q, axes) }""",
-    # Channels by themselves, which are ours.
+    # Depthwise convolutions, which our kernels compute.
     "depthwise": """(float[N, 4, 9, 7] x, float[8, 4, 1, 1] a, float[8, 1, 5, 5] b, float[8] bb, float[6, 8, 1, 1] c)
         => (float[N, 6, 5, 4] y) {
         p = Conv(x, a) low = Constant<value_float = 0.0>() high = Constant<value_float = 6.0>()
         q = Conv<group = 8, pads = [2, 2, 2, 2], strides = [2, 2]>(p, b, bb) r = Clip(q, low, high) y = Conv(r, c) }""",
-    # Vectors of channels at several places of a thread, some beyond the edge, and a residual; many taps, one place.
+    # Vectors of channels at several output pixels per thread, some beyond the edge, and a residual; many taps at one
+    # output pixel.
     "wide depthwise": """(float[N, 32, 24, 22] x, float[32, 32, 1, 1] a, float[32, 1, 3, 3] b, float[32] bb,
         float[32, 1, 6, 5] c, float[4, 32, 1, 1] d) => (float[N, 4, 23, 22] y) {
         p = Conv(x, a) q = Conv<group = 32, pads = [1, 1, 1, 1]>(p, b, bb) r = Add(q, p)
         s = Conv<group = 32, pads = [2, 2, 2, 2]>(r, c) t = Sigmoid(s) u = Mul(s, t) v = Conv(u, d) y = Tanh(v) }""",
-    # More channels than neighbouring threads take at a place.
+    # More channels than adjacent threads cover at an output pixel.
     "many depthwise": """(float[N, 4, 45, 43] x, float[144, 4, 1, 1] a, float[144, 1, 5, 5] b, float[144] bb,
         float[4, 144, 1, 1] d) => (float[N, 4, 45, 43] y) {
         p = Conv(x, a) q = Conv<group = 144, pads = [2, 2, 2, 2]>(p, b, bb) r = Relu(q) y = Conv(r, d) }""",
-    # Activations of wide convolutions, which are parts of the calls.
+    # Activations of wide convolutions, which are part of the library calls.
     "activations": """(float[N, 16, 5, 4] x, float[16, 16, 1, 1] a, float[16] ab, float[16, 16, 3, 3] c, float[16] cb)
         => (float[N, 16, 5, 4] y) {
         k = Constant<value_float = 8.0>() m = Mul(x, k) p = Conv(m, a, ab) low = Constant<value_float = 0.0>()

@@ -93,8 +93,8 @@ def cublaslt(path: str) -> dict[str, Any]:
         )
         check_op("Gemm", [noise(1, (5, 7)), noise(2, (7, 6)), noise(3, (5, 1))], dynamic=dynamic)
     runs = number(fake, "fake_runs")
-    # What the library is not asked: two dimensions of batches that do not collapse, and an addend that is none of its
-    # own behind a sum that must not be rounded.
+    # Problems that the library does not get: two batch dimensions that do not collapse, and an unsupported addend after
+    # a sum that must not be rounded.
     check_op("MatMul", [noise(1, (2, 1, 5, 7)), noise(2, (1, 3, 7, 6))])
     check_op("Gemm", [noise(seed, shape, "float16") for seed, shape in enumerate([(5, 7), (7, 6), (5, 1)])])
     own = number(fake, "fake_runs") - runs
@@ -179,7 +179,7 @@ def measured_products(path: str) -> dict[str, Any]:
 
 
 def tuned(path: str) -> dict[str, Any]:
-    """A product whose tactics are measured: how many, how often the library ran for that, and what is kept."""
+    """Tune a GEMM by measurement: return the number of tactics, the library's runs for it, and the stored times."""
     fake = use("cublaslt", 0, path)
     before = number(fake, "fake_runs")
     with tempfile.TemporaryDirectory() as folder:
@@ -299,7 +299,7 @@ def kept_plans(path: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
 
     def run(name: str, images: int, **options: str) -> None:
-        """In a session of its own where there are options."""
+        """Run in a session, which is created if there are options."""
         before = [number(fake, key) for key in ("fake_plans_built", "fake_plans_loaded")]
         if options:
             sessions.append(ort_cuda_plugin.session(source, emulate=True, provider_options=options))
@@ -322,7 +322,7 @@ def kept_plans(path: str) -> dict[str, Any]:
     for entry in folder.glob("*.plan"):
         entry.write_bytes(entry.read_bytes().replace(b"fake plan", b"fake plot"))
     run("damaged", 1, **plain)
-    for entry in folder.glob("*.plan"):  # the library does not know what it is
+    for entry in folder.glob("*.plan"):  # the library does not recognise this plan
         body = b"another plan"
         entry.write_bytes(cache.magic + hashlib.sha256(body).digest() + body)
     run("unknown", 1, **plain)
@@ -386,7 +386,9 @@ def many_sizes(path: str) -> dict[str, Any]:
 
 
 def plans(path: str) -> dict[str, Any]:
-    """What is said of plans whose calls have other parameters than their problem, and of sizes that cannot be."""
+    """Return the errors about plans whose calls have other parameters than their problem, and about impossible
+    sizes.
+    """
     use("cublaslt", 0, str(Path(path).with_name("libcublaslt.so")))
     use("cudnn", 1, path)
     fields = PlanInput(FLOAT, 1, 0), PlanOutput(FLOAT, (0,), 0)

@@ -1,7 +1,5 @@
-"""What operators of ops/onnx/nn/conv.py and ops/onnx/math/matmul.py should give, in float64.
-
-By onnx.reference where it is right; it is not for windows in padding, grouped transposed convolutions and others, which
-have a plain NumPy version here.
+"""Expected results of ops/onnx/nn/conv.py and ops/onnx/math/matmul.py in float64. By onnx.reference where it is
+right;
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ def check_op(
     dynamic: bool = False,
     tolerance: float | None = None,
 ) -> None:
-    """Asserts that the emulated device gives what the reference gives, relative to the largest expected value."""
+    """Assert that the emulated device matches the reference, relative to the largest expected value."""
     results = run_op(op_type, inputs, attributes, opset, outputs=outputs, constant=constant, dynamic=dynamic)
     exact = [None if x is None else x.astype(np.float64) if x.dtype.kind == "f" else x for x in inputs]
     feeds = {f"x{i}": x for i, x in enumerate(exact) if x is not None}
@@ -70,7 +68,7 @@ def windows(x: Array, attributes: Mapping[str, Any]) -> Iterator[tuple[tuple[int
 
 
 def pool(x: Array, attributes: Mapping[str, Any], function: Callable[[Array, int], Array]) -> Array:
-    """``function`` of the values [n, c, window] and the window's size with its padding, at every place."""
+    """Apply ``function`` to the values [n, c, window] and the window's size with padding, at every output position."""
     parts: dict[tuple[int, ...], Array] = {
         place: function(values.reshape(*x.shape[:2], -1).astype(np.float64), covered)
         for place, values, covered in windows(x, attributes)

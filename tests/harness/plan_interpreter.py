@@ -89,7 +89,7 @@ def run_plan(
     inputs: Sequence[np.ndarray],
     host_inputs: Sequence[int] = (),
 ) -> list[np.ndarray]:
-    """The outputs. ``kernels`` and ``weights`` are the cluster's. Raises PlanMismatch or RunError."""
+    """Return the outputs. ``kernels`` and ``weights`` are the cluster's. Raises PlanMismatch or RunError."""
     known = [dim for array in inputs for dim in array.shape]
     for index in host_inputs:
         assert plan.inputs[index].host_register == len(known)

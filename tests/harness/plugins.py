@@ -1,4 +1,4 @@
-"""A plugin whose methods a test can replace, and which notes what it is asked; and contexts to run it in."""
+"""A plugin with replaceable methods, which records its calls; and contexts to run it in."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class ProbeCreator(PluginCreator):
         return Probe(self.methods, self.notes, fields)
 
     def arguments(self, method: str) -> list[tuple[Any, ...]]:
-        """Those of each call of a plugin's method."""
+        """Return the arguments of each call of a plugin's method."""
         return [arguments for name, arguments in self.notes if name == method]
 
 
@@ -138,5 +138,5 @@ def context(device: DeviceProperties | None = None) -> Lowering:
 def lowered(
     creator: PluginCreator, *inputs: Tensor | None, ctx: Lowering | None = None, **attributes: Any
 ) -> list[Tensor]:
-    """The outputs of a node of the creator in a plan."""
+    """Return the outputs of a creator's node in a plan."""
     return PluginNodes(creator).lower(ctx or context(), list(inputs), attributes)

@@ -65,7 +65,7 @@ class Profile:
         return [e for e in self.events if e.category == "Session" and e.name == name]
 
     def within(self, parent: Event) -> list[Event]:
-        """What our devices did in an event of ORT's, by the time and the thread."""
+        """Return the device events inside of an event of ORT's, by time and thread."""
         return [e for e in self.device if e.thread == parent.thread and parent.holds(e)]
 
 

@@ -178,7 +178,7 @@ def encoder_decoder(
     ]
 
     def decode(ids: str, past: bool) -> list[onnx.NodeProto]:
-        """It does not hide later tokens from earlier ones."""
+        """It does not mask later tokens."""
         nodes = [
             helper.make_node("Gather", ["after", ids], ["x"]),
             helper.make_node("Unsqueeze", ["x", "first"], ["key"]),

@@ -40,7 +40,7 @@ def ep_session(
 
 
 def assert_planned_tightly() -> None:
-    """The last session's intermediate tensors take little more memory in the last Run than those alive at once."""
+    """Assert that the intermediate tensors of the last Run take little more memory than the peak of live ones."""
     provider = last_provider()
     assert provider is not None
     for fused in provider.fused_nodes:

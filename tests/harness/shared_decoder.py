@@ -82,7 +82,7 @@ def decoder(values: dict[str, np.ndarray], decodes: bool) -> onnx.ModelProto:
 def save_pair(folder: Path, values: dict[str, np.ndarray]) -> None:
     """prefill.onnx and decode.onnx, whose initializers are in weights.data."""
     for name in ("prefill", "decode"):
-        (folder / "weights.data").unlink(missing_ok=True)  # which onnx would make longer
+        (folder / "weights.data").unlink(missing_ok=True)  # onnx would append to it
         model = decoder(values, name == "decode")
         onnx.save(model, folder / f"{name}.onnx", save_as_external_data=True, location="weights.data")
 

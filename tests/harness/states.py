@@ -89,7 +89,7 @@ class Memory:
 
 
 def spread(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, int], int]:
-    """Offsets at which the arrays lie apart, and the bytes behind them."""
+    """Return offsets at which the arrays do not overlap, and the bytes after them."""
     offsets, end = {}, 0
     for name, array in arrays.items():
         offsets[name] = end

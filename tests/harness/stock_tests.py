@@ -28,7 +28,7 @@ EDITS: dict[str, list[tuple[str, str]]] = {
         (r'(numpy\(\), )"cpu"(, 0\))', r'\1"cuda"\2'),
         (r'("past_(?:key|value)",\s+)"cpu"', r'\1"cuda"'),
     ],
-    # Released versions have no such attribute; the tests take a model that is refused for one that is not there.
+    # Released versions lack the attribute; the tests accept a refused model in place of a missing one.
     "test_qmoe_cpu.py": [(r"\n *swiglu_interleaved=1 if swiglu_interleaved else 0,.*", "")],
     # The module and its class have other names since ONNX Runtime 1.22.
     "test_op_matmul_4bits.py": [
@@ -36,7 +36,7 @@ EDITS: dict[str, list[tuple[str, str]]] = {
         (r"MatMul4BitsQuantizer", "MatMulNBitsQuantizer"),
     ],
 }
-"""What a file needs besides, as regular expressions and what takes their place."""
+"""Edits of a file: regular expressions and their replacements."""
 
 ON_A_GPU = [(r"([\"'])cuda(?::0)?\1", '"cpu"'), (r"\.cuda\(\)", ".cpu()")]
 """In files for CUDAExecutionProvider torch computes its references on the CPU, and binds its tensors there."""

@@ -124,7 +124,7 @@ def channels_last() -> Case:
 
 
 def greedy_search() -> Case:
-    """A search that finds no end before the room is used up."""
+    """A search that ends only when the room is used up."""
     decoder, weights = searches.small_decoder()
     prompts = [np.random.default_rng(n).integers(0, 9, (1 + n % 2, 3 + n % 3)).astype(np.int32) for n in range(RUNS)]
     room = np.array([12], np.int32)
@@ -264,7 +264,7 @@ def quietly(entries: dict[str, str] | None = None) -> ort.SessionOptions:
     options = ort.SessionOptions()
     for key, value in (entries or {}).items():
         options.add_session_config_entry(key, value)
-    options.log_severity_level = 3  # that nodes run elsewhere is the point
+    options.log_severity_level = 3  # nodes on other providers are intended
     options.intra_op_num_threads = 1
     return options
 

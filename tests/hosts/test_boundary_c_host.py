@@ -120,7 +120,7 @@ def test_a_wrong_interpreter_is_named(host: Path, tmp_path: Path, interpreter: s
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> HostileFolder:
-    """A working folder that looks like an environment, a home folder and a Python as well."""
+    """Make a working folder that looks like an environment, a home folder and a Python as well."""
     folder = HostileFolder(tmp_path_factory.mktemp("working") / "hostile")
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for place in (f".local/lib/{version}/site-packages", f"lib/{version}/site-packages", f"lib/{version}", version):

@@ -24,7 +24,7 @@ OTHERS = [
 
 
 def install(folder: Path, versions: list[str]) -> None:
-    """All that are not there yet, at once: their wheels are large."""
+    """Install all missing versions, at once: their wheels are large."""
     partial = {version: folder / f"{version}.partial" for version in versions if not (folder / version).exists()}
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--upgrade", "--target"]
     started = [
@@ -70,7 +70,7 @@ def test_models_run_with_the_newest_api_that_both_sides_have(version: str, strea
 
 @pytest.mark.parametrize("version", OTHERS)
 def test_a_session_prints_no_warning_about_the_version(version: str, installed: Path) -> None:
-    """Its schemas differ from those that the operator table names: a user can do nothing about that."""
+    """Its schemas differ from the operator table: a user cannot act on that."""
     code = "import sys, ort_cuda_plugin; ort_cuda_plugin.session(bytes.fromhex(sys.argv[1]), emulate=True)"
     done = python(code, add_model().hex(), env={"PYTHONPATH": str(installed / version)})
     assert "CudaPlugin" not in done.stderr

@@ -45,7 +45,7 @@ def models(tmp_path: Path) -> Path:
 
 
 def sample(code: str, folder: Path) -> None:
-    """Runs ``code`` in ``folder``, with every warning an error, and then looks whether it ran on the device."""
+    """Run ``code`` in ``folder``, with warnings as errors, and check that it ran on the device."""
     begin = f"import os; os.chdir({str(folder)!r})\n"
     end = "\nassert ort_cuda_plugin.counters()['runs'] > 0\n"
     done = python(REGISTER + begin + code + end, env=NO_GPU)

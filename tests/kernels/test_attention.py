@@ -164,7 +164,7 @@ def test_attention_takes_in_no_more_tensors_than_a_kernel_has_parameters_for(bia
 
 @pytest.mark.parametrize("weight", ["w", "v"])
 def test_layers_of_a_network_are_not_attention(weight: str) -> None:
-    """A product, a normalisation and a product: a kernel for all would compute the first one for each of its tiles."""
+    """A GEMM, a normalisation and a GEMM: one kernel would compute the first GEMM once for each of its tiles."""
     body = "h = MatMul(x, w) n = LayerNormalization(h, b, b) y = MatMul(n, v)"
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 20]> g (float[40, 16] x, float[16, 24] w, float[24] b, float[24, 32] v)'

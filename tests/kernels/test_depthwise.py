@@ -93,7 +93,7 @@ def test_each_place_of_a_thread_is_right(case: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_begins_beside_a_vector_is_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image of single places is as it is fed, and so is a bias that is a part of what is fed."""
+    """A single pixel of NHWC has the alignment of the fed image, and a bias that of its slice."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: FEW)
     x, w, _ = halves((1, 2048, 1, 1), (3, 3))
     b = noise(2049, seed=4).astype(np.float16)
@@ -128,7 +128,7 @@ def test_channels_of_several_axes_take_another_kernel(monkeypatch: pytest.Monkey
 
 
 def test_images_of_the_plan_are_read_by_vectors_alone() -> None:
-    """No code for single elements stands beside that for vectors, whose loads are in flight together."""
+    """Loads are vector accesses only, so that they are in flight together."""
     x, w, b = halves((8, 64, 56, 56), (3, 3))
     model = make_model("Conv", [x, w, b], {"group": 64})
     for value, data in zip(list(model.graph.input)[1:], (w, b), strict=True):
@@ -144,7 +144,7 @@ def test_images_of_the_plan_are_read_by_vectors_alone() -> None:
 
 
 def test_a_thread_of_few_places_waits_for_its_loads_together() -> None:
-    """Of one image threads have one place: its weights and its window are on their way at once."""
+    """With one image a thread has one output pixel: its weights and its window are loaded together."""
     x, w, b = (y.astype(np.float32) for y in halves((1, 512, 14, 14), (3, 3)))
     model = make_model("Conv", [x, w, b], {"group": 512, "pads": [1, 1, 1, 1]})
     for value, data in zip(list(model.graph.input)[1:], (w, b), strict=True):

@@ -74,7 +74,7 @@ def compare(model: ModelProto, actual: list[Array], x: Array) -> None:
 def test_a_module_has_the_results_of_separate_ones(
     monkeypatch: pytest.MonkeyPatch, dtype: type[np.generic], images: int | str, fusion: bool
 ) -> None:
-    """One is in a concatenation, the others are convolved."""
+    """One result is in a concatenation, the others are convolved."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     x = noise(2 if images == "N" else int(images), 32, 12, 12, seed=9).astype(dtype)
     with configured(check=1):
@@ -161,7 +161,7 @@ def test_a_result_may_be_an_output_as_well(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_large_ones_are_a_librarys() -> None:
-    """Where there is none they are one as well."""
+    """Without a library they are merged as well."""
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 20]> g (float16[64, 256, 56, 56] x) => (float16[64, 128, 56, 56] y) {'
         " r = Relu(x) a = Conv(r, wa) b = Conv(r, wb) y = Concat<axis = 1>(a, b) }"
@@ -175,7 +175,7 @@ def test_large_ones_are_a_librarys() -> None:
 
 @pytest.mark.parametrize(("parts", "calls"), [(1, 1), (2, 0)])
 def test_several_may_be_deeper_than_one_that_a_library_does(parts: int, calls: int) -> None:
-    """They take less than several calls."""
+    """Together they take less time than several library calls."""
     names = "ab"[:parts]
     body = " ".join(f"{name} = Conv(r, w{name})" for name in names)
     model = network(
@@ -199,7 +199,7 @@ def test_a_compiled_model_has_their_weights(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("images", [1, 40])
 def test_convolutions_of_codes_are_one(monkeypatch: pytest.MonkeyPatch, images: int) -> None:
-    """Small or not, and where their results have other scales."""
+    """Small or large, and also if their results have different scales."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     model = Model()
     shape = (images, 32, 12, 12)

@@ -76,7 +76,7 @@ class Model:
 
 
 def by_onnx_runtime(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Array]:
-    """What the CPU provider gives, of the nodes as they are: products of float32."""
+    """Return the CPU provider's result of the unchanged nodes: float32 GEMMs."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     model = onnx.shape_inference.infer_shapes(model)
@@ -85,7 +85,7 @@ def by_onnx_runtime(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Ar
 
 
 def is_near(actual: Array, expected: Array) -> None:
-    """Codes are a step apart at most, and few are; floats are as near as float32 sums are."""
+    """Assert that few codes differ, by one step; floats are as close as float32 sums."""
     if actual.dtype.kind == "f":
         np.testing.assert_allclose(actual, expected, 1e-5, 1e-5 * np.abs(expected).max())
         return
@@ -138,7 +138,7 @@ def test_convolutions_of_dequantised_bytes(
 
 
 def block(m: Model, x: str, width: int, seed: int, shared: bool) -> str:
-    """Three convolutions and what they are added to: a float, or codes that the first one shares."""
+    """Return three convolutions with an added tensor: a float, or codes that the first one shares."""
     w = [
         codes(shape, "int8", seed + i) for i, shape in enumerate(((16, width, 1, 1), (16, 16, 3, 3), (width, 16, 1, 1)))
     ]
@@ -154,7 +154,7 @@ def block(m: Model, x: str, width: int, seed: int, shared: bool) -> str:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_tensors_between_convolutions_are_bytes(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
-    """Nothing but kernels of convolutions, and of what comes before the first and after the last."""
+    """Only kernels of convolutions, and of the steps before the first and after the last."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     m = Model()
     x = np.random.default_rng(0).normal(1, 1, (2, 64, 6, 7)).astype(np.float32)
@@ -162,7 +162,7 @@ def test_tensors_between_convolutions_are_bytes(monkeypatch: pytest.MonkeyPatch,
     model = m.proto({"x": x}, [y])
     (actual,) = run_model(model, [x])
     (expected,) = by_onnx_runtime(model, {"x": x})
-    # A code that is a step apart is a step of all that follows.
+    # A code that differs by a step changes all later values by a step.
     np.testing.assert_allclose(actual, expected, 0.02, 0.02 * np.abs(expected).max())
     program: list[str] = []
     compiled = CompiledCluster(read_model(model), GPU)
@@ -173,7 +173,7 @@ def test_tensors_between_convolutions_are_bytes(monkeypatch: pytest.MonkeyPatch,
     assert len(convolutions) == 6
     assert all("u8[" in line.split("<-")[1] and "i8[" in line.split("<-")[1] for line in convolutions), rest
     assert "bytes as they are stored, exact sums" in rest
-    # Of the first block's result there are only codes, which the second one adds as well.
+    # The first block's result exists only as codes, which the second one adds as well.
     assert sum("f32[" in line.split("<-")[0] for line in convolutions) == (1 if shared else 2), rest
 
 
@@ -269,7 +269,7 @@ def test_gemm_with_transposed_weights_and_qlinear_matmul(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("rows", [1, 3, 24])
 def test_matmul_integer_with_a_zero_point_of_the_run(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """Few rows have the kernel that reads weights once."""
+    """Few rows use the GEMV kernel."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     m = Model()
     inputs = {"x": codes((rows, 64), "uint8", 1), "zero": np.asarray(np.uint8(99))}

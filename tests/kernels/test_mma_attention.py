@@ -74,7 +74,7 @@ def test_small_matrices_give_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_attention_of_ai_onnx_gives_the_same_in_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU takes it for 16-bit heads, with masks, pasts and lengths of any kind."""
+    """Flash attention is used for 16-bit heads on a GPU, with masks, pasts and lengths of any kind."""
     q, k, v, past_k, past_v = (
         noise(2, heads, length, 80, seed=i).astype(ml_dtypes.bfloat16)
         for i, (heads, length) in enumerate(((4, 20), (2, 70), (2, 70), (2, 9), (2, 9)))
@@ -131,7 +131,7 @@ STEPS = """<ir_version: 10, opset_import: ["" : 20]> half
 def test_steps_that_are_attention_are_one_walk(
     monkeypatch: pytest.MonkeyPatch, rows: int, keys: int, form: str
 ) -> None:
-    """On a GPU without cuDNN. A row whose keys are all left out gives NaN, as the softmax of Softmax does."""
+    """On a GPU without cuDNN. A row with all keys masked gives NaN, like Softmax."""
     device = DeviceProperties.gpu((8, 0))
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
     model = onnx.shape_inference.infer_shapes(
@@ -253,7 +253,7 @@ def self_attention(batch: int | str, tokens: int | str, heads: int, size: int, r
 def test_blocks_of_each_size_attend(
     monkeypatch: pytest.MonkeyPatch, tokens: int, heads: int, size: int, multiprocessors: int, mask: str, form: str
 ) -> None:
-    """Neither rows nor keys are whole tiles; a row with a mask of -inf attends to no key."""
+    """Rows and keys do not fill their tiles; a row masked by -inf attends to no key."""
     device = DeviceProperties.gpu((8, 0), multiprocessors)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
     real = {"f32": FLOAT, "f16": FLOAT16, "bf16": BFLOAT16}[form.rsplit("_", 1)[1]]

@@ -125,7 +125,7 @@ def test_transposed_convolutions_are_plain_ones(
 
 
 def network() -> onnx.ModelProto:
-    """Parts of an image, also of one place, where a part begins between multiples of 16 bytes, and what follows."""
+    """Return slices of an image, also of one pixel, that begin between multiples of 16 bytes, and steps after them."""
     nodes = [
         helper.make_node("Conv", ["x", "w0"], ["all"], pads=[1, 1, 1, 1], strides=[2, 2]),
         helper.make_node("Relu", ["all"], ["image"]),

@@ -82,7 +82,7 @@ def coded(rows: int, depth: int, columns: int) -> tuple[list[Array], dict[str, A
 
 @pytest.mark.parametrize("real", [FLOAT16, FLOAT])
 def test_codes_of_four_bits_are_multiplied_by_tensor_cores(monkeypatch: pytest.MonkeyPatch, real: int) -> None:
-    """Rows of codes that end within a word, a piece and a block."""
+    """Rows of codes that end within a word, a 16-byte chunk and a block."""
     inputs, attributes, wide = coded(40, 75, 20)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
 
@@ -95,7 +95,7 @@ def test_codes_of_four_bits_are_multiplied_by_tensor_cores(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("real", [FLOAT16, FLOAT])
 def test_rows_of_each_expert_are_multiplied(monkeypatch: pytest.MonkeyPatch, real: int) -> None:
-    """Tokens that are sorted by expert: tiles that are not full, of rows that stand apart."""
+    """Tokens are sorted by expert: tiles are not full, and rows are strided."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     check_node("MoE", mixture(45), MIXTURE, reals=[real], constant=[2, 3, 4, 5], tolerance=1e-2)
 

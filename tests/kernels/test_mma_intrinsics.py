@@ -99,7 +99,7 @@ def test_rounding_is_as_short_as_the_gpu_allows(capability: tuple[int, int], ins
 
 @pytest.mark.parametrize("function", ["copy_async_where", "copy_async_cached_where"])
 def test_a_copy_without_its_condition_writes_zeros(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads nothing, wherever its index is, and the condition is part of a GPU's instruction."""
+    """It reads nothing, whatever its index, and the condition is part of the GPU's instruction."""
     monkeypatch.setenv("ORT_CUDA_PLUGIN_EMULATE_CHECK", "1")
     source = f"""
 def kernel(x, y, count):

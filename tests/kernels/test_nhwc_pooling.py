@@ -47,7 +47,7 @@ CASES: dict[str, tuple[str, tuple[int, ...], dict[str, Any], int]] = {
 
 
 def model_between_convolutions(operator: str, x: Any, attributes: dict[str, Any]) -> Any:
-    """Convolutions that change nothing, and that want channels last, before and after the pooling."""
+    """Return identity convolutions that require NHWC, before and after the pooling."""
     channels, rank = x.shape[1], x.ndim - 2
     ones = numpy_helper.from_array(np.ones((channels, 1, *[1] * rank), x.dtype), "ones")
     nodes = [

@@ -39,7 +39,7 @@ def rows_model(rows: int, columns: int) -> Any:
     ids=str,
 )
 def test_rows_of_all_lengths(shape: tuple[int, int], dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 192 elements a row is a part of a warp's, and the last warp is not full."""
+    """A row of 192 elements takes part of a warp, and the last warp is not full."""
     small = replace(GPU, multiprocessors=1)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: small if shape[1] == 192 else GPU)
     rng = np.random.default_rng(0)
@@ -75,7 +75,7 @@ def test_neighbouring_rows_whose_elements_are_apart_share_a_block(
 
 @pytest.mark.parametrize("multiprocessors", [1, 132])
 def test_a_thread_has_neighbouring_rows_that_are_vectors(multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second input's vectors are not where one may be: they begin at its second element."""
+    """The second input begins at its second element, so its vectors are misaligned."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: replace(GPU, multiprocessors=multiprocessors))
     model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]> rows
         (float[3, 150, 64] x, float[3, 150, 68] z, float16[3, 150, 64] h, uint8[3, 150, 48] u, float[64] w)
@@ -149,7 +149,9 @@ def norm_source(columns: int) -> str:
 
 
 def test_what_later_passes_need_is_loaded_before_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As scale and bias, whose loads then wait together with those of the row, as far as there are registers."""
+    """For example scale and bias: their loads are in flight together with those of the row, as far as registers
+    suffice.
+    """
     source = norm_source(384)
     assert source.count("load_lanes(") == 3
     assert source.rindex("load_lanes(") < source.index("shfl_xor")
@@ -160,7 +162,7 @@ def test_what_later_passes_need_is_loaded_before_the_first_one(monkeypatch: pyte
 
 
 def test_whole_rows_of_the_plugins_own_memory_are_vectors_without_a_question() -> None:
-    """What the application has may begin anywhere."""
+    """Memory of the application may begin anywhere."""
     source = norm_source(384)
     loads = [line for line in source.splitlines() if "load_lanes(" in line]
     known, asked = ({line.split(", ")[2] for line in loads if (", True, " in line) == is_known} for is_known in (1, 0))

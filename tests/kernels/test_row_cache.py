@@ -56,7 +56,7 @@ def test_what_is_kept_changes_no_bit(
 
 
 def times(program: str, rows: int, columns: int) -> float:
-    """How often the inputs are read."""
+    """Return how often the inputs are read."""
     cluster = CompiledCluster(read_model(model(PROGRAMS[program], rows, columns, columns)), GPU)
     cluster.prepare()
     assert cluster.traffic is not None

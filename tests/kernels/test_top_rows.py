@@ -24,7 +24,7 @@ SMALL = ((32, 2), (64, 2))
 
 
 def numbers(shape: tuple[int, ...], dtype: Any) -> Array:
-    """Few distinct values, with those that compare in a way of their own. NaN is the largest one, unlike on the CPU."""
+    """Few distinct values, and special ones. NaN is the largest one, unlike on the CPU."""
     x = np.random.default_rng(len(shape)).integers(-60, 60, shape).astype(dtype)
     if np.dtype(dtype).kind not in "iu":
         for place, value in enumerate((np.nan, -0.0, 0.0, -np.inf, np.inf)):

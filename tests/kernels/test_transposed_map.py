@@ -50,7 +50,7 @@ def test_what_is_transposed_has_a_tile_and_the_rest_has_none() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_a_column_of_a_tile_lies_on_different_banks(size: int) -> None:
-    # A warp takes two turns for elements of 8 bytes whatever their places.
+    # A warp takes two accesses for elements of 8 bytes in any case.
     turns = [range(start, start + 32 * 4 // max(size, 4)) for start in range(0, 32, 32 * 4 // max(size, 4))]
     for lanes in turns:
         words = {lane * (SIDE + 1) * size // 4 for lane in lanes}

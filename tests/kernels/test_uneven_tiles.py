@@ -52,7 +52,7 @@ def convolution(dtype: type, images: int, channels: int, size: int, rows: int) -
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_products_lay_weights_along_k(monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
-    """The last step has whole pieces only, and the last tiles have rows and columns that the result has not."""
+    """The last k step has whole 16-byte chunks only, and the last tiles exceed the result."""
     kind = "f16" if dtype is np.float16 else "tf32"
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     for number, team in enumerate(uneven(kind, is_image=False)):

@@ -56,7 +56,7 @@ def assert_close(found: Array, exact: Array) -> None:
 
 
 def different_forms() -> list[Team]:
-    """Of each width of a tile the ones with the most and with the fewest sums for each thread."""
+    """Of each tile width, the schedules with the most and the fewest accumulators per thread."""
     forms = sorted(team_forms("f16", along_k=True), key=lambda team: team.tile.m / team.tile.threads / team.teams)
     of_width = {n: [team for team in forms if team.tile.n == n] for n in {team.tile.n for team in forms}}
     return [team for found in of_width.values() for team in (found[0], found[-1])]
@@ -64,7 +64,7 @@ def different_forms() -> list[Team]:
 
 @pytest.mark.parametrize("part", range(2))
 def test_tiles_of_all_widths_store_vectors(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
-    """With a bias and what is added to the sums: the last tiles have rows and columns that the result has not."""
+    """With a bias and a residual: the last tiles exceed the result."""
     rows, columns = 150, 100
     x, z = noise(rows, 96, seed=1).astype(np.float16), noise(rows, columns, seed=2).astype(np.float16)
     model = network("p = MatMul(x, w) b = Add(p, c) y = Add(b, z)", columns, f"float16[{rows}, {columns}] y")
@@ -125,7 +125,7 @@ def test_neighbours_in_memory_are_one_access(
 
 
 def test_memory_of_the_application_may_begin_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel asks where it begins; what the plugin has allocated is where vectors may be."""
+    """A kernel checks the alignment at run time; the plugin's own allocations are aligned."""
     use_team(monkeypatch, Team(Tile(64, 32, 32, thread_m=8, thread_n=4), 2))
     asked = product_kernel(network("y = MatMul(x, w)", 96, "float16[150, 96] y"))
     known = product_kernel(network("p = MatMul(x, w) y = Softmax(p)", 96, "float16[150, 96] y"))

@@ -118,7 +118,7 @@ def test_rows_are_gathered_by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     i[7] = 50
     model = parser.parse_model(GATHER)
     sources = [spec.source for spec in CompiledCluster(read_model(model), GPU).prepare().kernels]
-    # No column of the second one is at a multiple of 16 bytes, and rows of 66 elements are vectors of two.
+    # The second one's columns are never at multiples of 16 bytes, and rows of 66 elements use vectors of two.
     assert len(sources) == 3
     assert all("load_row" in source for source in sources)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)

@@ -37,7 +37,7 @@ def stats():
 
 
 def softmax_chain() -> str:
-    """Softmax along columns, rows and columns of [rows, 1024], which are three steps, as hexadecimal digits."""
+    """Return softmax along columns, rows and columns of [rows, 1024], three steps, as hexadecimal digits."""
     names = ["x", "a", "b", "y"]
     nodes = [helper.make_node("Softmax", [names[i]], [names[i + 1]], axis=(1, 0, 1)[i]) for i in range(3)]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 1024]) for name in ("x", "y")]

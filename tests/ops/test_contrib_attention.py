@@ -86,7 +86,7 @@ def test_multi_head_attention(mask: str | None, form: str) -> None:
 
 
 def attended(q: Array, k: Array, v: Array, mask: Array | None = None, causal: bool = False) -> Array:
-    """Of tensors [batch, sequence, heads, size]; ``mask`` says whether a key counts."""
+    """Compute attention of tensors [batch, sequence, heads, size]; ``mask`` tells whether a key counts."""
     scores = np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
     if mask is not None:
         scores = scores - 10000.0 * (mask == 0)[:, None, None]
@@ -192,7 +192,7 @@ def test_group_query_attention(rows: int, past: int, room: int, lengths: list[in
     inputs = grouped_inputs(rows, past, room, lengths, packed=packed)
 
     def valid(number: int, y: Array) -> Array:
-        """What lies behind a sequence's keys in its cache is anything."""
+        """Everything behind a sequence's keys in its cache is arbitrary."""
         if number == 0:
             return y
         return np.concatenate([row[:, :count].reshape(-1) for row, count in zip(y, lengths, strict=True)])

@@ -71,7 +71,7 @@ def test_cross_attention_equals_the_cpu_provider() -> None:
 
 
 def valid(number: int, y: Array) -> Array:
-    """What lies behind the last key of a cache is anything."""
+    """Everything behind the last key of a cache is arbitrary."""
     return y[:, :, : PAST + 1] if number in (1, 2) else y
 
 

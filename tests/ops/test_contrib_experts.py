@@ -112,7 +112,7 @@ def reference(
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("count", [FEW, MANY])
 def test_moe_with_third_weights(count: int, sparse: bool) -> None:
-    """The mixer sees scores that are close to each other, and far."""
+    """The scores that the mixer gets are close to each other, or far apart."""
     x, scores = tokens(count)
     assert x is not None
     assert scores is not None
@@ -173,7 +173,9 @@ def test_moe_whose_swiglu_is_in_two_products_or_in_halves(fusion: int) -> None:
 
 @pytest.mark.parametrize("count", [FEW, MANY])
 def test_any_scores_choose_experts_that_there_are(count: int) -> None:
-    """Equal scores, infinite ones and NaN: every choice is another expert, and nothing is read outside the weights."""
+    """Equal, infinite and NaN scores: every choice is a different expert, and nothing is read outside of the
+    weights.
+    """
     model = node_model("MoE", [*tokens(count), *weights()], {"k": 4}, [FLOAT], constant=[2, 3, 4, 5])
     session = ep_session(model, DISABLED)
     scores = np.zeros((count, EXPERTS), np.float32)

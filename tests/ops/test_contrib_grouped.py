@@ -50,7 +50,7 @@ def attended(q: Array, k: Array, v: Array, past: int, sink: Array | None = None,
 
 
 def test_a_long_cache_is_read_in_parts_and_only_where_there_are_keys() -> None:
-    """What is outside the keys of the window is NaN, and stays; only one place of the cache changes."""
+    """Everything outside of the window's keys is NaN and stays; only one row of the cache changes."""
     room, past, window = 2100, 1500, 300
     q, k, v = (noise(1, 1, n * SIZE, seed=i) for i, n in enumerate((HEADS, KV_HEADS, KV_HEADS)))
     caches = [noise(1, KV_HEADS, room, SIZE, seed=i) for i in (3, 4)]
@@ -131,7 +131,7 @@ def stored(x: Array, scale: Array, kind: str) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize(("kind", "real"), [("int8", FLOAT), ("4 bits", FLOAT16), ("float8", FLOAT)])
 def test_a_quantized_cache(kind: str, real: int) -> None:
-    """Three new tokens in a buffer that has room, after a past; the numbers of the cache are exact."""
+    """Three new tokens in a buffer with room, after a past; the cache represents the numbers exactly."""
     onnx_type, bits, quantized = KINDS[kind]
     room, past, rows = 9, 4, 3
     dtype = helper.tensor_dtype_to_np_dtype(real)

@@ -119,7 +119,7 @@ def test_tokens(form: str) -> None:
         noise(B, past if packed else 12, D, seed=4),
         *([] if packed else [None] * 4 + [np.array([past], np.int32)]),
     ]
-    # What lies behind the last key of a buffer is anything.
+    # Everything behind the last key of a buffer is arbitrary.
     attributes = {"policy_mode": "qsa", "compress_ratio": R, "token_budget": BUDGET}
     check_node(
         "SparseAttentionIndexer",

@@ -106,7 +106,7 @@ def test_linear_attention_with_a_window(window: int) -> None:
         split = [x.reshape(6, 2, -1) for x in (q, k, v)]
         gates = [np.broadcast_to(x.reshape(6, -1, 1)[:, :, 0], (6, 2)) for x in (decay, beta)]
         for steps in range(max(4 - window, 1), 4):
-            # Rows of steps that are left out belong to no sequence.
+            # Rows of masked steps belong to no sequence.
             rows = np.concatenate([np.arange(steps), np.arange(3, 3 + steps)])
             (q, k, v), (decay, beta) = ([x[rows] for x in group] for group in (split, gates))
             out, final = gated_delta(
@@ -199,7 +199,7 @@ def test_gated_delta_net_of_bounded_sequences() -> None:
 
 @pytest.mark.parametrize("active", [0, 1])
 def test_gated_delta_net_of_equal_sequences(active: int) -> None:
-    """Tokens [batch, steps], all heads in the query."""
+    """Return tokens [batch, steps], with all heads in the query."""
 
     def reference(x: Array, state: Array, counts: Array, active: Array) -> list[Array]:
         rows = x.reshape(6, 26)

@@ -116,7 +116,7 @@ def test_dynamic_sparse_attention(form: str, real: int) -> None:
     attributes |= ROTATED | {"scale": scale} if is_prompt else {}
 
     def valid(number: int, y: Array) -> Array:
-        """What lies behind a sequence's keys in its cache is anything."""
+        """Everything behind a sequence's keys in its cache is arbitrary."""
         if number == 0:
             return y
         return np.concatenate([row[:, :count].reshape(-1) for row, count in zip(y, lengths, strict=True)])

@@ -80,7 +80,7 @@ def test_sparse_attention_equals_the_cpu_provider(rows: int, lengths: list[int],
         return [np.concatenate(parts) for parts in zip(*single, strict=True)]
 
     def valid(number: int, y: Array) -> Array:
-        """What lies behind a sequence's last token is anything."""
+        """Everything behind a sequence's last token is arbitrary."""
         if number == 0:
             return y
         return np.concatenate([row[:, :count].reshape(-1) for row, count in zip(y, lengths, strict=True)])

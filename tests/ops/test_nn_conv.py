@@ -174,7 +174,7 @@ def test_patch_table_lists_the_places_of_a_patch() -> None:
 def test_convolutions_of_few_places_are_products(
     image: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str, Any], dynamic: bool, dtype: str
 ) -> None:
-    """Tiles of places would be mostly empty. Windows that cover all of an image are rows as they are."""
+    """Tiles of output pixels would be mostly empty. Windows that cover a whole image are rows already."""
     inputs = [noise(1, image, dtype), noise(2, kernel, dtype), noise(3, kernel[:1], dtype)]
     check_op("Conv", inputs, attributes, constant=[1], dynamic=dynamic)
     model = make_model("Conv", inputs, attributes, constant=[1, 2])

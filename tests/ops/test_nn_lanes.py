@@ -81,7 +81,7 @@ def test_quantized_operands_of_few_rows_meet_no_barrier(transposed: str, columns
 
 
 def test_rows_behind_a_transposition_stay_those_of_one_product() -> None:
-    """Bytes in another order are stored as numbers in the product's: else each batch would be a product of few rows."""
+    """Bytes in another layout are converted to the GEMM's layout: otherwise each batch would be a GEMV."""
     constants = {"w": noise(1, (24, 40)), "xs": np.asarray(0.3, np.float32), "xz": np.asarray(119, np.uint8)}
     body = "t = Transpose<perm = [1, 0, 2]>(x) f = DequantizeLinear(t, xs, xz) y = MatMul(f, w)"
     model = parsed(f"g (uint8[3, 14, 24] x) => (float[14, 3, 40] y) {{ {body} }}", **constants)

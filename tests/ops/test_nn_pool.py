@@ -90,7 +90,7 @@ def test_pads_by_name_are_those_in_numbers(auto_pad: str, pads: list[int]) -> No
     [([1, 1], [0, 0, 0, 0]), ([1, 2], [0, 0, 0, 0]), ([2, 2], [0, 0, 0, 0]), ([1, 1], [1, 1, 1, 1])],
 )
 def test_a_maximum_of_nan_is_nan(dtype: str, strides: list[int], pads: list[int]) -> None:
-    """As in NumPy and PyTorch, wherever in a window it is; the CPU provider's result depends on the place."""
+    """As in NumPy and PyTorch, at any position in a window; the CPU provider's result depends on the position."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 3, 9, 24)).astype(dtype)
     x[rng.uniform(size=x.shape) < 0.1] = np.nan
@@ -189,7 +189,7 @@ def test_a_window_without_size_is_named() -> None:
 
 
 def test_windows_side_by_side_are_read_by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines of 7 have a last window less than they could; above and below the second input are pads."""
+    """The last window of rows of 7 reads less; there are pads above and below the second input."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: DeviceProperties(emulated=False))
     model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]> pools
         (float16[2, 3, 7, 32] h, float[2, 3, 5, 24] x, uint8[1, 2, 128] u)

@@ -256,7 +256,7 @@ def test_the_dimensions_of_an_image_are_one_row_of_a_reduction() -> None:
 
 
 def test_lines_of_single_places_are_one_line() -> None:
-    """As networks for sound have them, which are written with images of width 1."""
+    """As in audio networks, which are exported with images of width 1."""
     inputs = [noise(1, (1, 4, 1024, 1)), noise(2, (4, 1, 5, 1)), noise(3, (4,))]
     attributes = {"group": 4, "pads": [2, 0, 2, 0], "dilations": [1, 3]}
     assert lanes(kernels("Conv", inputs, attributes)) == (1, 64)

@@ -28,7 +28,7 @@ SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, -2.5, math.inf, -math.inf, math.nan, 
 
 
 def seeded(shape: tuple[int, ...], dtype: str, seed: int, special: bool = False) -> Array:
-    """Random elements; ``special`` puts infinities, NaN, zeros and halves among them."""
+    """Random elements; ``special`` adds infinities, NaN, zeros and halves."""
     random = np.random.default_rng(seed)
     if dtype == "bool":
         return random.integers(0, 2, shape).astype(bool)

@@ -32,7 +32,7 @@ def unknown_to_the_host() -> list[Case]:
 
 
 def problem(case: Case) -> str:
-    """What is wrong, "" where all is right."""
+    """Describe what is wrong; "" if all is right."""
     model = case.model()
     for inputs, expected in case.data_sets(model):
         try:

@@ -53,7 +53,7 @@ def numbered(shape: tuple[int, ...], name: str) -> Array:
 
 
 def numbers(x: Array, name: str) -> Array:
-    """What a stored result stands for."""
+    """Return the numbers that stored codes represent."""
     x = x.astype(SMALL[name]) if name in INTEGERS else x.view(SMALL[name])
     return x.astype(np.float32)
 

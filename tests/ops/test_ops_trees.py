@@ -330,7 +330,7 @@ def test_a_model_that_is_declined_says_why() -> None:
 
 
 def test_float16() -> None:
-    """ONNX Runtime has no kernel for it: thresholds and weights that float16 holds give what float32 gives."""
+    """ONNX Runtime has no float16 kernel: thresholds and weights that float16 represents give the float32 result."""
     rng = np.random.default_rng(6)
     arrays = Arrays(rng, 4, 3, [0, 6])
     x = np.nan_to_num(rows(rng, 9, np.float32))

@@ -37,7 +37,9 @@ def asker(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
 
 
 def form(sizes: tuple[int, ...], dtype: int, flags: ProblemFlags, rank: int, loose: bool) -> str:
-    """The question for a form; ``loose``: the result's images or places are apart, and not aligned for vectors."""
+    """Return the question for a form; ``loose``: the result's images or pixels are strided, and not aligned for
+    vectors.
+    """
     images, channels, rows, groups, size, kernel, stride, dilation, pad = sizes
     places = (size + 2 * pad - (kernel - 1) * dilation - 1) // stride + 1
     dense = rows if flags & LAST else rows * places**rank
@@ -69,7 +71,7 @@ def test_attention_of_an_encoder_is_cudnns(
 
 
 def test_a_result_whose_places_are_apart_takes_a_workspace_of_its_size(asker: list[str | Path]) -> None:
-    """So cuDNN writes it there first, and copies it to its places."""
+    """So cuDNN writes the result there first, and then copies it."""
     images, channels, rows, size = 32, 128, 256, 13
     text = form((images, channels, rows, 1, size, 3, 1, 1, 1), 1, BIAS | RELU | LAST | ProblemFlags.TF32, 2, False)
     together, numbers = text.split(), text.split()
@@ -97,7 +99,7 @@ def test_cudnn_has_a_plan_for_each_form_of_each_convolution(asker: list[str | Pa
     questions = questions[::step]
     answers = zip(questions, ask(asker, questions), strict=True)
     missing = [f"{question}: {engine.missing}" for question, engine in answers if engine.missing or engine.loading < 0]
-    assert not missing  # nor a plan that cannot be kept and loaded
+    assert not missing  # and every plan can be stored and loaded
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.engines, id="all"), pytest.param(24, id="sample")])

@@ -28,7 +28,7 @@ class Chosen:
 
 
 def prepare(text: str, options: LoweringOptions | None = None) -> tuple[Variant, list[str]]:
-    """The only plan of a model, and what each pass did to its program."""
+    """Return the only plan of a model, and each pass's change of its program."""
     return prepare_model(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> chosen {text}'), options)
 
 

@@ -19,7 +19,7 @@ from ort_cuda_plugin.program.steps.trace import Launch
 
 FLOAT, FLOAT16, BFLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 CHANNELS = 16
-"""Of a group, from which on tensor cores are due: fewer do not fill their tiles."""
+"""Channels per group from which on tensor cores are expected: fewer do not fill their tiles."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def asker(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
 def test_convolutions_have_tensor_cores_where_they_are_due(
     asker: list[str | Path], name: str, calls: int, own: int, batch: int, element: int, request: pytest.FixtureRequest
 ) -> None:
-    """``own`` are those that our kernels do: channels by themselves, and what weights channels."""
+    """``own`` are the convolutions of our kernels: depthwise and squeeze-and-excitation."""
     layers = {} if own or name == "unet" else {"layers": 1}
     program = lowered(network(name, batch, element, layers))
     convolutions = calls_of(program, CONV)
@@ -103,7 +103,7 @@ def test_activations_of_wide_convolutions_are_part_of_the_call(name: str, activa
 def test_attention_of_half_types_is_cudnns(
     monkeypatch: pytest.MonkeyPatch, asker: list[str | Path], name: str, batch: int, element: int
 ) -> None:
-    """With a mask for each layer as well: a network of one layer has nobody to share it with."""
+    """With a mask for each layer as well: a network of one layer does not share it."""
     monkeypatch.setattr(tactics, "try_flash_in_one_wave", lambda ctx, step: False)
     tokens = {"tokens": 64} if name.startswith(("bert", "llama")) else {}
     (call,) = calls_of(lowered(network(name, batch, element, {"layers": 1, **tokens})), ATTENTION)

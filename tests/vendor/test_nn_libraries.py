@@ -91,7 +91,9 @@ def test_options_decide_how_cudnn_gets_a_convolution(tmp_path: Path) -> None:
 
 
 def is_apart(result: dict[str, Any]) -> bool:
-    """Whether a residual is none of a convolution's: in half types channels come last, in what is fed they do not."""
+    """Whether a residual has another layout than the convolution: NHWC in half types, the model's layout if it is
+    fed.
+    """
     case: str = result["case"]
     return result["dtype"] != "float32" and case in ("convolution, residual", "convolution, all", "volumes, all")
 
@@ -152,7 +154,7 @@ def test_no_two_threads_use_one_handle_or_one_plan_at_once(tmp_path: Path) -> No
 
 def test_a_problem_keeps_the_sizes_that_were_used_last(tmp_path: Path) -> None:
     result = run_scenario("many_sizes", tmp_path, "cublaslt")
-    assert result["searches"] == 301  # the first size has to be prepared again
+    assert result["searches"] == 301  # the first size was evicted and is prepared again
     assert result["most"] <= 4 * (128 + 1)  # a description and three layouts each
     assert result["alive"] == 0
 
@@ -164,7 +166,7 @@ def test_plans_are_kept_for_sessions_to_come(tmp_path: Path) -> None:
     assert result["again"] == [0, 0]
     assert result["python"] == 0
     assert result["size"] == result["deterministic"] == [1, 0]
-    assert result["measured"] == [14, 0]  # each candidate begins the search anew
+    assert result["measured"] == [14, 0]  # each candidate starts a new search
     assert result["measured again"] == [0, 1]
     assert result["damaged"] == result["unknown"] == [1, 0]
     assert result["mended"] == [0, 1]
@@ -176,7 +178,7 @@ def test_the_plans_of_a_run_are_built_by_several_threads(tmp_path: Path) -> None
     result = run_scenario("plans_at_once", tmp_path, "cudnn")
     for name in ("first", "size"):
         built, loaded, at_once = result[name]
-        assert (built, loaded) == (4, 0)  # two of the five are one
+        assert (built, loaded) == (4, 0)  # two of the five are equal
         assert at_once > 1 or os.cpu_count() == 1
     assert result["second"] == [0, 4, 0]
     assert result["alive"] == 0

@@ -145,7 +145,7 @@ def small_encoder() -> bytes:
 
 
 def split(profile: Profile) -> tuple[list[Event], list[Event]]:
-    """What the emulated device said itself, and what CUPTI's records became."""
+    """Return the emulated device's own activities, and those from CUPTI's records."""
     ours = [e for e in profile.device if e.args["stream"] == f"0x{STREAM:x}"]
     return [e for e in profile.kernels if e not in ours], ours
 
@@ -156,7 +156,7 @@ def nodes(event: Event) -> tuple[str, list[str], list[str]]:
 
 def test_a_launch_gets_the_nodes_of_its_record(cupti: Cupti, traced: Tracing, tmp_path: Path) -> None:
     session = profiled_session(small_encoder(), tmp_path, {"automatic_cuda_graphs": "0"})
-    session.run(None, FEEDS)  # with what depends on weights only
+    session.run(None, FEEDS)  # the first Run also does the folded launches
     cupti.leaves.clear()
     session.run(None, FEEDS)
     launches = list(cupti.leaves)

@@ -41,7 +41,7 @@ def judge(case: Case, stage: Callable[[str], None] = lambda name: None) -> Outco
 
 
 def _verdict(case: Case, on_plugin: bool) -> tuple[Kind, str]:
-    """What the plugin, or the CPU provider, makes of the network as a whole."""
+    """Run the network on the plugin, or on the CPU provider, and return the outcome."""
     try:
         detail = _difference(case, on_plugin)
     except Exception as error:

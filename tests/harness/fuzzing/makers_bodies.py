@@ -16,7 +16,7 @@ def _same_sizes(value: Value, other: Value) -> bool:
 
 
 def _body(rng: random.Random, names: list[str], prefix: str, steps: int) -> tuple[list[onnx.NodeProto], str]:
-    """A chain of maps over tensors of one shape, which starts with the first."""
+    """Make a chain of maps over tensors of one shape, starting with the first."""
     nodes, current = [], names[0]
     for step in range(steps):
         result = f"{prefix}_{step}"
@@ -84,7 +84,7 @@ def _is_short(value: Value) -> bool:
 
 
 def scan(g: Grower) -> object:
-    """Over the first axis, with a sum as its state."""
+    """Add a Scan over the first axis, with a sum as its state."""
     x = g.pick(lambda value: value.kind == FLOAT and value.rank >= 2)
     if x is None:
         return None

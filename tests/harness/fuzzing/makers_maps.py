@@ -30,7 +30,7 @@ def is_float(value: Value) -> bool:
 
 
 def two(g: Grower, condition: Any = is_float) -> tuple[Value, Value] | None:
-    """Two tensors of one type, in some cases the same one twice or a constant."""
+    """Pick two tensors of one type, sometimes the same one twice or a constant."""
     a = g.pick(condition)
     if a is None:
         return None

@@ -279,7 +279,7 @@ def gather(g: Grower) -> object:
 
 
 def compute(g: Grower) -> object:
-    """Work of the device between: floats and integers that are no sizes."""
+    """Add device work in between: floats and integers that are not sizes."""
     x = g.pick(lambda value: value.kind in (FLOAT, INT64, INT32))
     y = g.pick(lambda value: x is not None and value.kind == x.kind)
     if x is None or y is None:
@@ -290,7 +290,7 @@ def compute(g: Grower) -> object:
 
 
 def nonzero(g: Grower) -> object:
-    """How many there are is known on the device only."""
+    """Add NonZero, whose size only the device knows."""
     x = g.pick(lambda value: value.rank > 0 and value.kind in (BOOL, INT64))
     return x and g.add("NonZero", [x], [INT64])
 

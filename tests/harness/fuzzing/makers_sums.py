@@ -138,7 +138,7 @@ def several_products(g: Grower) -> object:
 
 
 def product(g: Grower) -> object:
-    """Of two tensors of the network, one transposed where that makes them fit."""
+    """Add a GEMM of two tensors of the network, one transposed if that makes them fit."""
     a = g.pick(lambda value: value.is_float and value.rank >= 2)
     b = g.pick(lambda value: a is not None and value.kind == a.kind and value.rank >= 2)
     if a is None or b is None:
@@ -193,7 +193,7 @@ def is_image(value: Value) -> bool:
 
 
 def image(g: Grower) -> Value | None:
-    """A tensor with channels; another tensor is given some."""
+    """Pick a tensor with channels; add some to another one."""
     x = g.pick(is_image)
     if x is not None:
         return x

@@ -1,6 +1,6 @@
 """Makes a network that the plugin gets wrong small: fewer outputs, fewer nodes, fewer Runs.
 
-A node is removed by handing its results in: they become inputs with the contents that they have in each Run.
+A node is removed by feeding its results: they become inputs with the contents that they have in each Run.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _without(case: Case, index: int) -> Case | None:
 
 
 def _alive(case: Case) -> Case:
-    """The network without what no output needs."""
+    """Return the network without nodes that no output needs."""
     needed, kept = set(case.outputs), []
     for data in reversed(case.nodes):
         node = onnx.NodeProto.FromString(data)

@@ -48,7 +48,7 @@ EPSILON = {FLOAT: 2.0**-22, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}
 TF32_EPSILON = 2.0**-9
 """Relative error of a product of float32 whose operands are rounded to TF32, with some room for cancellation."""
 DRIFT = {FLOAT: 2e-3, FLOAT16: 0.1, BFLOAT16: 0.15}
-"""How far apart the tracks may be, relative to the largest element."""
+"""Maximum distance of the tracks, relative to the largest element."""
 LARGEST = {FLOAT: 1e4, FLOAT16: 500.0, BFLOAT16: 1e4}
 LARGEST_INTEGER = 2**31 - 2  # the CPU provider saturates what exceeds int32
 MAX_RANK = 6
@@ -102,7 +102,7 @@ class Case:
     values: Mapping[str, Value]
     """Every tensor that is no constant."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Of the provider."""
+    """Options of the provider."""
     optimised: bool = True
     opset: int = 21
 
@@ -283,7 +283,7 @@ class Grower:
                 tracks.append(
                     [[np.asarray(outputs[i]).astype(DTYPES[kind]) for outputs in runs] for i, kind in enumerate(kinds)]
                 )
-        except Exception:  # whatever the CPU provider says of a node that does not fit
+        except Exception:  # any error of the CPU provider about a node that does not fit
             return None
         return tracks[0], tracks[1]
 

@@ -13,7 +13,7 @@ from fuzzing.network import BOOL, FLOAT, FLOAT16, INT32, INT64, Array, Case, Gro
 
 Maker = Callable[[Grower], object]
 ATTEMPTS = 40
-"""For one node; a network of which nothing grows any more is finished."""
+"""Attempts for one node; a network in which no attempt succeeds is finished."""
 
 
 class Profile(enum.StrEnum):
@@ -30,7 +30,7 @@ def make_case(profile: Profile, seed: int) -> Case:
 
 
 def _sizes(seed: int) -> Case:
-    # The last Run has the sizes of the first and other numbers: what is left of an earlier Run shows.
+    # The last Run has the sizes of the first and other numbers, so that remains of an earlier Run show.
     run = {"b": 2, "s": 3, "n": 4}
     g = Grower(seed, [run, {"b": 1, "s": 1, "n": 5}, {"b": 4, "s": 2, "n": 0}, run])
     integers = _numbers(g)
@@ -98,7 +98,7 @@ def _grow(g: Grower, makers: Mapping[Any, float], nodes: int) -> None:
 
 
 def _options(g: Grower) -> dict[str, str]:
-    """Mostly none: what users have."""
+    """Mostly no options, like users."""
     return g.random.choice(
         [
             *[{}] * 6,

@@ -15,7 +15,7 @@ from mutation.worker import Answer, serve
 
 
 def answer(task: Case | tuple[Profile, int], stage: Answer) -> Outcome:
-    stage(stage="cpu")  # which evaluates each node that is added
+    stage(stage="cpu")  # it evaluates each added node
     case = task if isinstance(task, Case) else make_case(*task)
     return judge(case, lambda name: stage(stage=name))
 

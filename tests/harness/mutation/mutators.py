@@ -13,7 +13,7 @@ from mutation.subject import TYPES, Subject, fresh_name, make_attribute, random_
 
 Mutator = Callable[[Subject], bool]
 MUTATORS: dict[str, tuple[Mutator, int]] = {}
-"""By name, each with its weight."""
+"""The mutators by name, each with its weight."""
 
 
 def mutator(weight: int) -> Callable[[Mutator], Mutator]:
@@ -92,7 +92,7 @@ def change_attribute_type(subject: Subject) -> bool:
     if not nodes:
         return False
     attribute = subject.rng.choice(subject.rng.choice(nodes).attribute)
-    if subject.rng.random() < 0.3:  # the type and the field that is set contradict each other
+    if subject.rng.random() < 0.3:  # the type contradicts the field that is set
         attribute.type = subject.rng.choice([0, 1, 2, 3, 4, 6, 7, 8, 13, 14])
         return True
     options: list[Any] = [1, 1.5, "x", [1, 2], [1.5], ["a"], numpy_helper.from_array(np.arange(3))]
@@ -205,7 +205,7 @@ def name_all_dims_alike(subject: Subject) -> bool:
 
 @mutator(6)
 def forget_declared_sizes(subject: Subject) -> bool:
-    """Every size of an input becomes a name of its own, so that plans are symbolic."""
+    """Give every size of an input a name of its own, so that plans are symbolic."""
     infos = [*subject.model.graph.input]
     for info in infos:
         for axis, dim in enumerate(info.type.tensor_type.shape.dim):
@@ -285,7 +285,7 @@ def change_initializer_contents(subject: Subject) -> bool:
 
 @mutator(6)
 def change_initializer_shape(subject: Subject) -> bool:
-    """Dims that the data fit, or that they do not."""
+    """Change dims, consistently with the data or not."""
     tensors = subject.initializers()
     if not tensors:
         return False
@@ -332,7 +332,7 @@ def change_initializer_storage(subject: Subject) -> bool:
 
 @mutator(1)
 def make_initializer_external(subject: Subject) -> bool:
-    """Data in a file that is not there, that nobody may read, or at an offset that no file has."""
+    """Point at external data that does not exist, is not readable, or has an impossible offset."""
     tensors = subject.initializers()
     if not tensors:
         return False
@@ -354,7 +354,7 @@ def make_initializer_external(subject: Subject) -> bool:
 
 @mutator(3)
 def input_instead_of_initializer(subject: Subject) -> bool:
-    """Contents that are known no more, such as a shape that is fed; or that an input may replace."""
+    """Make contents unknown, such as a shape that is fed, or replaceable by an input."""
     graph = subject.model.graph
     usable = [t for t in graph.initializer if not t.external_data and t.data_type in (1, 6, 7, 9, 10, 11)]
     if not usable:
@@ -395,7 +395,7 @@ def initializer_instead_of_input(subject: Subject) -> bool:
 
 @mutator(8)
 def change_feed(subject: Subject) -> bool:
-    """Contents that are special, or another shape."""
+    """Feed special contents, or another shape."""
     arrays = {n: a for n, a in subject.feeds.items() if isinstance(a, np.ndarray) and a.dtype.kind in "fiub"}
     arrays = {n: a for n, a in arrays.items() if a.dtype.num < 256}
     if not arrays:

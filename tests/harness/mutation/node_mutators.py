@@ -1,4 +1,4 @@
-"""Mutators of nodes: what they read and write, what they are, control flow around them, and chains of new ones."""
+"""Mutators of nodes: inputs and outputs, operators, control flow around them, and chains of new nodes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def change_node_outputs(subject: Subject) -> bool:
 
 @mutator(4)
 def delete_node(subject: Subject) -> bool:
-    """What read its first output reads its first input, or what is not there any more."""
+    """Readers of its first output read its first input, or a missing value."""
     graph = subject.graph()
     if not graph.node:
         return False

@@ -63,7 +63,7 @@ INTERNAL = re.compile(
     r"internal error|\.py:\d+\)|Traceback|\b(Recursion|Key|Index|Assertion|Overflow|Type|Attribute|Lookup|Name|Unicode"
     r"(En|De)code|System|Buffer|Value|ZeroDivision|Runtime|NotImplemented|UnboundLocal)Error\b"
 )
-"""What only a mistake of the plugin says."""
+"""Texts that only a bug of the plugin produces."""
 
 
 _DOCUMENTED = re.compile(
@@ -72,7 +72,7 @@ _DOCUMENTED = re.compile(
     "|must have one element|Pad\\)'?: axes .* name one twice"
     "|each dimension of the result must be at least 0|dft_length must be at least 0"
 )
-"""Errors where the CPU provider's arithmetic of sizes wraps, and where it reads what lies beside a tensor."""
+"""Documented errors, where the CPU provider's size arithmetic wraps, or where it reads beyond a tensor."""
 RECURRENT = {"LSTM", "GRU", "RNN"}
 LOSSES = {"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"}
 
@@ -200,7 +200,7 @@ def _is_ordinary(x: np.ndarray[Any, np.dtype[Any]]) -> bool:
 
 
 def _rounding_of_sums(feeds: Feeds) -> float:
-    """What sums of a whole input in float32 may differ by where their order does, however small the sum is."""
+    """Return the possible difference of float32 sums of a whole input in another order."""
     floats = [x for x in feeds.values() if isinstance(x, np.ndarray) and x.dtype == np.float32]
     with np.errstate(all="ignore"):
         sums = [float(np.abs(x.astype(np.float64)).sum()) for x in floats]

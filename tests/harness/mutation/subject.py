@@ -106,7 +106,7 @@ class Subject:
         )
 
     def text(self) -> str:
-        """A name that nobody expects."""
+        """Return an unusual name."""
         kind = self.rng.randrange(8)
         if kind == 0:
             return "n" * self.rng.choice([300, 5000, 100_000])

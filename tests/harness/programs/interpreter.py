@@ -20,7 +20,7 @@ from programs.convolutions import convolution, transposed_convolution
 from programs.values import Array, Evaluation, Reading, decoded, encoded, is_narrow, numpy_type, rounded
 
 UNWRITTEN = 77
-"""What memory holds that nothing has written."""
+"""Contents of memory that has not been written."""
 
 
 STORES = frozenset(f"store_{dtype.short}" for dtype in DType)
@@ -52,7 +52,7 @@ class _Memory:
 
 @dataclass(frozen=True, eq=False)
 class Gather:
-    """What a launch of `gather_map` stores: an expression of elements at coordinates that are expressions as well."""
+    """The result of a launch of `gather_map`: an expression of elements at coordinates that are expressions as well."""
 
     out: Tensor
     coordinates: tuple[Scalar, ...]
@@ -69,7 +69,7 @@ class Opaque:
 
 
 def opaque_of(step: Launch | HostCall, view: View = lambda x: x) -> Opaque:
-    """What stands for a step, with ``view`` of the tensors that it uses."""
+    """Return the stand-in of a step, with ``view`` of its tensors."""
     name = step.callback.name if isinstance(step, HostCall) else ""
     tensors = step.tensors if isinstance(step, HostCall) else [x for x in step.args if isinstance(x, Tensor)]
     reads = tuple(view(x) for x in tensors if x.buffer in step.reads)
@@ -77,7 +77,7 @@ def opaque_of(step: Launch | HostCall, view: View = lambda x: x) -> Opaque:
 
 
 Meaning: TypeAlias = Map | Gather | Opaque
-"""What a launch computes that stands in a program for something else."""
+"""The meaning of a launch that replaces something in a program."""
 
 
 class Interpreter:
@@ -181,7 +181,7 @@ class Interpreter:
     # ---- steps ----
 
     def _execute(self, step: Step) -> None:
-        """Executes a step, or takes its results where it has read and written over the same before."""
+        """Execute a step, or reuse its results if the same step has read the same contents."""
         used = dict.fromkeys((*step.reads, *step.writes))
         key = (step, *(self._memory.get(buffer) for buffer in used))
         if key not in self._done:
@@ -237,7 +237,7 @@ class Interpreter:
         self.write(target, values.astype(numpy_type(target.dtype)))
 
     def opaque(self, launch: Opaque) -> None:
-        """`opaque.result` of all that a kernel reads, for each tensor that it writes."""
+        """Compute `opaque.result` of all inputs of a kernel, for each tensor that it writes."""
         total = opaque.digest([self.read(x) for x in launch.reads])
         for number, x in enumerate(launch.writes):
             self.write(x, opaque.result(launch.key, number, total, self.shape(x.shape), x.dtype))
@@ -253,7 +253,7 @@ class Interpreter:
     # ---- maps ----
 
     def map(self, step: Map) -> None:
-        """Executes a step that says what it computes."""
+        """Execute a step with expressions."""
         shape = self.shape(step.shape)
         known = self._leaves(step.inputs, shape)
         axes: Iterable[int] = ()

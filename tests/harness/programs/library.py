@@ -21,7 +21,7 @@ class Memory:
     offset: int
 
     def seen(self, shape: Sequence[int], strides: Sequence[int]) -> Array:
-        """A view of float64 elements, which are checked to be there."""
+        """Return a view of float64 elements, checked to exist."""
         if 0 in shape:
             return np.empty(shape)
         last = self.offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

@@ -17,7 +17,7 @@ from programs.values import Array
 
 
 def identity(nodes: Sequence[Node], name: str = "") -> float:
-    """A number from 0 to 1 for what launches something."""
+    """Return a number from 0 to 1 that identifies a launch's origin."""
     text = "|".join([name, *(node.label for node in nodes)])
     return (zlib.crc32(text.encode()) & 0xFFFF) / 0x10000
 

@@ -44,7 +44,7 @@ DEVICES: Mapping[str, DeviceProperties] = {
 TOLERANCE = 1e-6
 """Of floats, relative to the largest number of a result: constants that passes make are float32."""
 EMITTERS = ("launch_step", "launch_depthwise", "launch_matrix_convolution")
-"""Functions that launch what computes a step, which is their second argument."""
+"""Functions that launch a step's kernels; the step is their second argument."""
 
 
 class CannotRunError(Exception):
@@ -128,7 +128,7 @@ def record(
 
             cluster.watch = watch
             hosts = [[int(x) for x in feeds[index].reshape(-1)] for index in cluster.host_inputs]
-            # The verifier sees what is computed once before what each Run does.
+            # The verifier sees folded launches before those of each Run.
             with mock.patch.object(Verifier, "__call__", verify), mock.patch.dict(os.environ, {VERIFY_VARIABLE: "1"}):
                 plan = cluster.build([array.shape for array in feeds], hosts).plan
         except (NodeError, Unsupported, UnknownRank, SchemaError) as error:
@@ -170,7 +170,7 @@ def _watched() -> Iterator[tuple[list[State], dict[Step, tuple[Meaning, ...]]]]:
             result = function(ctx, step, *arguments, **options)
             made = ctx.trace.steps[before:]
             writing = [each for each in made if not set(step.writes).isdisjoint(each.writes)]
-            # What launches parts of the step, or other steps on the way to it, has noted these already.
+            # Launches of parts of the step, or of other steps on the way to it, have been recorded already.
             if writing and writing[-1] not in computes:
                 others = [each for each in made if isinstance(each, Launch) and each not in computes]
                 computes.update(dict.fromkeys((*others, *writing), ()))
@@ -267,7 +267,7 @@ def first_difference(
 
 
 def _may_round_elsewhere(recorded: Recorded, state: State) -> bool:
-    """Whether a state rounds at other places than the model: a library rounds once, and TF32 is stored as float16."""
+    """Whether a state rounds differently from the model: a library rounds once, and TF32 is stored as float16."""
     if any(isinstance(step, LibraryCall) for step in state.steps):
         return True
     known = {x.buffer for step in recorded.states[0].steps for x in tensors_of(step)}

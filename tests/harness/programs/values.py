@@ -26,7 +26,7 @@ Handler: TypeAlias = "Callable[[Scalar, list[Array]], Array]"
 
 
 class Reading(enum.StrEnum):
-    """What floats of narrow types are."""
+    """How floats of narrow types are read: exactly or rounded."""
 
     EXACT = "exact"
     ROUNDED = "rounded"
