@@ -84,7 +84,7 @@ class Provider:
 
     @property
     def options(self) -> Options:
-        """Return the options, of which some may change while the session lives."""
+        """Return the options; some may change while the session lives."""
         return self.session.options
 
     @property
