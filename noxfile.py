@@ -92,6 +92,12 @@ def programs(session: nox.Session) -> None:
 
 
 @nox.session
+def interpret(session: nox.Session) -> None:
+    """Tests of operators, with every model in the reference interpreter; the test suite has a sample."""
+    pytest(session, "tests/ops", "--interpret", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """One benchmark: its file in bench/ and its arguments."""
     name, *arguments = session.posargs or ["host_overhead.py"]

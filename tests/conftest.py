@@ -44,6 +44,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--lowering", metavar="GPU", help="the emulated device runs kernels lowered for a GPU, as sm_90:132"
     )
 
+    parser.addoption(
+        "--interpret",
+        action="store_true",
+        help="interpret all models of operator tests, not a sample",
+    )
     parser.addoption("--engines", action="store_true", help="ask an installed cuDNN about everything, not a sample")
 
 
@@ -58,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if lowering := config.getoption("--lowering"):
         os.environ[LOWERING_VARIABLE] = lowering  # inherited by workers and by the processes of tests
     os.environ[VERIFY_VARIABLE] = "1"
+    if config.getoption("--interpret"):
+        os.environ["ORT_CUDA_PLUGIN_TEST_INTERPRET"] = "1"
     if "PYTEST_XDIST_WORKER" in os.environ:
         # Every core has a worker already: helper processes would only import Numba again.
         kernel_library.max_workers = 0

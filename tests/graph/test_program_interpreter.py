@@ -128,6 +128,25 @@ def test_a_launch_that_writes_to_another_place_is_still_the_launch() -> None:
     assert not first_difference(record(made, feeds, DEVICES["emulated"]), feeds)
 
 
+def test_a_launch_may_read_one_slice_of_a_buffer_and_write_another() -> None:
+    made = model(
+        """(float[6] x) => (float[8] y)
+        { p = CumSum(x, axis) v, i = TopK<axis = 0>(p, count) y = Concat<axis = 0>(p, v) }""",
+        axis=np.array(0), count=np.array([2]),
+    )  # fmt: skip
+    feeds = [numbers(6)]
+    recorded = record(made, feeds, DEVICES["emulated"])
+    both = [step for step in recorded.states[-1].steps if not set(step.reads).isdisjoint(step.writes)]
+    assert both, "concat elimination has TopK read and write the output"
+    assert not first_difference(recorded, feeds)
+
+
+@pytest.mark.parametrize(("number", "device"), [(40040, "emulated"), (40285, "sm_80")])
+def test_shapes_without_elements_and_sums_that_cancel_are_no_difference(number: int, device: str) -> None:
+    report = check([random_model(Profile.GRAPHS, number)], [device])
+    assert not report.findings, str(report.findings[0][1])
+
+
 # ---- passes that are broken ----
 
 

@@ -11,6 +11,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 import ort_cuda_plugin
+from interpreted import interpret
 from session_pair import ep_session
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -127,6 +128,8 @@ def check_node(
             small_outputs=small_outputs,
         )
         actual = ep_session(model, DISABLED).run(None, feed)
+        loaded_model = loaded(model)
+        interpret(loaded_model, [feed[value.name] for value in loaded_model.graph.input])
         allowed = TOLERANCES[real] if tolerance is None else max(tolerance, TOLERANCES[real])
         assert len(actual) == len(expected)
         for number, (got, wanted) in enumerate(zip(actual, expected, strict=True)):

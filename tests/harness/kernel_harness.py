@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from interpreted import interpret
 from ort_cuda_plugin.abi.core import check, core, ffi, new_error
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.ep.device.devices import emulated_devices
@@ -121,7 +122,9 @@ def run_model(
     model: onnx.ModelProto, inputs: Sequence[Input], dynamic: bool = False, options: LoweringOptions | None = None
 ) -> list[Array]:
     """`run_graph` of a model; ``dynamic`` hides the input sizes, so that every size is a symbol of the plan."""
-    return run_graph(read_model(model, dynamic), inputs, options)
+    outputs = run_graph(read_model(model, dynamic), inputs, options)
+    interpret(model, inputs, dynamic, options)
+    return outputs
 
 
 def make_model(

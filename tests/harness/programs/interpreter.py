@@ -175,7 +175,8 @@ class Interpreter:
         if x.dtype.is_float and is_narrow(x.dtype):
             values = rounded(values, x.dtype, self._reading, saturate=False)
         target = _view(flat, self.shape(x.shape), *self._places(x))
-        target[...] = values.astype(target.dtype, copy=False)
+        if target.size:  # shapes without elements need not broadcast
+            target[...] = values.astype(target.dtype, copy=False)
         self._memory[x.buffer] = _Memory(flat, x.dtype)
 
     # ---- steps ----
