@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,28 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ort_cuda_plugin
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.passes.fusion.vertical_fusion import fuse_vertically
 from ort_cuda_plugin.plan.format import Plan
 from ort_cuda_plugin.plan.registers import Registers
+from ort_cuda_plugin.program.expressions import scalar
 from ort_cuda_plugin.program.expressions.fold import fold
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, is_read_back, mod, sym_max, symbol, truncdiv
+from ort_cuda_plugin.program.expressions.polynomial import MAX_DEGREE
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import (
+    Dim,
+    bounds,
+    eq,
+    floordiv,
+    is_read_back,
+    mod,
+    sym_max,
+    symbol,
+    truncdiv,
+)
 from ort_cuda_plugin.program.lowering import elementwise
+from ort_cuda_plugin.program.steps.steps import Map, Substitution, stored
+from ort_cuda_plugin.program.steps.tensor import Buffer, BufferKind, Tensor
 from plan_interpreter import evaluate_registers
 
 DEPTH = 3000
@@ -51,6 +69,64 @@ def test_nested_size_arithmetic_that_was_made_twice_is_equal(step: str) -> None:
     assert first - second == 0
     assert not is_read_back(first)
     assert first != nested(step, symbol(1, "m", 40))
+
+
+GROWING = {
+    "square": lambda x: truncdiv(x, 2) * x,
+    "square of a quotient": lambda x: truncdiv(x, 2) * truncdiv(x, 2) + x,
+    "square of a larger one": lambda x: sym_max(x, 3) * sym_max(x, 3),
+}
+
+
+@pytest.mark.parametrize("step", GROWING)
+def test_bounds_of_nested_sizes_do_not_grow_with_each_level(step: str) -> None:
+    """Without a limit they have twice as many digits after each level."""
+    x: Dim = symbol(0, "n", 2, 0, 2**31)
+    for _ in range(80):
+        x = GROWING[step](x)
+    lower, upper = bounds(x)
+    assert lower is None or abs(lower) < 2 ** (65 * MAX_DEGREE)
+    assert upper is None or abs(upper) < 2 ** (65 * MAX_DEGREE)
+
+
+def selections(x: Scalar, count: int) -> Scalar:
+    """A number that is chosen ``count`` times between itself and its negative: 2**count paths lead to x."""
+    for _ in range(count):
+        x = scalar.maximum(x, -x)
+    return x
+
+
+def test_what_is_selected_again_and_again_is_looked_at_once_for_its_rounding() -> None:
+    leaf, wide = Scalar(DType.FLOAT16, "leaf"), Scalar(DType.FLOAT16, "leaf") + 1.0
+    assert stored(selections(leaf, 200)).op == "max"
+    assert stored(selections(wide, 200)).op == "cast"
+
+
+def test_size_arithmetic_that_reads_each_result_twice_is_folded_once() -> None:
+    leaf = Scalar(DType.INT64, "leaf")
+    assert fold(selections(leaf, 200), {leaf: -3}) == 3
+
+
+def test_joining_a_chain_of_maps_rebuilds_each_operation_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that is full refuses the next maps for their number of operations, and joins nothing to find that out."""
+    count = 1500
+    rebuilt: list[Scalar] = []
+    plain = Substitution._rebuilt
+
+    def counting(self: Substitution, x: Scalar) -> Scalar:
+        rebuilt.append(x)
+        return plain(self, x)
+
+    monkeypatch.setattr(Substitution, "_rebuilt", counting)
+    tensors = [Tensor(DType.FLOAT32, (64,), Buffer(BufferKind.SCRATCH, 256)) for _ in range(count + 1)]
+    tensors[0].buffer.kind, tensors[-1].buffer.kind = BufferKind.INPUT, BufferKind.OUTPUT
+    steps = []
+    for x, y in pairwise(tensors):
+        leaf = Scalar(DType.FLOAT32, "leaf")
+        steps.append(Map((), (64,), ((leaf, x),), ((leaf * 0.5, y),)))
+    joined = fuse_vertically(steps)
+    assert count // 512 < len(joined) <= count // 200
+    assert len(rebuilt) <= 4 * count
 
 
 def chain(op_types: list[str], length: int, *, of_a_shape: bool, twice: bool = False) -> bytes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...model.ir import NARROW_FLOATS, Array, DType
-from ...program.expressions.scalar import Scalar, reachable
+from ...program.expressions.scalar import Scalar, operands_first, reachable
 from ...program.expressions.symbolic import Dim, eq, logical_or
 from ...program.lowering.context import Lowering
 from ...program.lowering.shapes import broadcast_strides, collapse
@@ -328,17 +328,11 @@ def _is_silu(y: Scalar, known: Mapping[Scalar, Array | float], tolerance: float)
 def _evaluate(y: Scalar, leaves: Mapping[Scalar, Array | float]) -> Array | float | None:
     """The values of y; None where it depends on more than ``leaves`` or has other operations than ``_smooth``."""
     known = dict(leaves)
-    stack = [y]
-    while stack:
-        current = stack[-1]
-        if current in known or current.op == "constant":
-            known.setdefault(current, current.value)
-            stack.pop()
-            continue
-        if current.op not in _smooth or not current.dtype.is_float:
+    for part in operands_first(y, leaves):
+        if part.op == "constant":
+            known[part] = part.value
+        elif part.op not in _smooth or not part.dtype.is_float:
             return None
-        missing = [operand for operand in current.operands if operand not in known]
-        stack += missing
-        if not missing:
-            known[current] = _smooth[current.op](*(known[operand] for operand in current.operands))
+        else:
+            known[part] = _smooth[part.op](*(known[operand] for operand in part.operands))
     return known[y]

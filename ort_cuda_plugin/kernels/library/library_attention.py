@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...model.ir import Array, DType
 from ...program.expressions import scalar as s
-from ...program.expressions.scalar import Scalar, reachable
+from ...program.expressions.scalar import Scalar, operands_first, reachable
 from ...program.expressions.symbolic import Dim, divides, hint, lt
 from ...program.lowering.context import Arg, Int64, Lowering, Tensor
 from ...program.lowering.shapes import broadcast_strides
@@ -202,16 +202,20 @@ _operations: dict[str, Callable[..., Array]] = {
 
 
 def _evaluate(x: Scalar, known: Mapping[Scalar, Array | float]) -> Array | float | None:
-    """The values of x for rows of scores; None where it has other operations. Not deep: see `MAX_OPERATIONS`."""
-    if x in known:
-        return known[x]
+    """The values of x for rows of scores; None where it has other operations."""
+    values = dict(known)
+    for part in operands_first(x, known):
+        value = _applied(part, [values[operand] for operand in part.operands])
+        if value is None:
+            return None
+        values[part] = value
+    return values[x]
+
+
+def _applied(x: Scalar, operands: Sequence[Array | float]) -> Array | float | None:
     if x.op == "constant":
         number: float = x.value
         return number
-    sources = x.value[0].elements if x.op == "reduced" else x.operands
-    operands = [_evaluate(operand, known) for operand in sources]
-    if any(operand is None for operand in operands):
-        return None
     if x.op == "cast":
         return operands[0] if x.dtype.is_float and x.operands[0].dtype.is_float else None
     if x.op == "reduced":

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ...program.expressions.scalar import Scalar, reachable
+from ...program.expressions.scalar import Scalar
 from ...program.expressions.symbolic import Dim, hint, product
 from ...program.lowering.shapes import broadcast_strides, collapse
 from ...program.steps.steps import (
@@ -157,6 +157,8 @@ class _Fusion:
             if output[1].buffer.kind is not BufferKind.SCRATCH
             or any(step is not consumer for step in self.uses.readers(output[1].buffer))
         ]
+        if self._are_too_many(producer, consumer, kept):
+            return None
         joint: Map | None
         if isinstance(producer, Sums):
             joint = _join_sums(producer, consumer, kept)
@@ -165,6 +167,17 @@ class _Fusion:
         else:
             return join_map(producer, consumer, kept)
         return joint if joint is not None and is_small(joint) else None
+
+    def _are_too_many(self, producer: Map, consumer: Map, kept: Sequence[Output]) -> bool:
+        """Whether the joint step would have more than `MAX_OPERATIONS` for certain, which spares joining the two.
+
+        Its operations are those of both steps at least, without the leaves: only these are replaced or shared.
+        """
+        needed = {y.buffer for _, y in kept}.union(consumer.reads)
+        if any(buffer not in needed for buffer in producer.writes):
+            return False  # some of the producer's operations go
+        leaves = len(producer.inputs) + len(consumer.inputs)
+        return len(producer.scalars | consumer.scalars) - leaves > MAX_OPERATIONS
 
 
 def is_small(step: Map) -> bool:
@@ -178,7 +191,7 @@ def is_small(step: Map) -> bool:
         dims, strides = collapse(dims, strides)
     numbers = sum(not isinstance(s, int) or s not in (0, 1) for axes in strides for s in axes)
     parameters = len(step.inputs) + len(step.all_outputs) + numbers + 2 * len(dims) + _own_parameters(step, len(dims))
-    return parameters <= MAX_PARAMETERS and len(reachable(x for x, _ in step.all_outputs)) <= MAX_OPERATIONS
+    return parameters <= MAX_PARAMETERS and len(step.scalars) <= MAX_OPERATIONS
 
 
 def _own_parameters(step: Map, dims: int) -> int:
@@ -224,9 +237,9 @@ def _join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | Non
         if view is None:
             return None
         outputs.append((views.at(expression, view), view.of_result(y, consumer.shape)))
-    if views.repeats and len(reachable(x for x, _ in producer.outputs)) > MAX_REPEATED_OPERATIONS:
+    if views.repeats and len(producer.scalars) > MAX_REPEATED_OPERATIONS:
         return None
-    if isinstance(consumer, Rows) and _is_narrow(consumer) and len(reachable(x for x, _ in producer.outputs)) > 8:
+    if isinstance(consumer, Rows) and _is_narrow(consumer) and len(producer.scalars) > 8:
         return None
     # The consumer's leaves are substituted, since in a long chain its expressions are the small ones.
     known = {_place(x, consumer.shape): leaf for leaf, x in views.inputs}

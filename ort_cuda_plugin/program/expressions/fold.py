@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ort_cuda_plugin.program.expressions import symbolic
-from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.scalar import Scalar, operands_first
 from ort_cuda_plugin.program.expressions.symbolic import Dim
 
 
@@ -44,13 +44,17 @@ def fold(x: Scalar, leaves: Mapping[Scalar, Dim]) -> Dim:
 
     Raises NotFoldable for floats and for operations that symbolic integers lack, ZeroDivisionError for a constant 0.
     """
-    if x in leaves:
-        return leaves[x]
+    known = dict(leaves)
+    for part in operands_first(x, leaves):
+        known[part] = _folded(part, [known[operand] for operand in part.operands])
+    return known[x]
+
+
+def _folded(x: Scalar, operands: Sequence[Dim]) -> Dim:
     if x.dtype.is_float:
         raise NotFoldable
     if x.op == "constant":
         return int(x.value)
-    operands = [fold(operand, leaves) for operand in x.operands]
     if x.op == "cast":
         return symbolic.ne(operands[0], 0) if not x.dtype.is_integer else operands[0]
     table = _operations if x.dtype.is_integer or x.op in _operations else _booleans

@@ -68,7 +68,7 @@ class Atom:
             self.bounds = bounds or (None, None)
             self.is_read_back = isinstance(number, int) and number >= READ_BACK
         else:
-            self.bounds = _atom_bounds(op, args)
+            self.bounds = _clamped(_atom_bounds(op, args))
             self.is_read_back = any(map(is_read_back, args))
 
     def __hash__(self) -> int:
@@ -131,7 +131,7 @@ _SHOWN_TERMS: Final = 6
 """Maximum terms in the text of an expression: parts are shared, so the whole text may be exponentially long."""
 
 _LARGEST: Final = 2**64
-"""Limit of hints and bounds of opaque products: beyond 64 bits their values do not matter."""
+"""Largest magnitude of the hint and of the bounds of an atom. A number beyond does not fit 64 bits: no more matters."""
 
 
 class Expr:
@@ -346,6 +346,15 @@ def _polynomial_bounds(expr: Expr) -> Bounds:
     return total
 
 
+def _clamped(bounds: Bounds) -> Bounds:
+    """Return bounds of at most `_LARGEST` that hold as well; those of nested operations would grow with each level."""
+    low, high = bounds
+    return (
+        None if low is None or low < -_LARGEST else min(low, _LARGEST),
+        None if high is None or high > _LARGEST else max(high, -_LARGEST),
+    )
+
+
 def _atom_bounds(op: ExprOp, args: tuple[Dim, ...]) -> Bounds:
     if op in boolean_ops:
         return 0, 1
@@ -357,11 +366,7 @@ def _atom_bounds(op: ExprOp, args: tuple[Dim, ...]) -> Bounds:
         )
     a, b = bounds(args[0]), bounds(args[1])
     if op is ExprOp.MUL:
-        low, high = _mul_bounds(a, b)
-        return (
-            None if low is None or low < -_LARGEST else min(low, _LARGEST),
-            None if high is None or high > _LARGEST else max(high, -_LARGEST),
-        )
+        return _mul_bounds(a, b)
     if op is ExprOp.MIN:
         lows = None if a[0] is None or b[0] is None else min(a[0], b[0])
         highs = [x for x in (a[1], b[1]) if x is not None]

@@ -13,7 +13,7 @@ Integer arithmetic wraps around.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -165,6 +165,27 @@ def in_order(expressions: Iterable[Scalar]) -> list[Scalar]:
             seen[x] = None
             stack.extend(x.operands)
     return list(seen)
+
+
+def operands_first(x: Scalar, done: Container[Scalar] = ()) -> Iterator[Scalar]:
+    """Yield x and what it is made of, each once and after its operands, without what ``done`` has and is below it.
+
+    Expressions share their operands, so that a walk along every path takes exponential time.
+    """
+    seen: set[Scalar] = set()
+    stack = [x]
+    while stack:
+        current = stack[-1]
+        if current in seen or current in done:
+            stack.pop()
+            continue
+        pending = [operand for operand in current.operands if operand not in seen and operand not in done]
+        if pending:
+            stack.extend(pending)
+            continue
+        stack.pop()
+        seen.add(current)
+        yield current
 
 
 def constant(value: Number, dtype: DType) -> Scalar:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ...model.ir import NARROW_FLOATS, DType, Node
-from ..expressions.scalar import Scalar, reachable
+from ..expressions.scalar import Scalar, operands_first, reachable
 from ..expressions.symbolic import Dim
 from .row_program import Row, Stage
 from .tensor import Buffer, BufferKind, Tensor
@@ -57,6 +57,11 @@ class Map(TensorFields):
     def map_values(self, function: Callable[[Scalar], Scalar]) -> Self:
         """Return the step with ``function`` of each expression that it stores."""
         return self.map_outputs(lambda outputs: ((function(value), y) for value, y in outputs))
+
+    @cached_property
+    def scalars(self) -> set[Scalar]:
+        """All Scalars that the outputs are made of."""
+        return reachable(value for value, _ in self.all_outputs)
 
     @property
     def tensors_read(self) -> tuple[Tensor, ...]:
@@ -258,14 +263,22 @@ def stored(x: Scalar) -> Scalar:
 
 
 def _is_rounded(x: Scalar) -> bool:
-    if x.op == "leaf":
-        return True
-    if x.op == "constant":
-        return x.dtype in (DType.FLOAT16, DType.BFLOAT16) and x.value in (0.0, 1.0, -1.0)
-    if x.op == "cast":
-        return x.operands[0].dtype is not DType.BOOL
-    values = x.operands[1:] if x.op == "where" else x.operands
-    return x.op in _selections and all(map(_is_rounded, values))
+    """Whether x is a value of its type before it is stored: each number that it selects is one."""
+    seen: set[Scalar] = set()
+    stack = [x]
+    while stack:
+        value = stack.pop()
+        if value in seen or value.op == "leaf":
+            continue
+        seen.add(value)
+        if value.op in _selections:
+            stack += value.operands[1:] if value.op == "where" else value.operands
+        elif value.op == "constant":
+            if value.dtype not in (DType.FLOAT16, DType.BFLOAT16) or value.value not in (0.0, 1.0, -1.0):
+                return False
+        elif value.op != "cast" or value.operands[0].dtype is DType.BOOL:
+            return False
+    return True
 
 
 class Substitution:
@@ -280,17 +293,7 @@ class Substitution:
 
     def __call__(self, x: Scalar) -> Scalar:
         """Return the new expression. Does not recurse: a chain of operators may be as long as the model."""
-        stack = [x]
-        while stack:
-            current = stack[-1]
-            if current in self._new:
-                stack.pop()
-                continue
-            pending = [operand for operand in current.operands if operand not in self._new]
-            if pending:
-                stack.extend(pending)
-                continue
-            stack.pop()
+        for current in operands_first(x, self._new):
             self._new[current] = self._rebuilt(current)
         return self._new[x]
 
