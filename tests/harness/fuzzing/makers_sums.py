@@ -147,7 +147,15 @@ def product(g: Grower) -> object:
         permutation = [*range(b.rank - 2), b.rank - 1, b.rank - 2]
         made = g.add("Transpose", [b], [b.kind], perm=permutation)
         b = made[0] if made else b
+    # ONNX Runtime multiplies batches that do not broadcast where there is nothing to add up.
+    if not all(_broadcast(x[:-2], y[:-2]) for x, y in zip(a.shapes, b.shapes, strict=True)):
+        return None
     return g.add("MatMul", [a, b], [a.kind], "sum")
+
+
+def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(a), reversed(b), strict=False)
+    return all(x == y or 1 in (x, y) for x, y in pairs)
 
 
 def gemm(g: Grower) -> object:
