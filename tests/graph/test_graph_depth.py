@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_nested_size_arithmetic_that_was_made_twice_is_equal(step: str) -> None:
     assert first != nested(step, symbol(1, "m", 40))
 
 
-GROWING = {
+GROWING: dict[str, Callable[[Dim], Dim]] = {
     "square": lambda x: truncdiv(x, 2) * x,
     "square of a quotient": lambda x: truncdiv(x, 2) * truncdiv(x, 2) + x,
     "square of a larger one": lambda x: sym_max(x, 3) * sym_max(x, 3),

@@ -168,7 +168,7 @@ def in_order(expressions: Iterable[Scalar]) -> list[Scalar]:
 
 
 def operands_first(x: Scalar, done: Container[Scalar] = ()) -> Iterator[Scalar]:
-    """Yield x and what it is made of, each once and after its operands, without what ``done`` has and is below it.
+    """Yield x and all that it is computed from, each once and after its operands. Stop at what ``done`` has.
 
     Expressions share their operands, so that a walk along every path takes exponential time.
     """

@@ -60,7 +60,7 @@ class Map(TensorFields):
 
     @cached_property
     def scalars(self) -> set[Scalar]:
-        """All Scalars that the outputs are made of."""
+        """All Scalars that the outputs are computed from."""
         return reachable(value for value, _ in self.all_outputs)
 
     @property
