@@ -17,9 +17,8 @@ from pathlib import Path
 
 from ..compiler.timing_cache import TimedProblem, TimingCache
 from ..compiler.toolchain import installed_tools, joined_digest, sources_digest, toolchain_digest
-from ..kernels.emit import emit
-from ..kernels.tactics import LIBRARY
 from ..model.ir import InvalidModel, Unsupported
+from ..passes.emission.emission import emit
 from ..passes.simplification.constant_folding import split_constants
 from ..passes.table import KERNEL_SELECTION, run_passes
 from ..plan.planner import make_plan
@@ -27,9 +26,10 @@ from ..plan.precompute import precompute
 from ..plan.tables import KnownEntries, Tables
 from ..program.expressions.scalar import Scalar, reachable
 from ..program.expressions.symbolic import Dim, hint, is_read_back, le, lt
-from ..program.lowering.context import Lowering, Make
+from ..program.lowering.context import Lowering, Make, Tactic
 from ..program.steps.concrete import Concrete
-from ..program.steps.steps import Attend, Convolve, Rows, Sums, Tactic
+from ..program.steps.schedule import Choice, Engine, Schedule, describe, schedule_text
+from ..program.steps.steps import Attend, Convolve, Rows, Sums
 from ..program.steps.tensor import Tensor
 from ..program.steps.trace import LibraryCall, Recordable, Step
 from .cluster import Variant
@@ -48,26 +48,29 @@ class MeasuringTuner:
         self._device = device
         self._measure = measure
 
-    def tactic(self, ctx: Lowering, step: Sums, names: Sequence[str]) -> Tactic:
-        """The fastest of ``names`` at the sizes at hand.
+    def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
+        """The fastest of ``choices`` at the sizes at hand.
 
-        A plan with a measured tactic holds for sizes up to the next power of two; larger sizes get another plan, which
-        is measured again. Sizes that are guessed, or computed in the Run, are not measured.
+        A plan with a measured schedule holds for sizes up to the next power of two; larger sizes get another plan,
+        which is measured again. Sizes that are guessed, or computed in the Run, are not measured.
         """
-        return self._fastest(
+        by_text = {schedule_text(choice.schedule): choice for choice in choices}
+        best = self._fastest(
             ctx,
             _timing_id(ctx, step),
             _types(step),
             _sizes(step),
-            names,
-            lambda name: _program(ctx, step, name),
+            list(by_text),
+            lambda text: _program(ctx, step, by_text[text].schedule),
             ", ".join(node.label for node in step.nodes) or "a step",
+            lambda text: describe(by_text[text].schedule),
         )
+        return None if best is None else replace(by_text[best.name], why=best.why)
 
     def fastest(
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
-    ) -> Tactic:
-        """Like `tactic`, for custom operators: see `Tuner`."""
+    ) -> Tactic | None:
+        """Like `choice`, for custom operators: see `Tuner`."""
         given = [x for x in inputs if x is not None]
         options = asdict(ctx.options)
         parts = [problem, [_layout(x) for x in given], [options[name] for name in sorted(options)], kernels_digest()]
@@ -90,13 +93,15 @@ class MeasuringTuner:
         names: Sequence[str],
         program: Callable[[str], Variant | None],
         label: str,
-    ) -> Tactic:
-        """Measure candidates that are not in the cache. ``program`` returns the program of a tactic, None if it cannot
-        run.
+        shown: Callable[[str], str] = str,
+    ) -> Tactic | None:
+        """Measure candidates that are not in the cache. ``program`` returns the program of one, None if it cannot run.
+
+        ``shown`` is a candidate in words.
         """
         unknown = [size for size in sizes if not isinstance(size, int)]
         if any(map(is_read_back, unknown)) or (unknown and ctx.is_guess):
-            return Tactic()
+            return None
         problem = TimedProblem.of(timing_id, self._device, types, map(hint, sizes))
         missing = self._cache.missing(problem, names)
         if missing:
@@ -104,11 +109,11 @@ class MeasuringTuner:
         times = {name: seconds for name, seconds in self._cache.times(problem).items() if name in names}
         finite = [name for name in names if times.get(name, math.inf) < math.inf]
         if not finite:
-            return Tactic()
+            return None
         best = min(finite, key=times.__getitem__)
         for size in unknown:
             _keep_near(ctx, size)
-        return Tactic(best, _account(best, {name: times[name] for name in names if name in times}))
+        return Tactic(best, _account(best, {name: times[name] for name in names if name in times}, shown))
 
     def _measured(self, names: Sequence[str], program: Callable[[str], Variant | None], label: str) -> dict[str, float]:
         programs: dict[str, Variant] = {}
@@ -117,7 +122,7 @@ class MeasuringTuner:
             try:
                 made = program(name)
             except (Unsupported, InvalidModel) as error:
-                logger.info("tactic %r of %s cannot be measured: %s", name, label, error)
+                logger.info("candidate %s of %s cannot be measured: %s", name, label, error)
                 made = None
             if made is None:
                 times[name] = math.inf
@@ -128,14 +133,14 @@ class MeasuringTuner:
         return times
 
 
-def _program(ctx: Lowering, step: Sums, name: str) -> Variant | None:
-    """Return the program that computes only the step, by that tactic; None if a library declines."""
+def _program(ctx: Lowering, step: Sums, schedule: Schedule) -> Variant | None:
+    """Return the program that computes only the step, by that schedule; None if a library declines."""
     own = Lowering(ctx.device, ctx.options)
     own.nodes = step.nodes
     alone = Concrete().step(step)
     assert isinstance(alone, Sums)
-    launches = _launches(own, [replace(alone, tactic=Tactic(name))])
-    if name == LIBRARY and not any(isinstance(launch, LibraryCall) for launch in launches):
+    launches = _launches(own, [replace(alone, schedule=schedule)])
+    if schedule.engine is Engine.LIBRARY and not any(isinstance(launch, LibraryCall) for launch in launches):
         return None
     return _alone(own, launches)
 
@@ -150,15 +155,15 @@ def _operator_program(ctx: Lowering, inputs: Sequence[Tensor | None], name: str,
 
 
 class _Rules:
-    """The tuner while a program is measured: rules decide what the measured tactic leaves open."""
+    """The tuner while a program is measured: rules decide what the measured schedule leaves open."""
 
-    def tactic(self, ctx: Lowering, step: Sums, names: Sequence[str]) -> Tactic:
-        return Tactic()
+    def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
+        return None
 
     def fastest(
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
-    ) -> Tactic:
-        return Tactic()
+    ) -> Tactic | None:
+        return None
 
 
 def _launches(own: Lowering, steps: Sequence[Step]) -> list[Recordable]:
@@ -230,9 +235,8 @@ def _operations(step: Sums) -> list[tuple[str, int]]:
 def kernels_digest() -> str:
     """Hash the sources of kernels: times of other kernels say nothing about these."""
     root = Path(__file__).parent.parent
-    sources = [
-        path.relative_to(root).as_posix() for room in ("kernels", "passes") for path in root.glob(f"{room}/**/*.py")
-    ]
+    rooms = ("kernels", "schedule", "passes")
+    sources = [path.relative_to(root).as_posix() for room in rooms for path in root.glob(f"{room}/**/*.py")]
     own = sources_digest(tuple(sorted(sources)))
     return joined_digest(toolchain_digest(installed_tools(False), False), own)
 
@@ -247,10 +251,10 @@ def _keep_near(ctx: Lowering, size: Dim) -> None:
     ctx.guard(lt(most // 2, size))
 
 
-def _account(best: str, times: dict[str, float]) -> str:
-    """Return the times in words, the fastest first."""
+def _account(best: str, times: dict[str, float], shown: Callable[[str], str]) -> str:
+    """Return the times in words, the fastest first. ``shown`` is a candidate in words."""
     order = sorted(times, key=lambda name: (times[name], name != best))
-    others = [f"{name} {_duration(times[name])}" for name in order if name != best]
+    others = [f"{shown(name)} {_duration(times[name])}" for name in order if name != best]
     return f"measured {_duration(times[best])}{'; ' if others else ''}{', '.join(others)}"
 
 

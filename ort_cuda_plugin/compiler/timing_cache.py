@@ -85,7 +85,7 @@ class TimingCache(CacheFolder):
 
     name = "timing cache"
     suffix = ".times"
-    magic = b"OCPT\x01\n"
+    magic = b"OCPT\x02\n"
     consequence = "Each process measures again"
     remedy = "measuring again"
     max_entry_bytes = 256 << 10

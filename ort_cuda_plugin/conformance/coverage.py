@@ -15,11 +15,11 @@ import onnx
 from ort_cuda_plugin.clusters.nodes.node_lowering import InputSymbols, NodeLowering, symbolic_input
 from ort_cuda_plugin.conformance.cases import load_cases
 from ort_cuda_plugin.ep.device.libraries import LIBRARIES
-from ort_cuda_plugin.kernels.emit import emit
 from ort_cuda_plugin.model.ir import DType, Graph, InvalidModel, Unsupported
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.ops import registry
 from ort_cuda_plugin.ops.registry import Operator
+from ort_cuda_plugin.passes.emission.emission import emit
 from ort_cuda_plugin.passes.table import KERNEL_SELECTION, run_passes
 from ort_cuda_plugin.program.expressions.symbolic import Dim
 from ort_cuda_plugin.program.lowering.context import Buffer, DeviceProperties, LoweringOptions

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..model.ir import Constant, InvalidModel, Unsupported
-from ..program.lowering.context import Lowering, Tensor
-from ..program.steps.steps import Tactic
+from ..program.lowering.context import Lowering, Tactic, Tensor
 from ..program.steps.trace import Launch
 from .operator import LowerFunction
 from .report import report_failure
@@ -43,7 +42,7 @@ def choose_tactic(
 
     if ctx.tuner is not None and len(names) > 1:
         found = ctx.tuner.fastest(ctx, problem, inputs, names, guarded)
-        if found.name:
+        if found is not None:
             return found
     return Tactic(names[0], "the first of its tactics")
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..kernels.attention.flash import has_tf32
-from ..kernels.emit import emit
 from ..program.lowering.context import Lowering
 from ..program.steps.trace import Step
+from ..schedule.flash import has_tf32
 from .attention.attention_decomposition import decompose_attention
 from .attention.attention_fusion import fuse_attention
 from .attention.gqa_broadcast_elimination import eliminate_gqa_broadcasts
@@ -23,6 +22,7 @@ from .contraction.fold_dequantize import fold_dequantize, fold_dequantize_into_i
 from .contraction.kernel_selection import select_kernels
 from .contraction.pointwise_as_gemm import pointwise_as_gemm
 from .contraction.tf32_as_scaled_f16 import store_tf32_as_scaled_f16
+from .emission.emission import emit
 from .fusion.horizontal_conv import merge_convolutions
 from .fusion.horizontal_fusion import fuse_horizontally
 from .fusion.horizontal_gemm import merge_gemms

@@ -27,8 +27,7 @@ from ort_cuda_plugin.custom.plugin.node import create
 from ort_cuda_plugin.custom.registry import current
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.program.analysis.program_text import ProgramText
-from ort_cuda_plugin.program.lowering.context import BufferKind, Lowering
-from ort_cuda_plugin.program.steps.steps import Tactic
+from ort_cuda_plugin.program.lowering.context import BufferKind, Lowering, Tactic
 from ort_cuda_plugin.program.steps.trace import Copy, HostCall, Launch, ReadBack
 from plugins import DOUBLE, Probe, ProbeCreator, context, lowered, tensor
 
@@ -399,7 +398,7 @@ def test_get_timing_cache_id() -> None:
     asked: list[tuple[str, list[str]]] = []
 
     class Tuner:
-        def tactic(self, ctx: Any, step: Any, names: Any) -> Tactic:
+        def choice(self, ctx: Any, step: Any, choices: Any) -> None:
             raise AssertionError(f"an operator is measured, and no step: got {step}")
 
         def fastest(self, ctx: Any, problem: str, inputs: Any, names: Sequence[str], make: Any) -> Tactic:

@@ -21,8 +21,9 @@ from ort_cuda_plugin.clusters.tuning import MeasuringTuner
 from ort_cuda_plugin.compiler.timing_cache import TimingCache
 from ort_cuda_plugin.custom import Lowering, Op, T, array_kernel, ceildiv, launch, op
 from ort_cuda_plugin.model.ir import DType, Graph, Node, Value
-from ort_cuda_plugin.program.lowering.context import DeviceProperties, Make, Tensor
-from ort_cuda_plugin.program.steps.steps import Sums, Tactic
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, Make, Tactic, Tensor
+from ort_cuda_plugin.program.steps.schedule import Choice
+from ort_cuda_plugin.program.steps.steps import Sums
 from ort_cuda_plugin.program.steps.trace import Launch
 from plugins import ProbeCreator, context, lowered, tensor
 
@@ -127,7 +128,7 @@ class FastestIs:
     def __init__(self) -> None:
         self.problems: list[tuple[str, list[str]]] = []
 
-    def tactic(self, ctx: Lowering, step: Sums, names: Sequence[str]) -> Tactic:
+    def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> None:
         raise AssertionError(f"an operator is measured, and no step: got {step}")
 
     def fastest(

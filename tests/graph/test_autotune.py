@@ -92,17 +92,17 @@ def names(variant: Variant) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "device", "fast", "expected", "why"),
     [
-        (PRODUCT, GPU, runs("32x64"), "matmul_mma_32x64x32_f16", "tiles of 32x64x32: measured 1e+03 ms; "),
-        (PRODUCT, GPU, runs("split_32x64", 2), "matmul_mma_split_32x64x32_f16", "tiles of 32x64x32, k in 2 parts: me"),
+        (PRODUCT, GPU, runs("32x64"), "matmul_mma_32x64x32_f16", "mma 32x64x32: measured 1e+03 ms; "),
+        (PRODUCT, GPU, runs("split_32x64", 2), "matmul_mma_split_32x64x32_f16", "mma 32x64x32, split_k=2: me"),
         (PRODUCT, WITH_LIBRARIES, runs("split_64x64", 2), "matmul_mma_split_64x64x32_f16", "library 2e+03 ms"),
-        (ATTENTION, GPU, runs("16x64x64_resident"), "attention_16x64x64_resident", "three steps 2e+03 ms"),
-        (ATTENTION, GPU, runs("matmul", 3), "matmul_mma_", "tiles of"),
-        (ATTENTION, WITH_LIBRARIES, runs("8x64x64"), "attention_8x64x64", "blocks of 8x64x64"),
-        (CONVOLUTION, GPU, runs("conv2d_16x1_", 2), "conv2d_16x1_f16", "strips: measured"),
-        (CONVOLUTION, GPU, runs("mma_32x64"), "conv2d_mma_32x64x32_f16", "strips 2e+03 ms"),
+        (ATTENTION, GPU, runs("16x64x64_resident"), "attention_16x64x64_resident", "decomposed 2e+03 ms"),
+        (ATTENTION, GPU, runs("matmul", 3), "matmul_mma_", "mma "),
+        (ATTENTION, WITH_LIBRARIES, runs("8x64x64"), "attention_8x64x64", "multi_pass 8x64x64"),
+        (CONVOLUTION, GPU, runs("conv2d_16x1_", 2), "conv2d_16x1_f16", "direct: measured"),
+        (CONVOLUTION, GPU, runs("mma_32x64"), "conv2d_mma_32x64x32_f16", "direct 2e+03 ms"),
     ],
 )
-def test_the_tactic_that_takes_the_least_time_computes_the_step(
+def test_the_schedule_that_takes_the_least_time_computes_the_step(
     tmp_path: Path, text: str, device: DeviceProperties, fast: Callable[[Variant], bool], expected: str, why: str
 ) -> None:
     clock = Clock(fast)
@@ -302,7 +302,7 @@ def test_two_processes_that_measure_at_once_leave_one_good_entry(tmp_path: Path)
     assert path.read_bytes().startswith(TimingCache.magic)
 
 
-def test_explain_shows_what_the_tactics_took(
+def test_explain_shows_what_the_candidates_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock(runs("lanes"))
@@ -311,6 +311,6 @@ def test_explain_shows_what_the_tactics_took(
     onnx.save(parser.parse_model(f"{HEAD} {ROWS.replace('rows', '5')}"), tmp_path / "model.onnx")
     command = ["explain", str(tmp_path / "model.onnx"), "--program", "--device", "emulated"]
     assert main([*command, "--autotune"]) == 0
-    assert "a block for each row: measured 1e+03 ms; tiles of 16x64x16 2e+03 ms" in capsys.readouterr().out
+    assert "gemv: measured 1e+03 ms; simt 16x64x16 2e+03 ms" in capsys.readouterr().out
     assert main(command) == 0
-    assert "tiles of 16x64x16: chosen by rules" in capsys.readouterr().out
+    assert "simt 16x64x16: chosen by rules" in capsys.readouterr().out

@@ -76,7 +76,7 @@ def small_models_count() -> Iterator[None]:
     """Passes that a cost model or the size of the L2 keeps from small models change these as well."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(l2_batch_tiling, "L2_BYTES", SMALL_L2))
-        stack.enter_context(mock.patch.object(split_k_fusion, "parts_along_k", return_value=3))
+        stack.enter_context(mock.patch.object(split_k_fusion, "fused_split_k", return_value=3))
         yield
 
 

@@ -14,17 +14,18 @@ import pytest
 from fused_bits import uncontracted
 from kernel_harness import make_model, run_model
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
-from ort_cuda_plugin.kernels.attention import multi_pass as attend
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.steps.schedule import AttentionTile
+from ort_cuda_plugin.schedule import attention as attention_schedule
 from pass_programs import programs_after
 
 FORMS = {
-    "few threads": attend.Form(32, 64, 64, 32, resident=False),
-    "few threads, scores kept": attend.Form(16, 64, 128, 32, resident=True),
-    "large blocks": attend.Form(32, 128, 64, 128, resident=False, tile_gap=4),
-    "large blocks, scores kept": attend.Form(16, 64, 64, 64, resident=True),
-    "one warp": attend.Form(8, 64, 128, 32, resident=False, tile_gap=4),
+    "few threads": AttentionTile(32, 64, 64, 32, resident=False),
+    "few threads, scores kept": AttentionTile(16, 64, 128, 32, resident=True),
+    "large blocks": AttentionTile(32, 128, 64, 128, resident=False, tile_gap=4),
+    "large blocks, scores kept": AttentionTile(16, 64, 64, 64, resident=True),
+    "one warp": AttentionTile(8, 64, 128, 32, resident=False, tile_gap=4),
 }
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 SIZES = {"a tile and a bit": (5, 67, 5), "several blocks": (70, 130, 40), "one key": (9, 1, 16), "wide": (6, 20, 136)}
@@ -64,7 +65,7 @@ def compare(model: Any, inputs: list[np.ndarray], *, dynamic: bool = False) -> N
 def test_every_form_of_block_has_the_bits_of_three_steps(
     form: str, sizes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attend, "choose_form", lambda ctx, rows, keys, width: FORMS[form])
+    monkeypatch.setattr(attention_schedule, "choose_multi_pass_tile", lambda ctx, rows, keys, width: (FORMS[form], ()))
     rows, keys, size = SIZES[sizes]
     q, k, v = (numbers(2, 3, length, size, seed=i) for i, length in enumerate((rows, keys, keys)))
     mask = numbers(rows, keys, seed=3)

@@ -8,9 +8,9 @@ import pytest
 
 from ort_cuda_plugin import gpus
 from ort_cuda_plugin.gpus import Gpu, closest, typical_multiprocessors
-from ort_cuda_plugin.kernels.gemm import cost_model as teams
 from ort_cuda_plugin.kernels.gemm.tile_shapes import SIZES as BYTES
 from ort_cuda_plugin.program.device import DeviceProperties
+from ort_cuda_plugin.schedule import cost_model
 
 SIZES = [*itertools.product((8, 197, 784), (64, 768), (256, 3072))]
 
@@ -23,10 +23,10 @@ def of(gpu: Gpu) -> DeviceProperties:
 @pytest.mark.parametrize("name", gpus.names())
 def test_no_gemm_is_predicted_to_beat_the_hardware(name: str, kind: str) -> None:
     gpu = gpus.gpu(name)
-    flops = gpu.flops_per_clock(teams.FLOPS_OF[kind])
+    flops = gpu.flops_per_clock(cost_model.FLOPS_OF[kind])
     for m, n, k in SIZES:
-        team, cycles = teams.fastest_team(of(gpu), teams.Problem(kind, m, n, 1, k, 0, False, False, 0, False))
-        blocks = -(-m // team.tile.m) * -(-n // team.tile.n)
+        config, cycles = cost_model.fastest(of(gpu), cost_model.Problem(kind, m, n, 1, k, 0, False, False, 0, False))
+        blocks = -(-m // config.tile.m) * -(-n // config.tile.n)
         busy = min(blocks, gpu.multiprocessors)
         assert cycles * busy * flops >= 2.0 * m * n * k
         operand_bytes = (m + n) * k * BYTES[kind]
@@ -34,8 +34,8 @@ def test_no_gemm_is_predicted_to_beat_the_hardware(name: str, kind: str) -> None
 
 
 def test_a_slower_tensor_core_is_predicted_to_take_longer() -> None:
-    problem = teams.Problem("f16", 784, 3072, 1, 3072, 0, False, False, 0, False)
-    cycles = {name: teams.fastest_team(of(gpus.gpu(name)), problem)[1] for name in ("h100", "rtx4090")}
+    problem = cost_model.Problem("f16", 784, 3072, 1, 3072, 0, False, False, 0, False)
+    cycles = {name: cost_model.fastest(of(gpus.gpu(name)), problem)[1] for name in ("h100", "rtx4090")}
     assert cycles["rtx4090"] > 4 * cycles["h100"]
 
 

@@ -172,7 +172,7 @@ def test_tensors_between_convolutions_are_bytes(monkeypatch: pytest.MonkeyPatch,
     convolutions = [line for line in rest.splitlines() if "d_mma_" in line]
     assert len(convolutions) == 6
     assert all("u8[" in line.split("<-")[1] and "i8[" in line.split("<-")[1] for line in convolutions), rest
-    assert "bytes as they are stored, exact sums" in rest
+    assert "operands, exact sums" in rest
     # The first block's result exists only as codes, which the second one adds as well.
     assert sum("f32[" in line.split("<-")[0] for line in convolutions) == (1 if shared else 2), rest
 

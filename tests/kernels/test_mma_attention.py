@@ -17,11 +17,11 @@ from ort_cuda_plugin.cli.models.kernel_report import report
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.device.open_device import OpenDevice
-from ort_cuda_plugin.kernels.attention import flash as stream
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.ops.onnx.attention import attention
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
 from ort_cuda_plugin.program.steps.trace import Step
+from ort_cuda_plugin.schedule import flash as flash_schedule
 
 TOKENS, HEADS, KV_HEADS = 70, 4, 2
 TF32_TOLERANCE = 2e-3
@@ -63,7 +63,7 @@ def attended(q: Array, k: Array, v: Array, size: int) -> Array:
 
 def test_small_matrices_give_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     real, size = FLOAT16, 32
-    monkeypatch.setattr(stream, "has_matrices", lambda ctx: True)
+    monkeypatch.setattr(flash_schedule, "has_tensor_cores", lambda ctx: True)
     model, inputs = prompt(size, real)
     kernels = CompiledCluster(read_model(model), DeviceProperties()).prepare().kernels
     assert any(kernel.name.startswith("matrix_stream") for kernel in kernels)
@@ -89,7 +89,7 @@ def test_attention_of_ai_onnx_gives_the_same_in_one_walk(monkeypatch: pytest.Mon
 
     plain = run()
     monkeypatch.setattr(attention, "prefers_flash_attention", lambda ctx, q, k, v: True)
-    monkeypatch.setattr(stream, "has_matrices", lambda ctx: True)
+    monkeypatch.setattr(flash_schedule, "has_tensor_cores", lambda ctx: True)
     kernels = CompiledCluster(read_model(model), DeviceProperties()).prepare().kernels
     assert any(kernel.name.startswith("matrix_stream") for kernel in kernels)
     np.testing.assert_allclose(run(), plain, TOLERANCES[BFLOAT16], TOLERANCES[BFLOAT16])
@@ -107,7 +107,7 @@ def test_parts_of_keys_are_added_up_with_the_sink(monkeypatch: pytest.MonkeyPatc
     for info, x in zip(model.graph.input, given, strict=True):
         info.CopyFrom(onnx.helper.make_tensor_value_info(info.name, info.type.tensor_type.elem_type, x.shape))
     whole = run_model(model, given)[0]
-    monkeypatch.setattr(stream, "EMULATED_SPLIT_KEYS", 16)
+    monkeypatch.setattr(flash_schedule, "EMULATED_SPLIT_KEYS", 16)
     kernels = CompiledCluster(read_model(model), DeviceProperties()).prepare().kernels
     assert any(kernel.name == "merge_4_parts" for kernel in kernels)
     np.testing.assert_allclose(run_model(model, given)[0], whole, 1e-5, 1e-6)

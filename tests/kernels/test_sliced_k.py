@@ -19,7 +19,7 @@ from ort_cuda_plugin.estimate import sass
 from ort_cuda_plugin.estimate.count import count_all
 from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep
-from ort_cuda_plugin.kernels.gemm.tile_shapes import Team, team_forms
+from ort_cuda_plugin.kernels.gemm.tile_shapes import TileConfig, tile_configs
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from team_choice import use_team
@@ -32,10 +32,10 @@ def kernels(model: ModelProto, device: DeviceProperties = GPU) -> list[KernelSpe
     return CompiledCluster(read_model(model), device).prepare().kernels
 
 
-def most_teams(kind: str, *, is_image: bool = False) -> list[Team]:
-    """Of each tile, the schedule with the most warp groups."""
-    forms = team_forms(kind, along_k=is_image, is_image=is_image)
-    return list({team.tile: team for team in forms if team.teams > 1}.values())
+def most_teams(kind: str, *, is_image: bool = False) -> list[TileConfig]:
+    """Of each tile, as many as a block may have."""
+    forms = tile_configs(kind, along_k=is_image, is_image=is_image)
+    return list({team.tile: team for team in forms if team.sliced_k > 1}.values())
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -67,7 +67,7 @@ def test_products_are_sums_of_all_teams(
         size = np.abs(wide[0]) @ np.abs(wide[1]) + np.abs(wide[2])
         use_team(monkeypatch, team)
         names = [spec.name for spec in kernels(make_model("Gemm", [*given, c], attributes))]
-        assert any(f"mma_teams{team.teams}_{team.tile.name}" in name for name in names), names
+        assert any(f"mma_teams{team.sliced_k}_{team.tile.name}" in name for name in names), names
         with configured(check=1):
             (actual,) = run_op("Gemm", [*given, c], attributes)
         assert (np.abs(actual - (wide[0] @ wide[1] + wide[2])) <= (2**-10 + k * 2**-22) * size).all(), team
@@ -88,7 +88,7 @@ def test_convolutions_are_sums_of_all_teams(monkeypatch: pytest.MonkeyPatch, dty
         (size,) = run_op("Conv", [abs(x).astype(np.float64), abs(w).astype(np.float64)], attributes)
         use_team(monkeypatch, team)
         names = [spec.name for spec in kernels(make_model("Conv", [x, w], attributes))]
-        assert any(f"mma_teams{team.teams}_{team.tile.name}" in name for name in names), names
+        assert any(f"mma_teams{team.sliced_k}_{team.tile.name}" in name for name in names), names
         with configured(check=1):
             (actual,) = run_op("Conv", [x, w], attributes)
         assert (np.abs(actual - expected) <= (2**-10 + 216 * 2**-22) * size).all(), team
@@ -105,9 +105,9 @@ def test_their_code_has_no_spills_and_fits_each_gpu(monkeypatch: pytest.MonkeyPa
         work = work_of_model(model, {}, libraries=frozenset())
         (step,) = work.steps
         assert isinstance(step, KernelStep)
-        small = team_forms(kind, capability=(12, 0))
+        small = tile_configs(kind, capability=(12, 0))
         assert step.shared_bytes <= (99 << 10 if team in small else 227 << 10)
-        assert f"teams{team.teams}_{team.tile.name}" in step.kernel.name
+        assert f"teams{team.sliced_k}_{team.tile.name}" in step.kernel.name
         sites = count_all(work, {step.kernel: sass.Code(32, 0, 0, {}, 1.0)})[0].sites
         shared = [site for site in sites if site.kind.startswith("shared")]
         assert all(site.units <= 2.01 * site.least for site in shared), (team, shared)

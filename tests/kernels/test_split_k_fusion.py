@@ -51,7 +51,7 @@ def test_the_step_after_a_product_adds_up_its_parts(
     monkeypatch: pytest.MonkeyPatch, outputs: str, rows: int | str, transposed: bool
 ) -> None:
     """It also stores the sums if more steps read them. Weights may be contiguous along k, as in Gemm."""
-    monkeypatch.setattr(split_k_fusion, "parts_along_k", lambda ctx, step: 3)
+    monkeypatch.setattr(split_k_fusion, "fused_split_k", lambda ctx, step: 3)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     model = network(LAYER, outputs, (rows, 48, 192))
     x, z = noise(40, 192, seed=1).astype(np.float16), noise(40, 48, seed=2).astype(np.float16)
@@ -77,7 +77,7 @@ def test_the_step_after_a_product_adds_up_its_parts(
     ],
 )
 def test_products_stay_whole_whose_reader_is_no_other_step(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
-    monkeypatch.setattr(split_k_fusion, "parts_along_k", lambda ctx, step: 3)
+    monkeypatch.setattr(split_k_fusion, "fused_split_k", lambda ctx, step: 3)
     model = network(body, "y", (40, 48, 192))
     if "v)" in body:
         model.graph.initializer.append(numpy_helper.from_array(np.ones((48, 48), np.float16), "v"))

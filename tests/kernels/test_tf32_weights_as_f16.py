@@ -19,13 +19,13 @@ from ort_cuda_plugin.estimate import sass
 from ort_cuda_plugin.estimate.count import count_all
 from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep
-from ort_cuda_plugin.kernels.gemm.tile_shapes import Team, team_forms
+from ort_cuda_plugin.kernels.gemm.tile_shapes import TileConfig, tile_configs
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
 from team_choice import use_team
 
 GPU = DeviceProperties.gpu((9, 0))
-TEAMS: list[Team | None] = [None, *{team.tile: team for team in team_forms("tf32", compact=True)}.values()]
+TEAMS: list[TileConfig | None] = [None, *{team.tile: team for team in tile_configs("tf32", compact=True)}.values()]
 """And tiles without teams."""
 
 

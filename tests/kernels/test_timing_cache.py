@@ -218,3 +218,15 @@ def test_the_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.
     assert cache.folder == tmp_path / "one" / "timings"
     monkeypatch.setenv("ORT_CUDA_PLUGIN_CACHE_DIR", str(tmp_path / "two"))
     assert timing_cache().folder == tmp_path / "two" / "timings"
+
+
+def test_a_file_of_the_form_before_is_absent_and_replaced(tmp_path: Path) -> None:
+    """Its candidates had texts for people as names, which no schedule has any more."""
+    cache = TimingCache(tmp_path)
+    cache.record(PROBLEM, {"tiles of 16x16x32, by 8 teams": 1.0})
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes().replace(TimingCache.magic, b"OCPT\x01\n", 1))
+    later = TimingCache(tmp_path)
+    assert later.times(PROBLEM) == {}
+    later.record(PROBLEM, {'{"engine":"library"}': 2.0})
+    assert TimingCache(tmp_path).times(PROBLEM) == {'{"engine":"library"}': 2.0}

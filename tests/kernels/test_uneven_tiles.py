@@ -19,7 +19,7 @@ from ort_cuda_plugin.estimate.count import count_all
 from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep
 from ort_cuda_plugin.kernels.gemm.gemm_mma import form_name
-from ort_cuda_plugin.kernels.gemm.tile_shapes import Team, block_bytes, operand_sizes, team_forms
+from ort_cuda_plugin.kernels.gemm.tile_shapes import TileConfig, block_bytes, operand_sizes, tile_configs
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from team_choice import use_team
@@ -27,9 +27,9 @@ from team_choice import use_team
 GPU = DeviceProperties.gpu((9, 0))
 
 
-def uneven(kind: str, *, is_image: bool) -> list[Team]:
-    """Of each tile, the schedule with the most warp groups."""
-    forms = team_forms(kind, kind == "tf32", along_k=True, is_image=is_image)
+def uneven(kind: str, *, is_image: bool) -> list[TileConfig]:
+    """Of each tile, the most teams."""
+    forms = tile_configs(kind, kind == "tf32", along_k=True, is_image=is_image)
     return list({team.tile: team for team in forms if not team.is_even}.values())
 
 
@@ -60,7 +60,7 @@ def test_products_lay_weights_along_k(monkeypatch: pytest.MonkeyPatch, dtype: ty
         model = product(dtype, 150, 304, 104, seed=number)
         x: Array = noise(150, 304, seed=number + 20).astype(dtype)
         names = [spec.name for spec in CompiledCluster(read_model(model), GPU).prepare().kernels]
-        assert any(f"mma{form_name(1, team.teams)}_{team.tile.name}_{kind}" in name for name in names), names
+        assert any(f"mma{form_name(1, team.sliced_k)}_{team.tile.name}_{kind}" in name for name in names), names
         w = noise(304, 104, seed=number).astype(dtype).astype(np.float64)
         exact, size = x.astype(np.float64) @ w, np.abs(x).astype(np.float64) @ np.abs(w)
         with configured(check=1):
@@ -75,7 +75,7 @@ def test_weights_in_16_bits_have_pieces_for_some_threads_only(monkeypatch: pytes
     for team in uneven("tf32", is_image=True)[first::3]:
         use_team(monkeypatch, team)
         names = [spec.name for spec in CompiledCluster(read_model(model), GPU).prepare().kernels]
-        assert any(f"mma{form_name(1, team.teams)}_{team.tile.name}_tf32_f16" in name for name in names), names
+        assert any(f"mma{form_name(1, team.sliced_k)}_{team.tile.name}_tf32_f16" in name for name in names), names
         x = noise(2, 16, 9, 9, seed=team.tile.m * team.tile.n)
         (exact,) = run_op("Conv", [x.astype(np.float64), w.astype(np.float64)], {"pads": [1] * 4})
         (size,) = run_op("Conv", [np.abs(x).astype(np.float64), np.abs(w).astype(np.float64)], {"pads": [1] * 4})
@@ -108,11 +108,10 @@ def test_their_code_has_no_spills_and_few_bank_conflicts(monkeypatch: pytest.Mon
 
 def test_a_gpu_has_shared_memory_for_its_forms() -> None:
     for capability, most in (((8, 0), 163), ((8, 6), 99), ((9, 0), 227), ((12, 0), 99)):
-        forms = team_forms("f16", along_k=True, capability=capability)
-        assert (
-            max(block_bytes("f16", operand_sizes("f16", False), team.tile, team.teams) for team in forms) <= most << 10
-        )
-    assert len(team_forms("f16", capability=(12, 0))) < len(team_forms("f16"))
+        forms = tile_configs("f16", along_k=True, capability=capability)
+        sizes = operand_sizes("f16", False)
+        assert max(block_bytes("f16", sizes, team.tile, team.sliced_k) for team in forms) <= most << 10
+    assert len(tile_configs("f16", capability=(12, 0))) < len(tile_configs("f16"))
 
 
 @pytest.mark.parametrize(("rows", "called"), [(160, False), (1024, True)])

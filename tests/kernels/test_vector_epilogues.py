@@ -15,13 +15,13 @@ from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.device.open_device import OpenDevice
 from ort_cuda_plugin.estimate import sass
 from ort_cuda_plugin.kernels.codegen.simt_fragments import Tile
-from ort_cuda_plugin.kernels.gemm.tile_shapes import Team, team_forms
+from ort_cuda_plugin.kernels.gemm.tile_shapes import TileConfig, tile_configs
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from team_choice import use_team
 
 GPU = DeviceProperties.gpu((9, 0))
-FEW_ROWS = Team(Tile(48, 48, 32, thread_m=6, thread_n=12), 8)
+FEW_ROWS = TileConfig(Tile(48, 48, 32, thread_m=6, thread_n=12), 8)
 """More threads than its tile has groups of three vectors."""
 
 
@@ -55,9 +55,9 @@ def assert_close(found: Array, exact: Array) -> None:
     np.testing.assert_allclose(found.astype(np.float64), exact, rtol=2**-9, atol=2**-8)
 
 
-def different_forms() -> list[Team]:
+def different_forms() -> list[TileConfig]:
     """Of each tile width, the schedules with the most and the fewest accumulators per thread."""
-    forms = sorted(team_forms("f16", along_k=True), key=lambda team: team.tile.m / team.tile.threads / team.teams)
+    forms = sorted(tile_configs("f16", along_k=True), key=lambda team: team.tile.m / team.tile.threads / team.sliced_k)
     of_width = {n: [team for team in forms if team.tile.n == n] for n in {team.tile.n for team in forms}}
     return [team for found in of_width.values() for team in (found[0], found[-1])]
 
@@ -79,9 +79,11 @@ def test_tiles_of_all_widths_store_vectors(monkeypatch: pytest.MonkeyPatch, part
         assert_close(found, sums + added)
 
 
-@pytest.mark.parametrize("team", [Team(Tile(96, 80, 32, thread_m=12, thread_n=10), 4), FEW_ROWS], ids=["4", "8"])
+@pytest.mark.parametrize("team", [TileConfig(Tile(96, 80, 32, thread_m=12, thread_n=10), 4), FEW_ROWS], ids=["4", "8"])
 @pytest.mark.parametrize("columns", [75, 80])
-def test_some_threads_have_fewer_rows_than_others(monkeypatch: pytest.MonkeyPatch, team: Team, columns: int) -> None:
+def test_some_threads_have_fewer_rows_than_others(
+    monkeypatch: pytest.MonkeyPatch, team: TileConfig, columns: int
+) -> None:
     use_team(monkeypatch, team)
     x, z = noise(150, 96, seed=1).astype(np.float16), noise(150, columns, seed=2).astype(np.float16)
     model = network("p = MatMul(x, w) b = Add(p, c) y = Add(b, z)", columns, f"float16[150, {columns}] y")
@@ -106,7 +108,7 @@ def test_some_threads_have_fewer_rows_than_others(monkeypatch: pytest.MonkeyPatc
 def test_neighbours_in_memory_are_one_access(
     monkeypatch: pytest.MonkeyPatch, body: str, columns: int, is_wide: bool
 ) -> None:
-    use_team(monkeypatch, Team(Tile(64, 32, 32, thread_m=8, thread_n=4), 2))
+    use_team(monkeypatch, TileConfig(Tile(64, 32, 32, thread_m=8, thread_n=4), 2))
     shape = "12, 150, 8" if "[1, 0, 2]" in body else "150, 12, 8" if "s)" in body else "150, columns"
     shape = f"{columns}, 150" if "[1, 0]" in body else shape.replace("columns", str(columns))
     model = network(body, columns, f"float16[{shape}] y")
@@ -126,7 +128,7 @@ def test_neighbours_in_memory_are_one_access(
 
 def test_memory_of_the_application_may_begin_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel checks the alignment at run time; the plugin's own allocations are aligned."""
-    use_team(monkeypatch, Team(Tile(64, 32, 32, thread_m=8, thread_n=4), 2))
+    use_team(monkeypatch, TileConfig(Tile(64, 32, 32, thread_m=8, thread_n=4), 2))
     asked = product_kernel(network("y = MatMul(x, w)", 96, "float16[150, 96] y"))
     known = product_kernel(network("p = MatMul(x, w) y = Softmax(p)", 96, "float16[150, 96] y"))
     assert "is_aligned(" in asked.source
@@ -135,7 +137,7 @@ def test_memory_of_the_application_may_begin_anywhere(monkeypatch: pytest.Monkey
 
 
 def test_code_for_a_gpu_stores_four_halves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_team(monkeypatch, Team(Tile(64, 32, 32, thread_m=8, thread_n=4), 2))
+    use_team(monkeypatch, TileConfig(Tile(64, 32, 32, thread_m=8, thread_n=4), 2))
     spec = product_kernel(network("p = MatMul(x, w) b = Add(p, c) y = Softmax(b)", 96, "float16[150, 96] y"))
     (code,) = sass.code_of([spec], Target.cuda(9, 0))
     assert code.widest("STG") == 8
@@ -145,7 +147,7 @@ def test_code_for_a_gpu_stores_four_halves_at_once(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(("groups", "is_wide"), [(1, True), (2, False), (3, True)])
 def test_groups_of_channels_begin_at_vectors(monkeypatch: pytest.MonkeyPatch, groups: int, is_wide: bool) -> None:
     """Those of 6 channels, of 12 in all, do not."""
-    use_team(monkeypatch, Team(Tile(32, 16, 32, thread_m=4, thread_n=4), 2))
+    use_team(monkeypatch, TileConfig(Tile(32, 16, 32, thread_m=4, thread_n=4), 2))
     model = parser.parse_model(
         f'<ir_version: 10, opset_import: ["" : 20]> g (float16[2, {8 * groups}, 9, 9] x) => (float16[2, 9, 9, 12] y)'
         f" {{ p = Conv <pads = [1, 1, 1, 1], group = {groups}> (x, w) y = Transpose <perm = [0, 2, 3, 1]> (p) }}"

@@ -12,10 +12,11 @@ from decoder import decoder
 from encoder import encoder
 from ort_cuda_plugin import models
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
-from ort_cuda_plugin.kernels.attention import multi_pass as attend
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.analysis.traffic import ProgramTraffic, Traffic
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
+from ort_cuda_plugin.program.steps.schedule import AttentionTile
+from ort_cuda_plugin.schedule import attention as attention_schedule
 
 EMULATED = DeviceProperties()
 GPU = DeviceProperties(emulated=False)
@@ -66,8 +67,8 @@ def test_a_row_is_read_in_each_pass_that_does_not_find_it_kept() -> None:
 
 
 def test_each_block_of_rows_of_attention_reads_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    form = attend.Form(16, 64, 64, 64, resident=True)
-    monkeypatch.setattr(attend, "choose_form", lambda ctx, rows, keys, width: form)
+    form = AttentionTile(16, 64, 64, 64, resident=True)
+    monkeypatch.setattr(attention_schedule, "choose_multi_pass_tile", lambda ctx, rows, keys, width: (form, ()))
     found = of(
         """(float[2, 40, 32] q, float[2, 32, 50] k, float[2, 50, 32] v) => (float[2, 40, 32] y)
         { s = MatMul(q, k) w = Softmax(s) y = MatMul(w, v) }"""

@@ -10,8 +10,8 @@ import pytest
 
 from kernel_harness import Array, run_op
 from nn_reference import noise
-from ort_cuda_plugin.kernels.conv.dispatch import STRIP_ROWS
-from ort_cuda_plugin.kernels.gemm import dispatch as contract
+from ort_cuda_plugin.kernels.gemm import tile_shapes
+from ort_cuda_plugin.schedule.conv import DIRECT_ROWS
 
 
 def both_forms(
@@ -20,7 +20,7 @@ def both_forms(
     """What the emulated device gives with its own tiles and with a GPU's."""
     weights = [1] if constant else []
     (own,) = run_op(op_type, inputs, attributes, constant=weights)
-    monkeypatch.setattr(contract, "EMULATED_TILES", contract.TILES)
+    monkeypatch.setattr(tile_shapes, "EMULATED_TILES", tile_shapes.SIMT_TILES)
     (other,) = run_op(op_type, inputs, attributes, constant=weights)
     return own, other
 
@@ -67,7 +67,7 @@ def test_convolutions_have_the_same_bits(
     attributes: dict[str, Any],
     constant: bool,
 ) -> None:
-    assert w[0] // attributes.get("group", 1) > STRIP_ROWS
+    assert w[0] // attributes.get("group", 1) > DIRECT_ROWS
     own, other = both_forms(monkeypatch, "Conv", [noise(1, x), noise(2, w)], attributes, constant)
     np.testing.assert_array_equal(own, other)
     assert np.abs(own).max() > 0

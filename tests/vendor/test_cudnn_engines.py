@@ -12,8 +12,8 @@ from encoder import encoder, encoder_inputs
 from library_engines import ask, build_asker, calls_of, halved, lowered, optimized, question
 from ort_cuda_plugin import models
 from ort_cuda_plugin.ep.device.libraries import LIBRARIES
-from ort_cuda_plugin.kernels import tactics
 from ort_cuda_plugin.program.steps.libraries import ATTENTION, CONV, WORKSPACE_BYTES, ProblemFlags
+from ort_cuda_plugin.schedule import attention as attention_schedule
 
 BIAS, RELU, RESIDUAL, LAST = ProblemFlags.BIAS, ProblemFlags.RELU, ProblemFlags.RESIDUAL, ProblemFlags.CHANNELS_LAST
 FORMS = (ProblemFlags(0), BIAS, BIAS | RELU, BIAS | RESIDUAL, BIAS | RESIDUAL | RELU)
@@ -54,7 +54,7 @@ def form(sizes: tuple[int, ...], dtype: int, flags: ProblemFlags, rank: int, loo
 def test_attention_of_an_encoder_is_cudnns(
     monkeypatch: pytest.MonkeyPatch, asker: list[str | Path], batch: int
 ) -> None:
-    monkeypatch.setattr(tactics, "try_flash_in_one_wave", lambda ctx, step: False)
+    monkeypatch.setattr(attention_schedule, "flash_wave", lambda ctx, step: None)
     model, feeds = encoder(), encoder_inputs(batch, 128)
     for value in model.graph.input:
         for dim, size in zip(value.type.tensor_type.shape.dim, feeds[value.name].shape, strict=True):

@@ -12,10 +12,10 @@ from onnx import TensorProto
 
 from library_engines import ask, build_asker, calls_of, convolution, lowered, network, question
 from ort_cuda_plugin.ep.device.libraries import LIBRARIES
-from ort_cuda_plugin.kernels import tactics
 from ort_cuda_plugin.program.lowering.context import LoweringOptions
 from ort_cuda_plugin.program.steps.libraries import ATTENTION, CONV, ProblemFlags
 from ort_cuda_plugin.program.steps.trace import Launch
+from ort_cuda_plugin.schedule import attention as attention_schedule
 
 FLOAT, FLOAT16, BFLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 CHANNELS = 16
@@ -104,7 +104,7 @@ def test_attention_of_half_types_is_cudnns(
     monkeypatch: pytest.MonkeyPatch, asker: list[str | Path], name: str, batch: int, element: int
 ) -> None:
     """With a mask for each layer as well: a network of one layer does not share it."""
-    monkeypatch.setattr(tactics, "try_flash_in_one_wave", lambda ctx, step: False)
+    monkeypatch.setattr(attention_schedule, "flash_wave", lambda ctx, step: None)
     tokens = {"tokens": 64} if name.startswith(("bert", "llama")) else {}
     (call,) = calls_of(lowered(network(name, batch, element, {"layers": 1, **tokens})), ATTENTION)
     (engine,) = ask(asker, [question(call)])
@@ -123,7 +123,7 @@ def test_attention_to_a_cache_that_grows_is_not_cudnns(
     monkeypatch: pytest.MonkeyPatch, name: str, unknown: list[str], shapes: list[list[int]], calls: int
 ) -> None:
     """It would have to compile an engine for each token."""
-    monkeypatch.setattr(tactics, "try_flash_in_one_wave", lambda ctx, step: False)
+    monkeypatch.setattr(attention_schedule, "flash_wave", lambda ctx, step: None)
     program = lowered(network(name, 1, FLOAT16, {"layers": 1, "tokens": 64}, unknown), shapes=shapes)
     assert len(calls_of(program, ATTENTION)) == calls
 

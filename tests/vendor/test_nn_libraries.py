@@ -63,7 +63,7 @@ def test_a_library_is_measured_beside_our_kernels(tmp_path: Path) -> None:
     assert result["measured"] == 3  # the library, tiles, a block for each row
     assert result["runs"] > 5
     assert result["kept"] == 1
-    assert all(name in result["text"] for name in ("measured ", "library", "tiles of 16x64x16", "a block for each row"))
+    assert all(name in result["text"] for name in ("measured ", "library", "simt 16x64x16", "gemv"))
     assert result["alive"] == 0
 
 

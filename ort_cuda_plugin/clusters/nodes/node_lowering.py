@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from ...custom.operator import CustomOperator
 from ...custom.registry import Implementation, snapshot_of
 from ...kernels.elementwise.sub_byte import packed_bytes, unpack
-from ...kernels.emit import launch_step
 from ...model.ir import Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
+from ...passes.emission.emission import launch_step
 from ...program.expressions.symbolic import Dim, Expr, eq, is_read_back, le, product, symbol
 from ...program.lowering.context import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
 from ...program.lowering.host import defer_host

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from ...model.ir import DType
 from ...program.expressions import scalar as s
 from ...program.expressions.scalar import Scalar
-from ...program.expressions.symbolic import Dim, ceildiv, hint, le, product
+from ...program.expressions.symbolic import ceildiv, product
 from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.shapes import collapse
 from ...program.steps.row_program import Row
+from ...program.steps.schedule import Engine, Schedule
 from ...program.steps.steps import Input, Map, used_inputs
 from ...program.steps.trace import Use
 from ..codegen.epilogue import Axes, Epilogue, make_epilogue, make_row_place
@@ -26,28 +27,10 @@ from ..codegen.row_cache import find_by_column
 from ..codegen.simt_fragments import Element
 from ..codegen.source import Emitter, KernelBuilder, Parameters
 from ..gemm.dispatch import add_batch, batch_strides, contiguous_axis
-from ..gemm.gemm_mma import kind_of
 from .flash_kernel import Range, StreamKernel
 from .flash_mma import MatrixStreamKernel
-from .flash_mma_shapes import MATRIX_ROWS, MatrixForm, matrix_form
-from .multi_pass import PREFIX, Form, Pass, Weights, add_operands, bind_inputs, block_form
+from .multi_pass import PREFIX, Pass, Weights, add_operands, bind_inputs
 from .split_kv_reduction import MERGED_ROWS, MergeKernel
-
-MAX_SPLITS = 32
-SPLIT_KEYS = 128
-"""Keys of a part, at least. An estimate: no GPU has measured it."""
-BLOCKS_PER_MULTIPROCESSOR = 2
-"""More are enough without splitting; of blocks of many rows, half as many are."""
-SHARED_SPLIT_KEYS = 512
-"""The same where warps of a block share the keys: a second launch takes as long as some tiles of them."""
-WARP, WARPS_PER_MULTIPROCESSOR = 32, 16
-"""Blocks of one warp need more beside each other. With twice as many parts as tiles, none has two tiles where the
-number of tiles is a little more than a power of two."""
-EMULATED_SPLIT_KEYS, EMULATED_MANY_BLOCKS = 512, 128
-WIDEST, WIDEST_FLOAT32 = 128, 64
-"""Elements of a head whose tiles fit a block's shared memory."""
-FEW_ROWS = 8
-"""Rows of a block for which memory is what takes time."""
 
 
 @dataclass(frozen=True)
@@ -74,34 +57,6 @@ class Reading:
     """The result of a row that attends to no key: zeros, or NaN as a softmax gives it."""
 
 
-def choose_stream_form(ctx: Lowering, rows: Dim, width: Dim) -> Form:
-    """By the sizes that are expected; every form is right for all sizes."""
-    m = 8 if hint(rows) <= 8 else 16 if hint(rows) <= 16 else 32
-    columns = 64 if hint(width) <= 64 else 128 if hint(width) <= 128 or m > 16 else 256
-    tile = 64 if m < 32 or ctx.device.emulated else 128
-    return block_form(ctx, m, tile, columns, resident=False)
-
-
-def has_matrices(ctx: Lowering) -> bool:
-    """Whether tensor cores are faster: the emulated device has none, but it can do what they do."""
-    return not ctx.device.emulated
-
-
-def has_matrices_for(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether tensor cores multiply heads of these types and sizes; few rows of float32 wait for memory instead."""
-    sizes, types, size = {q.shape[-1], k.shape[-1], v.shape[-1]}, {q.dtype, k.dtype, v.dtype}, v.shape[-1]
-    if len(sizes) > 1 or len(types) > 1 or not isinstance(size, int) or size <= 0 or size % 16:
-        return False
-    if q.dtype is DType.FLOAT32:
-        return size <= WIDEST_FLOAT32 and hint(q.shape[-2]) > FEW_ROWS and has_tf32(ctx)
-    return q.dtype in (DType.FLOAT16, DType.BFLOAT16) and size <= WIDEST
-
-
-def has_tf32(ctx: Lowering) -> bool:
-    """Whether tensor cores may multiply float32."""
-    return kind_of(ctx.device, ctx.options, "f32") == "tf32"
-
-
 def stream_attention(
     ctx: Lowering,
     q: Tensor,
@@ -109,6 +64,7 @@ def stream_attention(
     v: Tensor,
     out: Tensor,
     reading: Reading,
+    schedule: Schedule,
     *,
     elements: tuple[Element, Element] | None = None,
 ) -> None:
@@ -128,16 +84,10 @@ def stream_attention(
         contiguous_axis(operands[1], "k", "n"),
         contiguous_axis(v, "n", "d"),
     )
-    by_matrices = elements is None and contiguous == ("k", "k", "d") and has_matrices_for(ctx, q, k, v)
-    by_matrices = by_matrices and has_matrices(ctx)
-    form = choose_stream_form(ctx, m, width)
-    if by_matrices:
-        is_masked = any(x.size != 1 for _, x in reading.inputs)
-        form = matrix_form(ctx, product(batch), m, keys, width, q.dtype.itemsize, is_masked)
-    else:
+    tile, splits, is_mma = schedule.attention_tile, schedule.split_k, schedule.engine is Engine.FLASH_MMA
+    if not is_mma:
         value = reading.value * reading.factor
         reading = replace(reading, value=value if reading.unit is None else value * reading.unit, factor=1.0, unit=None)
-    splits = _splits(ctx, form, batch, m, keys, width)
     index = index_type(ctx, *(reach(x.shape[-2:], x.strides[-2:]) for x in operands))
     dims, strides = collapse(batch, [batch_strides(x, batch) for x in operands])
     if not dims:
@@ -160,19 +110,19 @@ def stream_attention(
     nan = math.isnan(reading.without_keys)
     shared, split = 0, part is not None
     kernel: StreamKernel
-    if isinstance(form, MatrixForm) and isinstance(size, int):
+    if is_mma and isinstance(size, int):
         place, of_result = make_row_place(ctx, stored, outer, last)
-        given = (*operation, Epilogue(), len(dims), index, form, bounds, split, nan)
+        given = (*operation, Epilogue(), len(dims), index, tile, bounds, split, nan)
         kernel = MatrixStreamKernel(*given, size=size, factor=reading.factor, result=place)
         shared = kernel.shared_bytes
     else:
         epilogue, of_result = make_epilogue(ctx, stored, total, outer, last)
         loads = None if elements is None else (Element(q.dtype.short), *elements)
-        kernel = StreamKernel(*operation, epilogue, len(dims), index, form, bounds, split, nan, loads)
+        kernel = StreamKernel(*operation, epilogue, len(dims), index, tile, bounds, split, nan, loads)
     builder = KernelBuilder()
     add_operands(builder, kernel, operands)
-    row_blocks, column_blocks = ceildiv(m, form.m), ceildiv(width, form.width)
-    if isinstance(form, MatrixForm):
+    row_blocks, column_blocks = ceildiv(m, tile.m), ceildiv(width, tile.width)
+    if is_mma:
         extent(builder, row_blocks, DType.INT32, ("row_blocks", "row_divisor"))
         for number, dim in enumerate(dims[1:], 1):
             extent(builder, dim, DType.INT32, (f"size{number}", f"batch{number}_divisor"))
@@ -188,7 +138,7 @@ def stream_attention(
         builder.include(more)
     grid = (row_blocks * column_blocks * product(dims), splits, 1)
     uses = {operands[1]: Use(column_blocks * row_blocks), v: Use(row_blocks)}
-    builder.launch(ctx, kernel.name, grid, (form.threads, 1, 1), uses, shared, body=kernel.body)
+    builder.launch(ctx, kernel.name, grid, (tile.threads, 1, 1), uses, shared, body=kernel.body)
     if part is not None:
         _merge(ctx, scores, part, statistics, out, reading)
 
@@ -227,29 +177,6 @@ def _axes(scores: Map, *names: str) -> list[Axes]:
     rank = len(scores.shape)
     dims = {"batch": range(rank - 3), "key": [rank - 1], "row": [rank - 3, rank - 2]}
     return [Axes(name, dims[name]) for name in names]
-
-
-def _splits(ctx: Lowering, form: Form, batch: Sequence[Dim], m: Dim, keys: Dim, width: Dim) -> int:
-    """Into how many parts the keys are split; a power of two, so that few kernels and plans differ."""
-    blocks = product(batch) * ceildiv(m, form.m) * ceildiv(width, form.width)
-    least, many = SPLIT_KEYS, ctx.device.multiprocessors
-    if isinstance(form, MatrixForm) and form.stages == 1:
-        return 1
-    if isinstance(form, MatrixForm) and form.is_alone:
-        least, many = SHARED_SPLIT_KEYS, many // 2
-    elif form.m <= MATRIX_ROWS:
-        many *= BLOCKS_PER_MULTIPROCESSOR
-    if form.threads <= WARP:
-        least, many = form.keys // 2, WARPS_PER_MULTIPROCESSOR * ctx.device.multiprocessors
-    if ctx.device.emulated:
-        least, many = EMULATED_SPLIT_KEYS, EMULATED_MANY_BLOCKS
-    splits = 1
-    while splits < MAX_SPLITS and hint(blocks) * splits < many and hint(keys) >= 2 * splits * least:
-        splits *= 2
-    if splits == 1:
-        return 1
-    # Other sizes are right in every number of parts: the guard is for time alone.
-    return splits if ctx.settled(le(least * splits, keys)) else 1
 
 
 def _merge(

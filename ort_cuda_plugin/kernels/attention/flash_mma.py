@@ -14,8 +14,8 @@ from ..codegen.block_mapping import batch_offsets
 from ..codegen.epilogue import RowPlace
 from ..codegen.simt_fragments import indented, log2
 from ..codegen.source import text_property
-from .flash_mma_shapes import MATRIX_ROWS
 from .flash_mma_softmax import OnlineSoftmax
+from .flash_mma_tiles import MATRIX_ROWS
 
 RESULT_GAP = 8
 """Floats between rows of the result in shared memory, so that neighbouring rows begin in other banks."""
@@ -39,7 +39,7 @@ class MatrixStreamKernel(OnlineSoftmax):
     @property
     def rounds(self) -> int:
         """How often the parts meet: for all columns at once, where their sums fit, or for half of them."""
-        whole = self.form.parts * self.form.m * (self.form.width + RESULT_GAP) * 4
+        whole = self.form.sharing_warps * self.form.m * (self.form.width + RESULT_GAP) * 4
         return 1 if whole <= MOST_SHARED else 2
 
     @property
@@ -53,13 +53,13 @@ class MatrixStreamKernel(OnlineSoftmax):
     @property
     def row_pitch(self) -> int:
         """From part to part of what each row has: neither rows nor parts that are read together share a bank."""
-        return self.form.m + (32 // self.form.parts if self.form.parts > 1 else 0)
+        return self.form.m + (32 // self.form.sharing_warps if self.form.sharing_warps > 1 else 0)
 
     @property
     def shared_bytes(self) -> int:
         """That a launch asks for: stages of tiles and the block's rows, and then the sums of parts."""
         operands = 2 * self.form.stages * self.tile_bytes + self.form.m * self.pitch * self.itemsize
-        return max(operands, self.form.parts * self.form.m * self.result_pitch * 4)
+        return max(operands, self.form.sharing_warps * self.form.m * self.result_pitch * 4)
 
     @text_property
     def body(self) -> str:
@@ -80,7 +80,7 @@ class MatrixStreamKernel(OnlineSoftmax):
 
     def prologue(self) -> list[str]:
         form, rows_at = self.form, 2 * self.form.stages * self.tile_bytes
-        parts, line = form.parts, self.pitch * self.itemsize
+        parts, line = form.sharing_warps, self.pitch * self.itemsize
         return [
             *self.block_place(),
             "lane = int32(thread & 31)",
@@ -144,7 +144,7 @@ class MatrixStreamKernel(OnlineSoftmax):
 
     def _end(self) -> list[str]:
         """Gives the threads the factors of rows and parts, and stores the sums of all parts, columns by columns."""
-        parts, count = self.form.parts, self.form.m * self.form.parts
+        parts, count = self.form.sharing_warps, self.form.m * self.form.sharing_warps
         lines = [
             f"{name}_t = array_pointer(cuda.shared.array({parts * self.row_pitch}, float32, 16))"
             for name in ("tops", "weights", "factors")
@@ -174,7 +174,7 @@ class MatrixStreamKernel(OnlineSoftmax):
 
     def _factors(self) -> list[str]:
         """The factor of each row and part of its keys: neighbouring threads have the parts of a row."""
-        parts = self.form.parts
+        parts = self.form.sharing_warps
         lanes = [1 << bit for bit in range(log2(parts))]
         sink = "" if self.split else self.range.sink
         lines = [
@@ -225,7 +225,7 @@ class MatrixStreamKernel(OnlineSoftmax):
 
     def _added(self, number: int) -> list[str]:
         """Stores the sums of all parts: a thread has four neighbouring columns of some rows, or twice as many."""
-        form, pitch, parts = self.form, self.result_pitch, self.form.parts
+        form, pitch, parts = self.form, self.result_pitch, self.form.sharing_warps
         lanes = form.width // 2 // LANES
         groups = range(0, self.round_columns, form.width // 2)
         body = [

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..codegen.simt_fragments import indented
-from .flash_mma_shapes import MATRIX_ROWS
-from .flash_mma_tiles import StreamTiles
+from .flash_mma_tiles import MATRIX_ROWS, StreamTiles
 
 STEP_BYTES = 32
 """Bytes of a row that one step of mma along the inner dimension reads."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...program.steps.schedule import AttentionTile
 from ..codegen.simt_fragments import indented, log2
 from ..gemm.tile_shapes import SIZES, piece_of
 from .flash_kernel import StreamKernel
-from .flash_mma_shapes import MatrixForm
 
+MATRIX_ROWS = 16
+"""Rows of the smallest matrix that tensor cores multiply."""
 GAP_BYTES = 16
 """Between rows, so that neighbouring rows begin in other banks."""
 STRIDES = {"a": "a_m", "b": "b_n", "c": "c_n"}
@@ -22,7 +24,7 @@ class StreamTiles(StreamKernel):
     A stage is a tile of keys and then that of their values; the rows stand behind all stages.
     """
 
-    form: MatrixForm
+    form: AttentionTile
     size: int = 0
 
     @property

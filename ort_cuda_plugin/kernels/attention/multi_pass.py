@@ -10,14 +10,15 @@ programs give them there, so that attention has the bits of its three parts, but
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...model.ir import DType
 from ...program.expressions.scalar import Scalar
-from ...program.expressions.symbolic import Dim, ceildiv, hint, le, product
+from ...program.expressions.symbolic import Dim, ceildiv, hint, product
 from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.shapes import broadcast_strides, collapse
 from ...program.steps.row_program import Stage, Values, grouped_stages
+from ...program.steps.schedule import AttentionTile
 from ...program.steps.steps import Attend, Map
 from ...program.steps.trace import Use
 from ..codegen.block_mapping import batch_offsets, tile_of_block
@@ -26,7 +27,6 @@ from ..codegen.launch_geometry import index_type, reach
 from ..codegen.simt_fragments import (
     Element,
     Operand,
-    Tile,
     fill_matrix,
     indented,
     log2,
@@ -47,94 +47,18 @@ TILE_GAP = 4
 """Elements between lines of a GPU's tiles in shared memory."""
 
 
-@dataclass(frozen=True)
-class Form:
-    """Sizes of a block: ``m`` rows, tiles of ``keys`` keys and ``width`` columns of the result, ``threads`` threads.
-
-    ``gap`` stands between the scores of keys in shared memory; it is odd, so that threads of neighbouring keys use all
-    banks. ``tile_gap`` is that of the operands' tiles.
-    """
-
-    m: int
-    keys: int
-    width: int
-    threads: int
-    resident: bool
-    gap: int = 1
-    tile_gap: int = 0
-
-    @property
-    def scores(self) -> Tile:
-        """The product of keys and rows."""
-        return _tile(self.keys, self.m, self.threads, self.tile_gap)
-
-    @property
-    def result(self) -> Tile:
-        """The product of weights and values."""
-        return _tile(self.m, self.width, self.threads, self.tile_gap)
-
-    @property
-    def pitch(self) -> int:
-        """Elements from key to key of a tile of scores."""
-        return self.m + self.gap
-
-    def score_bytes(self, keys: Dim) -> Dim:
-        """What the scores of a block take."""
-        return ceildiv(keys, self.keys) * (self.keys * self.pitch * 4)
-
-    @property
-    def name(self) -> str:
-        return f"{self.m}x{self.keys}x{self.width}{'_resident' if self.resident else ''}"
-
-
-def _tile(m: int, n: int, threads: int, gap: int) -> Tile:
-    return Tile(m, n, thread_m=m * n // 8 // threads, thread_n=8, gap=gap)
-
-
-def block_form(ctx: Lowering, m: int, keys: int, width: int, resident: bool) -> Form:
-    """A form with as many threads as the device is fast with."""
+def block_tile(ctx: Lowering, m: int, keys: int, width: int, resident: bool) -> AttentionTile:
+    """A tile with as many threads as the device is fast with."""
     if ctx.device.emulated:
-        return Form(m, keys, width, 32, resident)
-    return Form(m, keys, width, 4 * m, resident, tile_gap=TILE_GAP)
+        return AttentionTile(m, keys, width, 32, resident)
+    return AttentionTile(m, keys, width, 4 * m, resident, tile_gap=TILE_GAP)
 
 
-def sized_form(ctx: Lowering, m: int, width: Dim) -> Form:
-    """The form with blocks of ``m`` rows that keeps its scores."""
+def resident_tile(ctx: Lowering, m: int, width: Dim) -> AttentionTile:
+    """The tile of ``m`` rows that keeps its scores."""
     tile = 64 if m < 32 or ctx.device.emulated else 128
     columns = 64 if hint(width) <= 64 else 128
-    return block_form(ctx, m, tile, columns, resident=True)
-
-
-def choose_form(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> Form:
-    """By the sizes that are expected; every form is right for all sizes.
-
-    Threads of a block take turns on the emulated device, so that fewer with more work each are faster there.
-    """
-    most = 8 if hint(rows) <= 8 else 16 if hint(rows) <= 16 else 32
-
-    def form(m: int) -> Form:
-        return sized_form(ctx, m, width)
-
-    # More rows read keys less often. But to compute scores once takes less time than to do so in each pass, and those
-    # of half as many rows may fit. Those of fewer still are slower than passes over 32 rows.
-    for m in dict.fromkeys((most, min(most, 16))):
-        if ctx.settled(le(form(m).score_bytes(keys), RESIDENT_BYTES)):
-            return form(m)
-    return replace(form(most), resident=False)
-
-
-def attention_tactics(ctx: Lowering, step: Attend) -> dict[str, Form]:
-    """Our kernels that may be the fastest, by name; the first is what is taken unless the step says another."""
-    a, b, c = step.operands
-    rows, keys, width = a.shape[-2], b.shape[-1], c.shape[-1]
-    first = choose_form(ctx, rows, keys, width)
-    found = [first]
-    for m in (8, 16, 32):
-        if m == 8 or m < 2 * hint(rows):
-            other = sized_form(ctx, m, width)
-            fits = hint(other.score_bytes(keys)) <= RESIDENT_BYTES
-            found += [other] * fits + [replace(other, resident=False)]
-    return {f"blocks of {form.name}": form for form in found}
+    return block_tile(ctx, m, tile, columns, resident=True)
 
 
 @dataclass(frozen=True)
@@ -178,7 +102,7 @@ class AttentionKernel:
     epilogue: Epilogue
     batch_rank: int
     index: DType
-    form: Form
+    form: AttentionTile
 
     @property
     def strides(self) -> tuple[str, ...]:
@@ -386,18 +310,6 @@ class AttentionKernel:
         return [*thread_tile(tile), "sums = result_sums", "cuda.syncthreads()", *stored.lines]
 
 
-def _form(ctx: Lowering, step: Attend) -> Form:
-    """What the step's tactic says, where the scores fit; each form is right for all sizes then."""
-    a, b, c = step.operands
-    rows, keys, width = a.shape[-2], b.shape[-1], c.shape[-1]
-    named = attention_tactics(ctx, step).get(step.tactic.name) if step.tactic.name else None
-    if named is None:
-        return choose_form(ctx, rows, keys, width)
-    if named.resident and not ctx.settled(le(named.score_bytes(keys), RESIDENT_BYTES)):
-        return replace(named, resident=False)
-    return named
-
-
 def add_operands(builder: KernelBuilder, kernel: AttentionKernel, operands: Sequence[Tensor]) -> None:
     """Add the parameters of a [m, k], b [k, n] and c [n, d]: pointers, sizes, and strides that are not 1."""
     for name, x in zip("abc", operands, strict=True):
@@ -411,6 +323,8 @@ def add_operands(builder: KernelBuilder, kernel: AttentionKernel, operands: Sequ
 
 
 def launch_attend(ctx: Lowering, step: Attend) -> None:
+    """Launch the kernel of the step's schedule."""
+    assert step.schedule is not None
     a, b, c = step.operands
     m, n, d = a.shape[-2], b.shape[-1], c.shape[-1]
     index = index_type(ctx, *(reach(x.shape[-2:], x.strides[-2:]) for x in step.operands))
@@ -428,7 +342,7 @@ def launch_attend(ctx: Lowering, step: Attend) -> None:
         epilogue,
         len(batch),
         index,
-        _form(ctx, step),
+        step.schedule.attention_tile,
     )
     builder = KernelBuilder()
     add_operands(builder, kernel, step.operands)

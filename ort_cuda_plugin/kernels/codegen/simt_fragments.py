@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ...program.steps.schedule import Tile as Tile
 from .epilogue import Epilogue
 from .fragment import Fragment
 
@@ -25,59 +26,6 @@ VECTORS = 8
 WARP = 32
 THREADS = 128
 """Threads of a block in kernels with one thread per element."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Sizes of a block's tile. Each thread has ``thread_m`` x ``thread_n`` accumulators.
-
-    All are powers of two, but in products on tensor cores, whose threads have as many accumulators in other shapes.
-
-    A thread moves ``chunk`` neighbouring elements at a time when it fills a tile. ``gap`` elements stand between the
-    lines of the operands' tiles in shared memory, so that a line's elements, which neighbours store where k is
-    contiguous, are in several banks.
-    """
-
-    m: int
-    n: int
-    k: int = 16
-    thread_m: int = 8
-    thread_n: int = 8
-    chunk: int = 4
-    gap: int = 0
-
-    @property
-    def a_pitch(self) -> int:
-        """Elements from line to line of a's tile."""
-        return self.m + self.gap
-
-    @property
-    def b_pitch(self) -> int:
-        """Elements from line to line of b's tile."""
-        return self.n + self.gap
-
-    @property
-    def b_first(self) -> int:
-        """Where b's tiles begin."""
-        return 2 * self.k * self.a_pitch
-
-    @property
-    def operands(self) -> int:
-        """Elements of the operands' tiles."""
-        return 2 * self.k * (self.a_pitch + self.b_pitch)
-
-    @property
-    def columns(self) -> int:
-        """Threads along n; thread t owns column t % columns of the block's grid of thread tiles."""
-        return self.n // self.thread_n
-
-    @property
-    def threads(self) -> int:
-        return self.columns * (self.m // self.thread_m)
-
-    @property
-    def name(self) -> str:
-        return f"{self.m}x{self.n}x{self.k}"
 
 
 @dataclass(frozen=True)

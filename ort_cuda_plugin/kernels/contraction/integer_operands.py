@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ...model.ir import DType
 from ...program.expressions import scalar as s
@@ -19,9 +20,12 @@ from ...program.lowering.elementwise import elementwise
 from ...program.lowering.reduce import reduce
 from ...program.steps.row_program import SUM
 from ...program.steps.steps import Contract, Conversion, Convolve, Input, Substitution, Sums
+from ...program.steps.tensor import Buffer, BufferKind
 from .operand_axes import axes_of_elements, over_result
 
-__all__ = ["IntegerForm", "integer_form", "integer_step"]
+AnySums = TypeVar("AnySums", bound=Sums)
+
+__all__ = ["IntegerForm", "integer_epilogue", "integer_form", "integer_step"]
 
 MAX_DEPTH = 1 << 16
 """Products of two bytes that an int32 holds the sum of."""
@@ -91,19 +95,29 @@ def integer_form(step: Sums) -> IntegerForm | None:
 
 def integer_step(ctx: Lowering, step: Sums, form: IntegerForm) -> Sums:
     """The step whose operands are codes and whose sums are int32; ``b`` is int8. Records what is computed once."""
-    x, w = step.operands
+    w = step.operands[1]
     if w.dtype is DType.UINT8:
         w = elementwise(ctx, lambda code: s.cast(s.cast(code, DType.INT32) - _middle, DType.INT8), w)
-    total = Scalar(DType.INT32, "leaf")
+    sums = None
+    if form.a.known != 0:
+        along = [axis for axis in range(w.rank) if axis != _column_axis(step)]
+        sums = reduce(ctx, lambda row, code: row.reduce(SUM, s.cast(code, DType.INT32)), w, along)
+    return integer_epilogue(replace(step, operands=(step.operands[0], w)), form, sums)
+
+
+def integer_epilogue(step: AnySums, form: IntegerForm, sums: Tensor | None = None) -> AnySums:
+    """The step with an epilogue of sums of codes; ``sums`` are those of the weights, by default some tensor."""
+    w, total = step.operands[1], Scalar(DType.INT32, "leaf")
     (a, a_inputs), (b, b_inputs) = _over_results(step, 0, form.a), _over_results(step, 1, form.b)
     inputs = [*step.inputs, *a_inputs, *b_inputs]
     value = total
     if form.a.known != 0:
         assert a.zero is not None
-        along = [axis for axis in range(w.rank) if axis != (0 if isinstance(step, Convolve) else w.rank - 1)]
-        weights = reduce(ctx, lambda row, code: row.reduce(SUM, s.cast(code, DType.INT32)), w, along)
+        if sums is None:
+            shape = [dim if axis == _column_axis(step) else 1 for axis, dim in enumerate(w.shape)]
+            sums = Tensor(DType.INT32, shape, Buffer(BufferKind.SCRATCH, 0))
         leaf = Scalar(DType.INT32, "leaf")
-        inputs.append((leaf, over_result(step, 1, weights)))
+        inputs.append((leaf, over_result(step, 1, sums)))
         value = value - a.zero * leaf
     if a.scale is not None and b.scale is not None:
         value = s.cast(value, DType.FLOAT32) * (a.scale * b.scale)
@@ -111,7 +125,12 @@ def integer_step(ctx: Lowering, step: Sums, form: IntegerForm) -> Sums:
     outputs = tuple((changed(y), out) for y, out in step.outputs)
     used = reachable(y for y, _ in outputs)
     kept = tuple((leaf, y) for leaf, y in inputs if leaf in used)
-    return replace(step, operands=(x, w), conversions=(None, None), total=total, inputs=kept, outputs=outputs)
+    return replace(step, conversions=(None, None), total=total, inputs=kept, outputs=outputs)
+
+
+def _column_axis(step: Sums) -> int:
+    """The axis of weights that the results have."""
+    return 0 if isinstance(step, Convolve) else step.operands[1].rank - 1
 
 
 def _affine(conversion: Conversion | None) -> Affine | None:

@@ -23,7 +23,7 @@ from ..contraction.integer_operands import MAX_DEPTH, integer_form
 from ..elementwise.index_map import gather_map
 from ..gemm.gemm_mma import kind_of, multiplies_integers
 from ..gemm.tile_shapes import piece_of
-from .depthwise_conv import try_depthwise
+from .depthwise_conv import is_depthwise
 from .transposed_phases import has_few_phases
 
 __all__ = [
@@ -32,15 +32,15 @@ __all__ = [
     "channels_last_weights",
     "empty_channels_last",
     "is_channels_last",
+    "is_depthwise_beside_mma",
     "matrix_convolution_kind",
     "padded_channels",
     "permuted",
     "place_stride",
     "places_first",
+    "prefers_channels_last",
     "suits_cudnn",
     "to_memory",
-    "try_channels_last",
-    "try_depthwise_beside_mma",
     "with_channels_last_result",
 ]
 
@@ -134,9 +134,9 @@ def channels_last_weights(ctx: Lowering, w: Tensor, channels: Dim, groups: int) 
     return rearranged(ctx, permute(ctx, w, axes))
 
 
-def try_channels_last(ctx: Lowering, step: Convolve) -> bool:
-    """Return whether cuDNN, or a kernel of ours, has tensor cores for a convolution only with channels last."""
-    return suits_cudnn(ctx, step) or bool(matrix_convolution_kind(ctx, step)) or try_depthwise_beside_mma(ctx, step)
+def prefers_channels_last(ctx: Lowering, step: Convolve) -> bool:
+    """Whether cuDNN, or a kernel of ours, has tensor cores for a convolution only with channels last."""
+    return suits_cudnn(ctx, step) or bool(matrix_convolution_kind(ctx, step)) or is_depthwise_beside_mma(ctx, step)
 
 
 def matrix_convolution_kind(ctx: Lowering, step: Convolve) -> str:
@@ -161,9 +161,9 @@ def _kind(ctx: Lowering, dtype: DType) -> str:
     return kind_of(ctx.device, ctx.options, dtype.short)
 
 
-def try_depthwise_beside_mma(ctx: Lowering, step: Convolve) -> bool:
-    """Return whether a convolution is depthwise, of a type that our implicit GEMM takes."""
-    return bool(_kind(ctx, step.operands[0].dtype)) and try_depthwise(ctx, step)
+def is_depthwise_beside_mma(ctx: Lowering, step: Convolve) -> bool:
+    """Whether a convolution is depthwise, of a type that our implicit GEMM takes."""
+    return bool(_kind(ctx, step.operands[0].dtype)) and is_depthwise(ctx, step)
 
 
 def suits_cudnn(ctx: Lowering, step: Convolve) -> bool:

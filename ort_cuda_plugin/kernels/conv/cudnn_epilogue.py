@@ -6,14 +6,14 @@ from ...program.lowering.context import Lowering
 from ...program.steps.steps import Convolve
 from ...program.steps.tensor import contiguous_strides
 from ..contraction.epilogue_patterns import LibraryForm, convolution_form
-from .channels_last import channels_last_strides, is_channels_last, try_channels_last
+from .channels_last import channels_last_strides, is_channels_last, prefers_channels_last
 
 MIN_TENSOR_CHANNELS = 16  # channels of both operands from which an engine with tensor cores is worth its compilation
 
 
 def cudnn_form(ctx: Lowering, step: Convolve) -> LibraryForm | None:
     """As `convolution_form`, in the layout that `call_cudnn` asks for."""
-    last = try_channels_last(ctx, step) and is_channels_last(step.operands[0])
+    last = prefers_channels_last(ctx, step) and is_channels_last(step.operands[0])
     dense = channels_last_strides(step.shape) if last else contiguous_strides(step.shape)
     return convolution_form(ctx, step, dense, compiles=last and _is_compiled_for(ctx, step))
 

@@ -28,7 +28,7 @@ from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text,
 from ..codegen.vectors import begins_at_vectors, vector_threads
 from .adjacent_windows import batches_of, reads_of, size_text
 
-__all__ = ["launch_depthwise", "try_depthwise"]
+__all__ = ["depthwise_guards", "is_depthwise", "launch_depthwise"]
 
 MAX_TAPS = 49
 """Elements of a window that the kernel has written out."""
@@ -44,8 +44,8 @@ THREADS = 256
 """For each multiprocessor; a thread has less where there would be fewer of them."""
 
 
-def try_depthwise(ctx: Lowering, step: Convolve) -> bool:
-    """Return whether each channel of the result is made of one channel, by a small window."""
+def is_depthwise(ctx: Lowering, step: Convolve) -> bool:
+    """Whether each channel of the result is made of one channel, by a small window. `depthwise_guards` have to hold."""
     rows, channels, *kernel = step.operands[1].static_shape
     return (
         not step.transposed
@@ -53,8 +53,13 @@ def try_depthwise(ctx: Lowering, step: Convolve) -> bool:
         and step.groups == rows > 1 == channels
         and product(kernel) <= MAX_TAPS
         and len(step.outputs) == 1
-        and all(ctx.settled(le(1, size)) for size in step.windows.size)
+        and all(ctx.may_settle(condition) for condition in depthwise_guards(step))
     )
+
+
+def depthwise_guards(step: Convolve) -> tuple[Dim, ...]:
+    """The conditions of the depthwise kernel: the image has pixels."""
+    return tuple(le(1, size) for size in step.windows.size)
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,32 @@
-"""Kernels of convolutions: in tiles (`conv`) or in strips (`strip_conv`)."""
+"""Kernels of convolutions: launches those of a step's schedule."""
 
 from __future__ import annotations
 
 import functools
 import math
 import operator
+from dataclasses import replace
 
 import numpy as np
 
 from ...model.ir import DType
 from ...program.expressions import scalar as s
 from ...program.expressions.scalar import Scalar
-from ...program.expressions.symbolic import Dim, ceildiv, hint, is_const, le, product, select
+from ...program.expressions.symbolic import Dim, ceildiv, hint, le, product, select
 from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.elementwise import copy_into
 from ...program.lowering.shapes import aligned
 from ...program.lowering.views import permute
+from ...program.steps.schedule import Engine, Tile
 from ...program.steps.steps import Contract, Convolve
 from ..codegen.epilogue import Axes, make_epilogue
 from ..codegen.launch_geometry import index_type
-from ..codegen.simt_fragments import THREADS, Tile
+from ..codegen.simt_fragments import THREADS
 from ..codegen.source import KernelBuilder
 from ..contraction.prologue import make_element
 from ..elementwise.index_map import IndexMap, gather_map
-from ..gemm.dispatch import EMULATED_TILES, TILES, choose_tile, launch_contract
+from .channels_last import with_channels_last_result
+from .depthwise_conv import launch_depthwise
 from .direct_conv import (
     ACCUMULATORS,
     EMULATED_THREADS,
@@ -31,42 +35,42 @@ from .direct_conv import (
     rows_of_thread,
     strip_shape,
 )
+from .implicit_gemm_mma import launch_matrix_convolution
 from .implicit_gemm_simt import TiledConv, packed_shape, patch_table
+from .transposed_phases import phases
 
-__all__ = ["convolution_tactics", "in_strips", "launch_convolve"]
-
-STRIP_ROWS = 16
-"""Output channels of a group up to which a convolution runs in strips."""
-MOST_TUNED_STRIP_ROWS = 64
-"""Those up to which strips are measured beside tiles."""
-MAX_PLACES = 32
-"""Places of an image up to which what windows cover is stored for a product: half the width of a tile."""
-STRIPS = "strips"
+__all__ = ["launch_convolve"]
 
 
 def launch_convolve(ctx: Lowering, step: Convolve) -> None:
-    """Launches our kernel for a convolution, nothing for a result without elements."""
+    """Launch the kernels of the step's schedule, none for a result without elements.
+
+    Where a Run decides, there is a GEMM of stored patches and tiles, one of them with an empty grid.
+    """
+    schedule = step.schedule
+    assert schedule is not None
     if 0 in step.shape:
         return
-    if in_strips(step):
-        _launch_strips(ctx, step)
-        return
-    few_places = _has_few_places(ctx, step)
-    if few_places != 0:
-        launch_contract(ctx, _of_patches(ctx, step, few_places))
-    if few_places == 0 or not is_const(few_places):
-        _launch_tiles(ctx, step, few_places)
-
-
-def _has_few_places(ctx: Lowering, step: Convolve) -> Dim:
-    """Whether tiles of places would be mostly empty: on the emulated device all of them are as wide.
-
-    Where many are expected, tiles serve few as well.
-    """
-    places = product(step.places)
-    if not ctx.device.emulated or step.groups > 1 or step.is_converted or step.tactic.name or step.column_parts:
-        return 0
-    return le(places, MAX_PLACES) if hint(places) <= MAX_PLACES else 0
+    match schedule.engine:
+        case Engine.MMA:
+            launch_matrix_convolution(ctx, step)
+        case Engine.PHASES:
+            for phase in phases(ctx, replace(step, schedule=None)):
+                ctx.record(phase)
+        case Engine.DEPTHWISE:
+            placed = with_channels_last_result(ctx, step)
+            launch_depthwise(ctx, placed)
+            if placed is not step:
+                copy_into(ctx, step.outputs[0][1], placed.outputs[0][1])
+        case Engine.DIRECT:
+            _launch_direct(ctx, step)
+        case Engine.IM2COL:
+            ctx.record(_of_patches(ctx, step, 1))
+        case _:
+            few_pixels = le(product(step.places), schedule.im2col_pixels) if schedule.im2col_pixels else 0
+            if few_pixels != 0:
+                ctx.record(_of_patches(ctx, step, few_pixels))
+            _launch_tiles(ctx, step, schedule.gemm_tile, few_pixels)
 
 
 def _of_patches(ctx: Lowering, step: Convolve, wanted: Dim) -> Contract:
@@ -117,41 +121,12 @@ def _of_patches(ctx: Lowering, step: Convolve, wanted: Dim) -> Contract:
     )
 
 
-def convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, Tile | None]:
-    """Our kernels that may be the fastest, by name, None for strips; the first is taken unless the step says one."""
-    if step.transposed:
-        return {STRIPS: None}
-    rows = step.operands[1].static_shape[0] // step.groups
-    first = choose_tile(ctx.device, rows, step.total.dtype)
-    tiles = EMULATED_TILES if ctx.device.emulated else TILES
-    others = [] if step.total.dtype.itemsize == 8 else [tile for tile, _ in tiles if tile.m < 2 * rows]
-    found: dict[str, Tile | None] = {f"tiles of {tile.name}": tile for tile in dict.fromkeys([first, *others])}
-    if rows > MOST_TUNED_STRIP_ROWS or step.conversions[1] is not None:
-        return found
-    strips: dict[str, Tile | None] = {STRIPS: None}
-    return strips | found if rows <= STRIP_ROWS else found | strips
-
-
-def in_strips(step: Convolve) -> bool:
-    """Whether `StripConv` takes less time than tiles, which do much for nothing where a group has few outputs.
-
-    Unless it was measured that depends on the weights alone, so that every plan wants them in the same layout. Strips
-    do not convert weights.
-    """
-    if step.conversions[1] is not None:
-        return False
-    if step.tactic.name:
-        return step.tactic.name == STRIPS
-    return step.transposed or step.operands[1].static_shape[0] // step.groups <= STRIP_ROWS
-
-
-def _launch_tiles(ctx: Lowering, step: Convolve, few_places: Dim) -> None:
-    """Launches tiles where there are more than a few places."""
+def _launch_tiles(ctx: Lowering, step: Convolve, tile: Tile, few_pixels: Dim) -> None:
+    """Launch tiles where there are more than a few output pixels."""
     x, w = step.operands
     group, flat, places = step.groups, step.windows.planar, step.places
     outputs, channels, *_ = shape = w.static_shape
     rows, positions = outputs // group, product(places)
-    tile = convolution_tactics(ctx, step).get(step.tactic.name) or choose_tile(ctx.device, rows, step.total.dtype)
     packed = w.is_constant and step.conversions[1] is None  # the zeros that pack_tiles adds are no zero points
     if packed:
         weights = ctx.derived("tiles", (w,), (), packed_shape(shape, group, tile))
@@ -182,11 +157,11 @@ def _launch_tiles(ctx: Lowering, step: Convolve, few_places: Dim) -> None:
     builder.per_axis(axes, "pad", flat.begin)
     for parameters in (of_x, of_w, more):
         builder.include(parameters)
-    blocks = select(few_places, 0, ceildiv(positions, tile.n) * ceildiv(rows, tile.m) * group * x.shape[0])
+    blocks = select(few_pixels, 0, ceildiv(positions, tile.n) * ceildiv(rows, tile.m) * group * x.shape[0])
     builder.launch(ctx, kernel.name, (blocks, 1, 1), (tile.threads, 1, 1), body=kernel.body)
 
 
-def _launch_strips(ctx: Lowering, step: Convolve) -> None:
+def _launch_direct(ctx: Lowering, step: Convolve) -> None:
     x, w = step.operands
     group, transposed, flat, places = step.groups, step.transposed, step.windows.planar, step.places
     sizes = tuple(size for size in flat.kernel if isinstance(size, int))

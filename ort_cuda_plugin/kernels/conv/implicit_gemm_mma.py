@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...model.ir import DType
-from ...program.expressions.symbolic import Dim, ceildiv, hint, product
+from ...program.expressions.symbolic import Dim, ceildiv, product
 from ...program.lowering.context import Lowering
+from ...program.steps.schedule import WeightLayout
 from ...program.steps.steps import Convolve
 from ..codegen.block_mapping import count_tiles, split_tile_of_block
 from ..codegen.epilogue import VECTOR, Axes, Epilogue, make_epilogue
@@ -22,32 +23,20 @@ from ..codegen.launch_geometry import extent, index_type
 from ..codegen.simt_fragments import Element, Operand, Tile, indented, suffix
 from ..codegen.source import KernelBuilder, register_type, text_property
 from ..contraction.integer_operands import integer_form, integer_step
-from ..gemm.cost_model import choose_team, finish_of, holds_for
-from ..gemm.dispatch import ProductTactic, matrix_tactics
 from ..gemm.gemm_mma import form_name, parts_epilogue, sum_of_parts
 from ..gemm.mma_copies import OperandTile, is_compact
 from ..gemm.mma_fragments import MatrixTile
-from ..gemm.tf32_weights_as_f16 import compact_lines, has_compact_lines
-from ..gemm.tile_shapes import Team, matrix_tiles
+from ..gemm.tf32_weights_as_f16 import compact_lines
+from ..gemm.tile_shapes import INTEGERS, TileConfig
 from .channels_last import (
     channels_last_weights,
-    matrix_convolution_kind,
     permuted,
     place_stride,
     places_first,
 )
-from .cudnn_epilogue import cudnn_form
-from .transposed_phases import phases
 
-__all__ = [
-    "holds_for_convolution",
-    "launch_matrix_convolution",
-    "matrix_convolution_tactics",
-    "team_of_convolution",
-    "try_sliced_k_convolution",
-]
+__all__ = ["count_taps", "gemm_sizes", "launch_matrix_convolution"]
 
-PHASES = "a convolution on tensor cores for each place within a stride"
 OUTSIDE = -(2**30)
 """A coordinate that no tensor has, even after a position of the window is added to it."""
 
@@ -246,92 +235,33 @@ class MatrixConv:
         return PatchTile(self.tile, self.kind, a, b, self.elements, *more)
 
 
-def _sizes(step: Convolve) -> tuple[Dim, int, int]:
+def gemm_sizes(step: Convolve) -> tuple[Dim, int, int]:
     """Places of all images, channels of the result and elements of a patch, of one group."""
     x, w = step.operands
     rows = w.static_shape[0]
-    depth = operator.index(x.shape[1]) // step.groups * _taps(step)
+    depth = operator.index(x.shape[1]) // step.groups * count_taps(step)
     return step.shape[0] * product(step.places), rows // step.groups, depth
 
 
-def _taps(step: Convolve) -> int:
+def count_taps(step: Convolve) -> int:
     """Places of a window."""
     return math.prod(step.operands[1].static_shape[2:])
 
 
-def matrix_convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, ProductTactic]:
-    """Our kernels on tensor cores that may be the fastest, by name, first what rules prefer; none where none can."""
-    kind = matrix_convolution_kind(ctx, step)
-    if not kind or place_stride(step.operands[0]) is None or 0 in step.shape:
-        return {}
-    if step.transposed:
-        return {PHASES: ProductTactic(matrix_tiles(kind)[0])}
-    m, n, k = _sizes(step)
-    team = team_of_convolution(ctx, step)
-    return {tactic.name: tactic for tactic in matrix_tactics(ctx, kind, m, n, step.groups, k, team)}
-
-
-def try_sliced_k_convolution(ctx: Lowering, step: Convolve) -> bool:
-    """Return whether sliced-K takes less for the convolution than a library call: `try_sliced_k` of its product."""
-    kind = matrix_convolution_kind(ctx, step)
-    if not kind or place_stride(step.operands[0]) is None or 0 in step.shape or step.transposed:
-        return False
-    team = team_of_convolution(ctx, step)
-    return team is not None and holds_for_convolution(ctx, step, team)
-
-
-def team_of_convolution(ctx: Lowering, step: Convolve, convolutions: int = 1) -> Team | None:
-    """See `choose_team`, of an image with channels last; the step may stand for several ``convolutions``."""
-    m, n, k = _sizes(step)
-    kind = matrix_convolution_kind(ctx, step)
-    more = {**finish_of(step, n * step.groups), "products": convolutions, "left": _left_by_cudnn(ctx, step)}
-    more |= {"is_compact": has_compact_lines(ctx, step), "along_k": True}
-    return choose_team(ctx.device, kind, m, n, step.groups, k, taps=_taps(step), **more)
-
-
-def _left_by_cudnn(ctx: Lowering, step: Convolve) -> int:
-    """Bytes of a result that cuDNN copies, or leaves to a kernel that finishes it.
-
-    It writes one whose places are apart, as a part of a concatenation, together first.
-    """
-    if "cudnn" not in ctx.device.libraries:
-        return 0
-    (_, y), *others = step.outputs
-    form = cudnn_form(ctx, step)
-    is_left = form is None or bool(form.leftover) or (not others and place_stride(y) not in (None, y.shape[1]))
-    return hint(product(y.shape)) * y.dtype.itemsize if is_left else 0
-
-
-def holds_for_convolution(ctx: Lowering, step: Convolve, team: Team) -> bool:
-    """Whether the convolution has no more blocks than the team was chosen for; a guard says so."""
-    m, n, _ = _sizes(step)
-    return holds_for(ctx, team, m, n, step.groups)
-
-
-def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTactic) -> None:
-    """Launches the kernel for an image with channels last, and records the step that adds its parts.
-
-    A transposed convolution is several plain ones, for each of which rules choose.
-    """
-    if step.transposed:
-        for phase in phases(ctx, step):
-            if isinstance(phase, Convolve):
-                launch_matrix_convolution(ctx, phase, next(iter(matrix_convolution_tactics(ctx, phase).values())))
-            else:
-                ctx.record(phase)
-        return
-    kind = matrix_convolution_kind(ctx, step)
-    form = integer_form(step)
+def launch_matrix_convolution(ctx: Lowering, step: Convolve) -> None:
+    """Launch the kernel for an image with channels last, and record the step that adds the parts of split-K."""
+    schedule = step.schedule
+    assert schedule is not None
+    kind, tile, splits, teams = schedule.operands, schedule.gemm_tile, schedule.split_k, schedule.sliced_k
+    form = integer_form(step) if kind in INTEGERS else None
     if form is not None:
         integers = integer_step(ctx, step, form)
         assert isinstance(integers, Convolve)
         step = integers
     x, w = step.operands
-    assert tactic.tile is not None
-    tile, splits = tactic.tile, tactic.splits
-    m, n, k = _sizes(step)
+    m, n, k = gemm_sizes(step)
     windows = step.windows.planar
-    if has_compact_lines(ctx, step):
+    if schedule.weights is WeightLayout.F16_ALONG_K:
         step, weights = compact_lines(ctx, step)
     else:
         weights = channels_last_weights(ctx, w, x.shape[1], step.groups)
@@ -349,7 +279,6 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
     axes = "" if windows.pointwise else "zyx"[3 - len(windows.size) :]
     # Single elements are never outside, and what follows the last channel meets zeros of the weights.
     zero = form.zero_codes if form is not None and axes else None
-    teams = tactic.teams
     step_of_place = place_stride(x)
     assert step_of_place is not None
     index = index_type(ctx, product([x.shape[0], *x.shape[2:]]) * step_of_place, product(weights.shape))
@@ -377,7 +306,7 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
         (tile.threads * teams, 1, 1),
         shared_bytes=kernel.shared_bytes,
         body=kernel.body,
-        resident=Team(tile, teams).resident,
+        resident=TileConfig(tile, teams).resident,
     )
     if splits > 1:
         ctx.record(sum_of_parts(ctx, ordered, parts, splits))

@@ -1,82 +1,50 @@
-"""Kernels of matrix products and of what follows them."""
+"""GEMM kernels: launches those of a step's schedule."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ...model.ir import DType
 from ...program.expressions.scalar import Scalar
-from ...program.expressions.symbolic import Dim, ceildiv, divides, hint, is_const, le, lt, product, select
-from ...program.lowering.context import DeviceProperties, Lowering, Tensor
+from ...program.expressions.symbolic import Dim, ceildiv, divides, is_const, le, product, select
+from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.elementwise import rearranged
 from ...program.lowering.shapes import broadcast_strides, collapse
 from ...program.lowering.views import permute
+from ...program.steps.schedule import Engine, WeightLayout
 from ...program.steps.steps import Contract, Conversion, Map
 from ..codegen.block_mapping import count_tiles
 from ..codegen.epilogue import Axes, Epilogue, make_epilogue
-from ..codegen.guards import try_guard
 from ..codegen.launch_geometry import index_type, reach
-from ..codegen.simt_fragments import Element, Tile
+from ..codegen.simt_fragments import Element
 from ..codegen.source import KernelBuilder, Parameters
 from ..contraction.block_quantized import make_block_element
-from ..contraction.epilogue_patterns import product_form
-from ..contraction.integer_operands import MAX_DEPTH, PIECE, integer_form, integer_step
+from ..contraction.integer_operands import PIECE, integer_form, integer_step
 from ..contraction.prologue import make_element
-from .cost_model import choose_parts, choose_team, finish_of, holds_for
-from .gemm_mma import (
-    MatrixProduct,
-    choose_matrix_tile,
-    choose_splits,
-    matrix_kind,
-    matrix_ways,
-    multiplies_integers,
-    parts_epilogue,
-    sum_of_parts,
-)
-from .gemm_simt import FLAT, LONG, SQUARE, TALL, Product, TiledProduct
-from .gemv import Gemv, VectorGemv, few_row_form, takes
+from .gemm_mma import MatrixProduct, parts_epilogue, sum_of_parts
+from .gemm_simt import Product, TiledProduct
+from .gemv import Gemv, VectorGemv, few_row_form
 from .gemv_emulated import EmulatedGemv
-from .tf32_weights_as_f16 import compact_columns, compact_lines, has_compact_columns, has_compact_lines
-from .tile_shapes import INTEGERS, Team, piece_of
+from .tf32_weights_as_f16 import compact_columns, compact_lines
+from .tile_shapes import INTEGERS
 
 __all__ = [
     "Folded",
-    "choose_tile",
-    "cut_along_k",
+    "add_batch",
+    "batch_strides",
+    "contiguous_axis",
     "folded",
-    "integer_product_kind",
+    "has_weights_along_n",
     "launch_contract",
-    "parts_along_k",
-    "product_tactics",
-    "try_gemv",
-    "try_scaled_f16",
-    "try_sliced_k",
+    "operand_elements",
+    "split_along_k",
+    "transposed",
 ]
 
-MAX_ROWS = 4
-"""Products of at most this many rows go to the kernel for few rows."""
-MOST_TUNED_ROWS = 16
-"""Products of more rows are not measured with that kernel."""
-TILES = ((TALL, 1.0), (SQUARE, 1.1), (FLAT, 1.4))
-"""Tiles with the relative time of one multiplication."""
-EMULATED_TILES = tuple(
-    (Tile(m, 64, thread_m=16, thread_n=16, chunk=16), cost) for m, cost in ((64, 1.0), (32, 1.2), (16, 1.6))
-)
-"""Those of the emulated device. Few threads do much each: each wait for the others costs it a switch of stacks."""
-
-
-def choose_tile(device: DeviceProperties, rows: Dim, dtype: DType) -> Tile:
-    """The tile that does the least work for a result of so many rows, padding included. All are as wide."""
-    if dtype.itemsize == 8:
-        return replace(LONG, gap=0) if device.emulated else LONG
-    costs = EMULATED_TILES if device.emulated else TILES
-    return min(costs, key=lambda entry: entry[1] * hint(ceildiv(rows, entry[0].m)) * entry[0].m)[0]
-
-
-Form: TypeAlias = tuple[tuple[Element, Element], Epilogue, str, str, int, DType]
-"""The members of `Product`."""
+ProductFields: TypeAlias = tuple[tuple[Element, Element], Epilogue, str, str, int, DType]
+"""The fields of `Product`, which all its kernels have."""
 
 
 @dataclass(frozen=True)
@@ -138,77 +106,10 @@ def batch_strides(x: Tensor, batch: Sequence[Dim]) -> tuple[Dim, ...]:
     return broadcast_strides(leading, batch)
 
 
-@dataclass(frozen=True)
-class ProductTactic:
-    """A kernel of ours for a product: in tiles, of k in so many parts; without a tile a block for each row."""
-
-    tile: Tile | None
-    splits: int = 1
-    teams: int = 1
-
-    @property
-    def name(self) -> str:
-        if self.tile is None:
-            return "a block for each row"
-        parts = f", k in {self.splits} parts" if self.splits > 1 else ""
-        return f"tiles of {self.tile.name}{parts}{f', by {self.teams} teams' if self.teams > 1 else ''}"
-
-
-def matrix_tactics(
-    ctx: Lowering, kind: str, m: Dim, n: Dim, batches: Dim, k: Dim, team: Team | None
-) -> list[ProductTactic]:
-    """Ways by tensor cores that may be the fastest, first what rules prefer: the team, if there is one."""
-    tile = choose_matrix_tile(ctx.device, kind, m, n, batches)
-    splits = choose_splits(ctx.device, tile, m, n, batches, k)
-    ways = [(tile, splits), *matrix_ways(ctx.device, kind, m, n, batches, k)]
-    found = [ProductTactic(tile, parts) for tile, parts in dict.fromkeys(ways)]
-    return found if team is None else [ProductTactic(team.tile, 1, team.teams), *found]
-
-
-def _team(ctx: Lowering, step: Contract, kind: str, call: Folded, *, in_halves: bool = False) -> Team | None:
-    """See `choose_team`; operands that are converted have none.
-
-    Where cuBLASLt leaves a part of what follows the sums, that is a kernel of its own. ``in_halves`` the operands have
-    16 bits, in place of those that a library would multiply.
-    """
-    m, n, k = call.sizes
-    if step.is_converted:
-        return None
-    is_compact, along_k = has_compact_lines(ctx, step), _may_lie_along_k(call, kind)
-    more = {**_beside_library(ctx, step, kind), **finish_of(step, n)}
-    if in_halves:
-        return choose_team(ctx.device, "f16", m, n, product(call.batch), k, along_k=True, **more)
-    more |= {"is_compact": is_compact, "along_k": is_compact or along_k}
-    return choose_team(ctx.device, kind, m, n, product(call.batch), k, **more)
-
-
-def _beside_library(ctx: Lowering, step: Contract, kind: str) -> dict[str, Any]:
-    """Whether cuBLASLt can do the product, and what it leaves, as parameters of `choose_team`."""
-    if "cublaslt" not in ctx.device.libraries:
-        return {}
-    form = product_form(ctx, step)
-    left = hint(product(step.shape)) * step.a.dtype.itemsize if form is None or form.leftover else 0
-    return {"left": left, "library": kind if form else ""}
-
-
-def parts_along_k(ctx: Lowering, step: Contract) -> int:
-    """Into how many parts k is cut for a step after the product that adds them up, where it takes less time so."""
-    call = folded(ctx, step)
-    m, n, k = call.sizes
-    kind = _kind(ctx, step, call)
-    is_one = product(call.batch) == 1 and not step.is_converted and not step.column_parts and not step.tactic.name
-    if kind not in ("f16", "bf16") or not is_one or not isinstance(k, int) or call.contiguous[0] != "k":
-        return 1
-    if hint(m) <= MAX_ROWS or step.b.rank != 2 or not _may_lie_along_k(call, kind):
-        return 1
-    more = {**_beside_library(ctx, step, kind), **finish_of(step, n)}
-    return choose_parts(ctx.device, kind, m, n, k, along_k=True, **more)
-
-
-def cut_along_k(ctx: Lowering, step: Contract, parts: int) -> tuple[Contract, Map]:
+def split_along_k(ctx: Lowering, step: Contract, parts: int) -> tuple[Contract, Map]:
     """The product of each part of k, and the step that adds these up and finishes the sums."""
     call = folded(ctx, step)
-    if _has_weights_along_n(call):
+    if has_weights_along_n(call):
         call = _along_k(ctx, call)
     m, n, k = call.sizes
     assert isinstance(k, int)
@@ -220,49 +121,6 @@ def cut_along_k(ctx: Lowering, step: Contract, parts: int) -> tuple[Contract, Ma
     total = Scalar(step.total.dtype, "leaf")
     part = Contract(step.nodes, sums.shape, (), ((total, sums),), operands=(a, b), total=total)
     return part, sum_of_parts(ctx, step, sums, parts)
-
-
-def try_scaled_f16(ctx: Lowering, step: Contract) -> bool:
-    """Return whether our kernel takes less than a library with a TF32 product's operands in 16 bits."""
-    call = folded(ctx, step)
-    kind = _kind(ctx, step, call)
-    is_long = hint(call.sizes[0]) > MAX_ROWS and call.contiguous[0] == "k"
-    return kind == "tf32" and is_long and _team(ctx, step, kind, call, in_halves=True) is not None
-
-
-def product_tactics(ctx: Lowering, step: Contract) -> dict[str, ProductTactic]:
-    """Our kernels that may be the fastest, by name; the first is what is taken unless the step says another."""
-    call = folded(ctx, step)
-    m, n, k = call.sizes
-    batches, rows = product(call.batch), hint(call.sizes[0])
-    found = []
-    kind = _kind(ctx, step, call)
-    if kind:
-        found = matrix_tactics(ctx, kind, m, n, batches, k, _team(ctx, step, kind, call))
-    else:
-        first = choose_tile(ctx.device, m, step.total.dtype)
-        tiles = EMULATED_TILES if ctx.device.emulated else TILES
-        others = [] if step.total.dtype.itemsize == 8 else [tile for tile, _ in tiles if tile.m < 2 * rows]
-        found = [ProductTactic(tile) for tile in dict.fromkeys([first, *others])]
-    if call.contiguous[1] and rows <= MOST_TUNED_ROWS:
-        found.insert(0 if rows <= MAX_ROWS else len(found), ProductTactic(None))
-    return {tactic.name: tactic for tactic in found}
-
-
-def integer_product_kind(ctx: Lowering, step: Contract) -> str:
-    """As what tensor cores multiply the bytes that both operands are made of; "" where they do not.
-
-    Few rows take as long as the weights' bytes do, which other kernels read as well.
-    """
-    a, b = step.operands
-    depth = a.shape[-1]
-    if not multiplies_integers(ctx.device) or not isinstance(depth, int) or depth % PIECE or depth > MAX_DEPTH:
-        return ""
-    if a.strides[-1] != 1 or not all(divides(PIECE, place) for place in (a.offset, *a.strides[:-1])):
-        return ""
-    form = integer_form(step) if all(dim == 1 for dim in b.shape[:-2]) else None
-    rows = folded(ctx, step).sizes[0]
-    return form.kind if form is not None and hint(rows) > MAX_ROWS and try_guard(ctx, lt(MAX_ROWS, rows)) else ""
 
 
 def _with_integers(ctx: Lowering, step: Contract) -> Contract:
@@ -278,7 +136,7 @@ def _with_integers(ctx: Lowering, step: Contract) -> Contract:
     return replace(changed, operands=(changed.a, b))
 
 
-def _elements(step: Contract) -> tuple[tuple[Element, Element], tuple[Parameters, Parameters]]:
+def operand_elements(step: Contract) -> tuple[tuple[Element, Element], tuple[Parameters, Parameters]]:
     """How the operands are read, and the parameters of that."""
     a_element, of_a = make_element(step.a, step.conversions[0], -2, "pa_")
     converted = step.conversions[1]
@@ -290,58 +148,9 @@ def _elements(step: Contract) -> tuple[tuple[Element, Element], tuple[Parameters
     return (a_element, b_element), (of_a, of_b)
 
 
-def _kind(ctx: Lowering, step: Contract, call: Folded) -> str:
-    """What tensor cores multiply, "" where they do not do the product."""
-    integers = integer_product_kind(ctx, step)
-    if integers:
-        return integers
-    return matrix_kind(ctx, _elements(step)[0]) if all(call.contiguous) else ""
-
-
-def try_gemv(ctx: Lowering, step: Contract) -> bool:
-    """Return whether the result is one row, of which a GPU's kernel for few rows takes the operands.
-
-    Where one row is expected, a guard says that there are no more.
-    """
-    call = folded(ctx, step)
-    if ctx.device.emulated or hint(call.sizes[0]) != 1 or not takes(_elements(step)[0], *call.contiguous):
-        return False
-    return try_guard(ctx, le(call.sizes[0], 1))
-
-
-def try_sliced_k(ctx: Lowering, step: Contract) -> bool:
-    """Return whether teams of warps take less for the product than a library's call, as `choose_team` has it.
-
-    They copy pieces of 16 bytes: lines begin at multiples of these. A guard says that there are no more blocks.
-    """
-    call = folded(ctx, step)
-    kind = _kind(ctx, step, call)
-    if not kind or step.is_converted or hint(call.sizes[0]) <= MAX_ROWS or not is_const(call.sizes[2]):
-        return False
-    sizes = (*call.sizes[:2], product(call.batch))
-    team = _team(ctx, step, kind, call)
-    lines = [x.strides[-2 if x.strides[-1] == 1 else -1] for x in (call.a, call.b)]
-    if team is None:
-        return False
-    if has_compact_lines(ctx, step) or _will_lie_along_k(call, kind, team):
-        lines[1] = call.sizes[2]
-    return all(divides(piece_of(kind), line) for line in lines) and holds_for(ctx, team, *sizes)
-
-
-def _has_weights_along_n(call: Folded) -> bool:
+def has_weights_along_n(call: Folded) -> bool:
     """Whether b are weights whose lines run along n, of which a copy may have them along k."""
     return call.contiguous[1] == "n" and call.b.is_constant and call.b.rank == 2
-
-
-def _may_lie_along_k(call: Folded, kind: str) -> bool:
-    """Whether lines of both operands run along k, or will where a team has to have them so."""
-    a, b = call.contiguous
-    return a == "k" and (b == "k" or (_has_weights_along_n(call) and divides(piece_of(kind), call.sizes[2])))
-
-
-def _will_lie_along_k(call: Folded, kind: str, team: Team) -> bool:
-    """Whether weights are copied: teams load float32 one by one that is not along k, and uneven tiles do not at all."""
-    return _has_weights_along_n(call) and (not team.is_even or (kind == "tf32" and team.teams > 1))
 
 
 def _along_k(ctx: Lowering, call: Folded) -> Folded:
@@ -350,19 +159,7 @@ def _along_k(ctx: Lowering, call: Folded) -> Folded:
     return replace(call, b=permute(ctx, copy, (1, 0)))
 
 
-def _has_few_columns(ctx: Lowering, step: Contract) -> bool:
-    """Whether tiles would have columns for nothing: those of the emulated device are all as wide."""
-    rows, columns = product(step.a.shape[:-1]), step.b.shape[-1]
-    is_plain = not step.column_parts and not any(conversion and conversion.bits for conversion in step.conversions)
-    if not ctx.device.emulated or step.tactic.name or not is_plain:
-        return False
-    axis = contiguous_axis(step.a, "m", "k")
-    if not isinstance(columns, int) or not columns <= MAX_ROWS < hint(rows):
-        return False
-    return axis == "k" or (axis == "m" and isinstance(step.a.shape[-2], int))
-
-
-def _turned(ctx: Lowering, step: Contract) -> Contract:
+def transposed(ctx: Lowering, step: Contract) -> Contract:
     """The same product with rows for columns: those of the second operand times the first one's rows."""
     (a, b), rank, end = step.operands, len(step.batch), len(step.shape)
     columns = end - step.column_axes
@@ -402,33 +199,25 @@ def _turned(ctx: Lowering, step: Contract) -> Contract:
 
 
 def launch_contract(ctx: Lowering, step: Contract) -> None:
-    """Launches our kernels: where the number of rows is not known, both, one of them with an empty grid."""
-    if _has_few_columns(ctx, step):
-        step = _turned(ctx, step)
-    tactic = product_tactics(ctx, step).get(step.tactic.name) if step.tactic.name else None
-    call = folded(ctx, step)
-    kind = _kind(ctx, step, call)
-    integers = kind in INTEGERS and (tactic is None or tactic.tile is not None)
-    few_rows = le(call.sizes[0], MAX_ROWS) if call.contiguous[1] and not integers else 0
-    if tactic is not None:
-        few_rows = int(tactic.tile is None)
-    if integers:
+    """Launch the kernels of the step's schedule: two, one of them with an empty grid, where a Run decides."""
+    schedule = step.schedule
+    assert schedule is not None
+    if schedule.is_transposed:
+        step = transposed(ctx, step)
+    if schedule.operands in INTEGERS:
         step = _with_integers(ctx, step)
-        call = folded(ctx, step)
-    elements, (of_a, of_b) = _elements(step)
-    if few_rows == 0 and kind == "tf32" and has_compact_lines(ctx, step):
+    call = folded(ctx, step)
+    elements, (of_a, of_b) = operand_elements(step)
+    if schedule.weights is WeightLayout.F16_ALONG_K:
         step, lines = compact_lines(ctx, step)
         call = replace(call, b=permute(ctx, lines, (1, 0)))
         elements = (elements[0], Element(lines.dtype.short))
-    elif few_rows != 0 and is_const(few_rows) and has_compact_columns(ctx, step):
+    elif schedule.weights is WeightLayout.F16_ALONG_N:
         step, b = compact_columns(ctx, step)
         call = replace(call, b=b)
         elements = (elements[0], Element(b.dtype.short))
-    elif kind and _has_weights_along_n(call) and not step.is_converted:
-        batches, (m, n, k) = product(call.batch), call.sizes
-        way = tactic or matrix_tactics(ctx, kind, m, n, batches, k, _team(ctx, step, kind, call))[0]
-        if way.tile is not None and _will_lie_along_k(call, kind, Team(way.tile, way.teams)):
-            call = _along_k(ctx, call)
+    elif schedule.weights is WeightLayout.ALONG_K:
+        call = _along_k(ctx, call)
     a, b, (m, n, _) = call.a, call.b, call.sizes
     ends = ((a, call.a_batch), (b, call.b_batch))
     index = index_type(ctx, *(reach((*call.batch, *x.shape[-2:]), (*strides, *x.strides[-2:])) for x, strides in ends))
@@ -439,27 +228,40 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
         rows = [Axes("batch", range(batch)), Axes("row", range(batch, columns))]
     last = Axes("column", range(columns, end))
 
-    def form_of(vectors: bool) -> tuple[Form, tuple[Parameters, Parameters, Parameters]]:
+    def common(vectors: bool) -> tuple[ProductFields, tuple[Parameters, Parameters, Parameters]]:
         epilogue, more = make_epilogue(ctx, step, step.total, rows, last, vectors=vectors)
         return (elements, epilogue, *call.contiguous, len(call.batch), index), (of_a, of_b, more)
 
-    form, parameters = form_of(vectors=bool(kind) and few_rows == 0)
+    few_rows: Dim = 1 if schedule.engine is Engine.GEMV else le(m, schedule.gemv_rows) if schedule.gemv_rows else 0
+    is_mma = schedule.engine is Engine.MMA
+    product_fields, parameters = common(vectors=is_mma and few_rows == 0)
     if few_rows != 0:
-        row = _row_product(ctx, call, Gemv(*form))
-        blocks = select(few_rows, ceildiv(n, row.block_columns) * m, 0)
-        _launch_kernel(ctx, call, row, parameters, blocks, row.threads)
-    if few_rows != 0 and is_const(few_rows):
+        gemv = _gemv(ctx, call, Gemv(*product_fields))
+        blocks = select(few_rows, ceildiv(n, gemv.block_columns) * m, 0)
+        _launch_kernel(ctx, call, gemv, parameters, blocks, gemv.threads)
+        if is_const(few_rows):
+            return
+        if is_mma:
+            product_fields, parameters = common(vectors=True)
+    tile = schedule.gemm_tile
+    blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n) * schedule.split_k)
+    if not is_mma:
+        _launch_kernel(ctx, call, TiledProduct(*product_fields, tile), parameters, blocks, tile.threads)
         return
-    if kind:
-        form, parameters = form_of(vectors=True) if few_rows != 0 else (form, parameters)
-        _launch_matrices(ctx, step, call, form, kind, few_rows, parameters, tactic)
-    else:
-        tile = (tactic and tactic.tile) or choose_tile(ctx.device, m, step.total.dtype)
-        blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n))
-        _launch_kernel(ctx, call, TiledProduct(*form, tile), parameters, blocks, tile.threads)
+    mma = (tile, schedule.operands, schedule.split_k, schedule.sliced_k)
+    if schedule.split_k == 1:
+        kernel = MatrixProduct(*product_fields, *mma)
+        _launch_kernel(ctx, call, kernel, parameters, blocks, kernel.threads)
+        return
+    shape = (schedule.split_k, product(call.batch) * m, n)
+    parts = ctx.empty(shape, step.total.dtype if schedule.operands in INTEGERS else DType.FLOAT32)
+    epilogue, of_parts = parts_epilogue(parts, n)
+    kernel = MatrixProduct(elements, epilogue, *product_fields[2:], *mma)
+    _launch_kernel(ctx, call, kernel, (of_a, of_b, of_parts), blocks, kernel.threads)
+    ctx.record(sum_of_parts(ctx, step, parts, schedule.split_k))
 
 
-def _row_product(ctx: Lowering, call: Folded, general: Gemv) -> EmulatedGemv | Gemv | VectorGemv:
+def _gemv(ctx: Lowering, call: Folded, general: Gemv) -> EmulatedGemv | Gemv | VectorGemv:
     """The kernel for few rows: the device's own, where the operands are what it takes."""
     m, n, k = call.sizes
     if not ctx.device.emulated:
@@ -469,35 +271,6 @@ def _row_product(ctx: Lowering, call: Folded, general: Gemv) -> EmulatedGemv | G
         lanes = EmulatedGemv(*form, general.index, n if isinstance(n, int) else 0)
         return lanes if lanes.is_possible else general
     return general
-
-
-def _launch_matrices(
-    ctx: Lowering,
-    step: Contract,
-    call: Folded,
-    form: Form,
-    kind: str,
-    few_rows: Dim,
-    parameters: tuple[Parameters, Parameters, Parameters],
-    tactic: ProductTactic | None,
-) -> None:
-    """By tensor cores, where ``few_rows`` is 0: in one launch, or in parts along k and a step that adds them."""
-    m, n, k = call.sizes
-    batches = product(call.batch)
-    if tactic is None or tactic.tile is None:
-        tactic = matrix_tactics(ctx, kind, m, n, batches, k, _team(ctx, step, kind, call))[0]
-    assert tactic.tile is not None
-    tile, splits, teams = tactic.tile, tactic.splits if few_rows == 0 else 1, tactic.teams
-    blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n) * splits)
-    if splits == 1:
-        kernel = MatrixProduct(*form, tile, kind, splits, teams)
-        _launch_kernel(ctx, call, kernel, parameters, blocks, kernel.threads)
-        return
-    parts = ctx.empty((splits, batches * m, n), step.total.dtype if kind in INTEGERS else DType.FLOAT32)
-    epilogue, of_parts = parts_epilogue(parts, n)
-    kernel = MatrixProduct(form[0], epilogue, *form[2:], tile, kind, splits, teams)
-    _launch_kernel(ctx, call, kernel, (*parameters[:2], of_parts), blocks, kernel.threads)
-    ctx.record(sum_of_parts(ctx, step, parts, splits))
 
 
 def _launch_kernel(

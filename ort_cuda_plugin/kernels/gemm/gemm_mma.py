@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...program.expressions.scalar import Scalar
-from ...program.expressions.symbolic import Dim, ceildiv, divides, hint, product
+from ...program.expressions.symbolic import Dim, divides, product
 from ...program.lowering.context import DeviceProperties, Lowering, LoweringOptions, Tensor
 from ...program.steps.steps import Map, Substitution, Sums
 from ..codegen.block_mapping import batch_offsets, split_tile_of_block
@@ -18,15 +18,7 @@ from ..contraction.block_quantized import BlockElement
 from ..contraction.prologue import conversion_setup
 from .gemm_simt import Product
 from .mma_fragments import MatrixTile
-from .tile_shapes import Team, matrix_tiles
-
-RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
-"""Time of one multiply-add in each of `matrix_tiles`, relative to the first. Estimates: larger tiles load less."""
-SPLIT_STEPS = 8
-"""Minimum k steps per split of split-K. An estimate: with fewer, the reduction dominates."""
-MAX_SPLITS = 8
-MOST_WAYS = 6
-"""Maximum candidates that the autotuner compiles and times."""
+from .tile_shapes import TileConfig, matrix_tiles
 
 
 def matrix_kind(ctx: Lowering, elements: tuple[Element, Element]) -> str:
@@ -52,42 +44,6 @@ def multiplies_integers(device: DeviceProperties) -> bool:
     return not device.emulated and device.compute_capability >= (8, 0)
 
 
-def choose_matrix_tile(device: DeviceProperties, kind: str, rows: Dim, columns: Dim, batch: Dim) -> Tile:
-    """The tile that takes the least time at the sizes expected, where blocks are on all multiprocessors at once."""
-    tiles = matrix_tiles(kind)
-
-    def time(number: int) -> float:
-        tile = tiles[number]
-        blocks = hint(ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch)
-        return RELATIVE_TIMES[number] * tile.m * max(blocks, device.multiprocessors)
-
-    return tiles[min(range(len(tiles)), key=time)]
-
-
-def choose_splits(device: DeviceProperties, tile: Tile, rows: Dim, columns: Dim, batch: Dim, depth: Dim) -> int:
-    """Into how many parts k is cut, so that few blocks become as many as there are multiprocessors."""
-    blocks = max(1, hint(ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch))
-    most = min(MAX_SPLITS, device.multiprocessors // blocks, hint(depth) // (SPLIT_STEPS * tile.k))
-    return 1 << (max(1, most).bit_length() - 1)
-
-
-def matrix_ways(
-    device: DeviceProperties, kind: str, rows: Dim, columns: Dim, batch: Dim, depth: Dim
-) -> list[tuple[Tile, int]]:
-    """Tiles and numbers of parts of k that may be the fastest, those of which that is expected first."""
-    ways: list[tuple[float, Tile, int]] = []
-    for tile, cost in zip(matrix_tiles(kind), RELATIVE_TIMES, strict=True):
-        blocks = max(1, hint(ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch))
-        splits = 1
-        while splits == 1 or (splits <= MAX_SPLITS and blocks * splits < 2 * device.multiprocessors):
-            if splits > 1 and hint(depth) < splits * tile.k * SPLIT_STEPS // 2:
-                break
-            ways.append((cost * tile.m * max(blocks * splits, device.multiprocessors) / splits, tile, splits))
-            splits *= 2
-    ways.sort(key=lambda way: way[0])
-    return [(tile, splits) for _, tile, splits in ways[:MOST_WAYS]]
-
-
 @dataclass(frozen=True)
 class MatrixProduct(Product):
     """One block per tile of out and part of k: the grid is (tiles along n * along m * ``splits`` * batches, 1, 1).
@@ -102,7 +58,7 @@ class MatrixProduct(Product):
 
     @property
     def resident(self) -> int:
-        return Team(self.tile, self.teams).resident
+        return TileConfig(self.tile, self.teams).resident
 
     @property
     def threads(self) -> int:

@@ -26,12 +26,11 @@ from ..codegen.simt_fragments import Element, Operand, Tile, declare, fill_matri
 from ..codegen.source import KernelBuilder, Parameters, load_text, text_property
 from ..contraction.prologue import INNER, OUTER, ConvertedElement, Inline, conversion_setup
 from ..elementwise.index_map import IndexMap, Loads, gather_map
-from .dispatch import choose_tile
 from .gemm_mma import kind_of
 from .gemm_simt import Product
 from .gemv import Gemv
 from .mma_fragments import MatrixTile
-from .tile_shapes import Team, matrix_tiles
+from .tile_shapes import TileConfig, choose_tile, matrix_tiles
 
 if TYPE_CHECKING:
     from numba import cuda, int32, int64
@@ -245,7 +244,7 @@ class GroupedMatrices(Product):
 
     @property
     def resident(self) -> int:
-        return Team(self.tile, 1).resident
+        return TileConfig(self.tile, 1).resident
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..codegen.simt_fragments import Element, Operand, Tile, indented, log2, suffix
 from ..contraction.prologue import ConvertedElement
-from .tile_shapes import SIZES, Team, operand_sizes, piece_of, stages_of
+from .tile_shapes import SIZES, TileConfig, operand_sizes, piece_of, stages_of
 
 MOST_SUMS = 128
 """Accumulators of a thread above which addresses would spill: several blocks are resident."""
@@ -133,8 +133,8 @@ class OperandCopies:
         return sum(of.bytes for of in self.operands)
 
     @property
-    def team(self) -> Team:
-        return Team(self.tile, self.teams)
+    def team(self) -> TileConfig:
+        return TileConfig(self.tile, self.teams)
 
     def _copy_sources(self, of: OperandTile) -> list[str]:
         """Lines that test whether chunks can be copied as they are, and give source and target of each of the thread's.

@@ -31,7 +31,7 @@ from ..conv.channels_last import (
     empty_channels_last,
     is_channels_last,
     place_stride,
-    try_channels_last,
+    prefers_channels_last,
 )
 from ..conv.cudnn_epilogue import cudnn_form
 from ..gemm.dispatch import Folded, folded
@@ -113,7 +113,7 @@ def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
     if len(step.windows.size) == 1 and not ctx.options.cudnn_conv1d_pad_to_nc1d:
         axes.reverse()
     spatial: list[Dim] = [number for axis in axes for number in axis]
-    last = try_channels_last(ctx, step) and is_channels_last(x)
+    last = prefers_channels_last(ctx, step) and is_channels_last(x)
     dense = channels_last_strides(step.shape) if last else contiguous_strides(step.shape)
     form = cudnn_form(ctx, step)
     if form is None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...kernels.tactics import PARTS, parts_of, try_decomposition, with_tactic
 from ...program.lowering.context import Lowering
+from ...program.steps.schedule import Engine
 from ...program.steps.steps import Attend
 from ...program.steps.trace import Step
+from ...schedule.attention import decomposed_attention
+from ...schedule.choose import choose, scheduled
 
 
 def decompose_attention(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """Replace an attention step by its two GEMMs and its row program if they take less time than one kernel.
 
     Assumes: an attention step has its ``parts``. A tuner, where there is one, has measured both.
-    Guarantees: attention that stays carries its tactic. Attention that cuDNN or our tensor-core kernel computes
+    Guarantees: attention that stays carries its schedule. Attention that cuDNN or our tensor-core kernel computes
         stays whole.
     Example: ``attention(q, cache, ...)`` of one new token over many keys -> GEMM, Softmax, GEMM.
     """
@@ -23,8 +25,7 @@ def decompose_attention(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
         if not isinstance(step, Attend):
             decomposed.append(step)
             continue
-        tuned = with_tactic(ctx, step)
-        assert isinstance(tuned, Attend)
-        is_in_parts = tuned.tactic.name == PARTS if tuned.tactic.name else try_decomposition(ctx, step)
-        decomposed += parts_of(ctx, tuned) if is_in_parts else (tuned,)
+        chosen = step if step.schedule is not None else scheduled(ctx, step, choose(ctx, step))
+        assert chosen.schedule is not None
+        decomposed += decomposed_attention(ctx, chosen) if chosen.schedule.engine is Engine.DECOMPOSED else (chosen,)
     return decomposed

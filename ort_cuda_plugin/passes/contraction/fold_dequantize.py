@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ...kernels.conv.dispatch import in_strips
 from ...kernels.gemm.dispatch import contiguous_axis
-from ...kernels.tactics import try_integer_operands
 from ...model.ir import DType
 from ...program.expressions.scalar import Scalar, reachable
 from ...program.expressions.symbolic import Dim
 from ...program.lowering.context import Lowering
 from ...program.lowering.shapes import broadcast_strides, collapse
+from ...program.steps.schedule import Engine, Schedule
 from ...program.steps.steps import Contract, Conversion, Convolve, Map, Substitution, Sums, dense, stored, used_inputs
 from ...program.steps.tensor import Buffer, BufferKind, Tensor
 from ...program.steps.trace import Step
+from ...schedule.choose import has_integer_operands
+from ...schedule.conv import is_direct
 from ..analysis.affine_view import find_path
 from ..analysis.uses import Uses
 from ..simplification.dead_code_elimination import eliminate_dead_code
@@ -66,15 +67,15 @@ def fold_dequantize_of_integers(ctx: Lowering, steps: Sequence[Step]) -> list[St
     Example: ``a = (qa - za) * sa; y = MatMul(a, b)`` -> ``y = MatMul(qa with prologue (qa - za) * sa, ...)``,
         multiplied as integers.
     """
-    return fold_dequantize(steps, lambda step: try_integer_operands(ctx, step))
+    return fold_dequantize(steps, lambda step: has_integer_operands(ctx, step))
 
 
-def _operands(step: Step, strips: bool) -> Sequence[int]:
+def _operands(step: Step, twice: bool) -> Sequence[int]:
     """Return the operands that the step's kernel can load with a prologue. Direct convolutions want weights in another
     order, which is computed once.
     """
     if isinstance(step, Convolve):
-        return () if 0 in step.shape else (0,) if in_strips(step) and (strips or step.transposed) else (0, 1)
+        return () if 0 in step.shape else (0,) if is_direct(step) and (twice or step.transposed) else (0, 1)
     return (0, 1) if isinstance(step, Contract) else ()
 
 
@@ -122,8 +123,21 @@ def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: i
     operands, conversions = list(step.operands), list(step.conversions)
     operands[number], conversions[number] = operand, conversion
     nodes = tuple(dict.fromkeys((*producer.nodes, *step.nodes))) if source.op == "leaf" else step.nodes
-    changed = replace(step, nodes=nodes, operands=tuple(operands), conversions=tuple(conversions))
+    changed = replace(
+        step,
+        nodes=nodes,
+        operands=tuple(operands),
+        conversions=tuple(conversions),
+        schedule=step.schedule if _takes_conversions(step.schedule) else None,
+    )
     _change(steps, uses, position, changed)
+
+
+def _takes_conversions(schedule: Schedule | None) -> bool:
+    """Whether the schedule is one for operands of any type and layout, which stays right when a step's change."""
+    if schedule is None or schedule.engine not in (Engine.SIMT, Engine.DIRECT):
+        return False
+    return not schedule.gemv_rows and not schedule.im2col_pixels and not schedule.is_transposed
 
 
 def fold_dequantize_into_inputs(steps: Sequence[Step]) -> list[Step]:

@@ -4,99 +4,83 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
-from ...kernels.conv.channels_last import with_channels_last_result
-from ...kernels.conv.depthwise_conv import launch_depthwise
-from ...kernels.conv.implicit_gemm_mma import launch_matrix_convolution, matrix_convolution_tactics
 from ...kernels.library.dense_batches import call_with_dense_batches
 from ...kernels.library.library_attention import call_cudnn_attention
 from ...kernels.library.library_calls import call_cublaslt, call_cudnn
-from ...kernels.tactics import LIBRARY, by_rules, explain, try_depthwise_in_memory_order, with_tactic
 from ...program.lowering.context import Lowering
-from ...program.lowering.elementwise import copy_into
 from ...program.lowering.views import part
-from ...program.steps.steps import Attend, Contract, Convolve, Sums, Tactic
+from ...program.steps.schedule import Engine
+from ...program.steps.steps import Attend, Contract, Convolve, Sums
 from ...program.steps.trace import LibraryCall, Step
-
-AnyStep = TypeVar("AnyStep", bound=Step)
+from ...schedule.choose import choose, own_choice, scheduled
+from ..emission.emission import launch_step
 
 
 def select_kernels(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Select the engine of each contraction: a library's call, or one of our kernels with its tactic.
+    """Select the schedule of each contraction: a library's call, or one of our kernels.
 
-    Measured times have priority over rules, and so has a tactic that the step carries already.
+    Measured times have priority over rules, and so has a schedule that the step carries already.
 
     Assumes: layouts are final.
     Guarantees: a library call includes as much of the epilogue as the library supports, and a map computes the rest. A
-        step that stays a contraction carries its tactic for emission. Guards of the calls join those of the plan.
+        step that stays a contraction carries its schedule for emission. Guards of the choices join those of the plan.
     Example: ``y = Exp(MatMul(a, b) + c)`` -> ``t = cublasLt(a, b, c); y = Exp(t)``.
     """
     selected: list[Step] = []
     for step in steps:
-        with ctx.recording(step.nodes) as made:
-            tuned = with_tactic(ctx, step)
-            is_called = _try_library_call(ctx, tuned)
-        if not is_called:
-            with ctx.recording(step.nodes) as made:
-                made.append(_readable(ctx, _without_library(tuned)))
-        selected += made
+        selected += _selected(ctx, step) if isinstance(step, Sums) else [step]
     return selected
 
 
-def _without_library(step: AnyStep) -> AnyStep:
-    """Return the step for our kernels, after no library accepted it."""
-    return replace(step, tactic=Tactic()) if isinstance(step, Sums) and step.tactic.name == LIBRARY else step
+def _selected(ctx: Lowering, step: Sums) -> list[Step]:
+    chosen = step if step.schedule is not None else scheduled(ctx, step, choose(ctx, step))
+    assert chosen.schedule is not None
+    if chosen.schedule.engine is Engine.LIBRARY:
+        with ctx.recording(step.nodes) as made:
+            is_called = _try_library_call(ctx, chosen)
+        if is_called:
+            return made
+        chosen = scheduled(ctx, step, own_choice(ctx, step))
+    if isinstance(chosen, Convolve):
+        return _launched(ctx, chosen) if _takes_channels_last(chosen) else _with_dense_image(ctx, chosen)
+    return [chosen]
 
 
-def _readable(ctx: Lowering, step: Step) -> Step:
-    """Return the step with the operands that our kernels support: a dense image for a convolution that no library
-    computes.
-    """
-    if not isinstance(step, Convolve) or step.operands[0].is_contiguous:
-        return step
+def _takes_channels_last(step: Convolve) -> bool:
+    """Whether the schedule is a kernel for an image with channels last, which converts no operands."""
+    return step.schedule is not None and step.schedule.engine in (Engine.MMA, Engine.PHASES, Engine.DEPTHWISE)
+
+
+def _launched(ctx: Lowering, step: Convolve) -> list[Step]:
+    """The launches of a convolution, and of those that its schedule makes of it."""
+    with ctx.recording(step.nodes) as made:
+        launch_step(ctx, step)
+    return [x for one in made for x in (_launched(ctx, one) if isinstance(one, Convolve) else [one])]
+
+
+def _with_dense_image(ctx: Lowering, step: Convolve) -> list[Step]:
+    """The step as our other kernels take it: a convolution that no library does after all reads a dense image."""
     x, w = step.operands
-    image = part(ctx, x, 1, 0, step.groups * w.shape[1])
-    return replace(step, operands=(ctx.contiguous(image), w))
+    if x.is_contiguous:
+        return [step]
+    with ctx.recording(step.nodes) as made:
+        image = ctx.contiguous(part(ctx, x, 1, 0, step.groups * w.shape[1]))
+    return [*made, replace(step, operands=(image, w))]
 
 
-def _try_library_call(ctx: Lowering, step: Step) -> bool:
-    """Record the library call, or the depthwise kernel, that computes the step; return whether there is one."""
-    if not isinstance(step, Sums):
-        return False
-    if step.tactic.name in ("", LIBRARY):
-        if try_depthwise_in_memory_order(ctx, step):
-            assert isinstance(step, Convolve)
-            placed = with_channels_last_result(ctx, step)
-            launch_depthwise(ctx, placed)
-            if placed is not step:
-                copy_into(ctx, step.outputs[0][1], placed.outputs[0][1])
-            return True
-        if _call(ctx, step):
-            for call in ctx.trace.steps:
-                if isinstance(call, LibraryCall):
-                    call.note = f"{call.note} ({step.tactic.why or by_rules(ctx)})"
-            return True
-    return isinstance(step, Convolve) and _try_mma_convolution(ctx, _without_library(step))
-
-
-def _try_mma_convolution(ctx: Lowering, step: Convolve) -> bool:
-    """Launch our tensor-core kernel where it can compute the step and no other was measured faster; return whether."""
-    ways = matrix_convolution_tactics(ctx, step)
-    way = ways.get(step.tactic.name or next(iter(ways), ""))
-    if way is None:
-        return False
-    launch_matrix_convolution(ctx, step, way)
-    explain(ctx, step)
-    return True
-
-
-def _call(ctx: Lowering, step: Sums) -> bool:
+def _try_library_call(ctx: Lowering, step: Sums) -> bool:
+    """Record the library call that computes the step; return whether there is one."""
     match step:
         case Contract():
-            return not step.is_converted and (call_cublaslt(ctx, step) or call_with_dense_batches(ctx, step))
+            is_called = call_cublaslt(ctx, step) or call_with_dense_batches(ctx, step)
         case Attend():
-            return 0 not in step.shape and call_cudnn_attention(ctx, step)
+            is_called = 0 not in step.shape and call_cudnn_attention(ctx, step)
         case Convolve():
-            return 0 not in step.shape and call_cudnn(ctx, step)
-    return False
+            is_called = 0 not in step.shape and call_cudnn(ctx, step)
+        case _:
+            return False
+    for call in ctx.trace.steps if is_called else ():
+        if isinstance(call, LibraryCall):
+            call.note = f"{call.note} ({step.why})"
+    return is_called

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from ...kernels.contraction.epilogue_patterns import product_form
 from ...kernels.conv.channels_last import permuted, place_stride, places_first, to_memory
-from ...kernels.gemm.dispatch import try_sliced_k
 from ...program.lowering.context import Lowering
 from ...program.lowering.views import permute
 from ...program.steps.steps import Contract, Convolve
 from ...program.steps.trace import Step
+from ...schedule.gemm import sliced_k_before_library
 
 __all__ = ["pointwise_as_gemm"]
 
@@ -41,7 +41,11 @@ def _as_product(ctx: Lowering, step: Step) -> Step:
     The GEMM's rows are the output pixels of all images in NHWC. cuBLASLt must support the whole epilogue. Small
     convolutions stay, since our kernel takes less time.
     """
-    if not isinstance(step, Convolve) or step.tactic.name or not ctx.device.libraries.issuperset({"cublaslt", "cudnn"}):
+    if (
+        not isinstance(step, Convolve)
+        or step.schedule is not None
+        or not ctx.device.libraries.issuperset({"cublaslt", "cudnn"})
+    ):
         return step
     x, w = step.operands
     is_product = step.windows.pointwise and step.groups == step.channel_axes == 1 and not step.transposed
@@ -62,4 +66,4 @@ def _as_product(ctx: Lowering, step: Step) -> Step:
         total=step.total,
     )
     form = product_form(ctx, made)
-    return step if form is None or form.leftover or try_sliced_k(ctx, made) else made
+    return step if form is None or form.leftover or sliced_k_before_library(ctx, made) is not None else made

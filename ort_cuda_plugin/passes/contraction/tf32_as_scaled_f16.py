@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ...kernels.attention.flash_mma_schedule import try_flash_attention
-from ...kernels.gemm.dispatch import try_scaled_f16
 from ...kernels.gemm.tf32_weights_as_f16 import half_lines, has_compact_lines, power_of
 from ...model.ir import DType
 from ...program.expressions import scalar as s
@@ -23,6 +21,8 @@ from ...program.lowering.views import permute
 from ...program.steps.steps import Attend, Contract, Map, Substitution
 from ...program.steps.tensor import Buffer, BufferKind
 from ...program.steps.trace import Step
+from ...schedule.flash import is_faster_as_flash
+from ...schedule.gemm import is_faster_in_f16
 from ..analysis.range_analysis import RangeAnalysis
 from ..analysis.uses import Uses
 from ..simplification.dead_code_elimination import eliminate_dead_code
@@ -108,9 +108,14 @@ class _Halves:
 
     def _is_halved(self, step: Contract, limited: dict[Buffer, int]) -> bool:
         a = step.a
-        if a.buffer not in limited or step.tactic.name or 0 in step.shape or not has_compact_lines(self.ctx, step):
+        if (
+            a.buffer not in limited
+            or step.schedule is not None
+            or 0 in step.shape
+            or not has_compact_lines(self.ctx, step)
+        ):
             return False
-        return self._has_powers_along(a) and try_scaled_f16(self.ctx, step)
+        return self._has_powers_along(a) and is_faster_in_f16(self.ctx, step)
 
     def _has_powers_along(self, a: Tensor) -> bool:
         """Whether the operand's columns are those of its buffer, if these have bounds of their own."""
@@ -125,7 +130,7 @@ class _Halves:
         if not self._is_alone(out) or any(x.dtype is not DType.FLOAT32 for x in (out, *step.operands)):
             return False
         readers = [self.steps[reader] for reader in self.uses.readers(out.buffer)]
-        if not readers or try_flash_attention(self.ctx, step) is None:
+        if not readers or not is_faster_as_flash(self.ctx, step):
             return False
         after = {out.buffer: 0}
         return all(isinstance(one, Contract) and self._is_halved(one, after) for one in readers)

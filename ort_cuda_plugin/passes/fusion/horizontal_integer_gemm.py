@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
-from ...kernels.gemm.dispatch import product_tactics
-from ...kernels.tactics import try_integer_operands
 from ...program.lowering.context import Lowering
-from ...program.steps.steps import Contract, Tactic
+from ...program.steps.schedule import Choice
+from ...program.steps.steps import Contract
 from ...program.steps.trace import Step
+from ...schedule.choose import has_integer_operands, scheduled
+from ...schedule.gemm import own_gemm_choices
 from .horizontal_contraction import Merging, has_one_result, merge_contractions
 
 __all__ = ["merge_integer_gemms"]
@@ -33,21 +34,25 @@ class _Products(Merging[Contract]):
         self.ctx = ctx
 
     def candidate(self, step: Step) -> Contract | None:
-        if not isinstance(step, Contract) or not all(step.conversions) or step.tactic.name or 0 in step.shape:
+        if not isinstance(step, Contract) or not all(step.conversions) or step.schedule is not None or 0 in step.shape:
             return None
         if step.b.rank != 2 or not step.b.is_constant or step.column_axes != 1 or not has_one_result(step):
             return None
-        return step if try_integer_operands(self.ctx, step) else None
+        return step if has_integer_operands(self.ctx, step) else None
 
     def key(self, step: Contract) -> Hashable:
         a, b = step.a, step.b
         return a.buffer, a.dtype, a.shape, a.strides, a.offset, b.dtype, b.shape[0], step.outputs[0][1].dtype
 
     def is_faster(self, merged: Contract, count: int) -> bool:
-        """Whether tiles cover all of k: the reduction kernel of split-K writes a single result."""
-        way = next(iter(product_tactics(self.ctx, merged).values()))
-        return way.tile is not None and way.splits == 1
+        """Whether tiles have all of k: a step that adds up parts would not know the results."""
+        schedule = self._choice(merged, count).schedule
+        return schedule.tile is not None and schedule.split_k == 1
 
     def made(self, merged: Contract, count: int) -> list[Step]:
-        name = next(iter(product_tactics(self.ctx, merged)))
-        return [replace(merged, tactic=Tactic(name, f"{count} products of the same codes"))]
+        return [scheduled(self.ctx, merged, self._choice(merged, count))]
+
+    def _choice(self, merged: Contract, count: int) -> Choice:
+        """Tiles without sliced-K, which a merged product has enough of."""
+        choice = next(choice for choice in own_gemm_choices(self.ctx, merged) if choice.schedule.sliced_k == 1)
+        return replace(choice, why=f"{count} products of the same codes")

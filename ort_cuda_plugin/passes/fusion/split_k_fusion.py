@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...kernels.gemm.dispatch import cut_along_k, parts_along_k
+from ...kernels.gemm.dispatch import split_along_k
 from ...program.lowering.context import Lowering
 from ...program.steps.steps import Contract, Map, Sums
 from ...program.steps.tensor import BufferKind
 from ...program.steps.trace import ReadBack, Step
+from ...schedule.gemm import fused_split_k
 from ..analysis.uses import Uses
 from .vertical_fusion import join_map
 
@@ -35,11 +36,11 @@ def fuse_split_k(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
         if not isinstance(step, Contract) or len(step.outputs) != 1 or 0 in step.shape:
             continue
         reader = _adding(steps, uses, position)
-        parts = parts_along_k(ctx, step) if reader is not None else 1
+        parts = fused_split_k(ctx, step) if reader is not None else 1
         if reader is None or parts == 1:
             continue
         with ctx.recording(step.nodes) as made:
-            part, added = cut_along_k(ctx, step, parts)
+            part, added = split_along_k(ctx, step, parts)
         (consumer,) = result[reader]
         buffer = step.outputs[0][1].buffer
         is_kept = buffer.kind is BufferKind.OUTPUT or any(user != reader for user in uses.readers(buffer))

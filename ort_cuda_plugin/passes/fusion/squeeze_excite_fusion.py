@@ -49,7 +49,7 @@ def fuse_squeeze_excite(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 def _simple(step: Step | None) -> Convolve | None:
     """Return the step if it is a pointwise convolution of one output pixel, with one result in the operands' type."""
-    if not isinstance(step, Convolve) or step.transposed or step.is_converted or step.tactic.name:
+    if not isinstance(step, Convolve) or step.transposed or step.is_converted or step.schedule is not None:
         return None
     x, w = step.operands
     is_simple = (

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ...kernels.conv.channels_last import empty_channels_last, is_channels_last, try_channels_last
-from ...kernels.conv.depthwise_conv import try_depthwise
+from ...kernels.conv.channels_last import empty_channels_last, is_channels_last, prefers_channels_last
+from ...kernels.conv.depthwise_conv import is_depthwise
 from ...program.expressions.symbolic import Dim, hint, le
 from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.elementwise import rearranged
@@ -63,7 +63,7 @@ def _parts(ctx: Lowering, uses: Uses[int], number: int, pair: Sequence[Step], si
     if len(both) < 2 or any(step.transposed or step.is_converted for step in both):
         return 1
     first, second = both
-    if len(first.outputs) != 1 or not try_channels_last(ctx, first) or not try_depthwise(ctx, second):
+    if len(first.outputs) != 1 or not prefers_channels_last(ctx, first) or not is_depthwise(ctx, second):
         return 1
     between, images = first.outputs[0][1], first.shape[0]
     buffer = between.buffer

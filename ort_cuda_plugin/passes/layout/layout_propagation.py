@@ -14,13 +14,13 @@ from ...kernels.conv.channels_last import (
     channels_first,
     empty_channels_last,
     is_channels_last,
+    is_depthwise_beside_mma,
     matrix_convolution_kind,
     padded_channels,
     place_stride,
+    prefers_channels_last,
     suits_cudnn,
     to_memory,
-    try_channels_last,
-    try_depthwise_beside_mma,
 )
 from ...kernels.elementwise.index_map import gather_map
 from ...kernels.gemm.tile_shapes import piece_of
@@ -51,9 +51,9 @@ def propagate_channels_last(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _gains(ctx: Lowering, step: Convolve) -> bool:
-    if 0 in step.shape or not try_channels_last(ctx, step):
+    if 0 in step.shape or not prefers_channels_last(ctx, step):
         return False
-    is_ours = matrix_convolution_kind(ctx, step) or try_depthwise_beside_mma(ctx, step)
+    is_ours = matrix_convolution_kind(ctx, step) or is_depthwise_beside_mma(ctx, step)
     return bool(is_ours) or convolution_form(ctx, step) is not None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...compiler.kernel import KernelSpec
+from ..steps.schedule import schedule_data
 from ..steps.steps import Contract, Convolve
 from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Recordable, Step
 from .program_text import ProgramText
@@ -67,6 +68,7 @@ def _step(step: Recordable, text: ProgramText) -> dict[str, Any]:
         "read": moved.read,
         "written": moved.written,
         "note": step.note if isinstance(step, Launch | LibraryCall) else "",
+        **({"schedule": schedule_data(step.schedule)} if isinstance(step, Launch) and step.schedule else {}),
         "lines": text.details(step),
         "kernel": _kernel(step.kernel) if isinstance(step, Launch) else None,
     }

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ...model.ir import InvalidModel, Node, Unsupported
 from ..device import DeviceProperties, LoweringOptions
 from ..expressions.operations import ExprOp
-from ..expressions.symbolic import Dim, Expr, eq, is_read_back, le, logical_not, single_atom, truth
+from ..expressions.symbolic import Dim, Expr, eq, hint, is_read_back, le, logical_not, single_atom, truth
+from ..steps.schedule import Choice
 from ..steps.tensor import Tensor
 from ..steps.trace import Requirement, Trace
 
@@ -78,6 +79,20 @@ class Conditions:
         if isinstance(recorded, Expr):
             self.trace.guards[recorded] = None
         return answer
+
+    def holds(self, condition: Dim) -> bool:
+        """Return whether the condition is true at the shapes of the plan, and a guard may say so; guards nothing."""
+        known = truth(condition)
+        return hint(condition) != 0 and not is_read_back(condition) if known is None else known
+
+    def may_settle(self, condition: Dim) -> bool:
+        """Like `holds`, but for a claim, which is for all shapes, only what is known."""
+        return self.holds(condition) if self._settles else bool(truth(condition))
+
+    def take(self, choice: Choice) -> None:
+        """Guard the plan to the conditions under which a schedule was chosen."""
+        for condition in choice.guards:
+            self.guard(condition)
 
     def settled(self, condition: Dim) -> bool | None:
         """Like `guard`, but None for a claim, which is for all shapes, and for conditions on values that a Run

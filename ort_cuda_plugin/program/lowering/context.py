@@ -7,6 +7,7 @@ One pass over an operator's function serves three purposes: it infers shapes, de
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from ...model.ir import Array, Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported
@@ -25,7 +26,8 @@ from ..expressions.symbolic import (
     symbol,
 )
 from ..steps.callbacks import Callback
-from ..steps.steps import Map, Sums, Tactic
+from ..steps.schedule import Choice
+from ..steps.steps import Map, Sums
 from ..steps.tensor import MAX_HOST_ELEMENTS, Buffer, BufferKind, Tensor, contiguous_strides
 from ..steps.trace import (
     Arg,
@@ -71,16 +73,24 @@ Make: TypeAlias = "Callable[[Lowering, Sequence[Tensor | None], str], object]"
 """Records in a context an operator's work on its inputs, by the tactic of this name."""
 
 
+@dataclass(frozen=True)
+class Tactic:
+    """The tactic of an application's operator that is taken, and the reason."""
+
+    name: str
+    why: str
+
+
 class Tuner(Protocol):
     """Chooses by measuring."""
 
-    def tactic(self, ctx: Lowering, step: Sums, names: Sequence[str]) -> Tactic:
-        """Return the fastest of ``names``, of which rules prefer the first; without a name if that is not known."""
+    def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
+        """Return the fastest of ``choices``, of which rules prefer the first; None if that is not known."""
 
     def fastest(
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
-    ) -> Tactic:
-        """Return the fastest of the tactics ``names``; without a name if that is not known. ``problem`` identifies the
+    ) -> Tactic | None:
+        """Return the fastest of the tactics ``names``; None if that is not known. ``problem`` identifies the
         computation, with everything that decides its time besides types and sizes.
         """
 

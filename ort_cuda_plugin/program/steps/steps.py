@@ -15,6 +15,7 @@ from ...model.ir import NARROW_FLOATS, DType, Node
 from ..expressions.scalar import Scalar, operands_first, reachable
 from ..expressions.symbolic import Dim
 from .row_program import Row, Stage
+from .schedule import Schedule
 from .tensor import Buffer, BufferKind, Tensor
 from .tensor_fields import TensorFields
 from .windows import Windows
@@ -120,17 +121,6 @@ class Conversion(TensorFields):
     block: int = 0
 
 
-@dataclass(frozen=True)
-class Tactic:
-    """The chosen implementation of a step: its name, and the reason.
-
-    Without a name, rules choose when the step's kernel is made.
-    """
-
-    name: str = ""
-    why: str = ""
-
-
 @dataclass(frozen=True, eq=False)
 class Sums(Map):
     """A contraction (GEMM, convolution or attention) with optional operand prologues (``conversions``) and an
@@ -142,7 +132,10 @@ class Sums(Map):
     operands: tuple[Tensor, ...] = field(kw_only=True)
     total: Scalar = field(kw_only=True)
     conversions: tuple[Conversion | None, ...] = field(default=(None, None), kw_only=True)
-    tactic: Tactic = field(default=Tactic(), kw_only=True)
+    schedule: Schedule | None = field(default=None, kw_only=True)
+    """How it is computed; None until that is chosen."""
+    why: str = field(default="", kw_only=True)
+    """The reason for the schedule, for people."""
     column_parts: tuple[range, ...] = field(default=(), kw_only=True)
     """The columns of a GEMM, or channels of a convolution, that each output has if it does not have all."""
 

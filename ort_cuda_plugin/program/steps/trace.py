@@ -11,6 +11,7 @@ from ...model.ir import Node
 from ..expressions.symbolic import Dim, Expr, Monomial
 from .callbacks import Callback
 from .libraries import LibraryProblem
+from .schedule import Schedule
 from .steps import Map
 from .tensor import Buffer, Tensor
 
@@ -89,8 +90,8 @@ class Launch(Recorded):
     """A kernel launch. ``reads`` and ``writes`` are the buffers it uses.
 
     ``uses`` has the arguments that the kernel does not read or write exactly once as a whole. ``note`` tells users why
-    this kernel was chosen. The grid has ``turns`` groups of blocks, each of which waits for the one before. Buffers
-    that are not ``in_place`` together must not overlap.
+    this kernel was chosen; ``schedule`` is that of the contraction that it computes. The grid has ``turns`` groups of
+    blocks, each of which waits for the one before. Buffers that are not ``in_place`` together must not overlap.
     """
 
     kernel: KernelSpec
@@ -103,6 +104,7 @@ class Launch(Recorded):
     uses: Mapping[Tensor, Use] = field(default_factory=dict)
     remake: Remake | None = None
     note: str = ""
+    schedule: Schedule | None = None
     turns: Dim = 1
     in_place: tuple[InPlace, ...] = ()
 

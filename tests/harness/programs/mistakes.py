@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels import emit
 from ort_cuda_plugin.kernels.gemm import gemm_mma
 from ort_cuda_plugin.kernels.library import library_calls
 from ort_cuda_plugin.passes.analysis import expression_equality
 from ort_cuda_plugin.passes.attention import attention_decomposition, attention_fusion, gqa_broadcast_elimination
 from ort_cuda_plugin.passes.contraction import fold_dequantize, kernel_selection, pointwise_as_gemm, tf32_as_scaled_f16
+from ort_cuda_plugin.passes.emission import emission
 from ort_cuda_plugin.passes.fusion import (
     horizontal_contraction,
     horizontal_conv,
@@ -127,7 +127,8 @@ MISTAKES = (
     ),
     Mutation(
         "attention_decomposition", "the parts come in another order",
-        attention_decomposition.decompose_attention, "parts_of(ctx, tuned) if", "[*parts_of(ctx, tuned)][::-1] if",
+        attention_decomposition.decompose_attention, "decomposed_attention(ctx, chosen) if",
+        "[*decomposed_attention(ctx, chosen)][::-1] if",
     ),
     Mutation(
         "flatten_channel_axes", "all channels have the bias of the first",
@@ -161,7 +162,7 @@ MISTAKES = (
     ),
     Mutation(
         "kernel_selection", "what a library leaves of the epilogue is dropped",
-        kernel_selection.select_kernels, "selected += made", "selected += made[:1]",
+        kernel_selection._selected, "return made", "return made[:1]",
     ),
     Mutation(
         "kernel_selection", "a library adds no bias",
@@ -182,7 +183,7 @@ MISTAKES = (
     ),
     Mutation(
         "emission", "what a kernel needs first is dropped",
-        emit.emit, "emit(ctx, made)", "emit(ctx, made[-1:])",
+        emission.emit, "emit(ctx, made)", "emit(ctx, made[-1:])",
     ),
     Mutation(
         "constant_folding", "an input is taken for a weight",

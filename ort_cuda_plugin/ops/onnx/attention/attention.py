@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.attention.flash import FEW_ROWS, SPLIT_KEYS, has_matrices_for
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
@@ -38,6 +37,7 @@ from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import permute, reshape, unsqueeze
 from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row
+from ort_cuda_plugin.schedule.flash import FEW_ROWS, SPLIT_KEYS, has_tensor_cores_for
 
 
 def split_heads(ctx: Lowering, x: Tensor, heads: int | None) -> Tensor:
@@ -178,7 +178,7 @@ def prefers_flash_attention(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> b
         return False
     if {q.dtype, k.dtype, v.dtype} - {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16}:
         return False
-    if has_matrices_for(ctx, q, k, v) or hint(batch) * heads * hint(rows) * hint(keys) > MANY_SCORES:
+    if has_tensor_cores_for(ctx, q, k, v) or hint(batch) * heads * hint(rows) * hint(keys) > MANY_SCORES:
         return True
     return hint(rows) <= FEW_ROWS and hint(keys) >= 2 * SPLIT_KEYS
 

@@ -17,6 +17,8 @@ from ort_cuda_plugin.program.lowering.shapes import aligned
 from ort_cuda_plugin.program.lowering.views import part, reshape, unsqueeze
 from ort_cuda_plugin.program.steps.row_program import Row
 from ort_cuda_plugin.program.steps.steps import Input
+from ort_cuda_plugin.schedule.flash import flash_choice
+from ort_cuda_plugin.schedule.reasons import note_schedule
 
 __all__ = ["CachePart", "append", "flash_attention"]
 
@@ -70,7 +72,11 @@ def flash_attention(ctx: Lowering, q: Tensor, keys: CachePart, values: CachePart
         out, (batch, kv_heads, groups, rows, width), (steps[0], groups * steps[2], steps[2], steps[1], 1)
     )  # fmt: skip
     stored = (keys.element, values.element) if keys.scale is not None or values.scale is not None else None
-    stream_attention(ctx, rows_of_q, k, v, placed, reading, elements=stored)
+    choice = flash_choice(ctx, rows_of_q, k, v, reading, is_converted=stored is not None)
+    ctx.take(choice)
+    before = len(ctx.trace.steps)
+    stream_attention(ctx, rows_of_q, k, v, placed, reading, choice.schedule, elements=stored)
+    note_schedule(ctx.trace.steps[before:], choice.schedule, choice.why)
     if values.scale is not None:
         grouped = reshape(ctx, out, [batch, rows, kv_heads, groups, width])
         out = elementwise(ctx, lambda x, factor: s.cast(x * factor, q.dtype), grouped, values.scale)

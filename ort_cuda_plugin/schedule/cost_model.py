@@ -1,4 +1,4 @@
-"""Cost model of sliced-K GEMMs: which tile, how many teams of warps split k, and whether a library's call is faster.
+"""Cost model of sliced-K GEMMs: which tile, how many groups of warps split k, and whether a library's call is faster.
 
 Times are in cycles of a multiprocessor, by the model that the estimates have (docs/estimates.md), with the rates of the
 GPU's description (`gpus`). Measurements of a GPU replace it where the option ``autotune`` asks for them.
@@ -11,17 +11,17 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...gpus import closest
-from ...gpus.constants import Constants
-from ...gpus.library_times import CONVOLUTION, SPLIT_K_SECONDS, Rates, library_time
-from ...program.expressions.scalar import reachable
-from ...program.expressions.symbolic import Dim, ceildiv, hint, le, product
-from ...program.lowering.context import DeviceProperties, Lowering
-from ...program.steps.steps import Sums
-from ..codegen.epilogue import VECTOR
-from ..codegen.guards import try_guard
-from ..codegen.simt_fragments import VECTORS
-from .tile_shapes import SIZES, STEP, Team, team_forms
+from ..gpus import closest
+from ..gpus.constants import Constants
+from ..gpus.library_times import CONVOLUTION, SPLIT_K_SECONDS, Rates, library_time
+from ..kernels.codegen.epilogue import VECTOR
+from ..kernels.codegen.simt_fragments import VECTORS
+from ..kernels.gemm.tile_shapes import SIZES, STEP, TileConfig, tile_configs
+from ..program.expressions.scalar import reachable
+from ..program.expressions.symbolic import Dim, ceildiv, hint, le, product
+from ..program.lowering.context import DeviceProperties
+from ..program.steps.schedule import Tile
+from ..program.steps.steps import Sums
 
 NEARLY = 0.98
 """Share of a library's time from which on its call is preferred, since it has no kernel to compile."""
@@ -33,10 +33,10 @@ PIPELINE_CYCLES = 800.0
 """Latency of the first copies of a block, and of the barriers at its end."""
 STEP_CYCLES = 200.0
 """From the arrival of the copies of one step to that of the next, with two steps in flight."""
-MOST_PARTS = 8
-"""Split-K factors that are considered."""
-PART_CYCLES = 100.0
-"""What a thread takes to add one more part."""
+MAX_SPLIT_K = 8
+"""The largest split-K factor that is considered."""
+SPLIT_CYCLES = 100.0
+"""Cycles of a thread to add the accumulators of one more part of k."""
 INDEPENDENT = 2.5
 """Instructions of one thread that are in flight at once."""
 CHUNK_FLOPS = {"f16": 64.0, "bf16": 64.0, "tf32": 32.0, "i8": 128.0, "u8": 128.0}
@@ -113,7 +113,7 @@ class Problem:
     is_part: bool = False
 
 
-def choose_team(
+def choose_tile_config(
     device: DeviceProperties,
     kind: str,
     rows: Dim,
@@ -129,8 +129,8 @@ def choose_team(
     products: int = 1,
     left: int = 0,
     library: str | None = None,
-) -> Team | None:
-    """The teams that take the least time for the product; None where a library's call takes less.
+) -> TileConfig | None:
+    """Return the tile that takes the least time for the product; None where a library's call takes less.
 
     For the other parameters see `Problem`. It may stand for several ``products``, each of which would be a launch. Of a
     library's result so many bytes are ``left`` to a kernel of its own, which copies them or finishes them. A
@@ -139,15 +139,15 @@ def choose_team(
     sizes = (hint(rows), hint(columns), hint(batch), hint(depth))
     problem = Problem(kind, *sizes, taps, is_compact, along_k, finish, reads)
     rates = _rates_of(device)
-    team, cycles = fastest_team(device, problem)
+    config, cycles = fastest(device, problem)
     if library == "":
-        return team
+        return config
     called = replace(problem, kind=library or kind)
     limit = _library_cycles(rates, called) + _left_cycles(rates, called, left) + (products - 1) * rates.launch_cycles
-    return team if cycles <= NEARLY * limit else None
+    return config if cycles <= NEARLY * limit else None
 
 
-def choose_parts(
+def choose_split_k(
     device: DeviceProperties,
     kind: str,
     rows: Dim,
@@ -160,24 +160,24 @@ def choose_parts(
     left: int = 0,
     library: str | None = None,
 ) -> int:
-    """Into how many parts k is cut so that a product of 16-bit numbers takes the least time; 1 leaves it as it is.
+    """Return the split-K factor with which a product of 16-bit numbers takes the least time.
 
-    The step after it adds up the parts, and finishes them. Parameters as of `choose_team`.
+    The step after it adds up the parts of k, and finishes them. Parameters as of `choose_tile_config`.
     """
     rates, sizes = _rates_of(device), (hint(rows), hint(columns))
     problem = Problem(kind, *sizes, 1, depth, 0, False, along_k, finish, reads)
-    _, whole = fastest_team(device, problem)
+    _, whole = fastest(device, problem)
     if library != "":
         whole = min(whole, _library_cycles(rates, problem) + _left_cycles(rates, problem, left))
     best = (whole, 1)
-    for parts in range(2, MOST_PARTS + 1):
-        if depth % (parts * STEP):
+    for split_k in range(2, MAX_SPLIT_K + 1):
+        if depth % (split_k * STEP):
             continue
-        part = replace(problem, batch=parts, depth=depth // parts, finish=0, reads=False, is_part=True)
-        _, cycles = fastest_team(device, part)
-        moved = sizes[0] * sizes[1] * parts / device.multiprocessors
-        cycles += moved * 4 / rates.l2_read + PART_CYCLES * parts
-        best = min(best, (cycles, parts))
+        part = replace(problem, batch=split_k, depth=depth // split_k, finish=0, reads=False, is_part=True)
+        _, cycles = fastest(device, part)
+        moved = sizes[0] * sizes[1] * split_k / device.multiprocessors
+        cycles += moved * 4 / rates.l2_read + SPLIT_CYCLES * split_k
+        best = min(best, (cycles, split_k))
     return best[1]
 
 
@@ -189,68 +189,70 @@ def _left_cycles(rates: _Rates, problem: Problem, left: int) -> float:
     return rates.launch_cycles + max(2 * left / rates.dram_bytes, finished) / rates.multiprocessors
 
 
-def finish_of(step: Sums, columns: Dim) -> dict[str, Any]:
-    """What follows the step's sums, about, as parameters of `choose_team`: its result has so many columns."""
+def epilogue_cost(step: Sums, columns: Dim) -> dict[str, Any]:
+    """What the epilogue takes, about, as parameters of `choose_tile_config`: its result has so many columns."""
     results = reachable(value for value, _ in step.outputs)
     instructions = sum(_instructions_of.get(x.op, 1) for x in results if x.op not in ("leaf", "constant", "cast"))
     return {"finish": instructions, "reads": any(hint(product(x.shape)) > hint(columns) for _, x in step.inputs)}
 
 
-def team_blocks(team: Team, rows: Dim, columns: Dim, batch: Dim) -> Dim:
-    return ceildiv(rows, team.tile.m) * ceildiv(columns, team.tile.n) * batch
+def count_blocks(tile: Tile, rows: Dim, columns: Dim, batch: Dim) -> Dim:
+    return ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch
 
 
-def holds_for(ctx: Lowering, team: Team, rows: Dim, columns: Dim, batch: Dim) -> bool:
-    """Whether the choice of a team holds: the busiest multiprocessor has no block more. A guard says so."""
-    blocks, multiprocessors = team_blocks(team, rows, columns, batch), ctx.device.multiprocessors
-    return try_guard(ctx, le(blocks, -(-hint(blocks) // multiprocessors) * multiprocessors))
+def no_more_blocks(device: DeviceProperties, tile: Tile, rows: Dim, columns: Dim, batch: Dim) -> Dim:
+    """The condition that the busiest multiprocessor has no block more than at the sizes expected."""
+    blocks, multiprocessors = count_blocks(tile, rows, columns, batch), device.multiprocessors
+    return le(blocks, -(-hint(blocks) // multiprocessors) * multiprocessors)
 
 
-def fastest_team(device: DeviceProperties, problem: Problem) -> tuple[Team, float]:
-    """Return the fastest tile and number of teams, and its cycles."""
+def fastest(device: DeviceProperties, problem: Problem) -> tuple[TileConfig, float]:
+    """Return the fastest tile with its sliced-K factor, and its cycles."""
     return _fastest(device.compute_capability, device.multiprocessors, problem)
 
 
 @functools.lru_cache(maxsize=1024)
-def _fastest(capability: tuple[int, int], multiprocessors: int, problem: Problem) -> tuple[Team, float]:
+def _fastest(capability: tuple[int, int], multiprocessors: int, problem: Problem) -> tuple[TileConfig, float]:
     """And its time. A step is asked about when it is chosen, and when it is launched; networks repeat theirs."""
     more = {"along_k": problem.along_k, "is_image": problem.taps > 0}
-    forms = team_forms(problem.kind, problem.is_compact, capability=capability, **more)
-    times = ((_cycles(_rates(capability, multiprocessors), problem, team), team) for team in forms)
-    (cycles, _), team = min(times, key=lambda entry: entry[0])
-    return team, cycles
+    configs = tile_configs(problem.kind, problem.is_compact, capability=capability, **more)
+    times = ((_cycles(_rates(capability, multiprocessors), problem, config), config) for config in configs)
+    (cycles, _), config = min(times, key=lambda entry: entry[0])
+    return config, cycles
 
 
-def _cycles(rates: _Rates, problem: Problem, team: Team) -> tuple[float, float]:
+def _cycles(rates: _Rates, problem: Problem, config: TileConfig) -> tuple[float, float]:
     """And for how long a thread by itself waits, where the slowest pipe is the same."""
-    tile = team.tile
-    parts = _parts(problem, team)
+    tile = config.tile
+    parts = _parts(problem, config)
     steps = -(-problem.depth // tile.k)
-    blocks = hint(team_blocks(team, problem.rows, problem.columns, problem.batch))
+    blocks = hint(count_blocks(tile, problem.rows, problem.columns, problem.batch))
     each = -(-blocks // rates.multiprocessors)
-    loads = _loads(problem, team)
+    loads = _loads(problem, config)
     columns = tile.n / (2 if problem.is_compact else 1)  # as many take as long to read
-    begin, own_steps, step = _instructions(problem, team)
+    begin, own_steps, step = _instructions(problem, config)
     issued = begin + own_steps * step
-    wavefronts = steps * ((tile.m + columns) * parts / 2 + 4 * loads * team.warps)
+    wavefronts = steps * ((tile.m + columns) * parts / 2 + 4 * loads * config.warps)
     # Of 16 columns the sums are read from the same banks by several rows.
-    wavefronts += (team.teams + 1) * tile.m * tile.n / (16 if tile.n > 16 else 10) + 100
+    wavefronts += (config.sliced_k + 1) * tile.m * tile.n / (16 if tile.n > 16 else 10) + 100
     # A block has what the windows of its patches share in its L1.
     fetched = tile.m * min(1.0, 3 / max(1, problem.taps)) + columns
     read = blocks * fetched * STEP * parts * steps
     written = problem.rows * problem.columns * problem.batch * (4 if problem.is_part else SIZES[problem.kind])
-    height, width = team.warp
+    height, width = config.warp
     registers = height * width // 32 + REGISTERS
-    resident = team.resident if team.teams == 1 else max(1, (1 << 16) // registers // (tile.threads * team.teams))
+    resident = (
+        config.resident if config.sliced_k == 1 else max(1, (1 << 16) // registers // (tile.threads * config.sliced_k))
+    )
     step_waits = max(
-        rates.dependent_cycles * step + rates.round_cycles * (parts + (team.warps > 1)), STEP_CYCLES * parts
+        rates.dependent_cycles * step + rates.round_cycles * (parts + (config.warps > 1)), STEP_CYCLES * parts
     )
     waits = rates.dependent_cycles * begin + PIPELINE_CYCLES + own_steps * step_waits
     if problem.reads:
-        waits += LOAD_CYCLES * math.ceil(tile.m * tile.n / (tile.threads * team.teams) / (VECTOR * VECTORS))
+        waits += LOAD_CYCLES * math.ceil(tile.m * tile.n / (tile.threads * config.sliced_k) / (VECTOR * VECTORS))
     waits *= -(-each // resident)
     pipes = (
-        each * team.warps * team.teams * issued / rates.instructions,
+        each * config.warps * config.sliced_k * issued / rates.instructions,
         each * wavefronts,
         each * steps * parts * tile.m * tile.n / rates.chunks[problem.kind],
         (read / rates.l2_read + written / rates.l2_written) / rates.multiprocessors,
@@ -258,31 +260,31 @@ def _cycles(rates: _Rates, problem: Problem, team: Team) -> tuple[float, float]:
     return max(*pipes, waits), waits
 
 
-def _loads(problem: Problem, team: Team) -> float:
+def _loads(problem: Problem, config: TileConfig) -> float:
     """Instructions of a warp that load matrices in a step."""
-    height, width = team.warp
-    return (height * 2 + width * (1 if problem.is_compact else 2)) / 16 * _parts(problem, team)
+    height, width = config.warp
+    return (height * 2 + width * (1 if problem.is_compact else 2)) / 16 * _parts(problem, config)
 
 
-def _parts(problem: Problem, team: Team) -> int:
+def _parts(problem: Problem, config: TileConfig) -> int:
     """Of 64 bytes in a step."""
-    return team.tile.k * SIZES[problem.kind] // STEP
+    return config.tile.k * SIZES[problem.kind] // STEP
 
 
-def _instructions(problem: Problem, team: Team) -> tuple[float, float, float]:
+def _instructions(problem: Problem, config: TileConfig) -> tuple[float, float, float]:
     """Of a thread before and after its steps; its steps; and the instructions of one."""
-    tile = team.tile
-    height, width = team.warp
-    steps = max(1.0, -(-problem.depth // tile.k) / team.teams)
-    if team.warps > 1:  # whose teams wait for each other
+    tile = config.tile
+    height, width = config.warp
+    steps = max(1.0, -(-problem.depth // tile.k) / config.sliced_k)
+    if config.warps > 1:  # whose groups of warps wait for each other
         steps = math.ceil(steps)
-    parts = _parts(problem, team)
+    parts = _parts(problem, config)
     pieces = parts * STEP // 16 / tile.threads  # of a line, a thread's part
-    loads, copies = _loads(problem, team), (tile.m + tile.n / (2 if problem.is_compact else 1)) * pieces
+    loads, copies = _loads(problem, config), (tile.m + tile.n / (2 if problem.is_compact else 1)) * pieces
     step = 27 + 2.5 * (loads + copies) + parts * height * width / 64  # products
     if problem.kind == "tf32":
         step += parts * (4 * height / 8 + (13 * width / 16 if problem.is_compact else 4 * width / 8))
-    begin = 135 + height * width / 8 + problem.finish * height * width / 32 / team.teams
+    begin = 135 + height * width / 8 + problem.finish * height * width / 32 / config.sliced_k
     if problem.taps > 1:
         step += 5 + 4.5 * tile.m * pieces
         begin += 25 + 12 * tile.m * pieces

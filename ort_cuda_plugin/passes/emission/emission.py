@@ -1,21 +1,23 @@
-"""From steps to launches: makes the kernel of every map, row program, product and convolution of a trace."""
+"""Emission: makes the kernel of every map, row program, GEMM, convolution and attention, as its schedule says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..program.lowering.context import Lowering
-from ..program.lowering.shapes import broadcast_strides
-from ..program.steps.steps import Attend, Contract, Convolve, Map, Rows, Sums
-from ..program.steps.tensor import Buffer
-from ..program.steps.trace import InPlace, Launch, Recordable, Step
-from .attention.flash_mma_schedule import attend_by_matrices
-from .attention.multi_pass import launch_attend
-from .conv.dispatch import launch_convolve
-from .elementwise.map import launch_map
-from .gemm.dispatch import launch_contract
-from .reduction.split_rows import launch_rows
-from .tactics import MATRICES, explain
+from ...kernels.attention.flash_step import launch_flash
+from ...kernels.attention.multi_pass import launch_attend
+from ...kernels.conv.dispatch import launch_convolve
+from ...kernels.elementwise.map import launch_map
+from ...kernels.gemm.dispatch import launch_contract
+from ...kernels.reduction.split_rows import launch_rows
+from ...program.lowering.context import Lowering
+from ...program.lowering.shapes import broadcast_strides
+from ...program.steps.schedule import Engine
+from ...program.steps.steps import Attend, Contract, Convolve, Map, Rows, Sums
+from ...program.steps.tensor import Buffer
+from ...program.steps.trace import InPlace, Launch, Recordable, Step
+from ...schedule.choose import scheduled
+from ...schedule.reasons import note_schedule
 
 __all__ = ["emit", "launch_step"]
 
@@ -25,7 +27,8 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
 
     The function that makes a step's launches may record more steps before them, such as a copy of weights.
 
-    Assumes: kernels are selected; steps without a tactic get the one that rules prefer.
+    Assumes: kernels are selected. A contraction without a schedule, such as one that was changed afterwards or that
+        another one's schedule makes, gets the one of ours that rules prefer.
     Guarantees: only launches, library calls, copies, fills, read-backs and calls of Python are left. A launch knows
         which inputs may share the memory of a result. Guards of the kernels join those of the plan.
     Example: ``y = Relu(MatMul(a, b))`` -> ``launch matmul_relu(a, b, y)``.
@@ -37,8 +40,6 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
             continue
         with ctx.recording(step.nodes) as made:
             launch_step(ctx, step)
-            if isinstance(step, Sums):
-                explain(ctx, step)
         if not isinstance(step, Rows | Sums):
             _allow_in_place(step, made)
         launched += emit(ctx, made)
@@ -69,14 +70,25 @@ def _allow_in_place(step: Map, launched: Iterable[Step]) -> None:
 
 def launch_step(ctx: Lowering, step: Map) -> None:
     """Makes the kernels of one step, and launches them."""
-    if isinstance(step, Contract):
-        launch_contract(ctx, step)
-    elif isinstance(step, Attend):
-        if step.tactic.name not in ("", MATRICES) or not attend_by_matrices(ctx, step):
-            launch_attend(ctx, step)
-    elif isinstance(step, Convolve):
-        launch_convolve(ctx, step)
+    if isinstance(step, Sums):
+        _launch_contraction(ctx, scheduled(ctx, step))
     elif isinstance(step, Rows):
         launch_rows(ctx, step)
     else:
         launch_map(ctx, step)
+
+
+def _launch_contraction(ctx: Lowering, step: Sums) -> None:
+    """Launch the kernels of the step's schedule, and note it at each with its reason."""
+    assert step.schedule is not None
+    before = len(ctx.trace.steps)
+    match step:
+        case Contract():
+            launch_contract(ctx, step)
+        case Convolve():
+            launch_convolve(ctx, step)
+        case Attend() if step.schedule.engine in (Engine.FLASH, Engine.FLASH_MMA):
+            launch_flash(ctx, step)
+        case Attend():
+            launch_attend(ctx, step)
+    note_schedule(ctx.trace.steps[before:], step.schedule, step.why)

@@ -1,0 +1,1 @@
+"""The pass that makes kernels of steps."""

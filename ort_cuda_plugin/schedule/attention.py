@@ -1,0 +1,115 @@
+"""Schedules of attention: cuDNN, flash attention, one kernel of several passes, or three steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..kernels.attention.flash_step import flash_call
+from ..kernels.attention.multi_pass import RESIDENT_BYTES, resident_tile
+from ..kernels.library.library_attention import attention_form
+from ..program.expressions.symbolic import Dim, hint, le, logical_not
+from ..program.lowering.context import Lowering
+from ..program.steps.schedule import AttentionTile, Choice, Engine, Schedule
+from ..program.steps.steps import Attend, Contract, Map
+from .flash import flash_choice, flash_wave, is_faster_as_flash
+from .gemm import own_gemm_schedules
+from .reasons import by_rules
+
+__all__ = ["attention_choices", "decomposed_attention", "own_attention_choices"]
+
+SMALL_ATTENTION = 1 << 14
+"""Scores of a head below which launches cost more than arithmetic. An estimate: no GPU has measured it."""
+DECODED_ROWS, MANY_KEYS = 4, 256
+"""Maximum rows of a head, and minimum keys, of a decoder with a cache."""
+
+
+def attention_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
+    """The ways to compute attention, first what rules prefer. A library may decline when it is asked.
+
+    cuDNN's attention has blocks of many rows, which keep few multiprocessors busy where there are few rows in all.
+    """
+    decomposed = Choice(Schedule(Engine.DECOMPOSED), by_rules(ctx))
+    if attention_form(ctx, step) is not None:
+        wave = flash_wave(ctx, step)
+        if wave is not None and ctx.holds(wave):
+            flash = _flash(ctx, step)
+            why = f"small, all blocks run at once; {by_rules(ctx)}"
+            yield replace(flash, why=why, guards=(*flash.guards, wave))
+        yield Choice(Schedule(Engine.LIBRARY), by_rules(ctx))
+    elif _is_faster_decomposed(ctx, step):
+        yield decomposed
+    yield from own_attention_choices(ctx, step)
+    if step.parts:
+        yield decomposed
+
+
+def own_attention_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
+    """Our kernels for attention, first what rules prefer."""
+    if is_faster_as_flash(ctx, step):
+        yield _flash(ctx, step)
+    a, b, c = step.operands
+    rows, keys, width = a.shape[-2], b.shape[-1], c.shape[-1]
+    tile, guards = choose_multi_pass_tile(ctx, rows, keys, width)
+    yield Choice(Schedule(Engine.MULTI_PASS, tile), by_rules(ctx), guards)
+    for m in (8, 16, 32):
+        if m == 8 or m < 2 * hint(rows):
+            tile = resident_tile(ctx, m, width)
+            fits = le(tile.score_bytes(keys), RESIDENT_BYTES)
+            if ctx.may_settle(fits):
+                yield Choice(Schedule(Engine.MULTI_PASS, tile), by_rules(ctx), (fits,))
+            yield Choice(Schedule(Engine.MULTI_PASS, replace(tile, resident=False)), by_rules(ctx))
+
+
+def _flash(ctx: Lowering, step: Attend) -> Choice:
+    q, k, v, _, reading = flash_call(ctx, step)
+    return flash_choice(ctx, q, k, v, reading)
+
+
+def choose_multi_pass_tile(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> tuple[AttentionTile, tuple[Dim, ...]]:
+    """Return the tile for the sizes that are expected, and the conditions on others under which it is the best.
+
+    More rows read keys less often. But to compute scores once takes less time than to do so in each pass, and those
+    of half as many rows may fit. Those of fewer still are slower than passes over 32 rows.
+    """
+    most = 8 if hint(rows) <= 8 else 16 if hint(rows) <= 16 else 32
+    guards: list[Dim] = []
+    for m in dict.fromkeys((most, min(most, 16))):
+        tile = resident_tile(ctx, m, width)
+        fits = le(tile.score_bytes(keys), RESIDENT_BYTES)
+        if ctx.may_settle(fits):
+            return tile, (*guards, fits)
+        if ctx.may_settle(logical_not(fits)):
+            guards.append(logical_not(fits))
+    return replace(resident_tile(ctx, most, width), resident=False), tuple(guards)
+
+
+def _is_faster_decomposed(ctx: Lowering, step: Attend) -> bool:
+    """Whether tensor cores of cuBLASLt win more than trips through memory cost, or more blocks do.
+
+    Attention stays whole that a kernel of ours computes on tensor cores.
+    """
+    if not step.parts or is_faster_as_flash(ctx, step):
+        return False
+    if _is_decoding(step) and not ctx.device.emulated:
+        return True
+    *_, rows, keys = step.score_shape
+    return "cublaslt" in ctx.device.libraries and hint(rows) * hint(keys) >= SMALL_ATTENTION
+
+
+def _is_decoding(step: Attend) -> bool:
+    """Whether few rows attend to many keys: blocks of few threads would walk over all of them."""
+    *_, rows, keys = step.score_shape
+    return hint(rows) <= DECODED_ROWS and hint(keys) >= MANY_KEYS
+
+
+def decomposed_attention(ctx: Lowering, step: Attend) -> Iterator[Map]:
+    """The three steps of attention.
+
+    GEMMs of few rows are ours: a library would be asked about each number of keys, which grows with each token.
+    """
+    for one in step.parts:
+        if isinstance(one, Contract) and _is_decoding(step):
+            first = next(x for x in own_gemm_schedules(ctx, one) if not x.gemv_rows and not x.is_transposed)
+            one = replace(one, schedule=first, why="the number of keys grows")
+        yield one

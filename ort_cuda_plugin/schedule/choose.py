@@ -1,0 +1,81 @@
+"""The choice of a step's schedule: by measured times where there is a tuner, else by rules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from ..kernels.conv.channels_last import matrix_convolution_kind
+from ..kernels.gemm.tile_shapes import INTEGERS
+from ..program.expressions.symbolic import hint
+from ..program.lowering.context import Lowering
+from ..program.steps.schedule import Choice, Schedule
+from ..program.steps.steps import Attend, Contract, Convolve, Sums
+from .attention import attention_choices, own_attention_choices
+from .conv import conv_choices, own_conv_schedules
+from .gemm import gemm_choices, integer_kind, own_gemm_choices
+from .reasons import by_rules
+
+__all__ = ["candidates", "choose", "has_integer_operands", "own_choice", "scheduled"]
+
+AnySums = TypeVar("AnySums", bound=Sums)
+
+
+def candidates(ctx: Lowering, step: Sums) -> list[Choice]:
+    """The ways to compute the step, first what rules prefer, each schedule once.
+
+    Rules and the autotuner choose among them. A library may decline when it is asked.
+    """
+    match step:
+        case Contract():
+            found = gemm_choices(ctx, step)
+        case Convolve():
+            found = conv_choices(ctx, step)
+        case Attend():
+            found = attention_choices(ctx, step)
+        case _:
+            raise TypeError(f"{type(step).__name__}: expected a Contract, Convolve or Attend")
+    unique: dict[Schedule, Choice] = {}
+    for choice in found:
+        unique.setdefault(choice.schedule, choice)
+    return list(unique.values())
+
+
+def own_choice(ctx: Lowering, step: Sums) -> Choice:
+    """The kernel of ours that rules prefer."""
+    match step:
+        case Contract():
+            return next(iter(own_gemm_choices(ctx, step)))
+        case Convolve():
+            return Choice(own_conv_schedules(ctx, step)[0], by_rules(ctx))
+        case Attend():
+            return next(own_attention_choices(ctx, step))
+    raise TypeError(f"{type(step).__name__}: expected a Contract, Convolve or Attend")
+
+
+def has_integer_operands(ctx: Lowering, step: Sums) -> bool:
+    """Whether a kernel of ours multiplies the codes of dequantised operands on tensor cores."""
+    if isinstance(step, Convolve):
+        return matrix_convolution_kind(ctx, step) in INTEGERS
+    return isinstance(step, Contract) and bool(integer_kind(ctx, step))
+
+
+def choose(ctx: Lowering, step: Sums) -> Choice:
+    """The way to compute the step that was measured as the fastest, or that rules prefer."""
+    found = candidates(ctx, step)
+    if ctx.tuner is not None and all(hint(dim) != 0 for dim in step.shape):
+        # Of two launches one has an empty grid, and the other is measured by itself.
+        single = [choice for choice in found if not choice.schedule.gemv_rows and not choice.schedule.im2col_pixels]
+        if len(single) > 1 and (measured := ctx.tuner.choice(ctx, step, single)) is not None:
+            return measured
+    return found[0]
+
+
+def scheduled(ctx: Lowering, step: AnySums, choice: Choice | None = None) -> AnySums:
+    """The step with the choice taken: by default, where it has no schedule, the kernel of ours that rules prefer."""
+    if choice is None:
+        if step.schedule is not None:
+            return step
+        choice = own_choice(ctx, step)
+    ctx.take(choice)
+    return replace(step, schedule=choice.schedule, why=choice.why)

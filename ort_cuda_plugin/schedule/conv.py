@@ -1,0 +1,164 @@
+"""Schedules of convolutions: cuDNN, implicit GEMM on tensor cores or in SIMT tiles, direct, depthwise, im2col."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..kernels.conv.channels_last import is_channels_last, matrix_convolution_kind, place_stride, prefers_channels_last
+from ..kernels.conv.cudnn_epilogue import cudnn_form
+from ..kernels.conv.depthwise_conv import depthwise_guards, is_depthwise
+from ..kernels.conv.implicit_gemm_mma import count_taps, gemm_sizes
+from ..kernels.gemm.tf32_weights_as_f16 import has_compact_lines
+from ..kernels.gemm.tile_shapes import TileConfig
+from ..program.expressions.symbolic import Dim, hint, is_const, le, product
+from ..program.lowering.context import Lowering
+from ..program.steps.schedule import Choice, Engine, Schedule, WeightLayout
+from ..program.steps.steps import Convolve
+from .cost_model import choose_tile_config, epilogue_cost, no_more_blocks
+from .gemm import mma_schedules, simt_schedules
+from .reasons import by_rules
+
+__all__ = ["conv_choices", "is_direct", "merged_conv_choice", "own_conv_schedules"]
+
+DIRECT_ROWS = 16
+"""Output channels of a group up to which a convolution is direct."""
+MAX_TUNED_DIRECT_ROWS = 64
+"""Output channels of a group up to which a direct convolution is measured beside tiles."""
+IM2COL_PIXELS = 32
+"""Output pixels of an image up to which patches are stored for a GEMM: half the width of a tile."""
+
+
+def conv_choices(ctx: Lowering, step: Convolve) -> Iterator[Choice]:
+    """The ways to compute the convolution, first what rules prefer. A library may decline when it is asked.
+
+    There is no other way for a depthwise convolution of an image with channels last.
+    """
+    own = own_conv_schedules(ctx, step)
+    guards = depthwise_guards(step)
+    if prefers_channels_last(ctx, step) and is_channels_last(step.operands[0]) and is_depthwise(ctx, step):
+        yield Choice(Schedule(Engine.DEPTHWISE), by_rules(ctx), guards)
+        return
+    if "cudnn" in ctx.device.libraries:
+        preferred = _sliced_k_before_library(ctx, step, own[0])
+        if preferred is not None:
+            yield preferred
+        if step.operands[0].dtype.is_float and not step.transposed:
+            yield Choice(Schedule(Engine.LIBRARY), by_rules(ctx))
+    for schedule in own:
+        yield Choice(schedule, by_rules(ctx))
+
+
+def own_conv_schedules(ctx: Lowering, step: Convolve) -> list[Schedule]:
+    """Our kernels for the convolution, first what rules prefer."""
+    return [*_mma(ctx, step), *_others(ctx, step)]
+
+
+def is_direct(step: Convolve) -> bool:
+    """Whether a direct convolution takes less time than tiles, which do much for nothing where a group has few outputs.
+
+    Unless it was measured that depends on the weights alone, so that every plan wants them in the same layout. Its
+    kernel does not convert weights.
+    """
+    if step.conversions[1] is not None:
+        return False
+    if step.schedule is not None:
+        return step.schedule.engine is Engine.DIRECT
+    return step.transposed or step.operands[1].static_shape[0] // step.groups <= DIRECT_ROWS
+
+
+def merged_conv_choice(ctx: Lowering, merged: Convolve, count: int) -> Choice | None:
+    """The schedule of one convolution in place of ``count``; None where it takes no less time.
+
+    Its tiles have all of k: a step that adds up parts would not know the results. Beside cuDNN, whose result would have
+    to be one tensor, it has to take less than so many calls; integers have no other kernel.
+    """
+    own = _mma(ctx, merged)
+    m, n, _ = gemm_sizes(merged)
+    why = f"{count} convolutions of one image in less time than one by one"
+    config = None if merged.is_converted else _tile_config(ctx, merged, count)
+    if config is not None:
+        bounded = no_more_blocks(ctx.device, config.tile, m, n, merged.groups)
+        found = replace(own[0], tile=config.tile, split_k=1, sliced_k=config.sliced_k)
+        return Choice(found, why, (bounded,)) if ctx.holds(bounded) else None
+    is_ours = merged.is_converted or "cudnn" not in ctx.device.libraries
+    return Choice(own[0], why) if is_ours and own[0].split_k == 1 else None
+
+
+def _mma(ctx: Lowering, step: Convolve) -> list[Schedule]:
+    """Implicit GEMM on tensor cores, for an image with channels last."""
+    kind = _mma_kind(ctx, step)
+    if not kind:
+        return []
+    if step.transposed:
+        return [Schedule(Engine.PHASES, operands=kind)]
+    m, n, k = gemm_sizes(step)
+    layout = WeightLayout.F16_ALONG_K if has_compact_lines(ctx, step) else WeightLayout.STORED
+    found = mma_schedules(ctx.device, kind, m, n, step.groups, k, _tile_config(ctx, step))
+    return [replace(schedule, weights=layout) for schedule in found]
+
+
+def _mma_kind(ctx: Lowering, step: Convolve) -> str:
+    """The type that tensor cores multiply; "" where they do not take the image."""
+    return "" if place_stride(step.operands[0]) is None or 0 in step.shape else matrix_convolution_kind(ctx, step)
+
+
+def _others(ctx: Lowering, step: Convolve) -> list[Schedule]:
+    """Kernels for an image of any layout."""
+    direct = Schedule(Engine.DIRECT)
+    if step.transposed:
+        return [direct]
+    rows = step.operands[1].static_shape[0] // step.groups
+    tiles = simt_schedules(ctx.device, rows, rows, step.total.dtype)
+    if rows > DIRECT_ROWS:
+        few_pixels = _has_few_pixels(ctx, step)
+        if not is_const(few_pixels):
+            tiles.insert(0, replace(tiles[0], im2col_pixels=IM2COL_PIXELS))
+        elif few_pixels:
+            tiles.insert(0, Schedule(Engine.IM2COL))
+    if rows > MAX_TUNED_DIRECT_ROWS or step.conversions[1] is not None:
+        return tiles
+    return [direct, *tiles] if rows <= DIRECT_ROWS else [*tiles, direct]
+
+
+def _has_few_pixels(ctx: Lowering, step: Convolve) -> Dim:
+    """Whether tiles of output pixels would be mostly empty: on the emulated device all of them are as wide.
+
+    Where many are expected, tiles serve few as well.
+    """
+    pixels = product(step.places)
+    if not ctx.device.emulated or step.groups > 1 or step.is_converted or step.column_parts:
+        return 0
+    return le(pixels, IM2COL_PIXELS) if hint(pixels) <= IM2COL_PIXELS else 0
+
+
+def _sliced_k_before_library(ctx: Lowering, step: Convolve, own: Schedule) -> Choice | None:
+    """Sliced-K where it takes less for the convolution than a library's call; else None."""
+    config = None if step.transposed or not _mma_kind(ctx, step) else _tile_config(ctx, step)
+    if config is None:
+        return None
+    m, n, _ = gemm_sizes(step)
+    bounded = no_more_blocks(ctx.device, config.tile, m, n, step.groups)
+    return Choice(own, f"takes less than a library's call; {by_rules(ctx)}", (bounded,)) if ctx.holds(bounded) else None
+
+
+def _tile_config(ctx: Lowering, step: Convolve, convolutions: int = 1) -> TileConfig | None:
+    """See `choose_tile_config`, of an image with channels last; the step may stand for several ``convolutions``."""
+    m, n, k = gemm_sizes(step)
+    kind = matrix_convolution_kind(ctx, step)
+    more = {**epilogue_cost(step, n * step.groups), "products": convolutions, "left": _left_by_cudnn(ctx, step)}
+    more |= {"is_compact": has_compact_lines(ctx, step), "along_k": True}
+    return choose_tile_config(ctx.device, kind, m, n, step.groups, k, taps=count_taps(step), **more)
+
+
+def _left_by_cudnn(ctx: Lowering, step: Convolve) -> int:
+    """Bytes of a result that cuDNN copies, or leaves to a kernel that finishes it.
+
+    It writes one whose pixels are apart, as a part of a concatenation, together first.
+    """
+    if "cudnn" not in ctx.device.libraries:
+        return 0
+    (_, y), *others = step.outputs
+    form = cudnn_form(ctx, step)
+    is_left = form is None or bool(form.leftover) or (not others and place_stride(y) not in (None, y.shape[1]))
+    return hint(product(y.shape)) * y.dtype.itemsize if is_left else 0

@@ -1,0 +1,209 @@
+"""Schedules of flash attention: on tensor cores or without, which tile, and into how many parts the keys are split.
+
+Blocks of many rows read keys and values less often, and warps of many rows load them less often from shared memory. But
+where there are few rows in all, smaller blocks give all multiprocessors work, and warps share the keys of a row. Few
+rows of many keys are split along the keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..kernels.attention.flash import Reading
+from ..kernels.attention.flash_mma_tiles import MATRIX_ROWS
+from ..kernels.attention.flash_step import flash_call, flash_operands, share_keys
+from ..kernels.attention.multi_pass import block_tile
+from ..kernels.gemm.dispatch import contiguous_axis
+from ..kernels.gemm.gemm_mma import kind_of
+from ..kernels.library.library_attention import softmax_of, uncast
+from ..model.ir import DType
+from ..program.expressions.symbolic import Dim, ceildiv, hint, le, product
+from ..program.lowering.context import Lowering, Tensor
+from ..program.steps.schedule import AttentionTile, Choice, Engine, Schedule
+from ..program.steps.steps import Attend
+from .reasons import by_rules
+
+__all__ = [
+    "FEW_ROWS",
+    "SPLIT_KEYS",
+    "flash_choice",
+    "flash_wave",
+    "has_tensor_cores_for",
+    "has_tf32",
+    "is_faster_as_flash",
+    "small_tile",
+]
+
+MAX_SPLIT_KV = 32
+SPLIT_KEYS = 128
+"""Minimum keys of a part. An estimate: no GPU has measured it."""
+BLOCKS_PER_MULTIPROCESSOR = 2
+"""More blocks are enough without splitting; of blocks of many rows, half as many are."""
+SHARED_SPLIT_KEYS = 512
+"""Minimum keys of a part where warps of a block share the keys: a second launch takes as long as some tiles of them."""
+WARP, WARPS_PER_MULTIPROCESSOR = 32, 16
+"""Blocks of one warp need more beside each other. With twice as many parts as tiles, none has two tiles where the
+number of tiles is a little more than a power of two."""
+EMULATED_SPLIT_KEYS, EMULATED_MANY_BLOCKS = 512, 128
+WIDEST, WIDEST_FLOAT32 = 128, 64
+"""Elements of a head whose tiles fit a block's shared memory."""
+FEW_ROWS = 8
+"""Rows of a block for which memory is what takes time."""
+WARPS = 4
+SMALL_WIDTH = 64
+"""Columns up to which a warp's registers have room for the sums of two matrices of rows."""
+MOST_WARP_KEYS = 32
+"""Maximum keys of a tile for which the scores of a warp with many rows fit its registers."""
+
+
+def _tile(m: int, keys: int, columns: int, warps: int = WARPS, warp_rows: int = MATRIX_ROWS) -> AttentionTile:
+    return AttentionTile(m, keys, columns, 32 * warps, warp_rows=warp_rows, stages=2)
+
+
+SMALL_TILES = {
+    2: (
+        _tile(16, 128, SMALL_WIDTH, 8),
+        _tile(32, 128, SMALL_WIDTH, 8, 2 * MATRIX_ROWS),
+        _tile(96, 128, SMALL_WIDTH, 12, 2 * MATRIX_ROWS),
+    ),
+    4: (
+        _tile(16, 64, SMALL_WIDTH),
+        _tile(32, 64, SMALL_WIDTH, 8),
+        _tile(96, 64, SMALL_WIDTH, 12, 2 * MATRIX_ROWS),
+    ),
+}
+"""Blocks of which each has a multiprocessor for itself, the smallest one first, by the bytes of an element."""
+TILES_OF_ALL_KEYS = {2: (128, 256), 4: (128,)}
+
+
+def flash_choice(
+    ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, reading: Reading, *, is_converted: bool = False
+) -> Choice:
+    """Choose the schedule of `stream_attention` for these arguments, by the sizes that are expected.
+
+    Every schedule is right for all sizes; the guards are for time alone. With ``is_converted``, k and v are codes.
+    """
+    *batch, groups, rows, _ = q.shape
+    m, keys, width = groups * rows, k.shape[-2], v.shape[-1]
+    is_dense = all(contiguous_axis(x, "row", "column") == "column" for x in (q, k, v))
+    if has_tensor_cores(ctx) and not is_converted and is_dense and has_tensor_cores_for(ctx, q, k, v):
+        is_masked = any(x.size != 1 for _, x in reading.inputs)
+        engine = Engine.FLASH_MMA
+        tile, guards = _mma_tile(ctx, product(batch), m, keys, width, q.dtype.itemsize, is_masked)
+    else:
+        engine = Engine.FLASH
+        tile, guards = _simt_tile(ctx, m, width), ()
+    split_k, enough = _split_kv(ctx, tile, product(batch) * ceildiv(m, tile.m) * ceildiv(width, tile.width), keys)
+    return Choice(Schedule(engine, tile, split_k=split_k), by_rules(ctx), (*guards, *enough))
+
+
+def small_tile(batches: Dim, rows: Dim, width: Dim, itemsize: int, multiprocessors: int) -> AttentionTile | None:
+    """The tile whose blocks, by what is expected, are no more than multiprocessors; None where there is none."""
+    if hint(width) > SMALL_WIDTH or hint(rows) <= MATRIX_ROWS:
+        return None
+    fits = (tile for tile in SMALL_TILES[itemsize] if hint(batches) * hint(ceildiv(rows, tile.m)) <= multiprocessors)
+    return next(fits, None)
+
+
+def _mma_tile(
+    ctx: Lowering, batches: Dim, rows: Dim, keys: Dim, width: Dim, itemsize: int, is_masked: bool
+) -> tuple[AttentionTile, tuple[Dim, ...]]:
+    """Return the tile for so many rows, by what is expected, and the condition that keys are few, where it needs that.
+
+    Results have up to 128 columns. Where more than a factor makes weights of scores (``is_masked``), registers hold
+    fewer scores.
+    """
+    columns = SMALL_WIDTH if hint(width) <= SMALL_WIDTH else 2 * SMALL_WIDTH
+    if hint(rows) <= MATRIX_ROWS:
+        return _tile(MATRIX_ROWS, 64, columns), ()
+    tile = small_tile(batches, rows, width, itemsize, ctx.device.multiprocessors)
+    if tile is None:
+        m = WARPS * MATRIX_ROWS
+        # Keys and values of 4 bytes take as long to load as to multiply, so that warps have more rows for each.
+        is_long = itemsize == 4 and hint(rows) > m
+        return _tile(2 * m, 32, columns, warp_rows=2 * MATRIX_ROWS) if is_long else _tile(m, 32, columns), ()
+    for most in TILES_OF_ALL_KEYS[itemsize]:
+        if most // tile.sharing_warps <= MOST_WARP_KEYS and ctx.may_settle(le(keys, most)):
+            return replace(tile, keys=most, stages=1), (le(keys, most),)
+    return replace(tile, keys=16 * tile.sharing_warps) if is_masked else tile, ()
+
+
+def _simt_tile(ctx: Lowering, rows: Dim, width: Dim) -> AttentionTile:
+    """Return the tile without tensor cores for the sizes that are expected."""
+    m = 8 if hint(rows) <= 8 else 16 if hint(rows) <= 16 else 32
+    columns = 64 if hint(width) <= 64 else 128 if hint(width) <= 128 or m > 16 else 256
+    keys = 64 if m < 32 or ctx.device.emulated else 128
+    return block_tile(ctx, m, keys, columns, resident=False)
+
+
+def _split_kv(ctx: Lowering, tile: AttentionTile, blocks: Dim, keys: Dim) -> tuple[int, tuple[Dim, ...]]:
+    """Return into how many parts the keys are split, a power of two, so that few kernels and plans differ.
+
+    Other sizes are right in every number of parts: the condition is for time alone.
+    """
+    least, many = SPLIT_KEYS, ctx.device.multiprocessors
+    if tile.stages == 1:
+        return 1, ()
+    if tile.warp_rows and tile.has_multiprocessor:
+        least, many = SHARED_SPLIT_KEYS, many // 2
+    elif tile.m <= MATRIX_ROWS:
+        many *= BLOCKS_PER_MULTIPROCESSOR
+    if tile.threads <= WARP:
+        least, many = tile.keys // 2, WARPS_PER_MULTIPROCESSOR * ctx.device.multiprocessors
+    if ctx.device.emulated:
+        least, many = EMULATED_SPLIT_KEYS, EMULATED_MANY_BLOCKS
+    splits = 1
+    while splits < MAX_SPLIT_KV and hint(blocks) * splits < many and hint(keys) >= 2 * splits * least:
+        splits *= 2
+    enough = le(least * splits, keys)
+    return (splits, (enough,)) if splits > 1 and ctx.may_settle(enough) else (1, ())
+
+
+# ---- where flash attention takes less time ----
+
+
+def is_faster_as_flash(ctx: Lowering, step: Attend) -> bool:
+    """Whether flash attention computes the step in less time than other kernels of ours.
+
+    Types without tensor cores gain where few rows of several heads share keys and values, which are then read once.
+    """
+    if not has_tensor_cores(ctx) or len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total:
+        return False
+    *_, rows, keys = step.score_shape
+    if hint(rows) <= FEW_ROWS and hint(keys) < 2 * SPLIT_KEYS:
+        return False
+    operands = flash_operands(ctx, step)
+    shared = hint(rows) <= FEW_ROWS and share_keys(*operands)
+    if not (has_tensor_cores_for(ctx, *operands) or shared) or any(x.strides[-1] != 1 for x in operands):
+        return False
+    return softmax_of(step) is not None
+
+
+def flash_wave(ctx: Lowering, step: Attend) -> Dim | None:
+    """The condition that all blocks of flash attention on tensor cores run at once; None where they are large."""
+    if not is_faster_as_flash(ctx, step) or not has_tensor_cores_for(ctx, *flash_operands(ctx, step)):
+        return None
+    q, k, v, *_ = flash_call(ctx, step)
+    batches, rows = product(k.shape[:-2]), q.shape[-3] * q.shape[-2]
+    tile = small_tile(batches, rows, v.shape[-1], v.dtype.itemsize, ctx.device.multiprocessors)
+    return None if tile is None else le(batches * ceildiv(rows, tile.m), ctx.device.multiprocessors)
+
+
+def has_tensor_cores(ctx: Lowering) -> bool:
+    """Whether tensor cores are faster: the emulated device has none, but it can do what they do."""
+    return not ctx.device.emulated
+
+
+def has_tensor_cores_for(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether tensor cores multiply heads of these types and sizes; few rows of float32 wait for memory instead."""
+    sizes, types, size = {q.shape[-1], k.shape[-1], v.shape[-1]}, {q.dtype, k.dtype, v.dtype}, v.shape[-1]
+    if len(sizes) > 1 or len(types) > 1 or not isinstance(size, int) or size <= 0 or size % 16:
+        return False
+    if q.dtype is DType.FLOAT32:
+        return size <= WIDEST_FLOAT32 and hint(q.shape[-2]) > FEW_ROWS and has_tf32(ctx)
+    return q.dtype in (DType.FLOAT16, DType.BFLOAT16) and size <= WIDEST
+
+
+def has_tf32(ctx: Lowering) -> bool:
+    """Whether tensor cores may multiply float32."""
+    return kind_of(ctx.device, ctx.options, "f32") == "tf32"
