@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ort_cuda_plugin.compiler import kernel_library
-from ort_cuda_plugin.compiler.kernel_library import MANIFEST_VARIABLE
+from ort_cuda_plugin.compiler.library import kernel_library
+from ort_cuda_plugin.compiler.library.kernel_library import MANIFEST_VARIABLE
 from ort_cuda_plugin.ep.device.devices import LOWERING_VARIABLE
 from ort_cuda_plugin.program.analysis.verify import VERIFY_VARIABLE
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
-from ..compiler.timing_cache import TimedProblem, TimingCache
+from ..compiler.caches.timing_cache import TimedProblem, TimingCache
 from ..compiler.toolchain import installed_tools, joined_digest, sources_digest, toolchain_digest
 from ..model.ir import InvalidModel, Unsupported
 from ..passes.emission.emission import emit

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from ort_cuda_plugin.compiler.cache_folder import CacheFolder, cache_folder
+from ort_cuda_plugin.compiler.caches.cache_folder import CacheFolder, cache_folder
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
 from ort_cuda_plugin.compiler.toolchain import (

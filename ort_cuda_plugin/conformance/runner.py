@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from ort_cuda_plugin.compiler.isolation import COMPILER_DISTRIBUTIONS, python_command
+from ort_cuda_plugin.compiler.library.isolation import COMPILER_DISTRIBUTIONS, python_command
 from ort_cuda_plugin.conformance.cases import Case
 from ort_cuda_plugin.conformance.mode import Mode
 from ort_cuda_plugin.conformance.verdict import Outcome, Verdict

@@ -6,7 +6,7 @@ import os
 import pickle
 import sys
 
-from ort_cuda_plugin.compiler import kernel_library
+from ort_cuda_plugin.compiler.library import kernel_library
 from ort_cuda_plugin.conformance.verdict import judge
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..clusters.cluster import CompiledCluster
 from ..clusters.nodes.ranks import Ranks
 from ..compiler.kernel import KernelSpec
-from ..compiler.shared_memory import IN_LAUNCH, may_ask_in_launch
+from ..compiler.library.shared_memory import IN_LAUNCH, may_ask_in_launch
 from ..compiler.targets import KernelImage, Target
 from ..compiler.toolchain import host_cpu, joined_digest, toolkit_version
 from ..model.ir import Constant, Graph, Value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..compiler.cache import KernelCache
-from ..compiler.cache_folder import CACHE_DIR_VARIABLE
+from ..compiler.caches.cache_folder import CACHE_DIR_VARIABLE
 from .findings import Finding, ok, problem, warning
 
 _SUBJECT = "kernel cache"

@@ -13,7 +13,7 @@ from typing import Any
 from ..abi import core as abi_core
 from ..abi import host
 from ..abi.core import ffi, lib
-from ..compiler.plan_cache import plan_cache
+from ..compiler.caches.plan_cache import plan_cache
 from ..context.compatibility import Fit, fit
 from ..model.ir import DType
 from .contexts.context_session import allows_host_code

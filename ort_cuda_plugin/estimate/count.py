@@ -23,7 +23,7 @@ from ..abi.core import core, ffi
 from ..abi.device import Device, DeviceArray, Module
 from ..compiler.host.matrices import COPY_WAIT
 from ..compiler.kernel import KernelSpec
-from ..compiler.kernel_library import KernelLibrary
+from ..compiler.library.kernel_library import KernelLibrary
 from ..compiler.targets import KernelImage, Target
 from .sass import Code
 from .work import KernelStep, Pointer, Region, Work

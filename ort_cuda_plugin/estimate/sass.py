@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from ..compiler.kernel import KernelSpec
-from ..compiler.kernel_library import KernelLibrary
+from ..compiler.library.kernel_library import KernelLibrary
 from ..compiler.targets import KernelImage, Target
 
 _instruction = re.compile(

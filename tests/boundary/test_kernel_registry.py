@@ -17,7 +17,7 @@ import ort_cuda_plugin
 from encoder import encoder
 from ort_cuda_plugin import models
 from ort_cuda_plugin.compiler.cache import KernelCache
-from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+from ort_cuda_plugin.compiler.library.kernel_library import KernelLibrary
 from ort_cuda_plugin.ep.nodes import kept_definitions
 from ort_cuda_plugin.ep.nodes.kernel_registry import definitions_of_host
 from ort_cuda_plugin.ep.provider import last_provider

@@ -93,7 +93,7 @@ def measured(options: Options, folder: Path) -> object:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "measure", measure)
-        patch.setattr("ort_cuda_plugin.compiler.timing_cache.cache_folder", lambda: folder)
+        patch.setattr("ort_cuda_plugin.compiler.caches.timing_cache.cache_folder", lambda: folder)
         planned(PRODUCT, GPU)(options, folder)
     return len(programs)
 

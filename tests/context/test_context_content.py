@@ -30,7 +30,7 @@ from contexts import (
 from decoder import decoder, decoder_inputs
 from isolated import HARNESS, python
 from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+from ort_cuda_plugin.compiler.library.kernel_library import KernelLibrary
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
 from ort_cuda_plugin.plan.decoder import decode
 from session_pair import FLOAT, INT64, info

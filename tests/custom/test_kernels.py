@@ -11,9 +11,9 @@ from numba import cuda
 
 import ort_cuda_plugin
 from custom_models import in_place_of, launches, model, random_rows
-from ort_cuda_plugin.compiler import compile_worker
 from ort_cuda_plugin.compiler.compile import KernelCompileError, compile_kernel
 from ort_cuda_plugin.compiler.foreign import ForeignKernel
+from ort_cuda_plugin.compiler.library import compile_worker
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
 from ort_cuda_plugin.custom.kernels.kernel_source import KernelSourceError
 from ort_cuda_plugin.custom.kernels.kernels import (

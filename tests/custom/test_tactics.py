@@ -18,7 +18,7 @@ import ort_cuda_plugin
 from custom_operators import DOMAIN, kept_registry, model, stock_session
 from ort_cuda_plugin.clusters.cluster import CompiledCluster, Variant
 from ort_cuda_plugin.clusters.tuning import MeasuringTuner
-from ort_cuda_plugin.compiler.timing_cache import TimingCache
+from ort_cuda_plugin.compiler.caches.timing_cache import TimingCache
 from ort_cuda_plugin.custom import Lowering, Op, T, array_kernel, ceildiv, launch, op
 from ort_cuda_plugin.model.ir import DType, Graph, Node, Value
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, Make, Tactic, Tensor

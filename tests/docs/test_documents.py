@@ -14,7 +14,7 @@ import pytest
 
 from document_blocks import RUN, blocks
 from ort_cuda_plugin import cli
-from ort_cuda_plugin.compiler.cache_folder import CACHE_DIR_VARIABLE, cache_folder
+from ort_cuda_plugin.compiler.caches.cache_folder import CACHE_DIR_VARIABLE, cache_folder
 from ort_cuda_plugin.ep.options import arena
 from ort_cuda_plugin.ep.options.option_table import ROWS, WITHOUT_EFFECT
 

@@ -11,7 +11,7 @@ from ort_cuda_plugin import gpus
 from ort_cuda_plugin.compiler.compile import compile_kernel
 from ort_cuda_plugin.compiler.host.counts import add_counts, instructions, metadata
 from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+from ort_cuda_plugin.compiler.library.kernel_library import KernelLibrary
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.estimate import count, sass
 from ort_cuda_plugin.estimate.count import Counted, count_all

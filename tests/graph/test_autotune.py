@@ -23,7 +23,7 @@ import ort_cuda_plugin
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.clusters.cluster import CompiledCluster, Variant
 from ort_cuda_plugin.clusters.tuning import MeasuringTuner
-from ort_cuda_plugin.compiler.timing_cache import TimingCache
+from ort_cuda_plugin.compiler.caches.timing_cache import TimingCache
 from ort_cuda_plugin.ep.device import measuring
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
@@ -246,7 +246,7 @@ def test_a_session_measures_on_its_device_and_the_next_one_reads_that(
         return measure(device, programs)
 
     monkeypatch.setattr(measuring, "measure", counted)
-    monkeypatch.setattr("ort_cuda_plugin.compiler.timing_cache.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("ort_cuda_plugin.compiler.caches.timing_cache.cache_folder", lambda: tmp_path)
     model = parser.parse_model(f"{HEAD} {ROWS}")
     before = ort_cuda_plugin.counters()
     check(model, [5, 8], autotune=1)  # 4 < rows <= 8: one plan
@@ -267,7 +267,7 @@ def test_deterministic_sessions_neither_measure_nor_read(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(measuring, "measure", unexpected)
     monkeypatch.setattr(TimingCache, "__init__", unexpected)
-    monkeypatch.setattr("ort_cuda_plugin.compiler.timing_cache.cache_folder", lambda: tmp_path / "not there")
+    monkeypatch.setattr("ort_cuda_plugin.compiler.caches.timing_cache.cache_folder", lambda: tmp_path / "not there")
     programs = tmp_path / "programs"
     programs.mkdir()
     check(parser.parse_model(f"{HEAD} {ROWS}"), [5], autotune=1, deterministic=1, program_folder=str(programs))
@@ -281,7 +281,7 @@ import sys
 from pathlib import Path
 import numpy as np
 import ort_cuda_plugin
-from ort_cuda_plugin.compiler import timing_cache
+from ort_cuda_plugin.compiler.caches import timing_cache
 timing_cache.cache_folder = lambda: Path(sys.argv[2])
 session = ort_cuda_plugin.session(bytes.fromhex(sys.argv[1]), emulate=True, provider_options={"autotune": 1})
 x, w = np.ones((5, 40), np.float32), np.ones((40, 24), np.float32)
@@ -307,7 +307,7 @@ def test_explain_shows_what_the_candidates_took(
 ) -> None:
     clock = Clock(runs("lanes"))
     monkeypatch.setattr(measuring, "measure", lambda device, programs: clock(programs))
-    monkeypatch.setattr("ort_cuda_plugin.compiler.timing_cache.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("ort_cuda_plugin.compiler.caches.timing_cache.cache_folder", lambda: tmp_path)
     onnx.save(parser.parse_model(f"{HEAD} {ROWS.replace('rows', '5')}"), tmp_path / "model.onnx")
     command = ["explain", str(tmp_path / "model.onnx"), "--program", "--device", "emulated"]
     assert main([*command, "--autotune"]) == 0

@@ -15,7 +15,7 @@ import sys
 names = set()
 sys.addaudithook(lambda event, arguments: names.add(arguments[0]) if event == "import" else None)
 sys.path.append(sys.argv[1])
-from ort_cuda_plugin.compiler import compile_worker, isolation
+from ort_cuda_plugin.compiler.library import compile_worker, isolation
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import Target
 compiler = isolation.import_compiler()

@@ -31,8 +31,8 @@ from kernel_harness import device, run_model
 from nn_reference import check_op, noise
 from ort_cuda_plugin.abi.core import PluginError, core, ffi, new_error
 from ort_cuda_plugin.clusters import cluster
-from ort_cuda_plugin.compiler import timing_cache
-from ort_cuda_plugin.compiler.plan_cache import PlanCache
+from ort_cuda_plugin.compiler.caches import timing_cache
+from ort_cuda_plugin.compiler.caches.plan_cache import PlanCache
 from ort_cuda_plugin.ep import boundary
 from ort_cuda_plugin.ep.device.measuring import tuner_of
 from ort_cuda_plugin.ep.device.open_device import OpenDevice

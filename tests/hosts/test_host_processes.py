@@ -78,7 +78,7 @@ def test_a_process_ends_while_daemon_threads_run_models(end: str) -> None:
 def test_a_process_that_ends_while_kernels_compile_leaves_no_helper(tmp_path: Path) -> None:
     code = """
 import psutil
-from ort_cuda_plugin.compiler import kernel_library
+from ort_cuda_plugin.compiler.library import kernel_library
 kernel_library.worker_pays_seconds = 0.01  # for a helper even where this process would be enough
 os.sched_getaffinity = lambda pid: range(3)
 def ended(self, index, image):

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from hostile import ROOT, HostileFolder
-from ort_cuda_plugin.compiler import isolation
+from ort_cuda_plugin.compiler.library import isolation
 
 APPLICATION = """
 import os, sys
 sys.path.append(sys.argv[1])
 from pathlib import Path
 from ort_cuda_plugin.compiler.cache import KernelCache
-from ort_cuda_plugin.compiler.compile_worker import WorkerClient
+from ort_cuda_plugin.compiler.library.compile_worker import WorkerClient
 from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+from ort_cuda_plugin.compiler.library.kernel_library import KernelLibrary
 from ort_cuda_plugin.compiler.targets import Target
 spec = KernelSpec("zero", ("*f32",), "def kernel(x):\\n    x[0] = float32(0)\\n")
 targets = (Target.emulated(), Target.cuda(9, 0))
@@ -71,7 +71,7 @@ def test_numba_reads_no_settings_from_the_working_folder(tmp_path: Path) -> None
     sys.modules["yaml"].safe_load = lambda file: {"disable_jit": 1}
     opened = []
     sys.addaudithook(lambda event, a: opened.append(a[0]) if event == "open" and ".yaml" in str(a[0]) else None)
-    from ort_cuda_plugin.compiler import kernel_library
+    from ort_cuda_plugin.compiler.library import kernel_library
     from ort_cuda_plugin.compiler.kernel import KernelSpec
     from ort_cuda_plugin.compiler.targets import Target
     spec = KernelSpec("zero", ("*f32",), "def kernel(x):\\n    x[0] = float32(0)\\n")

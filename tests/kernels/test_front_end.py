@@ -14,8 +14,9 @@ from onnx import TensorProto, helper
 
 from contributed import FLOAT, noise
 from ort_cuda_plugin.compiler import compile as compiler
-from ort_cuda_plugin.compiler import front_end, kernel_library
+from ort_cuda_plugin.compiler import front_end
 from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.library import kernel_library
 from session_pair import ep_session
 
 

@@ -17,13 +17,14 @@ import psutil
 import pytest
 
 from kernel_launch import kernel
-from ort_cuda_plugin.compiler import kernel_library, toolchain
+from ort_cuda_plugin.compiler import toolchain
 from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.compile import KernelCompileError
-from ort_cuda_plugin.compiler.compile_worker import WorkerClient
-from ort_cuda_plugin.compiler.isolation import import_compiler
 from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+from ort_cuda_plugin.compiler.library import kernel_library
+from ort_cuda_plugin.compiler.library.compile_worker import WorkerClient
+from ort_cuda_plugin.compiler.library.isolation import import_compiler
+from ort_cuda_plugin.compiler.library.kernel_library import KernelLibrary
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
 from ort_cuda_plugin.compiler.toolchain import kernel_key
 
@@ -66,7 +67,7 @@ def test_a_warm_process_imports_neither_numba_nor_llvm(tmp_path: Path) -> None:
         from pathlib import Path
         from ort_cuda_plugin.compiler.cache import KernelCache
         from ort_cuda_plugin.compiler.kernel import KernelSpec
-        from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+        from ort_cuda_plugin.compiler.library.kernel_library import KernelLibrary
         from ort_cuda_plugin.compiler.targets import Target
         spec = KernelSpec("zero", ("*f32",), "def kernel(x):\\n    x[0] = float32(0)\\n")
         KernelLibrary(KernelCache(Path(sys.argv[1])), print).get(spec, Target.emulated())
@@ -153,7 +154,7 @@ def test_damaged_ir_is_made_again(tmp_path: Path) -> None:
 
 def test_a_helper_gives_the_same_image_and_no_error_hides_in_it(tmp_path: Path) -> None:
     from ort_cuda_plugin.compiler.compile import compile_kernel
-    from ort_cuda_plugin.compiler.compile_worker import WorkerClient
+    from ort_cuda_plugin.compiler.library.compile_worker import WorkerClient
 
     worker = WorkerClient.start(KernelCache(tmp_path))
     assert worker is not None
@@ -207,7 +208,7 @@ def test_an_interrupt_ends_the_helpers_and_keeps_what_was_compiled(
 
 
 def test_a_helper_with_other_tools_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ort_cuda_plugin.compiler import compile_worker
+    from ort_cuda_plugin.compiler.library import compile_worker
 
     monkeypatch.setattr(compile_worker, "tools", lambda: "others")
     started = WorkerClient.start(KernelCache(tmp_path))
@@ -374,5 +375,8 @@ def test_keys_depend_on_every_module_that_the_compiler_imports() -> None:
     output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     imported = {path.rpartition("/ort_cuda_plugin/")[2] for path in output.split() if not path.endswith("/__init__.py")}
     sources = {*toolchain.front_end_sources, *toolchain.back_end_sources}
-    others = {f"compiler/{name}.py" for name in ("cache", "cache_folder", "foreign", "toolchain", "trusted_files")}
+    others = {
+        f"compiler/{name}.py"
+        for name in ("cache", "caches/cache_folder", "caches/trusted_files", "foreign", "toolchain")
+    }
     assert imported == sources | others | {"uninterrupted.py"}

@@ -11,7 +11,7 @@ from kernel_launch import kernel
 from ort_cuda_plugin.cli.models import kernel_report
 from ort_cuda_plugin.cli.models.kernel_report import ARCHITECTURES, report, sample_specs
 from ort_cuda_plugin.compiler.cache import KernelCache
-from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+from ort_cuda_plugin.compiler.library.kernel_library import KernelLibrary
 
 plain = kernel("plain", ("*f32",), "def kernel(x):\n    x[cuda.threadIdx.x] += float32(1)\n", launch_bounds=64)
 

@@ -8,7 +8,7 @@ import pytest
 
 from ort_cuda_plugin.compiler.compile import KernelCompileError, compile_kernel
 from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.compiler.shared_memory import IN_LAUNCH, declared_bytes
+from ort_cuda_plugin.compiler.library.shared_memory import IN_LAUNCH, declared_bytes
 from ort_cuda_plugin.compiler.targets import BuiltKernel, KernelImage, Target
 from ort_cuda_plugin.ep.device.devices import emulated_devices
 from ort_cuda_plugin.ep.device.open_device import OpenDevice

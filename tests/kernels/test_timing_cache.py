@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ort_cuda_plugin.compiler.timing_cache import (
+from ort_cuda_plugin.compiler.caches.timing_cache import (
     TimedProblem,
     TimingCache,
     device_identity,
@@ -193,7 +193,7 @@ def test_two_processes_at_once_lose_no_problem(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from ort_cuda_plugin.compiler.timing_cache import TimedProblem, TimingCache
+from ort_cuda_plugin.compiler.caches.timing_cache import TimedProblem, TimingCache
 cache = TimingCache(Path(sys.argv[1]))
 for i in range(20):
     cache.record(TimedProblem.of(f"{i % 10}", sys.argv[2], [], []), {f"candidate {i}": 1.0 + i})

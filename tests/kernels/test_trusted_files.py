@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from isolated import python
 from kernel_launch import kernel
-from ort_cuda_plugin.compiler import kernel_library
 from ort_cuda_plugin.compiler.cache import KernelCache, decode, decode_texts
-from ort_cuda_plugin.compiler.cache_folder import cache_folder
-from ort_cuda_plugin.compiler.kernel_library import read_manifest
+from ort_cuda_plugin.compiler.caches.cache_folder import cache_folder
+from ort_cuda_plugin.compiler.library import kernel_library
+from ort_cuda_plugin.compiler.library.kernel_library import read_manifest
 from ort_cuda_plugin.compiler.toolchain import kernel_key
 from test_kernel_cache import emulated, image, library, spec_number
 
@@ -275,7 +275,7 @@ def test_a_user_takes_what_root_wrote_and_writes_only_to_its_own_folder(tmp_path
     from pathlib import Path
     from ort_cuda_plugin.compiler.cache import KernelCache
     from ort_cuda_plugin.compiler.targets import KernelImage, Target
-    from ort_cuda_plugin.compiler.timing_cache import TimingCache
+    from ort_cuda_plugin.compiler.caches.timing_cache import TimingCache
     os.setgroups([]), os.setgid(12345), os.setuid(12345)
     for folder in map(Path, sys.argv[1:]):
         cache = KernelCache(folder)

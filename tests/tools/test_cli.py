@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, parser
 import ort_cuda_plugin
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
-from ort_cuda_plugin.compiler import kernel_library
 from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.compiler.kernel_library import MANIFEST_VARIABLE, record_specs
+from ort_cuda_plugin.compiler.library import kernel_library
+from ort_cuda_plugin.compiler.library.kernel_library import MANIFEST_VARIABLE, record_specs
 
 
 @pytest.fixture

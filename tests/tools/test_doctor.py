@@ -15,7 +15,7 @@ from isolated import ROOT
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.compiler.cache import KernelCache
-from ort_cuda_plugin.compiler.cache_folder import CACHE_DIR_VARIABLE
+from ort_cuda_plugin.compiler.caches.cache_folder import CACHE_DIR_VARIABLE
 from ort_cuda_plugin.doctor.cache import cache_findings
 from ort_cuda_plugin.doctor.driver import driver_findings, machine_findings
 from ort_cuda_plugin.doctor.findings import Finding, Machine, Severity

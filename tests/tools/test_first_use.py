@@ -30,9 +30,9 @@ from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.models import kernel_report, kernels
 from ort_cuda_plugin.cli.plain_text import aligned, styled
 from ort_cuda_plugin.cli.runs import run
-from ort_cuda_plugin.compiler import kernel_library
 from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.library import kernel_library
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.device import libraries, open_device
 

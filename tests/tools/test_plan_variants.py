@@ -18,7 +18,7 @@ from ort_cuda_plugin.cli import common, main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+from ort_cuda_plugin.compiler.library.kernel_library import KernelLibrary
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.device.open_device import kernel_library
 from ort_cuda_plugin.ep.nodes.plan_history import BUILT, FIRST, PlanVariant, built_after

@@ -12,7 +12,7 @@ import numpy as np
 
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+from ort_cuda_plugin.compiler.library.kernel_library import KernelLibrary
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
 from ort_cuda_plugin.model.ir import AttrValue, Constant, DType, Graph, Node, Value
 from ort_cuda_plugin.ops.registry import NEWEST_OPSETS

@@ -39,7 +39,7 @@ def ptx_of(specs: Iterable[KernelSpec], architecture: str) -> dict[KernelSpec, s
     """Return the PTX of kernels for an architecture such as ``sm_90``. Raises UserError for an unknown one."""
     from ort_cuda_plugin.cli.models.kernel_report import ARCHITECTURES, is_for_gpus
     from ort_cuda_plugin.compiler.compile import KernelCompileError
-    from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+    from ort_cuda_plugin.compiler.library.kernel_library import KernelLibrary
 
     targets = {target.arch: target for target in ARCHITECTURES}
     if architecture not in targets:

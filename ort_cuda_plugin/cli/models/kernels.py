@@ -19,7 +19,7 @@ from rich.table import Table
 
 from ort_cuda_plugin.cli.common import output_console
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
-from ort_cuda_plugin.compiler.kernel_library import MANIFEST_VARIABLE, read_manifest
+from ort_cuda_plugin.compiler.library.kernel_library import MANIFEST_VARIABLE, read_manifest
 
 DEFAULT_MANIFEST = Path(__file__).resolve().parents[3] / "build" / "kernels.jsonl"
 """Manifest that the tests of a source tree record. It is not in the working folder, because a manifest is code."""

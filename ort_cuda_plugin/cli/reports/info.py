@@ -46,8 +46,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def collect() -> dict[str, Any]:
     """Collect everything as plain data. ``problem`` is why the plugin cannot be registered, or ""."""
-    from ort_cuda_plugin.compiler.cache_folder import cache_folder, open_folder
-    from ort_cuda_plugin.compiler.trusted_files import Untrusted
+    from ort_cuda_plugin.compiler.caches.cache_folder import cache_folder, open_folder
+    from ort_cuda_plugin.compiler.caches.trusted_files import Untrusted
 
     folder, entries, cache_problem = cache_folder(), [], ""
     try:

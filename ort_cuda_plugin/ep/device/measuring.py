@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from ...abi.core import PluginError, check, core, ffi, new_error
 from ...clusters.cluster import Variant
 from ...clusters.tuning import MeasuringTuner
+from ...compiler.caches.timing_cache import device_identity, timing_cache
 from ...compiler.kernel import KernelSpec
-from ...compiler.timing_cache import device_identity, timing_cache
 from ...compiler.toolchain import host_cpu, joined_digest
 from ...program.lowering.context import DeviceProperties
 from .device_cluster import DeviceCluster

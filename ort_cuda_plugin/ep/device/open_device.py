@@ -11,8 +11,8 @@ from typing import Any
 from ...abi import host
 from ...abi.core import check, core, driver_error_text, ffi, lib, new_error
 from ...compiler.kernel import KernelSpec
-from ...compiler.kernel_library import KernelLibrary
-from ...compiler.shared_memory import declared_bytes, may_ask_in_launch
+from ...compiler.library.kernel_library import KernelLibrary
+from ...compiler.library.shared_memory import declared_bytes, may_ask_in_launch
 from ...compiler.targets import BuiltKernel, KernelImage, Target
 from ...plan.format import param_kind
 from ...program.lowering.context import DeviceProperties

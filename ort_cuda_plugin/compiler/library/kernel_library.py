@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ort_cuda_plugin import uninterrupted
 from ort_cuda_plugin.compiler.cache import KernelCache
+from ort_cuda_plugin.compiler.caches.trusted_files import append_to_file, read_file
 from ort_cuda_plugin.compiler.foreign import ForeignKernel
-from ort_cuda_plugin.compiler.isolation import import_compiler
 from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.library.isolation import import_compiler
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
 from ort_cuda_plugin.compiler.toolchain import kernel_key
-from ort_cuda_plugin.compiler.trusted_files import append_to_file, read_file
 
 if TYPE_CHECKING:
-    from ort_cuda_plugin.compiler.compile_worker import WorkerClient
+    from ort_cuda_plugin.compiler.library.compile_worker import WorkerClient
 
 Job: TypeAlias = tuple[KernelSpec, Target]
 Done: TypeAlias = Callable[[int, KernelImage, bool], None]
@@ -293,7 +293,7 @@ def start_workers(seconds: float, cache: KernelCache) -> list[WorkerClient]:
     wanted = min(cores - 1, max_workers, int(seconds / worker_pays_seconds))
     if wanted <= 0:
         return []
-    from ort_cuda_plugin.compiler.compile_worker import WorkerClient
+    from ort_cuda_plugin.compiler.library.compile_worker import WorkerClient
 
     return [worker for worker in (WorkerClient.start(cache) for _ in range(wanted)) if worker is not None]
 

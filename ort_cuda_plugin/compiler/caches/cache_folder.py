@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ort_cuda_plugin.compiler.trusted_files import Absent, TrustedFolder, Untrusted
+from ort_cuda_plugin.compiler.caches.trusted_files import Absent, TrustedFolder, Untrusted
 
 logger = logging.getLogger("ort_cuda_plugin")
 

@@ -10,7 +10,7 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
-from ort_cuda_plugin.compiler.cache_folder import CacheFolder, cache_folder
+from ort_cuda_plugin.compiler.caches.cache_folder import CacheFolder, cache_folder
 
 max_cache_bytes = 256 << 20
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-PACKAGE = Path(__file__).resolve().parent.parent
+PACKAGE = Path(__file__).resolve().parents[2]
 COMPILER_DISTRIBUTIONS = ("llvmlite", "numba", "numba-cuda", "numpy", "cuda-core", "cuda-bindings")
 
 BOOTSTRAP = """

@@ -18,10 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
-from ort_cuda_plugin.compiler import isolation
 from ort_cuda_plugin.compiler.cache import KernelCache, decode, encode
 from ort_cuda_plugin.compiler.foreign import ForeignKernel
 from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.library import isolation
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
 from ort_cuda_plugin.compiler.toolchain import installed_tools, joined_digest, toolchain_digest
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ort_cuda_plugin.compiler.cache_folder import CacheFolder, cache_folder
+from ort_cuda_plugin.compiler.caches.cache_folder import CacheFolder, cache_folder
 
 max_cache_bytes = 4 << 20
 max_problems_in_memory = 4096
