@@ -30,6 +30,8 @@ from ort_cuda_plugin.program.steps.schedule import (
 )
 from ort_cuda_plugin.program.steps.steps import Sums
 from ort_cuda_plugin.program.steps.tensor import Tensor
+from ort_cuda_plugin.schedule import choose
+from ort_cuda_plugin.schedule.choose import candidates
 
 GPU = DeviceProperties.gpu((9, 0))
 LIBRARIES = DeviceProperties.gpu((9, 0), libraries=frozenset({"cublaslt", "cudnn"}))
@@ -221,6 +223,46 @@ def test_candidates_are_launched_differently_and_have_all_engines() -> None:
             made = {schedule: tuple(launches(program, device, schedule)) for schedule in found}
             assert len(set(made.values())) == len(made), made
     assert engines == set(Engine)
+
+
+SOME_IMAGES = model(
+    """(float16[n, 16, 8, 8] x, float16[n, 24, 8, 8] r) => (float16[n, 24, 8, 8] y)
+    { c = Conv<pads=[1, 1, 1, 1]>(x, w) s = Add(c, r) y = Relu(s) }""",
+    [("w", (24, 16, 3, 3))],
+)
+RESIDUAL = model(
+    """(float16[rows, 7, 256] x, float16[7, rows, 80] r) => (float16[rows, 7, 80] y)
+    { t = Transpose<perm=[1, 0, 2]>(r) p = MatMul(x, w) y = Add(p, t) }""",
+    [("w", (256, 80))],
+)
+SOME_KEYS = model(
+    """(float16[b, q, 64] x, float16[b, k, 64] z) => (float16[b, q, 64] y)
+    { t = Transpose<perm=[0, 2, 1]>(z) s = MatMul(x, t) p = Softmax<axis=-1>(s) y = MatMul(p, z) }"""
+)
+
+
+@pytest.mark.parametrize("program", [SOME_ROWS, SOME_IMAGES, RESIDUAL, SOME_KEYS])
+@pytest.mark.parametrize("device", DEVICES)
+def test_to_list_candidates_guards_and_records_nothing(
+    monkeypatch: pytest.MonkeyPatch, program: ModelProto, device: DeviceProperties
+) -> None:
+    asked = []
+
+    def noting(ctx: Lowering, step: Sums) -> list[Choice]:
+        before = dict(ctx.trace.guards), list(ctx.trace.steps)
+        found = candidates(ctx, step)
+        asked.append(step)
+        assert (ctx.trace.guards, ctx.trace.steps) == before
+        return found
+
+    monkeypatch.setattr(choose, "candidates", noting)
+    sizes = {"rows": 40, "n": 2, "b": 2, "q": 100, "k": 100}
+    shapes = [
+        [dim.dim_value or sizes[dim.dim_param] for dim in value.type.tensor_type.shape.dim]
+        for value in program.graph.input
+    ]
+    CompiledCluster(read_model(program), device, tuner=Fixed()).build(shapes, [])
+    assert asked
 
 
 # ---- as data ----

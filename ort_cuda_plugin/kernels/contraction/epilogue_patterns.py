@@ -18,7 +18,6 @@ from ...program.lowering.context import Lowering
 from ...program.lowering.shapes import broadcast_strides, collapse
 from ...program.steps.steps import Contract, Convolve, Sums, stored
 from ...program.steps.tensor import Tensor, contiguous_strides
-from ..codegen.guards import try_guard
 from ..codegen.source import constant_number
 
 RELU, GELU, SILU, RELU6 = "ReLU", "GELU", "SiLU", "ReLU6"
@@ -46,7 +45,8 @@ class Offer:
 class LibraryForm:
     """``value`` = activation(alpha * sums + beta * residual + bias), which a library stores.
 
-    ``leftover`` says why there is more to compute than that; "" where there is not.
+    ``leftover`` says why there is more to compute than that; "" where there is not. A plan with the call has to be
+    guarded on ``guards``, which say that a residual is not broadcast.
     """
 
     value: Scalar
@@ -56,6 +56,7 @@ class LibraryForm:
     residual: Tensor | None = None
     activation: str = ""
     leftover: str = ""
+    guards: tuple[Dim, ...] = ()
 
     @property
     def parts(self) -> str:
@@ -73,7 +74,7 @@ class LibraryForm:
 def find_form(ctx: Lowering, step: Sums, offer: Offer) -> LibraryForm | None:
     """The largest part of what ``step`` computes that the library can do.
 
-    None where storing a part would round more often than the step does. Guards say that a residual is not broadcast.
+    None where storing a part would round more often than the step does.
     """
     return _Search(ctx, step, offer).run()
 
@@ -173,9 +174,12 @@ class _Search:
         if form.bias is None and factor == 1.0 and x.offset == 0 and self._is_bias(strides):
             return replace(form, bias=x)
         takes = form.residual is None and (factor == 1.0 or (self.offer.factors and _is_factor(factor)))
-        if takes and x.rank == len(strides) and self._is_dense(strides):
-            return replace(form, residual=x, beta=factor)
-        return None
+        if not takes or x.rank != len(strides):
+            return None
+        dense = self._dense_conditions(strides)
+        if not all(map(self.ctx.holds, dense)):
+            return None
+        return replace(form, residual=x, beta=factor, guards=(*form.guards, *dense))
 
     def _is_bias(self, strides: Sequence[Dim]) -> bool:
         axes = self.offer.bias_axes
@@ -189,14 +193,13 @@ class _Search:
         x = _without_casts(x)
         return float(x.value) if x.op == "constant" else self.numbers.get(x)
 
-    def _is_dense(self, strides: Sequence[Dim]) -> bool:
-        """Whether strides over the step's shape are those of a dense tensor; a guard where that depends on sizes."""
+    def _dense_conditions(self, strides: Sequence[Dim]) -> list[Dim]:
+        """The conditions under which strides over the step's shape are those of a dense tensor."""
         wanted = self.offer.residual_strides or contiguous_strides(self.step.shape)
-        conditions = [
+        return [
             logical_or(eq(dim, 1), eq(stride, dense))
             for dim, stride, dense in zip(self.step.shape, strides, wanted, strict=True)
         ]
-        return 0 not in conditions and all(try_guard(self.ctx, condition) for condition in conditions)
 
     def _activations(self, x: Scalar) -> Iterator[tuple[str, Scalar]]:
         """What is an activation of x, where the step uses x for nothing else."""

@@ -174,6 +174,8 @@ def _record(
     ``sizes`` are the numbers of a call that writes a tensor; None for one that the library cannot write. ``new`` makes
     one that it can write, by default a dense one.
     """
+    for condition in form.guards:
+        ctx.guard(condition)
     dtype = form.value.dtype
     direct = next((y for x, y in step.outputs if x is form.value and y.dtype is dtype and sizes(y) is not None), None)
     out = direct if direct is not None else new() if new is not None else ctx.empty(step.shape, dtype)
