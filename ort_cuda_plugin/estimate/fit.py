@@ -52,7 +52,7 @@ class Fit:
     error: float
     rank_correlation: float
     estimates: tuple[tuple[str, float, float], ...]
-    """Of the held-out measurements: name, measured time, and estimate."""
+    """Name, measured time and estimate of each held-out measurement."""
 
 
 def measurements_json(device: str, gpu: str, measurements: Sequence[Measurement]) -> str:

@@ -66,7 +66,7 @@ def _product_seconds(work: Work, device: Gpu, constants: Constants, counted: Map
             done.update(dict.fromkeys(step.nodes, flops))
     for kind, flops, nodes in work.products:
         if sum(done[node] for node in nodes) < flops / 2:
-            # Of the kernels that compute a node, the one with the most arithmetic counts, else the last.
+            # A node counts for the kernel with the most arithmetic among those that compute it, else for the last.
             launches = [number for number, step in enumerate(work.steps) if _computes(step, nodes)]
             if launches:
                 number = max(launches, key=lambda one: (counted.get(one, 0.0), one))

@@ -108,7 +108,7 @@ def test_a_file_that_is_written_while_it_is_read_gives_no_mixture(
 
 
 def test_external_data_that_become_shorter_are_an_error(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a model that is not compiled: after the graph was read and before the weights are."""
+    """The file is truncated after the graph of an uncompiled model was read and before its weights are."""
     path = models / "m.data"
     with (
         before_a_read(monkeypatch, path, lambda: os.truncate(path, WEIGHT.nbytes // 2), WEIGHT.nbytes),

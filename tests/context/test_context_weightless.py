@@ -190,7 +190,7 @@ def test_weights_in_external_data(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"INVALID_GRAPH.*external data 'm.data' of source model 'm.onnx'"):
         load(tmp_path / "m_ctx.onnx")
     entries = {"session.model_external_initializers_file_folder_path": str(tmp_path / "data")}
-    entries["ep.context_file_path"] = str(tmp_path / "m_ctx.onnx")  # ONNX Runtime takes the folder for the model's
+    entries["ep.context_file_path"] = str(tmp_path / "m_ctx.onnx")  # else: in the folder above
     assert_same(load_with(tmp_path / "m_ctx.onnx", entries), source, feeds()[:1])
 
 

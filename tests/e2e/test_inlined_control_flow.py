@@ -109,7 +109,10 @@ def parse(text: str, opset: int = 18) -> onnx.ModelProto:
 
 
 def sessions(text: str, opset: int = 18) -> tuple[ort.InferenceSession, ort.InferenceSession]:
-    """On the plugin and on the CPU provider. The optimizer would evaluate some conditions itself."""
+    """Return a session on the plugin and one on the CPU provider, without optimizations.
+
+    The optimizer would evaluate some conditions itself.
+    """
     model = parse(text, opset).SerializeToString()
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

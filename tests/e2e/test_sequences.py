@@ -60,7 +60,7 @@ def sessions(text: str) -> tuple[ort.InferenceSession, ort.InferenceSession]:
 
 
 def of_model(model: onnx.ModelProto, **provider_options: int) -> tuple[ort.InferenceSession, ort.InferenceSession]:
-    """On the plugin and on the CPU provider."""
+    """Return a session on the plugin and one on the CPU provider."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4

@@ -32,7 +32,7 @@ def after_reshape(nodes: str) -> str:
 
 
 def sessions(graph: str) -> tuple[ort.InferenceSession, ort.InferenceSession]:
-    """On the plugin and on the CPU provider."""
+    """Return a session on the plugin and one on the CPU provider."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4  # the models declare a rank of their results

@@ -87,7 +87,7 @@ def negate(source: int, target: int, size: int, stream: Any) -> None:
 
 
 def copy(source: int, target: int, size: int, stream: Any) -> None:
-    """On the device, without waiting."""
+    """Copy ``size`` elements on the device, without waiting."""
     succeed(driver().MemcpyDtoDAsync(target, source, size * 4, core().stream_handle(stream)))
 
 

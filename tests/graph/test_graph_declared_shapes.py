@@ -62,7 +62,7 @@ RUNS = {
 
 
 def sessions(text: str, level: ort.GraphOptimizationLevel) -> tuple[Any, Any]:
-    """On the plugin, every node of it, and on the CPU provider."""
+    """Return a session that runs every node on the plugin, and one on the CPU provider."""
     data = onnx.parser.parse_model(HEAD + text).SerializeToString()
     made = []
     for ours in (True, False):

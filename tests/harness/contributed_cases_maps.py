@@ -156,7 +156,7 @@ ROWS: Final = [
     ),
 ]  # fmt: skip
 
-# ---- places ----
+# ---- positions ----
 
 _ANGLES: Final = np.outer(np.arange(6), [1.0, 0.1]).astype(np.float32)
 _TURNS: Final = [np.cos(_ANGLES), np.sin(_ANGLES)]

@@ -49,7 +49,7 @@ def path(function: Path) -> Path:
 
 @cache
 def session(graph: str) -> ort.InferenceSession:
-    """Of a graph in ONNX's textual syntax. ``w``, where it is mentioned, are the weights."""
+    """Return a session of a graph in ONNX's textual syntax, in which ``w`` are the weights."""
     model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> copies {graph}')
     if "w" in {name for node in model.graph.node for name in node.input} | {v.name for v in model.graph.output}:
         model.graph.initializer.append(numpy_helper.from_array(WEIGHTS, "w"))

@@ -1,9 +1,9 @@
 """Injects every failure into every call, and checks the application's view, leaks, and the next Run.
 
 ``python tests/harness/fault_campaign.py`` counts the calls of each scenario (fault_scenarios.py) and makes each of
-them fail in each way, one at a time. ``--scenario``, ``--function`` and ``--mode`` choose some, ``--sample`` takes so
-many of each function, picked by ``--seed``, and ``--fault FUNCTION:AT:ERROR:MODE[:effect]`` repeats one and says all
-about it.
+them fail in each way, one at a time. ``--scenario``, ``--function`` and ``--mode`` choose some, ``--sample`` limits
+the calls of each function, picked by ``--seed``, and ``--fault FUNCTION:AT:ERROR:MODE[:effect]`` repeats one and says
+all about it.
 
 What has to hold for each: no crash, no hang; every step succeeds with right results or fails with an error that names
 the call and CUDA's error, or for memory says so; after a failure that passes, the next step is right; after a lost
@@ -165,7 +165,7 @@ def run_scenario(scenario: str, count: int, seed: int, streams: str, matches: An
 
 
 def processor_seconds() -> float:
-    """Of the workers that have ended."""
+    """Return the processor time of the workers that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -211,7 +211,7 @@ def main() -> int:
     parser.add_argument("--function", help="only functions whose name matches this expression")
     parser.add_argument("--mode", help="only this mode")
     parser.add_argument("--fault", help="only this injection")
-    parser.add_argument("--sample", type=int, default=0, help="so many of each function; 0: all")
+    parser.add_argument("--sample", type=int, default=0, help="number of calls to sample of each function; 0: all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--streams", default="inline", choices=["inline", "adversarial"])
     arguments = parser.parse_args()

@@ -74,7 +74,7 @@ class Scenario:
     fake: ClassVar[Any] = None
     """The stand-in for a vendor library that it uses, whose calls may fail."""
     environment: ClassVar[Mapping[str, str]] = {}
-    """Of its process."""
+    """Environment variables of its process."""
     is_registered = True
     """Whether the library is registered around it."""
     fresh_process = False

@@ -129,7 +129,7 @@ def exact(model: onnx.ModelProto, x: Array) -> list[Array]:
 
 
 def parts(path: str, cudnn: ctypes.CDLL) -> dict[str, Any]:
-    """Of a concatenation with both libraries."""
+    """Return the error and the calls of a concatenation of results of both libraries."""
     products = use("cublaslt", 0, path)
     offer("cublaslt", "cudnn")
     model, inputs = net(PARTS, 2)

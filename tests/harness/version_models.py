@@ -1,7 +1,7 @@
 """The models that run in every version of ONNX Runtime, compared with that version's CPU provider.
 
-``main`` is for a process of its own. Each model runs several times, since ONNX Runtime takes other ways from
-the second Run on, in two sessions in turn, and in threads.
+``main`` is for a process of its own. Each model runs several times, since ONNX Runtime takes different code paths
+from the second Run on, in two sessions in turn, and in threads.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class Case:
     elsewhere: frozenset[str] = frozenset()
     outputs: list[str] | None = None
     tolerance: float = 0
-    #: Of the provider.
+    #: Options of the provider.
     options: dict[str, str] = field(default_factory=dict)
-    #: Of the session.
+    #: Configuration entries of the session.
     entries: dict[str, str] = field(default_factory=dict)
     #: Operators of the channels-last domain that run on the provider; None: it does not matter.
     channels_last: frozenset[str] | None = None
 
 
 def case(graph: str, *elsewhere: str, outputs: list[str] | None = None) -> Case:
-    """Of a graph with an input ``x`` of four columns and any rows and, where it has one, a condition ``c``."""
+    """Return the case of a graph with an input ``x`` of any rows and four columns, and perhaps a condition ``c``."""
     model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]> version {graph}')
     conditional = any(value.name == "c" for value in model.graph.input)
 

@@ -131,7 +131,7 @@ STEPS = """<ir_version: 10, opset_import: ["" : 20]> half
 def test_steps_that_are_attention_are_one_walk(
     monkeypatch: pytest.MonkeyPatch, rows: int, keys: int, form: str
 ) -> None:
-    """On a GPU without cuDNN. A row with all keys masked gives NaN, like Softmax."""
+    """The kernels for a GPU without cuDNN. A row with all keys masked gives NaN, like Softmax."""
     device = DeviceProperties.gpu((8, 0))
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
     model = onnx.shape_inference.infer_shapes(
@@ -287,7 +287,7 @@ def test_blocks_of_each_size_attend(
 def test_rows_that_begin_anywhere_are_attended_to(monkeypatch: pytest.MonkeyPatch, offset: int, real: int) -> None:
     """Columns of a wider tensor: their rows begin at multiples of 16 bytes, or of one element.
 
-    What stands behind the last key of a tile is no number of that key: 0 times its infinite value would be NaN.
+    Elements after the last key of a tile must not be multiplied: 0 times an infinite value would be NaN.
     """
     device = DeviceProperties.gpu((8, 0))
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)

@@ -73,7 +73,7 @@ def kernel(kind: str, size: int, device: DeviceProperties) -> KernelSpec:
 
 
 def test_the_largest_kernel_keeps_its_weights_in_registers() -> None:
-    """And a larger one is left to blocks that walk through time."""
+    """A larger one is left to blocks that iterate over the steps."""
     device = DeviceProperties(emulated=False)
     (usage,) = report([kernel("LSTM", 1024, device)], [Target.cuda(9, 0)])
     assert usage.stack == usage.spill_stores == usage.spill_loads == 0

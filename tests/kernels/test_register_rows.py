@@ -143,7 +143,7 @@ NORM = """<ir_version: 10, opset_import: ["" : 20]> norm
 
 
 def norm_source(columns: int) -> str:
-    """Of the kernel that normalises the product's rows."""
+    """Return the source of the kernel that normalises the product's rows."""
     model = parser.parse_model(NORM.replace("C]", f"{columns}]").replace("[R", "[4000"))
     return CompiledCluster(read_model(model), GPU).prepare().kernels[-1].source
 

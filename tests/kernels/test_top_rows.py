@@ -87,7 +87,7 @@ def test_more_rows_are_sorted_than_a_grid_is_high(monkeypatch: pytest.MonkeyPatc
 
 
 def test_kernels_keep_keys_in_registers() -> None:
-    """Of the largest blocks and the widest keys. One more element than a block sorts is left to a sort."""
+    """With the largest blocks and the widest keys. One more element than a block sorts is left to a sort."""
     x = np.zeros((1, 20000))
     names = []
     for k in (2048, 2049):

@@ -29,7 +29,7 @@ def parts(z: Array) -> Array:
 
 
 def test_rfft_and_irfft() -> None:
-    """Of the last two dimensions, one of which is taken apart."""
+    """Transform two dimensions; a further last one of 2 holds real and imaginary parts."""
 
     def reference(x: Array) -> Array:
         result: Array = np.fft.irfft2(x[..., 0] + 1j * x[..., 1])

@@ -80,7 +80,7 @@ def test_antialias_rounds_integers_after_each_axis(
     model.ir_version = 8
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (expected,) = session.run(None, {"x0": x})
-    if 1.7 in scales:  # weights that are no short binary fractions: what is nearly a half may round either way
+    if 1.7 in scales:  # inexact weights: a result near a half may round either way
         assert np.mean(actual != expected) < 0.02
         expected += np.sign(actual.astype(np.int64) - expected).astype(dtype)
     np.testing.assert_array_equal(actual, expected)

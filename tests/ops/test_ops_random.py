@@ -32,7 +32,7 @@ HALVES = {np.float16: TensorProto.FLOAT16, ml_dtypes.bfloat16: TensorProto.BFLOA
 FLOATS = {np.float32: TensorProto.FLOAT, np.float64: TensorProto.DOUBLE} | HALVES
 N = 100_000
 LIMIT = 1.95 / math.sqrt(N)
-"""Of the Kolmogorov-Smirnov statistic: one of a thousand samples of N numbers exceeds it. Seeds are fixed."""
+"""Limit of the Kolmogorov-Smirnov statistic: one of a thousand samples of N numbers exceeds it. Seeds are fixed."""
 
 
 def draw(op_type: str, dtype: Any = np.float32, n: int = N, **attributes: Any) -> Array:

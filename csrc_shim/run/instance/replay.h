@@ -21,7 +21,7 @@ typedef struct ocp_replay_budget {
   ocp_device *device;
   const char *cluster_name;
   ocp_instance_cache *cache; /* new graphs replace the oldest ones of its instances */
-  /* Graphs are made after so many warm Runs, and at most so many exist; 0: none. Both may change during Runs. */
+  /* Warm Runs before a graph is made, and the maximum number of graphs; 0: none. Both may change during Runs. */
   atomic_uint warm_runs, max_replays;
   atomic_uint num_replays;
   atomic_ullong slab_bytes; /* of all graphs together */

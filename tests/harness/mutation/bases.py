@@ -51,7 +51,7 @@ def patterns() -> dict[str, Base]:
 
 
 def operators(per_operator: int = PER_OPERATOR) -> dict[str, Base]:
-    """Tests of single operators from the `onnx` wheel, at most so many for each."""
+    """Tests of single operators from the `onnx` wheel, at most ``per_operator`` for each."""
     counts: dict[str, int] = {}
     found = {}
     for key, case in load_cases().items():

@@ -105,7 +105,7 @@ def _compare(data: bytes, feeds: Feeds, cpu: _Attempt, ours: _Attempt, reports: 
     if found := findings():
         return outcome(Kind.INTERNAL, "; ".join(found))
     for text in (ours.error, *reports):
-        # ONNX Runtime says it without us as well. Its Python binding fails where a name is no text.
+        # ONNX Runtime says it without us as well. Its Python binding fails where a name is not UTF-8.
         same = text == cpu.error or text.startswith("UnicodeDecodeError:")
         # A session of the plugin explains a refusal of ONNX Runtime's.
         same = same or ("IR version" in text and "IR version" in cpu.error)
