@@ -98,7 +98,7 @@ def _is_faster_decomposed(ctx: Lowering, step: Attend) -> bool:
 
 
 def _is_decoding(step: Attend) -> bool:
-    """Whether few rows attend to many keys: blocks of few threads would walk over all of them."""
+    """Whether few rows attend to many keys: blocks of few threads would loop over tiles of all of them."""
     *_, rows, keys = step.score_shape
     return hint(rows) <= DECODED_ROWS and hint(keys) >= MANY_KEYS
 

@@ -32,7 +32,7 @@ IM2COL_PIXELS = 32
 def conv_choices(ctx: Lowering, step: Convolve) -> Iterator[Choice]:
     """The ways to compute the convolution, first what rules prefer. A library may decline when it is asked.
 
-    There is no other way for a depthwise convolution of an image with channels last.
+    A depthwise convolution of an image with channels last has one way only.
     """
     own = own_conv_schedules(ctx, step)
     guards = depthwise_guards(step)
@@ -71,7 +71,7 @@ def merged_conv_choice(ctx: Lowering, merged: Convolve, count: int) -> Choice | 
     """The schedule of one convolution in place of ``count``; None where it takes no less time.
 
     Its tiles have all of k: a step that adds up parts would not know the results. Beside cuDNN, whose result would have
-    to be one tensor, it has to take less than so many calls; integers have no other kernel.
+    to be one tensor, it has to take less than ``count`` calls; integers have no other kernel.
     """
     own = _mma(ctx, merged)
     m, n, _ = gemm_sizes(merged)

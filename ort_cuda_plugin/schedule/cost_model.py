@@ -36,7 +36,7 @@ STEP_CYCLES = 200.0
 MAX_SPLIT_K = 8
 """The largest split-K factor that is considered."""
 SPLIT_CYCLES = 100.0
-"""Cycles of a thread to add the accumulators of one more part of k."""
+"""Cycles of a thread to add the accumulators of one more split of k."""
 INDEPENDENT = 2.5
 """Instructions of one thread that are in flight at once."""
 CHUNK_FLOPS = {"f16": 64.0, "bf16": 64.0, "tf32": 32.0, "i8": 128.0, "u8": 128.0}
@@ -94,7 +94,7 @@ def _rates_of(device: DeviceProperties) -> _Rates:
 class Problem:
     """A product of the sizes that are expected.
 
-    Its first operand may be patches of an image, with so many ``taps``: places of a window. 0 says that it is not. Of
+    Its first operand may be patches of an image, with ``taps`` elements of a channel each; 0: it is a matrix. Of
     ``is_compact`` weights half as much is read (`compact_weights`). Lines of both operands may run ``along_k``. What
     follows a sum takes ``finish`` instructions, and ``reads`` a tensor of the result's size. ``is_part`` says that
     sums are stored as they are, of 4 bytes.
@@ -132,8 +132,8 @@ def choose_tile_config(
 ) -> TileConfig | None:
     """Return the tile that takes the least time for the product; None where a library's call takes less.
 
-    For the other parameters see `Problem`. It may stand for several ``products``, each of which would be a launch. Of a
-    library's result so many bytes are ``left`` to a kernel of its own, which copies them or finishes them. A
+    For the other parameters see `Problem`. It may replace several ``products``, one launch each. ``left`` bytes of a
+    library's result are left to a kernel of its own, which copies them or applies the epilogue to them. A
     ``library`` multiplies the same kind, or that one; "" says that there is none for the product.
     """
     sizes = (hint(rows), hint(columns), hint(batch), hint(depth))
@@ -162,7 +162,7 @@ def choose_split_k(
 ) -> int:
     """Return the split-K factor with which a product of 16-bit numbers takes the least time.
 
-    The step after it adds up the parts of k, and finishes them. Parameters as of `choose_tile_config`.
+    The step after it adds up the splits and applies the epilogue. Parameters as of `choose_tile_config`.
     """
     rates, sizes = _rates_of(device), (hint(rows), hint(columns))
     problem = Problem(kind, *sizes, 1, depth, 0, False, along_k, finish, reads)
@@ -182,7 +182,7 @@ def choose_split_k(
 
 
 def _left_cycles(rates: _Rates, problem: Problem, left: int) -> float:
-    """Of a kernel that copies or finishes so many bytes of a library's result."""
+    """Return the cycles of a kernel that copies ``left`` bytes of a result or applies the epilogue to them."""
     if not left:
         return 0.0
     finished = left / SIZES[problem.kind] / 32 * problem.finish / rates.instructions
@@ -190,7 +190,7 @@ def _left_cycles(rates: _Rates, problem: Problem, left: int) -> float:
 
 
 def epilogue_cost(step: Sums, columns: Dim) -> dict[str, Any]:
-    """What the epilogue takes, about, as parameters of `choose_tile_config`: its result has so many columns."""
+    """Return the epilogue's estimated cost for a result of ``columns``, as parameters of `choose_tile_config`."""
     results = reachable(value for value, _ in step.outputs)
     instructions = sum(_instructions_of.get(x.op, 1) for x in results if x.op not in ("leaf", "constant", "cast"))
     return {"finish": instructions, "reads": any(hint(product(x.shape)) > hint(columns) for _, x in step.inputs)}

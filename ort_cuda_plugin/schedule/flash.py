@@ -72,7 +72,7 @@ SMALL_TILES = {
         _tile(96, 64, SMALL_WIDTH, 12, 2 * MATRIX_ROWS),
     ),
 }
-"""Blocks of which each has a multiprocessor for itself, the smallest one first, by the bytes of an element."""
+"""Tiles with one block for each multiprocessor, the smallest one first, by the bytes of an element."""
 TILES_OF_ALL_KEYS = {2: (128, 256), 4: (128,)}
 
 
@@ -108,7 +108,7 @@ def small_tile(batches: Dim, rows: Dim, width: Dim, itemsize: int, multiprocesso
 def _mma_tile(
     ctx: Lowering, batches: Dim, rows: Dim, keys: Dim, width: Dim, itemsize: int, is_masked: bool
 ) -> tuple[AttentionTile, tuple[Dim, ...]]:
-    """Return the tile for so many rows, by what is expected, and the condition that keys are few, where it needs that.
+    """Return the tile for the expected number of rows, and the condition that keys are few, where it needs that.
 
     Results have up to 128 columns. Where more than a factor makes weights of scores (``is_masked``), registers hold
     fewer scores.

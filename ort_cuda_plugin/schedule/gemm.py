@@ -104,7 +104,7 @@ def _schedules(ctx: Lowering, step: Contract) -> list[Schedule]:
 
 
 def simt_schedules(device: DeviceProperties, rows: Dim, expected: int, dtype: DType) -> list[Schedule]:
-    """Tiles without tensor cores that may be the fastest for so many ``rows``, first what rules prefer."""
+    """Return tiles without tensor cores that may be the fastest for ``rows``, as rules prefer them."""
     others = [] if dtype.itemsize == 8 else [tile for tile, _ in simt_tiles(device) if tile.m < 2 * expected]
     return [Schedule(Engine.SIMT, tile) for tile in dict.fromkeys([choose_tile(device, rows, dtype), *others])]
 
@@ -223,7 +223,7 @@ def _kind(ctx: Lowering, step: Contract, call: Folded) -> str:
 
 
 def integer_kind(ctx: Lowering, step: Contract) -> str:
-    """The type of codes that tensor cores multiply, of which both operands are made; "" where they do not.
+    """Return the type of both operands' codes if tensor cores multiply it, else "".
 
     Few rows take as long as the weights' bytes do, which other kernels read as well.
     """
@@ -231,7 +231,7 @@ def integer_kind(ctx: Lowering, step: Contract) -> str:
     depth = a.shape[-1]
     if not multiplies_integers(ctx.device) or not isinstance(depth, int) or depth % PIECE or depth > MAX_DEPTH:
         return ""
-    if a.strides[-1] != 1 or not all(divides(PIECE, place) for place in (a.offset, *a.strides[:-1])):
+    if a.strides[-1] != 1 or not all(divides(PIECE, number) for number in (a.offset, *a.strides[:-1])):
         return ""
     form = integer_form(step) if all(dim == 1 for dim in b.shape[:-2]) else None
     return form.kind if form is not None and ctx.holds(lt(GEMV_ROWS, folded(ctx, step).sizes[0])) else ""

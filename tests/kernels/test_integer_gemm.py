@@ -52,7 +52,7 @@ class Model:
         return self.node("DequantizeLinear", *given, axis=axis)
 
     def operands(self, shape: Sequence[int], dtype: str, columns: int) -> tuple[Array, str, str]:
-        """Codes for the input x, what they stand for, and a bias for so many columns."""
+        """Codes for the input x, what they stand for, and a bias for ``columns``."""
         zero = np.array(-5 if dtype == "int8" else 131, dtype)
         given = self.node("DequantizeLinear", "x", self.constant(np.float32(0.03)), self.constant(zero))
         bias = self.constant(np.random.default_rng(3).normal(0, 1, columns).astype(np.float32))

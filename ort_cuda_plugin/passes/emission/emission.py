@@ -49,19 +49,19 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
 def _allow_in_place(step: Map, launched: Iterable[Step]) -> None:
     """Notes at the launch of a Map which inputs may have the memory of a result.
 
-    All kernels of maps load an element of every input before they store one of a result. So this holds for a buffer of
-    which the map reads each element at its own place of the result, and nothing else.
+    All kernels of maps load an element of every input before they store one of a result. So this holds for a buffer
+    if the map reads each element at its own index of the result, and nothing else.
     """
-    places: dict[Buffer, list[tuple[object, ...]]] = {}
+    indices: dict[Buffer, list[tuple[object, ...]]] = {}
     for x in (x for tensors in (step.inputs, step.outputs) for _, x in tensors):
         strides = broadcast_strides(x, step.shape)
         along = tuple(stride for dim, stride in zip(step.shape, strides, strict=True) if dim != 1)
-        places.setdefault(x.buffer, []).append((x.dtype.itemsize, x.offset, along))
+        indices.setdefault(x.buffer, []).append((x.dtype.itemsize, x.offset, along))
     pairs = tuple(
         InPlace(read, written)
         for written in step.writes
         for read in step.reads
-        if read is not written and len(set(places[read] + places[written])) == 1
+        if read is not written and len(set(indices[read] + indices[written])) == 1
     )
     for launch in launched:
         if isinstance(launch, Launch):

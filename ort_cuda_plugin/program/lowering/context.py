@@ -85,7 +85,7 @@ class Tuner(Protocol):
     """Chooses by measuring."""
 
     def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
-        """Return the fastest of ``choices``, of which rules prefer the first; None if that is not known."""
+        """Return the fastest of ``choices``; None if that is not known. Rules prefer the first one."""
 
     def fastest(
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make

@@ -23,7 +23,7 @@ class Engine(enum.Enum):
     SIMT = "simt"  # tiles on the other cores
     GEMV = "gemv"  # a block for each row and a few columns
     DIRECT = "direct"  # a convolution whose threads own strips of output pixels
-    DEPTHWISE = "depthwise"  # a convolution of each channel by itself, channels last
+    DEPTHWISE = "depthwise"  # depthwise convolution, channels last
     IM2COL = "im2col"  # a convolution whose patches are stored for a GEMM
     PHASES = "phases"  # a transposed convolution as plain ones, one for each pixel within a stride
     FLASH = "flash"  # attention with an online softmax
@@ -161,10 +161,10 @@ class Schedule:
     """How a contraction is computed.
 
     ``operands`` is the type that tensor cores multiply ("f16", "bf16", "tf32", "i8", "u8"). Split-K: ``split_k``
-    blocks have parts of k, or of the keys, which another launch adds up. Sliced-K: ``sliced_k`` groups of warps of a
+    blocks share k, or the keys; another launch adds up. Sliced-K: ``sliced_k`` groups of warps of a
     block do. ``weights`` is the layout of the second operand. ``is_transposed`` computes (b^T @ a^T)^T.
 
-    Where the sizes of a Run decide, a plan holds two launches, one of which has an empty grid: a GEMV for up to
+    Where the sizes of a Run decide, a plan holds two launches, and one has an empty grid: a GEMV for up to
     ``gemv_rows`` rows, or im2col for up to ``im2col_pixels`` output pixels.
     """
 

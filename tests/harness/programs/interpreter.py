@@ -344,7 +344,7 @@ class Interpreter:
 
 
 def _without_leading(x: Array, rank: int) -> Array:
-    """x without dimensions of size 1 before so many."""
+    """Return x with at most ``rank`` dimensions; leading ones, of size 1, are dropped."""
     return x.reshape(x.shape[max(x.ndim - rank, 0) :]) if x.ndim > rank else x
 
 
