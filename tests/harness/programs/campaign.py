@@ -14,6 +14,7 @@ import argparse
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from fuzzing.profiles import Profile
 from programs.mistakes import MISTAKES
@@ -45,8 +46,13 @@ class Report:
         return f"{self.states.total()} states of {self.programs} programs agree in Runs: {runs}{refused}"
 
 
-def check(models: Iterable[Model], devices: Sequence[str] = tuple(DEVICES), loud: bool = False) -> Report:
-    """Compares the programs of the models for these device kinds, at the sizes of their inputs and at others."""
+def check(
+    models: Iterable[Model], devices: Sequence[str] = tuple(DEVICES), loud: bool = False, others: int | None = None
+) -> Report:
+    """Compares the programs of the models for these device kinds, at the sizes of their inputs and at others.
+
+    ``others`` is the largest number of other sizes; None for all.
+    """
     report = Report()
     for model in models:
         for name in devices:
@@ -56,7 +62,7 @@ def check(models: Iterable[Model], devices: Sequence[str] = tuple(DEVICES), loud
                 report.refused[str(error)[:80]] += 1
                 continue
             report.programs += 1
-            for number, feeds in enumerate([model.feeds, *model.other_sizes()]):
+            for number, feeds in enumerate([model.feeds, *islice(model.other_sizes(), others)]):
                 compared: list[str] = []
                 try:
                     found = first_difference(recorded, feeds, compared)
