@@ -42,6 +42,8 @@ FLOAT32 = frozenset({DType.FLOAT32})
 FLOAT_OR_HALF = frozenset({DType.FLOAT32, DType.FLOAT16})
 UP_TO_FLOAT32 = FLOATS - {DType.FLOAT64}
 NO_BFLOAT16 = FLOATS - {DType.BFLOAT16}
+FLOAT16 = frozenset({DType.FLOAT16})
+FLOAT_8 = frozenset({DType.FLOAT8E4M3FN})
 INT8 = frozenset({DType.INT8})
 UINT8 = frozenset({DType.UINT8})
 BYTES = INT8 | UINT8
@@ -54,6 +56,25 @@ PACKED = frozenset({DType.INT4, DType.UINT4, DType.INT2, DType.UINT2, DType.FLOA
 ALL_TENSORS = ARITHMETIC | FLOATS_8 | PACKED | {DType.FLOAT8E8M0} | BOOL
 
 B: TypeAlias = Tensor
+F: TypeAlias = Tensor
+G: TypeAlias = Tensor
+Gates: TypeAlias = Tensor
+I: TypeAlias = Tensor  # noqa: E741 - the name in ONNX Runtime's schemas
+Int32: TypeAlias = Tensor
+Q: TypeAlias = Tensor
+T4: TypeAlias = Tensor
+T8: TypeAlias = Tensor
+TA: TypeAlias = Tensor
+TB: TypeAlias = Tensor
+TC: TypeAlias = Tensor
+TF: TypeAlias = Tensor
+TI: TypeAlias = Tensor
+TS: TypeAlias = Tensor
+TV: TypeAlias = Tensor
+TYZ: TypeAlias = Tensor
+T_CACHE: TypeAlias = Tensor
+T_KV_SCALE: TypeAlias = Tensor
+Tid: TypeAlias = Tensor
 M: TypeAlias = Tensor
 S: TypeAlias = Tensor
 T: TypeAlias = Tensor
@@ -99,7 +120,7 @@ FLAGS = frozenset(
 """Attributes that are 0 or 1. What another number means ONNX leaves open, and ONNX Runtime decides case by case."""
 
 OperatorFunction: TypeAlias = Callable[..., "Operand | tuple[Tensor, ...]"]
-F = TypeVar("F", bound=OperatorFunction)
+Function = TypeVar("Function", bound=OperatorFunction)
 
 
 @dataclass(frozen=True)
@@ -134,11 +155,13 @@ class Operator:
         return own | {name: p for family in families for name, p in self._members(family)}
 
     def _members(self, family: inspect.Parameter) -> Iterator[tuple[str, inspect.Parameter]]:
-        """The attributes of ``**family: Unpack[TypedDict]``, which may all be left out."""
+        """The attributes of ``**family: Unpack[TypedDict]``, which may be left out unless they are ``Required``."""
         unpacked = eval(family.annotation, inspect.unwrap(self.function).__globals__)
         for name, annotation in unpacked.__args__[0].__annotations__.items():
-            kind = annotation.__forward_arg__
-            yield name, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            text = annotation.__forward_arg__
+            kind = text.removeprefix("Required[").removesuffix("]") if text.startswith("Required[") else text
+            default = None if kind == text else inspect.Parameter.empty
+            yield name, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
     @cached_property
     def host_inputs(self) -> tuple[int, ...]:
@@ -203,10 +226,7 @@ class Operator:
         return dict(attributes)
 
     def lower(
-        self,
-        ctx: Lowering,
-        inputs: Sequence[Operand | None],
-        attributes: Mapping[str, Any],
+        self, ctx: Lowering, inputs: Sequence[Operand | None], attributes: Mapping[str, Any]
     ) -> tuple[Operand, ...]:
         """Run the operator's function; the results are the node's outputs in order, perhaps fewer.
 
@@ -237,14 +257,14 @@ def op(
     until: int | None = None,
     types: Mapping[str, frozenset[DType]] | None = None,
     containers: bool = False,
-) -> Callable[[F], F]:
+) -> Callable[[Function], Function]:
     """Enters a function into the table. Decorators stack, for operators and domains that share a function.
 
     ``since`` is the first version that the function serves, ``types`` maps ONNX constraint names to the served types,
     ``containers`` as in `Operator`. Raises ValueError when the table already has this operator with this ``since``.
     """
 
-    def enter(function: F) -> F:
+    def enter(function: Function) -> Function:
         versions = _table.setdefault((domain, name), [])
         if any(entry.since == since for entry in versions):
             raise ValueError(f"operator {name} since {since} is declared twice")
@@ -253,6 +273,26 @@ def op(
         return function
 
     return enter
+
+
+def with_numbers(function: Function, defaults: Mapping[str, float | None], inputs: int = 2) -> Function:
+    """Declare numbers as attributes of a function that takes them as ``**attributes``.
+
+    ``inputs`` counts the parameters in front that are not attributes; those behind them are attributes as they are.
+    """
+    *parameters, _ = inspect.signature(function).parameters.values()
+    own = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters[inputs:]]
+    numbers = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation="float")
+        for name, value in defaults.items()
+    ]
+    function.__signature__ = inspect.Signature([*parameters[:inputs], *own, *numbers])  # type: ignore[attr-defined]
+    return function
+
+
+def contrib_op(name: str, **types: frozenset[DType]) -> Callable[[Function], Function]:
+    """Enters an operator of com.microsoft, whose only version is 1; ``types`` are those of `op`."""
+    return op(name, domain="com.microsoft", types=types)
 
 
 @functools.cache
@@ -280,10 +320,7 @@ def lookup(domain: str, op_type: str, since_version: int) -> Operator:
         why = NOT_TENSORS.get(qualified)
         raise Unsupported("op", f"{qualified} is not implemented" + (f": it {why}" if why else ""))
     if since_version > NEWEST_OPSETS.get(domain, since_version):
-        raise Unsupported(
-            "version",
-            f"{qualified}-{since_version} is newer than opset {NEWEST_OPSETS[domain]}",
-        )
+        raise Unsupported("version", f"{qualified}-{since_version} is newer than opset {NEWEST_OPSETS[domain]}")
     serving = [entry for entry in versions if entry.since <= since_version]
     if not serving or (serving[-1].until is not None and since_version > serving[-1].until):
         raise Unsupported("version", f"{qualified}-{since_version} is not implemented")

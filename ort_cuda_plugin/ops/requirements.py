@@ -175,3 +175,15 @@ def least_dim(ctx: Lowering, minimum: Dim, **numbers: Dim) -> None:
     """Check that no number is below the minimum."""
     for name, number in numbers.items():
         holds(ctx, le(minimum, number), name, f"be at least {minimum!r}", number)
+
+
+def most_dim(ctx: Lowering, maximum: Dim, **numbers: Dim) -> None:
+    """Check that no number is above the maximum."""
+    for name, number in numbers.items():
+        holds(ctx, le(number, maximum), name, f"be at most {maximum!r}", number)
+
+
+def one_or_size(ctx: Lowering, size: Dim, **inputs: Tensor) -> None:
+    """Check that the inputs have one element or this number of them."""
+    for name, x in inputs.items():
+        holds(ctx, logical_or(eq(x.size, 1), eq(x.size, size)), name, f"have 1 or {size!r} elements", x.size)

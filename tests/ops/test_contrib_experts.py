@@ -204,5 +204,5 @@ def test_traffic_is_that_of_the_chosen_experts() -> None:
 def test_more_choices_than_experts_are_an_error() -> None:
     model = node_model("MoE", [*tokens(FEW), *weights()], {"k": EXPERTS + 1}, [FLOAT])
     feed = {f"x{i}": x for i, x in enumerate([*tokens(FEW), *weights()])}
-    with pytest.raises(Exception, match="k must be at most the number of experts"):
+    with pytest.raises(Exception, match="k must be at most"):
         ort_cuda_plugin.session(model, emulate=True).run(None, feed)

@@ -275,7 +275,7 @@ def test_contradictions_are_refused_before_anything_runs() -> None:
     hostile()
     big = 2**40
     for changes, text in (
-        ({"nodes_featureids": [3, 0, 0]}, "X must have feature 3"),
+        ({"nodes_featureids": [3, 0, 0]}, "the number of features must be at least 4"),
         ({"nodes_featureids": [-1, 0, 0]}, "a feature of a tree must be in [0, "),
         ({"nodes_featureids": [big, 0, 0]}, "a feature of a tree must be in [0, "),
         ({"nodes_truenodeids": [7, 0, 0]}, "tree 0 must have each node, which is a child, got no 7"),

@@ -7,7 +7,7 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le, logical_or, lt
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, logical_or, lt
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.steps.row_program import SUM
 
@@ -33,13 +33,7 @@ class PackedTokens:
         enough = logical_or(lt(0, self.count), eq(total, 0)) if empty else lt(0, self.count)
         require.holds(ctx, enough, "cumulative_sequence_length", "have at least 2 elements", bounds.shape[0])
         if not empty:
-            require.holds(
-                ctx,
-                le(self.count, total),
-                "cumulative_sequence_length",
-                f"be for at most {total!r} sequences, one for each token",
-                self.count,
-            )
+            require.most_dim(ctx, total, **{"the number of sequences": self.count})
         self._owners: Tensor | None = None
 
     def range(self, maps: IndexMap, sequence: Scalar) -> tuple[Scalar, Scalar]:

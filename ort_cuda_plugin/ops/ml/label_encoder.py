@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TypedDict, Unpack
 
 import numpy as np
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import Array, Constant, DType
 from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.ops.folds import lower_bound
 from ort_cuda_plugin.ops.registry import T1, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.steps.row_program import Reduction, Values
 
 _KEYS_2 = frozenset({DType.FLOAT32, DType.INT64})
 _KEYS_4 = _KEYS_2 | {DType.FLOAT64, DType.INT32, DType.INT16}
@@ -34,7 +35,6 @@ def _encode(ctx: Lowering, x: Tensor, keys: Array, values: Array, default: Array
     table, results, others = (
         ctx.constant(array) for array in (ordered, found_values, np.concatenate([default.reshape(1), for_nan]))
     )
-    last = len(ordered) - 1
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         value = maps.source(x).at(c)
@@ -42,106 +42,69 @@ def _encode(ctx: Lowering, x: Tensor, keys: Array, values: Array, default: Array
         unknown = other.at([s.constant(0, DType.INT64)])
         if x.dtype.is_float:
             unknown = s.where(s.is_nan(value), other.at([s.constant(1, DType.INT64)]), unknown)
-        if last < 0:
+        if not len(ordered):
             return unknown
-        source, end = maps.source(table), maps.dim(last)
-
-        def halve(totals: Values, _: Values) -> Values:
-            low, high = totals
-            middle = (low + high) >> 1
-            less = source.at([middle]) < value
-            return s.where(less, s.minimum(middle + 1, end), low), s.where(less, high, middle)
-
-        search = Reduction(lambda dtypes: (s.constant(0, DType.INT64), end), halve, lambda a, b: a)
-        place, _ = maps.fold(search, maps.dim(len(ordered).bit_length()), lambda i: (i,))
+        source = maps.source(table)
+        place = lower_bound(maps, len(ordered), lambda at: source.at([at]) < value)
         return s.where(s.equal(source.at([place]), value), maps.source(results).at([place]), unknown)
 
     return gather_map(ctx, x.shape, dtype, element)
 
 
-def _one(what: str, given: dict[str, Any]) -> tuple[str, Any]:
-    """The attribute that is there, of those that may give the ``what``."""
-    there = [(name, value) for name, value in given.items() if value is not None]
-    require.that(len(there) == 1, what, "be given by one attribute", len(there))
-    if there[0][0].endswith("_strings"):
+class LabelAttributes(TypedDict, total=False):
+    """Keys, values and the default value, each in the list of its type."""
+
+    default_float: float
+    default_int64: int
+    default_string: str
+    keys_floats: tuple[float, ...]
+    keys_int64s: tuple[int, ...]
+    keys_strings: tuple[str, ...]
+    values_floats: tuple[float, ...]
+    values_int64s: tuple[int, ...]
+    values_strings: tuple[str, ...]
+
+
+class TensorLabelAttributes(LabelAttributes, total=False):
+    """Or in a tensor."""
+
+    default_tensor: Constant
+    keys_tensor: Constant
+    values_tensor: Constant
+
+
+def _listed(what: str, attributes: Mapping[str, object]) -> Array:
+    """The numbers of the attribute that gives the ``what``, in its element type."""
+    given = [name for name in attributes if name.startswith(f"{what}_")]
+    require.that(len(given) == 1, what, "be given by one attribute", len(given))
+    (name,) = given
+    if name.endswith("_strings"):
         raise require.unsupported("dtype", f"the type of {what}", "string", "numbers")
-    return there[0]
-
-
-def _listed(what: str, given: dict[str, Any]) -> Array:
-    """The numbers of an attribute, in its element type."""
-    name, values = _one(what, given)
+    values = attributes[name]
     if isinstance(values, Constant):
         return values.array.reshape(-1)
     return np.array(values, np.float32 if name.endswith("_floats") else np.int64)
 
 
-def _checked_keys(x: Tensor, keys: Array) -> Array:
+def _encode_listed(ctx: Lowering, x: Tensor, attributes: Mapping[str, object], *, finds_nan: bool) -> Tensor:
+    keys, values = _listed("keys", attributes), _listed("values", attributes)
     stored = DType.from_numpy(keys.dtype)
     require.that(stored is x.dtype, "keys", f"have the type {x.dtype.short} of the input", stored.short)
-    return keys
+    number = attributes.get("default_float", -0.0) if values.dtype.kind == "f" else attributes.get("default_int64", -1)
+    default, tensor = np.array(number).astype(values.dtype), attributes.get("default_tensor")
+    if isinstance(tensor, Constant):
+        default = tensor.array.reshape(-1)
+        fits = len(default) == 1 and default.dtype == values.dtype
+        require.that(fits, "default_tensor", f"be one {values.dtype}", default)
+    return _encode(ctx, x, keys, values, default, finds_nan=finds_nan)
 
 
 @op("LabelEncoder", domain="ai.onnx.ml", since=2, types={"T1": _KEYS_2})
-def label_encoder_2(
-    ctx: Lowering,
-    x: T1,
-    *,
-    default_float: float = -0.0,
-    default_int64: int = -1,
-    default_string: str = "",
-    keys_floats: tuple[float, ...] | None = None,
-    keys_int64s: tuple[int, ...] | None = None,
-    keys_strings: tuple[str, ...] | None = None,
-    values_floats: tuple[float, ...] | None = None,
-    values_int64s: tuple[int, ...] | None = None,
-    values_strings: tuple[str, ...] | None = None,
-) -> Tensor:
-    keys = _listed("keys", {"keys_floats": keys_floats, "keys_int64s": keys_int64s, "keys_strings": keys_strings})
-    values = _listed(
-        "values", {"values_floats": values_floats, "values_int64s": values_int64s, "values_strings": values_strings}
-    )
-    default = np.array(default_float if values.dtype.kind == "f" else default_int64).astype(values.dtype)
-    # ONNX Runtime finds a NaN among the keys from version 4 on.
-    return _encode(ctx, x, _checked_keys(x, keys), values, default, finds_nan=False)
+def label_encoder_2(ctx: Lowering, x: T1, **attributes: Unpack[LabelAttributes]) -> Tensor:
+    """ONNX Runtime finds a NaN among the keys from version 4 on."""
+    return _encode_listed(ctx, x, attributes, finds_nan=False)
 
 
 @op("LabelEncoder", domain="ai.onnx.ml", since=4, types={"T1": _KEYS_4})
-def label_encoder_4(
-    ctx: Lowering,
-    x: T1,
-    *,
-    default_float: float = -0.0,
-    default_int64: int = -1,
-    default_string: str = "",
-    default_tensor: Constant | None = None,
-    keys_floats: tuple[float, ...] | None = None,
-    keys_int64s: tuple[int, ...] | None = None,
-    keys_strings: tuple[str, ...] | None = None,
-    keys_tensor: Constant | None = None,
-    values_floats: tuple[float, ...] | None = None,
-    values_int64s: tuple[int, ...] | None = None,
-    values_strings: tuple[str, ...] | None = None,
-    values_tensor: Constant | None = None,
-) -> Tensor:
-    keys = _listed(
-        "keys",
-        {
-            "keys_floats": keys_floats, "keys_int64s": keys_int64s, "keys_strings": keys_strings,
-            "keys_tensor": keys_tensor,
-        },
-    )  # fmt: skip
-    values = _listed(
-        "values",
-        {
-            "values_floats": values_floats, "values_int64s": values_int64s, "values_strings": values_strings,
-            "values_tensor": values_tensor,
-        },
-    )  # fmt: skip
-    default = np.array(default_float if values.dtype.kind == "f" else default_int64).astype(values.dtype)
-    if default_tensor is not None:
-        default = default_tensor.array.reshape(-1)
-        require.that(
-            len(default) == 1 and default.dtype == values.dtype, "default_tensor", f"be one {values.dtype}", default
-        )
-    return _encode(ctx, x, _checked_keys(x, keys), values, default, finds_nan=True)
+def label_encoder_4(ctx: Lowering, x: T1, **attributes: Unpack[TensorLabelAttributes]) -> Tensor:
+    return _encode_listed(ctx, x, attributes, finds_nan=True)

@@ -9,6 +9,7 @@ import numpy as np
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
@@ -36,11 +37,6 @@ def _probit(x: Scalar) -> Scalar:
     return s.where(x < 0, -root, root) * 1.41421356
 
 
-def _softmax(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
-    e = s.exp(x - row.reduce(MAX, x))
-    return [e / row.reduce(SUM, e)], []
-
-
 def _softmax_zero(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
     """Scores that are nearly 0 stay so."""
     largest = row.reduce(MAX, x)
@@ -57,7 +53,7 @@ def post_transform(ctx: Lowering, scores: Tensor, name: str) -> Tensor:
     if name == "NONE":
         return scores
     if name in ("SOFTMAX", "SOFTMAX_ZERO"):
-        return row_map(ctx, _softmax if name == "SOFTMAX" else _softmax_zero, [1], scores)[0]
+        return row_map(ctx, softmax_row if name == "SOFTMAX" else _softmax_zero, [1], scores)[0]
     return elementwise(ctx, logistic if name == "LOGISTIC" else _probit, scores)
 
 

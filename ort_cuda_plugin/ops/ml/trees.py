@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from typing import TypedDict, Unpack
 
 import numpy as np
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import Constant, DType, Node
 from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.ops.folds import in_order
 from ort_cuda_plugin.ops.ml.forest import (
     COMPARISONS,
     EQUAL,
@@ -29,7 +31,7 @@ from ort_cuda_plugin.ops.ml.post_transform import POST_TRANSFORMS, binary_scores
 from ort_cuda_plugin.ops.registry import INDICES, T1, T, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import le, lt
+from ort_cuda_plugin.program.expressions.symbolic import le
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.steps.row_program import Reduction, Values
@@ -81,13 +83,7 @@ def _rows(ctx: Lowering, x: Tensor, forest: Forest) -> Tensor:
     require.rank((1, 2), X=x)
     if x.rank == 1:
         x = ctx.view(x, (1, *x.shape), (0, *x.strides), x.offset)
-    require.holds(
-        ctx,
-        lt(forest.max_feature, x.shape[1]),
-        "X",
-        f"have feature {forest.max_feature}, which the trees read",
-        f"{x.shape[1]!r} features",
-    )
+    require.least_dim(ctx, forest.max_feature + 1, **{"the number of features": x.shape[1]})
     return x
 
 
@@ -119,7 +115,7 @@ def _walk(ctx: Lowering, maps: IndexMap, forest: Forest, x: Tensor, row: Scalar,
         side = s.where(s.equal(bit & 1, 1), s.constant(0, DType.INT64), 1)
         return (s.cast(children.at([node, side]), DType.INT64),)
 
-    down = Reduction(lambda dtypes: (s.cast(roots.at([tree]), DType.INT64),), step, lambda a, b: a)
+    down = in_order((s.cast(roots.at([tree]), DType.INT64),), step)
     (leaf,) = maps.fold(down, s.cast(depths.at([tree]), DType.INT64), lambda i: (i,))
     return leaf - maps.dim(forest.inner)
 
@@ -139,9 +135,7 @@ def _aggregate(name: str) -> Reduction:
         joined = s.where(has, _better(name, value, total), value)
         return s.where(is_there, joined, total), has | is_there
 
-    return Reduction(
-        lambda dtypes: (s.constant(0, dtypes[0]), s.constant(False, DType.BOOL)), take, lambda a, b: take(a, b)
-    )
+    return Reduction(lambda dtypes: (s.constant(0, dtypes[0]), s.constant(False, DType.BOOL)), take, take)
 
 
 def _totals(
@@ -221,12 +215,31 @@ def _regress(
 # ---- the form of versions 1 to 3 ----
 
 
+class NodeAttributes(TypedDict, total=False):
+    """The nodes of trees, with one entry of each list for each node; see `_tree_lists`."""
+
+    nodes_falsenodeids: IntList
+    nodes_featureids: IntList
+    nodes_hitrates: FloatList
+    nodes_hitrates_as_tensor: Constant | None
+    nodes_missing_value_tracks_true: IntList
+    nodes_modes: Sequence[str]
+    nodes_nodeids: IntList
+    nodes_treeids: IntList
+    nodes_truenodeids: IntList
+    nodes_values: FloatList
+    nodes_values_as_tensor: Constant | None
+
+
 def _tree_lists(
-    nodes_treeids: IntList, nodes_nodeids: IntList, nodes_featureids: IntList, nodes_modes: Sequence[str],
-    nodes_truenodeids: IntList, nodes_falsenodeids: IntList, nodes_missing_value_tracks_true: IntList,
-    thresholds: Numbers, treeids: IntList, nodeids: IntList, ids: IntList, weights: Numbers, num_targets: int,
+    dtype: DType, treeids: IntList, nodeids: IntList, ids: IntList, weights: Numbers, num_targets: int, *,
+    nodes_falsenodeids: IntList = (), nodes_featureids: IntList = (), nodes_hitrates: FloatList = (),
+    nodes_hitrates_as_tensor: Constant | None = None, nodes_missing_value_tracks_true: IntList = (),
+    nodes_modes: Sequence[str] = (), nodes_nodeids: IntList = (), nodes_treeids: IntList = (),
+    nodes_truenodeids: IntList = (), nodes_values: FloatList = (), nodes_values_as_tensor: Constant | None = None,
 ) -> Forest:  # fmt: skip
     """Trees whose nodes are named by two numbers; the first one of a tree is its root."""
+    thresholds = _numbers(nodes_values, nodes_values_as_tensor, dtype, "nodes_values")
     count = equal_lengths(
         nodes_treeids=nodes_treeids, nodes_nodeids=nodes_nodeids, nodes_featureids=nodes_featureids,
         nodes_modes=nodes_modes, nodes_truenodeids=nodes_truenodeids, nodes_falsenodeids=nodes_falsenodeids,
@@ -311,33 +324,19 @@ def tree_ensemble_regressor(
     base_values: tuple[float, ...] = (),
     base_values_as_tensor: Constant | None = None,
     n_targets: int = 1,
-    nodes_falsenodeids: tuple[int, ...] = (),
-    nodes_featureids: tuple[int, ...] = (),
-    nodes_hitrates: tuple[float, ...] = (),
-    nodes_hitrates_as_tensor: Constant | None = None,
-    nodes_missing_value_tracks_true: tuple[int, ...] = (),
-    nodes_modes: tuple[str, ...] = (),
-    nodes_nodeids: tuple[int, ...] = (),
-    nodes_treeids: tuple[int, ...] = (),
-    nodes_truenodeids: tuple[int, ...] = (),
-    nodes_values: tuple[float, ...] = (),
-    nodes_values_as_tensor: Constant | None = None,
     post_transform: str = "NONE",
     target_ids: tuple[int, ...] = (),
     target_nodeids: tuple[int, ...] = (),
     target_treeids: tuple[int, ...] = (),
     target_weights: tuple[float, ...] = (),
     target_weights_as_tensor: Constant | None = None,
+    **nodes: Unpack[NodeAttributes],
 ) -> Tensor:
     dtype = _compute_type(x)
 
     def make() -> Forest:
-        return _tree_lists(
-            nodes_treeids, nodes_nodeids, nodes_featureids, nodes_modes, nodes_truenodeids, nodes_falsenodeids,
-            nodes_missing_value_tracks_true, _numbers(nodes_values, nodes_values_as_tensor, dtype, "nodes_values"),
-            target_treeids, target_nodeids, target_ids,
-            _numbers(target_weights, target_weights_as_tensor, dtype, "target_weights"), n_targets,
-        )  # fmt: skip
+        weights = _numbers(target_weights, target_weights_as_tensor, dtype, "target_weights")
+        return _tree_lists(dtype, target_treeids, target_nodeids, target_ids, weights, n_targets, **nodes)
 
     base = _numbers(base_values, base_values_as_tensor, dtype, "base_values")
     forest = _forest(ctx, dtype, make)
@@ -358,18 +357,8 @@ def tree_ensemble_classifier(
     class_weights_as_tensor: Constant | None = None,
     classlabels_int64s: tuple[int, ...] = (),
     classlabels_strings: tuple[str, ...] = (),
-    nodes_falsenodeids: tuple[int, ...] = (),
-    nodes_featureids: tuple[int, ...] = (),
-    nodes_hitrates: tuple[float, ...] = (),
-    nodes_hitrates_as_tensor: Constant | None = None,
-    nodes_missing_value_tracks_true: tuple[int, ...] = (),
-    nodes_modes: tuple[str, ...] = (),
-    nodes_nodeids: tuple[int, ...] = (),
-    nodes_treeids: tuple[int, ...] = (),
-    nodes_truenodeids: tuple[int, ...] = (),
-    nodes_values: tuple[float, ...] = (),
-    nodes_values_as_tensor: Constant | None = None,
     post_transform: str = "NONE",
+    **nodes: Unpack[NodeAttributes],
 ) -> tuple[Tensor, ...]:
     if classlabels_strings:
         raise require.unsupported("dtype", "classlabels_strings", "given", "classlabels_int64s")
@@ -378,12 +367,8 @@ def tree_ensemble_classifier(
     dtype = _compute_type(x)
 
     def make() -> Forest:
-        return _tree_lists(
-            nodes_treeids, nodes_nodeids, nodes_featureids, nodes_modes, nodes_truenodeids, nodes_falsenodeids,
-            nodes_missing_value_tracks_true, _numbers(nodes_values, nodes_values_as_tensor, dtype, "nodes_values"),
-            class_treeids, class_nodeids, class_ids,
-            _numbers(class_weights, class_weights_as_tensor, dtype, "class_weights"), len(classlabels_int64s),
-        )  # fmt: skip
+        weights = _numbers(class_weights, class_weights_as_tensor, dtype, "class_weights")
+        return _tree_lists(dtype, class_treeids, class_nodeids, class_ids, weights, len(classlabels_int64s), **nodes)
 
     base = _numbers(base_values, base_values_as_tensor, dtype, "base_values")
     forest = _forest(ctx, dtype, make)

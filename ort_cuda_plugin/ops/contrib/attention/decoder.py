@@ -16,10 +16,10 @@ from ort_cuda_plugin.ops.onnx.attention.scores import BIASED, Variant
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import BOOL, FLOAT_OR_HALF, INT32, B, HostTensor, M, T, op
+from ort_cuda_plugin.ops.registry import BOOL, FLOAT_OR_HALF, INT32, B, HostTensor, M, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, le, lt
+from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.multiply import multiply
@@ -31,12 +31,7 @@ CHUNK_BYTES: Final = 16
 # ---- one new token ----
 
 
-@op(
-    "DecoderMaskedMultiHeadAttention",
-    domain="com.microsoft",
-    since=1,
-    types={"T": FLOAT_OR_HALF, "QK": FLOAT_OR_HALF, "M": INT32},
-)
+@contrib_op("DecoderMaskedMultiHeadAttention", T=FLOAT_OR_HALF, QK=FLOAT_OR_HALF, M=INT32)
 def decoder_masked_multi_head_attention(
     ctx: Lowering,
     query: T,
@@ -86,7 +81,7 @@ def decoder_masked_multi_head_attention(
     return output, *present, scores
 
 
-@op("DecoderMaskedSelfAttention", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "M": INT32})
+@contrib_op("DecoderMaskedSelfAttention", T=FLOAT_OR_HALF, M=INT32)
 def decoder_masked_self_attention(
     ctx: Lowering,
     x: T,
@@ -166,13 +161,7 @@ def _with_cache(
     require.shape(ctx, (*k.shape[:2], past_key.shape[2], k.shape[3]), past_key=past_key)
     require.shape(ctx, (*v.shape[:2], past_key.shape[2], v.shape[3]), past_value=past_value)
     require.least_dim(ctx, 0, past_sequence_length=at)
-    require.holds(
-        ctx,
-        lt(at, past_key.shape[2]),
-        "past_sequence_length",
-        f"be below the capacity {past_key.shape[2]!r} of past_key",
-        at,
-    )
+    require.most_dim(ctx, past_key.shape[2] - 1, past_sequence_length=at)
     batch, heads, room, size = past_key.shape
     first = gather_map(ctx, [batch], DType.INT64, lambda maps, c: maps.dim(at))
     if not chunk:
@@ -214,14 +203,8 @@ def _of_beams(ctx: Lowering, keys: Tensor, values: Tensor, beams: Tensor | None)
     require.rank(3, cache_indirection=beams)
     batch, width, room = beams.shape
     last = keys.shape[2] - 1
-    require.holds(
-        ctx,
-        eq(batch * width, keys.shape[0]),
-        "cache_indirection",
-        f"be for {keys.shape[0]!r} sequences",
-        f"{batch!r} x {width!r}",
-    )
-    require.holds(ctx, le(last, room), "cache_indirection", f"have room for {last!r} past keys", room)
+    require.dim(ctx, 0, batch * width, past_key=keys)
+    require.least_dim(ctx, last, **{"the room of cache_indirection": room})
 
     def gathered(x: Tensor) -> Tensor:
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -252,7 +235,7 @@ def _attended(ctx: Lowering, q: Tensor, keys: Tensor, values: Tensor, masking: M
 # ---- weights and caches ----
 
 
-@op("DecoderAttention", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "B": BOOL})
+@contrib_op("DecoderAttention", T=FLOAT_OR_HALF, B=BOOL)
 def decoder_attention(
     ctx: Lowering,
     query: T,

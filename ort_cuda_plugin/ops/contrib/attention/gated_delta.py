@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.attention.linear_attention import LinearAttention, linear_attention
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
@@ -16,7 +15,7 @@ from ort_cuda_plugin.ops.onnx.math.activation import softplus
 from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import FLOAT32, INT32, UP_TO_FLOAT32, T, op
+from ort_cuda_plugin.ops.registry import FLOAT32, INT32, TF, TI, TS, UP_TO_FLOAT32, Gates, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, product
@@ -26,10 +25,6 @@ from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import expand, part, permute, reshape, unsqueeze
 from ort_cuda_plugin.program.steps.row_program import SUM, Row
 
-TF: TypeAlias = Tensor
-TI: TypeAlias = Tensor
-TS: TypeAlias = Tensor
-Gates: TypeAlias = Tensor
 """float32, or of a type of its own in newer versions of the schema."""
 
 _NAME = "GatedDeltaNet"
@@ -38,7 +33,7 @@ _BOUNDED = ("sigmoid", "kda")
 """Names of the activations that make logarithms of decays."""
 
 
-@op("LinearAttentionGate", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "TF": FLOAT32})
+@contrib_op("LinearAttentionGate", T=UP_TO_FLOAT32, TF=FLOAT32)
 def linear_attention_gate(ctx: Lowering, a: T, dt_bias: TF, decay_scale: TF, b: T | None = None) -> tuple[Tensor, ...]:
     """(decay_scale * softplus(a + dt_bias), sigmoid(b)), for each head in float32."""
     require.rank(3, a=a)
@@ -57,7 +52,7 @@ def linear_attention_gate(ctx: Lowering, a: T, dt_bias: TF, decay_scale: TF, b: 
     return decay, elementwise(ctx, s.sigmoid, b)
 
 
-@op(_NAME, domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "TS": FLOAT32, "TI": INT32})
+@contrib_op(_NAME, T=UP_TO_FLOAT32, TS=FLOAT32, TI=INT32)
 def gated_delta_net(
     ctx: Lowering,
     query: T,
@@ -89,7 +84,8 @@ def gated_delta_net(
     require.one_of(UPDATE_RULES, update_rule=update_rule)
     require.one_of(("none", "sigmoid"), beta_activation=beta_activation)
     require.one_of(("none", *_SOFTPLUS, *_BOUNDED), gate_activation=gate_activation)
-    if (gate_activation == "none") != (a_log is None) or (a_log is None) != (dt_bias is None):
+    require.all_or_none(a_log=a_log, dt_bias=dt_bias)
+    if (gate_activation == "none") != (a_log is None):
         raise require.violation("a_log and dt_bias", "be given exactly with a gate_activation", gate_activation)
     check_capture(_NAME, state_update_capacity, capture_count)
     require.rank(4, initial_state=initial_state)
@@ -102,12 +98,8 @@ def gated_delta_net(
     require.shape(ctx, (count, heads, width, size), initial_state=initial_state)
     gates = None
     if decay is not None and "gated" in update_rule:
-        require.that(
-            not state_update_capacity or decay.rank == len(lead) + 1,
-            "decay",
-            "be one number for each head with state_update_capacity",
-            f"rank {decay.rank}",
-        )
+        fits = not state_update_capacity or decay.rank == len(lead) + 1
+        require.that(fits, "decay", "be one number a head with state_update_capacity", f"rank {decay.rank}")
         bound = gate_lower_bound if gate_activation in _BOUNDED else None
         gates = _decay(ctx, decay, lead, size, heads, a_log, dt_bias, bound)
     require.shape(ctx, (*lead, heads), beta=beta)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final
 
 from ort_cuda_plugin.kernels.attention.kv_cache import CachePart, append
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
@@ -27,7 +27,18 @@ from ort_cuda_plugin.ops.onnx.attention.flash_attention import flash_attention
 from ort_cuda_plugin.ops.onnx.attention.scores import BIASED, PROBABILITIES, RAW, Variant, window_before
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import FLOAT32, INT32, UP_TO_FLOAT32, HostTensor, Int64, M, T, op
+from ort_cuda_plugin.ops.registry import (
+    FLOAT32,
+    INT32,
+    T_CACHE,
+    T_KV_SCALE,
+    UP_TO_FLOAT32,
+    HostTensor,
+    Int64,
+    M,
+    T,
+    contrib_op,
+)
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, product, sym_max
@@ -35,22 +46,10 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.views import reshape, unsqueeze
 
-T_CACHE: TypeAlias = Tensor
-T_KV_SCALE: TypeAlias = Tensor
 QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.FLOAT8E4M3FN})
 
 
-@op(
-    "GroupQueryAttention",
-    domain="com.microsoft",
-    since=1,
-    types={
-        "T": UP_TO_FLOAT32,
-        "T_CACHE": UP_TO_FLOAT32 | QUANTIZED,
-        "T_KV_SCALE": FLOAT32,
-        "M": INT32,
-    },
-)
+@contrib_op("GroupQueryAttention", T=UP_TO_FLOAT32, T_CACHE=UP_TO_FLOAT32 | QUANTIZED, T_KV_SCALE=FLOAT32, M=INT32)
 def group_query_attention(
     ctx: Lowering,
     query: T,

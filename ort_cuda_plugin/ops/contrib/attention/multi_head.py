@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
@@ -25,7 +25,7 @@ from ort_cuda_plugin.ops.onnx.attention.scores import Reach, Variant
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, M, T, op
+from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, M, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, logical_or, sym_max
@@ -34,8 +34,6 @@ from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
 
-T_CACHE: TypeAlias = Tensor
-T_KV_SCALE: TypeAlias = Tensor
 MASKED: Final = -10000.0
 """The default of ``mask_filter_value``."""
 
@@ -124,7 +122,7 @@ def split_columns(ctx: Lowering, x: Tensor, sizes: Sequence[Dim], what: str) -> 
     return [part(ctx, x, axis, start, size) for start, size in zip(starts, sizes, strict=False)]
 
 
-@op("Attention", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": INT32})
+@contrib_op("Attention", T=UP_TO_FLOAT32, M=INT32)
 def attention_of_projection(
     ctx: Lowering,
     x: T,
@@ -210,12 +208,7 @@ def attended(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, past: Dim, masking:
 
 
 def attended_in_place(
-    ctx: Lowering,
-    q: Tensor,
-    keys: CachePart,
-    values: CachePart,
-    past_length: Tensor,
-    masking: Masking,
+    ctx: Lowering, q: Tensor, keys: CachePart, values: CachePart, past_length: Tensor, masking: Masking
 ) -> Tensor:
     """Append the new K/V rows to the cache behind ``past_length`` others, and attend to all of them.
 
@@ -227,13 +220,7 @@ def attended_in_place(
         assert cache.past is not None
         (_, heads, _, size), capacity = cache.new.shape, cache.present.shape[2]
         require.shape(ctx, (batch, heads, capacity, size), past=cache.past)
-    require.holds(
-        ctx,
-        eq(keys.present.shape[2], values.present.shape[2]),
-        "past_value",
-        f"have the capacity {keys.present.shape[2]!r} of past_key",
-        values.present.shape[2],
-    )
+    require.dim(ctx, 2, keys.present.shape[2], past_value=values.present)
     places = gather_map(
         ctx, [batch, rows], DType.INT64, lambda maps, c: s.cast(maps.number(past_length), DType.INT64) + c[1]
     )
@@ -249,7 +236,7 @@ def attended_in_place(
     return flash_attention(ctx, q, keys, values, variant)
 
 
-@op("MultiHeadAttention", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": INT32})
+@contrib_op("MultiHeadAttention", T=UP_TO_FLOAT32, M=INT32)
 def multi_head_attention(
     ctx: Lowering,
     query: T,
@@ -330,7 +317,7 @@ def heads_of_inputs(
 # ---- rotary embedding ----
 
 
-@op("RotaryEmbedding", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": INT64})
+@contrib_op("RotaryEmbedding", T=UP_TO_FLOAT32, M=INT64)
 def rotary_embedding(
     ctx: Lowering,
     x: T,
@@ -374,13 +361,7 @@ def rotary_heads(
     )
     size = floordiv(x.shape[2], num_heads) if num_heads > 0 else rotated
     count = num_heads if num_heads > 0 else floordiv(x.shape[2], size)
-    require.holds(
-        ctx,
-        eq(count * size, x.shape[2]),
-        "the last dimension of input",
-        f"be a multiple of the head size {size!r}",
-        x.shape[2],
-    )
+    require.dim(ctx, 2, count * size, input=x)
     return reshape(ctx, x, [*x.shape[:2], count, size]), 1, rotated
 
 

@@ -15,7 +15,7 @@ from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, split_columns
 from ort_cuda_plugin.ops.onnx.attention.attention import attend
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
-from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, M, T, op
+from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, M, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
@@ -29,7 +29,7 @@ from ort_cuda_plugin.program.steps.row_program import MAX
 # ---- padding ----
 
 
-@op("RemovePadding", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "M": INT32})
+@contrib_op("RemovePadding", T=FLOAT_OR_HALF, M=INT32)
 def remove_padding(ctx: Lowering, x: T, sequence_token_count: M) -> tuple[Tensor, ...]:
     """(tokens one behind the other, places, where each sequence starts among them, length of the longest sequence).
 
@@ -71,7 +71,7 @@ def remove_padding(ctx: Lowering, x: T, sequence_token_count: M) -> tuple[Tensor
     return packed, reshape(ctx, places, [batch, rows]), starts, longest
 
 
-@op("RestorePadding", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "M": INT32})
+@contrib_op("RestorePadding", T=FLOAT_OR_HALF, M=INT32)
 def restore_padding(ctx: Lowering, x: T, token_offset: M) -> Tensor:
     """The tokens at their places, and zeros."""
     return padded_rows(ctx, x, token_offset, "RestorePadding")
@@ -99,7 +99,7 @@ def padded_rows(ctx: Lowering, x: Tensor, token_offset: Tensor, what: str) -> Te
 # ---- packed attention ----
 
 
-@op("PackedAttention", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "M": INT32})
+@contrib_op("PackedAttention", T=FLOAT_OR_HALF, M=INT32)
 def packed_attention(
     ctx: Lowering,
     x: T,
@@ -125,7 +125,7 @@ def packed_attention(
     return _attended(ctx, q, k, v, token_offset, cumulative_sequence_length, attention_bias, scale)
 
 
-@op("PackedMultiHeadAttention", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "M": INT32})
+@contrib_op("PackedMultiHeadAttention", T=FLOAT_OR_HALF, M=INT32)
 def packed_multi_head_attention(
     ctx: Lowering,
     query: T,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.attention.kv_cache import carry_over
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map, scatter_map
@@ -20,16 +19,13 @@ from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, int64
 from ort_cuda_plugin.ops.onnx.attention.attention import attend
 from ort_cuda_plugin.ops.onnx.attention.scores import Variant, window_before
 from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, INT32, HostTensor, S, T, op
+from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, INT32, T_CACHE, T_KV_SCALE, HostTensor, S, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, floordiv, le, lt, select, sym_min
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import part, reshape
 from ort_cuda_plugin.program.steps.row_program import MAX
-
-T_CACHE: TypeAlias = Tensor
-T_KV_SCALE: TypeAlias = Tensor
 
 QUANTIZED = frozenset({DType.INT8, DType.UINT8, DType.FLOAT8E4M3FN})
 
@@ -373,12 +369,7 @@ def key_counts(ctx: Lowering, batch: Batch) -> Tensor:
 # ---- the operator ----
 
 
-@op(
-    "PagedAttention",
-    domain="com.microsoft",
-    since=1,
-    types={"T": HALVES, "T_CACHE": HALVES | QUANTIZED, "T_KV_SCALE": FLOAT32, "S": INT32},
-)
+@contrib_op("PagedAttention", T=HALVES, T_CACHE=HALVES | QUANTIZED, T_KV_SCALE=FLOAT32, S=INT32)
 def paged_attention(
     ctx: Lowering,
     query: T,
@@ -450,7 +441,7 @@ def paged_attention(
     present = [keys.blocks]
     if value_cache is None:
         width = v_head_size or size
-        require.holds(ctx, le(width, size), "v_head_size", f"be at most the head size {size!r}", width)
+        require.most_dim(ctx, size, v_head_size=width)
         all_values = part(ctx, all_keys, 3, 0, width)
     else:
         values = cache_of(

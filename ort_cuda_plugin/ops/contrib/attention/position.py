@@ -8,7 +8,18 @@ from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import rotary_heads
 from ort_cuda_plugin.ops.contrib.attention.packed import padded_rows
 from ort_cuda_plugin.ops.onnx.attention.attention import rotate
-from ort_cuda_plugin.ops.registry import FLOAT32, FLOAT_OR_HALF, INT32, INT64, UP_TO_FLOAT32, HostTensor, M, T, U, op
+from ort_cuda_plugin.ops.registry import (
+    FLOAT32,
+    FLOAT_OR_HALF,
+    INT32,
+    INT64,
+    UP_TO_FLOAT32,
+    HostTensor,
+    M,
+    T,
+    U,
+    contrib_op,
+)
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import eq, floordiv
@@ -22,7 +33,7 @@ from ort_cuda_plugin.program.steps.row_program import SUM
 # ---- biases ----
 
 
-@op("RelativePositionBias", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "U": INT64})
+@contrib_op("RelativePositionBias", T=FLOAT_OR_HALF, U=INT64)
 def relative_position_bias(
     ctx: Lowering,
     bias_table: T,
@@ -65,7 +76,7 @@ def relative_position_bias(
     return gather_map(ctx, [1, heads, length, length], bias_table.dtype, element)
 
 
-@op("GatedRelativePositionBias", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "M": INT32})
+@contrib_op("GatedRelativePositionBias", T=FLOAT_OR_HALF, M=INT32)
 def gated_relative_position_bias(
     ctx: Lowering,
     query_layer: T,
@@ -111,7 +122,7 @@ def gated_relative_position_bias(
 # ---- rotary embeddings ----
 
 
-@op("MRotaryEmbedding", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": INT64})
+@contrib_op("MRotaryEmbedding", T=UP_TO_FLOAT32, M=INT64)
 def multimodal_rotary_embedding(
     ctx: Lowering,
     x: T,
@@ -137,11 +148,7 @@ def multimodal_rotary_embedding(
     require.one_of((0, 1), mrope_layout=mrope_layout)
     heads, sequence, rotated = rotary_heads(ctx, "MRotaryEmbedding", x, cos_cache, num_heads, rotary_embedding_dim)
     require.holds(
-        ctx,
-        eq(2 * sum(mrope_section), rotated),
-        "mrope_section",
-        f"add up to half of the {rotated!r} rotated elements",
-        list(mrope_section),
+        ctx, eq(2 * sum(mrope_section), rotated), "mrope_section", f"add up to {rotated!r} / 2", mrope_section
     )
     in_time, in_height, in_width = mrope_section
 
@@ -168,12 +175,7 @@ def multimodal_rotary_embedding(
     return ctx.view(result, x.shape)
 
 
-@op(
-    "GemmaRotaryEmbedding",
-    domain="com.microsoft",
-    since=1,
-    types={"T": frozenset({DType.FLOAT16}), "U": FLOAT32},
-)
+@contrib_op("GemmaRotaryEmbedding", T=frozenset({DType.FLOAT16}), U=FLOAT32)
 def gemma_rotary_embedding(ctx: Lowering, emb: U, q: T, q_rot: T, k: T, k_rot: T) -> tuple[Tensor, ...]:
     """(q * cos(emb) + q_rot * sin(emb), the same of k), where cosine and sine are rounded to float16."""
     require.rank(3, emb=emb)

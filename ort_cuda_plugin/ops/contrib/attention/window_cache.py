@@ -14,7 +14,7 @@ from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.views import unsqueeze
@@ -45,7 +45,7 @@ def window_step(ctx: Lowering, places: Tensor, lengths: Tensor, capacity: Dim, w
         InvalidModel: there is no window.
     """
     require.that(window > 0, "local_window_size", "be positive with sliding_window_cache", window)
-    require.holds(ctx, le(window, capacity), "past_key", f"have room for local_window_size = {window} keys", capacity)
+    require.most_dim(ctx, capacity, local_window_size=window)
     begins = select_index(ctx, places, 1, 0)
 
     def kept(maps: IndexMap, count: Scalar) -> Scalar:

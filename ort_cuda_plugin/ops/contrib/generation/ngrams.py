@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, walk_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
+from ort_cuda_plugin.ops.folds import in_order
 from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import FLOAT32, INDICES, INT32, INT64, M, S, T, op
+from ort_cuda_plugin.ops.registry import FLOAT32, INDICES, INT32, INT64, Int32, M, S, T, Tid, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import copy_of
 from ort_cuda_plugin.program.steps.row_program import Reduction, Values
 
-Tid: TypeAlias = Tensor
-Int32: TypeAlias = Tensor
 
-
-@op("NGramRepeatBlock", domain="com.microsoft", since=1, types={"Tid": INT64, "T": FLOAT32})
+@contrib_op("NGramRepeatBlock", Tid=INT64, T=FLOAT32)
 def ngram_repeat_block(ctx: Lowering, input_ids: Tid, scores: T, *, ngram_size: int) -> Tensor:
     """The scores, and -inf for each token that would complete an n-gram which the sequence already has.
 
@@ -114,12 +111,9 @@ class _Hashes:
             ended = ended | ends
             return mix ^ (s.where(ended, missing, value) * multiplier), ended
 
-        def combine(a: Values, b: Values) -> Values:
-            raise TypeError("a hash has no parts")
-
         start = (s.constant(0, self.dtype), s.constant(False, DType.BOOL))
         count = s.trunc_divide(head, maps.dim(self._heads_each)) + 2
-        mix, _ = maps.fold(Reduction(lambda dtypes: start, step, combine), count, element)
+        mix, _ = maps.fold(in_order(start, step), count, element)
         size = maps.source(self._vocabularies).at([head])
         result = s.where(size > 0, s.floor_modulo(mix, size), 0)
         return result if self._offsets is None else result + maps.source(self._offsets).at([head])
@@ -130,7 +124,7 @@ def _history(maps: IndexMap, past: Tensor | None, row: Scalar, slot: Scalar, whe
     return missing if past is None else maps.source(past).at([row, slot], when, missing)
 
 
-@op("NGramHashMapping", domain="com.microsoft", since=1, types={"M": INDICES})
+@contrib_op("NGramHashMapping", M=INDICES)
 def ngram_hash_mapping(
     ctx: Lowering,
     input_ids: M,
@@ -184,7 +178,7 @@ def ngram_hash_mapping(
     return result, walk_map(ctx, [batch, hashes.window], hashes.dtype, newest, over=past_ids)
 
 
-@op("VarlenNGramHashMapping", domain="com.microsoft", since=1, types={"M": INDICES, "S": INT32})
+@contrib_op("VarlenNGramHashMapping", M=INDICES, S=INT32)
 def varlen_ngram_hash_mapping(
     ctx: Lowering,
     input_ids: M,

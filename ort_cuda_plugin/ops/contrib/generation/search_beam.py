@@ -16,6 +16,8 @@ from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.kernels.scan_sort.select import sort_rows
 from ort_cuda_plugin.kernels.scan_sort.top_k import top_rows
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops.folds import in_order
+from ort_cuda_plugin.ops.onnx.nn.normalization import log_softmax_row
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim
@@ -23,7 +25,7 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering.reduce import reduce, row_map
 from ort_cuda_plugin.program.lowering.views import reshape
-from ort_cuda_plugin.program.steps.row_program import MAX, MIN, SUM, Reduction, Row, Values
+from ort_cuda_plugin.program.steps.row_program import MIN, SUM, Values
 
 _LOWEST: Final = float(np.finfo(np.float32).min)
 _FAR_BEHIND: Final = -1e9
@@ -65,13 +67,7 @@ def no_beams(ctx: Lowering, prompts: Dim, beams: Dim, room: Dim, pad: int) -> Be
 
 def log_probabilities(ctx: Lowering, scores: Tensor) -> Tensor:
     """The logarithms of the softmax of each row."""
-
-    def logarithm(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
-        shifted = x - row.reduce(MAX, x)
-        return [shifted - s.log(row.reduce(SUM, s.exp(shifted)))], []
-
-    (result,) = row_map(ctx, logarithm, [1], scores)
-    return result
+    return row_map(ctx, log_softmax_row, [1], scores)[0]
 
 
 @dataclass(frozen=True)
@@ -270,10 +266,7 @@ def _chosen(ctx: Lowering, candidates: _Candidates, now: Beams) -> Tensor:
             is_it = s.equal(ends.at([c[0], j]), 0) & s.equal(before.at([c[0], j]), wanted)
             return (s.where(is_it, j, totals[0]),)
 
-        def combine(a: Values, b: Values) -> Values:
-            raise TypeError("a search has no parts")
-
-        search = Reduction(lambda dtypes: (s.constant(0, DType.INT64),), step, combine)
+        search = in_order((s.constant(0, DType.INT64),), step)
         return maps.fold(search, maps.dim(candidates.before.shape[1]), lambda j: (j,))[0]
 
     return gather_map(ctx, now.scores.shape, DType.INT64, candidate)

@@ -15,13 +15,15 @@ from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, 
 from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.kernels.scan_sort.select import sort_rows
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops.folds import in_order
 from ort_cuda_plugin.ops.onnx.math.random import drawn_classes
+from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import reshape
-from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Reduction, Row, Values
+from ort_cuda_plugin.program.steps.row_program import SUM, Values
 
 _FACTOR: Final = 16807
 _MODULUS: Final = 2**31 - 1
@@ -50,11 +52,7 @@ def filtered_scores(ctx: Lowering, scores: Tensor, how: Filter) -> Tensor:
     def in_order(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return maps.source(scores).at([c[0], maps.source(order).at(c)])
 
-    def probability(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
-        weight = s.exp(x - row.reduce(MAX, x))
-        return [weight / row.reduce(SUM, weight)], []
-
-    (probabilities,) = row_map(ctx, probability, [1], gather_map(ctx, (rows, vocabulary), DType.FLOAT32, in_order))
+    (probabilities,) = row_map(ctx, softmax_row, [1], gather_map(ctx, (rows, vocabulary), DType.FLOAT32, in_order))
     sums = scan(ctx, SUM, ctx.contiguous(probabilities), 1, exclusive=how.from_best, reverse=False)
     result = ctx.empty((rows, vocabulary), DType.FLOAT32)
     top_p = np.float32(how.top_p)
@@ -90,10 +88,7 @@ def _after(maps: IndexMap, state: Scalar, count: Scalar) -> Scalar:
     def step(totals: Values, _: Values) -> Values:
         return (s.floor_modulo(totals[0] * _FACTOR, _MODULUS),)
 
-    def combine(a: Values, b: Values) -> Values:
-        raise TypeError("the numbers have an order")
-
-    return maps.fold(Reduction(lambda dtypes: (state,), step, combine), count, lambda i: (i,))[0]
+    return maps.fold(in_order((state,), step), count, lambda i: (i,))[0]
 
 
 def drawn_tokens(ctx: Lowering, scores: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,10 +15,10 @@ from ort_cuda_plugin.kernels.gemm.grouped_gemm import Choices, Shared, Weights, 
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.math.activation import gelu_tanh
-from ort_cuda_plugin.ops.registry import UP_TO_FLOAT32, T, op
+from ort_cuda_plugin.ops.registry import UP_TO_FLOAT32, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, le, product
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.reduce import row_map
@@ -121,7 +121,7 @@ def choose(ctx: Lowering, scores: Tensor, k: int) -> Tensor:
     its scores are.
     """
     tokens, experts = scores.shape
-    require.holds(ctx, le(k, experts), "k", f"be at most the number of experts {experts!r}", k)
+    require.most_dim(ctx, experts, k=k)
     chosen = ctx.empty((tokens, k), DType.INT32)
 
     def place(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
@@ -259,7 +259,7 @@ def _plain(
     return Weights(shape[1], element, (weights,), bias, shared)
 
 
-@op("MoE", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
+@contrib_op("MoE", T=UP_TO_FLOAT32)
 def moe(
     ctx: Lowering,
     x: T,

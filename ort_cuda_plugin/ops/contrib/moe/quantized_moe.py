@@ -12,14 +12,12 @@ from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.moe.moe import check_tokens, make_gate, mixture, settle_older_shape
 from ort_cuda_plugin.ops.contrib.quantization.mixed_gemm_layout import raw_codes, try_interleaved
 from ort_cuda_plugin.ops.contrib.quantization.small_codes import E2M1
-from ort_cuda_plugin.ops.registry import FLOAT32, T1, T2, UINT8, UP_TO_FLOAT32, T, op
+from ort_cuda_plugin.ops.registry import FLOAT32, T1, T2, T4, UINT8, UP_TO_FLOAT32, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, eq, floordiv, product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import reshape
-
-T4: TypeAlias = Tensor
 
 _FLOATS_4: Final = {
     "fp4": (32, DType.FLOAT8E8M0),
@@ -188,16 +186,12 @@ def _check_block(kind: str, block: int) -> int:
     return block
 
 
-@op(
+@contrib_op(
     "QMoE",
-    domain="com.microsoft",
-    since=1,
-    types={
-        "T": UP_TO_FLOAT32,
-        "T1": frozenset({DType.UINT8, DType.FLOAT8E4M3FN}),
-        "T2": UP_TO_FLOAT32 | {DType.FLOAT8E8M0, DType.FLOAT8E4M3FN},
-        "T4": FLOAT32,
-    },
+    T=UP_TO_FLOAT32,
+    T1=frozenset({DType.UINT8, DType.FLOAT8E4M3FN}),
+    T2=UP_TO_FLOAT32 | {DType.FLOAT8E8M0, DType.FLOAT8E4M3FN},
+    T4=FLOAT32,
 )
 def qmoe(
     ctx: Lowering,

@@ -7,7 +7,7 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
 from ort_cuda_plugin.ops.onnx.nn.causal_conv import causal_convolution, check_convolution
-from ort_cuda_plugin.ops.registry import INT32, UP_TO_FLOAT32, M, T, op
+from ort_cuda_plugin.ops.registry import INT32, UP_TO_FLOAT32, M, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import product
@@ -23,7 +23,7 @@ _PLAIN = (0, 0, -1, 0, 0)
 """Defaults of the attributes of newer schemas: (input_channel_offset, input_channels, state_channels_last, ...)."""
 
 
-@op("CausalConvWithState", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
+@contrib_op("CausalConvWithState", T=UP_TO_FLOAT32)
 def microsoft_causal_conv_with_state(
     ctx: Lowering,
     x: T,
@@ -97,7 +97,7 @@ def _channels_first(ctx: Lowering, x: Tensor) -> Tensor:
 _VARLEN_TYPES = {"T": UP_TO_FLOAT32, "M": INT32}
 
 
-@op("VarlenCausalConvWithState", domain="com.microsoft", since=1, types=_VARLEN_TYPES)
+@contrib_op("VarlenCausalConvWithState", **_VARLEN_TYPES)
 def varlen_causal_conv_with_state(
     ctx: Lowering,
     x: T,

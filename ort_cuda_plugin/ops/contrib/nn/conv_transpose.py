@@ -7,11 +7,11 @@ from typing import Unpack
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.nn.conv import transposed_convolution
 from ort_cuda_plugin.ops.onnx.nn.windows import TransposedConvAttributes
-from ort_cuda_plugin.ops.registry import NO_BFLOAT16, HostTensor, T, op
+from ort_cuda_plugin.ops.registry import NO_BFLOAT16, HostTensor, T, contrib_op
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 
-@op("ConvTransposeWithDynamicPads", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16})
+@contrib_op("ConvTransposeWithDynamicPads", T=NO_BFLOAT16)
 def conv_transpose_with_dynamic_pads(
     ctx: Lowering,
     x: T,

@@ -7,7 +7,7 @@ from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.contrib.nn.fused import sum_like_first
 from ort_cuda_plugin.ops.onnx.math.random import dropout_12
-from ort_cuda_plugin.ops.registry import BOOL, FLOATS, T1, T2, T, op
+from ort_cuda_plugin.ops.registry import BOOL, FLOATS, T1, T2, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import ceildiv
@@ -40,7 +40,7 @@ def _packed(ctx: Lowering, mask: Tensor, training_mode: Tensor | None) -> Tensor
     return gather_map(ctx, [words], DType.UINT32, element)
 
 
-@op("BitmaskDropout", domain="com.microsoft", since=1, types=_TYPES)
+@contrib_op("BitmaskDropout", **_TYPES)
 def bitmask_dropout(
     ctx: Lowering, data: T, ratio: T1 | None = None, training_mode: T2 | None = None, *, seed: int | None = None
 ) -> tuple[Tensor, ...]:
@@ -49,7 +49,7 @@ def bitmask_dropout(
     return (kept, *(_packed(ctx, x, training_mode) for x in mask))
 
 
-@op("BitmaskBiasDropout", domain="com.microsoft", since=1, types=_TYPES)
+@contrib_op("BitmaskBiasDropout", **_TYPES)
 def bitmask_bias_dropout(
     ctx: Lowering,
     data: T,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.math.signal import discrete_transform
-from ort_cuda_plugin.ops.registry import NO_BFLOAT16, op
+from ort_cuda_plugin.ops.registry import NO_BFLOAT16, contrib_op
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import squeeze, unsqueeze
 
@@ -16,7 +16,7 @@ def _check(name: str, rank: int, signal_ndim: int, onesided: int, normalized: in
     require.that(1 <= signal_ndim <= rank, "signal_ndim", f"be in [1, {rank}]", signal_ndim)
 
 
-@op("Rfft", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16})
+@contrib_op("Rfft", T=NO_BFLOAT16)
 def rfft(ctx: Lowering, x: Tensor, *, normalized: int = 0, onesided: int = 1, signal_ndim: int = 1) -> Tensor:
     """The last ``signal_ndim`` dimensions are transformed; of the very last, the frequencies up to the middle stay."""
     _check("Rfft", x.rank, signal_ndim, onesided, normalized)
@@ -26,7 +26,7 @@ def rfft(ctx: Lowering, x: Tensor, *, normalized: int = 0, onesided: int = 1, si
     return result
 
 
-@op("Irfft", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16})
+@contrib_op("Irfft", T=NO_BFLOAT16)
 def irfft(ctx: Lowering, x: Tensor, *, normalized: int = 0, onesided: int = 1, signal_ndim: int) -> Tensor:
     """The inverse of Rfft for a last dimension of even size."""
     rank = x.rank - 1

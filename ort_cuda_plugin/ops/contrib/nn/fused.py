@@ -12,13 +12,14 @@ from typing import Final, Unpack
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.layouts import channels_first, channels_last
 from ort_cuda_plugin.ops.onnx.math.activation import fast_gelu, gelu_erf
-from ort_cuda_plugin.ops.onnx.math.matmul import gemm, matrix_product
+from ort_cuda_plugin.ops.onnx.math.matmul import GemmAttributes, gemm, matrix_product
 from ort_cuda_plugin.ops.onnx.math.random import dropout_12
 from ort_cuda_plugin.ops.onnx.nn.conv import conv
 from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
 from ort_cuda_plugin.ops.onnx.nn.windows import ConvAttributes
-from ort_cuda_plugin.ops.registry import BOOL, FLOATS, NO_BFLOAT16, T1, T2, UP_TO_FLOAT32, T, lookup, op
+from ort_cuda_plugin.ops.registry import BOOL, FLOATS, NO_BFLOAT16, T1, T2, UP_TO_FLOAT32, T, contrib_op, lookup
 from ort_cuda_plugin.program.expressions.symbolic import floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
@@ -41,7 +42,7 @@ def _operand(ctx: Lowering, x: Tensor, transpose: int, transpose_batch: int) -> 
     return x
 
 
-@op("FusedMatMul", domain="com.microsoft", since=1, types={"T": FLOATS})
+@contrib_op("FusedMatMul", T=FLOATS)
 def fused_matmul(
     ctx: Lowering,
     a: T,
@@ -57,7 +58,7 @@ def fused_matmul(
     return matrix_product(ctx, left, right, None if alpha == 1.0 else lambda total: total * alpha)
 
 
-@op("TransposeMatMul", domain="com.microsoft", since=1, types={"T": FLOATS})
+@contrib_op("TransposeMatMul", T=FLOATS)
 def transpose_matmul(
     ctx: Lowering, a: T, b: T, *, alpha: float = 1.0, transA: int = 0, transB: int = 0
 ) -> Tensor:  # fmt: skip
@@ -94,7 +95,7 @@ _ACTIVATIONS: Final = {
 """The activations that fused nodes have, with their parameters in the order of ``activation_params``."""
 
 
-@op("FusedGemm", domain="com.microsoft", since=1, types={"T": FLOATS})
+@contrib_op("FusedGemm", T=FLOATS)
 def fused_gemm(
     ctx: Lowering,
     a: T,
@@ -105,17 +106,14 @@ def fused_gemm(
     activation_alpha: float | None = None,
     activation_beta: float | None = None,
     activation_gamma: float | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
+    **attributes: Unpack[GemmAttributes],
 ) -> Tensor:
     given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
-    result = gemm(ctx, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
+    result = gemm(ctx, a, b, c, **attributes)
     return _activated(ctx, result, activation, {name: value for name, value in given.items() if value is not None})
 
 
-@op("GemmFastGelu", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
+@contrib_op("GemmFastGelu", T=UP_TO_FLOAT32)
 def gemm_fast_gelu(ctx: Lowering, x: T, w: T, bias: T | None = None) -> Tensor:
     return fast_gelu(ctx, matrix_product(ctx, x, w), bias)
 
@@ -123,7 +121,7 @@ def gemm_fast_gelu(ctx: Lowering, x: T, w: T, bias: T | None = None) -> Tensor:
 # ---- convolutions ----
 
 
-@op("FusedConv", domain="com.microsoft", since=1, types={"T": FLOATS})
+@contrib_op("FusedConv", T=FLOATS)
 def fused_conv(
     ctx: Lowering,
     x: T,
@@ -145,29 +143,17 @@ def fused_conv(
     return _activated(ctx, result, activation, dict(zip(names, activation_params, strict=False)))
 
 
-@op("NhwcConv", domain="com.microsoft", since=1, types={"T": FLOATS})
-def nhwc_conv(
-    ctx: Lowering,
-    x: T,
-    w: T,
-    b: T | None = None,
-    **attributes: Unpack[ConvAttributes],
-) -> Tensor:
+@contrib_op("NhwcConv", T=FLOATS)
+def nhwc_conv(ctx: Lowering, x: T, w: T, b: T | None = None, **attributes: Unpack[ConvAttributes]) -> Tensor:
     """Input, weights and output are channels-last."""
-    x, w = (_channels_first(ctx, tensor) for tensor in (x, w))
-    result = conv(ctx, x, w, b, **attributes)
-    return permute(ctx, result, (0, *range(2, result.rank), 1))
-
-
-def _channels_first(ctx: Lowering, x: Tensor) -> Tensor:
-    require.least_rank(3, X=x)
-    return permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1)))
+    x, w = (channels_first(ctx, tensor) for tensor in (x, w))
+    return channels_last(ctx, conv(ctx, x, w, b, **attributes))
 
 
 # ---- maps and rows ----
 
 
-@op("BiasSoftmax", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16})
+@contrib_op("BiasSoftmax", T=NO_BFLOAT16)
 def bias_softmax(ctx: Lowering, data: Tensor, bias: Tensor, *, is_inner_broadcast: int, axis: int = 1) -> Tensor:
     """The dimensions from ``axis`` on are one row, as in Softmax before version 13."""
     if bias.rank > data.rank or (is_inner_broadcast and bias.rank != data.rank):
@@ -185,7 +171,7 @@ def sum_like_first(ctx: Lowering, first: Tensor, *others: Tensor) -> Tensor:
     return elementwise(ctx, lambda *x: functools.reduce(lambda a, b: a + b, x), first, *others)
 
 
-@op("BiasDropout", domain="com.microsoft", since=1, types={"T": FLOATS, "T1": FLOATS, "T2": BOOL})
+@contrib_op("BiasDropout", T=FLOATS, T1=FLOATS, T2=BOOL)
 def bias_dropout(
     ctx: Lowering,
     data: T,
@@ -201,12 +187,12 @@ def bias_dropout(
     return (kept if residual is None else sum_like_first(ctx, kept, residual), *mask)
 
 
-@op("BiasAdd", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16 - {DType.FLOAT64}})
+@contrib_op("BiasAdd", T=NO_BFLOAT16 - {DType.FLOAT64})
 def bias_add(ctx: Lowering, x: Tensor, bias: Tensor, skip: Tensor) -> Tensor:
     return sum_like_first(ctx, x, bias, skip)
 
 
-@op("BiasSplitGelu", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16 - {DType.FLOAT64}})
+@contrib_op("BiasSplitGelu", T=NO_BFLOAT16 - {DType.FLOAT64})
 def bias_split_gelu(ctx: Lowering, x: Tensor, bias: Tensor) -> Tensor:
     """x + bias is cut in two along the last axis: the first half times the Gelu of the second."""
     require.least_rank(1, X=x)

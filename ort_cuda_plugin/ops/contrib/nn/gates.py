@@ -5,10 +5,21 @@ from __future__ import annotations
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.ops.layouts import as_number
 from ort_cuda_plugin.ops.onnx.image.grid_sample import grid_sample
 from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
 from ort_cuda_plugin.ops.onnx.tensor.indexing import trilu
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, NO_BFLOAT16, T1, UP_TO_FLOAT32, HostTensor, M, T, op
+from ort_cuda_plugin.ops.registry import (
+    ALL_TENSORS,
+    FLOATS,
+    NO_BFLOAT16,
+    T1,
+    UP_TO_FLOAT32,
+    HostTensor,
+    M,
+    T,
+    contrib_op,
+)
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import floordiv
@@ -22,12 +33,12 @@ from ort_cuda_plugin.program.steps.row_program import Row
 # ---- operators that ai.onnx has as well ----
 
 
-@op("Trilu", domain="com.microsoft", since=1, types={"T": ALL_TENSORS})
+@contrib_op("Trilu", T=ALL_TENSORS)
 def microsoft_trilu(ctx: Lowering, x: T, k: HostTensor | None = None, *, upper: int = 1) -> Tensor:
     return trilu(ctx, x, k, upper=upper)
 
 
-@op("GridSample", domain="com.microsoft", since=1, types={"T1": FLOATS})
+@contrib_op("GridSample", T1=FLOATS)
 def microsoft_grid_sample(
     ctx: Lowering, x: T1, grid: T1, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
 ) -> Tensor:
@@ -39,7 +50,7 @@ def microsoft_grid_sample(
 # ---- gates ----
 
 
-@op("ScaledSiLU", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": UP_TO_FLOAT32})
+@contrib_op("ScaledSiLU", T=UP_TO_FLOAT32, M=UP_TO_FLOAT32)
 def scaled_silu(ctx: Lowering, x: T, scale: M | None = None, *, alpha: float = 1.0) -> Tensor:
     """z * sigmoid(z) of z, which is x times a number. z and its sigmoid are rounded to the type of x."""
 
@@ -49,11 +60,10 @@ def scaled_silu(ctx: Lowering, x: T, scale: M | None = None, *, alpha: float = 1
 
     if scale is None:
         return elementwise(ctx, gated, x)
-    require.scalar(ctx, scale=scale)
-    return elementwise(ctx, gated, x, ctx.view(scale, (), (), scale.offset))
+    return elementwise(ctx, gated, x, as_number(ctx, scale, "scale"))
 
 
-@op("GatedAdd", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
+@contrib_op("GatedAdd", T=UP_TO_FLOAT32)
 def gated_add(ctx: Lowering, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
     """x + y * gate, with one gate for each row; the product is rounded to their type."""
     require.least_rank(1, X=x)
@@ -62,7 +72,7 @@ def gated_add(ctx: Lowering, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
     return elementwise(ctx, lambda a, b, factor: a + b * factor, x, y, gate)
 
 
-@op("GatedRMSNorm", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
+@contrib_op("GatedRMSNorm", T=UP_TO_FLOAT32)
 def gated_rms_norm(
     ctx: Lowering, x: Tensor, scale: Tensor, gate: Tensor, *, activation: str = "silu", epsilon: float = 1e-5
 ) -> Tensor:
@@ -92,7 +102,7 @@ def gated_rms_norm(
 def _complex_product(name: str, sign: float) -> None:
     """Enters the product of complex numbers, whose parts are the last dimension; ``sign`` is that of b's second."""
 
-    @op(name, domain="com.microsoft", since=1, types={"T": NO_BFLOAT16})
+    @contrib_op(name, T=NO_BFLOAT16)
     def function(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
         require.least_rank(1, A=a, B=b)
         for x in (a, b):

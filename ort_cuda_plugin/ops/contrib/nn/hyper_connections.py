@@ -6,7 +6,7 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
 from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import UP_TO_FLOAT32, M, T, op
+from ort_cuda_plugin.ops.registry import UP_TO_FLOAT32, M, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv
@@ -49,7 +49,7 @@ def _product(a: Scalar, b: Scalar) -> Scalar:
     return s.widen(a) * s.widen(b)
 
 
-@op("BranchwiseRMSNorm", domain="com.microsoft", since=1, types=_TYPES)
+@contrib_op("BranchwiseRMSNorm", **_TYPES)
 def branchwise_rms_norm(
     ctx: Lowering, x: T, scale: M | None = None, *, epsilon: float = 1e-5, num_branches: int = 0
 ) -> Tensor:
@@ -76,7 +76,7 @@ def branchwise_rms_norm(
     return ctx.view(result, x.shape)
 
 
-@op("HyperConnectionPreMix", domain="com.microsoft", since=1, types=_TYPES)
+@contrib_op("HyperConnectionPreMix", **_TYPES)
 def hyper_connection_pre_mix(
     ctx: Lowering, streams: T, pre_mix: M, *, num_branches: int = 0, reduction_scale: float = 1.0
 ) -> Tensor:
@@ -92,7 +92,7 @@ def hyper_connection_pre_mix(
     return squeeze(ctx, result, [axis])
 
 
-@op("HyperConnectionPostMix", domain="com.microsoft", since=1, types=_TYPES)
+@contrib_op("HyperConnectionPostMix", **_TYPES)
 def hyper_connection_post_mix(
     ctx: Lowering, streams: T, block_output: T, post_mix: M, stream_mix: M | None = None, *, num_branches: int = 0
 ) -> Tensor:
@@ -118,7 +118,7 @@ def hyper_connection_post_mix(
     return reshape(ctx, elementwise(ctx, finish, mixed, block, gates), streams.shape)
 
 
-@op("EngramGate", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
+@contrib_op("EngramGate", T=UP_TO_FLOAT32)
 def engram_gate(
     ctx: Lowering,
     key: Tensor,

@@ -6,24 +6,25 @@ from ort_cuda_plugin.kernels.elementwise.index_map import gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.nn.fused import sum_like_first
+from ort_cuda_plugin.ops.layouts import with_channels_first
 from ort_cuda_plugin.ops.onnx.math.activation import swish
 from ort_cuda_plugin.ops.onnx.nn.normalization import group_normalization_21, layer_norm
 from ort_cuda_plugin.ops.onnx.tensor.indexing import gather
 from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import INT32, T1, UP_TO_FLOAT32, M, T, op
+from ort_cuda_plugin.ops.registry import INT32, T1, UP_TO_FLOAT32, M, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import full
+from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering.reduce import reduce
-from ort_cuda_plugin.program.lowering.views import permute, unsqueeze
+from ort_cuda_plugin.program.lowering.views import unsqueeze
 from ort_cuda_plugin.program.steps.row_program import SUM, Row
 
 STABLE = UP_TO_FLOAT32 - {DType.BFLOAT16}
 _FLOAT32 = DType.FLOAT32.onnx
 
 
-@op("SkipLayerNormalization", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
+@contrib_op("SkipLayerNormalization", T=UP_TO_FLOAT32)
 def skip_layer_normalization(
     ctx: Lowering,
     x: Tensor,
@@ -39,15 +40,9 @@ def skip_layer_normalization(
     return *layer_norm(ctx, total, gamma, beta, [total.rank - 1], epsilon, _FLOAT32), total
 
 
-@op("SkipSimplifiedLayerNormalization", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
+@contrib_op("SkipSimplifiedLayerNormalization", T=UP_TO_FLOAT32)
 def skip_simplified_layer_normalization(
-    ctx: Lowering,
-    x: Tensor,
-    skip: Tensor,
-    gamma: Tensor,
-    bias: Tensor | None = None,
-    *,
-    epsilon: float = 1e-12,
+    ctx: Lowering, x: Tensor, skip: Tensor, gamma: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-12
 ) -> tuple[Tensor, ...]:
     """As SkipLayerNormalization, with the root of the mean square for the standard deviation."""
     if is_used(ctx, 1):
@@ -61,7 +56,7 @@ def _skipped(ctx: Lowering, x: Tensor, skip: Tensor, bias: Tensor | None) -> Ten
     return sum_like_first(ctx, x, skip, *([] if bias is None else [bias]))
 
 
-@op("EmbedLayerNormalization", domain="com.microsoft", since=1, types={"T1": INT32, "T": STABLE})
+@contrib_op("EmbedLayerNormalization", T1=INT32, T=STABLE)
 def embed_layer_normalization(
     ctx: Lowering,
     input_ids: T1,
@@ -107,7 +102,7 @@ def embed_layer_normalization(
     return normalized, reduce(ctx, ones, mask, [1], keepdims=False), total
 
 
-@op("GroupNorm", domain="com.microsoft", since=1, types={"T": STABLE, "M": STABLE})
+@contrib_op("GroupNorm", T=STABLE, M=STABLE)
 def group_norm(
     ctx: Lowering,
     x: T,
@@ -121,15 +116,15 @@ def group_norm(
 ) -> Tensor:
     """A normalization of groups of channels, and with ``activation`` 1 x * sigmoid(x)."""
     require.one_of((0, 1), activation=activation)
-    require.least_rank(3, X=x)
-    first = permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1))) if channels_last else x
-    result = group_normalization_21(ctx, first, gamma, beta, num_groups=groups, epsilon=epsilon)
-    if activation:
-        result = swish(ctx, result)
-    return permute(ctx, result, (0, *range(2, x.rank), 1)) if channels_last else result
+
+    def normalized(first: Tensor) -> Tensor:
+        result = group_normalization_21(ctx, first, gamma, beta, num_groups=groups, epsilon=epsilon)
+        return elementwise(ctx, swish, result) if activation else result
+
+    return with_channels_first(ctx, x, normalized, channels_last)
 
 
-@op("SkipGroupNorm", domain="com.microsoft", since=1, types={"T": STABLE, "M": STABLE})
+@contrib_op("SkipGroupNorm", T=STABLE, M=STABLE)
 def skip_group_norm(
     ctx: Lowering,
     x: T,

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from ort_cuda_plugin.kernels.block_algorithms.dynamic_time_warping import warping_path
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.registry import FLOAT32, INT32, op
+from ort_cuda_plugin.ops.registry import FLOAT32, INT32, F, contrib_op
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import squeeze
 
-F: TypeAlias = Tensor
-
 _TYPES = {"F": FLOAT32, "I": INT32}
 
 
-@op("DynamicTimeWarping", domain="com.microsoft", since=1, types=_TYPES)
+@contrib_op("DynamicTimeWarping", **_TYPES)
 def dynamic_time_warping(ctx: Lowering, cost: F) -> Tensor:
     """The rows and columns [2, steps] of the cheapest path through a matrix of costs."""
     if cost.rank == 3:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
-from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, op
-from ort_cuda_plugin.program.expressions.symbolic import floordiv, le
+from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, contrib_op
+from ort_cuda_plugin.program.expressions.symbolic import floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 
-@op("UnfoldTensor", domain="com.microsoft", since=1, types={"T": ARITHMETIC | BOOL})
+@contrib_op("UnfoldTensor", T=ARITHMETIC | BOOL)
 def unfold_tensor(ctx: Lowering, x: Tensor, *, dim: int = -1, size: int, step: int = 1) -> Tensor:
     """All slices of ``size`` along ``dim``, ``step`` apart: a view, with the elements of a slice along a last axis."""
     require.least(1, size=size, step=step)
     axis = normalize_axis(dim, x.rank)
-    require.holds(ctx, le(size, x.shape[axis]), "size", f"be at most the dimension {x.shape[axis]!r}", size)
+    require.most_dim(ctx, x.shape[axis], size=size)
     shape, strides = [*x.shape, size], [*x.strides, x.strides[axis]]
     shape[axis] = floordiv(x.shape[axis] - size, step) + 1
     strides[axis] = x.strides[axis] * step

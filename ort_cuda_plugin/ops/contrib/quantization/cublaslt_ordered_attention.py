@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final
 
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
@@ -14,13 +14,14 @@ from ort_cuda_plugin.ops.contrib.quantization.cublaslt_ordered_int8 import (
     from_order,
     qordered_matmul,
 )
-from ort_cuda_plugin.ops.contrib.quantization.qlinear import code_of, number_of, real_of, scaled_product
+from ort_cuda_plugin.ops.contrib.quantization.qlinear import code_of, real_of, scaled_product
 from ort_cuda_plugin.ops.contrib.sparse_attention.block_sparse import longformer_of_projections
+from ort_cuda_plugin.ops.layouts import as_number
 from ort_cuda_plugin.ops.onnx.attention.attention import merge_heads, split_heads
 from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
 from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
 from ort_cuda_plugin.ops.onnx.nn.quantization import shifted
-from ort_cuda_plugin.ops.registry import FLOAT32, INT8, INT32, op
+from ort_cuda_plugin.ops.registry import FLOAT32, INT8, INT32, F, G, Q, S, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
@@ -28,20 +29,10 @@ from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import permute
 
-Q: TypeAlias = Tensor
-S: TypeAlias = Tensor
-G: TypeAlias = Tensor
-F: TypeAlias = Tensor
-
 _NAME: Final = "QOrderedAttention"
 
 
-@op(
-    _NAME,
-    domain="com.microsoft",
-    since=1,
-    types={"Q": INT8, "S": FLOAT32, "G": INT32},
-)
+@contrib_op(_NAME, Q=INT8, S=FLOAT32, G=INT32)
 def qordered_attention(
     ctx: Lowering,
     x: Q,
@@ -99,7 +90,7 @@ def qordered_attention(
         codes = code_of(ctx, real, scale, None, DType.INT8)
         heads.append(shifted(ctx, split_heads(ctx, codes, num_heads), None))
     q, k, v = heads
-    numbers = [number_of(ctx, y) for y in (scale_q, scale_k, scale_v, scale_scores, scale_softmax)]
+    numbers = [as_number(ctx, y) for y in (scale_q, scale_k, scale_v, scale_scores, scale_softmax)]
     by_q, by_k, by_v, by_scores, by_softmax = numbers
 
     def product(value: Scalar, a: Scalar, b: Scalar) -> Scalar:
@@ -122,17 +113,7 @@ def qordered_attention(
     return merge_heads(ctx, code_of(ctx, values, scale_values, None, DType.INT8))
 
 
-@op(
-    "QOrderedLongformerAttention",
-    domain="com.microsoft",
-    since=1,
-    types={
-        "Q": INT8,
-        "S": FLOAT32,
-        "F": frozenset({DType.FLOAT16}),
-        "G": INT32,
-    },
-)
+@contrib_op("QOrderedLongformerAttention", Q=INT8, S=FLOAT32, F=frozenset({DType.FLOAT16}), G=INT32)
 def qordered_longformer_attention(
     ctx: Lowering,
     x: Q,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final
 
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
-from ort_cuda_plugin.ops.contrib.quantization.qlinear import code_of, number_of, real_of
+from ort_cuda_plugin.ops.contrib.quantization.qlinear import code_of, real_of
+from ort_cuda_plugin.ops.layouts import as_number
 from ort_cuda_plugin.ops.onnx.math.activation import gelu_erf
 from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
 from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
 from ort_cuda_plugin.ops.onnx.nn.quantization import shifted
-from ort_cuda_plugin.ops.registry import FLOAT32, FLOAT_OR_HALF, INT8, op
+from ort_cuda_plugin.ops.registry import FLOAT32, FLOAT_OR_HALF, INT8, F, Q, S, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import eq, floordiv, logical_or
@@ -21,10 +22,6 @@ from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import permute, reshape, unsqueeze
 from ort_cuda_plugin.program.steps.row_program import Row
-
-Q: TypeAlias = Tensor
-S: TypeAlias = Tensor
-F: TypeAlias = Tensor
 
 COL, ROW, COL32 = 0, 1, 2
 _WIDTH: Final = 32
@@ -74,13 +71,13 @@ def _reordered(ctx: Lowering, x: Tensor, name: str, before: int, after: int) -> 
     return _in_order(ctx, from_order(ctx, x, before), after)
 
 
-@op("QuantizeWithOrder", domain="com.microsoft", since=1, types={"F": FLOAT_OR_HALF, "S": FLOAT32, "Q": INT8})
+@contrib_op("QuantizeWithOrder", F=FLOAT_OR_HALF, S=FLOAT32, Q=INT8)
 def quantize_with_order(ctx: Lowering, x: F, scale: S, *, order_input: int, order_output: int) -> Tensor:
     real = elementwise(ctx, lambda value: s.cast(value, DType.FLOAT32), x)
     return _reordered(ctx, code_of(ctx, real, scale, None, DType.INT8), "QuantizeWithOrder", order_input, order_output)
 
 
-@op("DequantizeWithOrder", domain="com.microsoft", since=1, types={"Q": INT8, "S": FLOAT32, "F": FLOAT_OR_HALF})
+@contrib_op("DequantizeWithOrder", Q=INT8, S=FLOAT32, F=FLOAT_OR_HALF)
 def dequantize_with_order(
     ctx: Lowering, x: Q, scale: S, *, order_input: int, order_output: int, to: int
 ) -> Tensor:  # fmt: skip
@@ -90,19 +87,14 @@ def dequantize_with_order(
     return elementwise(ctx, lambda value: s.cast(value, dtype), real)
 
 
-@op("QOrderedGelu", domain="com.microsoft", since=1, types={"Q": INT8, "S": FLOAT32})
+@contrib_op("QOrderedGelu", Q=INT8, S=FLOAT32)
 def qordered_gelu(ctx: Lowering, x: Q, scale_x: S, scale_y: S, *, order_X: int = ROW, order_Y: int = ROW) -> Tensor:
     """The order does not matter, as long as it is one."""
     require.that(order_X == order_Y, "order_Y", f"be order_X = {order_X}", order_Y)
     return code_of(ctx, elementwise(ctx, gelu_erf, real_of(ctx, x, scale_x, None)), scale_y, None, DType.INT8)
 
 
-@op(
-    "QOrderedLayerNormalization",
-    domain="com.microsoft",
-    since=1,
-    types={"F": FLOAT_OR_HALF, "S": FLOAT32, "Q": INT8},
-)
+@contrib_op("QOrderedLayerNormalization", F=FLOAT_OR_HALF, S=FLOAT32, Q=INT8)
 def qordered_layer_normalization(
     ctx: Lowering,
     x: Q,
@@ -132,7 +124,7 @@ def qordered_layer_normalization(
     return code_of(ctx, result, scale_y, None, DType.INT8)
 
 
-@op("QOrderedMatMul", domain="com.microsoft", since=1, types={"Q": INT8, "S": FLOAT32})
+@contrib_op("QOrderedMatMul", Q=INT8, S=FLOAT32)
 def qordered_matmul(
     ctx: Lowering,
     a: Q,
@@ -160,10 +152,10 @@ def qordered_matmul(
     require.that(total.rank <= a.rank, "B", "have at most as many matrices as A", f"rank {b.rank}")
     of_columns = scale_b
     if scale_b.rank == 0 or scale_b.size == 1:
-        of_columns = number_of(ctx, scale_b)
+        of_columns = as_number(ctx, scale_b)
     else:
         require.shape(ctx, (columns,), scale_B=scale_b)
-    inputs = [number_of(ctx, scale_a), of_columns, number_of(ctx, scale_y)]
+    inputs = [as_number(ctx, scale_a), of_columns, as_number(ctx, scale_y)]
     if bias is not None:
         require.shape(ctx, (columns,), bias=bias)
         inputs.append(bias)
@@ -175,7 +167,7 @@ def qordered_matmul(
             fits = eq(c.shape[axis], total.shape[axis])
             fits = logical_or(fits, eq(c.shape[axis], 1)) if axis < total.rank - 2 else fits
             require.holds(ctx, fits, "C", f"broadcast to the product {list(total.shape)}", list(c.shape))
-        inputs += [c, number_of(ctx, scale_c)]
+        inputs += [c, as_number(ctx, scale_c)]
 
     def result(value: Scalar, by_a: Scalar, by_b: Scalar, by_y: Scalar, *more: Scalar) -> Scalar:
         rest = list(more)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.ops.layouts import as_number
 from ort_cuda_plugin.ops.onnx.math.activation import gelu_tanh
 from ort_cuda_plugin.ops.onnx.math.matmul import gemm
-from ort_cuda_plugin.ops.registry import FLOAT32, UP_TO_FLOAT32, op
+from ort_cuda_plugin.ops.registry import FLOAT32, TA, TB, TC, TS, UP_TO_FLOAT32, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
-
-TA: TypeAlias = Tensor
-TB: TypeAlias = Tensor
-TC: TypeAlias = Tensor
-TS: TypeAlias = Tensor
 
 _EIGHT: Final = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E5M2})
 _ACTIVATIONS: Final[dict[str, Callable[[Scalar], Scalar]]] = {
@@ -28,17 +24,13 @@ _ACTIVATIONS: Final[dict[str, Callable[[Scalar], Scalar]]] = {
 }
 
 
-@op(
+@contrib_op(
     "GemmFloat8",
-    domain="com.microsoft",
-    since=1,
-    types={
-        "TA": UP_TO_FLOAT32 | _EIGHT,
-        "TB": UP_TO_FLOAT32 | _EIGHT,
-        "TC": UP_TO_FLOAT32,
-        "TR": UP_TO_FLOAT32 | _EIGHT,
-        "TS": FLOAT32,
-    },
+    TA=UP_TO_FLOAT32 | _EIGHT,
+    TB=UP_TO_FLOAT32 | _EIGHT,
+    TC=UP_TO_FLOAT32,
+    TR=UP_TO_FLOAT32 | _EIGHT,
+    TS=FLOAT32,
 )
 def gemm_float8(
     ctx: Lowering,
@@ -66,16 +58,11 @@ def gemm_float8(
     total = gemm(ctx, left, right, addend, alpha=alpha, beta=beta, transA=transA, transB=transB)
     if scale_y is None:
         return elementwise(ctx, lambda x: s.cast(finish(x), result), total)
-    return elementwise(ctx, lambda x, by: s.cast(finish(x) * by, result), total, _one(ctx, scale_y))
-
-
-def _one(ctx: Lowering, x: Tensor) -> Tensor:
-    require.scalar(ctx, **{"each scale": x})
-    return ctx.view(x, (), (), x.offset)
+    return elementwise(ctx, lambda x, by: s.cast(finish(x) * by, result), total, as_number(ctx, scale_y))
 
 
 def _real(ctx: Lowering, x: Tensor, scale: Tensor | None) -> Tensor:
     """x times its scale, float32."""
     if scale is None:
         return elementwise(ctx, lambda value: s.cast(value, DType.FLOAT32), x)
-    return elementwise(ctx, lambda value, by: s.cast(value, DType.FLOAT32) * by, x, _one(ctx, scale))
+    return elementwise(ctx, lambda value, by: s.cast(value, DType.FLOAT32) * by, x, as_number(ctx, scale))

@@ -9,7 +9,8 @@ from ort_cuda_plugin.kernels.gemm.grouped_gemm import BLOCK, Shared, Weights, gr
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.quantization.small_codes import E2M1, FP4, NF4
-from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, T1, T2, T3, UINT8, UP_TO_FLOAT32, T, op
+from ort_cuda_plugin.ops.layouts import as_number
+from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, T1, T2, T3, UINT8, UP_TO_FLOAT32, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, product
@@ -57,7 +58,7 @@ def _blocked(
     return Weights(columns, element, read, None, shared)
 
 
-@op("MatMulBnb4", domain="com.microsoft", since=1, types={"T1": UP_TO_FLOAT32, "T2": UINT8})
+@contrib_op("MatMulBnb4", T1=UP_TO_FLOAT32, T2=UINT8)
 def matmul_bnb4(
     ctx: Lowering,
     a: T1,
@@ -106,12 +107,7 @@ def matmul_bnb4(
     return _product(ctx, a, Weights(columns, element, (codes, scales), None, shared), width, None, a.dtype)
 
 
-@op(
-    "MatMulBlockQuantizedFp4Weight",
-    domain="com.microsoft",
-    since=1,
-    types={"T": HALVES, "T1": UINT8, "T2": UINT8, "T3": FLOAT32},
-)
+@contrib_op("MatMulBlockQuantizedFp4Weight", T=HALVES, T1=UINT8, T2=UINT8, T3=FLOAT32)
 def matmul_fp4(
     ctx: Lowering,
     a: T,
@@ -145,21 +141,9 @@ def matmul_fp4(
     return _product(ctx, a, _blocked(columns, (b, weight_scale), block_size, scale, value), width, bias, a.dtype)
 
 
-@op(
-    "MatMulBlockQuantizedFp8Weight",
-    domain="com.microsoft",
-    since=1,
-    types={"T": HALVES, "T1": frozenset({DType.FLOAT8E4M3FN}), "T2": FLOAT32},
-)
+@contrib_op("MatMulBlockQuantizedFp8Weight", T=HALVES, T1=frozenset({DType.FLOAT8E4M3FN}), T2=FLOAT32)
 def matmul_fp8(
-    ctx: Lowering,
-    a: T,
-    b: T1,
-    b_scale: T2,
-    a_scale: T2 | None = None,
-    bias: T | None = None,
-    *,
-    block_size: int = 128,
+    ctx: Lowering, a: T, b: T1, b_scale: T2, a_scale: T2 | None = None, bias: T | None = None, *, block_size: int = 128
 ) -> Tensor:
     """a @ B.T of B [N, K] with a scale for each block of a row; a is rounded to 8 bits where it has a scale."""
     require.rank(2, B=b)
@@ -168,12 +152,11 @@ def matmul_fp8(
     require.shape(ctx, (columns, ceildiv(width, block_size)), b_scale=b_scale)
     left = a
     if a_scale is not None:
-        require.scalar(ctx, a_scale=a_scale)
 
         def rounded(x: Scalar, by: Scalar) -> Scalar:
             return s.cast(s.cast(s.widen(x) / by, DType.FLOAT8E4M3FN), DType.FLOAT32) * by
 
-        left = elementwise(ctx, rounded, a, ctx.view(a_scale, (), (), a_scale.offset))
+        left = elementwise(ctx, rounded, a, as_number(ctx, a_scale, "a_scale"))
 
     def scale(loads: Loads, column: Scalar, block: Scalar) -> Scalar:
         return loads.source(b_scale).at([column, block])

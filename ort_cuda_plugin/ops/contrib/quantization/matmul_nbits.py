@@ -7,7 +7,6 @@ make the numbers, a plan does so once if the weights are constants.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from ort_cuda_plugin.model.ir import FLOATS_8, DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.tensor.indexing import wrapped
-from ort_cuda_plugin.ops.registry import INDICES, INT32, T1, T2, T3, UINT8, UP_TO_FLOAT32, Tind, op
+from ort_cuda_plugin.ops.registry import INDICES, INT32, T1, T2, T3, T4, UINT8, UP_TO_FLOAT32, Tind, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import ceildiv, eq, logical_or
@@ -26,8 +25,6 @@ from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
 from ort_cuda_plugin.program.steps.steps import Conversion
 from ort_cuda_plugin.program.steps.tensor import BufferKind
-
-T4: TypeAlias = Tensor
 
 WIDTHS = (2, 4, 8)
 
@@ -43,12 +40,7 @@ def _unpacked(ctx: Lowering, x: Tensor, bits: int) -> Tensor:
     return elementwise(ctx, lambda byte, shift: (s.cast(byte, DType.INT32) >> shift) & mask, bytes_, shifts)
 
 
-@op(
-    "MatMulNBits",
-    domain="com.microsoft",
-    since=1,
-    types={"T1": UP_TO_FLOAT32, "T2": UINT8, "T3": UP_TO_FLOAT32 | UINT8, "T4": INT32},
-)
+@contrib_op("MatMulNBits", T1=UP_TO_FLOAT32, T2=UINT8, T3=UP_TO_FLOAT32 | UINT8, T4=INT32)
 def matmul_nbits(
     ctx: Lowering,
     a: T1,
@@ -160,12 +152,7 @@ _INTEGER_CODES = frozenset({DType.INT4, DType.UINT4, DType.UINT8})
 _FLOAT_CODES = FLOATS_8 | {DType.FLOAT4E2M1}
 
 
-@op(
-    "GatherBlockQuantized",
-    domain="com.microsoft",
-    since=1,
-    types={"T1": _INTEGER_CODES | _FLOAT_CODES, "T2": UP_TO_FLOAT32, "Tind": INDICES},
-)
+@contrib_op("GatherBlockQuantized", T1=_INTEGER_CODES | _FLOAT_CODES, T2=UP_TO_FLOAT32, Tind=INDICES)
 def gather_block_quantized(
     ctx: Lowering,
     data: T1,

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, of_projection
 from ort_cuda_plugin.ops.contrib.quantization.qlinear import scaled_product
-from ort_cuda_plugin.ops.registry import BYTES, FLOAT_OR_HALF, INT32, T1, T2, T3, op
+from ort_cuda_plugin.ops.registry import BYTES, FLOAT_OR_HALF, INT32, T1, T2, T3, T4, contrib_op
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
-T4: TypeAlias = Tensor
 
-
-@op(
-    "QAttention",
-    domain="com.microsoft",
-    since=1,
-    types={"T1": BYTES, "T2": BYTES, "T3": FLOAT_OR_HALF, "T4": INT32},
-)
+@contrib_op("QAttention", T1=BYTES, T2=BYTES, T3=FLOAT_OR_HALF, T4=INT32)
 def qattention(
     ctx: Lowering,
     x: T1,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import TypeAlias, Unpack
+from typing import Any, Unpack
 
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.layouts import as_number, with_channels_first
 from ort_cuda_plugin.ops.onnx.math.activation import leaky_relu
 from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
 from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
@@ -19,24 +21,33 @@ from ort_cuda_plugin.ops.onnx.nn.quantization import (
     shifted,
 )
 from ort_cuda_plugin.ops.onnx.nn.recurrent import CellAttributes, lstm
-from ort_cuda_plugin.ops.onnx.nn.windows import Ints, PaddingAttributes
+from ort_cuda_plugin.ops.onnx.nn.windows import Ints
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
-from ort_cuda_plugin.ops.registry import BYTES, FLOAT32, FLOAT_OR_HALF, INT32, T1, T2, T3, Float32, T, op
+from ort_cuda_plugin.ops.registry import (
+    BYTES,
+    FLOAT32,
+    FLOAT_OR_HALF,
+    INT32,
+    T1,
+    T2,
+    T3,
+    T8,
+    TA,
+    TB,
+    TC,
+    TF,
+    TV,
+    TYZ,
+    Float32,
+    T,
+    contrib_op,
+)
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq, logical_or
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import permute, reshape, unsqueeze
-
-T8: TypeAlias = Tensor
-TA: TypeAlias = Tensor
-TB: TypeAlias = Tensor
-TC: TypeAlias = Tensor
-TF: TypeAlias = Tensor
-TV: TypeAlias = Tensor
-TYZ: TypeAlias = Tensor
 
 _INTEGERS = BYTES | {DType.INT16, DType.UINT16, DType.INT4, DType.UINT4}
 
@@ -44,39 +55,34 @@ _INTEGERS = BYTES | {DType.INT16, DType.UINT16, DType.INT4, DType.UINT4}
 # ---- conversions ----
 
 
-@op("QuantizeLinear", domain="com.microsoft", since=1, types={"T1": FLOAT_OR_HALF, "T2": _INTEGERS})
+@contrib_op("QuantizeLinear", T1=FLOAT_OR_HALF, T2=_INTEGERS)
 def quantize_linear(ctx: Lowering, x: T1, y_scale: T1, y_zero_point: T2 | None = None, *, axis: int = 1) -> Tensor:
     return quantize_linear_10(ctx, x, y_scale, y_zero_point, axis=axis)
 
 
-@op("DequantizeLinear", domain="com.microsoft", since=1, types={"T1": _INTEGERS | INT32, "T2": FLOAT_OR_HALF})
+@contrib_op("DequantizeLinear", T1=_INTEGERS | INT32, T2=FLOAT_OR_HALF)
 def microsoft_dequantize_linear(
     ctx: Lowering, x: T1, x_scale: T2, x_zero_point: T1 | None = None, *, axis: int = 1
 ) -> Tensor:
     return dequantize_linear(ctx, x, x_scale, x_zero_point, axis=axis)
 
 
-def number_of(ctx: Lowering, x: Tensor) -> Tensor:
-    require.scalar(ctx, **{"each scale and zero point": x})
-    return ctx.view(x, (), (), x.offset)
-
-
 def real_of(ctx: Lowering, x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
     """The float32 numbers that x stands for; the parameters are for all of it."""
-    return dequantize_linear(ctx, x, number_of(ctx, scale), None if zero is None else number_of(ctx, zero))
+    return dequantize_linear(ctx, x, as_number(ctx, scale), None if zero is None else as_number(ctx, zero))
 
 
 def code_of(ctx: Lowering, x: Tensor, scale: Tensor, zero: Tensor | None, dtype: DType) -> Tensor:
     """x as ``dtype``; the parameters are for all of it."""
-    offset = None if zero is None else number_of(ctx, zero)
-    return quantize_linear_10(ctx, x, number_of(ctx, scale), offset, output_dtype=dtype.onnx)
+    offset = None if zero is None else as_number(ctx, zero)
+    return quantize_linear_10(ctx, x, as_number(ctx, scale), offset, output_dtype=dtype.onnx)
 
 
 # ---- element by element ----
 
 
 def _binary(name: str, fn: Callable[[Scalar, Scalar], Scalar]) -> None:
-    @op(name, domain="com.microsoft", since=1, types={"T": BYTES})
+    @contrib_op(name, T=BYTES)
     def function(
         ctx: Lowering,
         a: T,
@@ -96,64 +102,78 @@ _binary("QLinearAdd", lambda a, b: a + b)
 _binary("QLinearMul", lambda a, b: a * b)
 
 
-@op("QLinearSigmoid", domain="com.microsoft", since=1, types={"T": BYTES})
-def qlinear_sigmoid(
-    ctx: Lowering,
-    x: T,
-    x_scale: Float32,
-    x_zero_point: T | None,
-    y_scale: Float32,
-    y_zero_point: T | None = None,
-) -> Tensor:
-    return code_of(
-        ctx, elementwise(ctx, s.sigmoid, real_of(ctx, x, x_scale, x_zero_point)), y_scale, y_zero_point, x.dtype
-    )
+def _unary(name: str) -> Callable[[Callable[..., Tensor]], None]:
+    """Enters a QLinear operator of one input: the function gets the float32 numbers that it stands for.
+
+    Its keyword parameters are the operator's attributes.
+    """
+
+    def enter(function: Callable[..., Tensor]) -> None:
+        def quantized(
+            ctx: Lowering,
+            x: T,
+            x_scale: Float32,
+            x_zero_point: T | None,
+            y_scale: Float32,
+            y_zero_point: T | None = None,
+            **attributes: Any,
+        ) -> Tensor:
+            real = function(ctx, real_of(ctx, x, x_scale, x_zero_point), **attributes)
+            return code_of(ctx, real, y_scale, y_zero_point, x.dtype)
+
+        *inputs, _ = inspect.signature(quantized).parameters.values()
+        attributes = list(inspect.signature(function).parameters.values())[2:]
+        quantized.__signature__ = inspect.Signature([*inputs, *attributes])  # type: ignore[attr-defined]
+        contrib_op(name, T=BYTES)(quantized)
+
+    return enter
 
 
-@op("QLinearLeakyRelu", domain="com.microsoft", since=1, types={"T": BYTES})
-def qlinear_leaky_relu(
-    ctx: Lowering,
-    x: T,
-    x_scale: Float32,
-    x_zero_point: T | None,
-    y_scale: Float32,
-    y_zero_point: T | None = None,
-    *,
-    alpha: float = 0.01,
-) -> Tensor:
-    return code_of(
-        ctx, leaky_relu(ctx, real_of(ctx, x, x_scale, x_zero_point), alpha=alpha), y_scale, y_zero_point, x.dtype
-    )
+@_unary("QLinearSigmoid")
+def _sigmoid(ctx: Lowering, x: Tensor) -> Tensor:
+    return elementwise(ctx, s.sigmoid, x)
 
 
-# ---- rows, windows, parts ----
+@_unary("QLinearLeakyRelu")
+def _leaky_relu(ctx: Lowering, x: Tensor, *, alpha: float = 0.01) -> Tensor:
+    return elementwise(ctx, lambda value: leaky_relu(value, alpha), x)
 
 
-@op("QLinearSoftmax", domain="com.microsoft", since=1, types={"T": BYTES})
-def qlinear_softmax(
-    ctx: Lowering,
-    x: T,
-    x_scale: Float32,
-    x_zero_point: T | None,
-    y_scale: Float32,
-    y_zero_point: T,
-    *,
-    opset: int,
-    axis: int = -1,
-) -> Tensor:
+@_unary("QLinearSoftmax")
+def _softmax(ctx: Lowering, x: Tensor, *, opset: int, axis: int = -1) -> Tensor:
     """Since ``opset`` 13 that axis is a row, before all dimensions from it on."""
     first = normalize_axis(axis, x.rank)
-    axes = range(first, x.rank if opset < 13 else first + 1)
-    (result,) = row_map(ctx, softmax_row, axes, real_of(ctx, x, x_scale, x_zero_point))
-    return code_of(ctx, result, y_scale, y_zero_point, x.dtype)
+    return row_map(ctx, softmax_row, range(first, x.rank if opset < 13 else first + 1), x)[0]
 
 
-@op(
-    "QLinearConcat",
-    domain="com.microsoft",
-    since=1,
-    types={"T8": BYTES, "TF": FLOAT32, "TV": BYTES | FLOAT32},
-)
+@_unary("QLinearAveragePool")
+def _average_pool(
+    ctx: Lowering,
+    x: Tensor,
+    *,
+    kernel_shape: Ints,
+    ceil_mode: int = 0,
+    channels_last: int = 0,
+    count_include_pad: int = 0,
+    auto_pad: str = "NOTSET",
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
+    def pool(first: Tensor) -> Tensor:
+        return average_pool(
+            ctx, first, kernel_shape=kernel_shape, ceil_mode=ceil_mode, count_include_pad=count_include_pad,
+            auto_pad=auto_pad, pads=pads, strides=strides,
+        )[0]  # fmt: skip
+
+    return with_channels_first(ctx, x, pool, channels_last)
+
+
+@_unary("QLinearGlobalAveragePool")
+def _global_average_pool(ctx: Lowering, x: Tensor, *, channels_last: int = 0) -> Tensor:
+    return with_channels_first(ctx, x, lambda first: global_average_pool(ctx, first), channels_last)
+
+
+@contrib_op("QLinearConcat", T8=BYTES, TF=FLOAT32, TV=BYTES | FLOAT32)
 def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, axis: int) -> Tensor:
     """Each of the inputs is followed by its scale and zero point."""
     require.that(len(inputs) % 3 == 0 < len(inputs), "inputs", "be triples: tensor, scale, zero point", len(inputs))
@@ -165,57 +185,6 @@ def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, ax
     return concat(ctx, *parts, axis=axis)
 
 
-def _between_layouts(
-    ctx: Lowering, x: Tensor, channels_last: int, function: Callable[[Tensor], Tensor]
-) -> Tensor:  # fmt: skip
-    """``function`` of x with its channels in front."""
-    require.least_rank(3, X=x)
-    if not channels_last:
-        return function(x)
-    result = function(permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1))))
-    return permute(ctx, result, (0, *range(2, x.rank), 1))
-
-
-@op("QLinearAveragePool", domain="com.microsoft", since=1, types={"T": BYTES})
-def qlinear_average_pool(
-    ctx: Lowering,
-    x: T,
-    x_scale: Float32,
-    x_zero_point: T | None,
-    y_scale: Float32,
-    y_zero_point: T | None = None,
-    *,
-    kernel_shape: Ints,
-    ceil_mode: int = 0,
-    channels_last: int = 0,
-    count_include_pad: int = 0,
-    **attributes: Unpack[PaddingAttributes],
-) -> Tensor:
-    def pool(real: Tensor) -> Tensor:
-        return average_pool(
-            ctx, real, kernel_shape=kernel_shape, ceil_mode=ceil_mode, count_include_pad=count_include_pad, **attributes
-        )[0]
-
-    pooled = _between_layouts(ctx, real_of(ctx, x, x_scale, x_zero_point), channels_last, pool)
-    return code_of(ctx, pooled, y_scale, y_zero_point, x.dtype)
-
-
-@op("QLinearGlobalAveragePool", domain="com.microsoft", since=1, types={"T": BYTES})
-def qlinear_global_average_pool(
-    ctx: Lowering,
-    x: T,
-    x_scale: Float32,
-    x_zero_point: T,
-    y_scale: Float32,
-    y_zero_point: T,
-    *,
-    channels_last: int = 0,
-) -> Tensor:
-    real = real_of(ctx, x, x_scale, x_zero_point)
-    pooled = _between_layouts(ctx, real, channels_last, lambda first: global_average_pool(ctx, first))
-    return code_of(ctx, pooled, y_scale, y_zero_point, x.dtype)
-
-
 # ---- products ----
 
 
@@ -224,13 +193,7 @@ def _of_columns(ctx: Lowering, x: Tensor, columns: Tensor) -> Tensor:
     if x.rank > 1:
         raise require.unsupported("shape", "the rank of a scale or zero point", x.rank, "0 and 1")
     width = columns.shape[-1]
-    require.holds(
-        ctx,
-        logical_or(eq(x.size, 1), eq(x.size, width)),
-        "a scale or zero point",
-        f"have 1 or {width!r} elements",
-        x.size,
-    )
+    require.one_or_size(ctx, width, **{"a scale or zero point": x})
     return ctx.view(x, (), (), x.offset) if x.size == 1 else x
 
 
@@ -246,7 +209,7 @@ def scaled_product(
 ) -> Tensor:
     """(a - a_zero) @ (b - b_zero) * a_scale * b_scale + bias, in the type of the scales; the sums are int32."""
     require.least_rank(1, B=b)
-    left = shifted(ctx, a, None if a_zero is None else number_of(ctx, a_zero))
+    left = shifted(ctx, a, None if a_zero is None else as_number(ctx, a_zero))
     right = shifted(ctx, b, None if b_zero is None else _of_columns(ctx, b_zero, b))
     total = matrix_product(ctx, left, right)
 
@@ -255,10 +218,10 @@ def scaled_product(
         return s.cast(real + s.widen(added[0]) if added else real, a_scale.dtype)
 
     addends = [] if bias is None else [_of_columns(ctx, bias, b)]
-    return elementwise(ctx, result, total, number_of(ctx, a_scale), _of_columns(ctx, b_scale, b), *addends)
+    return elementwise(ctx, result, total, as_number(ctx, a_scale), _of_columns(ctx, b_scale, b), *addends)
 
 
-@op("MatMulIntegerToFloat", domain="com.microsoft", since=1, types={"T1": BYTES, "T2": BYTES, "T3": FLOAT_OR_HALF})
+@contrib_op("MatMulIntegerToFloat", T1=BYTES, T2=BYTES, T3=FLOAT_OR_HALF)
 def matmul_integer_to_float(
     ctx: Lowering,
     a: T1,
@@ -272,7 +235,7 @@ def matmul_integer_to_float(
     return scaled_product(ctx, a, b, a_scale, b_scale, a_zero_point, b_zero_point, bias)
 
 
-@op("DynamicQuantizeMatMul", domain="com.microsoft", since=1, types={"T1": FLOAT32, "T2": BYTES})
+@contrib_op("DynamicQuantizeMatMul", T1=FLOAT32, T2=BYTES)
 def dynamic_quantize_matmul(
     ctx: Lowering, a: T1, b: T2, b_scale: T1, b_zero_point: T2 | None = None, bias: T1 | None = None
 ) -> Tensor:
@@ -280,12 +243,7 @@ def dynamic_quantize_matmul(
     return scaled_product(ctx, codes, b, scale, b_scale, zero, b_zero_point, bias)
 
 
-@op(
-    "QGemm",
-    domain="com.microsoft",
-    since=1,
-    types={"TA": BYTES, "TB": BYTES, "TC": INT32, "T": FLOAT32, "TYZ": BYTES},
-)
+@contrib_op("QGemm", TA=BYTES, TB=BYTES, TC=INT32, T=FLOAT32, TYZ=BYTES)
 def qgemm(
     ctx: Lowering,
     a: TA,
@@ -308,7 +266,7 @@ def qgemm(
     a = permute(ctx, a, (1, 0)) if transA else a
     b = permute(ctx, b, (1, 0)) if transB else b
     columns = _of_columns(ctx, b_zero_point, b)
-    total = matrix_product(ctx, shifted(ctx, a, number_of(ctx, a_zero_point)), shifted(ctx, b, columns))
+    total = matrix_product(ctx, shifted(ctx, a, as_number(ctx, a_zero_point)), shifted(ctx, b, columns))
     require.broadcast(ctx, total.shape, C=c)
     if c is not None:
         total = elementwise(ctx, lambda value, added: value + added, total, c)
@@ -316,7 +274,7 @@ def qgemm(
     def real(value: Scalar, x: Scalar, y: Scalar) -> Scalar:
         return s.cast(value, DType.FLOAT32) * (alpha * x * y)
 
-    result = elementwise(ctx, real, total, number_of(ctx, a_scale), _of_columns(ctx, b_scale, b))
+    result = elementwise(ctx, real, total, as_number(ctx, a_scale), _of_columns(ctx, b_scale, b))
     if y_scale is None:
         return result
     return code_of(ctx, result, y_scale, y_zero_point, DType.UINT8 if y_zero_point is None else y_zero_point.dtype)
@@ -325,7 +283,7 @@ def qgemm(
 # ---- recurrent ----
 
 
-@op("DynamicQuantizeLSTM", domain="com.microsoft", since=1, types={"T": FLOAT32, "T1": INT32, "T2": BYTES})
+@contrib_op("DynamicQuantizeLSTM", T=FLOAT32, T1=INT32, T2=BYTES)
 def dynamic_quantize_lstm(
     ctx: Lowering,
     x: T,

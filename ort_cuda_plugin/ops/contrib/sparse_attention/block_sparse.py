@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
@@ -14,22 +13,20 @@ from ort_cuda_plugin.ops.contrib.attention.multi_head import grouped_heads, spli
 from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation
 from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads, split_heads
 from ort_cuda_plugin.ops.onnx.attention.scores import Variant
-from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, UP_TO_FLOAT32, HostTensor, M, T, op
+from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, UP_TO_FLOAT32, G, HostTensor, M, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq, floordiv, le, mod
+from ort_cuda_plugin.program.expressions.symbolic import floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.views import part, reshape, unsqueeze
 from ort_cuda_plugin.program.steps.row_program import MAX
 
-G: TypeAlias = Tensor
-
 # ---- blocks ----
 
 
-@op("SparseAttention", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": INT32})
+@contrib_op("SparseAttention", T=UP_TO_FLOAT32, M=INT32)
 def sparse_attention(
     ctx: Lowering,
     query: T,
@@ -62,13 +59,7 @@ def sparse_attention(
     total = ctx.host_number(total_sequence_length, "total_sequence_length")
     require.least_dim(ctx, rows, total_sequence_length=total)
     require.rank(4, past_key=past_key)
-    require.holds(
-        ctx,
-        le(total, past_key.shape[2]),
-        "past_key",
-        f"have room for total_sequence_length = {total!r} keys",
-        past_key.shape[2],
-    )
+    require.most_dim(ctx, past_key.shape[2], total_sequence_length=total)
     require.shape(ctx, (batch,), key_total_sequence_lengths=key_total_sequence_lengths)
     lengths = key_total_sequence_lengths
 
@@ -82,13 +73,7 @@ def sparse_attention(
     present = grown(ctx, (past_key, past_value), (k, v), first, past_key.shape[2])
     blocks = _blocks(ctx, block_row_indices, block_col_indices)
     layouts, count = blocks.shape[:2]
-    require.holds(
-        ctx,
-        eq(mod(num_heads, layouts), 0),
-        "num_heads",
-        f"be a multiple of the number of layouts {layouts!r}",
-        num_heads,
-    )
+    require.multiple_of(ctx, num_heads, layouts, "num_heads")
 
     def counts(maps: IndexMap, c: list[Scalar]) -> Scalar:
         place = maps.source(places).at([c[0], c[2]])
@@ -125,7 +110,7 @@ def _blocks(ctx: Lowering, starts: Tensor, columns: Tensor) -> Tensor:
 # ---- a window and global tokens ----
 
 
-@op("LongformerAttention", domain="com.microsoft", since=1, types={"T": FLOAT_OR_HALF, "G": INT32})
+@contrib_op("LongformerAttention", T=FLOAT_OR_HALF, G=INT32)
 def longformer_attention(
     ctx: Lowering,
     x: T,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.kernels.scan_sort.scan import scan
@@ -25,7 +24,7 @@ from ort_cuda_plugin.ops.contrib.sparse_attention.indexer_parts import (
     pooled_by_gates,
 )
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
-from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, HostTensor, T, op
+from ort_cuda_plugin.ops.registry import INT32, INT64, TB, UP_TO_FLOAT32, HostTensor, I, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, le, lt, mod, select
@@ -35,9 +34,6 @@ from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.reduce import reduce
 from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
 from ort_cuda_plugin.program.steps.row_program import SUM
-
-TB: TypeAlias = Tensor
-I: TypeAlias = Tensor  # noqa: E741 - the name in ONNX Runtime's schema
 
 
 def scores_of_heads(
@@ -72,12 +68,7 @@ def scores_of_heads(
 # ---- the operator ----
 
 
-@op(
-    "SparseAttentionIndexer",
-    domain="com.microsoft",
-    since=1,
-    types={"T": UP_TO_FLOAT32, "TB": INT64, "I": INT64, "M": INT32},
-)
+@contrib_op("SparseAttentionIndexer", T=UP_TO_FLOAT32, TB=INT64, I=INT64, M=INT32)
 def sparse_attention_indexer(
     ctx: Lowering,
     query: T,
@@ -125,8 +116,7 @@ def sparse_attention_indexer(
         """The state with new rows; it may be a buffer that has room for them."""
         if past_sequence_length is None:
             return concat(ctx, past_key, new, axis=1)
-        fits = le(before + new.shape[1], past_key.shape[1])
-        require.holds(ctx, fits, "past_key", f"have room for {before + new.shape[1]!r} keys", past_key.shape[1])
+        require.most_dim(ctx, past_key.shape[1], **{"the number of keys": before + new.shape[1]})
         first = gather_map(ctx, [batch], DType.INT64, lambda maps, c: maps.dim(before))
         (present,) = grown(
             ctx, (unsqueeze(ctx, past_key, (1,)),), (unsqueeze(ctx, new, (1,)),), first, past_key.shape[1]
@@ -270,13 +260,7 @@ class _Windows:
         if buffer is not None:
             self._waiting = buffer.shape[2] if buffer.rank == 4 else 0
             require.shape(ctx, (2, batch, self._waiting, 2 * size), past_proj_buffer=buffer)
-            require.holds(
-                ctx,
-                lt(self._waiting, 2 * ratio),
-                "past_proj_buffer",
-                f"have fewer than {2 * ratio} tokens",
-                self._waiting,
-            )
+            require.most_dim(ctx, 2 * ratio - 1, **{"the number of tokens in past_proj_buffer": self._waiting})
         self._overlap = select(le(ratio, self._waiting), ratio, 0)
         pending = self._waiting - self._overlap + rows
         self.count = floordiv(pending, ratio)

@@ -12,7 +12,7 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, le, product
+from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import reshape
@@ -52,7 +52,7 @@ class Rotary:
         cos, sin, leading = self._cos, self._sin, self._leading
         width, size = cos.shape[-1], x.shape[-1]
         rotated = width if leading else 2 * width
-        require.holds(self._ctx, le(rotated, size), "cos_cache", f"rotate at most the head size {size!r}", rotated)
+        require.most_dim(self._ctx, size, **{"the number of rotated elements": rotated})
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
             source = maps.source(x)

@@ -8,7 +8,6 @@ room for what is new, or contradicts its lengths, keeps its state and selects no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.attention.kv_cache import carry_over
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, walk_map
@@ -28,7 +27,7 @@ from ort_cuda_plugin.ops.contrib.sparse_attention.indexer_parts import (
     ranked,
 )
 from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, M, T, op
+from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, I, M, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
@@ -36,14 +35,12 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import reshape
 from ort_cuda_plugin.program.steps.row_program import SUM
 
-I: TypeAlias = Tensor  # noqa: E741 - the name in ONNX Runtime's schema
-
 _NAME = "PackedSparseAttentionIndexer"
 
 # ---- the operator ----
 
 
-@op(_NAME, domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "I": INT64, "M": INT32})
+@contrib_op(_NAME, T=UP_TO_FLOAT32, I=INT64, M=INT32)
 def packed_sparse_attention_indexer(
     ctx: Lowering,
     query: T,

@@ -14,8 +14,6 @@ from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.decoder import grown
 from ort_cuda_plugin.ops.contrib.attention.multi_head import grouped_heads, sink_of_heads
 from ort_cuda_plugin.ops.contrib.attention.paged import (
-    T_CACHE,
-    T_KV_SCALE,
     Batch,
     batch_of,
     cache_of,
@@ -33,7 +31,20 @@ from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads
 from ort_cuda_plugin.ops.onnx.attention.scores import Variant
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, INT32, UP_TO_FLOAT32, HostTensor, Int64, M, S, T, op
+from ort_cuda_plugin.ops.registry import (
+    FLOAT32,
+    HALVES,
+    INT32,
+    T_CACHE,
+    T_KV_SCALE,
+    UP_TO_FLOAT32,
+    HostTensor,
+    Int64,
+    M,
+    S,
+    T,
+    contrib_op,
+)
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, logical_or, sym_max
@@ -94,12 +105,7 @@ def _auxiliary(
 # ---- pages ----
 
 
-@op(
-    "SparsePagedAttention",
-    domain="com.microsoft",
-    since=1,
-    types={"T": HALVES, "T_CACHE": HALVES | {DType.INT8}, "T_KV_SCALE": FLOAT32, "S": INT32},
-)
+@contrib_op("SparsePagedAttention", T=HALVES, T_CACHE=HALVES | {DType.INT8}, T_KV_SCALE=FLOAT32, S=INT32)
 def sparse_paged_attention(
     ctx: Lowering,
     query: T,
@@ -240,7 +246,7 @@ def _other(x: Tensor) -> Callable[[IndexMap, Scalar, Scalar, Scalar, Scalar], Sc
 # ---- contiguous caches ----
 
 
-@op("DynamicSparseAttention", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": INT32})
+@contrib_op("DynamicSparseAttention", T=UP_TO_FLOAT32, M=INT32)
 def dynamic_sparse_attention(
     ctx: Lowering,
     query: T,
@@ -292,10 +298,7 @@ def dynamic_sparse_attention(
     require.least_dim(ctx, rows, total_sequence_length=total)
     lengths = reshape(ctx, seqlens_k, [batch])
     first = gather_map(
-        ctx,
-        [batch],
-        DType.INT64,
-        lambda maps, c: int64(maps.source(lengths).at(c)) + 1 - maps.dim(rows),
+        ctx, [batch], DType.INT64, lambda maps, c: int64(maps.source(lengths).at(c)) + 1 - maps.dim(rows)
     )
     if position_ids is None and do_rotary:
         position_ids = gather_map(ctx, [batch, rows], DType.INT64, lambda maps, c: maps.source(first).at([c[0]]) + c[1])

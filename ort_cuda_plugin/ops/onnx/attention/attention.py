@@ -88,7 +88,7 @@ def _padded_mask(ctx: Lowering, mask: Tensor, keys: Dim) -> Tensor:
     """The mask for all keys: those that it has no column for are masked."""
     if mask.rank == 0 or mask.shape[-1] == keys:
         return mask
-    require.holds(ctx, le(mask.shape[-1], keys), "attn_mask", f"have at most {keys!r} columns", mask.shape[-1])
+    require.most_dim(ctx, keys, **{"the number of columns of attn_mask": mask.shape[-1]})
     fill = ctx.constant(np.array(-math.inf, np.float64))
     number = elementwise(ctx, lambda x: s.cast(x, mask.dtype), fill) if mask.dtype.is_float else None
     none = [0] * mask.rank
@@ -261,13 +261,7 @@ def rotate(
     The caches have a row for each position, or without ``position_ids`` [batch, sequence] one for each place. With
     ``stream`` there are three positions for each place, in the first dimension; it says which of them a pair takes.
     """
-    require.holds(
-        ctx,
-        le(rotated + offset, heads.shape[3]),
-        "the number of rotated elements",
-        f"be at most the head size {heads.shape[3]!r}",
-        rotated + offset,
-    )
+    require.most_dim(ctx, heads.shape[3], **{"the number of rotated elements": rotated + offset})
     require.multiple_of(ctx, rotated, 2, "the number of rotated elements")
     places = (heads.shape[0], heads.shape[sequence])
     if position_ids is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ort_cuda_plugin.kernels.attention.linear_attention import LinearAttention, linear_attention
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.attention.scores import scaled_by
-from ort_cuda_plugin.ops.registry import FLOATS, UP_TO_FLOAT32, S, T, op
+from ort_cuda_plugin.ops.registry import FLOATS, UP_TO_FLOAT32, S, T, contrib_op, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
@@ -43,7 +43,7 @@ def linear_attention_27(
     )
 
 
-@op("LinearAttention", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "S": UP_TO_FLOAT32})
+@contrib_op("LinearAttention", T=UP_TO_FLOAT32, S=UP_TO_FLOAT32)
 def microsoft_linear_attention(
     ctx: Lowering,
     query: T,

@@ -305,12 +305,7 @@ def _present(x: Tensor | None) -> Tensor | None:
 
 
 def _resize(
-    ctx: Lowering,
-    x: Tensor,
-    axes: Sequence[Resampling],
-    mode: str,
-    by: Interpolation,
-    rounding: str,
+    ctx: Lowering, x: Tensor, axes: Sequence[Resampling], mode: str, by: Interpolation, rounding: str
 ) -> Tensor:
     if by.transformation != "tf_crop_and_resize":
         axes = [how for how in axes if not how.unscaled]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map
 from ort_cuda_plugin.model.ir import DType
@@ -19,7 +20,7 @@ FAR = 1 << 30
 """Bound of coordinates as integers: beyond any image, and far from overflow."""
 
 
-def _check(ctx: Lowering, name: str, x: Tensor, rois: Tensor, columns: int) -> None:
+def _check(ctx: Lowering, x: Tensor, rois: Tensor, columns: int) -> None:
     require.rank(4, X=x)
     require.rank(2, rois=rois)
     require.dim(ctx, 1, columns, rois=rois)
@@ -69,12 +70,23 @@ def _around(place: Scalar, size: Scalar) -> list[tuple[Scalar, Scalar]]:
     return [(low, 1.0 - fraction), (high, fraction)]
 
 
+class RoiAlignAttributes(TypedDict, total=False):
+    """The attributes of all versions; see `_roi_align`."""
+
+    mode: str
+    output_height: int
+    output_width: int
+    sampling_ratio: int
+    spatial_scale: float
+
+
 def _roi_align(
-    ctx: Lowering, x: Tensor, rois: Tensor, batch_indices: Tensor, mode: str, height: int, width: int,
-    sampling_ratio: int, spatial_scale: float, half_pixel: bool,
+    ctx: Lowering, x: Tensor, rois: Tensor, batch_indices: Tensor, *, half_pixel: bool, mode: str = "avg",
+    output_height: int = 1, output_width: int = 1, sampling_ratio: int = 0, spatial_scale: float = 1.0,
 ) -> Tensor:  # fmt: skip
-    _check(ctx, "RoiAlign", x, rois, 4)
+    _check(ctx, x, rois, 4)
     require.rank(1, batch_indices=batch_indices)
+    height, width = output_height, output_width
     require.least(1, output_height=height, output_width=width)
     require.least(0, sampling_ratio=sampling_ratio)
     if sampling_ratio > MAX_SAMPLING_RATIO:
@@ -127,21 +139,8 @@ def _roi_align(
 
 
 @op("RoiAlign", since=10, types={"T1": FLOATS, "T2": INT64})
-def roi_align_10(
-    ctx: Lowering,
-    x: T1,
-    rois: T1,
-    batch_indices: T2,
-    *,
-    mode: str = "avg",
-    output_height: int = 1,
-    output_width: int = 1,
-    sampling_ratio: int = 0,
-    spatial_scale: float = 1.0,
-) -> Tensor:
-    return _roi_align(
-        ctx, x, rois, batch_indices, mode, output_height, output_width, sampling_ratio, spatial_scale, half_pixel=False
-    )
+def roi_align_10(ctx: Lowering, x: T1, rois: T1, batch_indices: T2, **attributes: Unpack[RoiAlignAttributes]) -> Tensor:
+    return _roi_align(ctx, x, rois, batch_indices, half_pixel=False, **attributes)
 
 
 @op("RoiAlign", since=16, types={"T1": FLOATS, "T2": INT64})
@@ -152,23 +151,17 @@ def roi_align_16(
     batch_indices: T2,
     *,
     coordinate_transformation_mode: str = "half_pixel",
-    mode: str = "avg",
-    output_height: int = 1,
-    output_width: int = 1,
-    sampling_ratio: int = 0,
-    spatial_scale: float = 1.0,
+    **attributes: Unpack[RoiAlignAttributes],
 ) -> Tensor:
     require.one_of(("half_pixel", "output_half_pixel"), coordinate_transformation_mode=coordinate_transformation_mode)
     half_pixel = coordinate_transformation_mode == "half_pixel"
-    return _roi_align(
-        ctx, x, rois, batch_indices, mode, output_height, output_width, sampling_ratio, spatial_scale, half_pixel
-    )
+    return _roi_align(ctx, x, rois, batch_indices, half_pixel=half_pixel, **attributes)
 
 
 @op("MaxRoiPool", since=1, types={"T": FLOATS})
 def max_roi_pool(ctx: Lowering, x: T, rois: T, *, pooled_shape: tuple[int, ...], spatial_scale: float = 1.0) -> Tensor:
     """A bin without elements gives 0."""
-    _check(ctx, "MaxRoiPool", x, rois, 5)
+    _check(ctx, x, rois, 5)
     require.count(2, pooled_shape=pooled_shape)
     require.least(1, pooled_shape=min(pooled_shape))
     real = s.accumulation_type(x.dtype)

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.math.elementwise import unary
-from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, SIGNED, WIDE_INTS, op
+from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, SIGNED, WIDE_INTS, contrib_op, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq, logical_or
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.views import unsqueeze
@@ -30,6 +29,22 @@ def gelu_tanh(x: Scalar) -> Scalar:
     return 0.5 * x * (1.0 + s.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
+def leaky_relu(x: Scalar, alpha: float = 0.01) -> Scalar:
+    return s.where(x < 0, alpha * x, x)
+
+
+def elu(x: Scalar, alpha: float) -> Scalar:
+    return s.where(x < 0, alpha * s.expm1(x), x)
+
+
+def _selu(x: Scalar, alpha: float, gamma: float) -> Scalar:
+    return gamma * elu(x, alpha)
+
+
+def swish(x: Scalar, alpha: float = 1.0) -> Scalar:
+    return x * s.sigmoid(alpha * x)
+
+
 unary("Relu", 1, lambda x: s.maximum(x, 0), SIGNED)
 unary("Sigmoid", 1, s.sigmoid)
 unary("Tanh", 1, s.tanh)
@@ -37,6 +52,16 @@ unary("Softplus", 1, softplus)
 unary("Softsign", 1, lambda x: x / (1.0 + s.absolute(x)))
 unary("Mish", 18, lambda x: x * s.tanh(softplus(x)))
 unary("HardSwish", 14, lambda x: x * s.maximum(0.0, s.minimum(1.0, x / 6.0 + 0.5)))
+unary("LeakyRelu", 1, leaky_relu, alpha=0.01)
+
+unary("Elu", 1, elu, alpha=1.0)
+unary("Selu", 6, _selu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875)
+unary("Selu", 1, _selu, alpha=1.6732, gamma=1.0507)
+unary("Celu", 12, lambda x, alpha: s.where(x < 0, alpha * s.expm1(x / alpha), x), alpha=1.0)
+unary("HardSigmoid", 1, lambda x, alpha, beta: s.maximum(s.minimum(alpha * x + beta, 1.0), 0.0), alpha=0.2, beta=0.5)
+unary("Swish", 24, swish, alpha=1.0)
+unary("QuickGelu", 1, swish, domain="com.microsoft", alpha=1.702)
+unary("Gelu", 1, gelu_erf, domain="com.microsoft")
 
 
 @op("SwiGLU", since=28, types={"T": FLOATS})
@@ -44,11 +69,6 @@ def swiglu(ctx: Lowering, a: Tensor, b: Tensor, *, alpha: float = 1.0) -> Tensor
     """a gates b: a * sigmoid(alpha * a) * b, which do not broadcast to each other."""
     require.shape(ctx, a.shape, **{"the second input": b})
     return elementwise(ctx, lambda a, b: a * s.sigmoid(alpha * a) * b, a, b)
-
-
-@op("LeakyRelu", since=1, types={"T": FLOATS})
-def leaky_relu(ctx: Lowering, x: Tensor, *, alpha: float = 0.01) -> Tensor:
-    return elementwise(ctx, lambda a: s.where(a < 0, alpha * a, a), x)
 
 
 @op("PRelu", since=7, types={"T": SIGNED | WIDE_INTS})
@@ -61,46 +81,13 @@ def prelu_1(ctx: Lowering, x: Tensor, slope: Tensor) -> Tensor:
     """One slope, or one per channel."""
     if slope.rank == 1 and x.rank > 1:
         slope = unsqueeze(ctx, slope, range(1, x.rank - 1))
-        require.holds(
-            ctx,
-            logical_or(eq(slope.size, 1), eq(slope.size, x.shape[1])),
-            "slope",
-            f"have one element, or one for each of {x.shape[1]!r} channels",
-            slope.size,
-        )
+        require.one_or_size(ctx, x.shape[1], slope=slope)
     return prelu(ctx, x, slope)
 
 
 @op("ThresholdedRelu", since=1, types={"T": FLOATS})
 def thresholded_relu(ctx: Lowering, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     return elementwise(ctx, lambda a: s.where(a > alpha, a, 0.0), x)
-
-
-@op("Elu", since=1, types={"T": FLOATS})
-def elu(ctx: Lowering, x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return elementwise(ctx, lambda a: s.where(a < 0, alpha * s.expm1(a), a), x)
-
-
-@op("Selu", since=6, types={"T": FLOATS})
-def selu(
-    ctx: Lowering, x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
-) -> Tensor:
-    return elementwise(ctx, lambda a: gamma * s.where(a < 0, alpha * s.expm1(a), a), x)
-
-
-@op("Selu", since=1, types={"T": FLOATS})
-def selu_1(ctx: Lowering, x: Tensor, *, alpha: float = 1.6732, gamma: float = 1.0507) -> Tensor:
-    return selu(ctx, x, alpha=alpha, gamma=gamma)
-
-
-@op("Celu", since=12, types={"T": FLOATS})
-def celu(ctx: Lowering, x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return elementwise(ctx, lambda a: s.where(a < 0, alpha * s.expm1(a / alpha), a), x)
-
-
-@op("HardSigmoid", since=1, types={"T": FLOATS})
-def hard_sigmoid(ctx: Lowering, x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
-    return elementwise(ctx, lambda a: s.maximum(s.minimum(alpha * a + beta, 1.0), 0.0), x)
 
 
 @op("Shrink", since=9, types={"T": ARITHMETIC})
@@ -112,16 +99,6 @@ def shrink(ctx: Lowering, x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -
     return elementwise(ctx, shrunk, x)
 
 
-@op("Swish", since=24, types={"T": FLOATS})
-def swish(ctx: Lowering, x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return elementwise(ctx, lambda a: a * s.sigmoid(alpha * a), x)
-
-
-@op("QuickGelu", domain="com.microsoft", since=1, types={"T": FLOATS})
-def quick_gelu(ctx: Lowering, x: Tensor, *, alpha: float = 1.702) -> Tensor:
-    return swish(ctx, x, alpha=alpha)
-
-
 @op("Gelu", since=20, types={"T": FLOATS})
 def gelu(ctx: Lowering, x: Tensor, *, approximate: str = "none") -> Tensor:
     forms: dict[str, Callable[[Scalar], Scalar]] = {"none": gelu_erf, "tanh": gelu_tanh}
@@ -129,17 +106,12 @@ def gelu(ctx: Lowering, x: Tensor, *, approximate: str = "none") -> Tensor:
     return elementwise(ctx, forms[approximate], x)
 
 
-@op("Gelu", domain="com.microsoft", since=1, types={"T": FLOATS})
-def microsoft_gelu(ctx: Lowering, x: Tensor) -> Tensor:
-    return elementwise(ctx, gelu_erf, x)
-
-
-@op("BiasGelu", domain="com.microsoft", since=1, types={"T": FLOATS})
+@contrib_op("BiasGelu", T=FLOATS)
 def bias_gelu(ctx: Lowering, x: Tensor, bias: Tensor) -> Tensor:
     return elementwise(ctx, lambda a, b: gelu_erf(a + b), x, bias)
 
 
-@op("FastGelu", domain="com.microsoft", since=1, types={"T": FLOATS})
+@contrib_op("FastGelu", T=FLOATS)
 def fast_gelu(ctx: Lowering, x: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is None:
         return elementwise(ctx, gelu_tanh, x)

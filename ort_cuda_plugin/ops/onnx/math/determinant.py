@@ -6,7 +6,7 @@ from ort_cuda_plugin.kernels.block_algorithms.determinant import determinants
 from ort_cuda_plugin.kernels.block_algorithms.inverse import inverses
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.registry import FLOATS, NO_BFLOAT16, op
+from ort_cuda_plugin.ops.registry import FLOATS, NO_BFLOAT16, contrib_op, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.symbolic import eq
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
@@ -31,6 +31,6 @@ def det(ctx: Lowering, x: Tensor) -> Tensor:
     return _rounded(ctx, determinants(ctx, _matrices(ctx, "Det", x)), x.dtype)
 
 
-@op("Inverse", domain="com.microsoft", since=1, types={"T": NO_BFLOAT16})
+@contrib_op("Inverse", T=NO_BFLOAT16)
 def inverse(ctx: Lowering, x: Tensor) -> Tensor:
     return _rounded(ctx, inverses(ctx, _matrices(ctx, "Inverse", x)), x.dtype)

@@ -11,6 +11,7 @@ from ort_cuda_plugin.kernels.codegen.source import constant_number
 from ort_cuda_plugin.model.ir import FLOATS_8, DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.layouts import as_number
 from ort_cuda_plugin.ops.registry import (
     ALL_TENSORS,
     ARITHMETIC,
@@ -24,6 +25,7 @@ from ort_cuda_plugin.ops.registry import (
     B,
     T,
     op,
+    with_numbers,
 )
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
@@ -34,14 +36,22 @@ from ort_cuda_plugin.program.lowering.views import unsqueeze
 
 
 def unary(
-    name: str, since: int, fn: Callable[[Scalar], Scalar], types: frozenset[DType] = FLOATS, constraint: str = "T"
+    name: str,
+    since: int,
+    fn: Callable[..., Scalar],
+    types: frozenset[DType] = FLOATS,
+    constraint: str = "T",
+    *,
+    domain: str = "",
+    until: int | None = None,
+    **defaults: float,
 ) -> None:
-    """Enters an operator of one input and no attributes: ``fn`` of each element."""
+    """Enters an operator of one input: ``fn`` of each element and the attributes, numbers with these defaults."""
 
-    def function(ctx: Lowering, x: Tensor) -> Tensor:
-        return elementwise(ctx, fn, x)
+    def function(ctx: Lowering, x: Tensor, **attributes: float) -> Tensor:
+        return elementwise(ctx, lambda a: fn(a, **(defaults | attributes)), x)
 
-    op(name, since=since, types={constraint: types})(function)
+    op(name, domain=domain, since=since, until=until, types={constraint: types})(with_numbers(function, defaults))
 
 
 def _erf(x: Scalar) -> Scalar:
@@ -250,8 +260,7 @@ def clip(ctx: Lowering, x: Tensor, min: Tensor | None = None, max: Tensor | None
     bounds = [bound for bound in (min, max) if bound is not None]
     if not bounds and not x.dtype.is_float:
         return x
-    require.scalar(ctx, min=min, max=max)
-    scalars = [ctx.view(bound, (), (), bound.offset) for bound in bounds]
+    scalars = [as_number(ctx, bound, "each of min and max") for bound in bounds]
 
     def clamp(a: Scalar, *limits: Scalar) -> Scalar:
         remaining = list(limits)

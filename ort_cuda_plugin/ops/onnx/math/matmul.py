@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypedDict, Unpack
 
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.registry import FLOATS, WIDE_INTS, T, op
@@ -72,18 +73,16 @@ def gemm(
     return multiply(ctx, a, b, c, finish=added)
 
 
+class GemmAttributes(TypedDict, total=False):
+    """The factors and transpositions of `gemm`."""
+
+    alpha: float
+    beta: float
+    transA: int
+    transB: int
+
+
 @op("Gemm", since=1, types={"T": FLOATS})
-def gemm_1(
-    ctx: Lowering,
-    a: T,
-    b: T,
-    c: T,
-    *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    broadcast: int = 0,
-    transA: int = 0,
-    transB: int = 0,
-) -> Tensor:
+def gemm_1(ctx: Lowering, a: T, b: T, c: T, *, broadcast: int = 0, **attributes: Unpack[GemmAttributes]) -> Tensor:
     """``broadcast`` allows what `gemm` does anyway."""
-    return gemm(ctx, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
+    return gemm(ctx, a, b, c, **attributes)

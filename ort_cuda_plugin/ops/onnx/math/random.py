@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,21 @@ from ort_cuda_plugin.kernels.elementwise.random import Bits, RandomRun, normal, 
 from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.model.ir import FLOATS_8, DType
 from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.ops.folds import in_order
 from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, ARITHMETIC, BOOL, FLOATS, INDICES, NO_BFLOAT16, T1, T2, T, op
+from ort_cuda_plugin.ops.registry import (
+    ALL_TENSORS,
+    ARITHMETIC,
+    BOOL,
+    FLOATS,
+    INDICES,
+    NO_BFLOAT16,
+    T1,
+    T2,
+    T,
+    op,
+    with_numbers,
+)
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, product
@@ -22,7 +36,7 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import reshape
-from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Reduction, Row, Values
+from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row, Values
 
 Distribution = Callable[[Bits, DType], Scalar]
 """A draw in the given element type."""
@@ -69,56 +83,28 @@ def _largest_below(x: float, dtype: DType) -> float:
     return (math.ceil(x / spacing) - 1) * spacing
 
 
-@op("RandomNormal", since=1)
-def random_normal(
-    ctx: Lowering,
-    *,
-    shape: tuple[int, ...],
-    dtype: int = 1,
-    mean: float = 0.0,
-    scale: float = 1.0,
-    seed: float | None = None,
-) -> Tensor:
-    return _draw(ctx, shape, DType.of_attribute(dtype), seed, _normal(mean, scale))
+def _random(name: str, distribution: Callable[..., Distribution], **defaults: float) -> None:
+    """Enters ``name``, whose shape is an attribute, and ``name``Like, which takes that of its input.
+
+    Both have the attributes of the distribution, numbers with these defaults.
+    """
+
+    def by_shape(ctx: Lowering, shape: tuple[int, ...], dtype: int = 1, **given: Any) -> Tensor:
+        seed = given.pop("seed", None)
+        return _draw(ctx, shape, DType.of_attribute(dtype), seed, distribution(**(defaults | given)))
+
+    def like(ctx: Lowering, x: T1, dtype: int | None = None, **given: Any) -> Tensor:
+        seed = given.pop("seed", None)
+        result = x.dtype if dtype is None else DType.of_attribute(dtype)
+        return _draw(ctx, x.shape, result, seed, distribution(**(defaults | given)))
+
+    with_seed: dict[str, float | None] = {**defaults, "seed": None}
+    op(name, since=1)(with_numbers(by_shape, with_seed, inputs=1))
+    op(f"{name}Like", since=1, types={"T1": ALL_TENSORS})(with_numbers(like, with_seed, inputs=2))
 
 
-@op("RandomNormalLike", since=1, types={"T1": ALL_TENSORS})
-def random_normal_like(
-    ctx: Lowering,
-    x: T1,
-    *,
-    dtype: int | None = None,
-    mean: float = 0.0,
-    scale: float = 1.0,
-    seed: float | None = None,
-) -> Tensor:
-    return _draw(ctx, x.shape, x.dtype if dtype is None else DType.of_attribute(dtype), seed, _normal(mean, scale))
-
-
-@op("RandomUniform", since=1)
-def random_uniform(
-    ctx: Lowering,
-    *,
-    shape: tuple[int, ...],
-    dtype: int = 1,
-    low: float = 0.0,
-    high: float = 1.0,
-    seed: float | None = None,
-) -> Tensor:
-    return _draw(ctx, shape, DType.of_attribute(dtype), seed, _uniform(low, high))
-
-
-@op("RandomUniformLike", since=1, types={"T1": ALL_TENSORS})
-def random_uniform_like(
-    ctx: Lowering,
-    x: T1,
-    *,
-    dtype: int | None = None,
-    low: float = 0.0,
-    high: float = 1.0,
-    seed: float | None = None,
-) -> Tensor:
-    return _draw(ctx, x.shape, x.dtype if dtype is None else DType.of_attribute(dtype), seed, _uniform(low, high))
+_random("RandomNormal", _normal, mean=0.0, scale=1.0)
+_random("RandomUniform", _uniform, low=0.0, high=1.0)
 
 
 @op("Bernoulli", since=15, types={"T1": FLOATS})
@@ -147,10 +133,7 @@ def _upper_bound(maps: IndexMap, sorted_rows: Tensor, row: Scalar, limit: Scalar
         goes_right = source.at([row, middle], low < high, math.inf) <= limit
         return s.where(goes_right, middle + 1, low), s.where(goes_right, high, s.minimum(middle, high))
 
-    def combine(a: Values, b: Values) -> Values:
-        raise TypeError("a search has no parts")
-
-    search = Reduction(lambda dtypes: (s.constant(0, DType.INT64), count), halve, combine)
+    search = in_order((s.constant(0, DType.INT64), count), halve)
     steps = s.cast(s.floor(s.unary_float("log2", s.cast(count, DType.FLOAT64))), DType.INT64) + 1
     return maps.fold(search, steps, lambda i: (i,))[0]
 
@@ -203,13 +186,7 @@ def drawn_classes(
 
 
 @op("Dropout", since=1, until=6, types={"T": NO_BFLOAT16})
-def dropout_1(
-    ctx: Lowering,
-    data: Tensor,
-    *,
-    is_test: int = 0,
-    ratio: float = 0.5,
-) -> tuple[Tensor, ...]:
+def dropout_1(ctx: Lowering, data: Tensor, *, is_test: int = 0, ratio: float = 0.5) -> tuple[Tensor, ...]:
     if is_test:
         return _kept(ctx, data, data.dtype, 1)
     return _dropped(ctx, data, ctx.constant(np.array(ratio, np.float32)), None, None, data.dtype)

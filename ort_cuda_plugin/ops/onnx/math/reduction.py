@@ -51,12 +51,7 @@ def reduction(
 
     @op(name, since=axes_input_since, types={"T": types})
     def by_input(
-        ctx: Lowering,
-        data: T,
-        axes: HostTensor | None = None,
-        *,
-        keepdims: int = 1,
-        noop_with_empty_axes: int = 0,
+        ctx: Lowering, data: T, axes: HostTensor | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
     ) -> Tensor:
         values = None if axes is None else ctx.host_constants(axes, "axes", range(axes_count(axes)))
         return run(ctx, data, values, keepdims, noop_with_empty_axes)

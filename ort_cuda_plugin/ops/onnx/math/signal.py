@@ -14,7 +14,7 @@ from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
 from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, INDICES, T1, T2, HostTensor, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.steps.row_program import SUM
 
@@ -26,37 +26,28 @@ def _element_type(number: int) -> DType:
     return dtype
 
 
-def _window(
-    ctx: Lowering, size: Tensor, periodic: int, output_datatype: int, cosines: tuple[float, float, float]
-) -> Tensor:
-    """``cosines[0] - cosines[1] * cos(angle) + cosines[2] * cos(2 * angle)`` over a period of angles."""
-    count = ctx.host_number(size, "size of a window")
-    require.least_dim(ctx, 0, size=count)
-    dtype = _element_type(output_datatype)
+def _window(name: str, *cosines: float) -> None:
+    """Enters a window: cosines[0] - cosines[1] * cos(angle) + cosines[2] * cos(2 * angle), over a period of angles."""
 
-    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        period = maps.dim(count if periodic else count - 1)
-        angle = s.cast(c[0], DType.FLOAT64) * (2 * math.pi) / s.cast(period, DType.FLOAT64)
-        constant, first, second = cosines
-        value = constant - first * s.cos(angle)
-        return s.cast(value + second * s.cos(2.0 * angle) if second else value, dtype)
+    @op(name, since=17, types={"T1": INDICES})
+    def function(ctx: Lowering, size: HostTensor, *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
+        count = ctx.host_number(size, "size")
+        require.least_dim(ctx, 0, size=count)
+        dtype = _element_type(output_datatype)
 
-    return gather_map(ctx, [count], dtype, element)
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            period = maps.dim(count if periodic else count - 1)
+            angle = s.cast(c[0], DType.FLOAT64) * (2 * math.pi) / s.cast(period, DType.FLOAT64)
+            constant, first, second = cosines
+            value = constant - first * s.cos(angle)
+            return s.cast(value + second * s.cos(2.0 * angle) if second else value, dtype)
 
-
-@op("HannWindow", since=17, types={"T1": INDICES})
-def hann_window(ctx: Lowering, size: HostTensor, *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
-    return _window(ctx, size, periodic, output_datatype, (0.5, 0.5, 0.0))
+        return gather_map(ctx, [count], dtype, element)
 
 
-@op("HammingWindow", since=17, types={"T1": INDICES})
-def hamming_window(ctx: Lowering, size: HostTensor, *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
-    return _window(ctx, size, periodic, output_datatype, (25 / 46, 21 / 46, 0.0))
-
-
-@op("BlackmanWindow", since=17, types={"T1": INDICES})
-def blackman_window(ctx: Lowering, size: HostTensor, *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
-    return _window(ctx, size, periodic, output_datatype, (0.42, 0.5, 0.08))
+_window("HannWindow", 0.5, 0.5, 0.0)
+_window("HammingWindow", 25 / 46, 21 / 46, 0.0)
+_window("BlackmanWindow", 0.42, 0.5, 0.08)
 
 
 @op("MelWeightMatrix", since=17, types={"T1": INDICES, "T2": FLOATS})
@@ -272,13 +263,7 @@ def stft(
         length = window.shape[0]
     require.shape(ctx, (length,), window=window)
     require.least_dim(ctx, 1, frame_length=length)
-    require.holds(
-        ctx,
-        le(length, signal.shape[1]),
-        "frame_length",
-        f"be at most the length {signal.shape[1]!r} of the signal",
-        length,
-    )
+    require.most_dim(ctx, signal.shape[1], frame_length=length)
     frames = (signal.shape[1] - length) // step + 1
     bins = length // 2 + 1 if onesided else length
 

@@ -14,12 +14,13 @@ from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import reshape, unsqueeze
 from ort_cuda_plugin.program.steps.row_program import Row
 
+Parameters = tuple[Tensor, Tensor, Tensor, Tensor]
+"""(scale, bias, mean, variance)."""
 
-def _folded_batch_norm(
-    ctx: Lowering, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, epsilon: float
-) -> tuple[Tensor, Tensor] | None:
+
+def _folded_batch_norm(ctx: Lowering, parameters: Parameters, epsilon: float) -> tuple[Tensor, Tensor] | None:
     """Factor and offset per channel where they can be computed once: from constants of a type that is wide enough."""
-    parameters = (scale, bias, mean, variance)
+    scale = parameters[0]
     wide = (DType.FLOAT32, DType.FLOAT64)
     if not all(x.is_constant and x.dtype is scale.dtype and x.shape == scale.shape for x in parameters):
         return None
@@ -50,19 +51,10 @@ def _compute_type(*tensors: Tensor) -> DType:
     return DType.FLOAT64 if any(x.dtype is DType.FLOAT64 for x in tensors) else DType.FLOAT32
 
 
-def batch_norm(
-    ctx: Lowering,
-    x: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    epsilon: float,
-    *,
-    spatial: bool = True,
-) -> Tensor:
+def batch_norm(ctx: Lowering, x: Tensor, parameters: Parameters, epsilon: float, *, spatial: bool = True) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias, each per channel (axis 1), or per element of a sample."""
-    folded = _folded_batch_norm(ctx, scale, bias, mean, variance, epsilon)
+    scale, _, mean, _ = parameters
+    folded = _folded_batch_norm(ctx, parameters, epsilon)
     if folded is not None and x.dtype is scale.dtype:
         factor, offset = (_placed(ctx, x, value, spatial) for value in folded)
         return elementwise(ctx, lambda x, factor, offset: x * factor + offset, x, factor, offset)
@@ -73,26 +65,18 @@ def batch_norm(
         factor = scale / s.sqrt(variance + epsilon)
         return s.cast((value - mean) * factor + bias, x.dtype)
 
-    return elementwise(ctx, apply, x, *(_placed(ctx, x, value, spatial) for value in (scale, bias, mean, variance)))
+    return elementwise(ctx, apply, x, *(_placed(ctx, x, value, spatial) for value in parameters))
 
 
 def batch_norm_training(
-    ctx: Lowering,
-    x: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    epsilon: float,
-    momentum: float,
-    *,
-    spatial: bool = True,
+    ctx: Lowering, x: Tensor, parameters: Parameters, epsilon: float, momentum: float, *, spatial: bool = True
 ) -> tuple[Tensor, ...]:
     """x normalized by the statistics of this batch, running mean and variance, the batch's mean and variance.
 
     The variance is that of the population. Running statistics are old * momentum + new * (1 - momentum).
     """
     require.least_rank(2, X=x)
+    scale, bias, mean, variance = parameters
     compute = _compute_type(x, scale, mean)
 
     def program(row: Row, x: Scalar, scale: Scalar, bias: Scalar) -> tuple[list[Scalar], list[Scalar]]:
@@ -133,8 +117,8 @@ def batch_normalization_1(
     spatial: int = 1,
 ) -> tuple[Tensor, ...]:
     if is_test:
-        return (batch_norm(ctx, x, scale, bias, mean, variance, epsilon, spatial=bool(spatial)),)
-    return batch_norm_training(ctx, x, scale, bias, mean, variance, epsilon, momentum, spatial=bool(spatial))
+        return (batch_norm(ctx, x, (scale, bias, mean, variance), epsilon, spatial=bool(spatial)),)
+    return batch_norm_training(ctx, x, (scale, bias, mean, variance), epsilon, momentum, spatial=bool(spatial))
 
 
 @op("BatchNormalization", since=7, types={"T": FLOATS})
@@ -173,8 +157,8 @@ def batch_normalization_14(
 ) -> tuple[Tensor, ...]:
     parameters = (scale, bias, mean, variance)
     if training_mode:
-        return batch_norm_training(ctx, x, *parameters, epsilon, momentum)[:3]
-    return (batch_norm(ctx, x, *parameters, epsilon),)
+        return batch_norm_training(ctx, x, parameters, epsilon, momentum)[:3]
+    return (batch_norm(ctx, x, parameters, epsilon),)
 
 
 @op("BatchNormalization", since=15, types={"T": FLOATS, "T1": FLOATS, "T2": FLOATS})

@@ -10,7 +10,7 @@ from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import part, squeeze
+from ort_cuda_plugin.program.lowering.views import part, squeeze, unsqueeze
 from ort_cuda_plugin.program.steps.row_program import SUM
 
 
@@ -58,5 +58,5 @@ def causal_convolution(
         value = total + s.cast(bias[0], total.dtype) if bias else total
         return s.cast(value if activation == "none" else value * s.sigmoid(value), x.dtype)
 
-    biases = [] if bias is None else [ctx.view(bias, (*bias.shape, 1), (*bias.strides, 0), bias.offset)]
+    biases = [] if bias is None else [unsqueeze(ctx, bias, [1])]
     return elementwise(ctx, finish, squeeze(ctx, total, [3]), *biases), padded

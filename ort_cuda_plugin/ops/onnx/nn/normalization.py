@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypedDict, Unpack
 
 from ort_cuda_plugin.kernels.conv.pool import local_response_normalization
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axes, normalize_axis
+from ort_cuda_plugin.ops.layouts import per_channel
 from ort_cuda_plugin.ops.registry import FLOATS, T, V, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import reshape
+from ort_cuda_plugin.program.lowering.views import reshape, unsqueeze
 from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row, arg_max
 
 Outputs = tuple[Sequence[Scalar], Sequence[Scalar]]
@@ -129,57 +131,49 @@ def layer_norm(
     return row_map(ctx, program, axes, x, *affine)
 
 
+class LayerNormAttributes(TypedDict, total=False):
+    """The attributes of normalizations of rows; see `_layer_norm_from`."""
+
+    axis: int
+    epsilon: float
+    stash_type: int
+
+
+def _layer_norm_from(
+    ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5,
+    stash_type: int = 1, center: bool = True,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """`layer_norm` of all dimensions from ``axis`` on."""
+    axes = range(normalize_axis(axis, x.rank), x.rank)
+    return layer_norm(ctx, x, scale, bias, axes, epsilon, stash_type, center=center)
+
+
 @op("LayerNormalization", since=17, types={"T": FLOATS, "U": FLOATS})
 def layer_normalization(
-    ctx: Lowering,
-    x: T,
-    scale: T,
-    bias: T | None = None,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-5,
-    stash_type: int = 1,
+    ctx: Lowering, x: T, scale: T, bias: T | None = None, **attributes: Unpack[LayerNormAttributes]
 ) -> tuple[Tensor, ...]:
-    return layer_norm(ctx, x, scale, bias, range(normalize_axis(axis, x.rank), x.rank), epsilon, stash_type)
+    return _layer_norm_from(ctx, x, scale, bias, **attributes)
 
 
 @op("LayerNormalization", since=1, until=16, types={"T": FLOATS, "V": FLOATS})
 def contributed_layer_normalization(
-    ctx: Lowering,
-    x: T,
-    scale: V,
-    bias: V | None = None,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-5,
-    stash_type: int = 1,
+    ctx: Lowering, x: T, scale: V, bias: V | None = None, **attributes: Unpack[LayerNormAttributes]
 ) -> tuple[Tensor, ...]:
-    """What ORT's fusion makes in models of older opsets."""
-    return layer_norm(ctx, x, scale, bias, range(normalize_axis(axis, x.rank), x.rank), epsilon, stash_type)
+    """ONNX Runtime's fusion writes it into models of older opsets."""
+    return _layer_norm_from(ctx, x, scale, bias, **attributes)
 
 
 @op("SimplifiedLayerNormalization", since=1, types={"T": FLOATS, "V": FLOATS})
 def simplified_layer_normalization(
-    ctx: Lowering, x: T, scale: V, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+    ctx: Lowering, x: T, scale: V, **attributes: Unpack[LayerNormAttributes]
 ) -> tuple[Tensor, ...]:
-    axes = range(normalize_axis(axis, x.rank), x.rank)
-    normalized, _, reciprocal = layer_norm(ctx, x, scale, None, axes, epsilon, stash_type, center=False)
+    normalized, _, reciprocal = _layer_norm_from(ctx, x, scale, center=False, **attributes)
     return normalized, reciprocal
 
 
 @op("RMSNormalization", since=23, types={"T": FLOATS, "V": FLOATS})
-def rms_normalization(
-    ctx: Lowering, x: T, scale: V, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
-) -> Tensor:
-    axes = range(normalize_axis(axis, x.rank), x.rank)
-    return layer_norm(ctx, x, scale, None, axes, epsilon, stash_type, center=False)[0]
-
-
-def per_channel(ctx: Lowering, x: Tensor, rank: int) -> Tensor:
-    """A vector with one element per channel as a tensor that broadcasts to (N, C, ...) of ``rank``."""
-    require.rank(1, **{"a value per channel": x})
-    trailing = rank - 2
-    return ctx.view(x, (*x.shape, *([1] * trailing)), (*x.strides, *([0] * trailing)), x.offset)
+def rms_normalization(ctx: Lowering, x: T, scale: V, **attributes: Unpack[LayerNormAttributes]) -> Tensor:
+    return _layer_norm_from(ctx, x, scale, center=False, **attributes)[0]
 
 
 @op("InstanceNormalization", since=1, types={"T": FLOATS})
@@ -220,8 +214,7 @@ def _group_norm(
     _check_stash(stash_type)
     depth = floordiv(x.shape[1], groups)
     require.multiple_of(ctx, x.shape[1], groups, "the number of channels of X")
-    trailing = [1] * (x.rank - 2)
-    placed = [ctx.view(y, (*y.shape, *trailing), (*y.strides, *([0] * len(trailing))), y.offset) for y in affine]
+    placed = [unsqueeze(ctx, y, range(2, x.rank)) for y in affine]
 
     def program(row: Row, x: Scalar, scale: Scalar, bias: Scalar) -> Outputs:
         value = stash(x, stash_type)

@@ -106,13 +106,7 @@ def _norm_pool(ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim]
 
 @op("LpPool", since=2, types={"T": FLOATS})
 def lp_pool(
-    ctx: Lowering,
-    x: T,
-    *,
-    kernel_shape: Ints,
-    ceil_mode: int = 0,
-    p: int = 2,
-    **attributes: Unpack[WindowAttributes],
+    ctx: Lowering, x: T, *, kernel_shape: Ints, ceil_mode: int = 0, p: int = 2, **attributes: Unpack[WindowAttributes]
 ) -> Tensor:
     window = windows(x.shape[2:], kernel_shape, **attributes)
     return _norm_pool(ctx, x, window, count_windows(ctx, window, bool(ceil_mode), may_exceed=True), p)
@@ -120,12 +114,7 @@ def lp_pool(
 
 @op("LpPool", since=1, types={"T": FLOATS})
 def lp_pool_1(
-    ctx: Lowering,
-    x: T,
-    *,
-    kernel_shape: Ints,
-    p: float = 2.0,
-    **attributes: Unpack[PaddingAttributes],
+    ctx: Lowering, x: T, *, kernel_shape: Ints, p: float = 2.0, **attributes: Unpack[PaddingAttributes]
 ) -> Tensor:
     window = windows(x.shape[2:], kernel_shape, **attributes)
     return _norm_pool(ctx, x, window, count_windows(ctx, window, may_exceed=True), p)

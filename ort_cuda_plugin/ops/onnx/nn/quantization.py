@@ -6,7 +6,7 @@ A quantized x stands for (x - zero_point) * scale. Products are those of int32, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, Unpack
+from typing import TypedDict, Unpack
 
 from ort_cuda_plugin.kernels.elementwise.index_map import gather_map
 from ort_cuda_plugin.model.ir import FLOATS_8, DType
@@ -15,17 +15,15 @@ from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.math.matmul import matmul
 from ort_cuda_plugin.ops.onnx.nn.conv import conv
 from ort_cuda_plugin.ops.onnx.nn.windows import ConvAttributes
-from ort_cuda_plugin.ops.registry import BYTES, FLOAT32, INT32, PACKED, T1, T2, T3, T, op
+from ort_cuda_plugin.ops.registry import BYTES, FLOAT32, INT32, PACKED, T1, T2, T3, T4, TS, T, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import ceildiv, eq
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.reduce import row_map
+from ort_cuda_plugin.program.lowering.views import unsqueeze
 from ort_cuda_plugin.program.steps.row_program import MAX, MIN, Row
-
-TS: TypeAlias = Tensor
-T4: TypeAlias = Tensor
 
 QUANTIZED = BYTES | {DType.INT16, DType.UINT16} | FLOATS_8 | PACKED
 SCALES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
@@ -80,9 +78,7 @@ def _by_groups(
             if parameter.size == 1:
                 placed.append(ctx.view(parameter, (), (), parameter.offset))
             else:
-                after = x.rank - 1 - normalize_axis(axis, x.rank)
-                shape, strides = (*parameter.shape, *[1] * after), (*parameter.strides, *[0] * after)
-                placed.append(ctx.view(parameter, shape, strides, parameter.offset))
+                placed.append(unsqueeze(ctx, parameter, range(1, x.rank - normalize_axis(axis, x.rank))))
         return elementwise(ctx, fn, x, *placed)
     along = normalize_axis(axis, x.rank)
     require.least(0, block_size=block_size)
@@ -114,17 +110,20 @@ def _element_type(number: int, served: frozenset[DType]) -> DType:
     return dtype
 
 
+class QuantizeAttributes(TypedDict, total=False):
+    """The attributes of all versions of QuantizeLinear; see `_quantize`."""
+
+    axis: int
+    saturate: int
+    block_size: int
+    output_dtype: int
+
+
 def _quantize(
-    ctx: Lowering,
-    x: Tensor,
-    scale: Tensor,
-    zero: Tensor | None,
-    axis: int,
-    block_size: int,
-    output_dtype: int,
-    precision: int,
-    saturate: int,
-) -> Tensor:
+    ctx: Lowering, x: Tensor, scale: Tensor, zero: Tensor | None, precision: int, *, axis: int = 1, saturate: int = 1,
+    block_size: int = 0, output_dtype: int = 0,
+) -> Tensor:  # fmt: skip
+    """x quantized, divided by its scale in the type ``precision``, 0 for float32."""
     dtype = zero.dtype if zero is not None else _element_type(output_dtype or DType.UINT8.onnx, QUANTIZED)
     if output_dtype and output_dtype != dtype.onnx:
         raise require.violation("output_dtype", f"be that of the zero point, {dtype.name}", output_dtype)
@@ -139,18 +138,10 @@ def _quantize(
 
 @op("QuantizeLinear", since=10, types={"T1": SCALES | INT32, "T2": QUANTIZED})
 def quantize_linear_10(
-    ctx: Lowering,
-    x: T1,
-    y_scale: T1,
-    y_zero_point: T2 | None = None,
-    *,
-    axis: int = 1,
-    saturate: int = 1,
-    block_size: int = 0,
-    output_dtype: int = 0,
+    ctx: Lowering, x: T1, y_scale: T1, y_zero_point: T2 | None = None, **attributes: Unpack[QuantizeAttributes]
 ) -> Tensor:
     """ONNX says nothing of the precision of the division: float32, as in the CPU provider."""
-    return _quantize(ctx, x, y_scale, y_zero_point, axis, block_size, output_dtype, 0, saturate)
+    return _quantize(ctx, x, y_scale, y_zero_point, 0, **attributes)
 
 
 @op(
@@ -164,16 +155,13 @@ def quantize_linear(
     y_scale: T2,
     y_zero_point: T3 | None = None,
     *,
-    axis: int = 1,
-    saturate: int = 1,
-    block_size: int = 0,
-    output_dtype: int = 0,
     precision: int = 0,
+    **attributes: Unpack[QuantizeAttributes],
 ) -> Tensor:
     """Without ``precision`` the division has that of the scale, as ONNX says."""
     if not precision and y_scale.dtype in SCALES:
         precision = y_scale.dtype.onnx
-    return _quantize(ctx, x, y_scale, y_zero_point, axis, block_size, output_dtype, precision, saturate)
+    return _quantize(ctx, x, y_scale, y_zero_point, precision, **attributes)
 
 
 @op("DequantizeLinear", since=10, types={"T": QUANTIZED | INT32})
@@ -219,7 +207,7 @@ def dynamic_quantize_linear(ctx: Lowering, x: T1) -> tuple[Tensor, Tensor, Tenso
 
 def _per_row(ctx: Lowering, x: Tensor) -> Tensor:
     """A parameter of the rows of a matrix, such that it broadcasts to the matrix."""
-    return ctx.view(x, (*x.shape, 1), (*x.strides, 0), x.offset) if x.rank == 1 and x.size != 1 else x
+    return unsqueeze(ctx, x, [1]) if x.rank == 1 and x.size != 1 else x
 
 
 def shifted(ctx: Lowering, x: Tensor, zero: Tensor | None, dtype: DType = DType.INT32) -> Tensor:
@@ -290,7 +278,7 @@ def _per_channel(ctx: Lowering, x: Tensor, after: int) -> Tensor:
     if x.size == 1:
         return _scalar(ctx, x)
     require.rank(1, **{"a parameter per channel": x})
-    return ctx.view(x, (*x.shape, *[1] * after), (*x.strides, *[0] * after), x.offset)
+    return unsqueeze(ctx, x, range(1, after + 1))
 
 
 @op("ConvInteger", since=10, types={"T1": BYTES, "T2": BYTES})

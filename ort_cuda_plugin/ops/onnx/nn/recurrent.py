@@ -11,7 +11,7 @@ from typing import TypedDict, Unpack
 from ort_cuda_plugin.kernels.rnn.rnn_cell import Cell, Direction, Gates, Sequences
 from ort_cuda_plugin.kernels.rnn.rnn_per_sequence import run_cells
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.math.activation import softplus
+from ort_cuda_plugin.ops.onnx.math.activation import elu, leaky_relu, softplus
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.registry import FLOATS, INT32, T1, T, op
 from ort_cuda_plugin.program.expressions import scalar as s
@@ -34,9 +34,9 @@ _plain: dict[str, Activation] = {
 }
 
 _of_alpha: dict[str, tuple[float, Callable[[float], Activation]]] = {
-    "leakyrelu": (0.01, lambda alpha: lambda x: s.where(x < 0, alpha * x, x)),
+    "leakyrelu": (0.01, lambda alpha: lambda x: leaky_relu(x, alpha)),
     "thresholdedrelu": (1.0, lambda alpha: lambda x: s.where(x > alpha, x, 0.0)),
-    "elu": (1.0, lambda alpha: lambda x: s.where(x < 0, alpha * s.expm1(x), x)),
+    "elu": (1.0, lambda alpha: lambda x: elu(x, alpha)),
 }
 """Functions of one parameter, with its default."""
 
@@ -49,10 +49,7 @@ _of_alpha_beta: dict[str, tuple[float, float, Callable[[float, float], Activatio
 
 
 def _activations(
-    names: Sequence[str],
-    alphas: Sequence[float] | None,
-    betas: Sequence[float] | None,
-    clips: Sequence[float | None],
+    names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None, clips: Sequence[float | None]
 ) -> list[Activation]:
     """The functions by name; each takes its parameters from the front of what is left of ``alphas`` and ``betas``."""
     alpha, beta = iter(alphas or ()), iter(betas or ())

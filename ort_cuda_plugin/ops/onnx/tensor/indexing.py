@@ -93,14 +93,7 @@ def check_within(ctx: Lowering, data: Tensor, indices: Tensor, axis: int) -> Non
     require.rank(data.rank, indices=indices)
     for other in range(data.rank):
         if other != axis:
-            fits = le(indices.shape[other], data.shape[other])
-            require.holds(
-                ctx,
-                fits,
-                "indices",
-                f"be at most as long as data in dimension {other}, {data.shape[other]!r}",
-                indices.shape[other],
-            )
+            require.most_dim(ctx, data.shape[other], **{f"dimension {other} of indices": indices.shape[other]})
 
 
 @op("GatherElements", since=11, types={"T": ALL_TENSORS, "Tind": INDICES})

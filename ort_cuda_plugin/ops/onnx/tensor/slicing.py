@@ -200,13 +200,7 @@ def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
     for x in inputs:
         for other in range(x.rank):
             if other != at:
-                require.holds(
-                    ctx,
-                    eq(x.shape[other], first.shape[other]),
-                    "each input",
-                    f"have the size {first.shape[other]!r} in dimension {other}",
-                    x.shape[other],
-                )
+                require.dim(ctx, other, first.shape[other], **{"each input": x})
         total = total + x.shape[at]
     shape = [*first.shape[:at], total, *first.shape[at + 1 :]]
 

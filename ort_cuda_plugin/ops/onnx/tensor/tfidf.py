@@ -9,6 +9,7 @@ import numpy as np
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, scatter_map
 from ort_cuda_plugin.model.ir import Array, DType
 from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.ops.folds import lower_bound
 from ort_cuda_plugin.ops.onnx.tensor.scatter import REDUCTIONS
 from ort_cuda_plugin.ops.registry import INDICES, op
 from ort_cuda_plugin.program.expressions import scalar as s
@@ -16,7 +17,6 @@ from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.views import reshape
-from ort_cuda_plugin.program.steps.row_program import Reduction, Values
 
 MAX_GRAM_LENGTH = 16
 """Elements of an n-gram that a kernel compares one after another."""
@@ -60,7 +60,7 @@ def _count(ctx: Lowering, counts: Tensor, x: Tensor, grams: dict[tuple[int, ...]
     Every place looks its n-gram up in the sorted pool.
     """
     ordered = sorted(grams)
-    length, last = len(ordered[0]), len(ordered) - 1
+    length = len(ordered[0])
     pool = ctx.constant(np.array(ordered, np.int64))
     columns = ctx.constant(np.array([grams[gram] for gram in ordered], np.int64))
 
@@ -70,16 +70,7 @@ def _count(ctx: Lowering, counts: Tensor, x: Tensor, grams: dict[tuple[int, ...]
         step = skip + 1
         fits = start + step * (length - 1) < source.dim(1)
         gram = [s.cast(source.at([row, start + step * j], fits), DType.INT64) for j in range(length)]
-        end = maps.dim(last)
-
-        def halve(totals: Values, _: Values) -> Values:
-            low, high = totals
-            middle = (low + high) >> 1
-            less, _equal = _before(table, middle, gram)
-            return s.where(less, s.minimum(middle + 1, end), low), s.where(less, high, middle)
-
-        search = Reduction(lambda dtypes: (s.constant(0, DType.INT64), end), halve, lambda a, b: a)
-        found, _ = maps.fold(search, maps.dim(len(ordered).bit_length()), lambda i: (i,))
+        found = lower_bound(maps, len(ordered), lambda at: _before(table, at, gram)[0])
         _, equal = _before(table, found, gram)
         inside = fits & equal
         return [row, maps.source(columns).at([found], inside)], s.constant(1, DType.INT32), inside
