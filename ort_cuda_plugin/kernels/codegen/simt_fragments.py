@@ -30,7 +30,10 @@ THREADS = 128
 
 @dataclass(frozen=True)
 class Element:
-    """How elements of a storage type (``DType.short``) are read, accumulated and written."""
+    """Loads, accumulates and stores elements of a storage type (``DType.short``): the protocol of operand loaders.
+
+    `ConvertedElement` converts what it loads (a prologue), `BlockElement` unpacks codes of few bits.
+    """
 
     storage: str
 
@@ -57,7 +60,7 @@ class Element:
     def neighbours(
         self, pointer: str, index: str, outer: str, inner: str, count: int, name: str
     ) -> tuple[list[str], list[str]]:
-        """Expressions as of `load` for ``count`` neighbours along k, and the lines before them; ``name`` begins names.
+        """Lines, and the expressions of `load` for ``count`` neighbours along k after them; ``name`` begins names.
 
         The first is at ``index`` and ``inner``, which are multiples of ``count``.
         """

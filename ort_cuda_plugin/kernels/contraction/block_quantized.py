@@ -10,57 +10,48 @@ from dataclasses import dataclass
 from ...program.steps.steps import CODES_PER_WORD, Conversion
 from ..codegen.simt_fragments import log2
 from ..codegen.source import KernelBuilder, Parameters, load_text, offset_text
-from .prologue import INNER, OUTER, RAW, ConvertedElement, Inline
+from .prologue import INNER, OUTER, RAW, ConvertedElement, Inline, shared_name
 
 
 @dataclass(frozen=True)
 class BlockElement(ConvertedElement):
-    """A number of ``storage`` that ``text`` makes of a code and of what ``shared`` loads for its block."""
+    """A number of ``storage`` that ``text`` makes of a code of ``bits`` and of what is ``shared`` by its block."""
 
     bits: int = 4
-    shared: tuple[str, ...] = ()
 
     @property
     def memory(self) -> str:
         return f"{self.bits}bits"
 
+    @property
+    def _word_type(self) -> str:
+        return "uint64" if self.bits == 8 else "uint32"
+
     def _word(self, pointer: str, index: str) -> str:
-        return f"{'uint64' if self.bits == 8 else 'uint32'}({pointer}[({index}) >> {log2(CODES_PER_WORD)}])"
+        return f"{self._word_type}({pointer}[({index}) >> {log2(CODES_PER_WORD)}])"
 
     def _code(self, word: str, place: str) -> str:
-        kind = "uint64" if self.bits == 8 else "uint32"
-        return f"int32(({word} >> {kind}({place})) & {kind}({(1 << self.bits) - 1}))"
+        return f"int32(({word} >> {self._word_type}({place})) & {self._word_type}({(1 << self.bits) - 1}))"
 
-    def _value(self, code: str, of_block: tuple[str, ...]) -> str:
-        text = self.text.replace(RAW, f"({code})")
-        for number, value in enumerate(of_block):
-            text = text.replace(_shared_name(number), f"({value})")
-        return text
-
-    def load(self, pointer: str, index: str, outer: str = "", inner: str = "") -> str:
-        place = f"(({index}) & {CODES_PER_WORD - 1}) * {self.bits}"
-        of_block = tuple(x.replace(OUTER, f"({outer})").replace(INNER, f"({inner})") for x in self.shared)
-        return self._value(self._code(self._word(pointer, index), place), of_block)
+    def raw(self, pointer: str, index: str) -> str:
+        return self._code(self._word(pointer, index), f"(({index}) & {CODES_PER_WORD - 1}) * {self.bits}")
 
     def neighbours(
         self, pointer: str, index: str, outer: str, inner: str, count: int, name: str
     ) -> tuple[list[str], list[str]]:
-        words = -(-count // CODES_PER_WORD)
         lines = [
-            f"{name}_word{word} = {self._word(pointer, f'{index} + {word * CODES_PER_WORD}')}" for word in range(words)
+            f"{name}_word{word} = {self._word(pointer, f'{index} + {word * CODES_PER_WORD}')}"
+            for word in range(-(-count // CODES_PER_WORD))
         ]
         if count < CODES_PER_WORD:
             lines.append(f"{name}_first = (({index}) & {CODES_PER_WORD - 1}) * {self.bits}")
-        for number, text in enumerate(self.shared):
-            loaded = text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})")
-            lines.append(f"{name}_of_block{number} = {loaded}")
-        of_block = tuple(f"{name}_of_block{number}" for number in range(len(self.shared)))
+        load, names = self.load_shared(outer, inner, name)
         values = []
         for i in range(count):
             word, within = divmod(i, CODES_PER_WORD)
             place = str(within * self.bits) if count >= CODES_PER_WORD else f"({name}_first + {within * self.bits})"
-            values.append(self._value(self._code(f"{name}_word{word}", place), of_block))
-        return lines, values
+            values.append(self.value(self._code(f"{name}_word{word}", place), names, outer, inner))
+        return [*lines, *load], values
 
 
 def make_block_element(conversion: Conversion, prefix: str) -> tuple[BlockElement, Parameters]:
@@ -75,7 +66,7 @@ def make_block_element(conversion: Conversion, prefix: str) -> tuple[BlockElemen
             (f"int64(int32({INNER}) >> {log2(conversion.block)})", builder.stride(blocks)),
             (f"int64({OUTER})", builder.stride(columns)),
         ]
-        emit.bind(leaf, _shared_name(len(shared)))
+        emit.bind(leaf, shared_name(len(shared)))
         shared.append(load_text(pointer, offset_text(terms), y.dtype))
     emit.bind(conversion.leaf, RAW)
     text = emit.value(conversion.value)
@@ -84,7 +75,3 @@ def make_block_element(conversion: Conversion, prefix: str) -> tuple[BlockElemen
         conversion.value.dtype.short, text=text, setup=setup, bits=conversion.bits, shared=tuple(shared)
     )
     return element, builder
-
-
-def _shared_name(number: int) -> str:
-    return f"@block{number}@"

@@ -1,7 +1,8 @@
-"""What a product's kernel makes of an element of an operand before it multiplies: dequantisation, above all."""
+"""Prologues: how a kernel converts an element of an operand as it loads it, above all dequantisation."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...model.ir import DType
@@ -20,20 +21,52 @@ RAW, OUTER, INNER = "@raw", "@outer", "@inner"
 class ConvertedElement(Element):
     """An element that memory holds in the type ``source`` and that ``text`` makes one of ``storage``.
 
-    ``setup`` are lines at the kernel's beginning.
+    ``setup`` are lines at the kernel's beginning. ``shared`` are texts that are the same for neighbours along k, as the
+    scale of a block of weights: `neighbours` loads each once.
     """
 
     source: DType = DType.FLOAT32
     text: str = ""
     setup: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
 
     @property
     def memory(self) -> str:
         return self.source.short
 
     def load(self, pointer: str, index: str, outer: str = "", inner: str = "") -> str:
-        raw = load_text(pointer, index, self.source)
-        return self.text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})").replace(RAW, f"({raw})")
+        return self.value(self.raw(pointer, index), self.shared_texts(outer, inner), outer, inner)
+
+    def neighbours(
+        self, pointer: str, index: str, outer: str, inner: str, count: int, name: str
+    ) -> tuple[list[str], list[str]]:
+        raw = [self.raw(pointer, f"{index} + {i}") for i in range(count)]
+        lines, names = self.load_shared(outer, inner, name)
+        return lines, [self.value(x, names, outer, f"{inner} + {i}") for i, x in enumerate(raw)]
+
+    def raw(self, pointer: str, index: str) -> str:
+        """The element in memory as a register value."""
+        return load_text(pointer, index, self.source)
+
+    def value(self, raw: str, shared: Sequence[str], outer: str, inner: str) -> str:
+        """The converted element."""
+        text = self.text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})").replace(RAW, f"({raw})")
+        for number, of_block in enumerate(shared):
+            text = text.replace(shared_name(number), f"({of_block})")
+        return text
+
+    def shared_texts(self, outer: str, inner: str) -> list[str]:
+        return [text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})") for text in self.shared]
+
+    def load_shared(self, outer: str, inner: str, name: str) -> tuple[list[str], list[str]]:
+        """Lines that load what neighbours share, and the names that they give."""
+        names = [f"{name}_of_block{number}" for number in range(len(self.shared))]
+        return [f"{x} = {text}" for x, text in zip(names, self.shared_texts(outer, inner), strict=True)], names
+
+
+def shared_name(number: int) -> str:
+    """Stands in the text of a conversion for what neighbours share."""
+    return f"@block{number}@"
 
 
 class Inline(Emitter):

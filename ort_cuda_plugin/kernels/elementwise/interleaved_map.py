@@ -44,12 +44,7 @@ def plane_vectors(step: Map, dims: Sequence[Dim], inputs: Sequence[Placed], outp
 
 
 def launch_interleaved_map(
-    ctx: Lowering,
-    builder: KernelBuilder,
-    step: Map,
-    dims: Sequence[Dim],
-    width: int,
-    inputs: Sequence[Placed],
+    ctx: Lowering, builder: KernelBuilder, step: Map, dims: Sequence[Dim], width: int, inputs: Sequence[Placed]
 ) -> None:
     """Makes the kernel of a Map with vectors of ``width`` places of each plane, and launches it."""
     emit, planes = builder.emit, dims[-1]

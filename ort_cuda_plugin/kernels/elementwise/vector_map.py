@@ -98,10 +98,7 @@ class VectorMap:
         self._extents: list[Extent] | None = None
 
     def launch(
-        self,
-        step: Map,
-        inputs: Sequence[tuple[Input, Sequence[Dim]]],
-        outputs: Sequence[Sequence[Dim]],
+        self, step: Map, inputs: Sequence[tuple[Input, Sequence[Dim]]], outputs: Sequence[Sequence[Dim]]
     ) -> None:
         builder, emit, form = self.builder, self.emit, self.form
         moved = [

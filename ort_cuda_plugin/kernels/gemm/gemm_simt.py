@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ...model.ir import DType
 from ..codegen.block_mapping import batch_offsets, steps_of, tile_of_block
 from ..codegen.epilogue import Epilogue
-from ..codegen.fragment import join
+from ..codegen.fragment import Fragment, join
 from ..codegen.simt_fragments import Element, Operand, Tile, declare, fill_matrix, pipeline, store_tile
 from ..codegen.source import register_type, text_property
 from ..contraction.prologue import conversion_setup, type_names
@@ -81,6 +81,16 @@ class Product:
     def stride(self, name: str) -> str:
         return name if name in self.strides else "1"
 
+    def tile_fragments(self, tile: Tile, a: Operand, b: Operand) -> list[Fragment]:
+        """The block's tile without tensor cores: accumulators, pipeline, epilogue."""
+        pairs = zip((a, b), (tile.m, tile.n), self.elements, strict=True)
+        fill = [fill_matrix(x, extent, tile, element, self.index_type) for x, extent, element in pairs]
+        return [
+            declare(tile, self.element.accumulator),
+            pipeline(tile, self.element.accumulator, "\n".join(fill)),
+            store_tile(tile, a.bound, b.bound, self.element, self.epilogue),
+        ]
+
 
 @dataclass(frozen=True)
 class TiledProduct(Product):
@@ -94,20 +104,15 @@ class TiledProduct(Product):
 
     @text_property
     def body(self) -> str:
-        tile, element = self.tile, self.element
+        tile = self.tile
         a = Operand("a", "a", "row0", "m", "k_end", self.stride("a_m"), self.stride("a_k"), self.a_contiguous != "m")
         b = Operand("b", "b", "column0", "n", "k_end", self.stride("b_n"), self.stride("b_k"), self.b_contiguous == "k")
-        fill = [
-            fill_matrix(x, extent, tile, each, self.index_type)
-            for x, extent, each in zip((a, b), (tile.m, tile.n), self.elements, strict=True)
-        ]
-        body = [
-            conversion_setup(*self.elements),
-            tile_of_block(tile.m, tile.n),
-            steps_of(tile.k),
-            batch_offsets("ab", "base", self.batch_rank),
-            declare(tile, element.accumulator),
-            pipeline(tile, element.accumulator, "\n".join(fill)),
-            store_tile(tile, "m", "n", element, self.epilogue),
-        ]
-        return join(body)
+        return join(
+            [
+                conversion_setup(*self.elements),
+                tile_of_block(tile.m, tile.n),
+                steps_of(tile.k),
+                batch_offsets("ab", "base", self.batch_rank),
+                *self.tile_fragments(tile, a, b),
+            ]
+        )

@@ -8,7 +8,7 @@ expression of the expert and of two coordinates, so that packed and scaled weigh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -22,9 +22,9 @@ from ...program.steps.trace import Use
 from ..codegen.epilogue import Epilogue
 from ..codegen.fragment import Fragment, join
 from ..codegen.plain_function import plain_kernel
-from ..codegen.simt_fragments import Element, Operand, Tile, declare, fill_matrix, log2, pipeline, store_tile
+from ..codegen.simt_fragments import Element, Operand, Tile, log2
 from ..codegen.source import KernelBuilder, Parameters, load_text, text_property
-from ..contraction.prologue import INNER, OUTER, ConvertedElement, Inline, conversion_setup
+from ..contraction.prologue import INNER, OUTER, ConvertedElement, Inline, conversion_setup, shared_name
 from ..elementwise.index_map import IndexMap, Loads, gather_map
 from .gemm_mma import kind_of
 from .gemm_simt import Product
@@ -189,21 +189,10 @@ class GroupedTiles(Product):
 
     @text_property
     def body(self) -> str:
-        tile, element = self.tile, self.element
         a = Operand("a", "a", "row0", "row_end", "k_end", "0", "1", True)
         b = Operand("b", "a", "column0", "n", "k_end", "0", "1", True)
-        fill = [
-            fill_matrix(x, extent, tile, each, self.index_type)
-            for x, extent, each in zip((a, b), (tile.m, tile.n), self.elements, strict=True)
-        ]
-        body = [
-            conversion_setup(*self.elements),
-            _tile_of_rows(tile),
-            declare(tile, element.accumulator),
-            pipeline(tile, element.accumulator, "\n".join(fill)),
-            store_tile(tile, "row_end", "n", element, self.epilogue),
-        ]
-        return join(body)
+        fragments = self.tile_fragments(self.tile, a, b)
+        return join([conversion_setup(*self.elements), _tile_of_rows(self.tile), *fragments])
 
 
 def _tile_of_rows(tile: Tile) -> Fragment:
@@ -333,37 +322,6 @@ def _builder(
     return builder
 
 
-@dataclass(frozen=True)
-class _WeightText(ConvertedElement):
-    """An element of the weights; ``shared`` are the texts of what its neighbours have in common with it."""
-
-    shared: tuple[str, ...] = ()
-
-    def load(self, pointer: str, index: str, outer: str = "", inner: str = "") -> str:
-        return _with_shared(super().load(pointer, index, outer, inner), self._shared(outer, inner))
-
-    def neighbours(
-        self, pointer: str, index: str, outer: str, inner: str, count: int, name: str
-    ) -> tuple[list[str], list[str]]:
-        lines = [f"{name}_shared{i} = {text}" for i, text in enumerate(self._shared(outer, inner))]
-        names = [f"{name}_shared{i}" for i in range(len(lines))]
-        load = super().load
-        return lines, [_with_shared(load(pointer, index, outer, f"{inner} + {i}"), names) for i in range(count)]
-
-    def _shared(self, outer: str, inner: str) -> list[str]:
-        return [text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})") for text in self.shared]
-
-
-def _shared_mark(number: int) -> str:
-    return f"@shared{number}@"
-
-
-def _with_shared(text: str, values: Sequence[str]) -> str:
-    for number, value in enumerate(values):
-        text = text.replace(_shared_mark(number), f"({value})")
-    return text
-
-
 def _weight_element(weights: Weights) -> tuple[Element, Parameters, list[Tensor]]:
     """How an element of the weights is loaded, the parameters that this needs, and the tensors among them."""
     emit = Inline("w_", indent=0)
@@ -376,9 +334,9 @@ def _weight_element(weights: Weights) -> tuple[Element, Parameters, list[Tensor]
     texts = tuple(emit.value(x) for x in shared)
     leaves = tuple(Scalar(x.dtype, "leaf") for x in shared)
     for number, leaf in enumerate(leaves):
-        emit.bind(leaf, _shared_mark(number))
+        emit.bind(leaf, shared_name(number))
     value = emit.value(weights.element(loads, place[0], place[1], place[2], leaves))
-    element = _WeightText("f32", weights.read[0].dtype, value, tuple(emit.taken()), texts)
+    element = ConvertedElement("f32", weights.read[0].dtype, value, tuple(emit.taken()), texts)
     return element, builder, loads.tensors
 
 

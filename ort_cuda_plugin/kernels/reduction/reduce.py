@@ -9,19 +9,9 @@ import functools
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from ort_cuda_plugin.kernels.codegen.launch_geometry import (
-    SERIAL_THREADS,
-    Plane,
-    coordinates,
-    extent,
-    index_type,
-)
+from ort_cuda_plugin.kernels.codegen.launch_geometry import SERIAL_THREADS, Plane, coordinates, extent, index_type
 from ort_cuda_plugin.kernels.codegen.row_cache import NO_CACHE, RowCache, find_by_column, find_row_cache
-from ort_cuda_plugin.kernels.codegen.source import (
-    kernel_name,
-    offset_text,
-    register_type,
-)
+from ort_cuda_plugin.kernels.codegen.source import kernel_name, offset_text, register_type
 from ort_cuda_plugin.kernels.codegen.vectors import is_dense
 from ort_cuda_plugin.kernels.reduction.block_reduce import WARP, Accumulators, stepped
 from ort_cuda_plugin.kernels.reduction.row_columns import REGISTERS, RowColumns

@@ -9,16 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ort_cuda_plugin.kernels.codegen.launch_geometry import (
-    Extent,
-    coordinates,
-)
+from ort_cuda_plugin.kernels.codegen.launch_geometry import Extent, coordinates
 from ort_cuda_plugin.kernels.codegen.row_cache import NO_CACHE, RowCache
-from ort_cuda_plugin.kernels.codegen.source import (
-    KernelBuilder,
-    load_text,
-    offset_text,
-)
+from ort_cuda_plugin.kernels.codegen.source import KernelBuilder, load_text, offset_text
 from ort_cuda_plugin.kernels.codegen.vectors import vector_load
 from ort_cuda_plugin.kernels.reduction.block_reduce import WARP, Accumulators, PartialResults
 from ort_cuda_plugin.kernels.reduction.row_in_registers import RowForm

@@ -65,10 +65,7 @@ class StridedSchedule:
         return f"{warp} * {self.rows} + {row * self.side} + cuda.threadIdx.x"
 
 
-def row_vectors(
-    dims: Sequence[Dim],
-    inputs: Sequence[tuple[Tensor, Sequence[Dim], Sequence[Dim]]],
-) -> int:
+def row_vectors(dims: Sequence[Dim], inputs: Sequence[tuple[Tensor, Sequence[Dim], Sequence[Dim]]]) -> int:
     """How many neighbouring rows are a vector of every input; 1 where they are none.
 
     ``dims`` are those of the rows. An input has its strides along rows and along columns.
