@@ -1,4 +1,4 @@
-"""The kernel of attention in one walk over the keys: `stream` says what it is for."""
+"""Flash attention without tensor cores: one pass over the keys with an online softmax (`flash`)."""
 
 from __future__ import annotations
 

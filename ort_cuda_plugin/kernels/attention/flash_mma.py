@@ -22,7 +22,7 @@ RESULT_GAP = 8
 LANES = 4
 """Columns of the result that a thread stores at once."""
 MOST_SHARED = 96 << 10
-"""Bytes of a block that every device has for the results of parts."""
+"""Maximum bytes of shared memory for the accumulators of the final reduction, on every device."""
 LOG2_E = f"float32({math.log2(math.e)!r})"
 
 
@@ -38,7 +38,7 @@ class MatrixStreamKernel(OnlineSoftmax):
 
     @property
     def rounds(self) -> int:
-        """How often the parts meet: for all columns at once, where their sums fit, or for half of them."""
+        """Rounds of the final reduction: all columns at once where the accumulators fit, else half of them."""
         whole = self.form.sharing_warps * self.form.m * (self.form.width + RESULT_GAP) * 4
         return 1 if whole <= MOST_SHARED else 2
 
@@ -57,7 +57,7 @@ class MatrixStreamKernel(OnlineSoftmax):
 
     @property
     def shared_bytes(self) -> int:
-        """That a launch asks for: stages of tiles and the block's rows, and then the sums of parts."""
+        """Shared memory of a launch: stages of tiles and the block's rows, and later the accumulators of all warps."""
         operands = 2 * self.form.stages * self.tile_bytes + self.form.m * self.pitch * self.itemsize
         return max(operands, self.form.sharing_warps * self.form.m * self.result_pitch * 4)
 

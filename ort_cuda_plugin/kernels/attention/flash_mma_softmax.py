@@ -155,12 +155,12 @@ class OnlineSoftmax(StreamTiles):
         return lines
 
     def _places(self, half: int) -> list[str]:
-        """A thread's scores of one of its rows."""
+        """Names of a thread's scores of one of its rows."""
         at = [4 * number + 2 * (half & 1) + i for number in range(self.form.warp_keys // 8) for i in (0, 1)]
         return [f"score_sums_{half >> 1}[{place}]" for place in at]
 
     def _softmax(self) -> list[str]:
-        """Makes weights of the tile's scores, and fits the sums so far to their new maximum."""
+        """Makes weights of the tile's scores, and rescales the accumulators to the new maximum."""
         one, keys = self.weights.passes[0], self.form.warp_keys
         lines, beyond = [], []
         for number in range(keys // 8):
@@ -199,7 +199,7 @@ class OnlineSoftmax(StreamTiles):
         return f"half_exp2(fma_f32({score}, {self.log2}, -shift))"
 
     def _fitted(self) -> list[str]:
-        """Fits the sums so far to a new maximum, which most tiles do not have."""
+        """Rescales the accumulators to a new maximum, which most tiles do not have."""
         grown = " or ".join(f"(most_{half} > top_{half} and top_{half} > float32(-math.inf))" for half in self.halves)
         fitted = [
             line

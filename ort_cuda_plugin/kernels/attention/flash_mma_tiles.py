@@ -1,4 +1,4 @@
-"""Where attention by tensor cores has rows, keys and values in shared memory, and the copies that bring them there."""
+"""Shared-memory layout and ``cp.async`` copies of Q, K and V in flash attention on tensor cores."""
 
 from __future__ import annotations
 

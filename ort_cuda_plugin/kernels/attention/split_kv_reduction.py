@@ -1,4 +1,4 @@
-"""The kernel that adds up what attention whose keys were split among blocks has left: a part for each of them."""
+"""Split-KV: the kernel that reduces the partial results of blocks that share the keys of a row."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Source fragments of kernels, above all of block-tiled products: tiles in shared memory, accumulators in registers.
+"""Fragments of block-tiled products without tensor cores: tiles in shared memory, accumulators in registers.
 
-A block of ``threads`` threads computes a ``m`` x ``n`` tile of a product, stepping through the inner dimension ``k`` at
-a time. Both operands' tiles stand in shared memory with k as their slow dimension, twice: one copy is filled while the
-other is multiplied, so a step needs one barrier. The fragments are straight-line code with constant indices: the
-accumulators become registers on a GPU, and on the emulated device LLVM turns a row of them into one vector.
+A block of ``threads`` threads computes an ``m`` x ``n`` tile of a product, in steps of ``k`` along the inner dimension.
+Both operands' tiles stand in shared memory with k as their slow dimension, in two stages: one is filled while the other
+is multiplied, so a step needs one barrier. The fragments are straight-line code with constant indices: accumulators
+become registers on a GPU, and on the emulated device LLVM turns a row of them into one vector.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Element:
 
     @property
     def accumulator(self) -> str:
-        """Type of sums: float32 for the 16-bit floats."""
+        """Type of accumulators: float32 for the 16-bit floats."""
         return {"f64": "float64", "i32": "int32", "i64": "int64", "u32": "uint32", "u64": "uint64"}.get(
             self.storage, "float32"
         )
@@ -84,12 +84,12 @@ def log2(value: int) -> int:
 
 
 def suffix(accumulator: str) -> str:
-    """What names of intrinsics for a type end in: "f32" for "float32"."""
+    """Suffix of intrinsics for a type: "f32" for "float32"."""
     return accumulator.replace("float", "f").replace("uint", "u").replace("int", "i")
 
 
 def declare(tile: Tile, accumulator: str) -> Fragment:
-    """Shared memory, the thread's place in the block, and accumulators of 0.
+    """Shared memory, the thread's tile, and accumulators of 0.
 
     ``tile_c`` holds the operands' tiles, [2][k][m] of a and then [2][k][n] of b, and at last the result's, [m][n].
     """
@@ -111,7 +111,7 @@ def thread_tile(tile: Tile) -> list[str]:
 
 
 def multiply(tile: Tile, accumulator: str) -> str:
-    """Adds the product of copy ``current`` (0 or 1) of the shared tiles to the accumulators."""
+    """Adds the product of stage ``current`` (0 or 1) of the shared tiles to the accumulators."""
     lines = [
         f"at_a = int64(int32(current * {tile.k * tile.a_pitch} + thread_row))",
         f"at_b = int64(int32(current * {tile.k * tile.b_pitch} + {tile.b_first} + thread_column))",
@@ -124,9 +124,9 @@ def multiply(tile: Tile, accumulator: str) -> str:
 
 
 def pipeline(tile: Tile, accumulator: str, fill: str) -> Fragment:
-    """The loop over the inner dimension in ``steps`` steps, each of which multiplies what the one before it filled.
+    """The loop over k in ``steps`` steps, each of which multiplies the stage that the one before it filled.
 
-    ``fill`` is a fragment that fills copy ``filling`` of both operands' tiles for ``step``.
+    ``fill`` is text that fills stage ``filling`` of both operands' tiles for ``step``.
     """
     lines = [
         "for step in range(int32(steps + 1)):",
@@ -162,7 +162,7 @@ class Operand:
 
 
 def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, index: str) -> str:
-    """Fills copy ``filling`` of the shared tile for ``step``; zeros stand outside the matrix.
+    """Fills stage ``filling`` of the shared tile for ``step``; zeros stand outside the matrix.
 
     ``extent`` is the tile's size along x, ``index`` the type of index arithmetic within the matrix.
     """
@@ -222,14 +222,14 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
 
 
 def _store_chunk(tile: Tile, values: list[str], element: Element, stride: int) -> list[str]:
-    """Values to the tile from ``to`` on, so far apart; on a GPU, whose tiles have gaps, by one access if possible."""
+    """Stores values to the tile from ``to`` on, ``stride`` apart; with padding (on a GPU) by one access if possible."""
     if tile.gap and stride == 1 and len(values) == 4 and element.accumulator == "float32":
         return [f"store_f32x4(tile_c, to, {', '.join(values)})"]
     return [f"tile_c[to + {i * stride}] = {value}" for i, value in enumerate(values)]
 
 
 def fill_packed(pointer: str, base: str, tile: Tile, element: Element) -> str:
-    """Fills copy ``filling`` of a's shared tile for ``step`` from a matrix packed as [k][rows], whole tiles only.
+    """Fills stage ``filling`` of a's shared tile for ``step`` from a matrix packed as [k][rows], whole tiles only.
 
     ``base`` is the index (int64, a multiple of ``tile.chunk``) of the tile's first element at k = 0; rows are
     ``packed_rows`` apart.
@@ -266,7 +266,7 @@ def store_tile(
     epilogue: Epilogue,
     setup: Iterable[str] = (),
 ) -> Fragment:
-    """Gives the block's sums to ``epilogue``, whose coordinates are ``column`` and what ``setup`` makes of ``row``.
+    """Gives the block's accumulators to ``epilogue``; its coordinates are ``column`` and those that ``setup`` sets.
 
     The block's tile begins at (``row0``, ``column0``) of a matrix of ``rows`` x ``columns``. Through shared memory, so
     that neighbours in memory are written together.
@@ -317,13 +317,13 @@ def store_rows(
     pitch: int,
     teams: int = 1,
 ) -> list[str]:
-    """As `store_tile`, of sums that ``placed`` lines put into ``tile_c``, whose rows are ``pitch`` apart.
+    """As `store_tile`, of accumulators that ``placed`` lines put into ``tile_c``, whose rows are ``pitch`` apart.
 
-    A thread has the same columns of several rows, as far apart as a line has threads: neighbours store neighbours. What
-    its columns need is loaded once. It has several rows at once, so that loads of one do not wait for those of another.
-    Where the epilogue has vectors, its columns are theirs.
-    ``total`` makes a sum, float32 or int32, of what stands there. A block of several ``teams``, each of as many threads
-    as the tile has, has a tile of the sums of each, one after the other; what these add up to is the block's.
+    A thread has the same columns of several rows, so that neighbours store neighbours and values of a column are loaded
+    once. It has several rows at once, so that loads of one do not wait for those of another. Where the epilogue has
+    vectors, a thread has whole vectors of columns. ``total`` is a format that makes float32 or int32 of a word of
+    ``tile_c``. With sliced-K (``teams``) there is a tile for each group of warps, one after the other, and the block's
+    accumulators are their sums.
     """
     threads, width = tile.threads * teams, epilogue.width
     vectors = tile.n // width
@@ -384,7 +384,7 @@ def store_rows(
 
 
 def _totals(mark: str, places: Sequence[str], total: str, width: int) -> list[str]:
-    """Adds up what stands at several places of ``tile_c``: a sum, or those of neighbours, which are loaded together."""
+    """Adds up words at several places of ``tile_c``, one word or a vector of ``width``, which one access loads."""
     lines = []
     if width == 1:
         parts = [[f"tile_c[{place}]" for place in places]]

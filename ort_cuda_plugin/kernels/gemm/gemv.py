@@ -296,7 +296,7 @@ class VectorGemv(GemvKernel):
         return f"load_lanes({lanes}, 0, {pointer}, int64({at}), int64({step}), int64(0), True, {self.width}, {count})"
 
     def _add_up(self, totals: Sequence[str], side: int) -> list[str]:
-        """Adds up the threads' ``totals``: of ``side`` threads side by side each has some of the block's columns."""
+        """Lines that add up ``totals`` of threads; of ``side`` adjacent ones each has some of the block's columns."""
         short = suffix(self.element.accumulator)
         lines = []
         distance = WARP // 2
@@ -321,13 +321,13 @@ class VectorGemv(GemvKernel):
 
 
 def vector_width(element: Element) -> int:
-    """How many elements are a vector; 0 for those that are not loaded by vectors."""
+    """Return the elements of a vector; 0 for types that are not loaded by vectors."""
     size = _itemsize.get(element.storage, 0)
     return VECTOR_BYTES // size if size and type(element) is Element else 0
 
 
 def takes(elements: tuple[Element, Element], a_contiguous: str, b_contiguous: str) -> bool:
-    """Whether `VectorGemv` multiplies operands of this form."""
+    """Return whether `VectorGemv` multiplies these operands."""
     a, b = elements
     if not vector_width(a) or not vector_width(b) or not b_contiguous:
         return False
@@ -335,7 +335,7 @@ def takes(elements: tuple[Element, Element], a_contiguous: str, b_contiguous: st
 
 
 def few_row_form(device: DeviceProperties, product: Product, blocks: Dim, n: Dim, k: Dim) -> VectorGemv | None:
-    """The kernel by the sizes that are expected, of which every choice is right for all sizes; None where it has none.
+    """Return the kernel for the expected sizes, each right for all sizes; None for operands that it does not take.
 
     ``blocks`` are rows of all results: blocks of each column.
     """
