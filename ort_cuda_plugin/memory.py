@@ -65,7 +65,7 @@ def set_limit(device: Any, nbytes: int | str | None) -> None:
     A limit below the bytes that are held releases nothing: see `trim`.
 
     Args: device: as for `memory_stats`. nbytes: a number of bytes, or a text in the format of the option
-        ``arena.max_mem`` ("2G"); None or 0: no limit.
+        ``arena.max_mem`` ("2G"). None and 0 remove the limit.
 
     Raises: ValueError: there is no such device, or ``nbytes`` is not a number of bytes.
     """
