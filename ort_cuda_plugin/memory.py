@@ -62,10 +62,9 @@ def trim(device: Any = None) -> int:
 def set_limit(device: Any, nbytes: int | str | None) -> None:
     """Limit the device memory that this process may hold from now on, weights included.
 
-    A limit below the bytes that are held releases nothing: see `trim`.
+    A limit below the bytes that are held releases nothing: see `trim`. A text has the format of ``arena.max_mem``.
 
-    Args: device: as for `memory_stats`. nbytes: a number of bytes, or a text in the format of the option
-        ``arena.max_mem`` ("2G"). None and 0 remove the limit.
+    Args: device: as for `memory_stats`. nbytes: a number of bytes, or a text such as "2G"; None or 0: no limit.
 
     Raises: ValueError: there is no such device, or ``nbytes`` is not a number of bytes.
     """
