@@ -124,6 +124,7 @@ def _unary(name: str) -> Callable[[Callable[..., Tensor]], None]:
         *inputs, _ = inspect.signature(quantized).parameters.values()
         attributes = list(inspect.signature(function).parameters.values())[2:]
         quantized.__signature__ = inspect.Signature([*inputs, *attributes])  # type: ignore[attr-defined]
+        quantized.__doc__ = function.__doc__
         contrib_op(name, T=BYTES)(quantized)
 
     return enter
