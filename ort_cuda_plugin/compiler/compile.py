@@ -36,7 +36,7 @@ from ort_cuda_plugin.compiler.host import counts
 from ort_cuda_plugin.compiler.host import entry as host_entry
 from ort_cuda_plugin.compiler.host import ir as host_ir
 from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.compiler.targets import KernelImage, Target
+from ort_cuda_plugin.compiler.targets import KernelImage, Target, resource_usage
 from ort_cuda_plugin.compiler.toolchain import closest_capability, ir_key, supported_capabilities
 
 scalar_types = {"i32": types.int32, "i64": types.int64, "f32": types.float32, "f64": types.float64}
@@ -248,21 +248,6 @@ def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
     except Exception as error:
         raise KernelCompileError(spec, f"nvJitLink: {error}\n{linker.get_error_log()}") from error
     return KernelImage(bytes(cubin), spec.symbol, target, resource_usage(linker.get_info_log()), bytes(ptx))
-
-
-usage_patterns = {
-    "registers": r"\bused (\d+) registers",
-    "static_shared_bytes": r"(\d+) bytes smem",
-    "stack_bytes": r"(\d+) bytes stack frame",
-    "spill_store_bytes": r"(\d+) bytes spill stores",
-    "spill_load_bytes": r"(\d+) bytes spill loads",
-}
-
-
-def resource_usage(log: str) -> dict[str, int]:
-    """What the linker's verbose log says about a kernel; of several functions, the largest value of each kind."""
-    found = {name: [int(value) for value in re.findall(pattern, log)] for name, pattern in usage_patterns.items()}
-    return {name: max(values) for name, values in found.items() if values}
 
 
 # ---- emulated device ----

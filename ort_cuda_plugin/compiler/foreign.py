@@ -16,7 +16,7 @@ from typing import Any
 
 from ort_cuda_plugin.compiler.elf import Elf
 from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.compiler.targets import KernelImage, Target
+from ort_cuda_plugin.compiler.targets import KernelImage, Target, resource_usage
 from ort_cuda_plugin.compiler.toolchain import joined_digest, supported_capabilities
 
 KINDS = ("cuda", "ptx", "cubin", "ltoir")
@@ -200,8 +200,6 @@ def _newest_known(nvrtc: Any, compute_capability: tuple[int, int]) -> tuple[int,
 
 def _linked(spec: ForeignKernel, ptx: bytes, data: bytes, entry: str, target: Target) -> KernelImage:
     from cuda.core import Linker, LinkerOptions, ObjectCode
-
-    from ort_cuda_plugin.compiler.compile import resource_usage
 
     if ptx and target.compute_capability > supported_capabilities()[-1]:
         return KernelImage(ptx + b"\0", entry, target, {}, ptx)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -71,3 +72,18 @@ class BuiltKernel(KernelSpec):
     """A kernel that was compiled elsewhere. In the place of its source it has what tells its image from others."""
 
     image: KernelImage = field(kw_only=True, compare=False)
+
+
+usage_patterns = {
+    "registers": r"\bused (\d+) registers",
+    "static_shared_bytes": r"(\d+) bytes smem",
+    "stack_bytes": r"(\d+) bytes stack frame",
+    "spill_store_bytes": r"(\d+) bytes spill stores",
+    "spill_load_bytes": r"(\d+) bytes spill loads",
+}
+
+
+def resource_usage(log: str) -> dict[str, int]:
+    """Return what the linker's verbose log says about a kernel; of several functions, the largest of each kind."""
+    found = {name: [int(value) for value in re.findall(pattern, log)] for name, pattern in usage_patterns.items()}
+    return {name: max(values) for name, values in found.items() if values}

@@ -29,14 +29,14 @@ FRONT_END = ("numba", "numba-cuda", "llvmlite")
 CUBINS = ("nvidia-nvvm", "nvidia-nvjitlink", "cuda-core")
 """The distributions that compile IR to a GPU's code."""
 front_end_sources = (
-    "compiler/intrinsics.py",
-    "compiler/array_intrinsics.py",
-    "compiler/small_floats.py",
+    "compiler/intrinsics/__init__.py",
+    "compiler/intrinsics/array_intrinsics.py",
+    "compiler/intrinsics/small_floats.py",
     "compiler/front_end.py",
     "compiler/single_assignment.py",
-    "compiler/tile_intrinsics.py",
-    "compiler/matrix_intrinsics.py",
-    "compiler/vector_intrinsics.py",
+    "compiler/intrinsics/tile_intrinsics.py",
+    "compiler/intrinsics/matrix_intrinsics.py",
+    "compiler/intrinsics/vector_intrinsics.py",
     "compiler/host/matrices.py",
     "compiler/compile.py",
     "compiler/kernel.py",

@@ -1,6 +1,6 @@
 """Products of small matrices on the emulated device: lanes get what others hold by shuffles, and multiply.
 
-The form of `ort_cuda_plugin.compiler.matrix_intrinsics`, whose comment says which lane holds what.
+The form of `ort_cuda_plugin.compiler.intrinsics.matrix_intrinsics`, whose comment says which lane holds what.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import itertools
 import re
 
 DEPTHS = {"f16": 16, "bf16": 16, "tf32": 8, "i8": 32, "u8": 32}
-"""Of the products of numbers of a kind."""
+"""Elements of k that one instruction multiplies, by the kind of the operands."""
 INTEGERS = {"i8": "s8", "u8": "u8"}
 """The kinds whose sums are integers, by what PTX calls the numbers of a. Those of b are int8."""
 
 
 def _types(kind: str) -> str:
-    """Of d, a, b and c in PTX."""
+    """Return the types of d, a, b and c in PTX."""
     return f"s32.{INTEGERS[kind]}.s8.s32" if kind in INTEGERS else f"f32.{kind}.{kind}.f32"
 
 

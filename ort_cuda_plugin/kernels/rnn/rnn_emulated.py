@@ -1,7 +1,7 @@
 """One direction of an RNN, GRU or LSTM for the emulated device: a thread walks through time for a few sequences.
 
 It meets no barrier, so that its loops are those of a processor: neighbouring hidden elements stand in vectors
-(`strip_functions` of `ort_cuda_plugin.compiler.tile_intrinsics`), and a weight is read once for all of its sequences.
+(`strip_functions` of `compiler.intrinsics.tile_intrinsics`), and a weight is read once for all of its sequences.
 The last strip ends with the hidden elements, and may compute some that the one before it has: so a step reads one copy
 of the states and writes the other.
 """

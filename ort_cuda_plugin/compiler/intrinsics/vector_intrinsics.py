@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba.cuda import cgutils, types
 from numba.cuda.typing import signature
 
-from ort_cuda_plugin.compiler.tile_intrinsics import literal
+from ort_cuda_plugin.compiler.intrinsics.tile_intrinsics import literal
 
 Function = Callable[..., Any]
 i32, i64 = ir.IntType(32), ir.IntType(64)

@@ -6,7 +6,7 @@ the largest number; `small_floats` has them. ``f64_to_f32_odd`` is for a float64
 Atomics take a raw pointer and an index. Shuffles and votes involve all 32 lanes of a warp.
 ``truncdiv`` and ``truncmod`` round toward zero and give 0 for a divisor of 0. ``quotient_i32(x, (2**63 - 1) // d)`` and
 ``quotient_i64(x, d)`` are x // d where x is not negative and d positive; the first wants x below 2**31 - 1. The
-signatures are in ``intrinsics.pyi``, where kernel modules import them from under ``TYPE_CHECKING``; only the compile
+signatures are in ``__init__.pyi``, where kernel modules import them from under ``TYPE_CHECKING``; only the compile
 pipeline imports this module.
 """
 
@@ -21,9 +21,9 @@ from numba.cuda import cgutils, types
 from numba.cuda.extending import intrinsic
 from numba.cuda.typing import signature
 
-from ort_cuda_plugin.compiler import array_intrinsics, matrix_intrinsics, small_floats, vector_intrinsics
 from ort_cuda_plugin.compiler.host import intrinsics as host_intrinsics
-from ort_cuda_plugin.compiler.tile_intrinsics import strip_functions, tile_functions
+from ort_cuda_plugin.compiler.intrinsics import array_intrinsics, matrix_intrinsics, small_floats, vector_intrinsics
+from ort_cuda_plugin.compiler.intrinsics.tile_intrinsics import strip_functions, tile_functions
 
 __all__: list[str] = []
 

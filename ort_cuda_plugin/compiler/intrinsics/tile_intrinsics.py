@@ -169,18 +169,6 @@ def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: i
     llvm = Strips(storage, element)
     size, x_size = (int(t.bitwidth) // 8 for t in (ty, memory))
 
-    def strips(typingctx: Any, rows: Any, columns: Any) -> Any:
-        m, n = literal(rows), literal(columns)
-
-        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-            array = cgutils.alloca_once(builder, ir.ArrayType(llvm.vector(n), m))
-            base = builder.bitcast(array, element.as_pointer())
-            for row in range(m):
-                builder.store(ir.Constant(llvm.vector(n), None), llvm.at(builder, base, i64(row * n), n), align=size)
-            return base
-
-        return signature(pointer, rows, columns), codegen
-
     def multiply_add(typingctx: Any, c: Any, a: Any, at_a: Any, b: Any, at_b: Any, rows: Any, columns: Any) -> Any:
         m, n = literal(rows), literal(columns)
 
@@ -215,6 +203,31 @@ def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: i
 
         return signature(types.none, pointer, row, source, types.int64, source, types.int64, columns), codegen
 
+    functions: dict[str, Any] = {
+        f"multiply_add_strip_{storage}": multiply_add,
+        f"multiply_add_lanes_{storage}": multiply_lanes,
+    }
+    return functions | (_accumulator_functions(storage, ty, element) if memory == ty else {})
+
+
+def _accumulator_functions(storage: str, ty: types.Type, element: ir.Type) -> dict[str, Any]:
+    """Make, copy and store the accumulators of `strip_functions`."""
+    pointer = types.CPointer(ty)
+    llvm = Strips(storage, element)
+    size = int(ty.bitwidth) // 8
+
+    def strips(typingctx: Any, rows: Any, columns: Any) -> Any:
+        m, n = literal(rows), literal(columns)
+
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            array = cgutils.alloca_once(builder, ir.ArrayType(llvm.vector(n), m))
+            base = builder.bitcast(array, element.as_pointer())
+            for row in range(m):
+                builder.store(ir.Constant(llvm.vector(n), None), llvm.at(builder, base, i64(row * n), n), align=size)
+            return base
+
+        return signature(pointer, rows, columns), codegen
+
     def copy(typingctx: Any, out: Any, c: Any, row: Any, columns: Any) -> Any:
         number, n = literal(row), literal(columns)
 
@@ -237,10 +250,4 @@ def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: i
 
         return signature(types.none, pointer, types.int64, pointer, rows, columns), codegen
 
-    functions: dict[str, Any] = {
-        f"multiply_add_strip_{storage}": multiply_add,
-        f"multiply_add_lanes_{storage}": multiply_lanes,
-    }
-    if memory == ty:
-        functions |= {f"strips_{storage}": strips, f"copy_strip_{storage}": copy, f"store_strips_{storage}": store}
-    return functions
+    return {f"strips_{storage}": strips, f"copy_strip_{storage}": copy, f"store_strips_{storage}": store}

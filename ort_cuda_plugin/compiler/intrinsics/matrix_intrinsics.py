@@ -35,7 +35,7 @@ from ort_cuda_plugin.compiler.host.matrices import (
     ROUND_TF32,
     SHARED_ADDRESS,
 )
-from ort_cuda_plugin.compiler.tile_intrinsics import literal
+from ort_cuda_plugin.compiler.intrinsics.tile_intrinsics import literal
 
 i32, i64, f32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 sums_type = types.CPointer(types.float32)
