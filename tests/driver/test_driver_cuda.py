@@ -11,6 +11,7 @@ import pytest
 
 import build_plugin
 from isolated import python
+from ort_cuda_plugin.abi.core import core
 
 HEADER = build_plugin.SOURCES / "driver" / "driver.h"
 SOURCE = build_plugin.SOURCES / "driver" / "cuda.c"
@@ -77,6 +78,12 @@ def test_without_a_driver_the_reason_names_the_library(tmp_path: Path) -> None:
     code = "from ort_cuda_plugin.abi.device import Device; Device.cuda()"
     done = python(code, env={"LD_LIBRARY_PATH": str(tmp_path)}, check=False)
     assert re.search(r"RuntimeError: no CUDA driver: libcuda\.so\.1 cannot be loaded: .*", done.stderr)
+
+
+def test_the_emulator_has_every_function() -> None:
+    """C sets members of a table that nothing names to NULL."""
+    table = core().driver_emulator()
+    assert [member for member in dir(table) if not getattr(table, member)] == []
 
 
 def cuda_header() -> Path:
