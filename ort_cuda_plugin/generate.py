@@ -73,7 +73,8 @@ class Decoder:
     ) -> None:
         if max_length < 1 or batch < 1 or candidates < 0 or (head_size is not None and head_size < 1):
             raise ValueError(
-                f"a decoder with max_length={max_length}, batch={batch}, candidates={candidates}, head_size={head_size}"
+                f"Decoder: got max_length={max_length}, batch={batch}, candidates={candidates}, head_size={head_size}, "
+                "expected max_length, batch and head_size of at least 1, and candidates of at least 0"
             )
         path = Path(model)
         options = ort.SessionOptions()

@@ -31,7 +31,7 @@ Images = Callable[[Sequence[KernelSpec], Target], Sequence[KernelImage]]
 
 
 def cpu_digest(target: Target) -> str:
-    """Return the CPU that a target's code depends on besides the architecture; "" except for the emulated device."""
+    """Return a digest of the host CPU that the emulated device's machine code depends on; "" for a GPU."""
     return joined_digest(host_cpu()) if target.is_emulated else ""
 
 

@@ -267,7 +267,7 @@ def _loads(problem: Problem, config: TileConfig) -> float:
 
 
 def _parts(problem: Problem, config: TileConfig) -> int:
-    """Of 64 bytes in a step."""
+    """Return the number of 64-byte chunks along k in a step of the main loop."""
     return config.tile.k * SIZES[problem.kind] // STEP
 
 

@@ -60,9 +60,9 @@ def gemm_choices(ctx: Lowering, step: Contract) -> Iterator[Choice]:
 
 
 def own_gemm_choices(ctx: Lowering, step: Contract, own: list[Schedule] | None = None) -> Iterator[Choice]:
-    """Our kernels for the product, first what rules prefer.
+    """Yield our kernels for the product, first the one that rules prefer.
 
-    A GEMV would read integer weights as fast as tiles do: these are for more rows.
+    Tensor cores that multiply integers are for more rows than a GEMV has, which reads the weights as fast.
     """
     for schedule in own or own_gemm_schedules(ctx, step):
         is_integer = schedule.operands in INTEGERS
@@ -144,7 +144,7 @@ def mma_schedules(
 
 
 def _gemv_before_library(ctx: Lowering, step: Contract, own: list[Schedule]) -> Choice | None:
-    """A GEMV of one row takes as long as memory does, which our kernel reads as fast; a library's also fills tiles."""
+    """Return our GEMV for one row: it is bound by memory, and a library's tiles would be mostly padding."""
     call = folded(ctx, step)
     is_one = le(call.sizes[0], 1)
     if ctx.device.emulated or hint(call.sizes[0]) != 1 or not takes(operand_elements(step)[0], *call.contiguous):

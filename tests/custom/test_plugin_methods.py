@@ -389,7 +389,7 @@ def test_get_valid_tactics() -> None:
     lowered(creator, tensor([2]))
     assert creator.arguments("set_tactic") == [(5,)], "without measurements the first"
     for wrong in ([0], [1, 1], ["one"]):
-        with pytest.raises(PluginFailure, match="they are different numbers from 1"):
+        with pytest.raises(PluginFailure, match="expected distinct integers of at least 1"):
             lowered(ProbeCreator(get_valid_tactics=lambda wrong=wrong: wrong), tensor([2]))
 
 

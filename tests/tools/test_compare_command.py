@@ -90,7 +90,7 @@ def test_a_file_of_another_model_is_refused(capsys: pytest.CaptureFixture[str], 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--tolerance", "float32=-1"], ExitCode.USAGE, "--tolerance -1: a number from 0"),
+        (["--tolerance", "float32=-1"], ExitCode.USAGE, "--tolerance -1: expected a number of at least 0"),
         (["--tolerance", "float=1"], ExitCode.USAGE, "--tolerance float: unknown type; known: float64"),
         (["--tolerance", "float32"], ExitCode.USAGE, "'float32' is not NAME="),
         (["--against", "NoSuchProvider"], ExitCode.UNAVAILABLE, "NoSuchProvider: this ONNX Runtime has "),

@@ -55,9 +55,9 @@ static int enqueue_copy(ocp_stream *stream, void *dst, bool dst_on_device, const
   return result == CUDA_SUCCESS ? ORT_OK : ocp_device_fail(stream->device, result, what, error);
 }
 
-/* Waits for work whose results the caller can have, since without a stream nothing says which work the copy comes
- * after. ORT copies without a stream what was computed on one: an input of the model that is fetched, a value of the
- * application after an asynchronous Run. */
+/* Waits for all work whose results the caller can have: without a stream nothing says which work made the source. ORT
+ * passes no stream even for tensors that a stream computed: a graph input that is also an output, or a value that the
+ * application copies after an asynchronous Run. */
 static int settle(ocp_device *device, ocp_device *other, ocp_error *error) {
   if (ocp_run_memory_is_captured())
     return refuse_in_capture(NULL, error);

@@ -19,8 +19,8 @@ ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *i
 /* Whether `instance` would enqueue the same work as `other`, so that they differ only in their keys. If so, it gets
  * the other's key and registers: a Run can use it in the other's place. It must be in no cache. */
 bool ocp_instance_become(ocp_instance *instance, const ocp_instance *other);
-/* Passes on the graph, or the count of warm Runs, of an instance that only one Run used. Where every Run has a new
- * key, as in decoding, one graph serves them all. */
+/* Moves the CUDA graph and the count of warm Runs of `from` to `instance` if only one Run used `from`. If every Run has
+ * a new key, as in decoding, one graph then serves them all. */
 void ocp_instance_inherit(ocp_instance *instance, ocp_instance *from);
 /* Explains why a plan that was built for exactly these inputs gave no instance: its guards could not be evaluated.
  * The error is that of the assertion that forbids such inputs, else that of the arithmetic. ORT_OK if neither fails. */

@@ -200,7 +200,7 @@ def _tolerance(name: str, text: str) -> float:
     except ValueError:
         value = -1.0
     if not value >= 0:
-        raise UserError(ExitCode.USAGE, f"--tolerance {text}: a number from 0")
+        raise UserError(ExitCode.USAGE, f"--tolerance {text}: expected a number of at least 0")
     return value
 
 

@@ -219,7 +219,7 @@ class Answers:
             raise PluginFailure(f"{self.label}: get_nb_tactics is {count}, and get_valid_tactics returned {found!r}")
         if any(not isinstance(tactic, int) or tactic < 1 for tactic in found) or len(set(found)) != len(found):
             raise PluginFailure(
-                f"{self.label}: get_valid_tactics returned {found!r}: they are different numbers from 1"
+                f"{self.label}: get_valid_tactics returned {found!r}, expected distinct integers of at least 1"
             )
         return found or [0]
 

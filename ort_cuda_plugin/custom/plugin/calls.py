@@ -146,7 +146,7 @@ class _Watched(DeviceArray):
 
 @dataclass
 class _Context:
-    """A clone, for one Run at a time. ``plugin`` lives as long as its runtime."""
+    """A clone of the plugin, attached to a device, that one Run at a time uses. ``plugin`` keeps it alive."""
 
     plugin: Plugin
     runtime: PluginRuntime

@@ -24,7 +24,7 @@ THREADS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAttention:
-    """What `linear_attention` reads and writes, of any strides; ``state`` is of the type that sums have.
+    """The tensors of a linear attention launch, of any strides. ``state`` has the type of the accumulators.
 
     query [batch, time, query heads, group, k], key [batch, time, key heads, k], value [batch, time, heads, v], outputs
     [batch, time, heads, group, v], past and state [batch, heads, k, v], decay [batch, time, heads, k], beta [batch,
@@ -32,9 +32,9 @@ class LinearAttention:
 
     Attributes:
         bounds: int32 [batch + 1], where each sequence begins and the next ends in time; without it all have all of it.
-        window: [steps, batch, heads, k, v], the states behind the last steps, in order, with zeros for steps that lack.
-        added: [batch, steps, heads, v], what the first steps of a sequence add to its state, times their keys.
-        past_window: a tensor like ``window``, of whose states the past is one.
+        window: [steps, batch, heads, k, v], the states after the last steps, oldest first, zeros before the first.
+        added: [batch, steps, heads, v], the vectors v of the first updates ``state += outer(key, v)``.
+        past_window: a tensor like ``window`` of which ``past`` is a slice.
     """
 
     query: Tensor

@@ -1,6 +1,6 @@
-"""Weights of few bits as a product reads them: codes in words of eight, with a scale for each block of a column.
+"""GEMM prologue for block-quantized weights: eight codes to a word, with a scale for each block of a column.
 
-The kernel loads a word, and what belongs to its block once, and makes eight numbers of them.
+The kernel loads a word, and the scale and zero point of its block, once, and dequantizes eight elements.
 """
 
 from __future__ import annotations

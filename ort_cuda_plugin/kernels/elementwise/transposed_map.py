@@ -33,7 +33,7 @@ def memory_type(dtype: DType) -> str:
 
 
 def transposed_axis(dims: Sequence[Dim], inputs: Sequence[Sequence[Dim]], outputs: Sequence[Sequence[Dim]]) -> int:
-    """The axis along which an input has its neighbours, where tiles are worth it; -1 where they are not."""
+    """Return the axis along which an input is contiguous, if shared-memory tiles pay off for it; else -1."""
     if len(dims) < 2 or hint(product(dims)) < FEW_ELEMENTS or hint(dims[-1]) < LEAST:
         return -1
     if any(strides[-1] != 1 for strides in outputs):

@@ -63,7 +63,7 @@ class OperandTile:
         """Source of the number that the chunks of a row are XORed with."""
         if self.is_loaded_by_matrices:
             return {2: f"(({line} >> 2) & 1)", 4: f"(({line} >> 1) & 3)"}.get(self.row_chunks, f"({line} & 7)")
-        # Two neighbours in each of four rows are read together.
+        # A warp reads two adjacent chunks in each of four consecutive rows at once.
         return f"({line} & 2)" if self.row_chunks == 4 else f"(({line} & 3) << 1)"
 
     @property

@@ -114,7 +114,7 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
         numbers += [*outer, *strides[:-1]]
     if addend is None:
         return AttentionForm(scale, (*numbers, 0, 0, 0, 0))
-    # Of a wider type there may be numbers that this one does not have.
+    # cuDNN reads the bias in q's type. A wider type may hold values that q's type cannot represent.
     while addend.dtype is not q.dtype and addend.op == "cast" and addend.operands[0].dtype.is_float:
         (addend,) = addend.operands
     if addend.dtype is not q.dtype:

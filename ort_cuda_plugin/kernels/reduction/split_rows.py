@@ -1,8 +1,8 @@
-"""Few long rows on a GPU: many blocks have a part of a row each.
+"""Split row reductions: several blocks reduce parts of each row, if a GPU has few long rows.
 
-Each group of reductions is a launch that gives the accumulators of parts, and one that combines these. What is computed
-of the elements is a map then. So a sum of all elements occupies all multiprocessors, and so does a normalization of a
-few large groups.
+Each group of reductions is two launches: one writes the accumulators of the parts, one combines them. A map then
+computes the elementwise results. So a sum of all elements occupies all multiprocessors, and so does a normalization of
+a few large groups.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def launch_rows(ctx: Lowering, step: Rows) -> None:
 
 
 def _part_form(ctx: Lowering, step: Rows) -> RowForm | None:
-    """What the threads of a block have of a row, or None where a row is one block's. By the sizes that are expected."""
+    """Return how the threads of a block share a part of a row, by the expected sizes; None if a block has a row."""
     columns, rows = product(step.shape[axis] for axis in step.axes), product(step.row_shape)
     if hint(columns) <= UPRIGHT_LONG:
         return None

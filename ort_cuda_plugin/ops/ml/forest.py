@@ -58,12 +58,12 @@ class Nodes:
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """What kernels read of some trees.
+    """A tree ensemble as flat arrays for kernels.
 
-    ``features``, ``thresholds``, ``comparisons`` and ``children`` [nodes, 2] are of nodes, ``roots`` and ``depths`` of
-    trees. A leaf adds ``weights`` to ``targets``, those from its number in ``starts`` to the next; where ``starts`` is
-    None every leaf has one weight for each target. ``used`` are the targets that have weights, ``always`` those that
-    have one in each leaf.
+    ``features``, ``thresholds``, ``comparisons`` and ``children`` [nodes, 2] have a row for each node, ``roots`` and
+    ``depths`` an entry for each tree. Leaf l adds ``weights[i]`` to ``targets[i]`` for i in [starts[l], starts[l + 1]);
+    if ``starts`` is None, each leaf has one weight for each target. ``used`` are the targets that have weights,
+    ``always`` those that have one in each leaf.
     """
 
     features: Constant

@@ -70,7 +70,10 @@ def _numbers(values: FloatList | None, tensor: Constant | None, dtype: DType, wh
         return np.array(() if values is None else values, np.float32).astype(dtype.numpy)
     if tensor.dtype is not dtype:
         raise require.unsupported(
-            "dtype", f"the type of {what}_as_tensor", tensor.dtype.short, f"{dtype.short}, in which rows are compared"
+            "dtype",
+            f"the type of {what}_as_tensor",
+            tensor.dtype.short,
+            f"{dtype.short}, as the trees are evaluated",
         )
     return tensor.array.reshape(-1)
 

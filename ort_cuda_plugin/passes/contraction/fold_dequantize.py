@@ -134,7 +134,7 @@ def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: i
 
 
 def _takes_conversions(schedule: Schedule | None) -> bool:
-    """Whether the schedule is one for operands of any type and layout, which stays right when a step's change."""
+    """Whether the schedule's kernels load operands of any type and layout, so that the operands may change."""
     if schedule is None or schedule.engine not in (Engine.SIMT, Engine.DIRECT):
         return False
     return not schedule.gemv_rows and not schedule.im2col_pixels and not schedule.is_transposed

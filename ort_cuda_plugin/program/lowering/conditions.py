@@ -60,7 +60,7 @@ class Conditions:
         if x.rank != len(shape):
             raise InvalidModel(f"the {what} has rank {x.rank}, not {len(shape)}")
         for axis, (dim, wanted) in enumerate(zip(x.shape, shape, strict=True)):
-            self.require(eq(dim, wanted), f"the {what} has another size in dimension {axis} than it must have")
+            self.require(eq(dim, wanted), f"the {what} has size {dim} in dimension {axis}, expected {wanted}")
 
     def guard(self, condition: Dim) -> bool:
         """Return the condition's truth at the shapes that the plan is built for, and guard the plan to it.

@@ -337,6 +337,6 @@ class Lowering(Recorder):
     def _check_read_back(self, found: Expr, what: str, lower: int | None, upper: Dim | None) -> None:
         """Require the bounds of a value that was read back. ``found`` is its symbol without bounds."""
         if lower is not None:
-            self.require(le(lower, found), f"{what} is less than {lower}, the least that the operator says")
+            self.require(le(lower, found), f"{what} is less than {lower}, the lower bound that the operator declared")
         if upper is not None:
-            self.require(le(found, upper), f"{what} is more than {upper}, the most that the operator says")
+            self.require(le(found, upper), f"{what} is more than {upper}, the upper bound that the operator declared")

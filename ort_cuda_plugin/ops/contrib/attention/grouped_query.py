@@ -94,7 +94,7 @@ def group_query_attention(
     if sliding_window_cache and past_key is None:
         raise require.unsupported("attribute", "sliding_window_cache", "1 without a past", "0, or 1 with a past")
     if sliding_window_cache and is_used(ctx, 3):
-        raise require.unsupported("attribute", "sliding_window_cache", "1 with the output of scores", "0 with it")
+        raise require.unsupported("attribute", "sliding_window_cache", "1 with output_qk", "0 with output_qk")
     require.heads(num_heads, kv_num_heads)
     require.one_of((0, 1, 2), qk_output=qk_output)
     require.one_of((0, 1), causal=causal)

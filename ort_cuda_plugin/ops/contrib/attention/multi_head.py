@@ -268,7 +268,7 @@ def multi_head_attention(
     if past_sequence_length is not None and past_key is not None and past_value is not None:
         if is_used(ctx, 3):
             raise require.unsupported(
-                "attribute", "the output qk", "used with past_sequence_length", "scores of a cache that grows by a copy"
+                "attribute", "the output qk", "used with past_sequence_length", "qk without past_sequence_length"
             )
         keys, values = (
             CachePart(past, ctx.empty(past.shape, past.dtype), new) for past, new in ((past_key, k), (past_value, v))

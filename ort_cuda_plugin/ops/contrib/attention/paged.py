@@ -407,7 +407,7 @@ def paged_attention(
     v_head_size: int = 0,
     v_quant_type: str = "NONE",
 ) -> tuple[Tensor, ...]:
-    """(output, keys with the new ones, values with the new ones). In a latent cache, keys begin with their values."""
+    """Return output, updated key cache and updated value cache. A LATENT cache has the values in front of its keys."""
     latent = kv_cache_layout == "LATENT"
     require.one_of(("SEPARATE", "LATENT"), kv_cache_layout=kv_cache_layout)
     require.least(0, rotary_offset=rotary_offset, v_head_size=v_head_size)

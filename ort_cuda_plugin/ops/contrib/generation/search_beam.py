@@ -255,7 +255,7 @@ def best_beams(ctx: Lowering, scores: Tensor, sequences: Tensor, length: Dim, no
 
 
 def _chosen(ctx: Lowering, candidates: _Candidates, now: Beams) -> Tensor:
-    """[prompts, beams] int64: the candidates that do not end, in order."""
+    """Return [prompts, beams] int64: the indices of the candidates that do not end their sequence, best first."""
 
     def candidate(maps: IndexMap, c: list[Scalar]) -> Scalar:
         ends, before = maps.source(candidates.is_end), maps.source(candidates.before)

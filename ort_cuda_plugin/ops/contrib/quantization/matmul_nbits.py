@@ -1,7 +1,7 @@
 """Weight-only quantised GEMM and gather: integer codes of 2 to 8 bits in bytes, with a scale for each block.
 
-A product reads packed weights of a model as they are, and makes numbers of them as it multiplies. Where a map has to
-make the numbers, a plan does so once if the weights are constants.
+A GEMM reads packed weights as the model stores them, and dequantizes them in its prologue. If a map has to dequantize
+constant weights, the plan does so once, before the first Run.
 """
 
 from __future__ import annotations

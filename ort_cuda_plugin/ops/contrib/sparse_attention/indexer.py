@@ -124,8 +124,10 @@ def sparse_attention_indexer(
         return reshape(ctx, present, past_key.shape)
 
     if policy_mode == "qsa":
-        if any(x is not None for x in (gate, position_bias, head_weights, position_ids, past_proj_buffer)):
-            raise require.violation("inputs of policy_mode 'csa'", "be left out with policy_mode 'qsa'", "one of them")
+        others = {"gate": gate, "position_bias": position_bias, "head_weights": head_weights}
+        others |= {"position_ids": position_ids, "past_proj_buffer": past_proj_buffer}
+        if given := [name for name, x in others.items() if x is not None]:
+            raise require.violation(" and ".join(given), "be left out with policy_mode 'qsa'", "tensors")
         assert token_budget is not None
         require.shape(ctx, (batch, rows, size), key=key)
         present = appended(key)

@@ -48,7 +48,7 @@ def affine_grid(ctx: Lowering, theta: T1, size: HostTensor, *, align_corners: in
 
 @dataclass(frozen=True)
 class Sampling:
-    """How GridSample reads between elements and outside of the image; ``real`` is the type of places and weights."""
+    """GridSample's interpolation and padding; ``real`` is the type of coordinates and interpolation weights."""
 
     mode: str
     padding: str

@@ -154,7 +154,7 @@ def variadic(
     types: frozenset[DType],
     finish: Callable[[Scalar, int], Scalar] = lambda total, count: total,
 ) -> None:
-    """Enters an operator that combines any number of inputs: ``finish(step(step(a, b), c), 3)``."""
+    """Register a variadic operator: ``finish(step(step(a, b), c), 3)``."""
 
     def function(ctx: Lowering, *inputs: Tensor) -> Tensor:
         require.that(bool(inputs), "inputs", "be at least one", "none")
