@@ -96,7 +96,7 @@ def test_sequences_within_one_cluster(name: str) -> None:
     for rows, position in ((2, 0), (3, 1), (1, -1)):
         assert_equal(pair, {"x": floats(rows, 4)} | ({"i": np.array(position)} if has_position else {}))
     if has_position and "long" not in name:
-        with pytest.raises(Exception, match=r"position of Sequence(At|Erase) must be in .*, got 3"):
+        with pytest.raises(Exception, match=r"Sequence(At|Erase)\): position must be in .*, got 3"):
             pair[0].run(None, {"x": floats(1, 4), "i": np.array(3)})
 
 
@@ -129,19 +129,19 @@ def test_what_makes_a_sequence_is_in_the_cluster_that_reads_it() -> None:
             """(float[n, 4] x) => (float[n, 4] y) { s = SequenceConstruct(x, x) m = ArgMax<axis = 1, keepdims = 0>(x)
             zero = Constant<value_int = 0>() i = Gather(m, zero) a = SequenceAt(s, i) y = Neg(a) }""",
             "SequenceAt",
-            "the position of SequenceAt is computed on the device",
+            "SequenceAt: position is computed on the device",
         ),
         (
             """(float[n, 12] x, int64 i) => (float[n, 1] y) { zero = Constant<value_int = 0>()
             s = SplitToSequence<axis = 1>(x) t = SequenceErase(s, i) y = SequenceAt(t, zero) }""",
             "SequenceErase",
-            "the position of SequenceErase is only known in a Run, and may be one of 12 numbers",
+            "SequenceErase: position is only known in a Run, and may be one of 12 numbers",
         ),
         (
             """(float[n, 4] x) => (float[m, 4] y) { i = Constant<value_int = 0>() s = SplitToSequence(x)
             a = SequenceAt(s, i) y = Neg(a) }""",
             "SplitToSequence",
-            "the number of parts of SplitToSequence is only known in a Run",
+            "the number of parts is known only in a Run",
         ),
     ],
 )

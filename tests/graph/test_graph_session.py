@@ -198,10 +198,10 @@ def test_nodes_of_a_function_are_explained_in_the_place_of_the_function(tmp_path
 @pytest.mark.parametrize(
     ("shape", "text"),
     [
-        ([-2, -3], "negative dimension"),
+        ([-2, -3], "shape must be at least -1"),
         ([-1, -1], r"shape must have at most one -1, got .*shape\[1\]"),
         ([2**62, 4], r"node \w+ \(Reshape\): .* 64-bit"),
-        ([4, 2], "Reshape to another number of elements"),
+        ([4, 2], "shape must have the n elements of data"),
     ],
 )
 def test_a_hostile_shape_is_an_error_of_its_run_only(shape: list[int], text: str) -> None:
@@ -250,7 +250,7 @@ def test_a_hostile_shape_is_an_error_of_its_run_only(shape: list[int], text: str
         pytest.param(
             [("Sub", ["v", "one"], "a"), ("Expand", ["x", "a"], "y")],
             -4,
-            r"'y \(Expand\)': .*negative dimension",
+            r"'y \(Expand\)': .*shape must be at least 0",
             id="a negative size",
         ),
         pytest.param(
@@ -333,7 +333,7 @@ def test_host_values_for_which_no_plan_can_be_evaluated_are_errors_of_the_node()
     pair = Pair(nodes, inputs, [info("y", FLOAT, None)])
     x, length = floats(1, 32, 1), np.array(8)
     pair.check(x=x, step=np.array(4), length=length)
-    with pytest.raises(Exception, match=r"node 'frames \(STFT\)': STFT with a step of no samples"):
+    with pytest.raises(Exception, match=r"node 'frames \(STFT\)': frame_step must be at least 1"):
         pair.ours.run(None, {"x": x, "step": np.array(0), "length": length})
     with pytest.raises(Exception, match=r"node 'frames \(STFT\)'"):
         pair.ours.run(None, {"x": x, "step": np.array(4), "length": np.array(-(2**63))})

@@ -221,16 +221,16 @@ def _regress(
 class NodeAttributes(TypedDict, total=False):
     """The nodes of trees, with one entry of each list for each node; see `_tree_lists`."""
 
-    nodes_falsenodeids: IntList
-    nodes_featureids: IntList
-    nodes_hitrates: FloatList
+    nodes_falsenodeids: tuple[int, ...]
+    nodes_featureids: tuple[int, ...]
+    nodes_hitrates: tuple[float, ...]
     nodes_hitrates_as_tensor: Constant | None
-    nodes_missing_value_tracks_true: IntList
-    nodes_modes: Sequence[str]
-    nodes_nodeids: IntList
-    nodes_treeids: IntList
-    nodes_truenodeids: IntList
-    nodes_values: FloatList
+    nodes_missing_value_tracks_true: tuple[int, ...]
+    nodes_modes: tuple[str, ...]
+    nodes_nodeids: tuple[int, ...]
+    nodes_treeids: tuple[int, ...]
+    nodes_truenodeids: tuple[int, ...]
+    nodes_values: tuple[float, ...]
     nodes_values_as_tensor: Constant | None
 
 
