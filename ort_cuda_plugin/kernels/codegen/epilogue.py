@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ...model.ir import DType
-from ...program.expressions.scalar import Scalar
+from ...program.expressions.scalar import Scalar, operands_first
 from ...program.expressions.symbolic import Dim, divides, product
 from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.shapes import broadcast_strides, collapse
@@ -260,15 +260,8 @@ def _hoist(results: Sequence[Scalar], shared: set[Scalar], emit: Emitter) -> Non
 def _alike(expressions: Sequence[Scalar], shared: set[Scalar]) -> dict[Scalar, bool]:
     """Of each part of expressions, whether it depends on ``shared`` leaves and constants alone."""
     alike: dict[Scalar, bool] = {}
-    stack = list(expressions)
-    while stack:
-        x = stack[-1]
-        missing = [operand for operand in x.operands if operand not in alike]
-        if x in alike or not missing:
-            stack.pop()
-            alike[x] = x in shared or x.op == "constant" or bool(x.operands and all(alike[y] for y in x.operands))
-        else:
-            stack += missing
+    for x in operands_first(expressions):
+        alike[x] = x in shared or x.op == "constant" or bool(x.operands and all(alike[y] for y in x.operands))
     return alike
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...model.ir import NARROW_FLOATS, DType
-from ...program.expressions.scalar import Scalar
+from ...program.expressions.scalar import Scalar, operands_first
 from .source import register_type
 
 MAX_SLOTS = 2
@@ -79,20 +79,11 @@ def find_row_cache(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar],
 
 
 def find_by_column(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool]) -> dict[Scalar, bool]:
-    """Whether each value is another one for each column. Does not recurse: chains are as long as models are deep."""
+    """Return whether each value is another one for each column."""
     known: dict[Scalar, bool] = {}
-    for roots in walks:
-        stack = list(roots)
-        while stack:
-            x = stack[-1]
-            missing = [] if x.op == "reduced" else [operand for operand in x.operands if operand not in known]
-            if x not in known and missing:
-                stack += missing
-                continue
-            stack.pop()
-            if x not in known:
-                inner = x.op != "reduced" and any(known[operand] for operand in x.operands)
-                known[x] = inner or x.op == "index" or (x.op == "leaf" and varies(x))
+    for x in operands_first(root for roots in walks for root in roots):
+        inner = x.op != "reduced" and any(known[operand] for operand in x.operands)
+        known[x] = inner or x.op == "index" or (x.op == "leaf" and varies(x))
     return known
 
 

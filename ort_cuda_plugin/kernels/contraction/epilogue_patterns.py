@@ -331,7 +331,7 @@ def _is_silu(y: Scalar, known: Mapping[Scalar, Array | float], tolerance: float)
 def _evaluate(y: Scalar, leaves: Mapping[Scalar, Array | float]) -> Array | float | None:
     """The values of y; None where it depends on more than ``leaves`` or has other operations than ``_smooth``."""
     known = dict(leaves)
-    for part in operands_first(y, leaves):
+    for part in operands_first([y], leaves):
         if part.op == "constant":
             known[part] = part.value
         elif part.op not in _smooth or not part.dtype.is_float:

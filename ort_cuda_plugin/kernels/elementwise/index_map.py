@@ -17,7 +17,7 @@ from ort_cuda_plugin.kernels.codegen.source import (
 from ort_cuda_plugin.kernels.codegen.vectors import CALL_WORK, begins_at_vectors, cheap, vector_width
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Operand, Scalar, expression, in_order, reachable
+from ort_cuda_plugin.program.expressions.scalar import Operand, Scalar, expression, in_order, operands_first, reachable
 from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, divides, eq, hint, product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.steps.row_program import Reduction, Values
@@ -430,15 +430,8 @@ class IndexMap(Loads):
 def _work(value: Scalar, column: Scalar, moved: Sequence[Scalar]) -> int:
     """Operations for one element of a vector, about: what does not depend on the column is made once for all."""
     depends: dict[Scalar, bool] = {}
-    stack = [value]
-    while stack:
-        x = stack[-1]
-        pending = [operand for operand in x.operands if operand not in depends]
-        if pending:
-            stack += pending
-        else:
-            depends[x] = x is column or any(depends[operand] for operand in x.operands)
-            stack.pop()
+    for x in operands_first([value]):
+        depends[x] = x is column or any(depends[operand] for operand in x.operands)
     cheap_ones = {column, *moved}
     return sum(1 if x.op in cheap or x in cheap_ones else CALL_WORK for x, varies in depends.items() if varies)
 

@@ -204,7 +204,7 @@ _operations: dict[str, Callable[..., Array]] = {
 def _evaluate(x: Scalar, known: Mapping[Scalar, Array | float]) -> Array | float | None:
     """The values of x for rows of scores; None where it has other operations."""
     values = dict(known)
-    for part in operands_first(x, known):
+    for part in operands_first([x], known):
         value = _applied(part, [values[operand] for operand in part.operands])
         if value is None:
             return None

@@ -85,7 +85,7 @@ def _lies_across(step: Rows, placed: Sequence[Sequence[Dim]]) -> bool:
 
 def _has_maps(step: Rows) -> bool:
     """Whether what follows the reductions can be maps, of elements and of rows."""
-    known = {x: Scalar(x.dtype, "leaf") for x in reachable([x for x, _ in step.all_outputs]) if x.op == "reduced"}
+    known = {x: Scalar(x.dtype, "leaf") for x in step.scalars if x.op == "reduced"}
     after = Substitution(dict(known))
     if step.row.index in reachable(after(x) for x, _ in step.outputs):
         return False

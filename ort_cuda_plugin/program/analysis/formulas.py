@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ..expressions.scalar import Scalar, reachable
+from ..expressions.scalar import Scalar, operands_first
 from ..steps.row_program import MAX, MIN, PRODUCT, SUM, Stage
 
 MOST_OPERATIONS = 60
@@ -21,13 +21,14 @@ def formulas(results: Sequence[tuple[str, Scalar]], leaves: Mapping[Scalar, str]
     ``leaves`` has the names of inputs.
     """
     values = [value for _, value in results]
-    inner = [x for x in reachable(values) if x not in leaves]
+    ordered = list(operands_first(values))
+    inner = [x for x in ordered if x not in leaves]
     if len(inner) > MOST_OPERATIONS:
         return [f"{', '.join(name for name, _ in results)} = an expression of {len(inner)} operations"]
-    used = Counter(operand for x in inner for operand in _operands(x))
+    used = Counter(operand for x in inner for operand in x.operands)
     names = dict(leaves)
     lines = []
-    for x in _in_order(values):
+    for x in ordered:
         if used[x] > 1 and x not in names and x.op != "constant":
             text = _text(x, names)
             names[x] = f"v{len(names) - len(leaves) + 1}"
@@ -35,30 +36,10 @@ def formulas(results: Sequence[tuple[str, Scalar]], leaves: Mapping[Scalar, str]
     return lines + [f"{name} = {_text(value, names)}" for name, value in results]
 
 
-def _in_order(values: Sequence[Scalar]) -> list[Scalar]:
-    """Return all values of expressions, each after its operands."""
-    found: dict[Scalar, None] = {}
-    stack = [*values]
-    while stack:
-        pending = [operand for operand in _operands(stack[-1]) if operand not in found]
-        if pending:
-            stack += pending
-        else:
-            found[stack.pop()] = None
-    return list(found)
-
-
-def _operands(x: Scalar) -> Sequence[Scalar]:
-    if x.op != "reduced":
-        return x.operands
-    stage: Stage = x.value[0]
-    return stage.elements
-
-
 def _text(x: Scalar, names: Mapping[Scalar, str]) -> str:
     if x in names:
         return names[x]
-    operands = [_text(operand, names) for operand in _operands(x)]
+    operands = [_text(operand, names) for operand in x.operands]
     if x.op == "constant":
         return f"{x.value:.9g}" if isinstance(x.value, float) else str(x.value)
     if x.op == "cast":

@@ -45,7 +45,7 @@ def fold(x: Scalar, leaves: Mapping[Scalar, Dim]) -> Dim:
     Raises NotFoldable for floats and for operations that symbolic integers lack, ZeroDivisionError for a constant 0.
     """
     known = dict(leaves)
-    for part in operands_first(x, leaves):
+    for part in operands_first([x], leaves):
         known[part] = _folded(part, [known[operand] for operand in part.operands])
     return known[x]
 

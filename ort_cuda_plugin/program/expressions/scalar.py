@@ -167,13 +167,14 @@ def in_order(expressions: Iterable[Scalar]) -> list[Scalar]:
     return list(seen)
 
 
-def operands_first(x: Scalar, done: Container[Scalar] = ()) -> Iterator[Scalar]:
-    """Yield x and all that it is computed from, each once and after its operands. Stop at what ``done`` has.
+def operands_first(expressions: Iterable[Scalar], done: Container[Scalar] = ()) -> Iterator[Scalar]:
+    """Yield what `reachable` has, each after its operands. Stop at what ``done`` has.
 
-    Expressions share their operands, so that a walk along every path takes exponential time.
+    Does not recurse, since chains are as long as models are deep, and visits what expressions share once, since a walk
+    along every path takes exponential time.
     """
     seen: set[Scalar] = set()
-    stack = [x]
+    stack = list(expressions)
     while stack:
         current = stack[-1]
         if current in seen or current in done:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.scalar import Scalar, operands_first
 
 __all__ = [
     "MAX",
@@ -146,17 +146,7 @@ def grouped_stages(expressions: Iterable[Scalar]) -> list[list[Stage]]:
     known: dict[Scalar, int] = {}
     pending = list(expressions)
     for expression in pending:
-        stack = [expression]
-        while stack:
-            x = stack[-1]
-            missing = [operand for operand in x.operands if operand not in known]
-            if x in known or not missing:
-                stack.pop()
-            else:
-                stack += missing
-                continue
-            if x in known:
-                continue
+        for x in operands_first([expression], known):
             known[x] = max((known[operand] for operand in x.operands), default=0)
             if x.op == "reduced":
                 depths[x.value[0]] = known[x]

@@ -285,8 +285,8 @@ class Substitution:
         self._stages: dict[Stage, Stage] = {}
 
     def __call__(self, x: Scalar) -> Scalar:
-        """Return the new expression. Does not recurse: a chain of operators may be as long as the model."""
-        for current in operands_first(x, self._new):
+        """Return the new expression."""
+        for current in operands_first([x], self._new):
             self._new[current] = self._rebuilt(current)
         return self._new[x]
 
