@@ -164,7 +164,7 @@ def test_a_use_of_a_private_member_is_found(subtests: pytest.Subtests) -> None:
 
 RECORDING = {
     *("call_back", "chosen", "copy", "guard", "index_dtype", "launch", "library", "memset", "read_back", "record"),
-    *("require", "require_shape", "settled", "settled_size"),
+    *("require", "settled", "settled_size"),
 }
 """The methods of `Lowering` that record a step or add a guard."""
 

@@ -45,7 +45,7 @@ def test_messages_of_operators_are_written_by_the_helpers() -> None:
     others = {}
     for path in sorted(OPERATORS.rglob("*.py")):
         direct = [ast.unparse(call.func) for call in calls(path)]
-        count = sum(direct.count(name) for name in ("InvalidModel", "Unsupported", "ctx.require", "ctx.require_shape"))
+        count = sum(direct.count(name) for name in ("InvalidModel", "Unsupported", "ctx.require"))
         if count and path.name != "requirements.py":
             others[str(path.relative_to(OPERATORS))] = count
     assert others == OTHERS

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...model.ir import DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
+from ...ops import requirements as require
 from ...ops.axes import normalize_axis
 from ...ops.onnx.tensor.indexing import select_index
 from ...ops.onnx.tensor.slicing import concat
@@ -316,7 +317,7 @@ def _stacked(lowering: NodeLowering, parts: Sequence[Tensor], axis: int, declare
     for part in parts:
         if part.dtype is not parts[0].dtype:
             raise InvalidModel(f"{declared.name!r} changes its element type between iterations")
-        ctx.require_shape(part, parts[0].shape, f"result {declared.name!r} of an iteration")
+        require.shape(ctx, parts[0].shape, **{f"result {declared.name!r} of an iteration": part})
     return concat(ctx, *(unsqueeze(ctx, part, (at,)) for part in parts), axis=at)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...model.ir import DType, InvalidModel, Node, Unsupported, Value
+from ...ops import requirements as require
 from ...ops.contrib.generation import search
 from ...program.expressions.symbolic import Dim
 from ...program.lowering.context import Lowering, Tensor
@@ -129,7 +130,7 @@ class EncoderDecoder:
         elif mask is None:
             mask = search.mask_of_leading_padding(ctx, encoded, kind.pad)
         else:
-            ctx.require_shape(mask, encoded.shape, "attention_mask")
+            require.shape(ctx, encoded.shape, attention_mask=mask)
         rows = self._of_beams(ctx, given, tokens)
         return [tokens, mask, search.room_for_tokens(ctx, rows, room, kind.pad)]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...model.ir import DType, Graph, InvalidModel, Unsupported, Value
+from ...ops import requirements as require
 from ...ops.contrib.generation import search
 from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.elementwise import elementwise
@@ -68,8 +69,7 @@ class GptDecoder:
         if ids.rank != 2:
             raise InvalidModel(f"{self._search.node.op_type}: input_ids must have rank 2, got {ids.rank}")
         room = self._search.room(ctx, given, ids.shape[1])
-        if mask is not None:
-            ctx.require_shape(mask, ids.shape, "attention_mask")
+        require.shape(ctx, ids.shape, attention_mask=mask)
         beams = self._search.beams(ctx, given)
         if beams != 1:
             ids = search.repeated_rows(ctx, ids, beams)

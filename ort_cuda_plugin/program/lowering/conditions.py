@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ...model.ir import InvalidModel, Node, Unsupported
 from ..device import DeviceProperties, LoweringOptions
 from ..expressions.operations import ExprOp
-from ..expressions.symbolic import Dim, Expr, eq, hint, is_read_back, le, logical_not, single_atom, truth
+from ..expressions.symbolic import Dim, Expr, hint, is_read_back, le, logical_not, single_atom, truth
 from ..steps.schedule import Choice
-from ..steps.tensor import Tensor
 from ..steps.trace import Requirement, Trace
 
 _INT32_MAX = 2**31 - 1
@@ -52,15 +49,6 @@ class Conditions:
             assert isinstance(condition, Expr)
             self.trace.originate(self.node, (condition,))
             self.trace.requirements.append(Requirement(self.node, condition, message))
-
-    def require_shape(self, x: Tensor, shape: Sequence[Dim], what: str) -> None:
-        """Like `require` for the shape of x, which ``what`` names ("bias of Gemm"). Raises InvalidModel for another
-        rank.
-        """
-        if x.rank != len(shape):
-            raise InvalidModel(f"the {what} has rank {x.rank}, not {len(shape)}")
-        for axis, (dim, wanted) in enumerate(zip(x.shape, shape, strict=True)):
-            self.require(eq(dim, wanted), f"the {what} has size {dim} in dimension {axis}, expected {wanted}")
 
     def guard(self, condition: Dim) -> bool:
         """Return the condition's truth at the shapes that the plan is built for, and guard the plan to it.
