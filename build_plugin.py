@@ -292,7 +292,7 @@ def build(output: Path = PACKAGE, work: Path = ROOT / "build" / "shim", flags: S
     return [builder.library(), builder.bridge()]
 
 
-manifest_maker.template = ".manifest.in"  # of the source distribution; setuptools has no setting for the name
+manifest_maker.template = ".manifest.in"  # for the source distribution: setuptools has no setting for the file name
 
 
 class BuildExt(build_ext):

@@ -86,7 +86,7 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def programs(session: nox.Session) -> None:
-    """What programs compute after each pass, in NumPy; arguments are those of tests/harness/programs/campaign.py."""
+    """Interpret programs in NumPy after each pass; arguments are those of tests/harness/programs/campaign.py."""
     session.env["PYTHONPATH"] = os.pathsep.join(["tests/harness", os.environ.get("PYTHONPATH", "")])
     python(session, "-m", "programs", *(session.posargs or ["--mutations"]))
 
@@ -126,6 +126,6 @@ def site(session: nox.Session) -> None:
 
 @nox.session(venv_backend="venv")
 def serving(session: nox.Session) -> None:
-    """Run Ray Serve with two replicas, one of which dies; in an environment of its own."""
+    """Run Ray Serve with two replicas in a separate environment, and end one of them."""
     session.install("-e", ".[cpu,serve,test]")
     session.run("pytest", "-n", "1", "tests/docs/test_serving.py", *session.posargs)

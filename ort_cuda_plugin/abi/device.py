@@ -188,7 +188,7 @@ class DeviceArray:
         }
 
     def copy_from(self, values: NDArray[Any], stream: Stream | None = None) -> None:
-        """Overwrite the array with ``values`` (C-contiguous, as many bytes); waits if there is no stream."""
+        """Overwrite the array with ``values`` (C-contiguous, of as many bytes); without a stream, wait for it."""
         self._check_host(values)
         self.device.call("MemcpyHtoDAsync", self.address, _pointer(values), values.nbytes, handle_of(stream))
         if stream is None:

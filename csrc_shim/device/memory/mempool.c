@@ -74,7 +74,7 @@ static int64_t reserved_bytes(const ocp_mempool *mempool, const ocp_device *devi
 
 /* ---- freeing ---- */
 
-/* False if the driver has no memory for the call now; a later call may succeed. */
+/* Returns false if the driver is out of memory now; a later call may succeed. */
 static bool driver_free(const ocp_device *device, uint64_t address, CUstream stream) {
   return device->driver->MemFreeAsync(address, stream) != CUDA_ERROR_OUT_OF_MEMORY;
 }

@@ -1,4 +1,4 @@
-"""What a page shows of a kernel: its PTX for a GPU architecture, and its accesses that the checking mode checks."""
+"""Texts of a kernel for a page: its PTX for a GPU architecture, and the accesses that the checking mode checked."""
 
 from __future__ import annotations
 

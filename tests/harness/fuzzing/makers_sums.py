@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fuzzing.network import BFLOAT16, FLOAT, FLOAT16, INT8, INT32, INT64, UINT8, Grower, Value
+from random_models import broadcast
 
 REDUCTIONS = ("Sum", "Mean", "Max", "Min", "L1", "L2", "LogSumExp", "SumSquare", "Prod")
 
@@ -148,14 +149,9 @@ def product(g: Grower) -> object:
         made = g.add("Transpose", [b], [b.kind], perm=permutation)
         b = made[0] if made else b
     # ONNX Runtime multiplies batches that do not broadcast where there is nothing to add up.
-    if not all(_broadcast(x[:-2], y[:-2]) for x, y in zip(a.shapes, b.shapes, strict=True)):
+    if any(broadcast(x[:-2], y[:-2]) is None for x, y in zip(a.shapes, b.shapes, strict=True)):
         return None
     return g.add("MatMul", [a, b], [a.kind], "sum")
-
-
-def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    pairs = zip(reversed(a), reversed(b), strict=False)
-    return all(x == y or 1 in (x, y) for x, y in pairs)
 
 
 def gemm(g: Grower) -> object:
