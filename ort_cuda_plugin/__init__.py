@@ -11,8 +11,9 @@ Importing this package imports neither ONNX Runtime nor Numba.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from .plugin_library import get_ep_name, get_ep_names, get_library_path
 
 if TYPE_CHECKING:
     from .abi.core import PluginError
@@ -54,7 +55,6 @@ __all__ = [
     "unregister",
 ]
 
-_EP_NAME = "CudaPluginExecutionProvider"
 _LAZY = {
     "CudaArray": "arrays",
     "as_cuda_array": "arrays",
@@ -88,30 +88,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def get_library_path() -> str:
-    """Return the path of ``libort_cuda_plugin.so``, for ``onnxruntime.register_execution_provider_library``.
-
-    Raises:
-        FileNotFoundError: the library was not built.
-    """
-    path = Path(__file__).resolve().parent / "libort_cuda_plugin.so"
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{path} does not exist: run `python build_plugin.py` or `pip install` the package again"
-        )
-    return str(path)
-
-
-def get_ep_name() -> str:
-    """Return the name of the execution provider."""
-    return _EP_NAME
-
-
-def get_ep_names() -> list[str]:
-    """Return the names of all execution providers of the library: one."""
-    return [_EP_NAME]
 
 
 def counters() -> dict[str, int]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from . import get_ep_name, get_library_path
 from .abi.tables import OLDEST_API
 from .clusters.claims.claims import NodeVerdict
 from .ep import boundary
@@ -23,6 +22,7 @@ from .ep.options.options import parse
 from .ep.provider import Provider, last_provider, last_verdicts
 from .ep.session import current_session
 from .fallback import raise_instead
+from .plugin_library import get_ep_name, get_library_path
 from .session_errors import NoProviderError, explained
 from .uninterrupted import imported
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from . import get_ep_name
 from .abi.core import core, driver_error_text, ffi, lib
 from .abi.device import CudaError, Device
 from .ep.device.identity import is_our_name
 from .model.ir import DType
+from .plugin_library import get_ep_name
 
 _DL_CUDA, _DL_CUDA_MANAGED = 2, 13
 _LEGACY_STREAM = 1

@@ -22,7 +22,6 @@ from source_graph import (
     folders,
     nodes,
     parsed,
-    python_arrows,
     python_files,
     python_texts,
     with_text,
@@ -31,16 +30,6 @@ from source_graph import (
 MAX_SOURCES = 12  # of a folder; a C source and its header count once
 MAX_CLASS_LINES = 300
 MAX_FUNCTION_LINES = 80  # without the signature, which an operator's inputs and attributes make long
-
-TYPE_CIRCLES = [
-    # What applications import from the package; its submodules read `get_ep_name` of it.
-    {"__init__", "api", "arrays", "memory"},
-    # A node's lowering gives itself to the bodies of control flow.
-    {"clusters.nodes.control_flow", "clusters.nodes.node_lowering"},
-    # A constant names the recipe that it is made by, which names the constants that it is made of.
-    {"model.ir", "model.recipes"},
-]
-"""The circles that imports for types (``if TYPE_CHECKING:``) make; there is none of imports that are executed."""
 
 RECORDING_PREDICATES: set[str] = set()
 """Predicates (``is_``, ``has_``, ``fits_``, ``wants_``) that record a step or add a guard to the plan."""
@@ -51,10 +40,9 @@ FRAGMENT = re.compile(r"(Of|That|So many|So few|Which|Whose)\b|\.\.\.")
 # ---- circles ----
 
 
-@pytest.mark.parametrize(("typing", "exceptions"), [(False, []), (True, TYPE_CIRCLES)], ids=["run", "types"])
-def test_python_files_import_each_other_in_no_circle(typing: bool, exceptions: list[set[str]]) -> None:
-    found = circles(python_files(python_texts(), typing))
-    assert [circle for circle in found if not any(set(circle) <= exception for exception in exceptions)] == []
+def test_python_files_import_each_other_in_no_circle() -> None:
+    """Imports for types (``if TYPE_CHECKING:``) count as well."""
+    assert circles(python_files(python_texts())) == []
 
 
 def test_c_files_include_each_other_in_no_circle() -> None:
@@ -75,9 +63,10 @@ def test_a_circle_of_python_files_is_found(subtests: pytest.Subtests) -> None:
     for file, text, circle in (
         ("plan/registers.py", "def f():\n    from .planner import Planner", {"plan.planner", "plan.registers"}),
         ("abi/core.py", "from ..abi import device", {"abi.core", "abi.device"}),
+        ("arrays.py", "from . import get_ep_name", {"__init__", "arrays"}),
     ):
         with subtests.test(file=file):
-            found = circles(python_files(with_text(python_texts(), file, text), False))
+            found = circles(python_files(with_text(python_texts(), file, text)))
             assert any(circle <= set(each) for each in found)
 
 
@@ -249,11 +238,3 @@ def test_comments_of_constants_name_what_they_are() -> None:
 def test_a_fragment_is_found() -> None:
     text = 'A = 1  # Of a row.\nB = 2\n"""That a thread has."""\n#: ...bytes.\nC = 3\nD = 4  # Offset in bytes\n'
     assert len(fragments({"thing.py": text})) == 3
-
-
-# ---- the exceptions ----
-
-
-def test_exceptions_are_of_things_that_there_are() -> None:
-    modules = {".".join(arrow.module) for arrow in python_arrows(python_texts())}
-    assert set().union(*TYPE_CIRCLES) <= modules

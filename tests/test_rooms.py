@@ -44,7 +44,7 @@ def python_faults(files: Texts) -> list[str]:
     rooms, packages = python_rooms(), python_packages(files)
     faults = []
     folders: dict[str, set[str]] = {}
-    for place, module, target, _ in python_arrows(files):
+    for place, module, target in python_arrows(files):
         if missing := {module[0], target[0]} - rooms.keys():
             faults.append(f"{place}: {missing.pop()} is no room")
             continue

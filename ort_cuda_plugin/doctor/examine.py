@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 
-from .. import get_library_path
 from ..abi.core import PluginError, core
 from ..api import register
 from ..compiler.cache import KernelCache
 from ..ep.device.devices import DeviceInfo, cuda_devices, emulated_devices, emulated_properties, emulation_requested
 from ..ep.device.identity import default_identity
 from ..ep.device.libraries import library_places
+from ..plugin_library import get_library_path
 from ..uninterrupted import imported
 from .cache import cache_findings
 from .driver import driver_findings, machine_findings

@@ -20,10 +20,11 @@ from ..context.storage.errors import ContextError
 from ..context.writer import ContextCluster
 from ..model.ir import DType, Graph
 from ..ops.registry import channels_last_operators
+from ..plugin_library import EP_NAME
 from .claiming import Claiming
 from .contexts.context_nodes import ContextIdentity, ContextNode, is_context, model_path, only_node
 from .contexts.context_session import give, request_of
-from .device.identity import EP_NAME, Identity
+from .device.identity import Identity
 from .device.measuring import tuner_of
 from .factory import memory_info
 from .nodes.fused_node import FusedNode

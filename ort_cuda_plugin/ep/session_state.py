@@ -12,10 +12,11 @@ from ..clusters.nodes.ranks import Ranks
 from ..custom import registry as custom
 from ..model.ir import Graph
 from ..model.ort.ort_graph import read_graph
+from ..plugin_library import EP_NAME
 from ..program.lowering.context import DeviceProperties
 from .contexts.context_session import ContextSession
 from .device.devices import DeviceInfo
-from .device.identity import EP_NAME, Identity
+from .device.identity import Identity
 from .device.open_device import use_device
 from .options.option_values import LOG_LEVELS
 from .options.options import OptionError, Options, collect, parse

@@ -9,15 +9,14 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
+from typing import Any, Final, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from .recipes import Recipe
-
 Array: TypeAlias = "npt.NDArray[Any]"
+Parameter: TypeAlias = "int | float | bool | tuple[int, ...]"
+"""An argument of a recipe that a compiled model can store."""
 
 _storage: Final[Mapping[int, tuple[str, str, str]]] = {
     1: ("f32", "float32", "float"),
@@ -268,6 +267,62 @@ class Constant:
     @property
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
+
+
+def dense_strides(shape: Sequence[int]) -> list[int]:
+    """Return the strides, in elements, of an array of the shape in C order."""
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+@dataclass(frozen=True)
+class ConstantView:
+    """Some elements of a constant; strides and ``offset`` count elements."""
+
+    constant: Constant
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    @property
+    def array(self) -> Array:
+        """Return the elements; they may share memory with the constant."""
+        whole = self.constant.array
+        flat = np.ascontiguousarray(whole).reshape(-1)[self.offset :]
+        steps = [stride * flat.itemsize for stride in self.strides]
+        return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the view has all elements of the constant, in their order."""
+        return (
+            self.offset == 0
+            and self.strides == tuple(dense_strides(self.shape))
+            and self.shape == self.constant.shape
+            and self.constant.size > 0
+        )
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether all elements of the view lie inside of the constant."""
+        if len(self.shape) != len(self.strides) or min((*self.shape, *self.strides, self.offset), default=0) < 0:
+            return False
+        if 0 in self.shape:
+            return self.offset <= self.constant.size
+        last = sum((dim - 1) * stride for dim, stride in zip(self.shape, self.strides, strict=True))
+        return self.offset + last < self.constant.size
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the contents of a constant follow from other constants (see ``model.recipes``).
+
+    function: a key of ``recipes.FUNCTIONS``. parts: its operands. parameters: its other arguments. Equal recipes make
+    equal contents of a type and shape.
+    """
+
+    function: str
+    parts: tuple[ConstantView, ...]
+    parameters: tuple[Parameter, ...] = ()
 
 
 @dataclass(eq=False)

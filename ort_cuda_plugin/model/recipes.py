@@ -6,81 +6,28 @@ change, the derived contents change with them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
-from .ir import Array, Constant, DType
-
-Parameter: TypeAlias = "int | float | bool | tuple[int, ...]"
+from .ir import Array, Constant, ConstantView, DType, Recipe, dense_strides
 
 
-@dataclass(frozen=True)
-class ConstantView:
-    """Some elements of a constant; strides and ``offset`` count elements."""
+def derived_constant(recipe: Recipe, dtype: DType, shape: tuple[int, ...]) -> Constant:
+    """Return the constant that the recipe makes, computed when needed; the same object each time."""
+    first = recipe.parts[0].constant
+    known = first.derived.get((recipe, dtype, shape))
+    if known is None:
+        compute = FUNCTIONS[recipe.function]
 
-    constant: Constant
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
+        def load() -> Array:
+            return compute(recipe.parts, dtype, shape, *recipe.parameters)
 
-    @property
-    def array(self) -> Array:
-        """Return the elements; they may share memory with the constant."""
-        whole = self.constant.array
-        flat = np.ascontiguousarray(whole).reshape(-1)[self.offset :]
-        steps = [stride * flat.itemsize for stride in self.strides]
-        return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the view has all elements of the constant, in their order."""
-        return (
-            self.offset == 0
-            and self.strides == tuple(_dense(self.shape))
-            and self.shape == self.constant.shape
-            and self.constant.size > 0
-        )
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether all elements of the view lie inside of the constant."""
-        if len(self.shape) != len(self.strides) or min((*self.shape, *self.strides, self.offset), default=0) < 0:
-            return False
-        if 0 in self.shape:
-            return self.offset <= self.constant.size
-        last = sum((dim - 1) * stride for dim, stride in zip(self.shape, self.strides, strict=True))
-        return self.offset + last < self.constant.size
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How the contents of a constant are made: a function of `FUNCTIONS`, its operands, and the rest of its arguments.
-
-    Equal recipes make equal contents, of a type and shape.
-    """
-
-    function: str
-    parts: tuple[ConstantView, ...]
-    parameters: tuple[Parameter, ...] = ()
-
-    def constant(self, dtype: DType, shape: tuple[int, ...]) -> Constant:
-        """Return the constant that the recipe makes, computed when needed; the same object each time."""
-        first = self.parts[0].constant
-        known = first.derived.get((self, dtype, shape))
-        if known is None:
-            compute = FUNCTIONS[self.function]
-
-            def load() -> Array:
-                return compute(self.parts, dtype, shape, *self.parameters)
-
-            known = Constant(dtype, shape, load, is_initializer=first.is_initializer)
-            known.recipe = self
-            first.derived[self, dtype, shape] = known
-        return known
+        known = Constant(dtype, shape, load, is_initializer=first.is_initializer)
+        known.recipe = recipe
+        first.derived[recipe, dtype, shape] = known
+    return known
 
 
 Parts: TypeAlias = Sequence[ConstantView]
@@ -107,16 +54,12 @@ def parts_inside(home: Constant) -> Iterator[tuple[Constant, ConstantView]]:
             shape, depth = (groups, tiles, rows, channels, count), channels * count * rows
             yield part.constant, ConstantView(home, shape, (tiles * depth, depth, 1, count * rows, rows), 0)
     elif recipe.function == "join":
-        strides, position = _dense(home.shape), 0
+        strides, position = dense_strides(home.shape), 0
         axis = int(recipe.parameters[0])  # type: ignore[arg-type]
         for part in recipe.parts:
             if part.is_whole:
                 yield part.constant, ConstantView(home, part.shape, tuple(strides), position * strides[axis])
             position += part.shape[axis]
-
-
-def _dense(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def _view(parts: Parts, dtype: DType, shape: Shape) -> Array:

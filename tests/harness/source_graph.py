@@ -44,11 +44,10 @@ def with_text(files: Texts, file: str, text: str) -> Texts:
 
 
 class Import(NamedTuple):
-    """An import of the package by itself: the line, the dotted name below the package, and whether it is for types."""
+    """An import of the package by itself: the line, and the dotted name below the package."""
 
     line: int
     name: tuple[str, ...]
-    is_typing: bool
 
 
 def parsed(source: str) -> ast.Module:
@@ -75,17 +74,6 @@ def nodes(source: str, kind: type[Node]) -> list[Node]:
     return cast("list[Node]", _nodes_by_kind(source).get(kind, []))
 
 
-def _typing_nodes(source: str) -> set[int]:
-    """The ids of the nodes below ``if TYPE_CHECKING:``."""
-    return {
-        id(node)
-        for test in nodes(source, ast.If)
-        if isinstance(test.test, ast.Name) and test.test.id == "TYPE_CHECKING"
-        for statement in test.body
-        for node in ast.walk(statement)
-    }
-
-
 @cache
 def python_imports(source: str, module: tuple[str, ...]) -> list[Import]:
     """What a module imports of the package, wherever in it.
@@ -102,9 +90,8 @@ def python_imports(source: str, module: tuple[str, ...]) -> list[Import]:
     for constant in nodes(source, ast.Constant):
         if isinstance(constant.value, str) and re.fullmatch(rf"{PACKAGE}(\.\w+)+", constant.value):
             names.append((constant, [constant.value]))
-    typing = _typing_nodes(source)
     return [
-        Import(node.lineno, tuple(name.split(".")[1:]), id(node) in typing)
+        Import(node.lineno, tuple(name.split(".")[1:]))
         for node, imported in names
         for name in imported
         if name.split(".")[0] == PACKAGE
@@ -112,12 +99,11 @@ def python_imports(source: str, module: tuple[str, ...]) -> list[Import]:
 
 
 class Arrow(NamedTuple):
-    """An import: where it is, the module it is in, the module it is of, and whether it is for types only."""
+    """An import: where it is, the module it is in, and the module it is of."""
 
     place: str
     module: tuple[str, ...]
     target: tuple[str, ...]
-    is_typing: bool
 
 
 def python_packages(files: Texts) -> set[tuple[str, ...]]:
@@ -133,22 +119,22 @@ def python_arrows(files: Texts) -> Iterator[Arrow]:
         if not file.endswith(".py"):
             continue
         module = tuple(file.removesuffix(".py").split("/"))
-        for line, imported, is_typing in python_imports(text, module):
+        for line, imported in python_imports(text, module):
             target = imported
             while target not in known:
                 target = target[:-1]
             if target != ("_bridge",):  # which build_plugin.py makes of C
-                yield Arrow(f"{file}:{line}", module, target or ("__init__",), is_typing)
+                yield Arrow(f"{file}:{line}", module, target or ("__init__",))
 
 
-def python_files(files: Texts, typing: bool) -> dict[str, set[str]]:
-    """The modules that each module of the package imports, with those for types if ``typing``."""
+def python_files(files: Texts) -> dict[str, set[str]]:
+    """The modules that each module of the package imports, wherever and for whatever."""
     graph: dict[str, set[str]] = {}
     packages = python_packages(files)
-    for _, module, target, is_typing in python_arrows(files):
+    for _, module, target in python_arrows(files):
         if target in packages:
             target = *target, "__init__"
-        if (typing or not is_typing) and module != target:
+        if module != target:
             graph.setdefault(".".join(module), set()).add(".".join(target))
     return graph
 

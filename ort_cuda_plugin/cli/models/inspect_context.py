@@ -20,8 +20,8 @@ from ort_cuda_plugin.context.describe import describe
 from ort_cuda_plugin.context.storage.container import MAGIC, Container
 from ort_cuda_plugin.context.storage.errors import ContextError
 from ort_cuda_plugin.context.storage.files import ModelFolder, open_context
-from ort_cuda_plugin.ep.device.identity import EP_NAME
 from ort_cuda_plugin.plan.format import version as plan_version
+from ort_cuda_plugin.plugin_library import EP_NAME
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from ...program.steps.tensor import Tensor
 
 if TYPE_CHECKING:
     from ...program.lowering.context import Lowering
-    from .node_lowering import NodeLowering
 
 MAX_UNROLLED_NODES = 1024
 """Number of nodes, in all iterations and inner bodies, up to which a Loop or Scan is unrolled."""
@@ -70,7 +69,22 @@ class CompiledBodies:
         return body if body is not None and body.is_small else None
 
 
-def inline(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
+class BodyLowering(Protocol):
+    """The part of `NodeLowering` that bodies need: it lowers their nodes into the program of the graph around them."""
+
+    ctx: Lowering
+    compiled: CompiledBodies
+
+    def lower(self, node: Node) -> None: ...
+
+    def operand(self, value: Value) -> Operand: ...
+
+    def set(self, value: Value, operand: Operand) -> None: ...
+
+    def spend_nodes(self, count: int) -> None: ...
+
+
+def inline(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
     """Lower the bodies of a node in place of the node, and return its results.
 
     Raises Unsupported if the branch or the number of iterations is not known, or as the body's nodes do.
@@ -92,7 +106,7 @@ def unrolled_nodes(body: Graph, compiled: CompiledBodies) -> int:
     return sum(1 if cluster is None else len(cluster.graph.nodes) for cluster in clusters)
 
 
-def expand(lowering: NodeLowering, cluster: CompiledBody, inputs: Inputs) -> list[Operand]:
+def expand(lowering: BodyLowering, cluster: CompiledBody, inputs: Inputs) -> list[Operand]:
     """Lower the nodes of a cluster that was compiled in a body, in the place of its fused node; return its results."""
     for value, operand in zip(cluster.inputs, inputs, strict=True):
         if operand is not None:
@@ -102,7 +116,7 @@ def expand(lowering: NodeLowering, cluster: CompiledBody, inputs: Inputs) -> lis
     return [lowering.operand(value) for value in cluster.outputs]
 
 
-def _body(lowering: NodeLowering, node: Node, name: str, arguments: Sequence[Operand]) -> list[Operand]:
+def _body(lowering: BodyLowering, node: Node, name: str, arguments: Sequence[Operand]) -> list[Operand]:
     """Lower a body of ``node`` for these arguments, and return its results."""
     body = node.subgraphs.get(name)
     if body is None:
@@ -130,7 +144,7 @@ def _within(body: str, node: Node, reason: str) -> str:
     return f"in its {body}, node {node.label}: {reason}"
 
 
-def _if(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
+def _if(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
     ctx = lowering.ctx
     condition = _scalar(node, inputs, 0, DType.BOOL)
     (taken,) = ctx.host_constants(condition, "the condition of If", [1])
@@ -174,7 +188,7 @@ def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
     return defer_host(ctx, ctx.stand_in(x.shape, x.dtype), (x, other), contents)
 
 
-def _valid_branches(lowering: NodeLowering, node: Node) -> list[list[Operand]]:
+def _valid_branches(lowering: BodyLowering, node: Node) -> list[list[Operand]]:
     """Return the results of each branch; None for a branch that no valid Run takes."""
     results: list[list[Operand]] = []
     for name in ("then_branch", "else_branch"):
@@ -186,7 +200,7 @@ def _valid_branches(lowering: NodeLowering, node: Node) -> list[list[Operand]]:
     return results
 
 
-def _loop(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
+def _loop(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
     ctx = lowering.ctx
     trips = None if _is_missing(inputs, 0) else _scalar(node, inputs, 0, DType.INT64)
     on = ctx.constant(np.array(True)) if _is_missing(inputs, 1) else _scalar(node, inputs, 1, DType.BOOL)
@@ -222,7 +236,7 @@ def _loop(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
     return outputs
 
 
-def _scan(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
+def _scan(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
     body, states, sequences = _parts_of_scan(node, inputs)
     count, scanned = len(sequences), len(body.outputs) - len(states)
     axes = [
@@ -240,7 +254,7 @@ def _scan(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
     return outputs
 
 
-def _scan_8(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
+def _scan_8(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
     """Lower Scan-8, which scans each item of a batch (the first dimension of all inputs) by itself."""
     if not _is_missing(inputs, 0):
         raise Unsupported("control-flow", "Scan-8 with sequence_lens is not implemented")
@@ -281,7 +295,7 @@ def _parts_of_scan(node: Node, inputs: Inputs) -> tuple[Graph, list[Operand], li
 
 
 def _steps_of_scan(
-    lowering: NodeLowering, node: Node, states: Sequence[Operand], scanned: Sequence[tuple[Tensor, int, int]]
+    lowering: BodyLowering, node: Node, states: Sequence[Operand], scanned: Sequence[tuple[Tensor, int, int]]
 ) -> tuple[list[Operand], list[list[Operand]]]:
     """Return the last states, and the other results of each step. ``scanned`` has tensor, axis, and whether it runs
     backwards.
@@ -304,7 +318,7 @@ def _steps_of_scan(
     return current, rows
 
 
-def _stacked(lowering: NodeLowering, parts: Sequence[Tensor], axis: int, declared: Value) -> Tensor:
+def _stacked(lowering: BodyLowering, parts: Sequence[Tensor], axis: int, declared: Value) -> Tensor:
     """Stack tensors along a new dimension ``axis``. ``declared`` gives type and shape if there are none."""
     ctx = lowering.ctx
     if not parts:

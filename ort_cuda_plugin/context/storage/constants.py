@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ...model.ir import Array, Constant, DType
-from ...model.recipes import FUNCTIONS, ConstantView, Parameter, Recipe, parts_inside
+from ...model.ir import Array, Constant, ConstantView, DType, Parameter, Recipe
+from ...model.recipes import FUNCTIONS, derived_constant, parts_inside
 from .container import Builder, Container, Json, array_bytes
 from .errors import ContextError
 from .graph_data import dims_of, dtype_of
@@ -276,7 +276,7 @@ class StoredConstants:
         recipe = Recipe(function, tuple(parts), tuple(_decoded(value) for value in parameters))
         if function not in FUNCTIONS or not parts:
             raise ValueError(f"unknown recipe {function!r}")
-        constant = recipe.constant(dtype, dims)
+        constant = derived_constant(recipe, dtype, dims)
         sizes = [constant.nbytes, *(math.prod(part.shape) * part.constant.dtype.itemsize for part in parts)]
         if max(sizes) > allowed:
             raise ValueError(f"recipe {function!r}: its result is too large for its operands")

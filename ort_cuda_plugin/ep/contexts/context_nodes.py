@@ -18,7 +18,7 @@ from ...context.storage.errors import ContextError
 from ...context.storage.files import Buffer, ModelFolder, check_name, open_context
 from ...model.ir import Node
 from ...model.open_file import OpenFile
-from ..device.identity import EP_NAME
+from ...plugin_library import EP_NAME
 from ..session.model_paths import CONTEXT_PATH, EXTERNAL_FOLDER, created_session_path, is_virtual
 from .context_callbacks import ContextCallbacks
 from .context_sources import SourceFinder

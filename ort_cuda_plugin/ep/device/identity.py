@@ -12,6 +12,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from ...abi.core import core, ffi, new_error
+from ...plugin_library import EP_NAME
 
 #: The name under which a plain registration offers the devices.
 AS_VARIABLE = "ORT_CUDA_PLUGIN_AS"
@@ -19,7 +20,6 @@ AS_VARIABLE = "ORT_CUDA_PLUGIN_AS"
 #: Suffix of registration names that offer only the emulated devices (ORT's convention for virtual devices).
 VIRTUAL_SUFFIX = ".virtual"
 
-EP_NAME = "CudaPluginExecutionProvider"
 _NAMES = (EP_NAME, "CUDAExecutionProvider")
 
 

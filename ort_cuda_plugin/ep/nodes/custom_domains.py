@@ -23,8 +23,8 @@ from ...custom.operator import CustomOperator, Port, PortKind
 from ...model.ir import AttrValue, DType, InvalidModel, Unsupported, Value
 from ...model.ort.ort_attributes import read_attribute
 from ...model.ort.ort_calls import OrtCallError, OrtCalls, element_type, text
+from ...plugin_library import EP_NAME
 from ..device.handles import HandleTable
-from ..device.identity import EP_NAME
 
 MAX_COMBINATIONS: Final = 128
 """Combinations of element types above which a schema takes any types; the claim then checks them."""

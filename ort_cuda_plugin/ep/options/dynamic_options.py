@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..device.identity import EP_NAME, Identity
+from ...plugin_library import EP_NAME
+from ..device.identity import Identity
 from . import arena
 from .option_table import ROWS, Options
 from .options import ALIAS_PREFIX, OptionError, parse_value

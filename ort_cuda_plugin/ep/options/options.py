@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...plugin_library import EP_NAME
 from ...program.device import AttentionKernel
-from ..device.identity import EP_NAME, Identity
+from ..device.identity import Identity
 from . import arena
 from .option_table import (
     BARE_KEYS,

@@ -8,7 +8,7 @@ nor has a node that holds a compiled model.
 from __future__ import annotations
 
 from ...model.ir import Node
-from ..device.identity import EP_NAME
+from ...plugin_library import EP_NAME
 
 #: Contrib operators with kernels in ONNX Runtime's CPU provider.
 _ON_CPU = frozenset({

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...model.recipes import Recipe
+from ...model.ir import Recipe
+from ...model.recipes import derived_constant
 from ...program.expressions.scalar import Scalar, reachable
 from ...program.expressions.symbolic import Dim
 from ...program.lowering.shapes import broadcast_strides
@@ -149,7 +150,7 @@ def _chain(expression: Expression) -> list[tuple[Scalar, int]] | None:
 
 def _full(x: Tensor, shape: tuple[int, ...], value: float) -> Tensor:
     """Return a constant filled with one number, of the type of the constant x."""
-    constant = Recipe("full", (x.constant_view(),), (value,)).constant(x.dtype, shape)
+    constant = derived_constant(Recipe("full", (x.constant_view(),), (value,)), x.dtype, shape)
     return Tensor(constant.dtype, constant.shape, Buffer(BufferKind.WEIGHT, constant.nbytes, data=constant))
 
 
@@ -255,5 +256,5 @@ def joined_constant(tensors: Sequence[Tensor], axis: int) -> Tensor:
     shape = list(tensors[0].static_shape)
     shape[axis] = sum(x.static_shape[axis] for x in tensors)
     recipe = Recipe("join", tuple(x.constant_view() for x in tensors), (axis,))
-    constant = recipe.constant(tensors[0].dtype, tuple(shape))
+    constant = derived_constant(recipe, tensors[0].dtype, tuple(shape))
     return Tensor(constant.dtype, constant.shape, Buffer(BufferKind.WEIGHT, constant.nbytes, data=constant))

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from ...compiler.kernel import KernelSpec
-from ...model.ir import Array, Constant, DType, InvalidModel, Node
-from ...model.recipes import Parameter, Recipe
+from ...model.ir import Array, Constant, DType, InvalidModel, Node, Parameter, Recipe
+from ...model.recipes import derived_constant
 from ..device import DeviceProperties, LoweringOptions
 from ..expressions.scalar import Scalar
 from ..expressions.symbolic import Dim, divides, hint, is_read_back, product
@@ -136,7 +136,7 @@ class Recorder(Conditions):
         plans.
         """
         recipe = Recipe(function, tuple(x.constant_view() for x in operands), parameters)
-        return self.initializer(recipe.constant(dtype or operands[0].dtype, shape))
+        return self.initializer(derived_constant(recipe, dtype or operands[0].dtype, shape))
 
     def host_tensor(self, dims: Sequence[Dim], shape: Sequence[int], dtype: DType) -> Tensor:
         """Return an integer or bool tensor whose elements, in row-major order, are ``dims``."""

@@ -7,8 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...model.ir import Array, Constant, DType, Node
-from ...model.recipes import ConstantView
+from ...model.ir import Array, Constant, ConstantView, DType, Node
 from ..expressions.symbolic import Dim, Expr, product
 
 MAX_HOST_ELEMENTS = 1024

@@ -1,0 +1,34 @@
+"""Path of the shared library, and names of its execution provider.
+
+ONNX Runtime's convention for packages of plugin execution providers asks for these three functions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+EP_NAME = "CudaPluginExecutionProvider"
+
+
+def get_library_path() -> str:
+    """Return the path of ``libort_cuda_plugin.so``, for ``onnxruntime.register_execution_provider_library``.
+
+    Raises:
+        FileNotFoundError: the library was not built.
+    """
+    path = Path(__file__).resolve().parent / "libort_cuda_plugin.so"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist: run `python build_plugin.py` or `pip install` the package again"
+        )
+    return str(path)
+
+
+def get_ep_name() -> str:
+    """Return the name of the execution provider."""
+    return EP_NAME
+
+
+def get_ep_names() -> list[str]:
+    """Return the names of all execution providers of the library: one."""
+    return [EP_NAME]
