@@ -23,12 +23,12 @@ def test_a_fragment_reads_what_earlier_ones_give_and_parameters() -> None:
 
 def test_a_name_that_nothing_gives_is_missing() -> None:
     body = join([TILE, Fragment("loop", "y[row0] = x[row0] + column0")])
-    with pytest.raises(FragmentError, match=r"kernel sum: fragment loop needs 'column0'"):
+    with pytest.raises(FragmentError, match=r"kernel sum: fragment loop: 'column0' is undefined"):
         check_parameters("sum", body, ("n", "x", "y"))
 
 
 def test_a_local_name_of_an_earlier_fragment_is_missing() -> None:
-    with pytest.raises(FragmentError, match=r"fragment loop: needs 'tiles', a local name of fragment tile"):
+    with pytest.raises(FragmentError, match=r"fragment loop: 'tiles' is a local name of fragment tile"):
         join([TILE, Fragment("loop", "y[row0] = tiles")])
 
 
@@ -41,12 +41,12 @@ def test_a_name_is_read_before_it_is_assigned(text: str, name: str) -> None:
 
 
 def test_a_fragment_gives_what_it_declares() -> None:
-    with pytest.raises(FragmentError, match=r"fragment tile: declares that it gives 'column0'"):
+    with pytest.raises(FragmentError, match=r"fragment tile: 'column0' is declared"):
         join([replace(TILE, gives="row0 column0")])
 
 
 def test_text_without_fragments_is_checked_as_well() -> None:
-    with pytest.raises(FragmentError, match=r"fragment body needs 'm'"):
+    with pytest.raises(FragmentError, match=r"fragment body: 'm' is undefined"):
         check_parameters("copy", "    y[0] = x[m]", ("x", "y"))
 
 
@@ -54,5 +54,5 @@ def test_a_missing_name_is_found_when_the_kernel_is_made(monkeypatch: pytest.Mon
     monkeypatch.setattr(gemm_simt, "steps_of", lambda depth: Fragment("steps_of", "count = k_end", "count"))
     monkeypatch.setattr(gemm_simt.TiledProduct.body, "_write", gemm_simt.TiledProduct.body._write.__wrapped__)
     x = np.ones((32, 48), np.float32)
-    with pytest.raises(FragmentError, match=r"kernel matmul_32x64x16_f32: fragment pipeline needs 'steps'"):
+    with pytest.raises(FragmentError, match=r"kernel matmul_32x64x16_f32: fragment pipeline: 'steps' is undefined"):
         run_op("MatMul", [x, x.T.copy()])

@@ -56,7 +56,9 @@ def test_a_kernel_writes_what_its_text_writes() -> None:
 
 
 def test_a_compile_time_parameter_is_missing() -> None:
-    with pytest.raises(TypeError, match=r"kernel scale: compile-time parameters: got threads, expected threads, real"):
+    with pytest.raises(
+        TypeError, match=r"kernel scale: wrong compile-time parameters: got threads, expected threads, real"
+    ):
         scale.lines(threads=64)
 
 
@@ -65,5 +67,5 @@ def test_a_name_that_nothing_gives_is_found_when_the_kernel_is_made(monkeypatch:
         out[0] = lu[m]  # type: ignore[name-defined] # noqa: F821
 
     monkeypatch.setattr(determinant, "_factorize", PlainKernel(misspelt))
-    with pytest.raises(ValueError, match=r"kernel determinant_f32: fragment body needs 'm'"):
+    with pytest.raises(ValueError, match=r"kernel determinant_f32: fragment body: 'm' is undefined"):
         run_op("Det", [np.eye(3, dtype=np.float32)])

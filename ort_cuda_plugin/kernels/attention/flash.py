@@ -1,8 +1,8 @@
-"""Attention in one walk over the keys, which keeps sums and maxima up to date instead of walking once for each.
+"""FlashAttention: one pass over the keys with an online softmax, instead of one pass per reduction.
 
-So a block reads each key and each value once, and only those that one of its rows attends to: the ends of that range
-may be read on the device. Few rows of many keys are split along the keys: blocks then store partial sums, which
-`_merge` adds up. Sums are in another order than those of the three steps that attention is made of.
+A block reads each key and value once, and only those that a row of its own may attend to; the bounds of that range may
+be device data. With few rows and many keys it is split-KV (flash decoding): blocks store partial results, which
+`_reduce_splits` combines. The order of additions differs from that of the unfused product, softmax and product.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...program.steps.row_program import Row
 from ...program.steps.schedule import Engine, Schedule
 from ...program.steps.steps import Input, Map, used_inputs
 from ...program.steps.trace import Use
-from ..codegen.epilogue import Axes, Epilogue, make_epilogue, make_row_place
+from ..codegen.epilogue import Axes, Epilogue, make_epilogue, make_row_destination
 from ..codegen.launch_geometry import extent, index_type, reach
 from ..codegen.row_cache import find_by_column
 from ..codegen.simt_fragments import Element
@@ -35,11 +35,12 @@ from .split_kv_reduction import MERGED_ROWS, MergeKernel
 
 @dataclass(frozen=True)
 class Reading:
-    """What is computed of each score [batch..., groups, rows, keys] and which keys count.
+    """Score modifier and key range: the computation between the scores [batch..., groups, rows, keys] and the softmax.
 
-    ``value`` is an expression of ``score``, of elements of ``inputs``, which broadcast to the scores, and of
-    ``row.index``; -inf leaves the key out. ``first`` and ``end`` (int64) are a range that has all keys that the row
-    attends to, and ``sink`` (float32) is the score of one more key, whose value is zero; they depend on no key.
+    ``value`` is an expression of ``score``, of elements of ``inputs`` (broadcast to the scores) and of ``row.index``;
+    -inf masks the key. ``first`` and ``end`` (int64) bound the keys that the row may attend to. ``sink`` (float32) is
+    the
+    score of an additional key with value zero. None of the three depends on the key.
     """
 
     score: Scalar
@@ -50,11 +51,11 @@ class Reading:
     end: Scalar | None = None
     sink: Scalar | None = None
     factor: float = 1.0
-    """What values are multiplied by, a positive number, and..."""
+    """Positive constant that multiplies ``value``."""
     unit: Scalar | None = None
-    """...another one, of inputs of one element each."""
+    """Another factor of ``value``, computed from inputs of one element each."""
     without_keys: float = 0.0
-    """The result of a row that attends to no key: zeros, or NaN as a softmax gives it."""
+    """Result of a row that attends to no key: 0, or NaN as ONNX's softmax computes it."""
 
 
 def stream_attention(
@@ -68,11 +69,12 @@ def stream_attention(
     *,
     elements: tuple[Element, Element] | None = None,
 ) -> None:
-    """Writes softmax(``reading`` of q @ k) @ v to ``out`` [batch..., groups, rows, width], a view of any strides.
+    """Write softmax(``reading`` of q @ k) @ v to ``out`` [batch..., groups, rows, width], a view of any strides.
 
-    q is [batch..., groups, rows, size], whose groups and rows are one dimension, or one group; k [batch..., keys, size]
-    and v [batch..., keys, width] have any strides. All groups and rows of a batch share its keys. ``elements`` says how
-    memory holds k and v.
+    q is [batch..., groups, rows, size]; its groups and rows must flatten into one dimension. k [batch..., keys, size]
+    and
+    v [batch..., keys, width] have any strides. All groups of a batch share its keys (grouped-query attention).
+    ``elements`` are the loaders of k and v, if a plain load does not do.
     """
     *batch, groups, rows, size = q.shape
     width, keys = v.shape[-1], k.shape[-2]
@@ -111,9 +113,9 @@ def stream_attention(
     shared, split = 0, part is not None
     kernel: StreamKernel
     if is_mma and isinstance(size, int):
-        place, of_result = make_row_place(ctx, stored, outer, last)
+        destination, of_result = make_row_destination(ctx, stored, outer, last)
         given = (*operation, Epilogue(), len(dims), index, tile, bounds, split, nan)
-        kernel = MatrixStreamKernel(*given, size=size, factor=reading.factor, result=place)
+        kernel = MatrixStreamKernel(*given, size=size, factor=reading.factor, result=destination)
         shared = kernel.shared_bytes
     else:
         epilogue, of_result = make_epilogue(ctx, stored, total, outer, last)
@@ -140,18 +142,18 @@ def stream_attention(
     uses = {operands[1]: Use(column_blocks * row_blocks), v: Use(row_blocks)}
     builder.launch(ctx, kernel.name, grid, (tile.threads, 1, 1), uses, shared, body=kernel.body)
     if part is not None:
-        _merge(ctx, scores, part, statistics, out, reading)
+        _reduce_splits(ctx, scores, part, statistics, out, reading)
 
 
 def _weights(ctx: Lowering, scores: Map, reading: Reading) -> tuple[Weights, Parameters]:
-    """What makes the value of a score, and its parameters."""
+    """Return the code that computes the modified score, and its parameters."""
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
     unit = [] if reading.unit is None else [reading.unit]
     used = replace(scores, inputs=used_inputs(reading.inputs, [reading.value, *unit]))
     block_lines, key_lines, row_lines = bind_inputs(ctx, builder, used, _axes(scores, "batch", "key", "row"))
-    alike = {leaf for leaf, x in used.inputs if x.size == 1}
-    emit.hoist([reading.value], find_by_column([[reading.value]], lambda leaf: leaf not in alike))
+    scalars = {leaf for leaf, x in used.inputs if x.size == 1}
+    emit.hoist([reading.value], find_by_column([[reading.value]], lambda leaf: leaf not in scalars))
     name = emit.value(reading.unit) if reading.unit is not None else ""
     block_lines += tuple(emit.taken())
     emit.bind(reading.score, "total")
@@ -163,7 +165,7 @@ def _weights(ctx: Lowering, scores: Map, reading: Reading) -> tuple[Weights, Par
 
 
 def _range(ctx: Lowering, scores: Map, reading: Reading, needs_sink: bool) -> tuple[Range, Parameters]:
-    """What gives the range of a row's keys and its sink, and the parameters of that."""
+    """Return the code that computes a row's key range and sink, and its parameters."""
     emit = Emitter("g_", indent=0)
     builder = KernelBuilder("g_", emit)
     wanted = (reading.first, reading.end, reading.sink if needs_sink else None)
@@ -179,12 +181,10 @@ def _axes(scores: Map, *names: str) -> list[Axes]:
     return [Axes(name, dims[name]) for name in names]
 
 
-def _merge(
+def _reduce_splits(
     ctx: Lowering, scores: Map, part: Tensor, statistics: Sequence[Tensor], out: Tensor, reading: Reading
 ) -> None:
-    """Adds up the parts, each with the factor that its maximum lacks to that of all. A warp has a row of the result,
-    and all of its loads are in flight at once.
-    """
+    """Combine the partial results, rescaled to the common maximum. A warp reduces one row."""
     *batch, groups, rows, width = out.shape
     splits = part.shape[0]
     assert isinstance(splits, int)

@@ -1,7 +1,7 @@
-"""Flash attention on tensor cores: `OnlineSoftmax` between the block's place and the reduction over warps.
+"""FlashAttention on tensor cores: block setup, the loop of `OnlineSoftmax`, and a reduction across warps.
 
-Warps that share rows have parts of their keys. After the loop the maxima and the sums of weights of a row meet in
-shared memory, and then the accumulators of all warps, columns by columns.
+Warps that share rows process disjoint keys. After the loop they reduce the maxima and weight sums of each row in shared
+memory, and then the accumulators, a range of columns at a time.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..codegen.block_mapping import batch_offsets
-from ..codegen.epilogue import RowPlace
+from ..codegen.epilogue import RowDestination
 from ..codegen.simt_fragments import indented, log2
 from ..codegen.source import text_property
 from .flash_mma_softmax import OnlineSoftmax
 from .flash_mma_tiles import MATRIX_ROWS
 
 RESULT_GAP = 8
-"""Floats between rows of the result in shared memory, so that neighbouring rows begin in other banks."""
+"""Floats of padding between rows of the result in shared memory, to avoid bank conflicts."""
 LANES = 4
-"""Columns of the result that a thread stores at once."""
+"""Adjacent columns of the result that a thread stores by one access."""
 MOST_SHARED = 96 << 10
 """Maximum bytes of shared memory for the accumulators of the final reduction, on every device."""
 LOG2_E = f"float32({math.log2(math.e)!r})"
@@ -28,9 +28,9 @@ LOG2_E = f"float32({math.log2(math.e)!r})"
 
 @dataclass(frozen=True)
 class MatrixStreamKernel(OnlineSoftmax):
-    """The kernel for heads of a multiple of 16 elements."""
+    """FlashAttention on tensor cores, for heads whose size is a multiple of 16."""
 
-    result: RowPlace = field(default_factory=RowPlace)
+    result: RowDestination = field(default_factory=RowDestination)
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ class MatrixStreamKernel(OnlineSoftmax):
 
     @property
     def rounds(self) -> int:
-        """Rounds of the final reduction: all columns at once where the accumulators fit, else half of them."""
+        """Rounds of the final reduction: 1 if the accumulators of all columns fit in shared memory, else 2."""
         whole = self.form.sharing_warps * self.form.m * (self.form.width + RESULT_GAP) * 4
         return 1 if whole <= MOST_SHARED else 2
 
@@ -52,18 +52,18 @@ class MatrixStreamKernel(OnlineSoftmax):
 
     @property
     def row_pitch(self) -> int:
-        """From part to part of what each row has: neither rows nor parts that are read together share a bank."""
+        """Floats from one warp's row statistics to the next warp's, without bank conflicts between rows or warps."""
         return self.form.m + (32 // self.form.sharing_warps if self.form.sharing_warps > 1 else 0)
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a launch: stages of tiles and the block's rows, and later the accumulators of all warps."""
+        """Bytes of dynamic shared memory: pipeline stages and Q rows, reused for the accumulators of all warps."""
         operands = 2 * self.form.stages * self.tile_bytes + self.form.m * self.pitch * self.itemsize
         return max(operands, self.form.sharing_warps * self.form.m * self.result_pitch * 4)
 
     @text_property
     def body(self) -> str:
-        lines = [*self.prologue(), *self._bounds(), *self._walk(), *self._end()]
+        lines = [*self.prologue(), *self._bounds(), *self._key_loop(), *self._end()]
         return "\n".join(indented(lines, 1))
 
     def block_place(self) -> list[str]:
@@ -92,33 +92,33 @@ class MatrixStreamKernel(OnlineSoftmax):
             f"warp_key = int32(part_of_keys * {form.warp_keys})",
             "tile_c = array_pointer(cuda.shared.array(0, float32, 16))",
             "tile_at = shared_address(tile_c)",
-            # Where the warp's lanes find the first matrices of its rows, of keys and of values.
+            # ldmatrix addresses of the lane: its row in the first 8x8 matrices of Q and K.
             "eight = int32(lane & 7)",
             "low, high = int32(((lane >> 3) & 1) * 8), int32(((lane >> 4) & 1) * 8)",
             f"rows_at = tile_at + int64(int32((warp_row + eight + low) * {line} + high * 2 + {rows_at}))",
             f"keys_at = tile_at + int64(int32((warp_key + eight + high) * {line} + low * 2))",
-            *self._values_place(line),
+            *self._values_address(line),
             *self.copying(),
             *(
                 f"row_{half} = int32(min(int32(row0 + warp_row + lane_row + {8 * half}), int32(m - 1)))"
-                for half in self.halves
+                for half in self.thread_rows
             ),
-            *(f"score_sums_{i} = registers_f32({form.warp_keys // 2})" for i in self.matrices),
-            *(f"result_sums_{i} = registers_f32({self.size // 2})" for i in self.matrices),
-            *(f"weight_sums_{i} = registers_f32(4)" for i in self.matrices),
+            *(f"score_sums_{i} = registers_f32({form.warp_keys // 2})" for i in self.row_matrices),
+            *(f"result_sums_{i} = registers_f32({self.size // 2})" for i in self.row_matrices),
+            *(f"weight_sums_{i} = registers_f32(4)" for i in self.row_matrices),
             *self.weights.block_lines,
         ]
 
-    def _values_place(self, line: int) -> list[str]:
-        """The lane's first values: of matrices that are loaded transposed, or, of float32, in a line of a key."""
+    def _values_address(self, line: int) -> list[str]:
+        """Compute the lane's address of V: an ldmatrix.trans row, or for float32 (no transposed load) a single word."""
         if self.kind == "tf32":
-            place = f"(warp_key + lane_pair) * {line} + lane_row * {self.itemsize} + {self.tile_bytes}"
-            return [f"values_at = int32({place})"]
-        place = f"(warp_key + eight + low) * {line} + high * 2 + {self.tile_bytes}"
-        return [f"values_at = tile_at + int64(int32({place}))"]
+            offset = f"(warp_key + lane_pair) * {line} + lane_row * {self.itemsize} + {self.tile_bytes}"
+            return [f"values_at = int32({offset})"]
+        offset = f"(warp_key + eight + low) * {line} + high * 2 + {self.tile_bytes}"
+        return [f"values_at = tile_at + int64(int32({offset}))"]
 
     def _bounds(self) -> list[str]:
-        """Narrows ``n`` and the tiles to the keys of the block's rows, and to those of its part."""
+        """Narrow ``n`` and the tiles to the keys that the block's rows attend to, and to the block's split."""
         known, shift = self.range, log2(self.form.keys)
         lines = [*known.block_lines, "tile0 = int32(0)"]
         if known.first or known.end:
@@ -143,7 +143,7 @@ class MatrixStreamKernel(OnlineSoftmax):
         return lines
 
     def _end(self) -> list[str]:
-        """Gives the threads the factors of rows and parts, and stores the sums of all parts, columns by columns."""
+        """Reduce the statistics and the accumulators across warps, and store the result."""
         parts, count = self.form.sharing_warps, self.form.m * self.form.sharing_warps
         lines = [
             f"{name}_t = array_pointer(cuda.shared.array({parts * self.row_pitch}, float32, 16))"
@@ -155,7 +155,7 @@ class MatrixStreamKernel(OnlineSoftmax):
             "if lane_pair == 0:",
             f"    to = int64(int32(part_of_keys * {self.row_pitch} + warp_row + lane_row))",
         ]
-        for half in self.halves:
+        for half in self.thread_rows:
             lines.append(f"    tops_t[to + {8 * half}] = top_{half}{scaled}")
             lines.append(f"    weights_t[to + {8 * half}] = weight_sums_{half >> 1}[{2 * (half & 1)}]")
         each = self._factors()
@@ -166,14 +166,14 @@ class MatrixStreamKernel(OnlineSoftmax):
         for number in range(self.rounds):
             lines += [
                 *(["cuda.syncthreads()"] if number else []),
-                *self._placed(number),
+                *self._store_partial(number),
                 "cuda.syncthreads()",
-                *self._added(number),
+                *self._reduce_partials(number),
             ]
         return lines
 
     def _factors(self) -> list[str]:
-        """The factor of each row and part of its keys: neighbouring threads have the parts of a row."""
+        """Compute the rescaling factor of each row and warp. The warps' values of a row are in adjacent threads."""
         parts = self.form.sharing_warps
         lanes = [1 << bit for bit in range(log2(parts))]
         sink = "" if self.split else self.range.sink
@@ -196,11 +196,11 @@ class MatrixStreamKernel(OnlineSoftmax):
         if sink:
             lines.append(f"weight += half_exp2(({sink} - shift) * {LOG2_E})")
         if self.split:
-            place = "(int64(part) * batches + int64(batch)) * int64(m) + int64(own_row)"
+            offset = "(int64(part) * batches + int64(batch)) * int64(m) + int64(own_row)"
             lines += [
                 f"if (thread & {parts - 1}) == 0 and own_row < m:",
-                f"    maxima[{place}] = most",
-                f"    weights[{place}] = weight",
+                f"    maxima[{offset}] = most",
+                f"    weights[{offset}] = weight",
             ]
         elif self.nan:
             lines.append("factor *= half_reciprocal(weight)")
@@ -208,23 +208,23 @@ class MatrixStreamKernel(OnlineSoftmax):
             lines.append("factor = choose(weight == float32(0), float32(0), factor * half_reciprocal(weight))")
         return [*lines, "factors_t[int64(thread)] = factor"]
 
-    def _placed(self, number: int) -> list[str]:
-        """Puts the warps' sums of a round's columns into shared memory."""
+    def _store_partial(self, number: int) -> list[str]:
+        """Store the warps' accumulators of one round's columns in shared memory."""
         pitch, columns = self.result_pitch, self.round_columns
-        place = f"(part_of_keys * {self.form.m} + warp_row + lane_row) * {pitch} + lane_pair"
+        offset = f"(part_of_keys * {self.form.m} + warp_row + lane_row) * {pitch} + lane_pair"
         return [
-            f"to = int64(int32({place}))",
+            f"to = int64(int32({offset}))",
             *(
                 f"store_f32x2(tile_c, to + {(MATRIX_ROWS * i + 8 * half) * pitch + 8 * eight - number * columns},"
                 f" result_sums_{i}[{4 * eight + 2 * half}], result_sums_{i}[{4 * eight + 2 * half + 1}])"
-                for i in self.matrices
+                for i in self.row_matrices
                 for eight in range(number * columns // 8, min((number + 1) * columns, self.size) // 8)
                 for half in (0, 1)
             ),
         ]
 
-    def _added(self, number: int) -> list[str]:
-        """Stores the sums of all parts: a thread has four neighbouring columns of some rows, or twice as many."""
+    def _reduce_partials(self, number: int) -> list[str]:
+        """Sum the rescaled accumulators of all warps and store them: 4 or 8 columns of some rows per thread."""
         form, pitch, parts = self.form, self.result_pitch, self.form.sharing_warps
         lanes = form.width // 2 // LANES
         groups = range(0, self.round_columns, form.width // 2)
@@ -241,8 +241,8 @@ class MatrixStreamKernel(OnlineSoftmax):
         for group in groups:
             totals = []
             for part in range(parts):
-                place = group + part * form.m * pitch
-                totals.append(f"x0, x1, x2, x3 = load_f32x4(tile_c, at + {place})")
+                offset = group + part * form.m * pitch
+                totals.append(f"x0, x1, x2, x3 = load_f32x4(tile_c, at + {offset})")
                 for i in range(LANES):
                     product = f"x{i} * factor_{part}" if part == 0 else f"fma_f32(x{i}, factor_{part}, total_{i})"
                     totals.append(f"total_{i} = {product}")
@@ -257,13 +257,13 @@ class MatrixStreamKernel(OnlineSoftmax):
             stores += [condition, *indented(stored, 1)] if may_end else stored
         chunks = form.m * lanes
         if chunks < form.threads:
-            return ["chunk = int32(thread)", f"if chunk < {chunks}:", *indented(self._of_rows(body, stores), 1)]
+            return ["chunk = int32(thread)", f"if chunk < {chunks}:", *indented(self._if_row_exists(body, stores), 1)]
         return [
             line
             for first in range(0, chunks, form.threads)
-            for line in (f"chunk = int32(thread + {first})", *self._of_rows(body, stores))
+            for line in (f"chunk = int32(thread + {first})", *self._if_row_exists(body, stores))
         ]
 
     @staticmethod
-    def _of_rows(body: Sequence[str], stores: Sequence[str]) -> list[str]:
+    def _if_row_exists(body: Sequence[str], stores: Sequence[str]) -> list[str]:
         return [*body, "if own_row < m:", *indented(stores, 1)]

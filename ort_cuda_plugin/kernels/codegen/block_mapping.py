@@ -1,8 +1,9 @@
-"""Maps blocks of a launch to what they compute: a tile of a result, some columns of a row, elements of threads.
+"""Block-to-tile mappings: which tile, row or elements of the result a block or thread computes, from its index.
 
-Blocks count columns first, so that neighbours share rows, then rows, and batches last; a GEMV counts rows first, so
-that neighbours share columns of b. All give ``batch``, and the names from which epilogues count: ``row0`` or ``row``,
-and ``column0``.
+Blocks enumerate columns first, so that consecutive blocks read the same rows, then rows, then batches. A GEMV
+enumerates
+rows first, so that consecutive blocks read the same columns of b. Each mapping defines ``batch`` and the coordinates
+that epilogues read: ``row0`` or ``row``, and ``column0``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .source import Parameters, register_type
 
 
 def element_number(index: DType) -> str:
-    """One thread per element in blocks of `THREADS`: ``number``, below ``count``, both of the index type."""
+    """Assign one element to each thread of `THREADS`: ``number`` < ``count``, both of the ``index`` type."""
     kind = register_type(index)
     return f"""
     number = {kind}({kind}(cuda.blockIdx.x) * {THREADS} + cuda.threadIdx.x)
@@ -26,7 +27,7 @@ def element_number(index: DType) -> str:
 
 
 def tile_of_block(m: int, n: int, rows: str = "m", columns: str = "n") -> Fragment:
-    """One tile of ``m`` x ``n`` elements of a result of ``rows`` x ``columns`` per block.
+    """Assign an ``m`` x ``n`` tile of a ``rows`` x ``columns`` result to each block.
 
     The grid is (tiles along columns * tiles along rows * batches, 1, 1).
     """
@@ -43,12 +44,12 @@ def tile_of_block(m: int, n: int, rows: str = "m", columns: str = "n") -> Fragme
 
 
 def steps_of(depth: int) -> Fragment:
-    """How many ``steps`` of ``depth`` elements k has."""
+    """Define ``steps``: the number of k steps of ``depth`` elements."""
     return Fragment("steps_of", f"steps = int32((k_end + {depth - 1}) >> {log2(depth)})", "steps")
 
 
 def columns_of_row(columns: int) -> Fragment:
-    """``columns`` columns of one row per block, the ``rest`` of which divides by ``blocks_n``: `first_column` goes on.
+    """Assign ``columns`` columns of one row to each block; `first_column` computes the column from ``rest``.
 
     The grid is (rows * ceil(columns of the result / ``columns``) * batches, 1, 1).
     """
@@ -63,11 +64,11 @@ def columns_of_row(columns: int) -> Fragment:
 
 
 def split_tile_of_block(tile: Tile, depth: int, splits: int, outermost: str, *, is_alone: bool = False) -> Fragment:
-    """One tile and one split of k per block: ``k0`` and ``steps`` of ``depth``, the number ``part`` of the split.
+    """Assign one tile and one split of k to each block: ``part`` is the split, ``k0`` its start, ``steps`` its k steps.
 
-    ``outermost`` names the number of the batch; with ``is_alone`` it and the part are 0. `count_tiles` gives the
-    parameters. Divisions are by what the host knows, since others take long on a GPU. The grid is (tiles along columns
-    * tiles along rows * ``splits`` * batches, 1, 1).
+    A k step has ``depth`` elements. ``outermost`` names the batch index; with ``is_alone`` it and ``part`` are 0.
+    `count_tiles` adds the parameters: divisors known to the host, because a GPU has no integer division instruction.
+    The grid is (tiles along columns * tiles along rows * ``splits`` * batches, 1, 1).
     """
     rest = ("rest", "0") if is_alone else ("(rest - number * tiles_m)", "quotient_i32(rest, by_tiles_m)")
     text = f"""
@@ -94,9 +95,9 @@ def count_tiles(builder: Parameters, tile: Tile, rows: Dim, columns: Dim, *, is_
 
 
 def batch_offsets(operands: str, name: str, rank: int, quotient: str = "int32(digits // batch{i})") -> Fragment:
-    """Decodes ``batch`` of ``rank`` dimensions, last first, into an offset ``<operand>_<name>`` of each operand.
+    """Decode ``batch`` into ``rank`` coordinates, last first, and an offset ``<operand>_<name>`` for each operand.
 
-    ``quotient`` divides the number ``digits`` by the size of dimension i.
+    ``quotient`` is the format of the division of ``digits`` by the size of dimension i.
     """
     lines = [*(f"{x}_{name} = int64(0)" for x in operands), "digits = batch"]
     for i in reversed(range(1, rank)):

@@ -1,4 +1,4 @@
-"""Epilogues: what a kernel computes of each accumulator and of other tensors, and stores."""
+"""Epilogues: code that maps each accumulator, with elements of other tensors, to the results, and stores them."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from .source import Emitter, KernelBuilder, Parameters, load_text, offset_text, 
 from .vectors import begins_at_vectors, vector_load, vector_store
 
 PREFIX = "e_"
-"""Prefix of an epilogue's names; no kernel has names with it."""
+"""Prefix of an epilogue's variables; no other variable of a kernel begins with it."""
 MARK, ROW, LANE = "@", "#", "$"
 """Placeholders for the suffixes of a thread's columns, of its rows, and of the elements of a vector."""
 VECTOR = 4
-"""Elements of a vector along the columns, which one access moves."""
+"""Elements along the columns that one vectorised access loads or stores."""
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Source text of a kernel.
+    """Source text of an epilogue, in the order in which a kernel inserts it.
 
-    ``row_lines`` come where the kernel's names for the outer coordinates are set and the element exists.
-    ``column_lines`` are what all elements of a column share, whose coordinate is ``column<mark>``. ``element_lines``
-    compute what ``store_lines`` store, for one element: its sum is ``total<mark>``. A kernel with several rows at once
-    has ``row`` and sums with the row's mark at their end. Other outer coordinates are those of all of its rows.
+    ``row_lines`` follow the definition of the outer coordinates, inside the bounds check. ``column_lines`` compute what
+    all elements of a column share; the column is ``column<mark>``. ``element_lines`` compute and ``store_lines`` store
+    one element; its accumulator is ``total<mark>``. In a kernel that processes several rows at a time, ``row`` and
+    ``total`` also end in the row's mark; the rows share their other outer coordinates.
 
-    With a ``width`` of `VECTOR` a mark stands for so many neighbours, of which ``column`` is the first, a multiple of
-    it, and sums end in ``_<number>`` of the neighbour. ``column_loads`` and ``element_loads`` load them together, and
-    come before the lines for each.
+    With a ``width`` of `VECTOR` a mark names a vector of ``width`` adjacent columns. ``column<mark>`` is the first, a
+    multiple of ``width``, and each accumulator ends in ``_<lane>``. ``column_loads`` and ``element_loads`` load whole
+    vectors, ahead of the lines for each lane.
     """
 
     row_lines: tuple[str, ...] = ()
@@ -53,11 +53,11 @@ class Epilogue:
         return [line.replace(MARK, mark) for line in (*self.column_loads, *self._of_lanes(self.column_lines))]
 
     def elements(self, mark: str) -> list[str]:
-        """Lines for an element of the only row, with those of its column."""
+        """Return the lines for an element in a kernel that processes one row at a time, with those of its column."""
         return [*self.columns(mark), *self.inner(mark)]
 
     def inner(self, mark: str, row: str = "") -> list[str]:
-        """Lines for an element of a row, after `columns`."""
+        """Return the lines for an element of a row; they follow those of `columns`."""
         lines = (*self.element_loads, *self._of_lanes(self.element_lines))
         return [line.replace(MARK, mark).replace(ROW, row) for line in lines]
 
@@ -69,8 +69,8 @@ class Epilogue:
 
 
 @dataclass(frozen=True)
-class RowPlace:
-    """Where a kernel stores neighbours of a row. ``row_lines`` come as those of an `Epilogue`, and ``row`` is set."""
+class RowDestination:
+    """Address of a row of the result. ``row_lines`` compute it where those of an `Epilogue` stand; ``row`` is set."""
 
     pointer: str = ""
     row_lines: tuple[str, ...] = ()
@@ -79,9 +79,9 @@ class RowPlace:
     dtype: DType = DType.FLOAT32
 
     def stores(self, column: str, values: Sequence[str]) -> list[str]:
-        """Lines that store four float32 ``values`` from a ``column`` on, which is a multiple of four.
+        """Return lines that store four float32 ``values`` from ``column`` on, a multiple of four.
 
-        One access does where the row's neighbours are those in memory and begin at a multiple of its size.
+        They use one vectorised store if the row is contiguous and the address is aligned.
         """
         narrow = {DType.FLOAT16: "f32_to_f16({})", DType.BFLOAT16: "f32_to_bf16({})"}.get(self.dtype, "{}")
         kind = "f32" if self.dtype is DType.FLOAT32 else "u16"
@@ -101,8 +101,10 @@ class RowPlace:
         ]
 
 
-def make_row_place(ctx: Lowering, step: Map, outer: Iterable[Axes], last: Axes) -> tuple[RowPlace, Parameters]:
-    """Where the only output of a step lies, as `make_epilogue` has it; what a kernel stores needs no more than that."""
+def make_row_destination(
+    ctx: Lowering, step: Map, outer: Iterable[Axes], last: Axes
+) -> tuple[RowDestination, Parameters]:
+    """Return the address of the only output of a step, for kernels that compute the stored values themselves."""
     ((_, y),) = step.outputs
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
@@ -116,12 +118,12 @@ def make_row_place(ctx: Lowering, step: Map, outer: Iterable[Axes], last: Axes) 
     size = y.dtype.itemsize
     begin = f"int32(address_of({pointer})) + (int32({base}) << {size.bit_length() - 1})"
     is_whole = f"{PREFIX}is_whole = (({begin}) & {4 * size - 1}) == 0"
-    return RowPlace(pointer, (*emit.taken(), is_whole), base, builder.stride(placed[0][axis]), y.dtype), builder
+    return RowDestination(pointer, (*emit.taken(), is_whole), base, builder.stride(placed[0][axis]), y.dtype), builder
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Neighbouring dimensions of a result that a kernel counts with one number, and the kernel's name for that."""
+    """Adjacent dimensions of the result that a kernel indexes by one linear coordinate, and the coordinate's name."""
 
     name: str
     dims: Sequence[int]
@@ -130,10 +132,10 @@ class Axes:
 def make_epilogue(
     ctx: Lowering, step: Map, total: Scalar, outer: Iterable[Axes], last: Axes, *, vectors: bool = False
 ) -> tuple[Epilogue, Parameters]:
-    """The epilogue of a step whose sums are ``total``, and its parameters, which come after those of the kernel itself.
+    """Return the epilogue of a step and its parameters, which follow the kernel's own. ``total`` is the accumulator.
 
-    ``outer`` and ``last`` are all dimensions of the step, in order. Where outputs have parts of the columns, these
-    are ``last``. With ``vectors`` it moves neighbours by one access, where all tensors have them.
+    ``outer`` and ``last`` together list all dimensions of the step, in order. Outputs that store a range of the columns
+    split ``last``. With ``vectors`` it loads and stores `VECTOR` columns by one access, if all tensors allow that.
     """
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
@@ -161,7 +163,7 @@ def make_epilogue(
     loads = list(zip(loaded, pointers, places, terms, along, strict=False))
 
     def load(pointer: str, place: str, x: Tensor) -> str:
-        """The element's value; its vector is loaded before."""
+        """Return the element's value; the load of its whole vector goes to ``together``."""
         if not is_wide:
             return load_text(pointer, place, x.dtype)
         lanes = emit.fresh().removesuffix(lane)
@@ -210,7 +212,7 @@ def make_epilogue(
 
 
 def _emit_alignment(emit: Emitter, pointers: Sequence[str], tensors: Sequence[Tensor]) -> str:
-    """Emits whether all tensors begin where a vector may."""
+    """Emit a test that all tensors are aligned for vectorised accesses; return its name."""
     pairs = zip(pointers, tensors, strict=True)
     tests = [f"is_aligned({pointer}, {VECTOR})" for pointer, x in pairs if not begins_at_vectors(x, VECTOR)]
     return emit.assign(" & ".join(tests)) if tests else "True"
@@ -219,7 +221,7 @@ def _emit_alignment(emit: Emitter, pointers: Sequence[str], tensors: Sequence[Te
 def _column_conditions(
     builder: KernelBuilder, step: Map, last: Axes, placed: Sequence[Sequence[Dim]], terms: list[Terms]
 ) -> list[str]:
-    """The condition under which each tensor has a column, "" for all columns; ``terms`` begin at its first column."""
+    """Return each tensor's store predicate, "" if it has all columns; offset ``terms`` to its first column."""
     conditions = [""] * len(terms)
     parts = step.column_parts if isinstance(step, Sums) else ()
     for number, part in enumerate(parts, len(terms) - len(parts)):
@@ -231,7 +233,7 @@ def _column_conditions(
 
 
 def _has_vectors(step: Map, last: Axes, tensors: Sequence[tuple[Tensor, Sequence[Dim]]]) -> bool:
-    """Whether all tensors that have columns have their neighbours in memory, and whole vectors of them in each row."""
+    """Tell whether each tensor that varies along the columns is contiguous there, in rows of whole vectors."""
     if not last.dims or not divides(VECTOR, step.shape[last.dims[-1]]):
         return False
     parts = step.column_parts if isinstance(step, Sums) else ()
@@ -249,24 +251,24 @@ def _has_vectors(step: Map, last: Axes, tensors: Sequence[tuple[Tensor, Sequence
 
 
 def _hoist(results: Sequence[Scalar], shared: set[Scalar], emit: Emitter) -> None:
-    """Emits the largest parts of ``results`` that depend on ``shared`` leaves alone, and reciprocals of divisors."""
-    alike = _alike(results, shared)
-    for value in _largest(results, alike):
+    """Emit the largest subexpressions of ``results`` that depend only on ``shared`` leaves, and inverted divisors."""
+    is_shared = _depend_on_shared(results, shared)
+    for value in _largest(results, is_shared):
         emit.value(value)
-    for quotient in (x for x in alike if x.op == "div" and alike[x.operands[1]] and not alike[x]):
+    for quotient in (x for x in is_shared if x.op == "div" and is_shared[x.operands[1]] and not is_shared[x]):
         emit.invert(quotient)
 
 
-def _alike(expressions: Sequence[Scalar], shared: set[Scalar]) -> dict[Scalar, bool]:
-    """Of each part of expressions, whether it depends on ``shared`` leaves and constants alone."""
-    alike: dict[Scalar, bool] = {}
+def _depend_on_shared(expressions: Sequence[Scalar], shared: set[Scalar]) -> dict[Scalar, bool]:
+    """Tell of each subexpression whether it depends only on ``shared`` leaves and constants."""
+    found: dict[Scalar, bool] = {}
     for x in operands_first(expressions):
-        alike[x] = x in shared or x.op == "constant" or bool(x.operands and all(alike[y] for y in x.operands))
-    return alike
+        found[x] = x in shared or x.op == "constant" or bool(x.operands and all(found[y] for y in x.operands))
+    return found
 
 
-def _largest(expressions: Sequence[Scalar], alike: dict[Scalar, bool]) -> list[Scalar]:
-    """The largest parts of expressions that are ``alike``, but leaves and constants."""
+def _largest(expressions: Sequence[Scalar], is_shared: dict[Scalar, bool]) -> list[Scalar]:
+    """Return the largest subexpressions that are ``is_shared``, except leaves and constants."""
     found: dict[Scalar, None] = {}
     seen: set[Scalar] = set()
     stack = list(expressions)
@@ -274,7 +276,7 @@ def _largest(expressions: Sequence[Scalar], alike: dict[Scalar, bool]) -> list[S
         x = stack.pop()
         if x not in seen:
             seen.add(x)
-            if not alike[x]:
+            if not is_shared[x]:
                 stack += x.operands
             elif x.operands:
                 found[x] = None
@@ -282,7 +284,7 @@ def _largest(expressions: Sequence[Scalar], alike: dict[Scalar, bool]) -> list[S
 
 
 Terms: TypeAlias = list[tuple[str, str]]
-"""Coordinates and strides whose products make an offset."""
+"""Pairs of a coordinate and a stride; their sum of products is an offset."""
 
 
 def count_along(
@@ -294,9 +296,9 @@ def count_along(
     terms: list[Terms],
     mark: str = "",
 ) -> None:
-    """Emits the coordinates along ``axes`` and adds those that a tensor's offset depends on to its ``terms``.
+    """Emit the coordinates along ``axes``; append those on which a tensor's offset depends to its ``terms``.
 
-    ``mark`` ends the kernel's name for the number that counts them.
+    ``mark`` is the suffix of the kernel's linear coordinate ``axes.name``.
     """
     shape = [step.shape[axis] for axis in axes.dims]
     dims, strides = collapse(shape, [tuple(x[axis] for axis in axes.dims) for x in placed])

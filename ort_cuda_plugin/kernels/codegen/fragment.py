@@ -20,11 +20,11 @@ from ...program.analysis.verify import is_wanted
 _EVERYWHERE = frozenset({"cuda", "libdevice", "math", "range", "float32", "float64"}) | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
-"""Names of every kernel that are not only called; those of intrinsics are."""
+"""Names that a kernel may use as values without a definition. Called names (intrinsics) need no entry."""
 
 
 class FragmentError(ValueError):
-    """A fragment reads a name that nothing gives it, or gives no name that it declares: a mistake in the plugin."""
+    """A fragment reads an undefined name, or does not assign a name that it declares: a mistake in the plugin."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Fragment:
 
 
 class Body(str):
-    """A kernel's body; ``needs`` maps each name that a parameter has to give to the first fragment that reads it.
+    """A kernel's body. ``needs`` maps each name that must be a parameter to the first fragment that reads it.
 
-    ``needs`` is empty where programs are not verified.
+    ``needs`` is empty if verification is off.
     """
 
     needs: Mapping[str, str]
@@ -56,10 +56,10 @@ class Body(str):
 
 
 def join(fragments: Iterable[Fragment]) -> Body:
-    """Return the body of a kernel of ``fragments``.
+    """Return the body of a kernel that consists of ``fragments``.
 
     Raises:
-        FragmentError: a fragment reads a local name of an earlier one, or gives no name that it declares.
+        FragmentError: a fragment reads a local name of an earlier one, or does not assign a name that it declares.
     """
     fragments = list(fragments)
     text = "\n".join(textwrap.indent(textwrap.dedent(x.text).strip("\n"), "    ") for x in fragments)
@@ -73,13 +73,13 @@ def check_parameters(kernel: str, body: str, parameters: tuple[str, ...]) -> Non
     for name, fragment in needs.items():
         if name not in parameters:
             raise FragmentError(
-                f"kernel {kernel}: fragment {fragment} needs {name!r}, which no fragment before it gives and no "
-                f"parameter is. Give it in a fragment, or as a parameter: got {', '.join(parameters)}"
+                f"kernel {kernel}: fragment {fragment}: {name!r} is undefined: got parameters {', '.join(parameters)}. "
+                f"Assign it in an earlier fragment that declares it in ``gives``, or add a parameter"
             )
 
 
 def _needs(fragments: Iterable[Fragment]) -> dict[str, str]:
-    """Return the names that no fragment gives, each with the first fragment that reads it."""
+    """Return the names that no fragment assigns, each with the first fragment that reads it."""
     given: set[str] = set()
     local: dict[str, str] = {}
     needs: dict[str, str] = {}
@@ -90,20 +90,22 @@ def _needs(fragments: Iterable[Fragment]) -> dict[str, str]:
                 continue
             if name in local:
                 raise FragmentError(
-                    f"fragment {fragment.name}: needs {name!r}, a local name of fragment {local[name]}. "
+                    f"fragment {fragment.name}: {name!r} is a local name of fragment {local[name]}. "
                     f"Declare it in ``gives`` of {local[name]}"
                 )
             needs.setdefault(name, fragment.name)
         declared = set(fragment.gives.split())
         for name in sorted(declared - assigned):
-            raise FragmentError(f"fragment {fragment.name}: declares that it gives {name!r}, and does not assign it")
+            raise FragmentError(
+                f"fragment {fragment.name}: {name!r} is declared in ``gives``, not assigned. Assign it or remove it"
+            )
         given |= declared
         local |= dict.fromkeys(assigned - given, fragment.name)
     return needs
 
 
 def _reads(statements: Iterable[ast.stmt], assigned: set[str]) -> Iterator[str]:
-    """Yield the names that statements read before they assign them, and add to ``assigned``."""
+    """Yield the names that statements read before any assignment; add the names that they assign to ``assigned``."""
     for statement in statements:
         match statement:
             case ast.For(target=target, iter=value, body=body, orelse=orelse):

@@ -1,4 +1,4 @@
-"""Guards that a choice of a kernel needs."""
+"""Guards for the choice of a kernel."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from ...program.lowering.context import Lowering
 
 
 def try_guard(ctx: Lowering, condition: Dim) -> bool:
-    """Guard the plan on ``condition``; False where it does not hold, or where only a Run's own results can tell."""
+    """Guard the plan on ``condition``. Return False if it is false, or depends on sizes computed on the device."""
     return not is_read_back(condition) and ctx.guard(condition)

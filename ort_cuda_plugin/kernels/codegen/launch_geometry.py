@@ -10,21 +10,21 @@ from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, hint, pro
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering
 
 SERIAL_THREADS = 64
-"""Threads of a block each of which works for long: few, so that there are blocks for all multiprocessors."""
+"""Threads per block of kernels with much work per thread: few, so that there are blocks for all multiprocessors."""
 
 
 def flat_block(device: DeviceProperties) -> int:
-    """Threads of a block whose threads do not cooperate. The emulated device pays for each block, not for threads."""
+    """Return the threads per block of elementwise kernels. The emulated device has a cost per block, not per thread."""
     return 1024 if device.emulated else 256
 
 
 def no_wider(threads: int, dim: Dim) -> int:
-    """``threads``, or the power of two that covers ``dim`` where that is known and smaller; whole warps."""
+    """Return ``threads``, or fewer whole warps if ``dim`` is known and fewer threads (a power of two) cover it."""
     return min(threads, max(32, 1 << (dim - 1).bit_length())) if isinstance(dim, int) and dim > 0 else threads
 
 
 def plane_block(threads: int, columns: Dim) -> tuple[int, int]:
-    """``threads`` of a block along columns and rows: wide enough for the columns expected, no wider."""
+    """Return the block size along columns and rows: ``threads`` in all, no wider than the expected columns need."""
     width = 4
     while width < threads and width < hint(columns):
         width *= 2
@@ -32,12 +32,12 @@ def plane_block(threads: int, columns: Dim) -> tuple[int, int]:
 
 
 def index_type(ctx: Lowering, *sizes: Dim) -> DType:
-    """INT32 where all sizes fit it (a guard of the plan), else INT64."""
+    """Return INT32 if all sizes fit (which guards the plan), else INT64."""
     return DType.INT32 if ctx.index_dtype(*sizes) == "i32" else DType.INT64
 
 
 def reach(shape: Sequence[Dim], strides: Sequence[Dim]) -> Dim:
-    """A number of elements that all of a tensor lies within."""
+    """Return an upper bound of the elements that a strided tensor spans."""
     total: Dim = 0
     for dim, stride in zip(shape, strides, strict=True):
         total = total + dim * stride
@@ -45,18 +45,18 @@ def reach(shape: Sequence[Dim], strides: Sequence[Dim]) -> Dim:
 
 
 Extent = tuple[str, str]
-"""Parameters of a dimension: its size, and what ``quotient_i32`` or ``quotient_i64`` takes to divide by it."""
+"""Parameter names of a dimension: its size, and the divisor argument of ``quotient_i32`` or ``quotient_i64``."""
 
 
 def extent(builder: Parameters, dim: Dim, dtype: DType, names: tuple[str, str] = ("", "")) -> Extent:
-    """The parameters to count in ``dim`` with indices of type ``dtype``. A Run may make the dimension 0."""
+    """Add the size and divisor parameters of ``dim`` for index type ``dtype``. The dimension may be 0."""
     positive = sym_max(dim, 1)
     divisor = (2**63 - 1) // positive if dtype is DType.INT32 else positive
     return builder.integer(dim, dtype, names[0]), builder.integer(divisor, name=names[1])
 
 
 def coordinates(emit: Emitter, flat: str, inner: Sequence[Extent], dtype: DType) -> list[str]:
-    """Names of the int64 coordinates of row-major index ``flat``; ``inner`` are all dimensions but the first."""
+    """Emit the int64 coordinates of row-major index ``flat``. ``inner`` are all dimensions but the first."""
     index = register_type(dtype)
     names = []
     rest = flat
@@ -70,11 +70,10 @@ def coordinates(emit: Emitter, flat: str, inner: Sequence[Extent], dtype: DType)
 
 
 class Plane:
-    """A kernel's index space as rows x columns: columns along threadIdx.x, all dimensions but the last in rows.
+    """2D index space of a kernel: columns along threadIdx.x; rows are all dimensions but the last, flattened.
 
-    Divisions then concern rows only, and neighbouring threads touch neighbouring elements. Emits the coordinates ahead
-    of the bounds check: ``names`` (an int64 per dimension) and the condition ``inside``. Launch with ``grid`` and
-    ``block``, which has ``threads`` threads.
+    Only rows need divisions, and adjacent threads access adjacent elements. Emits the coordinates ahead of the bounds
+    check: ``names`` (an int64 for each dimension) and the condition ``inside``. Launch with ``grid`` and ``block``.
     """
 
     def __init__(self, ctx: Lowering, builder: KernelBuilder, dims: Sequence[Dim], threads: int = 0) -> None:
@@ -102,7 +101,8 @@ class Plane:
         emit.line(f"block = {index}(cuda.blockIdx.x)")
         emit.line(f"tile_row = quotient_{dtype.short}(block, {by_tiles})")
         emit.line(f"row = {index}(tile_row * {index}(cuda.blockDim.y) + {index}(cuda.threadIdx.y))")
-        # In 64 bits the address is provably linear in threadIdx.x, so that LLVM can vectorise the emulator's loop.
+        # The 64-bit address is provably linear in threadIdx.x, so that LLVM vectorises the emulated device's thread
+        # loop.
         emit.line(f"tile = int64(block) - int64(tile_row) * int64({n_tiles})")
         emit.line("column = tile * int64(cuda.blockDim.x) + int64(cuda.threadIdx.x)")
         self.names = [*coordinates(emit, "row", inner, dtype), "column"]

@@ -1,10 +1,10 @@
 """Kernels that are plain Python functions with compile-time parameters and generated parts.
 
-A kernel whose code is mostly fixed is a function in its module: the parameters are those of the kernel, and mypy checks
-types and names. Keyword-only parameters are known when it is launched. The text of a number, of a type or of a name
-stands wherever such a parameter does; a parameter of type `Lines` or `Expression` is called in the function, and the
-generated text stands in place of the call: an epilogue, a comparison. A function may also be such a text itself
-(`PlainKernel.lines`); it then reads and assigns names of the function that it is generated into.
+A kernel whose code is mostly fixed is a Python function, so that mypy checks its types and names. Positional parameters
+are the kernel's own. Keyword-only parameters are compile-time constants: a number, type or name is substituted as text.
+A parameter of type `Lines` or `Expression` is called in the function, and generated source (an epilogue, a comparison)
+replaces the call. A function may also be such generated source itself (`PlainKernel.lines`); it then reads and assigns
+variables of the function that calls it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ...program.lowering.context import Int32, Lowering, Tensor
 from .source import KernelBuilder
 
 Lines: TypeAlias = "Callable[..., None]"
-"""Generated statements. The arguments of the call say what they read and assign; they have no other effect."""
+"""Generated statements. The arguments of the call only document which variables they read and assign."""
 Expression: TypeAlias = "Callable[..., Any]"
-"""A generated expression; as `Lines`."""
+"""A generated expression; its arguments are documentation as well."""
 
 
 class PlainKernel:
-    """A function as a kernel; `launch` makes its parameters from keyword arguments of the same names."""
+    """A kernel written as a Python function; `launch` takes its parameters as keyword arguments."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self._function = function
@@ -49,11 +49,11 @@ class PlainKernel:
         return function
 
     def _lines(self, **constants: object) -> str:
-        """Return the function's text without signature and docstring, with the values of compile-time parameters."""
+        """Return the function's body without its docstring, with compile-time parameters substituted."""
         if constants.keys() != self._constants.keys():
             raise TypeError(
-                f"kernel {self._function.__name__}: compile-time parameters: got {', '.join(constants)}, "
-                f"expected {', '.join(self._constants)}"
+                f"kernel {self._function.__name__}: wrong compile-time parameters: got {', '.join(constants)}, "
+                f"expected {', '.join(self._constants)}. Pass one value for each keyword-only parameter"
             )
         first = self._tree.body[0]
         start = first.end_lineno if ast.get_docstring(self._tree) else first.lineno - 1
@@ -66,16 +66,18 @@ class PlainKernel:
         return text
 
     def launch(self, ctx: Lowering, name: str, blocks: Dim | tuple[Dim, Dim, Dim], threads: int, **values: Any) -> None:
-        """Launch ``blocks`` blocks of ``threads`` threads, which may be a compile-time parameter as well.
+        """Launch ``blocks`` blocks of ``threads`` threads; ``threads`` may also be a compile-time parameter.
 
-        ``values`` are tensors, sizes (int64, or an `Int32`), None for a parameter that the kernel does not have, and
-        the values of compile-time parameters.
+        ``values`` are tensors, sizes (int64, or an `Int32`), None for a parameter to omit, and values of compile-time
+        parameters.
         """
         if "threads" in self._constants:
             values["threads"] = threads
         if values.keys() != {*self._parameters, *self._constants}:
             expected = ", ".join([*self._parameters, *self._constants])
-            raise TypeError(f"kernel {name}: parameters: got {', '.join(values)}, expected {expected}")
+            raise TypeError(
+                f"kernel {name}: wrong arguments: got {', '.join(values)}, expected {expected}. Pass one value for each"
+            )
         text = self.lines(**{constant: values[constant] for constant in self._constants})
         written = written_names(text)
         builder = KernelBuilder()
@@ -94,19 +96,19 @@ class PlainKernel:
 
 
 def plain_kernel(function: Callable[..., None]) -> PlainKernel:
-    """Make a kernel of a function: a decorator."""
+    """Make a kernel of the decorated function."""
     return PlainKernel(function)
 
 
 def _generate(text: str, name: str, made: str) -> str:
-    """Return ``text`` with ``made`` in place of each call of ``name``; further lines are indented as the call is."""
+    """Return ``text`` with ``made`` in place of each call of ``name``, indented as the call is."""
     call = rf"^( *)(.*)(?<![\w.]){name}\([\w, ]*\)"
     return re.sub(call, lambda at: at[1] + at[2] + made.replace("\n", f"\n{at[1]}"), text, flags=re.MULTILINE)
 
 
 @cache
 def written_names(text: str) -> set[str]:
-    """Return the names that ``text`` writes through: by indices, or by an atomic intrinsic."""
+    """Return the names of the arrays that ``text`` writes, by subscript or by an atomic intrinsic."""
     found: set[str] = set()
     for x in ast.walk(ast.parse(text)):
         if isinstance(x, ast.Subscript) and isinstance(x.ctx, ast.Store) and isinstance(x.value, ast.Name):

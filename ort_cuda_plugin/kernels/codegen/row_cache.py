@@ -10,11 +10,12 @@ from ...program.expressions.scalar import Scalar, operands_first
 from .source import register_type
 
 MAX_SLOTS = 2
+"""Maximum values per element that a kernel caches; more registers or shared memory would lower occupancy."""
 
 
 @dataclass(frozen=True)
 class RowCache:
-    """The slot of each cached value, the pass that stores it, and the passes that load it."""
+    """Cached values of a row: the slot of each, the pass that stores it, and the passes that load it."""
 
     slots: Mapping[Scalar, int]
     stores: Mapping[Scalar, int]
@@ -26,12 +27,12 @@ class RowCache:
 
     @property
     def type(self) -> str:
-        """Of all values, in a register."""
+        """Register type of the cached values, which they share."""
         return next((register_type(x.dtype) for x in self.slots), "")
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a value in a register."""
+        """Bytes of a cached value in a register."""
         return max((4 if x.dtype in NARROW_FLOATS else x.dtype.itemsize for x in self.slots), default=0)
 
     def loaded(self, walk: int) -> list[Scalar]:
@@ -45,10 +46,10 @@ NO_CACHE = RowCache({}, {}, {})
 
 
 def find_row_cache(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool]) -> RowCache:
-    """Choose the values to cache where pass i computes ``walks[i]`` of each element; ``varies``: leaves with columns.
+    """Choose the values to cache. Pass i evaluates ``walks[i]`` for each element; ``varies``: leaves with columns.
 
-    These are the last values that a pass and a later one have in common. RowCache values change no result: products are
-    not kept, since a sum that follows may take one in unrounded.
+    It caches the outermost values that a pass shares with a later one. A product is not cached: each pass may contract
+    it into an FMA with a following sum, and caching would round it.
     """
     by_column = find_by_column(walks, varies)
     computed: dict[Scalar, int] = {}
@@ -69,17 +70,17 @@ def find_row_cache(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar],
     slots: dict[Scalar, int] = {}
     free_from: list[int] = []
     for x in sorted(loads, key=computed.__getitem__):
-        # A pass loads before it stores, so that a slot may be read last where it is written next.
+        # A pass loads before it stores, so that a slot can be rewritten by the pass that reads it last.
         slot = next((i for i, walk in enumerate(free_from) if walk <= computed[x]), len(free_from))
         free_from[slot : slot + 1] = [max(loads[x])]
         slots[x] = slot
     kept = RowCache(slots, {x: computed[x] for x in loads}, {x: frozenset(w) for x, w in loads.items()})
-    alike = len({register_type(x.dtype) for x in loads}) <= 1
-    return kept if alike and kept.count <= MAX_SLOTS else NO_CACHE
+    has_one_type = len({register_type(x.dtype) for x in loads}) <= 1
+    return kept if has_one_type and kept.count <= MAX_SLOTS else NO_CACHE
 
 
 def find_by_column(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool]) -> dict[Scalar, bool]:
-    """Return whether each value is another one for each column."""
+    """Return whether each value varies along the columns."""
     known: dict[Scalar, bool] = {}
     for x in operands_first(root for roots in walks for root in roots):
         inner = x.op != "reduced" and any(known[operand] for operand in x.operands)

@@ -1,9 +1,9 @@
-"""Fragments of block-tiled products without tensor cores: tiles in shared memory, accumulators in registers.
+"""SIMT GEMM fragments (no tensor cores): tiles in shared memory, accumulators in registers.
 
-A block of ``threads`` threads computes an ``m`` x ``n`` tile of a product, in steps of ``k`` along the inner dimension.
-Both operands' tiles stand in shared memory with k as their slow dimension, in two stages: one is filled while the other
-is multiplied, so a step needs one barrier. The fragments are straight-line code with constant indices: accumulators
-become registers on a GPU, and on the emulated device LLVM turns a row of them into one vector.
+A block of ``threads`` threads computes an ``m`` x ``n`` tile of a product, in steps of ``k`` elements of the reduction
+dimension. The operands' tiles are k-major in shared memory, double-buffered: a block fills one stage while it
+multiplies the other, so that a step needs one barrier. The code is unrolled with constant indices: accumulators become
+registers on a GPU, and LLVM vectorises rows of accumulators on the emulated device.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from .epilogue import Epilogue
 from .fragment import Fragment
 
 CHUNK = 4
-"""Consecutive elements that one thread stores at a time."""
+"""Consecutive elements that a thread stores by one access."""
 ROWS = 4
-"""Maximum rows of a thread in `store_rows`."""
+"""Maximum rows per thread that `store_rows` processes at a time."""
 VECTORS = 8
-"""Maximum vectors of a thread in `store_rows`."""
+"""Maximum vectors per thread that `store_rows` processes at a time."""
 WARP = 32
 THREADS = 128
-"""Threads of a block in kernels with one thread per element."""
+"""Threads per block of kernels with one thread per element."""
 
 
 @dataclass(frozen=True)
 class Element:
-    """Loads, accumulates and stores elements of a storage type (``DType.short``): the protocol of operand loaders.
+    """Element type of an operand: how to load it, accumulate it and store it. Base of the operand loaders.
 
-    `ConvertedElement` converts what it loads (a prologue), `BlockElement` unpacks codes of few bits.
+    `ConvertedElement` applies a prologue to what it loads, `BlockElement` unpacks block-quantised codes.
     """
 
     storage: str
 
     @property
     def memory(self) -> str:
-        """The type in memory."""
+        """Type of the operand in memory."""
         return self.storage
 
     @property
     def accumulator(self) -> str:
-        """Type of accumulators: float32 for the 16-bit floats."""
+        """Type of the accumulators: float32 for the 16-bit floats."""
         return {"f64": "float64", "i32": "int32", "i64": "int64", "u32": "uint32", "u64": "uint64"}.get(
             self.storage, "float32"
         )
 
     def load(self, pointer: str, index: str, outer: str = "", inner: str = "") -> str:
-        """Expression of the accumulator's type for the element at ``index``.
+        """Return an expression of the accumulator's type for the element at ``index``.
 
-        ``outer`` and ``inner`` are its coordinates along the result and along k, where they are known.
+        ``outer`` and ``inner`` are its coordinates along m or n and along k, "" if unknown.
         """
         value = f"{pointer}[{index}]"
         return f"{self.storage}_to_f32({value})" if self.storage in ("f16", "bf16") else value
@@ -60,38 +60,39 @@ class Element:
     def neighbours(
         self, pointer: str, index: str, outer: str, inner: str, count: int, name: str
     ) -> tuple[list[str], list[str]]:
-        """Lines, and the expressions of `load` for ``count`` neighbours along k after them; ``name`` begins names.
+        """Return lines, and after them the expressions of ``count`` adjacent elements along k, as `load` has them.
 
-        The first is at ``index`` and ``inner``, which are multiples of ``count``.
+        The first element is at ``index`` and ``inner``, multiples of ``count``. ``name`` is the prefix of new
+        variables.
         """
         return [], [self.load(pointer, f"{index} + {i}", outer, f"{inner} + {i}") for i in range(count)]
 
     def cast(self, value: str) -> str:
-        """Expression of the storage type for a value of the accumulator's type."""
+        """Return an expression of the storage type for a value of the accumulator's type."""
         return f"f32_to_{self.storage}({value})" if self.storage in ("f16", "bf16") else value
 
 
 def indent(text: str, levels: int) -> str:
-    """Dedents a fragment and indents it by ``levels`` steps, without the trailing newline."""
+    """Dedent a fragment and indent it by ``levels`` steps, without the trailing newline."""
     return textwrap.indent(textwrap.dedent(text).strip("\n"), "    " * levels)
 
 
 def log2(value: int) -> int:
-    """Raises ValueError unless value is a power of two."""
+    """Return the exponent of a power of two."""
     if value <= 0 or value & (value - 1):
-        raise ValueError(f"{value} is not a power of two")
+        raise ValueError(f"log2: expected a power of two, got {value}")
     return value.bit_length() - 1
 
 
 def suffix(accumulator: str) -> str:
-    """Suffix of intrinsics for a type: "f32" for "float32"."""
+    """Return the suffix of intrinsics for a type: "f32" for "float32"."""
     return accumulator.replace("float", "f").replace("uint", "u").replace("int", "i")
 
 
 def declare(tile: Tile, accumulator: str) -> Fragment:
-    """Shared memory, the thread's tile, and accumulators of 0.
+    """Declare shared memory and the thread's accumulators, set to 0.
 
-    ``tile_c`` holds the operands' tiles, [2][k][m] of a and then [2][k][n] of b, and at last the result's, [m][n].
+    ``tile_c`` holds the operands' tiles, a as [2][k][m] and then b as [2][k][n]; the epilogue reuses it as [m][n].
     """
     lines = [
         f"tile_c = array_pointer(cuda.shared.array({max(tile.operands, tile.m * tile.n)}, {accumulator}, 16))",
@@ -103,7 +104,7 @@ def declare(tile: Tile, accumulator: str) -> Fragment:
 
 
 def thread_tile(tile: Tile) -> list[str]:
-    """Where the thread's accumulators begin in the block's tile."""
+    """Compute the position of the thread's accumulators in the block's tile."""
     return [
         f"thread_row = int32((thread >> {log2(tile.columns)}) * {tile.thread_m})",
         f"thread_column = int32((thread & {tile.columns - 1}) * {tile.thread_n})",
@@ -111,7 +112,7 @@ def thread_tile(tile: Tile) -> list[str]:
 
 
 def multiply(tile: Tile, accumulator: str) -> str:
-    """Adds the product of stage ``current`` (0 or 1) of the shared tiles to the accumulators."""
+    """Multiply stage ``current`` (0 or 1) of the shared tiles into the accumulators."""
     lines = [
         f"at_a = int64(int32(current * {tile.k * tile.a_pitch} + thread_row))",
         f"at_b = int64(int32(current * {tile.k * tile.b_pitch} + {tile.b_first} + thread_column))",
@@ -124,9 +125,9 @@ def multiply(tile: Tile, accumulator: str) -> str:
 
 
 def pipeline(tile: Tile, accumulator: str, fill: str) -> Fragment:
-    """The loop over k in ``steps`` steps, each of which multiplies the stage that the one before it filled.
+    """Loop over the ``steps`` k steps, double-buffered: each iteration fills one stage and multiplies the other.
 
-    ``fill`` is text that fills stage ``filling`` of both operands' tiles for ``step``.
+    ``fill`` is code that fills stage ``filling`` of both operands' tiles for ``step``.
     """
     lines = [
         "for step in range(int32(steps + 1)):",
@@ -143,11 +144,12 @@ def pipeline(tile: Tile, accumulator: str, fill: str) -> Fragment:
 
 @dataclass(frozen=True)
 class Operand:
-    """A strided matrix that fills a shared tile. All members but the flag are expressions or names in the kernel.
+    """A strided matrix from which a block fills a shared tile. Members are expressions or variables of the kernel.
 
-    Element (x, k) stands at ``<name>_base + x*stride + k*inner_stride`` of ``pointer``; x runs along the operand's own
-    dimension (m or n), begins at ``origin`` and ends at ``bound``; k ends at ``inner_bound``. With ``inner_major`` a
-    thread moves elements that are neighbours along k, else along x.
+    Element (x, k) is at ``<name>_base + x*stride + k*inner_stride`` of ``pointer``. x is the operand's own dimension (m
+    or n), from ``origin`` to ``bound``; k ends at ``inner_bound``. With ``inner_major`` a thread moves elements that
+    are
+    adjacent along k, else along x.
     """
 
     name: str
@@ -162,25 +164,28 @@ class Operand:
 
 
 def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, index: str) -> str:
-    """Fills stage ``filling`` of the shared tile for ``step``; zeros stand outside the matrix.
+    """Fill stage ``filling`` of the shared tile for ``step``, with zeros outside the matrix.
 
     ``extent`` is the tile's size along x, ``index`` the type of index arithmetic within the matrix.
     """
     total, chunk = tile.k * extent, tile.chunk
     start, pitch = (tile.b_first, tile.b_pitch) if operand.name == "b" else (0, tile.a_pitch)
-    pieces, rest = divmod(total // chunk, tile.threads)
+    chunks, rest = divmod(total // chunk, tile.threads)
     if rest:
-        raise ValueError(f"tile {tile.name}: {total} elements do not divide among {tile.threads} threads")
+        raise ValueError(
+            f"tile {tile.name}: {total} elements of an operand do not divide into chunks of {chunk} for {tile.threads} "
+            "threads. Change the tile's k or its threads"
+        )
     per_line = (tile.k if operand.inner_major else extent) // chunk
-    line, place = f"int32(chunk >> {log2(per_line)})", f"int32((chunk & {per_line - 1}) * {chunk})"
-    x, k = (line, place) if operand.inner_major else (place, line)
+    row, offset = f"int32(chunk >> {log2(per_line)})", f"int32((chunk & {per_line - 1}) * {chunk})"
+    x, k = (row, offset) if operand.inner_major else (offset, row)
     stride, shared_stride = (operand.inner_stride, pitch) if operand.inner_major else (operand.stride, 1)
     last_x, last_k = (0, chunk - 1) if operand.inner_major else (chunk - 1, 0)
     edge_x, edge_k = ("0", "i") if operand.inner_major else ("i", "0")
     name = operand.name
 
     def read(i: str) -> str:
-        # The sum is 64 bits wide, where it cannot wrap: so neighbours are known to be neighbours, and load as one.
+        # A 64-bit sum cannot wrap, so that LLVM proves the elements adjacent and merges their loads.
         outer, inner = f"{name}_x_at", f"{name}_k_at"
         if operand.inner_major:
             inner += f" + {i}"
@@ -196,7 +201,7 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
         before, values = [], [read(str(i)) for i in range(chunk)]
     return "\n".join(
         [
-            f"for piece in range({pieces}):",
+            f"for piece in range({chunks}):",
             f"    chunk = int32(thread + piece * {tile.threads})",
             f"    {name}_tile_x = {x}",
             f"    {name}_tile_k = {k}",
@@ -222,20 +227,20 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
 
 
 def _store_chunk(tile: Tile, values: list[str], element: Element, stride: int) -> list[str]:
-    """Stores values to the tile from ``to`` on, ``stride`` apart; with padding (on a GPU) by one access if possible."""
+    """Store values to the tile from ``to`` on, ``stride`` apart: by one access if the tile is padded (on a GPU)."""
     if tile.gap and stride == 1 and len(values) == 4 and element.accumulator == "float32":
         return [f"store_f32x4(tile_c, to, {', '.join(values)})"]
     return [f"tile_c[to + {i * stride}] = {value}" for i, value in enumerate(values)]
 
 
 def fill_packed(pointer: str, base: str, tile: Tile, element: Element) -> str:
-    """Fills stage ``filling`` of a's shared tile for ``step`` from a matrix packed as [k][rows], whole tiles only.
+    """Fill stage ``filling`` of a's shared tile for ``step`` from a matrix packed as [k][rows], whole tiles only.
 
-    ``base`` is the index (int64, a multiple of ``tile.chunk``) of the tile's first element at k = 0; rows are
-    ``packed_rows`` apart.
+    ``base`` is the index (int64, a multiple of ``tile.chunk``) of the tile's first element at k = 0. ``packed_rows`` is
+    the row pitch of the packed matrix.
     """
     total, chunk = tile.k * tile.m, tile.chunk
-    pieces = total // chunk // tile.threads
+    chunks = total // chunk // tile.threads
     per_line = tile.m // chunk
     names = ", ".join(f"a_value{i}" for i in range(chunk))
     at = f"{base} + int64(step * {tile.k} + a_tile_k) * packed_rows + int64(a_tile_x)"
@@ -247,7 +252,7 @@ def fill_packed(pointer: str, base: str, tile: Tile, element: Element) -> str:
     convert = "{}" if element.storage not in ("f16", "bf16") else f"{element.storage}_to_f32({{}})"
     return "\n".join(
         [
-            f"for piece in range({pieces}):",
+            f"for piece in range({chunks}):",
             f"    chunk = int32(thread + piece * {tile.threads})",
             f"    a_tile_k = int32(chunk >> {log2(per_line)})",
             f"    a_tile_x = int32((chunk & {per_line - 1}) * {chunk})",
@@ -266,10 +271,10 @@ def store_tile(
     epilogue: Epilogue,
     setup: Iterable[str] = (),
 ) -> Fragment:
-    """Gives the block's accumulators to ``epilogue``; its coordinates are ``column`` and those that ``setup`` sets.
+    """Apply ``epilogue`` to the block's accumulators. ``setup`` computes its outer coordinates; the last is ``column``.
 
-    The block's tile begins at (``row0``, ``column0``) of a matrix of ``rows`` x ``columns``. Through shared memory, so
-    that neighbours in memory are written together.
+    The tile begins at (``row0``, ``column0``) of a ``rows`` x ``columns`` matrix. Accumulators are transposed through
+    shared memory, so that adjacent threads store adjacent elements.
     """
     per_line = tile.n // CHUNK
     vector = element.accumulator == "float32"
@@ -315,36 +320,35 @@ def store_rows(
     epilogue: Epilogue,
     placed: Iterable[str],
     pitch: int,
-    teams: int = 1,
+    warp_groups: int = 1,
 ) -> list[str]:
-    """As `store_tile`, of accumulators that ``placed`` lines put into ``tile_c``, whose rows are ``pitch`` apart.
+    """Apply ``epilogue`` to accumulators that the ``placed`` lines write to ``tile_c``, with a row pitch of ``pitch``.
 
-    A thread has the same columns of several rows, so that neighbours store neighbours and values of a column are loaded
-    once. It has several rows at once, so that loads of one do not wait for those of another. Where the epilogue has
-    vectors, a thread has whole vectors of columns. ``total`` is a format that makes float32 or int32 of a word of
-    ``tile_c``. With sliced-K (``teams``) there is a tile for each group of warps, one after the other, and the block's
-    accumulators are their sums.
+    A thread keeps its columns for all its rows: stores coalesce, and values of a column are loaded once. It processes
+    several rows at a time, so that their loads overlap; with a vectorised epilogue it owns whole vectors of columns.
+    ``total`` is the format of an accumulator from a word of ``tile_c``. With sliced-K there is one tile for each of the
+    ``warp_groups``, one after the other, and the epilogue gets their sum.
     """
-    threads, width = tile.threads * teams, epilogue.width
+    threads, width = tile.threads * warp_groups, epilogue.width
     vectors = tile.n // width
-    per_line = vectors & -vectors  # a power of two of threads
+    per_line = vectors & -vectors  # threads along a row: the largest power of two that divides the vectors
     if width == 1 and per_line == vectors:
         per_line //= math.gcd(CHUNK, tile.m * tile.n // threads)
     groups = vectors // per_line
-    pieces, rest = divmod(tile.m * vectors, groups * threads)
-    pieces += rest > 0
+    steps, rest = divmod(tile.m * vectors, groups * threads)
+    steps += rest > 0
     most = ROWS if width == 1 else max(1, VECTORS // groups)
-    marks = [f"_r{number}" for number in range(max(n for n in range(1, most + 1) if pieces % n == 0))]
+    marks = [f"_r{number}" for number in range(max(n for n in range(1, most + 1) if steps % n == 0))]
     line = f"(thread >> {log2(per_line)})"
     if per_line == (WARP // 2 if width == 1 else WARP // 8) and threads >= 2 * WARP and pitch % WARP in (8, 24):
-        # Of neighbouring rows a warp would read two that share banks, as would eight threads that read vectors at once.
+        # Two adjacent rows would share banks in a warp, or in a quarter warp that reads vectors: permute the rows.
         line = f"(({line} & -4) | (({line} & 1) << 1) | (({line} >> 1) & 1))"
-    place = f"(thread & {per_line - 1})" + (f" * {width}" if width > 1 else "")
+    offset = f"(thread & {per_line - 1})" + (f" * {width}" if width > 1 else "")
     lines = [
         *placed,
         "cuda.syncthreads()",
         f"first_line = int32({line})",
-        f"first_column = int32(column0 + {place})",
+        f"first_column = int32(column0 + {offset})",
     ]
     for i in range(groups):
         at = i * per_line * width
@@ -352,13 +356,13 @@ def store_rows(
             f"column_{i} = int32(min(int32(first_column + {at}), int32({columns} - {width})))",
             *epilogue.columns(f"_{i}"),
         ]
-    lines.append(f"for piece in range(0, {pieces}, {len(marks)}):")
+    lines.append(f"for piece in range(0, {steps}, {len(marks)}):")
     for number, mark in enumerate(marks):
         lines += [
             f"    line = int32(first_line + (piece + {number}) * {threads // per_line})",
             f"    own{mark} = int32(row0 + line)",
         ]
-        if rest:  # the last rows are those of some threads only
+        if rest:  # in the last step only some threads have a row
             lines += [
                 f"    own{mark} = choose(line < {tile.m}, own{mark}, int32({rows}))",
                 f"    line = int32(min(line, int32({tile.m - 1})))",
@@ -366,12 +370,12 @@ def store_rows(
         lines += [
             f"    row{mark} = int32(min(own{mark}, int32({rows} - 1)))",
             *indented(epilogue.rows(mark), 1),
-            f"    at{mark} = int64(int32(line * {pitch} + {place}))",
+            f"    at{mark} = int64(int32(line * {pitch} + {offset}))",
         ]
     for mark in marks:
         for i in range(groups):
-            places = [f"at{mark} + {i * per_line * width + team * tile.m * pitch}" for team in range(teams)]
-            lines += indented(_totals(f"_{i}{mark}", places, total, width), 1)
+            offsets = [f"at{mark} + {i * per_line * width + group * tile.m * pitch}" for group in range(warp_groups)]
+            lines += indented(_totals(f"_{i}{mark}", offsets, total, width), 1)
             lines += indented(epilogue.inner(f"_{i}", mark), 1)
     for mark in marks:
         lines.append(f"    if own{mark} < {rows}:")
@@ -383,16 +387,16 @@ def store_rows(
     return lines
 
 
-def _totals(mark: str, places: Sequence[str], total: str, width: int) -> list[str]:
-    """Adds up words at several places of ``tile_c``, one word or a vector of ``width``, which one access loads."""
+def _totals(mark: str, offsets: Sequence[str], total: str, width: int) -> list[str]:
+    """Sum the words of ``tile_c`` at ``offsets``: one word or a vector of ``width`` words each."""
     lines = []
     if width == 1:
-        parts = [[f"tile_c[{place}]" for place in places]]
+        parts = [[f"tile_c[{offset}]" for offset in offsets]]
     else:
-        for number, place in enumerate(places):
+        for number, offset in enumerate(offsets):
             names = ", ".join(f"part{mark}_{number}_{lane}" for lane in range(width))
-            lines.append(f"{names} = load_f32x{width}(tile_c, {place})")
-        parts = [[f"part{mark}_{number}_{lane}" for number in range(len(places))] for lane in range(width)]
+            lines.append(f"{names} = load_f32x{width}(tile_c, {offset})")
+            parts = [[f"part{mark}_{number}_{lane}" for number in range(len(offsets))] for lane in range(width)]
     for lane, of_lane in enumerate(parts):
         value = " + ".join(total.format(part) for part in of_lane)
         value = f"int32({value})" if total != "{}" else value

@@ -1,7 +1,7 @@
-"""Kernel source from scalar expressions, and the parameters that the source asks for.
+"""Kernel source: scalar expressions as Python text for Numba, and the kernel's parameters.
 
 Numba widens int32 arithmetic to int64 and float32 mixed with Python numbers to float64, so every value is cast to its
-own type. Half types and smaller floats are float32 in registers; bool tensors are bytes of 0 or 1.
+own type. 16-bit and narrower floats are float32 in registers; bool tensors are bytes of 0 or 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .fragment import check_parameters
 
 T = TypeVar("T", bound=Hashable)
 MAX_PARAMETERS = 64
-"""Parameters that a kernel may have on every device."""
+"""Maximum number of kernel parameters that every device accepts."""
 
 _wrapping = ("add", "sub", "mul")
 _infix = {
@@ -52,14 +52,14 @@ _comparisons = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 
 def register_type(dtype: DType) -> str:
-    """Name of the Numba type that holds an element in a register; "" for bool, which needs no cast."""
+    """Return the Numba type that holds an element in a register; "" for bool, which needs no cast."""
     if dtype is DType.BOOL:
         return ""
     return "float32" if dtype in NARROW_FLOATS else dtype.numpy.name
 
 
 def literal(value: int | float | bool, dtype: DType) -> str:
-    """``value`` as source text of ``dtype``'s register type."""
+    """Return ``value`` as source text of ``dtype``'s register type."""
     if dtype is DType.BOOL:
         return str(bool(value))
     if dtype.is_float and not math.isfinite(value):
@@ -70,7 +70,7 @@ def literal(value: int | float | bool, dtype: DType) -> str:
 
 
 def load_text(pointer: str, index: str, dtype: DType) -> str:
-    """An element of memory as a register value."""
+    """Return the source of a load, as a register value."""
     element = f"{pointer}[{index}]"
     if dtype is DType.BOOL:
         return f"{element} != 0"
@@ -78,7 +78,7 @@ def load_text(pointer: str, index: str, dtype: DType) -> str:
 
 
 def encode_text(x: str, source: DType, target: DType, saturate: bool = True, round_mode: str = "up") -> str:
-    """Register value ``x`` in the memory form of a narrow float, rounded once; see `scalar.cast`."""
+    """Return the source that rounds register value ``x`` to the storage form of a narrow float; see `scalar.cast`."""
     exact = target in (DType.FLOAT16, DType.BFLOAT16)
     mode = f"_{round_mode}" if target is DType.FLOAT8E8M0 else ""
     number = f"f64_to_f32_odd({x})" if source is DType.FLOAT64 else f"float32({x})"
@@ -86,7 +86,7 @@ def encode_text(x: str, source: DType, target: DType, saturate: bool = True, rou
 
 
 def cast_text(x: str, source: DType, target: DType, saturate: bool = True, round_mode: str = "up") -> str:
-    """Register value ``x`` converted between element types; see `scalar.cast`."""
+    """Return the source that converts register value ``x`` between element types; see `scalar.cast`."""
     if source is DType.BOOL:
         return f"choose({x}, {literal(1, target)}, {literal(0, target)})"
     if target is DType.BOOL:
@@ -105,9 +105,9 @@ def cast_text(x: str, source: DType, target: DType, saturate: bool = True, round
 
 @dataclass(frozen=True, eq=False)
 class Combination:
-    """How an atomic update makes a new element of the old one and a value.
+    """Operator of an atomic update: computes the new element from the old one and a value.
 
-    ``instruction`` names the atomic instruction that does the same to integers, and to floats for "add"; else "".
+    ``instruction`` names the atomic instruction that does this for integers, and for floats if it is "add"; else "".
     """
 
     step: Callable[[Scalar, Scalar], Scalar]
@@ -115,35 +115,35 @@ class Combination:
 
 
 def atomic_type(dtype: DType, how: Combination) -> DType:
-    """The type that memory of 4 or 8-byte elements is seen as where they are updated atomically."""
+    """Return the type through which an atomic update accesses elements of 4 or 8 bytes."""
     if not dtype.is_float or how.instruction == "add":
         return dtype
     return DType.UINT64 if dtype is DType.FLOAT64 else DType.UINT32
 
 
 NESTED_DIVISIONS = 4
-"""Integer divisions inside each other that LLVM sees: it may take twice as long for each more."""
+"""Nested integer divisions after which an opaque value hides the rest: LLVM's time may double with each level."""
 
 
 class Emitter:
-    """Lines of a kernel's body. `value` emits what a Scalar needs and returns the name that holds it.
+    """Lines of a kernel's body. `value` emits the computation of a Scalar and returns the variable that holds it.
 
-    Every distinct computation is emitted once per scope; leaves are named with `bind`, operations that only a generator
-    knows (loads through an index map) with ``handlers``.
+    Each distinct computation is emitted once per scope. `bind` names leaves; ``handlers`` emit operations that only a
+    generator can (loads through an index map).
     """
 
     def __init__(self, prefix: str = "v", indent: int = 1) -> None:
         self.lines: list[str] = []
         self.handlers: dict[str, Callable[[Scalar], str]] = {}
         self.suffix = ""
-        """Ends the names of variables from now on."""
+        """Suffix of the variables emitted from now on."""
         self._prefix = prefix
         self._indent = indent
         self._count = 0
         self._divisions: dict[Scalar, int] = {}
         self._reciprocals: dict[Scalar, str] = {}
         self.known: dict[Scalar, float] = {}
-        """Leaves that are numbers which every launch of the kernel has."""
+        """Leaves whose value is a known number, equal in every launch of the kernel."""
         self._names: list[dict[Scalar, str]] = [{}]
         self._computed: list[dict[str, str]] = [{}]
 
@@ -155,7 +155,7 @@ class Emitter:
         return f"{prefix or self._prefix}{self._count}{self.suffix}"
 
     def assign(self, text: str) -> str:
-        """A variable that holds ``text``, shared by equal texts: operands are never assigned twice."""
+        """Return the variable that holds ``text``; equal texts share one, because no operand is assigned twice."""
         for scope in reversed(self._computed):
             if text in scope:
                 return scope[text]
@@ -165,13 +165,13 @@ class Emitter:
         return name
 
     def taken(self) -> list[str]:
-        """The lines so far, which are no longer the emitter's."""
+        """Return the lines so far and remove them from the emitter."""
         lines, self.lines = self.lines, []
         return lines
 
     @contextmanager
     def detached(self) -> Iterator[list[str]]:
-        """Lines that are emitted meanwhile go to the list that it gives."""
+        """Collect the lines emitted in the context in a list of their own."""
         before, self.lines = self.lines, []
         apart = self.lines
         yield apart
@@ -179,7 +179,7 @@ class Emitter:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Values emitted in a scope are not used again after it."""
+        """Forget the values emitted in the context at its end."""
         self._names.append({})
         self._computed.append({})
         yield
@@ -188,7 +188,7 @@ class Emitter:
 
     @contextmanager
     def block(self, header: str) -> Iterator[None]:
-        """An indented scope."""
+        """Emit ``header`` and an indented scope."""
         self.line(header)
         self._indent += 1
         with self.scope():
@@ -199,11 +199,11 @@ class Emitter:
         self._names[-1][leaf] = name
 
     def bound(self, x: Scalar) -> str | None:
-        """The name that holds x in an open scope."""
+        """Return the variable that holds x in an open scope."""
         return next((scope[x] for scope in reversed(self._names) if x in scope), None)
 
     def value(self, x: Scalar) -> str:
-        """The name that holds x. Emits operands first, without recursion: chains are as long as models are deep."""
+        """Return the variable that holds x. Emits operands iteratively: chains can be as long as a model is deep."""
         pending = [x]
         while pending:
             current = pending[-1]
@@ -220,9 +220,9 @@ class Emitter:
         return name
 
     def hoist(self, roots: Iterable[Scalar], varies: Mapping[Scalar, bool]) -> None:
-        """Emits what a loop over elements computes of ``roots`` alike for each element, ahead of the loop.
+        """Emit loop-invariant subexpressions of ``roots`` ahead of a loop, and inverted divisors (`invert`).
 
-        `invert` says what becomes of quotients by such values.
+        ``varies`` tells which values differ between elements.
         """
         seen: set[Scalar] = set()
         stack = list(roots)
@@ -240,11 +240,11 @@ class Emitter:
                 self.invert(x)
 
     def invert(self, quotient: Scalar) -> None:
-        """Emits the reciprocal of a divisor, which what is emitted later takes in place of the quotient.
+        """Emit the reciprocal of a divisor; later code multiplies by it in place of the division.
 
-        For half types that rounds to the same number where the quotient is normal: the quotient of two numbers of 11
-        bits is farther from a middle of two such numbers than float32 is inexact. One below 2**-14 may be such a
-        middle, and may then round to the other number. The quotient of float32 and a known number is corrected
+        For 16-bit floats the product rounds to the same number where the quotient is normal: a quotient of two 11-bit
+        significands is farther from a rounding boundary than the error of float32. A quotient below 2**-14 may be on a
+        boundary, and may then round the other way. A float32 quotient by a known number is corrected
         (`quotient_by_f32`).
         """
         divisor = quotient.operands[1]
@@ -252,7 +252,7 @@ class Emitter:
             self._reciprocals[divisor] = self.assign(f"float32(1) / {self.value(divisor)}")
 
     def _is_moderate(self, x: Scalar) -> bool:
-        """Whether x is a known positive float32 that is far from the smallest and largest ones."""
+        """Tell whether x is a known positive float32 far from underflow and overflow."""
         number = x.value if x.op == "constant" else self.known.get(x, 0.0)
         return x.dtype is DType.FLOAT32 and 2.0**-64 <= number <= 2.0**64
 
@@ -273,13 +273,13 @@ class Emitter:
         return self.assign(text)
 
     def store(self, pointer: str, index: str, x: Scalar) -> None:
-        """``pointer[index] = x``, in the memory form of x's type."""
+        """Emit ``pointer[index] = x``, in the storage form of x's type."""
         self.line(f"{pointer}[{index}] = {self.memory_form(x)}")
 
     def memory_form(self, x: Scalar) -> str:
-        """Source of x in the form of its type in memory."""
+        """Return the source of x in the storage form of its type."""
         if x.dtype in NARROW_FLOATS:
-            # The store rounds: a cast to the same type before it would round to the same value.
+            # The store rounds: a preceding cast to the same type is redundant.
             cast = x.op == "cast" and x.operands[0].dtype is not DType.BOOL
             saturate, round_mode = x.value if cast else (False, "up")
             source = x.operands[0] if cast else x
@@ -289,9 +289,9 @@ class Emitter:
         return self.value(x)
 
     def combine(self, pointer: str, index: str, x: Scalar, how: Combination) -> None:
-        """``pointer[index] = how(pointer[index], x)``, atomically: no update of another thread is lost.
+        """Emit ``pointer[index] = how(pointer[index], x)``, atomically.
 
-        ``pointer`` is one to `atomic_type` of x's type.
+        ``pointer`` has the `atomic_type` of x's type.
         """
         short, stored = x.dtype.short, atomic_type(x.dtype, how).short
         value = self.value(x)
@@ -320,7 +320,7 @@ class Emitter:
         if x.op in _comparisons:
             return f"{a} {_infix[x.op]} {b}"
         if x.op in _wrapping and x.dtype is DType.INT64:
-            # Numba promises LLVM that sums and products of int64 do not overflow; those of uint64 may.
+            # Numba tells LLVM that int64 arithmetic does not overflow (nsw); uint64 wraps.
             return f"int64(uint64({a}) {_infix[x.op]} uint64({b}))"
         if x.op == "div" and x.operands[1] in self._reciprocals:
             reciprocal = self._reciprocals[x.operands[1]]
@@ -367,9 +367,9 @@ class Emitter:
 
 
 class text_property(Generic[T]):
-    """A property that writes the body of a parametrised kernel; equal objects share what was written once.
+    """A property that generates the body of a parametrised kernel, cached by the value of its (frozen) object.
 
-    For frozen dataclasses: each lowering makes new ones, and writing a body takes longer than all else.
+    Each lowering makes new objects, and generating a body takes longer than the rest of their lowering.
     """
 
     def __init__(self, write: Callable[[T], str]) -> None:
@@ -385,10 +385,10 @@ class text_property(Generic[T]):
 
 
 class Parameters:
-    """Parameters of a kernel, each declared once: its name, its type and the launch's argument.
+    """Parameters of a kernel: name, type and launch argument of each.
 
-    Sizes and strides are parameters, so that the source depends on the structure of the computation alone. A parameter
-    without a name of its own gets one, which begins with ``prefix``.
+    Sizes and strides are parameters, so that the source depends only on the structure of the computation. A parameter
+    without a name gets one with ``prefix``.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -406,38 +406,38 @@ class Parameters:
         return name
 
     def tensor(self, x: Tensor, name: str = "", *, written: bool = False) -> str:
-        """A pointer parameter to x's first element."""
+        """Add a pointer parameter to x's first element."""
         if written:
             self._writes.append(x)
         return self._parameter(name, "y" if written else "x", f"*{x.dtype.short}", x)
 
     def integer(self, value: Dim, dtype: DType = DType.INT64, name: str = "") -> str:
-        """An integer parameter of type int32 or int64."""
+        """Add an integer parameter of type int32 or int64."""
         arg = Int32(value) if dtype is DType.INT32 else Int64(value)
         return self._parameter(name, "n", dtype.short, arg)
 
     def integers(self, dtype: DType = DType.INT64, **values: Dim) -> None:
-        """Integer parameters, each with the name that it is given with."""
+        """Add integer parameters under the names of the keywords."""
         for name, value in values.items():
             self.integer(value, dtype, name)
 
     def per_axis(self, axes: str, name: str, values: Iterable[Dim]) -> None:
-        """An int32 parameter ``<name>_<axis>`` for each axis."""
+        """Add an int32 parameter ``<name>_<axis>`` for each axis."""
         for axis, value in zip(axes, values, strict=True):
             self.integer(value, DType.INT32, f"{name}_{axis}")
 
     def number(self, value: float, dtype: DType, name: str = "") -> str:
-        """A float parameter, float64 for FLOAT64, else float32."""
+        """Add a float parameter: float64 for FLOAT64, else float32."""
         if dtype is DType.FLOAT64:
             return self._parameter(name, "f", "f64", Float64(value))
         return self._parameter(name, "f", "f32", Float32(value))
 
     def stride(self, value: Dim) -> str:
-        """A stride: "0" and "1" are part of the structure, any other is an int64 parameter."""
+        """Add a stride as an int64 parameter; strides 0 and 1 are literals, since they belong to the structure."""
         return str(value) if isinstance(value, int) and value in (0, 1) else self.integer(value)
 
     def include(self, other: Parameters) -> None:
-        """Those of ``other`` come next."""
+        """Append the parameters of ``other``."""
         self._signature += other._signature
         self._names += other._names
         self._args += other._args
@@ -445,14 +445,14 @@ class Parameters:
 
 
 class KernelBuilder(Parameters):
-    """A kernel in the making: its parameters, and its body (``emit``)."""
+    """A kernel under construction: its parameters, and its body (``emit``)."""
 
     def __init__(self, prefix: str = "", emit: Emitter | None = None) -> None:
         super().__init__(prefix)
         self.emit = emit or Emitter()
 
     def element(self, x: Tensor) -> str | None:
-        """The only element of a one-element tensor whose contents are known: a parameter. None for other tensors."""
+        """Return the value of a one-element tensor with known contents, as a parameter. None for other tensors."""
         if x.size != 1:
             return None
         if x.host is not None:
@@ -462,11 +462,11 @@ class KernelBuilder(Parameters):
         if number is None:
             return None
         name = self.number(float(number), x.dtype)
-        # LLVM has to see that it is a half: sums and products with it are then halves' own.
+        # The round trip shows LLVM that the number is a float16, so that arithmetic with it uses float16 instructions.
         return self.emit.assign(f"f16_to_f32(f32_to_f16({name}))") if x.dtype is DType.FLOAT16 else name
 
     def to_load(self, inputs: Iterable[Input]) -> list[Input]:
-        """The inputs whose elements a thread loads; leaves of known elements are bound to parameters."""
+        """Return the inputs that a thread must load; bind the leaves of known elements to parameters."""
         loaded = []
         for leaf, x in inputs:
             element = self.element(x)
@@ -495,11 +495,11 @@ class KernelBuilder(Parameters):
         resident: int = 0,
         in_place: Sequence[InPlace] = (),
     ) -> None:
-        """Launches the kernel of what was emitted, or of ``body``, which is written for blocks of this size.
+        """Launch a kernel of the emitted lines, or of ``body``, which is generated for exactly this block size.
 
-        Of the latter a multiprocessor should hold ``resident`` blocks at once.
-
-        What was emitted may have as many registers as blocks of 256 threads leave, or if ``bounded`` as its own do.
+        ``resident`` is the number of blocks of ``body`` that a multiprocessor should hold. Emitted lines get the
+        register
+        limit of 256-thread blocks, or with ``bounded`` that of ``block``.
         """
         names, signature = tuple(self._names), tuple(self._signature)
         if is_wanted():
@@ -508,7 +508,10 @@ class KernelBuilder(Parameters):
             spec = _shared_spec(name, names, signature, body.strip("\n"), math.prod(block), resident)
         else:
             if len(names) > MAX_PARAMETERS:
-                raise Unsupported("shape", f"{name} of so many strided dimensions needs {len(names)} parameters")
+                raise Unsupported(
+                    "shape",
+                    f"{name}: too many strides: got {len(names)} parameters, expected at most {MAX_PARAMETERS}",
+                )
             spec = _spec(name, names, signature, "\n".join(self.emit.lines), math.prod(block) if bounded else 0)
         ctx.launch(
             spec,
@@ -532,11 +535,11 @@ def _spec(
 
 
 _shared_spec = cache(_spec)
-"""Bodies that are written for a block are long, and few."""
+"""Cached, because bodies for a fixed block size are long and few."""
 
 
 def constant_number(x: Tensor) -> int | float | bool | None:
-    """The value of a one-element tensor whose contents are known now, else None."""
+    """Return the value of a one-element tensor whose contents are known, else None."""
     if x.size != 1 or not x.is_constant or x.constant is None:
         return None
     value = x.constant.reshape(-1)[0]
@@ -550,7 +553,7 @@ def constant_number(x: Tensor) -> int | float | bool | None:
 
 
 def offset_text(terms: Sequence[tuple[str, str]]) -> str:
-    """Source of the sum of coordinate * stride, all of them int64."""
+    """Return the source of the sum of coordinate * stride, all int64."""
     parts = []
     for coordinate, stride in terms:
         if stride != "0":
@@ -562,6 +565,6 @@ _NAME_LENGTH = 40
 
 
 def kernel_name(ctx: Lowering) -> str:
-    """A readable name for the kernels of the nodes being lowered."""
+    """Return a readable kernel name: the types of the nodes being lowered."""
     names = [node.op_type.lower() for node in ctx.nodes]
     return "_".join(names)[:_NAME_LENGTH] if names else "elementwise"

@@ -1,4 +1,4 @@
-"""Vectors of elements that a thread loads or stores by one access: where memory allows them, and how wide they are."""
+"""Vectorised loads and stores: where alignment and strides allow them, and how wide they are."""
 
 from __future__ import annotations
 
@@ -11,39 +11,41 @@ from ...program.lowering.context import DeviceProperties, Tensor
 from ...program.steps.tensor import BufferKind, contiguous_strides
 
 VECTOR_BYTES = 16
+"""Maximum bytes of one vectorised access."""
 FEW_ELEMENTS = 1024
-"""Fewer are not worth a longer kernel."""
+"""Minimum elements of a tensor for a vectorised kernel, which compiles longer."""
 MAX_WORK = 512
-"""Operations in a thread's straight code, about: more take long to compile, and LLVM no longer unrolls its loop."""
+"""Maximum operations per thread of unrolled code (estimate): above, LLVM compiles long and stops unrolling."""
 CALL_WORK = 12
-"""Operations that a function of the mathematical library stands for."""
+"""Operations that a call of a math library function counts as (estimate)."""
 cheap = frozenset({"leaf", "constant", "cast", "abs", "neg", "not", "min", "max", "where", "add", "sub", "mul"})
 cheap |= {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "shl", "shr", "rint", "floor", "ceil"}
 MOST_THREADS, LEAST_THREADS = 256, 64
+"""Threads per block."""
 BLOCKS_PER_MULTIPROCESSOR = 2
-"""Smaller blocks come before fewer of them."""
+"""Minimum blocks per multiprocessor: below this number, blocks get smaller."""
 
 
 def is_dense(strides: Sequence[Dim], dims: Sequence[Dim]) -> bool:
-    """Whether elements lie as the index space does."""
+    """Tell whether the strides are those of a contiguous row-major tensor."""
     return tuple(strides) == contiguous_strides(dims)
 
 
 def has_vectors(strides: Sequence[Dim], dims: Sequence[Dim], width: int) -> bool:
-    """Whether the vectors of the index space are neighbours in memory, and begin where a vector may."""
+    """Tell whether each vector of the index space is contiguous and aligned in memory."""
     if is_dense(strides, dims):
         return True
     return divides(width, dims[-1]) and strides[-1] == 1 and all(divides(width, stride) for stride in strides[:-1])
 
 
 def begins_at_vectors(x: Tensor, width: int) -> bool:
-    """Whether x begins where a vector may, whatever a Run brings: memory of the application may be anywhere."""
+    """Tell whether x is aligned for vectors in every Run. Memory of the application may have any address."""
     own = (BufferKind.SCRATCH, BufferKind.WEIGHT, BufferKind.STATE)
     return x.buffer.kind in own and divides(width, x.offset)
 
 
 def vector_load(lanes: str, pointer: str, place: str, whole: str, width: int) -> list[str]:
-    """Lines that load one vector into new ``lanes``; where it is not ``whole``, element by element."""
+    """Return lines that load one vector into new ``lanes``: by one access if ``whole``, else element by element."""
     last = f"{place} + {width - 1}"
     return [
         f"{lanes} = lanes_of({pointer}, {width})",
@@ -52,19 +54,19 @@ def vector_load(lanes: str, pointer: str, place: str, whole: str, width: int) ->
 
 
 def vector_store(lanes: str, pointer: str, place: str, whole: str, width: int) -> str:
-    """The line that stores one vector of lanes; where it is not ``whole``, element by element."""
+    """Return the line that stores one vector of lanes: by one access if ``whole``, else element by element."""
     return f"store_lanes({lanes}, 0, {pointer}, {place}, 0, {place} + {width}, {whole}, {width}, 1)"
 
 
 def work_of(expressions: Sequence[Scalar]) -> int:
-    """Operations for one element, about."""
+    """Return the operations per element (estimate)."""
     return sum(1 if x.op in cheap else CALL_WORK for x in reachable(expressions) if x.operands)
 
 
 def vector_threads(device: DeviceProperties, items: Dim, blocks: float = BLOCKS_PER_MULTIPROCESSOR) -> int:
-    """Threads of a block, for so many in all: small blocks where large ones would leave multiprocessors idle.
+    """Return the threads per block for ``items`` threads in all: small blocks if large ones left multiprocessors idle.
 
-    These have so many ``blocks`` each, if possible.
+    ``blocks`` is the wanted number of blocks per multiprocessor.
     """
     threads = MOST_THREADS
     while threads > LEAST_THREADS and hint(items) < threads * blocks * device.multiprocessors:
@@ -73,7 +75,7 @@ def vector_threads(device: DeviceProperties, items: Dim, blocks: float = BLOCKS_
 
 
 def vector_width(dims: Sequence[Dim], types: Sequence[DType], work: int) -> int:
-    """Elements of a vector along the last of ``dims``, which are whole vectors; 1 where these are not worth it."""
+    """Return the elements per vectorised access along the last of ``dims``, which it divides; 1 if not worth it."""
     if hint(product(dims)) < FEW_ELEMENTS:
         return 1
     width = VECTOR_BYTES // max(dtype.itemsize for dtype in types)
