@@ -1,4 +1,4 @@
-"""Flash attention without tensor cores: one pass over the keys with an online softmax (`flash`)."""
+"""FlashAttention without tensor cores: one pass over the keys with an online softmax (`flash`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .multi_pass import AttentionKernel
 
 @dataclass(frozen=True)
 class Range:
-    """Source lines that give the names of a row's first key and end, where known, and of its sink.
+    """Code that computes a row's key range and sink, and their variables; "" for a bound or sink that does not exist.
 
-    ``block_lines`` come once, ``row_lines`` where ``row`` is set.
+    ``block_lines`` are inserted once, ``row_lines`` wherever ``row`` is set.
     """
 
     block_lines: tuple[str, ...] = ()
@@ -25,9 +25,9 @@ class Range:
 
 @dataclass(frozen=True)
 class StreamKernel(AttentionKernel):
-    """The kernel; with ``split`` it stores unscaled sums, with the maximum and the sum of weights of each row.
+    """SIMT FlashAttention. With ``split`` it stores unnormalised accumulators, and each row's maximum and weight sum.
 
-    With ``nan`` a row without a key gives NaN, else zeros.
+    With ``nan`` a row without keys is NaN, else 0.
     """
 
     range: Range = Range()
@@ -48,7 +48,7 @@ class StreamKernel(AttentionKernel):
             *self.prologue(),
             *self.statistics(),
             *self._bounds(),
-            *self._walk(),
+            *self._key_loop(),
             *(self._store_part() if self.split else self._finish()),
             *self.store(),
         ]
@@ -70,7 +70,7 @@ class StreamKernel(AttentionKernel):
         ]
 
     def _bounds(self) -> list[str]:
-        """Narrows ``n`` and the tiles to the keys of the block's rows, and to those of its part."""
+        """Narrow ``n`` and the tiles to the keys that the block's rows attend to, and to the block's split."""
         known = self.range
         lines = list(known.block_lines)
         if known.first or known.end:
@@ -87,7 +87,7 @@ class StreamKernel(AttentionKernel):
         return [*lines, *self._part()] if self.split else lines
 
     def _part(self) -> list[str]:
-        """Narrows the tiles to those of the block's part."""
+        """Narrow the tiles to those of the block's split."""
         return [
             "part = int32(cuda.blockIdx.y)",
             "per_part = int32(truncdiv_i32(int32(max(int32(tiles - tile0), int32(0)) + splits - 1), splits))",
@@ -95,7 +95,7 @@ class StreamKernel(AttentionKernel):
             "tiles = int32(min(tiles, int32(tile0 + per_part)))",
         ]
 
-    def _walk(self) -> list[str]:
+    def _key_loop(self) -> list[str]:
         form = self.form
         lanes = form.threads // form.m
         keys = f"for j in range(lane, {form.keys}, {lanes}):"
@@ -144,7 +144,7 @@ class StreamKernel(AttentionKernel):
         ]
 
     def _finish(self) -> list[str]:
-        """Divides by the sum of weights."""
+        """Normalise the accumulators by the sum of weights, including the sink."""
         lines = ["most = largest[int64(mine)]"]
         if self.range.sink:
             lines += ["row = int32(min(int32(row0 + mine), int32(m - 1)))", *self.range.row_lines]

@@ -1,9 +1,8 @@
-"""Online softmax of flash attention on tensor cores: a loop over tiles of keys, in the registers of a warp.
+"""Online softmax of FlashAttention on tensor cores: the loop over tiles of keys, in the registers of a warp.
 
-A warp has 16 or 32 rows and a part of the keys of each tile. Scores, weights and accumulators never leave its
-registers, and it needs no other warp in the loop. Keys and values of a tile stand in shared memory in their own type,
-in two stages: the next tile is copied while this one is used, and a step needs one barrier. float32 is rounded to TF32
-on the way to the tensor cores.
+A warp owns 16 or 32 rows and a slice of the keys of each tile. Scores, weights and accumulators stay in its registers;
+warps exchange nothing in the loop. K and V tiles are double-buffered in shared memory in their storage type: the next
+tile is copied while the current one is multiplied, with one barrier per tile. float32 operands are rounded to TF32.
 """
 
 from __future__ import annotations
@@ -16,56 +15,56 @@ from ..codegen.simt_fragments import indented
 from .flash_mma_tiles import MATRIX_ROWS, StreamTiles
 
 STEP_BYTES = 32
-"""Bytes of a row that one step of mma along the inner dimension reads."""
+"""Bytes of a row that one mma instruction multiplies along the reduction dimension."""
 MANY_THREADS = 256
-"""Maximum threads of a block that can each have 255 registers."""
+"""Maximum threads of a block in which each thread can have 255 registers."""
 ONES = {"f16": 0x3C003C00, "bf16": 0x3F803F80, "tf32": 0x3F800000}
-"""A register full of ones."""
+"""A register of ones of each type; multiplying weights by it sums them."""
 
 
 @dataclass(frozen=True)
 class OnlineSoftmax(StreamTiles):
-    """The loop over the tiles of keys; ``factor`` multiplies the values of scores (`Reading`)."""
+    """The loop over tiles of keys. ``factor`` multiplies the modified scores (`Reading`)."""
 
     factor: float = 1.0
 
     @property
     def steps(self) -> range:
-        """Of the first product, along the elements of a head."""
+        """k steps of Q @ K^T, along the head."""
         return range(self.size * self.itemsize // STEP_BYTES)
 
     @property
     def log2(self) -> str:
-        """What makes powers of 2 of a reading's values."""
+        """Expression of the factor that converts modified scores to exponents of 2."""
         known = f"float32({self.factor * math.log2(math.e)!r})"
         return f"({self.weights.unit} * {known})" if self.weights.unit else known
 
     @property
     def is_near(self) -> bool:
-        """Whether powers are those of differences: masked values may be so large that their products are not exact."""
+        """Whether the maximum is subtracted before the scaling: products with large mask values would not be exact."""
         return self.factor == 1.0 and not self.weights.unit
 
     @property
-    def matrices(self) -> range:
-        """Matrices of rows of a warp."""
+    def row_matrices(self) -> range:
+        """16-row matrices of a warp."""
         return range(self.form.warp_rows // MATRIX_ROWS)
 
     @property
-    def halves(self) -> range:
-        """Rows of a thread: every eighth one."""
-        return range(2 * len(self.matrices))
+    def thread_rows(self) -> range:
+        """Rows of which a thread holds scores: every eighth row of the warp."""
+        return range(2 * len(self.row_matrices))
 
-    def _walk(self) -> list[str]:
+    def _key_loop(self) -> list[str]:
         form = self.form
         of_warp = [
             f"warp_first = int32(tile * {form.keys} + warp_key)",
             "if warp_first < n:",
-            *indented([*self._scores(), *self._softmax(), *self._weighted()], 1),
+            *indented([*self._scores(), *self._softmax(), *self._multiply_values()], 1),
         ]
         lines = [
-            *(f"top_{half} = float32(-math.inf)" for half in self.halves),
-            *(f"clear_f32(result_sums_{i}, {self.size // 2})" for i in self.matrices),
-            *(f"clear_f32(weight_sums_{i}, 4)" for i in self.matrices),
+            *(f"top_{half} = float32(-math.inf)" for half in self.thread_rows),
+            *(f"clear_f32(result_sums_{i}, {self.size // 2})" for i in self.row_matrices),
+            *(f"clear_f32(weight_sums_{i}, 4)" for i in self.row_matrices),
             "stage = int32(0)",
         ]
         begin = [*self.fill_rows(), *self.fill("tile0", "stage")]
@@ -91,7 +90,7 @@ class OnlineSoftmax(StreamTiles):
             *lines,
             *(
                 f"a{i}_{4 * step + part} = uint32(0)"
-                for i in self.matrices
+                for i in self.row_matrices
                 for step in self._kept_steps(i)
                 for part in range(4)
             ),
@@ -102,9 +101,9 @@ class OnlineSoftmax(StreamTiles):
         ]
 
     def _kept_steps(self, matrix: int) -> range:
-        """Steps of a matrix of rows that stay in registers; the others are loaded for each tile.
+        """Return the k steps whose Q fragments stay in registers; the others are reloaded for each tile.
 
-        Those of float32 take twice as many, and places of a mask take some, which many warps do not have.
+        float32 needs twice the registers, and mask offsets need some; blocks of many warps have too few.
         """
         if matrix == 0 or self.form.stages == 1:
             return self.steps
@@ -115,81 +114,81 @@ class OnlineSoftmax(StreamTiles):
         return self.steps[:0] if self.weights.row_lines or self.weights.key_lines else self.steps[1:]
 
     def _rows(self, step: int, *, kept: bool) -> list[str]:
-        """Loads a step of the warp's rows: of those that are kept, or of the others."""
+        """Load the Q fragments of a k step: of the steps that stay in registers, or of the others."""
         lines = []
-        for i in self.matrices:
+        for i in self.row_matrices:
             if (step in self._kept_steps(i)) != kept:
                 continue
             names = [f"a{i}_{4 * step + part}" for part in range(4)]
-            place = i * MATRIX_ROWS * self.pitch * self.itemsize + STEP_BYTES * step
-            lines += [f"{', '.join(names)} = load_matrices(rows_at + {place})", *self._rounded(names)]
+            offset = i * MATRIX_ROWS * self.pitch * self.itemsize + STEP_BYTES * step
+            lines += [f"{', '.join(names)} = load_matrices(rows_at + {offset})", *self._rounded(names)]
         return lines
 
     def _rounded(self, names: Sequence[str]) -> list[str]:
-        """Rounds registers to what tensor cores multiply, where memory has more of each number."""
+        """Round float32 registers to TF32; other types need no conversion."""
         return [f"{name} = round_tf32(u32_as_f32({name}))" for name in names] if self.kind == "tf32" else []
 
     def _multiplied(self, sums: str, at: int, a: str, b: str) -> str:
         return f"multiply_add_matrix_{self.kind}({sums}, {at}, {a}, {b})"
 
     def _multiply(self, sums: str, count: int, load: str, step: int, a: Sequence[str]) -> list[str]:
-        """Adds the products of each a and ``count`` matrices, of which ``load`` of an index gives two at a time."""
+        """Accumulate the products of each ``a`` with ``count`` b matrices; ``load`` is an ldmatrix of two of them."""
         lines = []
         for i in range(0, count, 2):
             lines += [f"b0, b1, b2, b3 = {load} + {i // 2 * step})", *self._rounded(["b0", "b1", "b2", "b3"])]
             lines += [
                 self._multiplied(f"{sums}_{number}", 4 * i + 4 * j, of_a, of_b)
                 for j, of_b in enumerate(("b0, b1", "b2, b3"))
-                for number, of_a in zip(self.matrices, a, strict=True)
+                for number, of_a in zip(self.row_matrices, a, strict=True)
             ]
         return lines
 
     def _scores(self) -> list[str]:
         lines = ["stage_at = keys_at + int64(stage)"]
-        lines += [f"clear_f32(score_sums_{i}, {self.form.warp_keys // 2})" for i in self.matrices]
+        lines += [f"clear_f32(score_sums_{i}, {self.form.warp_keys // 2})" for i in self.row_matrices]
         for step in self.steps:
-            rows = [", ".join(f"a{i}_{4 * step + part}" for part in range(4)) for i in self.matrices]
+            rows = [", ".join(f"a{i}_{4 * step + part}" for part in range(4)) for i in self.row_matrices]
             lines += self._rows(step, kept=False)
             load = f"load_matrices(stage_at + {STEP_BYTES * step}"
             lines += self._multiply("score_sums", self.form.warp_keys // 8, load, 16 * self.pitch * self.itemsize, rows)
         return lines
 
-    def _places(self, half: int) -> list[str]:
-        """Names of a thread's scores of one of its rows."""
+    def _row_scores(self, half: int) -> list[str]:
+        """Return the expressions of the thread's scores of one of its rows."""
         at = [4 * number + 2 * (half & 1) + i for number in range(self.form.warp_keys // 8) for i in (0, 1)]
-        return [f"score_sums_{half >> 1}[{place}]" for place in at]
+        return [f"score_sums_{half >> 1}[{index}]" for index in at]
 
     def _softmax(self) -> list[str]:
-        """Makes weights of the tile's scores, and rescales the accumulators to the new maximum."""
+        """Turn the tile's scores into weights, and rescale the accumulators if a row's maximum has grown."""
         one, keys = self.weights.passes[0], self.form.warp_keys
         lines, beyond = [], []
         for number in range(keys // 8):
             for i in (0, 1):
                 at = 2 * number + i
-                place = f"int32(warp_first + lane_pair + {8 * number + i})"
-                lines += [f"key = int32(min({place}, int32(n - 1)))", *self.weights.key_lines]
-                beyond += [f"exists = {place} < n"]
-                for half in self.halves:
-                    score = self._places(half)[at]
+                index = f"int32(warp_first + lane_pair + {8 * number + i})"
+                lines += [f"key = int32(min({index}, int32(n - 1)))", *self.weights.key_lines]
+                beyond += [f"exists = {index} < n"]
+                for half in self.thread_rows:
+                    score = self._row_scores(half)[at]
                     lines += [f"row = row_{half}", f"total = {score}", *self.weights.row_lines, *one.lines]
                     lines.append(f"{score} = {one.value}")
                     beyond.append(f"{score} = choose(exists, {score}, float32(-math.inf))")
         lines += [f"if int32(warp_first + {keys}) > n:", *indented(beyond, 1)]
-        for half in self.halves:
-            scores = self._places(half)
+        for half in self.thread_rows:
+            scores = self._row_scores(half)
             lines.append(f"most_{half} = {scores[0]}")
             lines += [f"most_{half} = fmax_f32(most_{half}, {score})" for score in scores[1:]]
             lines += [f"most_{half} = fmax_f32(most_{half}, shfl_xor_f32(most_{half}, int32({n})))" for n in (1, 2)]
             lines.append(f"most_{half} = fmax_f32(most_{half}, top_{half})")
         if self.form.stages > 1:
-            lines += self._fitted()
-        for half in self.halves:
+            lines += self._rescale()
+        for half in self.thread_rows:
             lines += [f"top_{half} = most_{half}", self._shift(half)]
-            lines += [f"{x} = {self._power(x)}" for x in self._places(half)]
+            lines += [f"{x} = {self._power(x)}" for x in self._row_scores(half)]
         return lines
 
     def _shift(self, half: int) -> str:
-        """What powers of a row's scores lack: its maximum, and nothing where all keys are left out."""
+        """Compute the exponent offset of a row: its maximum, or 0 if all keys are masked."""
         most = f"choose(most_{half} == float32(-math.inf), float32(0), most_{half})"
         return f"shift = {most}" if self.is_near else f"shift = {most} * {self.log2}"
 
@@ -198,12 +197,14 @@ class OnlineSoftmax(StreamTiles):
             return f"half_exp2(({score} - shift) * {self.log2})"
         return f"half_exp2(fma_f32({score}, {self.log2}, -shift))"
 
-    def _fitted(self) -> list[str]:
-        """Rescales the accumulators to a new maximum, which most tiles do not have."""
-        grown = " or ".join(f"(most_{half} > top_{half} and top_{half} > float32(-math.inf))" for half in self.halves)
+    def _rescale(self) -> list[str]:
+        """Rescale the accumulators if any row of the warp has a new maximum, which is rare after the first tiles."""
+        grown = " or ".join(
+            f"(most_{half} > top_{half} and top_{half} > float32(-math.inf))" for half in self.thread_rows
+        )
         fitted = [
             line
-            for half in self.halves
+            for half in self.thread_rows
             for line in (
                 self._shift(half),
                 f"factor_{half} = {self._power(f'top_{half}')}",
@@ -212,54 +213,55 @@ class OnlineSoftmax(StreamTiles):
         fitted += [
             f"scale_matrix_f32({sums}_sums_{i}, factor_{2 * i}, factor_{2 * i + 1}, {count})"
             for sums, count in (("result", self.size // 8), ("weight", 1))
-            for i in self.matrices
+            for i in self.row_matrices
         ]
         return [f"if vote_any({grown}):", *indented(fitted, 1)]
 
-    def _weighted(self) -> list[str]:
-        """Adds the products of the tile's weights and values, and of the weights and ones: their sums."""
+    def _multiply_values(self) -> list[str]:
+        """Accumulate weights @ V, and the row sums of the weights as weights @ ones."""
         ones = f"ones = uint32({ONES[self.kind]:#x})"
         if self.kind == "tf32":
-            return [ones, *self._weighted_words()]
+            return [ones, *self._multiply_float32_values()]
         lines = ["stage_at = values_at + int64(stage)", ones]
         for step in range(self.form.warp_keys // 16):
             firsts = [8 * step + 2 * (i & 1) + 4 * (i >> 1) for i in range(4)]
-            for number in self.matrices:
+            for number in self.row_matrices:
                 sums = f"score_sums_{number}"
                 lines += [
                     f"w{number}_{i} = pair_{self.kind}({sums}[{at}], {sums}[{at + 1}])" for i, at in enumerate(firsts)
                 ]
-            lines += self._summed_weights()
+            lines += self._sum_weights()
             load = f"load_matrices_transposed(stage_at + {32 * self.pitch * step}"
             lines += self._multiply("result_sums", self.size // 8, load, 32, self._weight_matrices)
         return lines
 
-    def _weighted_words(self) -> list[str]:
-        """As `_weighted`, of float32, which no load transposes.
+    def _multiply_float32_values(self) -> list[str]:
+        """Do `_multiply_values` for float32, which ldmatrix cannot transpose.
 
-        A lane has the weights of neighbouring keys: these stand four keys apart in the matrices of both operands.
+        A lane holds the weights of adjacent keys. Both operands use the same permutation of keys, so that no shuffle is
+        needed.
         """
         lines = ["value_at = int32((values_at + stage) >> 2)"]
         for step in range(self.form.warp_keys // 8):
-            for number in self.matrices:
+            for number in self.row_matrices:
                 sums = f"score_sums_{number}"
                 lines += [f"w{number}_{i} = round_tf32({sums}[{4 * step + at}])" for i, at in enumerate((0, 2, 1, 3))]
-            lines += self._summed_weights()
+            lines += self._sum_weights()
             for eight in range(self.size // 8):
                 at = 8 * step * self.pitch + 8 * eight
                 lines += [f"b{i} = round_tf32(tile_c[int64(value_at + {at + i * self.pitch})])" for i in (0, 1)]
                 lines += [
                     self._multiplied(f"result_sums_{number}", 4 * eight, of_a, "b0, b1")
-                    for number, of_a in zip(self.matrices, self._weight_matrices, strict=True)
+                    for number, of_a in zip(self.row_matrices, self._weight_matrices, strict=True)
                 ]
         return lines
 
     @property
     def _weight_matrices(self) -> list[str]:
-        return [", ".join(f"w{number}_{i}" for i in range(4)) for number in self.matrices]
+        return [", ".join(f"w{number}_{i}" for i in range(4)) for number in self.row_matrices]
 
-    def _summed_weights(self) -> list[str]:
+    def _sum_weights(self) -> list[str]:
         return [
             self._multiplied(f"weight_sums_{number}", 0, of_a, "ones, ones")
-            for number, of_a in zip(self.matrices, self._weight_matrices, strict=True)
+            for number, of_a in zip(self.row_matrices, self._weight_matrices, strict=True)
         ]

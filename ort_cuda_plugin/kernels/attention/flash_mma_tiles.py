@@ -10,18 +10,18 @@ from ..gemm.tile_shapes import SIZES, piece_of
 from .flash_kernel import StreamKernel
 
 MATRIX_ROWS = 16
-"""Rows of the smallest matrix that tensor cores multiply."""
+"""Rows of an mma operand (m16)."""
 GAP_BYTES = 16
-"""Between rows, so that neighbouring rows begin in other banks."""
+"""Bytes of padding between rows in shared memory, to avoid bank conflicts."""
 STRIDES = {"a": "a_m", "b": "b_n", "c": "c_n"}
-"""The stride between lines of an operand."""
+"""Parameter of the row stride of each operand."""
 
 
 @dataclass(frozen=True)
 class StreamTiles(StreamKernel):
-    """The part of a kernel that copies lines of ``size`` elements, of the block's rows and of tiles of keys and values.
+    """Copies of Q, K and V rows of ``size`` elements into shared memory.
 
-    A stage is a tile of keys and then that of their values; the rows stand behind all stages.
+    A pipeline stage is a tile of keys followed by the tile of their values. The Q rows follow all stages.
     """
 
     form: AttentionTile
@@ -29,7 +29,7 @@ class StreamTiles(StreamKernel):
 
     @property
     def kind(self) -> str:
-        """As what tensor cores multiply elements."""
+        """Element type of the mma instruction."""
         return "tf32" if self.storage[0] == "f32" else self.storage[0]
 
     @property
@@ -38,7 +38,7 @@ class StreamTiles(StreamKernel):
 
     @property
     def piece(self) -> int:
-        """Elements that are copied at once."""
+        """Elements of a 16-byte chunk, the unit of ``cp.async``."""
         return piece_of(self.kind)
 
     @property
@@ -47,42 +47,42 @@ class StreamTiles(StreamKernel):
 
     @property
     def tile_bytes(self) -> int:
-        """Of the keys of a tile, or of its values."""
+        """Bytes of a tile of keys, or of the tile of their values."""
         return self.form.keys * self.pitch * self.itemsize
 
     @property
-    def _line_pieces(self) -> int:
+    def _row_chunks(self) -> int:
         return self.size // self.piece
 
     @property
-    def _lines_at_once(self) -> int:
-        """Lines that the block's threads copy in one pass; threads that are left over copy nothing."""
-        return self.form.threads // self._line_pieces
+    def _rows_at_once(self) -> int:
+        """Rows that the block copies in one pass; surplus threads copy nothing."""
+        return self.form.threads // self._row_chunks
 
     def copying(self) -> list[str]:
-        """The thread's piece of the lines of a pass, and whether lines begin at multiples of 16 bytes."""
-        pieces, shift = self._line_pieces, log2(self.itemsize)
-        line = f"thread >> {log2(pieces)}" if pieces & (pieces - 1) == 0 else f"thread // {pieces}"
+        """Compute the thread's chunk within a pass, and whether all rows are 16-byte aligned."""
+        chunks, shift = self._row_chunks, log2(self.itemsize)
+        row = f"thread >> {log2(chunks)}" if chunks & (chunks - 1) == 0 else f"thread // {chunks}"
         lines = [
-            f"line = int32({line})",
-            f"piece = int32((thread - line * {pieces}) * {self.piece})",
+            f"line = int32({row})",
+            f"piece = int32((thread - line * {chunks}) * {self.piece})",
             f"to_at = tile_at + int64(int32((line * {self.pitch} + piece) * {self.itemsize}))",
         ]
         lines += [f"{x}_first = {x}_start + int64(piece)" for x in "abc"]
-        places = [f"int32(address_of({x})) + (int32({x}_start) << {shift})" for x in "abc"]
-        places += [f"(int32({self._stride(STRIDES[x])}) << {shift})" for x in "abc"]
-        lines.append(f"is_whole = opaque_i32(int32(({' | '.join(f'({place})' for place in places)}) & 15)) == 0")
+        addresses = [f"int32(address_of({x})) + (int32({x}_start) << {shift})" for x in "abc"]
+        addresses += [f"(int32({self._stride(STRIDES[x])}) << {shift})" for x in "abc"]
+        lines.append(f"is_whole = opaque_i32(int32(({' | '.join(f'({x})' for x in addresses)}) & 15)) == 0")
         return lines
 
     def _passes(self, count: int, end: str, body: str) -> list[str]:
-        """``body`` of each pass over ``count`` lines, whose ``{pass}`` copies the thread's line ``{line}``.
+        """Repeat ``body`` for each pass over ``count`` rows; ``{first}`` is the pass's first row, ``{to}`` its offset.
 
-        Passes from the line ``end`` on are left out.
+        Passes from row ``end`` on are skipped.
         """
-        lines, at_once = [], self._lines_at_once
+        lines, at_once = [], self._rows_at_once
         for number in range(-(-count // at_once)):
             first = number * at_once
-            conditions = [f"line < {at_once}"] if self.form.threads % self._line_pieces else []
+            conditions = [f"line < {at_once}"] if self.form.threads % self._row_chunks else []
             conditions += [f"line < {count - first}"] if first + at_once > count else []
             conditions += [f"{end} > {first}"] if end and first else []
             each = body.format(first=first, to=first * self.pitch * self.itemsize).splitlines()
@@ -90,11 +90,11 @@ class StreamTiles(StreamKernel):
         return lines
 
     def _one_by_one(self, x: str, count: int, last: str, start: str, to: str, *, zeros: bool) -> list[str]:
-        """Loads and stores ``count`` lines that do not begin at multiples of 16 bytes.
+        """Copy ``count`` rows that are not 16-byte aligned, by plain loads and stores.
 
-        With ``zeros`` the lines behind the last one are zero, else they repeat it.
+        With ``zeros`` the rows after the last one are zeros, else they repeat it.
         """
-        stride, pieces = self._stride(STRIDES[x]), self._line_pieces
+        stride, chunks = self._stride(STRIDES[x]), self._row_chunks
         if self.kind == "tf32":
             words = [f"{x}[at + {i}]" for i in range(4)]
         else:
@@ -103,10 +103,10 @@ class StreamTiles(StreamKernel):
         if zeros:
             words = [f"choose(own_line <= {last}, {word}, float32(0))" for word in words]
         return [
-            # What is computed of an opaque number stays here: nearly no step comes here.
-            f"for number in range(opaque_i32(thread), {count * pieces}, {self.form.threads}):",
-            f"    own_line = int32(number // {pieces})",
-            f"    own_piece = int32((number - own_line * {pieces}) * {self.piece})",
+            # The opaque start keeps LLVM from hoisting these rarely executed computations.
+            f"for number in range(opaque_i32(thread), {count * chunks}, {self.form.threads}):",
+            f"    own_line = int32(number // {chunks})",
+            f"    own_piece = int32((number - own_line * {chunks}) * {self.piece})",
             f"    source = int32(min(own_line, {last}))",
             f"    at = {start} + int64({self.index_type}(source * {stride})) + int64(own_piece)",
             f"    place = int32({to} + (own_line * {self.pitch} + own_piece) * {self.itemsize})",
@@ -115,41 +115,41 @@ class StreamTiles(StreamKernel):
         ]
 
     def fill_rows(self) -> list[str]:
-        """Begins to copy the block's rows; the last one stands for those behind it."""
-        stride, place = self._stride("a_m"), 2 * self.form.stages * self.tile_bytes
+        """Start to copy the block's Q rows; rows after the last one repeat it."""
+        stride, offset = self._stride("a_m"), 2 * self.form.stages * self.tile_bytes
         body = "\n".join(
             (
                 "source = int32(min(int32(row0 + line + {first}), int32(m - 1)))",
-                f"copy_async(to_at + {{to}} + {place}, a, a_first + int64({self.index_type}(source * {stride})))",
+                f"copy_async(to_at + {{to}} + {offset}, a, a_first + int64({self.index_type}(source * {stride})))",
             )
         )
         start = f"a_start + int64({self.index_type}(row0 * {stride}))"
-        slow = self._one_by_one("a", self.form.m, "int32(m - row0 - 1)", start, str(place), zeros=False)
+        slow = self._one_by_one("a", self.form.m, "int32(m - row0 - 1)", start, str(offset), zeros=False)
         return ["if is_whole:", *indented(self._passes(self.form.m, "", body), 1), "else:", *indented(slow, 1)]
 
     def fill(self, tile: str, stage: str) -> list[str]:
-        """Begins to copy a tile's keys and values. Behind the last key there are zeros, up to the end of a warp's part.
+        """Start to copy a tile's keys and values, with zeros after the last key up to the end of a warp's slice.
 
-        A key that does not exist has the weight 0. Its values are multiplied nevertheless, and 0 times what an earlier
-        block left there, or times the values of another key, could be NaN.
+        Missing keys have weight 0, and mma multiplies their values nevertheless: 0 times stale shared memory could be
+        NaN.
         """
         form, last = self.form, "int32(left - 1)"
-        places, strides = (0, self.tile_bytes), [self._stride(STRIDES[x]) for x in "bc"]
+        offsets, strides = (0, self.tile_bytes), [self._stride(STRIDES[x]) for x in "bc"]
         starts = [f"int64({self.index_type}(key0 * {stride}))" for stride in strides]
         quick = [f"at_{x} = {x}_first + {start}" for x, start in zip("bc", starts, strict=True)]
         body = ["source = int32(line + {first})", "exists = source < left"]
         body += [
-            f"copy_async_where(stage_to + {{to}} + {place}, {x}, at_{x} + int64({self.index_type}(source * {stride})),"
+            f"copy_async_where(stage_to + {{to}} + {offset}, {x}, at_{x} + int64({self.index_type}(source * {stride})),"
             " exists)"
-            for x, place, stride in zip("bc", places, strides, strict=True)
+            for x, offset, stride in zip("bc", offsets, strides, strict=True)
         ]
-        # A warp multiplies all keys of its part of a tile, or none.
+        # A warp multiplies all keys of its slice of a tile, or none.
         quick.append(f"multiplied = int32(int32(left + {form.warp_keys - 1}) & -{form.warp_keys})")
         quick += self._passes(form.keys, "multiplied", "\n".join(body))
         slow = [
             line
-            for x, start, place in zip("bc", starts, places, strict=True)
-            for line in self._one_by_one(x, form.keys, last, f"{x}_start + {start}", f"{stage} + {place}", zeros=True)
+            for x, start, offset in zip("bc", starts, offsets, strict=True)
+            for line in self._one_by_one(x, form.keys, last, f"{x}_start + {start}", f"{stage} + {offset}", zeros=True)
         ]
         return [
             f"key0 = int32({tile} * {form.keys})",

@@ -1,6 +1,6 @@
-"""Flash attention for an Attend step of floats, on a GPU (`flash`).
+"""FlashAttention for an Attend step of floats, on a GPU (`flash`).
 
-Heads that share keys and values are rows of one matrix, and many keys of few rows are split among blocks.
+Query heads that share a K/V head become rows of one matrix. With many keys and few rows, blocks split the keys.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ __all__ = ["flash_call", "flash_operands", "launch_flash", "share_keys"]
 
 
 def launch_flash(ctx: Lowering, step: Attend) -> None:
-    """Launch flash attention, whose weights are a softmax, by the step's schedule."""
+    """Launch FlashAttention by the step's schedule; the step's weights must be a softmax."""
     assert step.schedule is not None
     stream_attention(ctx, *flash_call(ctx, step), step.schedule)
 
 
 def flash_call(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor, Tensor, Reading]:
-    """The arguments of `stream_attention` for the step, whose weights are a softmax."""
+    """Return the arguments of `stream_attention` for the step, whose weights must be a softmax."""
     softmax = softmax_of(step)
     assert softmax is not None
     batch, out = step.batch, step.outputs[0][1]
     value, factor, unit = _logit(step, softmax)
     q, k, v = (expand(ctx, x, (*batch, *x.shape[-2:])) for x in flash_operands(ctx, step))
-    alike = tuple((leaf, x) for leaf, x in step.score_inputs if x.size == 1)
+    scalars = tuple((leaf, x) for leaf, x in step.score_inputs if x.size == 1)
     inputs = tuple((leaf, expand(ctx, x, step.score_shape)) for leaf, x in step.score_inputs if x.size != 1)
     if share_keys(q, k, v):
         k, v = (ctx.view(x, (*batch[:-1], *x.shape[-2:]), (*x.strides[:-3], *x.strides[-2:]), x.offset) for x in (k, v))
     else:
         inputs = tuple((leaf, _of_one_group(ctx, x)) for leaf, x in inputs)
         q, out = _of_one_group(ctx, q), _of_one_group(ctx, out)
-    reading = Reading(step.score, (*alike, *inputs), value, step.row, factor=factor, unit=unit, without_keys=math.nan)
+    reading = Reading(step.score, (*scalars, *inputs), value, step.row, factor=factor, unit=unit, without_keys=math.nan)
     return q, k, v, out, reading
 
 
 def _logit(step: Attend, softmax: Softmax) -> tuple[Scalar, float, Scalar | None]:
-    """What softmax is taken of, and two positive factors of that, one of which is known.
+    """Return the softmax's operand, and two positive factors of it, the first of which is a constant.
 
-    In float32 as cuDNN has it: to round scores takes longer than to multiply them.
+    All are float32 as in cuDNN: rounding the scores takes longer than multiplying them.
     """
     score = s.cast(step.score, DType.FLOAT32)
     unit = functools.reduce(operator.mul, softmax.units) if softmax.units else None
@@ -59,14 +59,14 @@ def _logit(step: Attend, softmax: Softmax) -> tuple[Scalar, float, Scalar | None
 
 
 def share_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the last dimension of batches are heads that share keys and values, and their rows are one matrix."""
+    """Tell whether the last batch dimension is heads with shared K/V, and the rows of these heads form one matrix."""
     if q.rank < 3 or q.shape[-3] == 1 or q.strides[-3] != q.shape[-2] * q.strides[-2]:
         return False
     return k.strides[-3] == 0 and v.strides[-3] == 0
 
 
 def flash_operands(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, a row of each for each token."""
+    """Return queries, keys and values, each with one row per token."""
     q, b, v = step.operands
     k = ctx.view(
         b, (*b.shape[:-2], b.shape[-1], b.shape[-2]), (*b.strides[:-2], b.strides[-1], b.strides[-2]), b.offset
@@ -75,6 +75,6 @@ def flash_operands(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _of_one_group(ctx: Lowering, x: Tensor) -> Tensor:
-    """A view [..., 1, rows, columns]."""
+    """Return a view [..., 1, rows, columns]."""
     shape, strides = (*x.shape[:-2], 1, *x.shape[-2:]), (*x.strides[:-2], 0, *x.strides[-2:])
     return ctx.view(x, shape, strides, x.offset)

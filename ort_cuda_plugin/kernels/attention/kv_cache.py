@@ -1,8 +1,8 @@
-"""A cache of keys and values that grows in place: past and present are one buffer where the caller says so.
+"""K/V cache that grows in place, if the caller binds past and present to one buffer.
 
-Whether they are is known when a Run binds them: the kernel compares the two addresses. Where they are one, it writes
-the new rows and touches nothing else. A cache may be quantized: to int8, to a float of 8 bits, or to 4 bits, two
-neighbours in a byte, the first in its low half, 8 added to each.
+A Run decides that when it binds them, so the kernel compares the two addresses. If they are equal, it writes only the
+new rows. A cache may be quantized to int8, to an 8-bit float, or to 4 bits: two adjacent elements in a byte, the first
+in the low nibble, each stored with an offset of 8.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text
 from ..codegen.vectors import FEW_ELEMENTS, VECTOR_BYTES, vector_width
 
 ROWS = 16
-"""Rows of the cache that a thread looks after."""
+"""Rows of the cache per thread."""
 
 
 @dataclass(frozen=True, eq=False)
 class CachePart:
     """Keys or values: ``past`` and ``present`` [batch, heads, capacity, size], ``new`` [batch, heads, rows, size].
 
-    Where the cache is quantized, ``scale`` is what its numbers are multiplied by: one, or one for each channel [heads,
-    1, size]. With 4 ``bits`` a byte has two elements, and the size of past and present is half of it.
+    ``scale`` dequantizes the elements of a quantized cache: one number, or one for each channel [heads, 1, size]. With
+    4
+    ``bits`` a byte has two elements, and the size of past and present is halved.
     """
 
     past: Tensor | None
@@ -42,7 +43,7 @@ class CachePart:
 
     @property
     def elements(self) -> Tensor:
-        """The present as if each of its elements had an address."""
+        """View of ``present`` with the strides that packed elements would have."""
         if self.bits == 8:
             return self.present
         *outer, size = self.present.shape
@@ -51,13 +52,13 @@ class CachePart:
 
     @property
     def element(self) -> Element:
-        """How kernels load an element; the scale is not in it."""
+        """Loader of an element, without the scale."""
         return CacheElement("f32", self.present.dtype, self.bits)
 
 
 @dataclass(frozen=True)
 class CacheElement(Element):
-    """An element of a cache in the type ``source``, or half a byte."""
+    """Loader of a cache element of type ``source``, or of a nibble."""
 
     source: DType = DType.FLOAT32
     bits: int = 8
@@ -74,15 +75,16 @@ class CacheElement(Element):
 
 
 def append(ctx: Lowering, parts: Sequence[CachePart], first: Tensor) -> None:
-    """Writes what the parts' ``present`` has: the ``new`` rows from ``first`` [batch] on, those of the past before.
+    """Write each part's ``present``: its ``new`` rows from ``first`` [batch] on, and before them the rows of ``past``.
 
-    What is behind the new rows is zero, or the past's where both are one buffer. The parts have the same shapes.
+    Rows after the new ones become zero, or stay as they are if past and present are one buffer. All parts have one
+    shape.
     """
     builder = KernelBuilder()
     emit = builder.emit
     batch, heads, capacity, size = parts[0].present.shape
     n_capacity, n_rows = builder.integer(capacity), builder.integer(parts[0].new.shape[2])
-    begins = _Place(builder, first)
+    begins = _StridedTensor(builder, first)
     width = _vector_width(ctx, parts)
     writers = [_Writer(builder, part, width) for part in parts]
     plane = Plane(ctx, builder, [batch, heads, ceildiv(capacity, ROWS), ceildiv(size, width)])
@@ -99,10 +101,10 @@ def append(ctx: Lowering, parts: Sequence[CachePart], first: Tensor) -> None:
             writer.write(b, h, d, n_rows)
     uses: dict[Tensor, Use] = {}
     for part in parts:
-        # Of one length, past and present are one buffer as a rule.
+        # Equal capacities mean, as a rule, that past and present are one buffer: estimate the traffic for that.
         if part.past is not None and ctx.settled(eq(part.past.shape[2], capacity)):
             uses |= {part.past: Use(elements=0), part.present: Use(elements=part.new.size)}
-    # Of different lengths, the two are not one buffer.
+    # With different capacities, past and present cannot be one buffer.
     in_place = [
         InPlace(part.past.buffer, part.present.buffer, kept=True)
         for part in parts
@@ -116,9 +118,9 @@ def _is_whole(x: Tensor) -> bool:
 
 
 def carry_over(ctx: Lowering, past: Tensor, present: Tensor) -> None:
-    """Copies a contiguous cache to another one, unless the two are one buffer.
+    """Copy a contiguous cache to another buffer, unless the two are one buffer.
 
-    What the program reads of the past has to stay in the present, which it changes in other places.
+    A program that reads rows of the past and updates only others in the present needs the copy.
     """
     past = ctx.contiguous(past)
     builder = KernelBuilder()
@@ -143,7 +145,7 @@ def carry_over(ctx: Lowering, past: Tensor, present: Tensor) -> None:
 
 
 def _vector_width(ctx: Lowering, parts: Sequence[CachePart]) -> int:
-    """How many columns a thread has: a vector on a GPU, where rows are whole vectors that are moved as they are."""
+    """Return the columns per thread: a vector on a GPU for rows of whole vectors without conversion, else 1."""
     tensors = [x for part in parts for x in (part.past, part.new, part.present) if x is not None]
     moved = all(part.scale is None and part.bits == 8 for part in parts) and len({x.dtype for x in tensors}) == 1
     if ctx.device.emulated or not moved or any(x.strides[-1] != 1 for x in tensors):
@@ -152,31 +154,34 @@ def _vector_width(ctx: Lowering, parts: Sequence[CachePart]) -> int:
 
 
 class _Writer:
-    """Emits what one thread does for a part: rows ``start`` to ``stop`` of one column, or of ``width``."""
+    """Emitter of a thread's writes to a part: rows ``start`` to ``stop`` of one column, or of ``width`` columns."""
 
     def __init__(self, builder: KernelBuilder, part: CachePart, width: int) -> None:
         self._emit, self._part, self._width = builder.emit, part, width
-        self._past = None if part.past is None else _Place(builder, part.past)
+        self._past = None if part.past is None else _StridedTensor(builder, part.past)
         self._before = "" if part.past is None else builder.integer(part.past.shape[2])
-        self._new, self._present = _Place(builder, part.new), _Place(builder, part.present, written=True)
-        self._scale: _Place | None = None
+        self._new, self._present = (
+            _StridedTensor(builder, part.new),
+            _StridedTensor(builder, part.present, written=True),
+        )
+        self._scale: _StridedTensor | None = None
         if part.scale is not None:
             strides = broadcast_strides(part.scale, (part.new.shape[1], 1, part.new.shape[3]))
-            self._scale = _Place(builder, part.scale, strides=(strides[0], strides[2]))
+            self._scale = _StridedTensor(builder, part.scale, strides=(strides[0], strides[2]))
 
     def declare(self) -> None:
-        """The lanes of a thread, and others that hold zero."""
+        """Declare the thread's vector, and a vector of zeros."""
         self._lanes, self._zeros = self._emit.fresh("r"), self._emit.fresh("z")
         for name in (self._lanes, self._zeros):
             self._emit.line(f"{name} = lanes_of({self._present.pointer}, {self._width})")
 
-    def _move(self, function: str, lanes: str, x: _Place, *at: str) -> None:
+    def _move(self, function: str, lanes: str, x: _StridedTensor, *at: str) -> None:
         offset = self._emit.assign(x.offset(*at))
         width = self._width
         self._emit.line(f"{function}({lanes}, {x.pointer}, {offset}, 0, {offset} + {width}, {width}, 1)")
 
-    def _copy(self, b: str, h: str, d: str, source: _Place | None, row: str) -> None:
-        """Moves a vector of ``row`` of a tensor, or zeros."""
+    def _copy(self, b: str, h: str, d: str, source: _StridedTensor | None, row: str) -> None:
+        """Copy a vector of ``row`` of a tensor to present, or zeros."""
         if source is not None:
             self._move("load_row", self._lanes, source, b, h, row, d)
         self._move("store_row", self._zeros if source is None else self._lanes, self._present, b, h, "place", d)
@@ -208,7 +213,7 @@ class _Writer:
                     emit.line(f"{at} = {'136' if self._part.bits == 4 else '0'}")
 
     def _encoded(self, b: str, h: str, d: str) -> str:
-        """What memory has of the new element, or of two, of row ``taken``."""
+        """Return the storage form of the new element, or of two packed elements, of row ``taken``."""
         part, new = self._part, self._new
         if self._scale is None:
             return new.load(b, h, "taken", d)
@@ -218,7 +223,7 @@ class _Writer:
         return self._emit.memory_form(s.cast((first + 8) | ((second + 8) << 4), DType.UINT8))
 
     def _quantized(self, b: str, h: str, d: str, low: int, high: int) -> Scalar:
-        """The number that stands for an element: a float of 8 bits, or an integer."""
+        """Return the quantized value of an element: an 8-bit float, or an integer."""
         part, emit = self._part, self._emit
         assert self._scale is not None
         value = Scalar(part.new.dtype, "leaf")
@@ -232,8 +237,8 @@ class _Writer:
         return s.cast(whole, part.present.dtype if part.bits == 8 else DType.INT32)
 
 
-class _Place:
-    """A tensor as a kernel addresses it, by int64 coordinates."""
+class _StridedTensor:
+    """A tensor parameter that is addressed by int64 coordinates."""
 
     def __init__(
         self, builder: KernelBuilder, tensor: Tensor, *, written: bool = False, strides: Sequence[Dim] | None = None

@@ -1,7 +1,7 @@
-"""Attention whose cache is one matrix per head, which every step decays, corrects and adds to.
+"""Linear attention: a recurrent matrix state per head, which each step decays, corrects and updates.
 
-Columns of that matrix do not depend on each other: a thread has one, of one head of one sequence, and goes through time
-without a barrier. Neighbouring threads have neighbouring columns.
+The columns of the state are independent: a thread computes one column of one head of one sequence through all steps,
+without a barrier. Adjacent threads own adjacent columns.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ from ort_cuda_plugin.program.steps.trace import in_place_of
 __all__ = ["LinearAttention", "linear_attention"]
 
 THREADS = 64
+"""Threads per block."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAttention:
-    """The tensors of a linear attention launch, of any strides. ``state`` has the type of the accumulators.
+    """Tensors of a linear attention launch, of any strides. ``state`` has the accumulators' type.
 
     query [batch, time, query heads, group, k], key [batch, time, key heads, k], value [batch, time, heads, v], outputs
     [batch, time, heads, group, v], past and state [batch, heads, k, v], decay [batch, time, heads, k], beta [batch,
-    time, heads, 1]; ``scale`` is one number. Query heads and key heads divide heads: neighbouring heads share one.
+    time, heads, 1]; ``scale`` is one number. The numbers of query heads and key heads divide heads: adjacent heads
+    share
+    one.
 
     Attributes:
-        bounds: int32 [batch + 1], where each sequence begins and the next ends in time; without it all have all of it.
-        window: [steps, batch, heads, k, v], the states after the last steps, oldest first, zeros before the first.
+        bounds: int32 [batch + 1], offsets of packed sequences in time; None if each sequence has all steps.
+        window: [steps, batch, heads, k, v], the states after the last steps, oldest first, zero-padded at the start.
         added: [batch, steps, heads, v], the vectors v of the first updates ``state += outer(key, v)``.
-        past_window: a tensor like ``window`` of which ``past`` is a slice.
+        past_window: a tensor like ``window``; ``past`` is a slice of it.
     """
 
     query: Tensor
@@ -53,7 +56,7 @@ class LinearAttention:
 
 
 def linear_attention(ctx: Lowering, given: LinearAttention) -> None:
-    """For each step: state *= exp(decay); v = beta * (value - key @ state), or value without ``beta``;
+    """Launch the recurrence: state *= exp(decay); v = beta * (value - key @ state), or value without ``beta``;
     state += outer(key, v); outputs = scale * query @ state.
     """
     builder = KernelBuilder()
@@ -78,7 +81,7 @@ def linear_attention(ctx: Lowering, given: LinearAttention) -> None:
         return leaf
 
     def shared(count: Dim) -> str:
-        """The head of ``count`` that a head reads."""
+        """Return the index of the head, among ``count`` shared heads, that the thread's head reads."""
         ratio = floordiv(heads, count)
         return h if ratio == 1 else emit.assign(f"{h} // {builder.integer(ratio)}")
 
@@ -88,7 +91,7 @@ def linear_attention(ctx: Lowering, given: LinearAttention) -> None:
             states.store(named(zero if start is None else start.load(b, h, "d", m)), b, h, "d", m)
         begin, end = "int64(0)", n_steps
         if given.bounds is not None:
-            # The bounds are data: they must not lead out of time.
+            # The bounds are device data: clamp them to the sequence.
             bounds, stride = builder.tensor(given.bounds), builder.stride(given.bounds.strides[0])
             begin = emit.assign(f"max(int64({bounds}[{b} * {stride}]), int64(0))")
             end = emit.assign(f"min(int64({bounds}[({b} + 1) * {stride}]), {n_steps})")
@@ -124,7 +127,7 @@ def linear_attention(ctx: Lowering, given: LinearAttention) -> None:
                 with emit.block(f"for d in range({n}):"):
                     emit.line(f"total += {q.load(b, 't', hq, 'g', 'd')} * {states.load(b, h, 'd', m)}")
                 results.store(named("total") * named(factor.load()), b, "t", h, "g", m)
-    # A thread copies its column of the past before it writes that column anywhere else.
+    # In-place is safe: a thread reads its column of the past before it writes that column.
     in_place = list(in_place_of(given.past, given.state))
     if given.window is not None:
         in_place += in_place_of(given.past_window, given.window)

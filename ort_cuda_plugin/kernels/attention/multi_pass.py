@@ -1,10 +1,9 @@
-"""Attention in one kernel, which stores no scores: a product, a row program over its rows, and a second product.
+"""Multi-pass attention in one kernel that stores no scores: product, row program (softmax), product.
 
-A block has ``m`` rows and walks over the keys in tiles, once for each group of reductions of the row program and once
-for the second product. Scores of a tile stand in shared memory; where the scores of all keys fit there they are
-computed once, else in each pass. On the emulated device, sums have the order that the kernels of products and of row
-programs give them there, so that attention has the bits of its three parts, but for two cases: products of at most
-`contract.MAX_ROWS` rows and rows of more than `reduce.LONG_COLUMNS` keys, which they add up in another order.
+A block owns ``m`` rows and loops over tiles of keys once for each reduction of the row program and once for the second
+product. A tile's scores are in shared memory. If the scores of all keys fit there they are computed once, else in each
+pass. On the emulated device the order of additions is that of the unfused kernels, so that the results are
+bit-identical, except for products of at most `contract.MAX_ROWS` rows and rows of more than `reduce.LONG_COLUMNS` keys.
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ from ..gemm.dispatch import add_batch, batch_strides, contiguous_axis
 from ..reduction.reduce import SERIAL_PARTS
 
 PREFIX = "r_"
-"""Begins the names of what a row program asks for."""
+"""Prefix of the parameters and variables of the row program."""
 RESIDENT_BYTES = 48 << 10
-"""Scores of a block that may stand in shared memory beside its tiles, on every device."""
+"""Maximum bytes of a block's resident scores in shared memory, next to its tiles, on every device."""
 
 TILE_GAP = 4
-"""Elements between lines of a GPU's tiles in shared memory."""
+"""Elements of padding between rows of tiles in shared memory, on a GPU."""
 
 
 def block_tile(ctx: Lowering, m: int, keys: int, width: int, resident: bool) -> AttentionTile:
-    """A tile with as many threads as the device is fast with."""
+    """Return a tile with the device's preferred number of threads."""
     if ctx.device.emulated:
         return AttentionTile(m, keys, width, 32, resident)
     return AttentionTile(m, keys, width, 4 * m, resident, tile_gap=TILE_GAP)
 
 
 def resident_tile(ctx: Lowering, m: int, width: Dim) -> AttentionTile:
-    """The tile of ``m`` rows that keeps its scores."""
+    """Return the tile of ``m`` rows whose block keeps all scores in shared memory."""
     tile = 64 if m < 32 or ctx.device.emulated else 128
     columns = 64 if hint(width) <= 64 else 128
     return block_tile(ctx, m, tile, columns, resident=True)
@@ -63,10 +62,10 @@ def resident_tile(ctx: Lowering, m: int, width: Dim) -> AttentionTile:
 
 @dataclass(frozen=True)
 class Pass:
-    """One walk over the keys: ``lines`` make ``value`` of the element (``key``, ``row``) from ``total``, its score.
+    """One loop over the keys: ``lines`` compute ``value`` of element (``key``, ``row``) from its score ``total``.
 
-    The reduction of these values has accumulators of the ``types``, which begin with ``initial`` and change by
-    ``step_lines`` (with element ``x``) and ``combine_lines`` (with ``b*``, those of another part), both of ``a*``.
+    The pass reduces these values. Its accumulators ``a*`` have ``types`` and ``initial`` values; ``step_lines`` add an
+    element ``x``, ``combine_lines`` merge the partial accumulators ``b*``.
     """
 
     lines: tuple[str, ...]
@@ -81,8 +80,8 @@ class Pass:
 class Weights:
     """Source text of a row program over scores.
 
-    ``block_lines`` come once, ``key_lines`` where ``key`` is set, ``row_lines`` where ``row`` is, too. ``unit`` names
-    what values are multiplied by, where there is such a number.
+    ``block_lines`` are inserted once, ``key_lines`` where ``key`` is set, ``row_lines`` where ``row`` is set as well.
+    ``unit`` is the variable of a common factor of the values, "" without one.
     """
 
     block_lines: tuple[str, ...]
@@ -94,7 +93,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """The kernel for operands of ``storage``; ``contiguous`` names the dimensions along which their neighbours lie."""
+    """Attention kernel for operands of ``storage`` types; ``contiguous`` names the axis of stride 1 of each operand."""
 
     storage: tuple[str, str, str]
     contiguous: tuple[str, str, str]
@@ -113,7 +112,7 @@ class AttentionKernel:
         return name if name in self.strides else "1"
 
     def element(self, number: int) -> Element:
-        """How an operand's elements are loaded."""
+        """Return the loader of an operand's elements."""
         return Element(self.storage[number])
 
     @property
@@ -156,7 +155,7 @@ class AttentionKernel:
         return [*lines, *self.weights.block_lines]
 
     def block_place(self) -> list[str]:
-        """What the block computes, and its thread."""
+        """Compute the block's tile and batch, and the thread index."""
         form = self.form
         return [
             *tile_of_block(form.m, form.width, "m", "d").lines,
@@ -166,7 +165,7 @@ class AttentionKernel:
         ]
 
     def scores(self) -> list[str]:
-        """Fills the tile ``tile`` of scores, [key][row]: the product of keys, the rows of b, and of the rows of a."""
+        """Fill tile ``tile`` of scores, [key][row]: the product of b's rows (keys) and a's rows (queries)."""
         form, tile = self.form, self.form.scores
         b_n, b_k, a_m, a_k = (self._stride(name) for name in ("b_n", "b_k", "a_m", "a_k"))
         keys = Operand("a", "b", "key0", "n", "k_end", b_n, b_k, self.contiguous[1] == "k")
@@ -188,7 +187,7 @@ class AttentionKernel:
         ]
 
     def _tiles(self, computes: bool, body: Sequence[str]) -> list[str]:
-        """A loop over the tiles of keys with their scores, which are computed where ``computes`` says so."""
+        """Loop over the tiles of keys; compute their scores first if ``computes``, or if they are not resident."""
         at_tile = f"int32(tile * {self.form.keys * self.form.pitch})" if self.form.resident else "int32(0)"
         lines = [f"key0 = int32(tile * {self.form.keys})", f"at_tile = {at_tile}"]
         if computes or not self.form.resident:
@@ -196,9 +195,9 @@ class AttentionKernel:
         return ["for tile in range(tiles):", *indented([*lines, *body], 1)]
 
     def each_element(self, one: Pass, otherwise: Sequence[str]) -> list[str]:
-        """Makes the pass's value of each score of the tile; ``otherwise`` is done for keys that do not exist."""
+        """Compute the pass's value of each score of the tile; ``otherwise`` is the code for keys past the end."""
         form = self.form
-        # Where there are more threads than keys, some share a key.
+        # With more threads than keys, several threads share a key.
         sharing = max(1, form.threads // form.keys)
         rows = f"range({form.m})"
         local = f"int32(thread + piece * {form.threads})"
@@ -219,11 +218,11 @@ class AttentionKernel:
         ]
         if otherwise:
             per_key += ["else:", *indented(otherwise, 1)]
-        pieces = max(1, form.keys // form.threads)
-        return [f"for piece in range({pieces}):", *indented(per_key, 1), "cuda.syncthreads()"]
+        turns = max(1, form.keys // form.threads)
+        return [f"for piece in range({turns}):", *indented(per_key, 1), "cuda.syncthreads()"]
 
     def _reduction(self, number: int, one: Pass) -> list[str]:
-        """Reduces each row to ``stat*``: `SERIAL_PARTS` parts of every so many-th key, which meet at the end."""
+        """Reduce each row to ``stat*``: `SERIAL_PARTS` partial accumulators of strided keys, combined at the end."""
         form = self.form
         names = [f"part{number}_{i}" for i in range(len(one.types))]
         parts = SERIAL_PARTS * form.m
@@ -245,7 +244,7 @@ class AttentionKernel:
         return [*lines, *self._combine(number, one, names)]
 
     def _combine(self, number: int, one: Pass, names: Sequence[str]) -> list[str]:
-        """The parts of a row, two by two, and then its last keys, fewer than there are parts."""
+        """Combine a row's partial accumulators as a tree, then add the remaining keys (fewer than `SERIAL_PARTS`)."""
         form = self.form
         lines = []
         half = SERIAL_PARTS // 2
@@ -266,12 +265,12 @@ class AttentionKernel:
         return [f"if thread < {form.m} and n > 0:", *indented(lines, 1), "cuda.syncthreads()"]
 
     def _product(self, one: Pass) -> list[str]:
-        """Adds up the products of weights and values over all tiles."""
+        """Accumulate the products of weights and values over all tiles."""
         zeros = [f"for r in range({self.form.m}):", "    element_t[place + r] = float32(0)"]
         return self._tiles(len(self.weights.passes) == 1, [*self.each_element(one, zeros), *self.weighted_values()])
 
     def weighted_values(self) -> list[str]:
-        """Adds the products of the tile of weights that ``element_t`` has and its values."""
+        """Accumulate the product of the tile's weights, in ``element_t``, and its values."""
         form, tile = self.form, self.form.result
         values = Operand(
             "b", "c", "column0", "d", "left", self._stride("c_d"), self._stride("c_n"), self.contiguous[2] == "n"
@@ -311,7 +310,7 @@ class AttentionKernel:
 
 
 def add_operands(builder: KernelBuilder, kernel: AttentionKernel, operands: Sequence[Tensor]) -> None:
-    """Add the parameters of a [m, k], b [k, n] and c [n, d]: pointers, sizes, and strides that are not 1."""
+    """Add the parameters of a [m, k], b [k, n] and c [n, d]: pointers, sizes, and strides other than 1."""
     for name, x in zip("abc", operands, strict=True):
         builder.tensor(x, name)
     a, b, c = operands
@@ -323,7 +322,7 @@ def add_operands(builder: KernelBuilder, kernel: AttentionKernel, operands: Sequ
 
 
 def launch_attend(ctx: Lowering, step: Attend) -> None:
-    """Launch the kernel of the step's schedule."""
+    """Launch the multi-pass kernel by the step's schedule."""
     assert step.schedule is not None
     a, b, c = step.operands
     m, n, d = a.shape[-2], b.shape[-1], c.shape[-1]
@@ -358,18 +357,18 @@ def launch_attend(ctx: Lowering, step: Attend) -> None:
 
 
 def _uses(step: Attend, passes: int, row_blocks: Dim, column_blocks: Dim, resident: bool) -> dict[Tensor, Use]:
-    """Each block of rows goes through keys and values, and through the keys again where it did not keep the scores."""
+    """Return the reads per tensor: blocks of rows read keys and values once, keys again if scores are not resident."""
     a, b, c = step.operands
-    walks = column_blocks * (1 if resident else passes)
+    reads = column_blocks * (1 if resident else passes)
     uses = {x: Use(column_blocks * passes) for _, x in step.score_inputs}
-    return uses | {a: Use(walks), b: Use(walks * row_blocks), c: Use(row_blocks)}
+    return uses | {a: Use(reads), b: Use(reads * row_blocks), c: Use(row_blocks)}
 
 
 # ---- the row program ----
 
 
 def make_weights(ctx: Lowering, step: Attend) -> tuple[Weights, Parameters]:
-    """The row program of a step, and its parameters."""
+    """Return the row program of a step as source text, and its parameters."""
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
     scores = Map(step.nodes, step.score_shape, step.score_inputs, ())
@@ -401,10 +400,11 @@ def make_weights(ctx: Lowering, step: Attend) -> tuple[Weights, Parameters]:
 def bind_inputs(
     ctx: Lowering, builder: KernelBuilder, scores: Map, axes: Sequence[Axes]
 ) -> tuple[tuple[str, ...], ...]:
-    """Emits loads of the inputs of ``scores``: lines for each of ``axes``, which loops nest, from the outermost in.
+    """Emit loads of the inputs of ``scores``; return the lines for each of ``axes``, nested loops, outermost first.
 
-    An input is loaded with the first axes after which its place is known. The first are those of the block, where only
-    tensors of one element are loaded: what others have there may not exist.
+    An input is loaded in the outermost loop that determines its offset. In the block's own lines only one-element
+    tensors
+    are loaded: other tensors may be empty, or have no such row.
     """
     emit = builder.emit
     loaded = builder.to_load(scores.inputs)
@@ -416,19 +416,19 @@ def bind_inputs(
     for number, along in enumerate(axes if tensors else ()):
         mine: list[Terms] = [[] for _ in tensors]
         count_along(ctx, builder, scores, along, placed, mine)
-        places = [sum_text(base, offset_text(pairs)) for base, pairs in zip(offsets, mine, strict=True)]
-        offsets = [place if place == "0" else emit.assign(place) for place in places]
+        sums = [sum_text(base, offset_text(pairs)) for base, pairs in zip(offsets, mine, strict=True)]
+        offsets = [text if text == "0" else emit.assign(text) for text in sums]
         later = [axis for more in axes[number + 1 :] for axis in more.dims]
-        for (leaf, x), pointer, place, strides in zip(loaded, pointers, offsets, placed, strict=True):
+        for (leaf, x), pointer, offset, strides in zip(loaded, pointers, offsets, placed, strict=True):
             exists = number > 0 or x.size == 1
             if exists and emit.bound(leaf) is None and all(strides[axis] == 0 for axis in later):
-                emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
+                emit.bind(leaf, emit.assign(load_text(pointer, offset, x.dtype)))
         lines.append(tuple(emit.taken()))
     return tuple(lines) if tensors else ((),) * len(axes)
 
 
 def _changes(emit: Emitter, stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The lines that change accumulators ``a*`` by an element ``x`` and by other accumulators ``b*``."""
+    """Return the lines that add element ``x`` to accumulators ``a*``, and those that combine ``a*`` with ``b*``."""
 
     def changed(new: Values) -> tuple[str, ...]:
         values = [emit.value(x) for x in new]

@@ -1,4 +1,4 @@
-"""Split-KV: the kernel that reduces the partial results of blocks that share the keys of a row."""
+"""Split-KV reduction: combines the partial results of blocks that split the keys of a row."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..codegen.source import text_property
 from .flash_kernel import Range
 
 MERGED_ROWS = 4
-"""Rows of a block: warps."""
+"""Rows per block, one for each warp."""
 
 
 @dataclass(frozen=True)
 class MergeKernel:
-    """Adds up ``splits`` parts, at most 32: ``parts`` [part][row][column], and ``maxima`` and ``weights`` [part][row].
+    """Reduction of ``splits`` <= 32 ``parts`` [split][row][column] by their ``maxima`` and ``weights`` [split][row].
 
-    With ``nan`` a row without a key gives NaN, else zeros.
+    With ``nan`` a row without keys is NaN, else 0.
     """
 
     splits: int
