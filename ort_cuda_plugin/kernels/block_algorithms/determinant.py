@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["determinants"]
 
 THREADS = 64
+"""Threads per block."""
 
 
 @plain_kernel
@@ -25,7 +26,7 @@ def _factorize(out: Pointer[float], lu: Pointer[float], n: int, *, threads: int,
     lane = int64(cuda.threadIdx.x)
     determinant = real(1)
     for k in range(n):
-        # Every thread finds the same pivot.
+        # All threads find the same pivot.
         row = int64(k)
         largest = real(-1)
         for i in range(k, n):
@@ -57,7 +58,7 @@ def _factorize(out: Pointer[float], lu: Pointer[float], n: int, *, threads: int,
 
 
 def determinants(ctx: Lowering, matrices: Tensor) -> Tensor:
-    """Determinants [...] of contiguous float32 or float64 ``matrices`` [..., n, n], which are written over."""
+    """Return the determinants [...] of contiguous float32 or float64 ``matrices`` [..., n, n], which it overwrites."""
     *batch, n, _ = matrices.shape
     out = ctx.empty(batch, matrices.dtype)
     real, name = register_type(matrices.dtype), f"determinant_{matrices.dtype.short}"

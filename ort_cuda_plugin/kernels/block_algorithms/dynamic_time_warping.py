@@ -1,4 +1,4 @@
-"""The cheapest path through a matrix of costs, from its first element to its last: one block, diagonal by diagonal."""
+"""Dynamic time warping: the cheapest path from corner to corner of a cost matrix, by one block along diagonals."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["warping_path"]
 
 THREADS = 256
+"""Threads per block."""
 
 
 @plain_kernel
@@ -35,7 +36,7 @@ def _find_path(
 ) -> None:
     lane = int64(cuda.threadIdx.x)
     width = columns + 1
-    # total[r, c] is the cost of the cheapest way to element (r - 1, c - 1); there is none to row or column 0.
+    # total[r, c] is the cost of the cheapest path to element (r - 1, c - 1); row 0 and column 0 are unreachable.
     for t in range(lane, (rows + 1) * width, threads):
         if t < width or t % width == 0:
             total[t] = float32(0) if t == 0 else float32(3.4028234663852886e38)
@@ -74,9 +75,9 @@ def _find_path(
 
 
 def warping_path(ctx: Lowering, cost: Tensor) -> tuple[Tensor, Tensor, Dim]:
-    """(the path from its end on, int32 [2, rows + columns]; how much of that is used; the most that this may be).
+    """Return (path in reverse, int32 [2, rows + columns]; its number of steps; the upper bound of that number).
 
-    ``cost`` is a float32 matrix. A step goes down, to the right, or both.
+    ``cost`` is a float32 matrix. A step goes down, to the right, or diagonally.
     """
     rows, columns = cost.shape
     path, count = ctx.empty((2, rows + columns), DType.INT32), ctx.empty((1,), DType.INT64)

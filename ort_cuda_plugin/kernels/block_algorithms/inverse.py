@@ -1,4 +1,4 @@
-"""Inverses of matrices by Gauss and Jordan's elimination with partial pivoting, one block per matrix."""
+"""Matrix inversion by Gauss-Jordan elimination with partial pivoting, one block per matrix."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["inverses"]
 
 THREADS = 64
+"""Threads per block."""
 
 
 @plain_kernel
@@ -27,7 +28,7 @@ def _eliminate(out: Pointer[float], a: Pointer[float], n: int, *, threads: int, 
         out[base + t] = real(1) if t // n == t % n else real(0)
     for k in range(n):
         cuda.syncthreads()
-        # Every thread finds the same pivot.
+        # All threads find the same pivot.
         row = int64(k)
         largest = real(-1)
         for i in range(k, n):
@@ -37,7 +38,7 @@ def _eliminate(out: Pointer[float], a: Pointer[float], n: int, *, threads: int, 
                 row = int64(i)
         pivot = a[base + row * n + k]
         cuda.syncthreads()
-        # The rows change places, and the pivot's is divided by it.
+        # Swap row k and the pivot row, and divide the new row k by the pivot.
         for j in range(lane, n, threads):
             held = a[base + k * n + j]
             a[base + k * n + j] = real(a[base + row * n + j] / pivot)
@@ -48,7 +49,7 @@ def _eliminate(out: Pointer[float], a: Pointer[float], n: int, *, threads: int, 
             if row != k:
                 out[base + row * n + j] = held
         cuda.syncthreads()
-        # Column k itself stays: all rows read their factor there.
+        # Column k itself is not updated, because all rows read their factor there.
         for t in range(lane, n * n, threads):
             i = t // n
             j = t % n
@@ -60,9 +61,9 @@ def _eliminate(out: Pointer[float], a: Pointer[float], n: int, *, threads: int, 
 
 
 def inverses(ctx: Lowering, matrices: Tensor) -> Tensor:
-    """Inverses of contiguous float32 or float64 ``matrices`` [..., n, n], which are written over.
+    """Return the inverses of contiguous float32 or float64 ``matrices`` [..., n, n], which it overwrites.
 
-    That of a singular matrix has elements that are infinite or NaN.
+    The inverse of a singular matrix has infinite or NaN elements.
     """
     *batch, n, _ = matrices.shape
     out = ctx.empty(matrices.shape, matrices.dtype)

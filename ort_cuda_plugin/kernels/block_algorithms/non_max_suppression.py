@@ -1,8 +1,8 @@
-"""Greedy suppression of boxes: a box is kept unless one that was kept before it overlaps it too much.
+"""Greedy non-maximum suppression: a box is kept unless it overlaps a box kept before it too much.
 
-A block has a row of boxes, the best first, and goes through it by pieces. A thread has one box of a piece. It compares
-it with the boxes that earlier pieces have kept; then the first box that is left is kept, again and again, and those
-behind it are compared with it. So the block meets once for a box that is kept, not for each box.
+A block processes a row of boxes, sorted by score, in chunks of one box per thread. Each thread first compares its box
+with the boxes kept from earlier chunks. Then the block repeatedly keeps the first remaining box of the chunk, and the
+threads compare theirs with it. So it needs barriers only for each kept box, not for each box.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["suppress_boxes"]
 
 EMULATED_THREADS, THREADS, WARP = 32, 1024, 32
+"""Threads per block on the emulated device, at most on a GPU, and per warp."""
 
 
 _center_corners = ", ".join(
@@ -77,7 +78,7 @@ def _suppress(
     for piece in range(0, n, threads):
         i = piece + thread
         place = base + min(i, n - 1)
-        # Where only some blocks run, to be counted, the order is what the memory had.
+        # An estimate may run only some blocks, with uninitialised memory in place of the order: clamp it.
         box = min(max(int64(order[place]), int64(0)), n - 1)
         at = corners + box * 4
         box_y1, box_x1, box_y2, box_x2 = corners_of(boxes, at)
@@ -85,7 +86,7 @@ def _suppress(
         is_left = (i < n) & (left > 0)
         if is_left:
             is_left = is_candidate(base, box)
-        # A box without an area suppresses none and is suppressed by none.
+        # A box without an area neither suppresses boxes nor is suppressed.
         is_compared = is_left & (area > float32(0))
         for j in range(choose(left > 0, number, int64(0))):
             if is_compared:
@@ -138,11 +139,11 @@ def suppress_boxes(
     *,
     center: bool,
 ) -> Tensor:
-    """Non-maximum suppression: which boxes are kept, bool [batches * classes, n] in the order of ``order``.
+    """Return which boxes non-maximum suppression keeps: bool [batches * classes, n], in the order of ``order``.
 
     ``boxes`` is float32 [batches, n, 4], two opposite corners (y, x, y, x) or with ``center`` (x, y, width, height);
-    ``scores`` float32 [batches, classes, n]; ``order`` int64 [batches * classes, n]. ``limit`` (int64) boxes at most
-    are kept per row. The thresholds are float32 and of one element, as ``limit``.
+    ``scores`` float32 [batches, classes, n]; ``order`` int64 [batches * classes, n]. ``limit`` (int64, one element) is
+    the maximum number of boxes to keep per row. The thresholds are float32 tensors of one element.
     """
     batches, classes, n = scores.shape
     rows = batches * classes
