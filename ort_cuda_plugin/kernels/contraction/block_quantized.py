@@ -1,6 +1,6 @@
-"""GEMM prologue for block-quantized weights: eight codes to a word, with a scale for each block of a column.
+"""GEMM prologue for block-quantized weights: eight codes per word, with a scale per block of a column.
 
-The kernel loads a word, and the scale and zero point of its block, once, and dequantizes eight elements.
+A thread loads a word, and the scale and zero point of its block, once, and dequantizes eight elements.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .prologue import INNER, OUTER, RAW, ConvertedElement, Inline, shared_name
 
 @dataclass(frozen=True)
 class BlockElement(ConvertedElement):
-    """A number of ``storage`` that ``text`` makes of a code of ``bits`` and of what is ``shared`` by its block."""
+    """Loader of block-quantized elements: ``text`` dequantizes a code of ``bits`` by ``shared`` values of its block."""
 
     bits: int = 4
 
@@ -30,8 +30,8 @@ class BlockElement(ConvertedElement):
     def _word(self, pointer: str, index: str) -> str:
         return f"{self._word_type}({pointer}[({index}) >> {log2(CODES_PER_WORD)}])"
 
-    def _code(self, word: str, place: str) -> str:
-        return f"int32(({word} >> {self._word_type}({place})) & {self._word_type}({(1 << self.bits) - 1}))"
+    def _code(self, word: str, shift: str) -> str:
+        return f"int32(({word} >> {self._word_type}({shift})) & {self._word_type}({(1 << self.bits) - 1}))"
 
     def raw(self, pointer: str, index: str) -> str:
         return self._code(self._word(pointer, index), f"(({index}) & {CODES_PER_WORD - 1}) * {self.bits}")
@@ -49,13 +49,13 @@ class BlockElement(ConvertedElement):
         values = []
         for i in range(count):
             word, within = divmod(i, CODES_PER_WORD)
-            place = str(within * self.bits) if count >= CODES_PER_WORD else f"({name}_first + {within * self.bits})"
-            values.append(self.value(self._code(f"{name}_word{word}", place), names, outer, inner))
+            shift = str(within * self.bits) if count >= CODES_PER_WORD else f"({name}_first + {within * self.bits})"
+            values.append(self.value(self._code(f"{name}_word{word}", shift), names, outer, inner))
         return [*lines, *load], values
 
 
 def make_block_element(conversion: Conversion, prefix: str) -> tuple[BlockElement, Parameters]:
-    """How the elements of an operand with ``conversion`` are loaded, and the parameters that this needs."""
+    """Return the loader of an operand with ``conversion``, and the parameters that it needs."""
     emit = Inline(prefix, indent=0)
     builder = KernelBuilder(prefix, emit)
     shared: list[str] = []

@@ -1,7 +1,7 @@
-"""Which part of an epilogue a vendor library computes with its product or convolution, found by what it computes.
+"""Epilogue matching: the part of an epilogue that a vendor library can fuse into its product or convolution.
 
-A library adds and activates in the type of its sums and rounds once, when it stores. So a float16 or bfloat16 result
-may differ from that of one step after the other, which rounds after each.
+A library computes the epilogue in the accumulators' type and rounds once, at the store. So a float16 or bfloat16 result
+may differ from that of unfused steps, which round after each.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from ..codegen.source import constant_number
 
 RELU, GELU, SILU, RELU6 = "ReLU", "GELU", "SiLU", "ReLU6"
 MAX_ACTIVATION = 80
-"""Operations that an activation is looked for in."""
+"""Maximum operations above a value that are searched for an activation."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a library can do after its sums, in this order: factors, a residual and a bias, an activation.
+    """Epilogue that a library supports: factors, then a residual and a bias, then an activation.
 
-    A bias runs along ``bias_axes`` of the result; a residual has the strides ``residual_strides``, by default those of
-    a dense tensor. ``factors`` are numbers that multiply the sums and the residual.
+    A bias broadcasts along ``bias_axes`` of the result. A residual has strides ``residual_strides``, by default those
+    of
+    a contiguous tensor. ``factors`` are constants that multiply accumulators and residual.
     """
 
     library: str
@@ -43,10 +44,11 @@ class Offer:
 
 @dataclass(frozen=True)
 class LibraryForm:
-    """``value`` = activation(alpha * sums + beta * residual + bias), which a library stores.
+    """Matched epilogue: ``value`` = activation(alpha * accumulator + beta * residual + bias).
 
-    ``leftover`` says why there is more to compute than that; "" where there is not. A plan with the call has to be
-    guarded on ``guards``, which say that a residual is not broadcast.
+    ``leftover`` says why a map must follow the library's call, "" if none does. The plan needs ``guards``: they exclude
+    a
+    broadcast residual.
     """
 
     value: Scalar
@@ -60,7 +62,7 @@ class LibraryForm:
 
     @property
     def parts(self) -> str:
-        """What the library does beside its sums."""
+        """Description of the fused operations."""
         factor = "" if self.beta in (0.0, 1.0) else f" times {self.beta:g}"
         parts = [
             "" if self.alpha == 1.0 else f"times {self.alpha:g}",
@@ -72,17 +74,17 @@ class LibraryForm:
 
 
 def find_form(ctx: Lowering, step: Sums, offer: Offer) -> LibraryForm | None:
-    """The largest part of what ``step`` computes that the library can do.
+    """Match the largest part of the step's epilogue that the library can fuse.
 
-    None where storing a part would round more often than the step does.
+    Returns None if storing the part would round more often than the step does.
     """
     return _Search(ctx, step, offer).run()
 
 
 def product_form(ctx: Lowering, step: Contract) -> LibraryForm | None:
-    """As `find_form`, of cuBLASLt."""
+    """Do `find_form` for cuBLASLt."""
     columns = range(len(step.shape) - step.column_axes, len(step.shape))
-    # Nobody says how exact a GELU of doubles is.
+    # The accuracy of cuBLASLt's GELU for float64 is not documented.
     activations = frozenset({RELU} if step.a.dtype is DType.FLOAT64 else {RELU, GELU})
     return find_form(ctx, step, Offer("cuBLASLt", columns, factors=True, activations=activations))
 
@@ -90,9 +92,9 @@ def product_form(ctx: Lowering, step: Contract) -> LibraryForm | None:
 def convolution_form(
     ctx: Lowering, step: Convolve, residual_strides: Sequence[Dim] = (), compiles: bool = False
 ) -> LibraryForm | None:
-    """As `find_form`, of cuDNN, which has compiled engines for this much of what follows a convolution.
+    """Do `find_form` for cuDNN, whose prebuilt engines fuse a bias, a residual and a ReLU.
 
-    If it ``compiles`` it has more.
+    With ``compiles`` cuDNN may compile an engine at run time, which supports more activations.
     """
     finishes = step.operands[0].dtype is not DType.FLOAT64 and ctx.options.fuse_conv_bias
     activations = frozenset({RELU, *({SILU, RELU6} if compiles else ())} if finishes else ())
@@ -126,7 +128,7 @@ class _Search:
         return best and replace(best, leftover=self._leftover(best.value))
 
     def _is_storable(self, x: Scalar) -> bool:
-        """Whether x, stored in the type of the operands, is what the step uses."""
+        """Tell whether x may be stored in the operands' type, without a rounding that the step does not have."""
         if x.dtype is not self.dtype:
             return False
         if x.dtype not in NARROW_FLOATS or stored(x) is x:
@@ -134,7 +136,7 @@ class _Search:
         return x in self.results and all(user.op == "cast" for user in self.users.get(x, ()))
 
     def _extended(self, form: LibraryForm) -> LibraryForm | None:
-        """The form with one operation more; every use of its value must go through that."""
+        """Extend the form by one operation. All uses of the old value must go through the new one."""
         x = form.value
         users = self.users.get(x, [])
         if len(users) == 1:
@@ -170,7 +172,7 @@ class _Search:
         if x is None or x.dtype is not self.dtype:
             return None
         strides = broadcast_strides(x, self.step.shape)
-        # A bias that does not begin where memory is aligned has few algorithms, or none.
+        # For a bias at an unaligned address a library has few algorithms, or none.
         if form.bias is None and factor == 1.0 and x.offset == 0 and self._is_bias(strides):
             return replace(form, bias=x)
         takes = form.residual is None and (factor == 1.0 or (self.offer.factors and _is_factor(factor)))
@@ -189,12 +191,12 @@ class _Search:
         return not dims or along == (1,)
 
     def _number(self, x: Scalar) -> float | None:
-        """The number that x always is."""
+        """Return the constant value of x, or None."""
         x = _without_casts(x)
         return float(x.value) if x.op == "constant" else self.numbers.get(x)
 
     def _dense_conditions(self, strides: Sequence[Dim]) -> list[Dim]:
-        """The conditions under which strides over the step's shape are those of a dense tensor."""
+        """Return the conditions under which strides over the step's shape are those of a contiguous tensor."""
         wanted = self.offer.residual_strides or contiguous_strides(self.step.shape)
         return [
             logical_or(eq(dim, 1), eq(stride, dense))
@@ -202,7 +204,7 @@ class _Search:
         ]
 
     def _activations(self, x: Scalar) -> Iterator[tuple[str, Scalar]]:
-        """What is an activation of x, where the step uses x for nothing else."""
+        """Yield the activations of x, and their results, of which x has no other use."""
         for end in self._ends(x):
             if self._is_relu(end, x):
                 yield RELU, end
@@ -212,7 +214,7 @@ class _Search:
                 yield SILU, end
 
     def _ends(self, x: Scalar) -> Iterator[Scalar]:
-        """What is computed of x, where the step uses x and all between for nothing else."""
+        """Yield the values computed from x such that x and all values between have no other use."""
         above: dict[Scalar, None] = {}
         stack = [x]
         while stack:
@@ -241,7 +243,7 @@ class _Search:
         return not self._has_other_casts(y, x) and _is_silu(y, known, _tolerances.get(self.dtype, 0.0))
 
     def _is_limited(self, y: Scalar, x: Scalar) -> bool:
-        """Whether y is x, or 6 where that is less."""
+        """Tell whether y is min(x, 6)."""
         if y.op == "min":
             return x in y.operands and self._number(_other(y, x)) == 6.0
         if y.op != "where" or y.operands[0].op not in _orders:
@@ -276,25 +278,25 @@ class _Search:
 
 
 def _without_casts(x: Scalar) -> Scalar:
-    """x before casts that change no value."""
+    """Return x without enclosing casts that change no value."""
     while x.op == "cast" and (x.operands[0].dtype is x.dtype or x.operands[0].dtype in _narrower.get(x.dtype, ())):
         x = x.operands[0]
     return x
 
 
 def _is_factor(x: float) -> bool:
-    """Whether x is a number as float32 that leaves what it multiplies: a library skips what it would multiply by 0."""
+    """Tell whether x is a normal float32 number; a library skips an operand whose factor is 0."""
     return 2.0**-126 <= abs(x) < 2.0**127
 
 
 def _other(x: Scalar, operand: Scalar) -> Scalar:
-    """The second operand of x, of which ``operand`` is one."""
+    """Return the other operand of the binary operation x."""
     first, second = x.operands
     return second if first is operand else first
 
 
 _tolerances = {DType.FLOAT32: 1e-6, DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8}
-"""How far a GELU may be from the exact one, since its factors are numbers of its type."""
+"""Maximum error of a GELU or SiLU relative to the exact one: its constants are rounded to the element type."""
 _narrower = {
     DType.FLOAT32: (DType.FLOAT16, DType.BFLOAT16),
     DType.FLOAT64: (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32),
@@ -305,14 +307,13 @@ _smooth: Mapping[str, Callable[..., Array]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative, "tanh": np.tanh,
     "exp": np.exp, "cast": lambda x: x,
 }  # fmt: skip
-"""Operations whose results have no corners: what they compute is known from a few points."""
+"""Smooth operations: agreement at a few points identifies a function composed of them."""
 
 
 def _is_gelu(y: Scalar, known: Mapping[Scalar, Array | float], tolerance: float) -> bool:
-    """Whether y is x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2, however it is written.
+    """Tell whether y is x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2, in any algebraic form.
 
-    ``known`` are the values of leaves: ``_points`` for x, the same number everywhere for others. They may be as inexact
-    as ``tolerance``.
+    ``known`` are the values of leaves: ``_points`` for x, numbers for the others. ``tolerance`` is the maximum error.
     """
     with np.errstate(all="ignore"):
         value = _evaluate(y, known)
@@ -322,14 +323,14 @@ def _is_gelu(y: Scalar, known: Mapping[Scalar, Array | float], tolerance: float)
 
 
 def _is_silu(y: Scalar, known: Mapping[Scalar, Array | float], tolerance: float) -> bool:
-    """As `_is_gelu`, whether y is x / (1 + exp(-x))."""
+    """Tell whether y is x / (1 + exp(-x)), as `_is_gelu` does."""
     with np.errstate(all="ignore"):
         value, wanted = _evaluate(y, known), _points / (1.0 + np.exp(-_points))
     return value is not None and bool(np.all(np.abs(value - wanted) <= tolerance * np.maximum(np.abs(_points), 1.0)))
 
 
 def _evaluate(y: Scalar, leaves: Mapping[Scalar, Array | float]) -> Array | float | None:
-    """The values of y; None where it depends on more than ``leaves`` or has other operations than ``_smooth``."""
+    """Evaluate y; return None if it depends on other leaves, or has operations that are not ``_smooth``."""
     known = dict(leaves)
     for part in operands_first([y], leaves):
         if part.op == "constant":

@@ -1,9 +1,9 @@
-"""Products and convolutions of dequantised bytes as sums of integers, which tensor cores compute exactly.
+"""Integer GEMM and convolution: products of dequantised int8 operands, computed on tensor cores from the codes.
 
-An operand is (code - zero point) * scale. Where scales and zero points do not change along k, a sum is the two scales
-times a sum of integers: of the codes' products, less what the first operand's zero point adds, which is that times the
-sum of the weights. The sum is exact, and is rounded once. Separate steps, or a kernel that dequantises its operands,
-round each operand and each product.
+An operand is (code - zero point) * scale. If scales and zero points are constant along k, then
+``sum(a * b) = scale_a * scale_b * (sum(code_a * code_b) - zero_a * sum(code_b))`` for weights b with zero point 0. The
+integer sums are exact, and the epilogue rounds once. Unfused steps, or a dequantising prologue, round each operand and
+each product.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ AnySums = TypeVar("AnySums", bound=Sums)
 __all__ = ["IntegerForm", "integer_epilogue", "integer_form", "integer_step"]
 
 MAX_DEPTH = 1 << 16
-"""Products of two bytes that an int32 holds the sum of."""
+"""Maximum k for which an int32 accumulator of products of two bytes cannot overflow."""
 PIECE = 16
-"""Codes that are copied at once; so many make a depth that is read well."""
+"""Codes in a 16-byte chunk; k should be a multiple of it for aligned copies."""
 KINDS = {DType.INT8: "i8", DType.UINT8: "u8"}
-"""As what tensor cores multiply the first operand."""
+"""Operand type of the mma instruction, by the type of the first operand's codes."""
 _middle = 128
-"""The zero point of uint8 weights that are int8 without it."""
+"""The zero point of uint8 weights that become int8 by its subtraction."""
 
 
 @dataclass(frozen=True)
 class Affine:
-    """An operand's element is (code - ``zero``) * ``scale``; ``zero`` is an int32, and None stands for 0 and 1.
+    """Dequantisation of an operand: (code - ``zero``) * ``scale``. ``zero`` is int32; None stands for 0 and 1.
 
-    ``inputs`` are what the two are expressions of. ``known`` is the zero point where that is one known number.
+    ``inputs`` are the leaves of the two expressions. ``known`` is the zero point, if it is one constant number.
     """
 
     zero: Scalar | None
@@ -52,7 +52,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class IntegerForm:
-    """How a step's sums are those of integers: its operands, and the ``kind`` that tensor cores multiply."""
+    """Dequantisations of both operands of an integer contraction, and the operand ``kind`` of its mma instruction."""
 
     kind: str
     a: Affine
@@ -60,14 +60,14 @@ class IntegerForm:
 
     @property
     def zero_codes(self) -> Tensor | None:
-        """The zero point of the first operand, a tensor of one element of its type; None where it is 0."""
+        """The zero point of the first operand as a one-element tensor of the codes' type; None if it is 0."""
         return None if self.a.known == 0 else _codes(self.a)
 
 
 def integer_form(step: Sums) -> IntegerForm | None:
-    """How the sums are those of integers; None where they are not, or tensor cores do not take the codes.
+    """Return the integer form of a contraction; None if it has none, or if tensor cores cannot multiply the codes.
 
-    Weights are known, and int8 after their zero point is taken off, as those of symmetric quantisation are.
+    The weights must be constant, and int8 after the subtraction of their zero point (symmetric quantisation).
     """
     if not isinstance(step, Contract | Convolve):
         return None
@@ -94,7 +94,7 @@ def integer_form(step: Sums) -> IntegerForm | None:
 
 
 def integer_step(ctx: Lowering, step: Sums, form: IntegerForm) -> Sums:
-    """The step whose operands are codes and whose sums are int32; ``b`` is int8. Records what is computed once."""
+    """Return the step over codes with int32 accumulators; ``b`` is int8. Records the preprocessing of the weights."""
     w = step.operands[1]
     if w.dtype is DType.UINT8:
         w = elementwise(ctx, lambda code: s.cast(s.cast(code, DType.INT32) - _middle, DType.INT8), w)
@@ -106,7 +106,7 @@ def integer_step(ctx: Lowering, step: Sums, form: IntegerForm) -> Sums:
 
 
 def integer_epilogue(step: AnySums, form: IntegerForm, sums: Tensor | None = None) -> AnySums:
-    """The step with an epilogue of sums of codes; ``sums`` are those of the weights, by default some tensor."""
+    """Return the step with the epilogue of integer accumulators; ``sums`` are the weights' column sums."""
     w, total = step.operands[1], Scalar(DType.INT32, "leaf")
     (a, a_inputs), (b, b_inputs) = _over_results(step, 0, form.a), _over_results(step, 1, form.b)
     inputs = [*step.inputs, *a_inputs, *b_inputs]
@@ -129,12 +129,12 @@ def integer_epilogue(step: AnySums, form: IntegerForm, sums: Tensor | None = Non
 
 
 def _column_axis(step: Sums) -> int:
-    """The axis of weights that the results have."""
+    """Return the axis of the weights that the result has."""
     return 0 if isinstance(step, Convolve) else step.operands[1].rank - 1
 
 
 def _affine(conversion: Conversion | None) -> Affine | None:
-    """What dequantises a byte; None for another conversion."""
+    """Return the dequantisation of a byte; None for another conversion."""
     if conversion is None or conversion.leaf.dtype not in KINDS or conversion.bits:
         return None
     value, leaf, scale = conversion.value, conversion.leaf, None
@@ -152,7 +152,7 @@ def _affine(conversion: Conversion | None) -> Affine | None:
 
 
 def _known(zero: Scalar | None, inputs: Iterable[Input]) -> int | None:
-    """The number that a zero point is everywhere, where that is known."""
+    """Return the zero point if it is one constant number for all elements, else None."""
     if zero is None:
         return 0
     tensors = dict(inputs)
@@ -167,7 +167,7 @@ def _known(zero: Scalar | None, inputs: Iterable[Input]) -> int | None:
 
 
 def _codes(x: Affine) -> Tensor | None:
-    """The tensor of one element that the zero point is; None where it is no such tensor."""
+    """Return the zero point as a tensor of one element; None if it is not one."""
     if x.zero is None or x.zero.op != "cast":
         return None
     y = dict(x.inputs).get(x.zero.operands[0])
@@ -177,7 +177,7 @@ def _codes(x: Affine) -> Tensor | None:
 
 
 def _over_results(step: Sums, number: int, x: Affine) -> tuple[Affine, list[Input]]:
-    """An operand's zero point and scale as expressions of the step's results, with new leaves."""
+    """Return an operand's zero point and scale as expressions over the result, with new leaves."""
     leaves = {leaf: Scalar(leaf.dtype, "leaf") for leaf, _ in x.inputs}
     changed = Substitution(leaves)
     inputs = [(leaves[leaf], over_result(step, number, y)) for leaf, y in x.inputs]

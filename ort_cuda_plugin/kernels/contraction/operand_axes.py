@@ -1,4 +1,4 @@
-"""Vectors along a dimension of an operand of sums, as tensors over the dimensions of the result."""
+"""Broadcasts a vector along an operand's axis (scales, zero points, column sums) over a contraction's result."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ __all__ = ["axes_of_elements", "over_result"]
 
 
 def axes_of_elements(x: Tensor) -> set[int]:
-    """The dimensions along which x has elements."""
+    """Return the axes along which the elements of x differ in address."""
     return {axis for axis, (dim, stride) in enumerate(zip(x.shape, x.strides, strict=True)) if dim != 1 and stride != 0}
 
 
 def over_result(step: Sums, number: int, y: Tensor) -> Tensor:
-    """y, which has elements along one dimension of an operand, over those of the result that the operand has."""
+    """Return y, a vector along one axis of an operand, broadcast over the result's axes of this operand."""
     axes = axes_of_elements(y)
     if not axes:
         return Tensor(y.dtype, (), y.buffer, offset=y.offset)
     (axis,) = axes
     own = _own_axes(step, number)
     strides: list[Dim] = [0] * len(step.shape)
-    for place, stride in zip(own, contiguous_strides([step.shape[place] for place in own]), strict=True):
-        strides[place] = stride * y.strides[axis]
-    shape = [dim if place in own else 1 for place, dim in enumerate(step.shape)]
+    for own_axis, stride in zip(own, contiguous_strides([step.shape[own_axis] for own_axis in own]), strict=True):
+        strides[own_axis] = stride * y.strides[axis]
+    shape = [dim if own_axis in own else 1 for own_axis, dim in enumerate(step.shape)]
     return Tensor(y.dtype, shape, y.buffer, strides=strides, offset=y.offset)
 
 
 def _own_axes(step: Sums, number: int) -> Sequence[int]:
-    """The dimensions of the result that are the first operand's, or the second's, beside those of batches."""
+    """Return the axes of the result that come from the first or second operand, without the batch axes."""
     if isinstance(step, Convolve):
         return step.channels
     assert isinstance(step, Contract)

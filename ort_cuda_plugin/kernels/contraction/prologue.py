@@ -1,4 +1,4 @@
-"""Prologues: how a kernel converts an element of an operand as it loads it, above all dequantisation."""
+"""Prologues: conversion of an operand's elements at their load, mostly dequantisation."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..codegen.simt_fragments import Element
 from ..codegen.source import Emitter, KernelBuilder, Parameters, load_text, offset_text
 
 RAW, OUTER, INNER = "@raw", "@outer", "@inner"
-"""Stand in the text of a conversion for the element in memory and for its coordinates."""
+"""Placeholders in a conversion's text: the element in memory, and its coordinates along the result and along k."""
 
 
 @dataclass(frozen=True)
 class ConvertedElement(Element):
-    """An element that memory holds in the type ``source`` and that ``text`` makes one of ``storage``.
+    """Loader of an element with a prologue: memory has the type ``source``, and ``text`` converts it to ``storage``.
 
-    ``setup`` are lines at the kernel's beginning. ``shared`` are texts that are the same for neighbours along k, as the
-    scale of a block of weights: `neighbours` loads each once.
+    ``setup`` are lines for the beginning of the kernel. ``shared`` are values that adjacent elements along k have in
+    common, such as the scale of a block of weights: `neighbours` loads each once.
     """
 
     source: DType = DType.FLOAT32
@@ -45,11 +45,11 @@ class ConvertedElement(Element):
         return lines, [self.value(x, names, outer, f"{inner} + {i}") for i, x in enumerate(raw)]
 
     def raw(self, pointer: str, index: str) -> str:
-        """The element in memory as a register value."""
+        """Return the element in memory as a register value."""
         return load_text(pointer, index, self.source)
 
     def value(self, raw: str, shared: Sequence[str], outer: str, inner: str) -> str:
-        """The converted element."""
+        """Return the converted element."""
         text = self.text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})").replace(RAW, f"({raw})")
         for number, of_block in enumerate(shared):
             text = text.replace(shared_name(number), f"({of_block})")
@@ -59,18 +59,18 @@ class ConvertedElement(Element):
         return [text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})") for text in self.shared]
 
     def load_shared(self, outer: str, inner: str, name: str) -> tuple[list[str], list[str]]:
-        """Lines that load what neighbours share, and the names that they give."""
+        """Return lines that load the shared values, and the variables that hold them."""
         names = [f"{name}_of_block{number}" for number in range(len(self.shared))]
         return [f"{x} = {text}" for x, text in zip(names, self.shared_texts(outer, inner), strict=True)], names
 
 
 def shared_name(number: int) -> str:
-    """Stands in the text of a conversion for what neighbours share."""
+    """Return the placeholder of a shared value in a conversion's text."""
     return f"@block{number}@"
 
 
 class Inline(Emitter):
-    """Makes one expression of everything."""
+    """Emitter that builds one expression, without variables."""
 
     def assign(self, text: str) -> str:
         return f"({text})"
@@ -79,10 +79,11 @@ class Inline(Emitter):
 def make_element(
     x: Tensor, conversion: Conversion | None, outer: int, prefix: str, first: str = "0"
 ) -> tuple[Element, Parameters]:
-    """How the elements of operand x are loaded, and the parameters that this needs.
+    """Return the loader of operand x, and the parameters that it needs.
 
-    ``outer`` is the dimension along the result; any other dimension along which a conversion's inputs have elements is
-    k. ``first`` is where the kernel's coordinate along the result begins. ``prefix`` begins names, and no kernel's own.
+    ``outer`` is x's axis along the result; a conversion's inputs may otherwise vary only along k. ``first`` is the
+    origin
+    of the kernel's coordinate along the result. ``prefix`` makes the loader's names distinct from the kernel's.
     """
     if conversion is None:
         return Element(x.dtype.short), Parameters()
@@ -108,11 +109,11 @@ def make_element(
 
 
 def type_names(*elements: Element) -> str:
-    """The types of sums and in memory, for a kernel's name."""
+    """Return the types of accumulators and operands, as part of a kernel's name."""
     return "_".join(dict.fromkeys((elements[0].storage, *(x.memory for x in elements))))
 
 
 def conversion_setup(*elements: Element) -> Fragment:
-    """What the elements of a kernel need at its beginning."""
+    """Return the lines that the operands' loaders need at the beginning of a kernel."""
     lines = [line for x in elements if isinstance(x, ConvertedElement) for line in x.setup]
     return Fragment("conversion_setup", "\n".join(lines), " ".join(line.partition(" = ")[0] for line in lines))
