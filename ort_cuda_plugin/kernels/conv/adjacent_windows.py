@@ -1,4 +1,4 @@
-"""What kernels have in common whose threads have several places of windows side by side."""
+"""Sliding windows: reads that the adjacent output pixels of one thread have in common."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from ...model.ir import DType
 from ...program.expressions.symbolic import Dim
 from ..codegen.source import KernelBuilder
 
-Line = TypeVar("Line")
+Row = TypeVar("Row")
 
 LOADED = 9
-"""Vectors that a thread has on their way at once, about: more take registers from other threads."""
+"""Vector loads that a thread has in flight (estimate): more would take too many registers."""
 Reads: TypeAlias = dict[int, list[tuple[int, int]]]
-"""By offset from where the first window begins: which windows have it, as which of their elements."""
+"""By offset from the first window's start: pairs (window, tap) that read this element."""
 
 
-def reads_of(places: int, taps: int, stride: int, dilation: int) -> Reads:
-    """What ``places`` neighbouring windows of so many ``taps`` read along a dimension."""
+def reads_of(windows: int, taps: int, stride: int, dilation: int) -> Reads:
+    """Return the reads of ``windows`` adjacent windows of ``taps`` elements along a dimension."""
     found: Reads = {}
-    for place, tap in itertools.product(range(places), range(taps)):
-        found.setdefault(place * stride + tap * dilation, []).append((place, tap))
+    for window, tap in itertools.product(range(windows), range(taps)):
+        found.setdefault(window * stride + tap * dilation, []).append((window, tap))
     return found
 
 
-def batches_of(lines: Sequence[Line], columns: int) -> list[Sequence[Line]]:
-    """The lines of so many ``columns`` in parts. All of a part is on its way before the first of it is used."""
-    parts = -(-len(lines) // max(LOADED // columns, 1))
-    size = -(-len(lines) // parts)
-    return [lines[begin : begin + size] for begin in range(0, len(lines), size)]
+def batches_of(rows: Sequence[Row], columns: int) -> list[Sequence[Row]]:
+    """Split rows of ``columns`` vectors into batches. A kernel issues all loads of a batch before it uses the first."""
+    parts = -(-len(rows) // max(LOADED // columns, 1))
+    size = -(-len(rows) // parts)
+    return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
 
 
 def size_text(builder: KernelBuilder, dtype: DType, value: Dim) -> str:
-    """A parameter; "0" and "1" are part of the structure."""
+    """Return a size as a parameter; 0 and 1 are literals, since they belong to the kernel's structure."""
     return str(value) if isinstance(value, int) and value in (0, 1) else builder.integer(value, dtype)

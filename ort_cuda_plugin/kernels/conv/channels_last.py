@@ -1,7 +1,7 @@
-"""Images whose channels come last in memory, so that cuDNN convolves them on tensor cores and moves nothing itself.
+"""Channels-last (NHWC) images, which cuDNN convolves on tensor cores without transposing them itself.
 
-Convolutions that a library does, and all that lies between them, keep their images in that order. What another step
-reads in the order of the model, such as an output of the cluster, is copied there once.
+Convolutions on tensor cores, and all steps between them, keep this layout. A tensor that another step reads in the
+model's layout, such as an output of the cluster, is transposed once.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ __all__ = [
 ]
 
 CHANNELS_APART = 4
-"""A float32 image has a multiple of so many channels where it is copied: with 3 there are no tensor cores."""
+"""Channels to which a copied float32 image is padded: cuDNN has no tensor-core engine for 3."""
 
 
 def to_memory(rank: int) -> tuple[int, ...]:
-    """The dimensions [images, channels, space...] in the order in which they lie in memory, channels last."""
+    """Return the permutation from [images, channels, space...] to channels-last memory order."""
     return (0, *range(2, rank), 1)
 
 
 def places_first(step: Convolve) -> tuple[int, ...]:
-    """The dimensions of the result with those of channels last."""
+    """Return the permutation of the result that moves the channels last."""
     return (0, *step.space, *step.channels)
 
 
 def channels_last_strides(shape: Sequence[Dim], step: Dim | None = None) -> tuple[Dim, ...]:
-    """The strides of [images, channels, space...] with channels last; ``step`` elements are from place to place."""
+    """Return channels-last strides of [images, channels, space...] with ``step`` elements from pixel to pixel."""
     step = shape[1] if step is None else step
-    places = contiguous_strides((shape[0], *shape[2:], 1))
-    return (places[0] * step, 1, *(stride * step for stride in places[1:-1]))
+    pixels = contiguous_strides((shape[0], *shape[2:], 1))
+    return (pixels[0] * step, 1, *(stride * step for stride in pixels[1:-1]))
 
 
 def place_stride(x: Tensor) -> Dim | None:
-    """The elements from place to place of an image with channels last, whose places follow each other; else None."""
+    """Return the stride between adjacent pixels of a channels-last image without gaps between rows; else None."""
     spaces = [axis for axis in (*range(x.rank - 1, 1, -1), 0) if x.shape[axis] != 1]
     step = x.strides[spaces[0]] if spaces else x.shape[1]
     wanted = channels_last_strides(x.shape, step)
@@ -75,7 +75,7 @@ def place_stride(x: Tensor) -> Dim | None:
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether x is dense with its channels last."""
+    """Tell whether x is a contiguous channels-last image."""
     return x.rank > 2 and place_stride(x) == x.shape[1]
 
 
@@ -83,7 +83,7 @@ AnyMap = TypeVar("AnyMap", bound=Map)
 
 
 def permuted(step: AnyMap, axes: Sequence[int]) -> AnyMap:
-    """The step over the same elements, its dimensions in another order; what it sums stays as it is."""
+    """Return the step with its dimensions permuted; the reduction does not change."""
     rank = len(step.shape)
 
     def moved(x: Tensor) -> Tensor:
@@ -103,17 +103,17 @@ def permuted(step: AnyMap, axes: Sequence[int]) -> AnyMap:
 
 
 def empty_channels_last(ctx: Lowering, shape: Sequence[Dim], dtype: DType) -> Tensor:
-    """A new image of [images, channels, space...] with its channels last."""
+    """Allocate a channels-last image of ``shape`` [images, channels, space...]."""
     return channels_first(ctx, ctx.empty([shape[axis] for axis in to_memory(len(shape))], dtype))
 
 
 def channels_first(ctx: Lowering, memory: Tensor) -> Tensor:
-    """A view as [images, channels, space...] of [images, space..., channels]."""
+    """View [images, space..., channels] as [images, channels, space...]."""
     return permute(ctx, memory, (0, memory.rank - 1, *range(1, memory.rank - 1)))
 
 
 def with_channels_last_result(ctx: Lowering, step: Convolve) -> Convolve:
-    """The step itself where its one result has channels last; else with another result that has them."""
+    """Return the step if its only result is channels-last, else the step with a new result that is."""
     value, out = step.outputs[0]
     if place_stride(out) is not None:
         return step
@@ -121,7 +121,7 @@ def with_channels_last_result(ctx: Lowering, step: Convolve) -> Convolve:
 
 
 def channels_last_weights(ctx: Lowering, w: Tensor, channels: Dim, groups: int) -> Tensor:
-    """Weights with their channels last, of which an image that got channels of zeros has more."""
+    """Return the weights in channels-last order, zero-padded to the ``channels`` of a padded image."""
     axes = to_memory(w.rank)
     if isinstance(channels, int) and channels != w.shape[1] * groups:
         shape = [w.shape[0], *w.shape[2:], channels // groups]
@@ -135,12 +135,12 @@ def channels_last_weights(ctx: Lowering, w: Tensor, channels: Dim, groups: int) 
 
 
 def prefers_channels_last(ctx: Lowering, step: Convolve) -> bool:
-    """Whether cuDNN, or a kernel of ours, has tensor cores for a convolution only with channels last."""
+    """Tell whether cuDNN, or a kernel of ours, needs channels-last images to convolve on tensor cores."""
     return suits_cudnn(ctx, step) or bool(matrix_convolution_kind(ctx, step)) or is_depthwise_beside_mma(ctx, step)
 
 
 def matrix_convolution_kind(ctx: Lowering, step: Convolve) -> str:
-    """What tensor cores multiply in our kernel for images with channels last, "" where it does not take the step."""
+    """Return the operand type of our tensor-core kernel for channels-last images, "" if it cannot run the step."""
     x = step.operands[0]
     channels, kind = padded_channels(ctx, step) or x.shape[1], _kind(ctx, x.dtype)
     if step.is_converted:
@@ -152,17 +152,17 @@ def matrix_convolution_kind(ctx: Lowering, step: Convolve) -> str:
 
 
 def _depth(step: Convolve) -> int:
-    """Products of a sum."""
+    """Return the number of products per accumulator."""
     return math.prod(step.operands[1].static_shape[1:])
 
 
 def _kind(ctx: Lowering, dtype: DType) -> str:
-    """What tensor cores multiply in our kernels of convolutions, "" for nothing."""
+    """Return the operand type of our tensor-core convolutions for ``dtype``, "" if there is none."""
     return kind_of(ctx.device, ctx.options, dtype.short)
 
 
 def is_depthwise_beside_mma(ctx: Lowering, step: Convolve) -> bool:
-    """Whether a convolution is depthwise, of a type that our implicit GEMM takes."""
+    """Tell whether a convolution is depthwise, of an element type that our implicit GEMM supports."""
     return bool(_kind(ctx, step.operands[0].dtype)) and is_depthwise(ctx, step)
 
 
@@ -178,9 +178,9 @@ def suits_cudnn(ctx: Lowering, step: Convolve) -> bool:
 
 
 def padded_channels(ctx: Lowering, step: Convolve) -> int:
-    """How many channels x gets, some of zeros; 0 where it stays. Zeros are read as others are, so few may be added.
+    """Return the number of channels to which x is zero-padded, 0 for no padding. Few are added, for bandwidth.
 
-    So many make a piece of 16 bytes in our kernel. cuDNN takes a float32 image with fewer.
+    Our kernel needs 16-byte chunks of channels; cuDNN needs `CHANNELS_APART` for a float32 image.
     """
     x, w = step.operands
     channels = x.shape[1]

@@ -1,7 +1,7 @@
-"""Pooling of images with channels last, on a GPU: neighbouring threads take neighbouring channels.
+"""Pooling of channels-last images, on a GPU: adjacent threads process adjacent channels.
 
-A thread has a vector of channels at some places that lie side by side along the last two dimensions, so that what it
-reads serves several windows.
+A thread computes a vector of channels for several adjacent output pixels along the last two dimensions, so that their
+windows share loads.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from .adjacent_windows import Reads, batches_of, reads_of, size_text
 __all__ = ["launch_channel_pool"]
 
 PLACES, ROWS = 4, 2
-"""Maximum output pixels of a thread along the last dimension, and along the one before."""
+"""Maximum output pixels per thread along the last dimension, and along the one before."""
 SIDE = 8
-"""Vectors of channels that neighbouring threads take before they go on to the next places: a line of the caches."""
+"""Maximum vectors of channels that adjacent threads process before the next output pixels: one cache line."""
 MAX_READS = 32
-"""Vectors that a thread reads, at most: all of them are written out."""
+"""Maximum vector loads per thread; they are unrolled."""
 THREADS = 512
-"""For each multiprocessor; a thread has less where there would be fewer of them."""
+"""Minimum threads per multiprocessor; with fewer, each thread gets fewer output pixels."""
 _types = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 
 
 @dataclass(frozen=True)
 class _Form:
-    """A thread has ``width`` channels at ``places`` neighbouring places of ``rows`` neighbouring lines."""
+    """Work of a thread: ``width`` channels of ``rows`` x ``places`` adjacent output pixels."""
 
     width: int
     places: int
     rows: int
 
     def counts(self, rank: int) -> list[int]:
-        """How many results the thread has along each dimension."""
+        """Return the thread's output pixels along each dimension."""
         return [1, self.rows, self.places][-rank:]
 
 
 def _fits(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str) -> bool:
-    """Whether channels lie side by side in whole vectors, and each window of a maximum has its nearest place in x."""
+    """Tell whether channels form aligned vectors, and each window of a maximum overlaps x (border clamping)."""
     if ctx.device.emulated or x.dtype not in _types or not all(isinstance(size, int) for size in windows.kernel):
         return False
     width = VECTOR_BYTES // x.dtype.itemsize
@@ -67,14 +67,14 @@ def _fits(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str) ->
 
 
 def _reads(form: _Form, windows: Windows) -> list[Reads]:
-    """Along each dimension, what a thread reads."""
+    """Return a thread's reads along each dimension."""
     kernel = [operator.index(size) for size in windows.kernel]
     counts = form.counts(len(kernel))
     return [reads_of(*each) for each in zip(counts, kernel, windows.strides, windows.dilations, strict=True)]
 
 
 def _choose_form(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows) -> _Form | None:
-    """None where a thread would read too much even for one place."""
+    """Choose the work of a thread; None if even one output pixel needs more than `MAX_READS` loads."""
     width = VECTOR_BYTES // x.dtype.itemsize
     elements, wanted = hint(product(out.shape)), THREADS * ctx.device.multiprocessors
     sizes = [(PLACES >> halved, ROWS) for halved in range(PLACES.bit_length())] + [(1, 1)]
@@ -88,7 +88,7 @@ def _choose_form(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows) -> _Fo
 
 
 def launch_channel_pool(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str, include_pad: bool) -> bool:
-    """Launches the kernel, with the bits of `Pool`; False where it has no form for these tensors."""
+    """Launch the kernel, bit-identical to `Pool`; return False if it does not support these tensors."""
     form = _choose_form(ctx, x, out, windows) if _fits(ctx, x, out, windows, kind) else None
     if form is not None:
         _ChannelPool(ctx, x, out, windows, kind, include_pad, form).launch()
@@ -96,7 +96,7 @@ def launch_channel_pool(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows,
 
 
 class _ChannelPool:
-    """Emits the kernel."""
+    """Generator of the kernel."""
 
     def __init__(
         self, ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str, include_pad: bool, form: _Form
@@ -130,23 +130,23 @@ class _ChannelPool:
         builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, bounded=True)
 
     def _index(self, text: str) -> str:
-        """A number that counts elements or places."""
+        """Emit a number of the index type."""
         return self.emit.assign(f"{self.index}({text})")
 
     def _size(self, value: Dim) -> str:
         return size_text(self.builder, self.dtype, value)
 
-    def _lanes(self, place: Sequence[int]) -> int:
-        """Where ``total`` has one of the thread's results."""
+    def _lanes(self, pixel: Sequence[int]) -> int:
+        """Return the index in ``total`` of the first channel of an output pixel."""
         number = 0
-        for at, count in zip(place, self.counts, strict=True):
+        for at, count in zip(pixel, self.counts, strict=True):
             number = number * count + at
         return number * self.width
 
     def _along(self, axis: int, first: str) -> tuple[dict[int, str], dict[int, str]]:
-        """By offset from the first window's begin along a dimension, where in x that is, and whether it is in x.
+        """Emit, for each offset from the first window's start, the offset in x and whether it is inside x.
 
-        An average reads nothing outside. A maximum reads the nearest place instead, which the window has as well.
+        An average skips elements outside. A maximum clamps to the border, which the same window contains anyway.
         """
         windows = self.windows
         start = self._index(f"{first} * {windows.strides[axis]} - {self._size(windows.begin[axis])}")
@@ -164,7 +164,7 @@ class _ChannelPool:
         return places, tests
 
     def _cover(self, axis: int, start: str, tests: dict[int, str]) -> None:
-        """For each of the thread's places along a dimension, how many positions of a window an average divides by."""
+        """Emit the number of elements by which an average divides, for each output pixel along a dimension."""
         if self.include_pad:
             end = self._size(self.windows.size[axis] + self.windows.end[axis])
             tests = {offset: self.emit.assign(f"{start} + {offset} < {end}") for offset in tests}
@@ -175,7 +175,7 @@ class _ChannelPool:
         self.covered.append([self.emit.assign(f"int32({' + '.join(each)})") for each in terms])
 
     def _totals(self, image: str, channel: str, first: Sequence[str]) -> None:
-        """The sums or maxima of the thread's windows, in ``total``; each window's elements come in order."""
+        """Emit the loops that accumulate the windows in ``total``; each window adds its elements in order."""
         emit, width = self.emit, self.width
         pointer = self.builder.tensor(self.x)
         self.covered: list[list[str]] = []
@@ -184,17 +184,17 @@ class _ChannelPool:
         for e in range(width * math.prod(self.counts)):
             emit.line(f"total[{e}] = {'float32(0)' if self.is_average else 'float32(-math.inf)'}")
         columns = sorted(self.reads[-1])
-        lines = list(itertools.product(*(sorted(along) for along in self.reads[:-1])))
-        batches = batches_of(lines, len(columns))
+        rows = list(itertools.product(*(sorted(along) for along in self.reads[:-1])))
+        batches = batches_of(rows, len(columns))
         emit.line(f"found = lanes_of({pointer}, {width * len(columns) * len(batches[0])})")
         base = self._index(f"{image} * {self._size(self.x.strides[0])} + {channel}")
         for batch in batches:
-            taken = [(*line, column) for line in batch for column in columns]
+            taken = [(*row, column) for row in batch for column in columns]
             for number, offsets in enumerate(taken):
                 if offsets[-1] == columns[0]:
                     outer = [of_axis[offset] for of_axis, offset in zip(places, offsets[:-1], strict=False)]
-                    row = self._index(" + ".join([base, *outer]))
-                at = self._index(f"{row} + {places[-1][offsets[-1]]}")
+                    first_of_row = self._index(" + ".join([base, *outer]))
+                at = self._index(f"{first_of_row} + {places[-1][offsets[-1]]}")
                 inside = [of_axis[offset] for of_axis, offset in zip(tests, offsets, strict=True) if of_axis]
                 emit.line(
                     f"load_lanes_inside(found, {number * width}, {pointer}, int64({at}),"
@@ -204,7 +204,7 @@ class _ChannelPool:
                 serving = [
                     [place for place, _ in along[offset]] for along, offset in zip(self.reads, offsets, strict=True)
                 ]
-                # Without a loop: for sm_100 NVVM leaves some loops of these in place, and the arrays in memory.
+                # Unrolled: for sm_100, NVVM keeps some of these loops, and then the arrays go to local memory.
                 for e in range(width):
                     emit.line(f"value = {self.element.load('found', str(number * width + e))}")
                     for place in itertools.product(*serving):
@@ -217,7 +217,7 @@ class _ChannelPool:
                         emit.line(f"{total} = {new}")
 
     def _results(self, image: str, channel: str, first: Sequence[str]) -> None:
-        """The stores."""
+        """Emit the stores of the results."""
         emit, out = self.emit, self.out
         pointer = self.builder.tensor(out, written=True)
         emit.line(f"stored = lanes_of({pointer}, {self.width})")
@@ -244,10 +244,11 @@ class _ChannelPool:
                 )
 
     def _divide(self) -> None:
-        """``value`` by ``divisor``, an integer: its one ``inverse`` serves many.
+        """Emit the division of ``value`` by ``divisor``, an integer, through its ``inverse``, which is computed once.
 
-        What is left of ``value`` is exact, so the quotient is the one that is nearest (Markstein, 1990), subnormal ones
-        aside. Nothing is left of what is not finite.
+        The remainder is exact in FMA, so the quotient is correctly rounded (Markstein, 1990), except subnormal ones.
+        For
+        infinite values the remainder is NaN, and the product stands.
         """
         self.emit.line("quotient = value * inverse")
         self.emit.line("rest = fma_f32(-quotient, divisor, value)")

@@ -12,14 +12,14 @@ MIN_TENSOR_CHANNELS = 16  # channels of both operands from which an engine with 
 
 
 def cudnn_form(ctx: Lowering, step: Convolve) -> LibraryForm | None:
-    """As `convolution_form`, in the layout that `call_cudnn` asks for."""
+    """Do `convolution_form` for the layout that `call_cudnn` requires."""
     last = prefers_channels_last(ctx, step) and is_channels_last(step.operands[0])
     dense = channels_last_strides(step.shape) if last else contiguous_strides(step.shape)
     return convolution_form(ctx, step, dense, compiles=last and _is_compiled_for(ctx, step))
 
 
 def _is_compiled_for(ctx: Lowering, step: Convolve) -> bool:
-    """Whether an engine with tensor cores is worth the seconds for which cuDNN compiles it."""
+    """Tell whether a tensor-core engine is worth the seconds that cuDNN takes to compile it."""
     channels, rows = step.operands[0].shape[1], step.operands[1].shape[0]
     known = isinstance(channels, int) and isinstance(rows, int) and min(channels, rows) >= MIN_TENSOR_CHANNELS
     return (

@@ -1,8 +1,8 @@
-"""Convolutions of each channel by itself, for images with channels last: neighbouring threads take neighbouring ones.
+"""Depthwise convolution of channels-last images: adjacent threads process adjacent channels.
 
-cuDNN has no tensor cores for these, and takes the engine that it has for all else. That ours is faster is an estimate.
-A thread has a vector of channels at some places that lie side by side along the last two dimensions, so that what it
-reads of the image serves several windows, and what it reads of the weights serves all of its places.
+cuDNN has no tensor-core engine for these and uses its generic one; that this kernel is faster is an estimate. A thread
+computes a vector of channels for several adjacent output pixels along the last two dimensions, so that their windows
+share loads of the image, and all its pixels share the weights.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from .adjacent_windows import batches_of, reads_of, size_text
 __all__ = ["depthwise_guards", "is_depthwise", "launch_depthwise"]
 
 MAX_TAPS = 49
-"""Elements of a window that the kernel has written out."""
+"""Maximum elements of a window, which the kernel unrolls."""
 WIDTH, PLACES, ROWS = 4, 4, 2
-"""Maximum channels of a thread, and its output pixels along the last dimension and the one before."""
+"""Maximum channels per thread, and its output pixels along the last dimension and the one before."""
 FEW_TAPS = 25
-"""With more a thread has one place: its weights take the registers."""
+"""Maximum taps for which a thread computes several pixels; the weights of more taps take the registers."""
 SIDE, LEAST_SIDE = 32, 16
-"""Vectors of channels that neighbouring threads take before they go on to the next places, at most and at least."""
+"""Maximum and minimum vectors of channels that adjacent threads process before they go on to the next pixels."""
 BLOCKS = 8
-"""Blocks per multiprocessor, where there is work enough: a small tail effect."""
+"""Blocks per multiprocessor that small blocks are chosen for: many, for a small tail effect."""
 THREADS = 256
-"""For each multiprocessor; a thread has less where there would be fewer of them."""
+"""Minimum threads per multiprocessor; with fewer, each thread gets less work."""
 
 
 def is_depthwise(ctx: Lowering, step: Convolve) -> bool:
-    """Whether each channel of the result is made of one channel, by a small window. `depthwise_guards` have to hold."""
+    """Tell whether a convolution is depthwise with a small window. `depthwise_guards` must hold as well."""
     rows, channels, *kernel = step.operands[1].static_shape
     return (
         not step.transposed
@@ -58,13 +58,13 @@ def is_depthwise(ctx: Lowering, step: Convolve) -> bool:
 
 
 def depthwise_guards(step: Convolve) -> tuple[Dim, ...]:
-    """The conditions of the depthwise kernel: the image has pixels."""
+    """Return the guards of the depthwise kernel: the image has pixels."""
     return tuple(le(1, size) for size in step.windows.size)
 
 
 @dataclass(frozen=True)
 class _Form:
-    """A thread has ``width`` channels at ``places`` neighbouring places of ``rows`` neighbouring lines."""
+    """Work of a thread: ``width`` channels of ``rows`` x ``places`` adjacent output pixels."""
 
     width: int
     places: int
@@ -76,7 +76,7 @@ class _Form:
 
 
 def _choose_form(ctx: Lowering, step: Convolve, strides: Sequence[Sequence[Dim]]) -> _Form:
-    """``strides`` are those of what vectors move; they count channels by 1."""
+    """Choose the work of a thread. ``strides`` are those of the vectorised tensors, whose channels are contiguous."""
     channels = step.shape[1]
     width = WIDTH
     while width > 1 and not all(divides(width, size) for size in (channels, *itertools.chain(*strides)) if size != 1):
@@ -96,16 +96,16 @@ def _choose_form(ctx: Lowering, step: Convolve, strides: Sequence[Sequence[Dim]]
 
 
 def _side(blocks: int) -> int:
-    """How many of a place's ``blocks`` of channels neighbouring threads take, before they go on to the next places.
+    """Return how many of a pixel's ``blocks`` of channels adjacent threads process before the next pixels.
 
-    With few, the windows of a block of threads overlap, and it reads less. About a warp's threads go the same way.
+    With few, the windows of a thread block overlap, and it loads less. At least half a warp must load contiguously.
     """
     side = next(size for size in range(min(SIDE, blocks), 0, -1) if blocks % size == 0)
     return side if side >= LEAST_SIDE else blocks
 
 
 def launch_depthwise(ctx: Lowering, step: Convolve) -> None:
-    """Launches our kernel for such a convolution and what follows it."""
+    """Launch the kernel of a depthwise convolution with its epilogue."""
     x, w = step.operands
     out = step.outputs[0][1]
     weights = rearranged(ctx, permute(ctx, w, (*range(1, w.rank), 0)))
@@ -116,7 +116,7 @@ def launch_depthwise(ctx: Lowering, step: Convolve) -> None:
 
 
 class _Depthwise:
-    """Emits the kernel of one convolution."""
+    """Generator of the kernel of one convolution."""
 
     def __init__(self, ctx: Lowering, step: Convolve, form: _Form, inputs: Sequence[Input]) -> None:
         self.ctx, self.step, self.form, self.inputs = ctx, step, form, inputs
@@ -156,16 +156,16 @@ class _Depthwise:
         builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block)
 
     def _sums(self, first: Sequence[str]) -> None:
-        """The sums of the thread's places, in ``total``; each window's elements come in order.
+        """Emit the accumulation of the thread's pixels in ``total``; each window adds its elements in order.
 
-        A line of the image serves all windows that it is in. Outside of the image there are zeros.
+        A row of the image serves all windows that contain it. Outside the image, elements are zero.
         """
         emit, form, tensors, windows = self.emit, self.form, self.tensors, self.step.windows
         kernel = [operator.index(size) for size in windows.kernel]
         emit.line(f"total = registers_f32({form.sums})")
         with emit.block(f"for e in range({form.sums}):"):
             emit.line("total[e] = float32(0)")
-        # A window's elements at each place along the last dimension, and those of its lines.
+        # By offset: which window and tap read it, along the last dimension, and along the one before.
         reads = reads_of(form.places, kernel[-1], windows.strides[-1], windows.dilations[-1])
         lines = {0: [(0, 0)]}
         if len(kernel) > 1:
@@ -215,7 +215,7 @@ class _Depthwise:
                         self._multiply(lane, lines[line], reads[offset])
 
     def _multiply(self, lane: int, lines: Sequence[tuple[int, int]], along: Sequence[tuple[int, int]]) -> None:
-        """Adds to the sums what the image's elements from a lane on give to the windows that have them."""
+        """Multiply the image's elements at ``lane`` into the accumulators of all windows that contain them."""
         emit, form = self.emit, self.form
         with emit.block(f"for e in range({form.width}):"):
             emit.line(f"value = {load_text('picture', f'{lane} + e', self.tensors.x_type)}")
@@ -224,18 +224,18 @@ class _Depthwise:
                 emit.line(f"{total} = fma_f32(value, weights{tap}[{beside * form.width} + e], {total})")
 
     def _index(self, text: str) -> str:
-        """A number that counts elements or places."""
+        """Emit a number of the index type."""
         return self.emit.assign(f"{self.index}({text})")
 
     def _inside(self, start: str, offset: int, limit: str) -> tuple[str, str]:
-        """Whether a place is in the image along a dimension, and the place."""
+        """Emit whether a position along a dimension is inside the image, and the position; return both names."""
         at = self._index(f"{start} + {offset}")
         return self.emit.assign(f"({at} >= 0) & ({at} < {limit})"), at
 
     def _load_weights(self, channel: str, outer: Sequence[int], within: Sequence[str]) -> None:
-        """The weights of a line of the window, from the thread's first channel on; zeros where the line is not in x.
+        """Emit loads of a row of the window's weights from the thread's first channel on; zeros for a row outside x.
 
-        NVVM and ptxas move what has no condition behind the sums before, where it is waited for once more.
+        Without the predicate, NVVM and ptxas sink the loads below the preceding FMAs, which exposes their latency.
         """
         emit, tensors, width = self.emit, self.tensors, self.form.width
         count, needed = operator.index(self.step.windows.kernel[-1]), " & ".join(within) or "True"
@@ -248,7 +248,7 @@ class _Depthwise:
             emit.line(f"weights{outer[-1] if outer else 0}[e] = {load_text('taps', 'e', tensors.weights_type)}")
 
     def _results(self, first: Sequence[str]) -> None:
-        """What follows the sums, and the stores."""
+        """Emit the epilogue and the stores."""
         emit, form, tensors = self.emit, self.form, self.tensors
         lanes: dict[Scalar, str] = {}
         for more in tensors.more:
@@ -291,7 +291,7 @@ class _Depthwise:
         self.emit.line(f"load_lanes_inside({lanes}, 0, {more.pointer}, int64({place}), True, {self.form.width})")
 
     def _bind(self, at: Sequence[str], lanes: Mapping[Scalar, str]) -> None:
-        """Names what the thread's channel ``e`` of a place has of the inputs."""
+        """Bind the step's inputs to the values of channel ``e`` at pixel ``at``."""
         emit = self.emit
         for more in self.tensors.more:
             text = load_text(lanes[more.leaf], "e", more.dtype) if more.leaf in lanes else ""
@@ -301,7 +301,7 @@ class _Depthwise:
             emit.bind(more.leaf, emit.assign(text))
 
     def _one_by_one(self, first: Sequence[str]) -> None:
-        """All of it where some tensor begins beside a vector: with as little code as there can be."""
+        """Emit the path for unaligned tensors: loops over single elements, to keep the code small."""
         emit, builder, form, tensors, windows = self.emit, self.builder, self.form, self.tensors, self.step.windows
         counts = [builder.integer(count) for count in (form.rows, form.places, form.width)]
         kernel = [builder.integer(size) for size in windows.kernel]
@@ -337,7 +337,7 @@ class _Depthwise:
 
 
 class _Operand:
-    """A tensor over the result's dimensions, as the kernel's parameters name it."""
+    """A tensor over the result's dimensions, with the kernel's parameters for it."""
 
     def __init__(
         self, builder: KernelBuilder, dtype: DType, shape: Sequence[Dim], leaf: Scalar, x: Tensor, written: bool = False
@@ -350,12 +350,12 @@ class _Operand:
         self.strides = [size_text(builder, dtype, stride) for stride in placed]
 
     def offset(self, at: Sequence[str]) -> str:
-        """Where the place ``at`` has its element."""
+        """Return the offset of the element at coordinates ``at``."""
         return offset_text(list(zip(at, self.strides, strict=True)))
 
 
 class _Tensors:
-    """The kernel's tensors and sizes, as its parameters name them.
+    """The kernel's tensors and sizes as parameters.
 
     ``steps`` are the image's strides, ``limits`` and ``begins`` its sizes and pads, ``taps`` the strides of weights,
     ``ends`` the sizes of the result.
@@ -389,5 +389,5 @@ class _Tensors:
         self.steps, self.limits, self.begins, self.taps, self.ends = numbers
 
     def anywhere(self, width: int) -> list[str]:
-        """The pointers to what may begin beside a vector: memory of the application may be anywhere."""
+        """Return the pointers that may be unaligned, because memory of the application may have any address."""
         return [name for name, y in self._moved if not begins_at_vectors(y, width)]

@@ -1,14 +1,14 @@
-"""Convolutions without shared memory: a thread computes a strip of neighbouring positions for a few output channels.
+"""Direct convolution without shared memory: a thread computes a strip of adjacent pixels for a few output channels.
 
-For what would leave a tile of a product mostly empty: few output channels, groups, and transposed convolutions. On a
-GPU a strip is one position; on the emulated device it is as long as vectors are, so that a weight is read once for all
-of them, and what lies within the image is read without a check of bounds.
+It serves convolutions that would leave a GEMM tile mostly empty: few output channels, groups, and transposed ones. On a
+GPU a strip is one pixel. On the emulated device it has the length of vectors, so that each weight is loaded once per
+strip, and a strip inside the image needs no bounds checks.
 
-A transposed convolution of stride s is s ordinary ones for each axis, its phases: the outputs o with the same remainder
-of o + pad by s meet the same taps of the kernel, at places of the input that move by one from output to output.
+A transposed convolution of stride s consists of s ordinary ones along each axis, its phases: outputs o with the same
+(o + pad) mod s use the same taps of the kernel, and adjacent outputs of a phase read adjacent inputs.
 
-Tensors are contiguous: x is [images, groups * channels, z, y, x], out [images, groups * rows, z, y, x]; kernels for two
-spatial dimensions leave z out. ``rows`` are the output channels of one group, ``channels`` its input channels.
+Tensors are contiguous: x is [images, groups * channels, z, y, x], out [images, groups * rows, z, y, x]; 2D kernels omit
+z. ``rows`` are the output channels of a group, ``channels`` its input channels.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from ..codegen.source import register_type, text_property
 from ..contraction.prologue import conversion_setup, type_names
 
 PHASE_ENTRIES = 12
-"""Integers of a phase in the table of `Phases`."""
+"""Integers per phase in the table of `Phases`."""
 ACCUMULATORS = 128
-"""Accumulators of a thread on the emulated device: eight of its longest vectors."""
+"""Accumulators per thread on the emulated device: eight of its longest vectors."""
 EMULATED_THREADS = 16
-"""Threads of a block there, each of which works for long."""
+"""Threads per block on the emulated device; each has much work."""
 
 
 @dataclass(frozen=True)
 class Phases:
-    """The phases of a transposed convolution, row-major over the axes' remainders; a plain one has one.
+    """Phases of a transposed convolution, in row-major order of the axes' remainders; a plain one has one phase.
 
-    ``table`` has for each phase and axis its remainder, the first input place relative to that of a tap 0, and the
-    number of taps; then the number of the phase's first tap. ``taps`` lists the kernel's positions, flattened, phase by
-    phase. ``steps`` is by how much the input place changes from tap to tap of an axis.
+    ``table`` has for each phase and axis: the remainder, the first input position relative to that of tap 0, and the
+    number of taps; then the index of the phase's first tap. ``taps`` lists flat kernel positions, phase by phase.
+    ``steps`` is the distance of input positions between consecutive taps of an axis.
     """
 
     table: tuple[tuple[int, ...], ...]
@@ -78,9 +78,9 @@ class Phases:
 
 
 def rows_of_thread(rows: int, *, emulated: bool) -> int:
-    """How many of a group's output channels a thread computes: so that few of the last thread's are padding.
+    """Return the output channels per thread, chosen for little padding in the last thread.
 
-    On a GPU they are one, two, or some multiples of four, whose weights are loaded at once.
+    On a GPU they are 1, 2, or a multiple of 4, for vectorised loads of the weights.
     """
     most = 8 if emulated else 16
     even = -(-rows // -(-rows // most))
@@ -88,7 +88,7 @@ def rows_of_thread(rows: int, *, emulated: bool) -> int:
 
 
 def strip_shape(shape: Sequence[int], groups: int, rows: int, thread_rows: int) -> tuple[int, int, int, int, int]:
-    """The shape of `pack_strips`: [groups, tiles of rows, channels, taps, rows of a thread]."""
+    """Return the shape of `pack_strips`: [groups, tiles of rows, channels, taps, rows of a thread]."""
     taps = math.prod(shape[2:])
     channels = math.prod(shape[:2]) // (groups * rows)
     return groups, -(-rows // thread_rows), channels, taps, thread_rows
@@ -96,12 +96,11 @@ def strip_shape(shape: Sequence[int], groups: int, rows: int, thread_rows: int) 
 
 @dataclass(frozen=True)
 class StripConv:
-    """A thread computes ``rows`` output channels of one group at ``width`` neighbouring positions along x.
+    """Direct convolution: a thread computes ``rows`` output channels of one group at ``width`` adjacent pixels along x.
 
-    ``element`` is that of x. ``stride`` is the stride along x where it is 1 or 2, else 0. ``index`` is the type of
-    places in x and out.
-    Of a transposed convolution, base is pad // stride and the outputs of a phase are (base + i) * stride + remainder -
-    pad. The grid is (images * groups * chunks * phases * tiles, 1, 1).
+    ``element`` loads x. ``stride`` is the stride along x if it is 1 or 2, else 0. ``index`` is the type of offsets in x
+    and out. In a transposed convolution, base is pad // stride, and the outputs of a phase are (base + i) * stride +
+    remainder - pad. The grid is (images * groups * chunks * phases * tiles, 1, 1).
     """
 
     element: Element
@@ -123,27 +122,27 @@ class StripConv:
 
     @property
     def is_converted(self) -> bool:
-        """Whether memory holds x in another type: then elements go through ``buffer``."""
+        """Whether x has a prologue: then its elements go through ``buffer``."""
         return self.element.memory != self.storage
 
     @property
     def accumulator(self) -> str:
-        """The suffix of intrinsics on accumulators, and the storage type of packed weights."""
+        """Suffix of intrinsics on accumulators, and the storage type of packed weights."""
         return "f32" if self.storage in ("f16", "bf16") else self.storage
 
     @property
     def overlaps(self) -> bool:
-        """Whether the last strip ends with the last position: those of the strip before it are not stored again."""
+        """Whether the last strip is shifted back to end at the last pixel; it does not store the overlap again."""
         return self.width > 1 and not self.transposed
 
     @property
     def neighbour(self) -> str:
-        """How far the inputs of neighbouring positions are apart."""
+        """Distance of the inputs of adjacent pixels."""
         return "1" if self.transposed else str(self.stride or "stride_x")
 
     @property
     def spacing(self) -> str:
-        """How far the outputs of neighbouring positions are apart."""
+        """Distance of the outputs of adjacent pixels."""
         return str(self.stride or "stride_x") if self.transposed else "1"
 
     @property
@@ -157,7 +156,7 @@ class StripConv:
         return indent("\n".join([setup, *self._decode(), *self._starts(), *self._sum(), *self._store()]), 1)
 
     def _decode(self) -> list[str]:
-        """The thread's coordinates: ``tile``, ``phase``, ``plane`` (image * groups + group), ``o<axis>``, ``strip``."""
+        """Compute the thread's ``tile``, ``phase``, ``plane`` (image * groups + group), ``o<axis>`` and strip."""
         lines = [
             "block = int32(cuda.blockIdx.x)",
             "rest = int32(block // tiles)",
@@ -188,9 +187,9 @@ class StripConv:
         return [*lines, f"o{outer[0]} = quotient"]
 
     def _starts(self) -> list[str]:
-        """The input place of the first tap on each axis, ``<axis>0``, and the output place ``o<axis>``.
+        """Compute the input position of the first tap, ``<axis>0``, and the output position ``o<axis>`` for each axis.
 
-        Threads beyond the output along an axis but x return.
+        Threads beyond the output along an axis other than x return.
         """
         axes, lines = self.axes, []
         for number, axis in enumerate(axes):
@@ -209,7 +208,7 @@ class StripConv:
         return lines
 
     def _sum(self) -> list[str]:
-        """The loops over channels and taps."""
+        """Loop over channels and taps."""
         place = register_type(self.index)
         size = " * ".join(f"in_{axis}" for axis in self.axes)
         first = f"phases[int64(phase * {PHASE_ENTRIES} + {PHASE_ENTRIES - 1})]" if self.transposed else "0"
@@ -247,7 +246,7 @@ class StripConv:
         return [*lines, f"    image = {place}(image + size)", f"    weight += int64(taps * {self.rows})"]
 
     def _row(self, line: str) -> str:
-        """The taps along x, in a row of x that begins at ``line``."""
+        """Multiply the taps along x, in the row of x that begins at ``line``."""
         place, element, sizes = register_type(self.index), self.element, f"{self.rows}, {self.width}"
 
         def add(pointer: str, at: str) -> str:
@@ -292,7 +291,7 @@ class StripConv:
         return "\n".join(["if whole:", *(f"    {x}" for x in whole), "else:", *(f"    {x}" for x in checked)])
 
     def _store(self) -> list[str]:
-        """Each row of sums goes to the epilogue, whose last coordinate is that along x."""
+        """Apply the epilogue to each row of accumulators; its last coordinate is that along x."""
         lines = ["image_of_batch = int32(plane // groups)", f"left = int32(rows - tile * {self.rows})"]
         if self.width == 1:
             if not self.is_converted:

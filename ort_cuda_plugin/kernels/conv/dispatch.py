@@ -1,4 +1,4 @@
-"""Kernels of convolutions: launches those of a step's schedule."""
+"""Launches the kernels of convolutions by the step's schedule."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ __all__ = ["launch_convolve"]
 
 
 def launch_convolve(ctx: Lowering, step: Convolve) -> None:
-    """Launch the kernels of the step's schedule, none for a result without elements.
+    """Launch the kernels of the step's schedule; none for an empty result.
 
-    Where a Run decides, there is a GEMM of stored patches and tiles, one of them with an empty grid.
+    If only the Run knows the number of pixels, both im2col and tiles are launched, one of them with an empty grid.
     """
     schedule = step.schedule
     assert schedule is not None
@@ -65,18 +65,18 @@ def launch_convolve(ctx: Lowering, step: Convolve) -> None:
         case Engine.DIRECT:
             _launch_direct(ctx, step)
         case Engine.IM2COL:
-            ctx.record(_of_patches(ctx, step, 1))
+            ctx.record(_im2col(ctx, step, 1))
         case _:
             few_pixels = le(product(step.places), schedule.im2col_pixels) if schedule.im2col_pixels else 0
             if few_pixels != 0:
-                ctx.record(_of_patches(ctx, step, few_pixels))
+                ctx.record(_im2col(ctx, step, few_pixels))
             _launch_tiles(ctx, step, schedule.gemm_tile, few_pixels)
 
 
-def _of_patches(ctx: Lowering, step: Convolve, wanted: Dim) -> Contract:
-    """The product of what each window covers, stored once, with the weights: a row for each place of each image.
+def _im2col(ctx: Lowering, step: Convolve, wanted: Dim) -> Contract:
+    """Return the GEMM of the stored im2col matrix (one row per output pixel) with the weights.
 
-    It has no places where ``wanted`` is 0.
+    It has no rows if ``wanted`` is 0.
     """
     x, w = step.operands
     flat, space = step.windows, len(step.space)
@@ -122,12 +122,12 @@ def _of_patches(ctx: Lowering, step: Convolve, wanted: Dim) -> Contract:
 
 
 def _launch_tiles(ctx: Lowering, step: Convolve, tile: Tile, few_pixels: Dim) -> None:
-    """Launch tiles where there are more than a few output pixels."""
+    """Launch the implicit GEMM on tiles, with an empty grid for few output pixels."""
     x, w = step.operands
     group, flat, places = step.groups, step.windows.planar, step.places
     outputs, channels, *_ = shape = w.static_shape
     rows, positions = outputs // group, product(places)
-    packed = w.is_constant and step.conversions[1] is None  # the zeros that pack_tiles adds are no zero points
+    packed = w.is_constant and step.conversions[1] is None  # pack_tiles pads with 0, which may not be the zero point
     if packed:
         weights = ctx.derived("tiles", (w,), (), packed_shape(shape, group, tile))
     else:
@@ -141,7 +141,7 @@ def _launch_tiles(ctx: Lowering, step: Convolve, tile: Tile, few_pixels: Dim) ->
     weight, of_w = make_element(w, step.conversions[1], 0, "pw_", first="int64(group) * rows")
     kernel = TiledConv((element, weight), epilogue, tile, len(sizes), packed, index)
     image = flat.size
-    if flat.pointwise:  # Every image is one line, so that all of its elements are neighbours.
+    if flat.pointwise:  # Treat each image as one row, so that all its elements are adjacent.
         image = places = (*[1] * (len(sizes) - 1), positions)
     axes = kernel.axes
     builder = KernelBuilder()
@@ -198,7 +198,7 @@ def _launch_direct(ctx: Lowering, step: Convolve) -> None:
     if transposed:
         builder.tensor(ctx.constant(phases.array), "phases")
     builder.integers(DType.INT32, rows=rows, channels=channels, groups=group, tiles=tiles, taps=math.prod(sizes))
-    # Positions are those of threads in one image and group, strips those along x, chunks those of a block.
+    # Positions: threads of one image and group. Strips: along x. Chunks: blocks.
     builder.integers(DType.INT32, positions=positions, strips=strips, chunks=chunks)
     builder.per_axis(axes, "in", flat.size)
     builder.per_axis(axes, "out", places)
@@ -218,9 +218,9 @@ def _launch_direct(ctx: Lowering, step: Convolve) -> None:
 
 
 def _strip_width(ctx: Lowering, rows: int, columns: Dim, dtype: DType, *, is_padded: bool) -> int:
-    """Positions of a thread of `StripConv`: on the emulated device as many as fill its vectors, no more than there.
+    """Return the pixels per thread of `StripConv`: a vector's length on the emulated device, if that many exist.
 
-    Without padding a strip that ends with the last position reads nothing outside the image: so it is no longer.
+    Without padding, a strip that ends at the last pixel reads nothing outside the image, so it need not be longer.
     """
     if not ctx.device.emulated:
         return 1
@@ -230,7 +230,7 @@ def _strip_width(ctx: Lowering, rows: int, columns: Dim, dtype: DType, *, is_pad
 
 
 def _strip_weights(ctx: Lowering, w: Tensor, group: int, rows: int, phases: Phases, transposed: bool) -> Tensor:
-    """The weights as `StripConv` wants them: once where they are constant, else in every Run."""
+    """Return the weights packed for `StripConv`: once if they are constant, else in every Run."""
     shape = w.static_shape
     packed = strip_shape(shape, group, shape[1] if transposed else shape[0] // group, rows)
     dtype = DType.FLOAT32 if w.dtype in (DType.FLOAT16, DType.BFLOAT16) else w.dtype

@@ -1,7 +1,7 @@
-"""Convolutions by tensor cores of images with channels last, on GPUs with ``mma.sync`` (sm_80).
+"""Implicit GEMM convolution on tensor cores for channels-last images, on GPUs with ``mma.sync`` (sm_80).
 
-A convolution is the product of a matrix of patches, a row for each place, and of the weights. Patches are gathered on
-their way into shared memory: a piece of a patch is neighbouring channels of one element of the image, or zeros.
+A convolution is the product of the im2col matrix, one row per output pixel, and the weights. The copies into shared
+memory gather the patches: a 16-byte chunk is adjacent channels of one input pixel, or zeros.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from .channels_last import (
 __all__ = ["count_taps", "gemm_sizes", "launch_matrix_convolution"]
 
 OUTSIDE = -(2**30)
-"""A coordinate that no tensor has, even after a position of the window is added to it."""
+"""A coordinate outside of every tensor, even with a window's offset added."""
 
 
 @dataclass(frozen=True)
 class PatchTile(MatrixTile):
-    """A tile whose first operand is gathered; ``axes`` are those of windows, none where these are single elements.
+    """Tile whose first operand is gathered from an image. ``axes`` are the window's, "" for a pointwise convolution.
 
-    Outside the image it is 0. For bytes that may be another code, ``zero`` [1]. ``is_one_image``: there is one image.
+    Outside the image elements are 0, or with ``zero`` a zero point [1] (for codes). ``is_one_image``: the batch is 1.
     """
 
     axes: str = ""
@@ -54,12 +54,12 @@ class PatchTile(MatrixTile):
 
     @property
     def has_contiguous_steps(self) -> bool:
-        """Steps side by side are nearly always at one place of a window."""
+        """Whether consecutive k steps are mostly at one tap of the window."""
         return bool(self.axes)
 
     @property
-    def place(self) -> str:
-        """Where in a line the thread's pieces stand, which is the same in all of its lines."""
+    def chunk_of_row(self) -> str:
+        """Position of the thread's chunk in a row of the tile, equal in all of its rows."""
         return f"(thread & {self.operands[0].row_chunks - 1})"
 
     def _copy_sources(self, lines: OperandTile) -> list[str]:
@@ -69,7 +69,7 @@ class PatchTile(MatrixTile):
         return self._gathered(lines) if lines.name == "a" else super()._fill(lines, element)
 
     def _patches(self, lines: OperandTile) -> list[str]:
-        """Where each of the thread's patches begins in the image, and the place in a window of its first piece."""
+        """Compute the image offset of each of the thread's patches, and the window tap of its first chunk."""
         index = self.index
         strides = " | ".join(f"int64(image_{axis})" for axis in ("n", *self.axes)) if self.axes else "int64(image_n)"
         result = [
@@ -78,8 +78,8 @@ class PatchTile(MatrixTile):
         ]
         if self.zero:
             result.append("outside = u32_as_f32(uint32((uint32(zero[0]) & uint32(255)) * uint32(0x01010101)))")
-        for piece in range(self._thread_chunks(lines)):
-            line, _ = self._row_and_chunk(lines, f"(thread + {piece * self.tile.threads})")
+        for row in range(self._thread_chunks(lines)):
+            line, _ = self._row_and_chunk(lines, f"(thread + {row * self.tile.threads})")
             result += [f"patch = int32(row0 + {line})", "inside = patch < m", "patch = min(patch, int32(m - 1))"]
             places = []
             for axis in reversed(self.axes):
@@ -87,19 +87,19 @@ class PatchTile(MatrixTile):
                 if axis != self.axes[0] or not self.is_one_image:
                     result.append(f"quotient = quotient_i32(patch, by_{axis})")
                     own = f"(patch - quotient * out_{axis})"
-                result.append(f"{axis}_at{piece} = int32({own} * stride_{axis} - pad_{axis})")
+                result.append(f"{axis}_at{row} = int32({own} * stride_{axis} - pad_{axis})")
                 if own != "patch":
                     result.append("patch = int32(quotient)")
-                places.append(f"{index}({index}({axis}_at{piece}) * image_{axis})")
+                places.append(f"{index}({index}({axis}_at{row}) * image_{axis})")
             if not self.axes or not self.is_one_image:
                 places.append(f"{index}({index}(patch) * image_n)")
             places.append("group_first")
-            # An opaque number is kept, not computed again in each step.
-            result.append(f"x_from{piece} = opaque_{suffix(index)}({_sum(index, places)})")
+            # The opaque value stays in a register instead of being recomputed in each step.
+            result.append(f"x_from{row} = opaque_{suffix(index)}({_sum(index, places)})")
             if self.axes:
-                first = f"{self.axes[0]}_at{piece}"
+                first = f"{self.axes[0]}_at{row}"
                 result.append(f"{first} = choose(inside, {first}, int32({OUTSIDE}))")
-        result += [*self._targets(lines), f"channel = int32(k0 + {self.place} * {self.chunk_size})"]
+        result += [*self._targets(lines), f"channel = int32(k0 + {self.chunk_of_row} * {self.chunk_size})"]
         if self.axes:
             result += ["tap = quotient_i32(channel, by_channels)", "channel = int32(channel - tap * channels)"]
             for axis in reversed(self.axes[1:]):
@@ -112,30 +112,30 @@ class PatchTile(MatrixTile):
         return result
 
     def _at_tap(self) -> list[str]:
-        """The place in the window, and how far that is from its first element."""
+        """Compute the tap's position in the window, and its offset in the image."""
         offset = [f"{self.index}({self.index}(ahead_{axis}) * image_{axis})" for axis in self.axes]
         ahead = [f"ahead_{axis} = int32(tap_{axis} * step_{axis})" for axis in self.axes]
         return [*ahead, f"window_from = {_sum(self.index, offset)}"]
 
     def _gathered(self, lines: OperandTile) -> list[str]:
-        """Fills the stage at ``filled`` with the next pieces of the patches.
+        """Fill the stage at ``filled`` with the patches' next chunks.
 
-        Without a branch copies begin one after the other. Windows share what they read.
+        Predicated copies need no branch, so that they issue back to back. Windows overlap, so reads go through the L1.
         """
-        axes, index, pieces = self.axes, self.index, range(self._thread_chunks(lines))
+        axes, index, chunks = self.axes, self.index, range(self._thread_chunks(lines))
         count = lines.bytes // 16
-        # The place of a piece within its patch.
+        # Offset of the chunk within its patch.
         from_tap = _sum(index, [*(["window_from"] if axes else []), f"{index}(channel)"])
         result = [*self._fill_addresses(lines), f"tap_from = {from_tap}"]
         inside = f"tap_{axes[0]} < taps_{axes[0]}" if axes else "channel < channels"
         copy = "copy_async_cached" if axes else "copy_async"
         copies, loads = [], []
-        for piece in pieces:
-            at = [f"(uint32({axis}_at{piece} + ahead_{axis}) < uint32(in_{axis}))" for axis in axes]
+        for number in chunks:
+            at = [f"(uint32({axis}_at{number} + ahead_{axis}) < uint32(in_{axis}))" for axis in axes]
             condition = " & ".join([f"({inside})", *at])
-            target = self._target(lines, piece)
+            target = self._target(lines, number)
             to = f"(({target}) - tiles_at) >> 2"
-            first = f"int64({index}(x_from{piece} + tap_from))"
+            first = f"int64({index}(x_from{number} + tap_from))"
             filler = f"    store_f32x4(tile_c, {to}, {', '.join(['outside' if self.zero else 'float32(0)'] * 4)})"
             if self.zero:
                 copies += [f"if {condition}:", f"    {copy}({target}, x, {first})", "else:", filler]
@@ -152,7 +152,7 @@ class PatchTile(MatrixTile):
         result.append(f"channel = int32(channel + {self.step_distance})")
         if not axes:
             return result
-        # The first axis counts on, past the last element of the window.
+        # The first axis runs past the end of the window; the tap test of the copies excludes it.
         result += ["while channel >= channels:", "    channel = int32(channel - channels)"]
         for level, axis in enumerate(reversed(axes[1:]), 1):
             pad = "    " * level
@@ -166,7 +166,7 @@ class PatchTile(MatrixTile):
 
 
 def _sum(index: str, terms: Sequence[str]) -> str:
-    """Of terms of an index type, which wrap."""
+    """Return the sum of terms of an index type, which may wrap."""
     total = terms[0]
     for term in terms[1:]:
         total = f"{index}({total} + {term})"
@@ -175,11 +175,12 @@ def _sum(index: str, terms: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class MatrixConv:
-    """One block per tile of places and channels of a group, and part of the patches.
+    """Implicit GEMM: one block per tile of pixels x channels of a group and per split of k.
 
-    The grid is (tiles along the channels * along the places * ``splits`` * groups, 1, 1). With several parts the
-    epilogue is `parts_epilogue`. Its coordinates are ``row``, which counts images and places, and ``column``.
-    ``is_alone`` is that of `split_tile_of_block`.
+    The grid is (tiles along channels * tiles along pixels * ``splits`` * groups, 1, 1). With several splits the
+    epilogue
+    is `split_k_epilogue`. Its coordinates are ``row``, over images and pixels, and ``column``. `split_tile_of_block`
+    defines ``is_alone``.
     """
 
     elements: tuple[Element, Element]
@@ -218,12 +219,12 @@ class MatrixConv:
 
     @property
     def shared_bytes(self) -> int:
-        """That a launch asks for."""
+        """Dynamic shared memory of a launch in bytes."""
         return self._matrices.shared_bytes
 
     @property
     def is_compact(self) -> bool:
-        """Whether weights have `compact_lines`, of which each is ``weights_pitch`` numbers from the one before."""
+        """Whether the weights are float16 rows of `compact_lines` with a pitch of ``weights_pitch`` elements."""
         return is_compact(self.kind, self.elements)
 
     @property
@@ -236,7 +237,7 @@ class MatrixConv:
 
 
 def gemm_sizes(step: Convolve) -> tuple[Dim, int, int]:
-    """Places of all images, channels of the result and elements of a patch, of one group."""
+    """Return the GEMM sizes of one group: output pixels of all images, output channels, and elements of a patch."""
     x, w = step.operands
     rows = w.static_shape[0]
     depth = operator.index(x.shape[1]) // step.groups * count_taps(step)
@@ -244,12 +245,12 @@ def gemm_sizes(step: Convolve) -> tuple[Dim, int, int]:
 
 
 def count_taps(step: Convolve) -> int:
-    """Places of a window."""
+    """Return the number of taps of the window."""
     return math.prod(step.operands[1].static_shape[2:])
 
 
 def launch_matrix_convolution(ctx: Lowering, step: Convolve) -> None:
-    """Launch the kernel for an image with channels last, and record the step that adds the parts of split-K."""
+    """Launch the kernel for a channels-last image; record the reduction step of split-K."""
     schedule = step.schedule
     assert schedule is not None
     kind, tile, splits, teams = schedule.operands, schedule.gemm_tile, schedule.split_k, schedule.sliced_k
@@ -270,14 +271,14 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve) -> None:
         rank = len(step.shape)
         columns = range(rank - step.channel_axes, rank)
         rows = [Axes("row", range(rank - step.channel_axes))]
-        # Each group begins at a vector.
+        # Each group must begin at a vector boundary.
         last, vectors = Axes("column", columns), n % VECTOR == 0
         epilogue, more = make_epilogue(ctx, ordered, step.total, rows, last, vectors=vectors)
     else:
         parts = ctx.empty((splits, m, n * step.groups), step.total.dtype if form is not None else DType.FLOAT32)
         epilogue, more = parts_epilogue(parts, n)
     axes = "" if windows.pointwise else "zyx"[3 - len(windows.size) :]
-    # Single elements are never outside, and what follows the last channel meets zeros of the weights.
+    # A pointwise convolution has no border, and past the last channel it multiplies zeros of the weights.
     zero = form.zero_codes if form is not None and axes else None
     step_of_place = place_stride(x)
     assert step_of_place is not None
@@ -313,7 +314,7 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve) -> None:
 
 
 def _add_windows(builder: KernelBuilder, step: Convolve, axes: str, index: DType, is_one_image: bool) -> None:
-    """Add the parameters of the image and of the windows: without ``axes`` those of a pointwise convolution."""
+    """Add the parameters of the image and the windows; without ``axes`` those of a pointwise convolution."""
     x, windows = step.operands[0], step.windows.planar
     channels = x.shape[1] // step.groups
     if not axes:

@@ -1,7 +1,7 @@
-"""Convolutions as a block-tiled product over patches that are never stored.
+"""Implicit GEMM convolution without tensor cores: a tiled product over im2col patches that are not stored.
 
-Tensors are contiguous: x is [images, groups * channels, z, y, x], out [images, groups * rows, z, y, x]; kernels for two
-spatial dimensions leave z out. ``rows`` are the output channels of one group, ``channels`` its input channels.
+Tensors are contiguous: x is [images, groups * channels, z, y, x], out [images, groups * rows, z, y, x]; 2D kernels omit
+z. ``rows`` are the output channels of a group, ``channels`` its input channels.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from ..codegen.source import register_type, text_property
 from ..contraction.prologue import conversion_setup, type_names
 
 COORDINATES = ("image = int32(batch // groups)", "channel = int32(group * rows + row)")
-"""What an epilogue of a convolution takes for coordinates, beside those in space."""
+"""Definitions of the epilogue's outer coordinates."""
 OUTSIDE = -(2**30)
-"""A coordinate that no tensor has, even after a padded position is added to it."""
+"""A coordinate outside of every tensor, even with a window's offset added."""
 
 
 def patch_table(channels: int, kernel: Sequence[int], dilations: Sequence[int], tile_k: int) -> Array:
-    """Where the elements of a patch stand, as int32 [k][4]: y, x, channel, z relative to the patch's first element.
+    """Return the coordinates of a patch's elements, int32 [k][4]: y, x, channel, z relative to its first element.
 
-    k counts channels, then the kernel's positions in row-major order, and is padded to a multiple of ``tile_k`` with
-    places outside of every tensor. ``kernel`` and ``dilations`` have two or three entries.
+    k enumerates channels, then kernel positions in row-major order. It is padded to a multiple of ``tile_k`` with
+    coordinates outside of every tensor. ``kernel`` and ``dilations`` have two or three entries.
     """
     channel, *position = np.indices((channels, *kernel), dtype=np.int32).reshape(1 + len(kernel), -1)
     steps = [p * d for p, d in zip(position, dilations, strict=True)]
@@ -52,22 +52,25 @@ def patch_table(channels: int, kernel: Sequence[int], dilations: Sequence[int], 
 
 
 def packed_shape(shape: Sequence[int], groups: int, tile: Tile) -> tuple[int, int, int]:
-    """The shape of `pack_tiles` for weights of ``shape``."""
+    """Return the shape of `pack_tiles` for weights of ``shape``."""
     rows, k = shape[0] // groups, math.prod(shape[1:])
     return groups, -(-k // tile.k) * tile.k, -(-rows // tile.m) * tile.m
 
 
 @dataclass(frozen=True)
 class TiledConv:
-    """A block computes ``tile.m`` output channels of one group at ``tile.n`` positions of one image.
+    """Implicit GEMM: a block computes ``tile.m`` output channels of one group at ``tile.n`` pixels of one image.
 
-    The epilogue's coordinates are ``image``, ``channel`` and ``column``, a position in space.
-    ``index`` is the type of places within one image of x. ``packed`` weights come from `pack_tiles`, others are as
-    ONNX has them. ``elements`` are those of x and of the weights; only those of weights may depend on where they are,
-    and on the row alone. The grid is (ceil(positions/tile.n) * ceil(rows/tile.m) * groups * images, 1, 1).
+    The epilogue's coordinates are ``image``, ``channel`` and ``column`` (the pixel). ``index`` is the type of offsets
+    in an
+    image of x. ``packed`` weights are laid out by `pack_tiles`, others as in ONNX. ``elements`` are the loaders of x
+    and
+    of the weights; only the weights' may depend on coordinates, and only on the row. The grid is
+    (ceil(positions/tile.n)
+    * ceil(rows/tile.m) * groups * images, 1, 1).
 
-    Where there are fewer threads than columns in b's tile, a thread fills neighbouring ones, at once if they are
-    neighbours in x as well.
+    With fewer threads than columns in b's tile, a thread fills several adjacent columns, by one access if they are
+    adjacent in x as well.
     """
 
     elements: tuple[Element, Element]
@@ -79,7 +82,7 @@ class TiledConv:
 
     @property
     def patches(self) -> int:
-        """Columns of b's tile that a thread fills."""
+        """Columns of b's tile per thread."""
         return self.tile.chunk if self.tile.threads < self.tile.n else 1
 
     @property
@@ -130,7 +133,7 @@ class TiledConv:
         )
 
     def _patch_place(self) -> list[str]:
-        """The place of the first element of ``patch``, by axis; outside of every tensor past the last patch."""
+        """Compute the coordinates of the first element of ``patch``; past the last patch they are outside of x."""
         axes = self.axes
         lines = ["inside = patch < positions"]
         for axis in reversed(axes[1:]):
@@ -143,7 +146,7 @@ class TiledConv:
         return [*lines, "if not inside:", f"    y0 = int32({OUTSIDE})"]
 
     def _element(self, element: Element, at: Callable[[str], str]) -> list[str]:
-        """Sets ``b_value`` to the element of x at the coordinates ``at``, 0 outside."""
+        """Set ``b_value`` to the element of x at the coordinates ``at``, or 0 outside."""
         inside = " and ".join(f"uint32({at(axis)}) < uint32(in_{axis})" for axis in self.axes)
         return [
             f"b_value = {element.accumulator}(0)",
@@ -158,11 +161,11 @@ class TiledConv:
         return place
 
     def _patch(self) -> str:
-        """A thread fills one column of b's tile."""
+        """Compute the coordinates of the one column of b's tile that the thread fills."""
         return "\n".join([f"patch = int32(column0 + (thread & {self.tile.n - 1}))", *self._patch_place()])
 
     def _fill_patches(self, element: Element) -> str:
-        """Fills copy ``filling`` of b's shared tile for ``step``; zeros stand in the padding."""
+        """Fill stage ``filling`` of b's shared tile for ``step``, with zeros for padding."""
         tile = self.tile
         count = tile.k // (tile.threads // tile.n)
         return "\n".join(
@@ -182,7 +185,7 @@ class TiledConv:
         )
 
     def _patches(self) -> str:
-        """A thread fills `patches` columns of b's tile; ``together``: whether they are neighbours on a line of x."""
+        """Compute the coordinates of the thread's `patches` columns; ``together``: they are adjacent in a row of x."""
         axes, last = self.axes, self.patches - 1
         lines = [f"{axis}_of = array_pointer(cuda.local.array({self.patches}, int32))" for axis in axes]
         lines += [
@@ -197,7 +200,7 @@ class TiledConv:
         return "\n".join(lines)
 
     def _fill_many_patches(self, element: Element) -> str:
-        """`_fill_patches` for several columns."""
+        """Do `_fill_patches` for several columns per thread."""
         tile, patches = self.tile, self.patches
         lanes = tile.n // patches
         count = tile.k // (tile.threads // lanes)

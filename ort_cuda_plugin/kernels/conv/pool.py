@@ -26,13 +26,13 @@ from ..elementwise.index_map import IndexMap, gather_into, gather_map
 from .channels_last_pool import launch_channel_pool
 
 EMULATED_WIDTH = 32
-"""Neighbours that a thread of pooling computes on the emulated device."""
+"""Adjacent pixels per thread of pooling on the emulated device."""
 
 MAX_TAPS, MAX_CHANNELS = 64, 16
-"""Elements of a window that a kernel has written out, and channels of a normalisation."""
+"""Maximum window elements that a kernel unrolls, and maximum channels of a normalisation that it unrolls."""
 
 MOST_STRIDE = 4
-"""Vectors of a line that a thread of pooling reads on a GPU."""
+"""Maximum vectors of a row that a thread of pooling loads on a GPU."""
 
 _lowest = {"f32": "float32(-math.inf)", "f64": "float64(-math.inf)", "f16": "float32(-math.inf)"}
 _lowest |= {"bf16": "float32(-math.inf)", "i8": "int32(-128)", "u8": "int32(0)"}
@@ -42,12 +42,12 @@ _registers = {"i8": "int32", "u8": "int32"}
 
 @dataclass(frozen=True)
 class Pool:
-    """Maximum, or average, of windows over the last ``rank`` dimensions of contiguous [planes, z, y, x].
+    """Maximum or average over windows along the last ``rank`` dimensions of contiguous [planes, z, y, x].
 
-    A thread computes ``width`` neighbours along x: one on a GPU, as many as fill vectors on the emulated device.
-    ``stride`` is the stride along x where it is 1 or 2, else 0. ``indices``, for one neighbour only, adds the place of
-    each maximum in the whole of x, ``column_major`` within its plane; ``include_pad`` divides averages by the number of
-    positions in the padded input, which ends at ``padded_end``. ``index`` is the type of places in the tensors.
+    A thread computes ``width`` adjacent pixels along x: one on a GPU, a vector's length on the emulated device.
+    ``stride`` is the stride along x if it is 1 or 2, else 0. ``indices`` (for ``width`` 1) stores the offset of each
+    maximum in x, with ``column_major`` transposed within its plane. With ``include_pad`` averages divide by the
+    positions in the padded input, which ends at ``padded_end``. ``index`` is the type of offsets in the tensors.
     """
 
     kind: str  # "max" or "average"
@@ -82,11 +82,11 @@ class Pool:
 
     @property
     def start(self) -> str:
-        """What a total begins with."""
+        """Initial value of a total."""
         return _lowest[self.storage] if self.kind == "max" else f"{self.register}(0)"
 
     def place(self) -> list[str]:
-        """The thread's first result, ``plane`` and ``row`` in memory, and where its window begins."""
+        """Compute the thread's first result, its ``plane`` and ``row`` offsets, and the start of its window."""
         axes, place = self.axes, register_type(self.index)
         lines = [
             indent(element_number(self.index), 0),
@@ -116,13 +116,13 @@ class Pool:
         return indent("\n".join(lines), 1)
 
     def _for_each(self, body: list[str]) -> list[str]:
-        """A loop over the thread's neighbours, ``i``."""
+        """Loop over the thread's pixels, ``i``."""
         if self.width == 1:
             return ["i = int32(0)", *body]
         return [f"for i in range({self.width}):", *(f"    {line}" for line in body)]
 
     def _windows(self) -> list[str]:
-        """The loops over a window."""
+        """Loop over a window."""
         return [
             "reach = int32((kernel_x - 1) * dilation_x)",
             f"whole = x0 >= 0 and x0 + {self.width - 1} * {self.step} + reach < in_x",
@@ -130,7 +130,7 @@ class Pool:
         ]
 
     def lines_of_windows(self, body: list[str]) -> list[str]:
-        """The loops over the lines of a window, each from {line} on, and for averages ``rows``: how many count."""
+        """Loop over the rows of a window; for averages also count them in ``rows``."""
         place = register_type(self.index)
         lines = []
         if self.kind == "average":
@@ -152,13 +152,13 @@ class Pool:
         return [*lines, indent("\n".join(body).format(line=line), level)]
 
     def _covered(self, axis: str, start: str) -> list[str]:
-        """``covered``: how many positions of a window that begins at ``start`` an average divides by."""
+        """Compute ``covered``: how many elements along a window that begins at ``start`` an average divides by."""
         at = f"int32({start} + int32(k) * dilation_{axis})"
         inside = f"{at} < padded_end_{axis}" if self.include_pad else f"uint32({at}) < uint32(in_{axis})"
         return ["covered = int32(0)", f"for k in range(kernel_{axis}):", f"    if {inside}:", "        covered += 1"]
 
     def _row(self, line: str) -> list[str]:
-        """The positions along x, in a row of x that begins at ``line``."""
+        """Accumulate the window's elements along x, in the row of x that begins at ``line``."""
         at = f"{register_type(self.index)}({line} + at)"
         value = f"value = {self.register}({self.element.load('x', at)})"
         take = [value, self.taken("totals[i]")]
@@ -174,18 +174,18 @@ class Pool:
         return ["if whole:", *(f"    {text}" for text in fast), "else:", *(f"    {text}" for text in slow)]
 
     def taken(self, total: str) -> str:
-        """The line that takes ``value`` into a total."""
+        """Return the line that accumulates ``value``."""
         if self.kind == "average":
             return f"{total} += value"
         return f"{total} = value if {self.is_better(total)} else {total}"
 
     def is_better(self, total: str) -> str:
-        """Whether ``value`` takes the place of a maximum: NaN does, and nothing comes after it but NaN."""
+        """Return the test that ``value`` replaces a maximum: NaN always does, and only NaN replaces NaN."""
         nan = "" if self.storage in _registers else " | (value != value)"
         return f"(value > {total}){nan}"
 
     def result(self, total: str, divisor: str) -> str:
-        """A total in the form that memory has."""
+        """Return a total as the value to store."""
         value = f"({total} / {self.register}({divisor}))" if self.kind == "average" else total
         return {"i8": f"int8({value})", "u8": f"uint8({value})"}.get(self.storage, self.element.cast(value))
 
@@ -226,9 +226,9 @@ class Pool:
 
 @dataclass(frozen=True)
 class VectorPool(Pool):
-    """The kernel on a GPU for windows that lie side by side along x: a thread reads vectors of lines and writes one.
+    """Pooling on a GPU for windows that tile x without overlap: vectorised loads of rows, and one vectorised store.
 
-    Its ``width`` windows have ``stride`` elements of a line each. It gives no indices.
+    Each of its ``width`` windows covers ``stride`` elements of a row. It does not support indices.
     """
 
     @property
@@ -262,7 +262,7 @@ class VectorPool(Pool):
 
 
 def window_vectors(ctx: Lowering, x: Tensor, windows: Windows, spatial: Sequence[Dim]) -> int:
-    """How many neighbouring windows a thread has; 1 where they overlap along x, or are no whole vectors."""
+    """Return the adjacent windows per thread; 1 if windows overlap along x or do not form vectors."""
     stride, begin = windows.strides[-1], windows.begin[-1]
     is_side_by_side = windows.kernel[-1] == stride and (windows.dilations[-1] == 1 or stride == 1) and begin == 0
     if ctx.device.emulated or not is_side_by_side or stride > MOST_STRIDE:
@@ -284,7 +284,7 @@ def launch_pool(
     indices: bool = False,
     column_major: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Pooling of x [images, channels, *spatial] as `Pool` says: the result, and with ``indices`` their places."""
+    """Pool x [images, channels, *spatial] as `Pool` describes; return the result, and with ``indices`` their tensor."""
     out = ctx.empty((*x.shape[:2], *spatial), x.dtype)
     places = ctx.empty(out.shape, DType.INT64) if indices else None
     x = ctx.contiguous(x)
@@ -326,11 +326,11 @@ def launch_pool(
 
 
 def _remade(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str, include_pad: bool) -> Remake:
-    """The same pooling of tensors of other strides, with the bits of `Pool`."""
+    """Return a function that records the same pooling for tensors of other strides, bit-identical to `Pool`."""
     total_type = DType.INT32 if x.dtype.is_integer else s.accumulation_type(x.dtype)
 
     def along(maps: IndexMap, axis: int, place: Scalar, tap: int) -> tuple[Scalar, Scalar]:
-        """Where a window has its tap along an axis, and whether that is in x."""
+        """Return the position of a window's tap along an axis, and whether it is inside x."""
         at = place * windows.strides[axis] - maps.dim(windows.begin[axis]) + tap * windows.dilations[axis]
         return at, (at >= 0) & (at < maps.dim(windows.size[axis]))
 
@@ -350,7 +350,7 @@ def _remade(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str, 
         return s.cast(total, x.dtype)
 
     def counted(maps: IndexMap, taps: list[list[tuple[Scalar, Scalar]]]) -> Scalar:
-        """How many taps an average divides by."""
+        """Return the number of taps by which an average divides."""
         count = s.constant(1, DType.INT32)
         for axis, of_axis in enumerate(taps):
             end = maps.dim(windows.size[axis] + windows.end[axis])
@@ -370,7 +370,7 @@ def _remade(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str, 
 def local_response_normalization(
     ctx: Lowering, x: Tensor, *, size: int, alpha: float, beta: float, bias: float
 ) -> Tensor:
-    """LRN over ``size`` neighbours among the channels of x [images, channels, ...].
+    """Compute LRN over ``size`` adjacent channels of x [images, channels, ...].
 
     out = x / (bias + alpha/size * sum(x[c - before .. c + after]^2))^beta, as ONNX defines it.
     """
@@ -400,7 +400,7 @@ def local_response_normalization(
 
 
 def _inverse_power(x: Scalar, exponent: float) -> Scalar:
-    """x**-exponent, by roots for the exponent that nearly all models have: a general power takes five times as long."""
+    """Return x**-exponent. The usual exponent 0.75 uses roots: a general power takes five times as long."""
     if exponent == 0.75:
         root = s.unary_float("rsqrt", x)
         return root * s.sqrt(root)

@@ -1,9 +1,9 @@
-"""Two convolutions of single places, one after the other, in one kernel: how the channels of an image are weighted.
+"""Fused squeeze-and-excitation: two pointwise convolutions of one pixel per image, in one kernel.
 
-Networks with squeeze and excitation make two products of a few channels for each image. For a library each is a launch
-that takes longer to begin than to compute, and often a map of what it leaves. Here a block makes all of the first
-product of its image, which stays in shared memory, and a part of the second one. What it reads does not depend on what
-it computes: so the weights of both products are under way at once.
+Networks with squeeze-and-excitation multiply a vector per image by two small matrices. With a library each product is a
+launch whose latency exceeds its work, often followed by a map. Here each block computes the whole first product of its
+image, into shared memory, and a slice of the second. The weights' addresses do not depend on computed values, so the
+loads of both matrices are in flight at once.
 """
 
 from __future__ import annotations
@@ -24,27 +24,30 @@ from ..codegen.vectors import VECTOR_BYTES
 __all__ = ["ChainForm", "choose_form", "launch_chain"]
 
 THREADS, WARP = 512, 32
+"""Threads per block, and per warp."""
 MOST_BYTES = 1 << 18
-"""Maximum bytes of a product's weights: each block reads all of the first product's."""
+"""Maximum bytes of a product's weights; every block reads all weights of the first product."""
 MOST_VECTORS = 12
-"""Maximum vectors of an image, and of the second weights, in a thread."""
+"""Maximum vectors of an image, and of the second product's weights, per thread."""
 MOST_KEPT = 24
-"""Maximum vectors that a thread keeps in registers between the products, after 16-bit values are widened."""
+"""Maximum vectors that a thread holds in registers between the products, after widening of 16-bit values."""
 AT_ONCE = 15
-"""Vectors of weights that a thread loads before it adds them up."""
+"""Vectors of weights that a thread loads before it multiplies them."""
 LEAST_ROWS = 64
-"""Channels of the result that are worth a block."""
+"""Minimum output channels per block."""
 IMAGES_PER_MULTIPROCESSOR = 2
-"""With more a library reads the weights more seldom."""
+"""Maximum images per multiprocessor; with more, a library reads the weights less often."""
 BLOCKS = 2
-"""For so many multiprocessors there is a block: with more blocks more of them read the first weights at once."""
+"""Multiprocessors per block: more blocks would contend for the first product's weights."""
 SUMS = 4
-"""A thread adds up side by side: the additions of one sum wait for each other."""
+"""Independent accumulators per thread, to hide the latency of additions."""
 NOTE = "two convolutions of single places: one kernel"
 
 
 @dataclass(frozen=True)
 class _Product:
+    """A product of one block: ``rows`` results over ``columns`` channels; ``lanes`` threads share a row of weights."""
+
     """A block makes ``rows`` results of ``columns`` channels. ``lanes`` threads have a row of weights, by vectors."""
 
     rows: int
@@ -54,22 +57,22 @@ class _Product:
 
     @property
     def vectors(self) -> int:
-        """Of a row."""
+        """Vectors of a row."""
         return self.columns // self.width
 
     @property
     def count(self) -> int:
-        """Vectors of a row that a thread has."""
+        """Vectors of a row per thread."""
         return -(-self.vectors // self.lanes)
 
     @property
     def own(self) -> int:
-        """Columns of a row that a thread has, and perhaps some behind its end."""
+        """Columns of a row per thread, including padding past its end."""
         return self.count * self.width
 
     @property
     def groups(self) -> int:
-        """Rows that a block makes at once."""
+        """Rows that a block computes at a time."""
         return THREADS // self.lanes
 
     @property
@@ -89,7 +92,7 @@ def _product(rows: int, columns: int, itemsize: int) -> _Product:
 
 @dataclass(frozen=True)
 class ChainForm:
-    """``parts`` blocks have an image; each makes all of the first product, and some rows of the second one."""
+    """Work of a block: all of the first product and some rows of the second; ``parts`` blocks share an image."""
 
     parts: int
     first: _Product
@@ -97,7 +100,7 @@ class ChainForm:
 
 
 def choose_form(ctx: Lowering, first: Convolve, second: Convolve) -> ChainForm | None:
-    """None where a library is faster."""
+    """Choose the work of a block; None if a library is faster."""
     multiprocessors, itemsize = ctx.device.multiprocessors, first.operands[0].dtype.itemsize
     hidden, channels = first.operands[1].static_shape[:2]
     rows = second.operands[1].static_shape[0]
@@ -122,10 +125,11 @@ def launch_chain(ctx: Lowering, form: ChainForm, first: Convolve, second: Convol
 
 @dataclass
 class _Half:
-    """One of the products in the kernel: names of what a thread has of it.
+    """One of the two products in the kernel: variables of a thread.
 
-    ``vectors`` say where in a row they begin. For each round there are ``rows``, the row of weights, ``starts``, where
-    that begins, ``inside``, whether it is one, ``beside``, what the step reads beside the operands, and ``totals``.
+    ``vectors`` are the thread's offsets in a row. For each round there are: ``rows``, the row of weights; ``starts``,
+    its
+    offset; ``inside``, whether it exists; ``beside``, the values of the step's other inputs; ``totals``.
     """
 
     step: Convolve
@@ -140,7 +144,7 @@ class _Half:
 
 
 class _Chain:
-    """Emits the kernel of two such convolutions."""
+    """Generator of the fused kernel."""
 
     def __init__(self, ctx: Lowering, form: ChainForm, first: Convolve, second: Convolve) -> None:
         self.ctx, self.form, self.first, self.second = ctx, form, first, second
@@ -148,7 +152,7 @@ class _Chain:
         self.emit = self.builder.emit
 
     def launch(self) -> None:
-        """Launches it. Everything is loaded before anything is added up."""
+        """Emit and launch the kernel. It loads all operands before it multiplies."""
         builder, emit, form = self.builder, self.emit, self.form
         x = self.first.operands[0]
         image = builder.tensor(x)
@@ -173,7 +177,7 @@ class _Chain:
         builder.launch(self.ctx, kernel_name(self.ctx), (x.shape[0] * form.parts, 1, 1), block, bounded=True)
 
     def _products(self, image: str, halves: Sequence[_Half], is_whole: bool) -> None:
-        """Both products, and the first one's results. With ``is_whole`` weights are loaded ahead, by vectors."""
+        """Emit both products, and the first epilogue. With ``is_whole`` (aligned) weights are prefetched by vectors."""
         emit, (first, second) = self.emit, halves
         base = f"image * {first.product.columns}"
         loaded: list[str] = []
@@ -189,7 +193,7 @@ class _Chain:
         for number, row in enumerate(first.starts):
             if is_whole:
                 if number and number % at_once == 0:
-                    # No load goes ahead of it, for which there would be no registers.
+                    # The barrier keeps the compiler from hoisting further loads, for which registers would not suffice.
                     emit.line("cuda.syncthreads()")
                 self._add_up(first, number, values, self._loaded(first, first.pointer, row))
             else:
@@ -213,7 +217,7 @@ class _Chain:
                 self._add_up_slowly(second, number, "hidden[k]")
 
     def _half(self, step: Convolve, product: _Product, begin: str) -> _Half:
-        """Names of a product, with what its step reads beside the operands."""
+        """Emit the thread's offsets in a product, and loads of the step's other inputs."""
         builder, emit = self.builder, self.emit
         w = step.operands[1]
         pointer = builder.tensor(w)
@@ -240,7 +244,7 @@ class _Chain:
         return _Half(step, product, pointer, vectors, rows, starts, inside, beside, totals)
 
     def _loaded(self, half: _Half, pointer: str, begin: str) -> str:
-        """Lanes with a thread's vectors of the row that begins there."""
+        """Emit loads of the thread's vectors of the row at ``begin``; return the variable."""
         emit, width = self.emit, half.product.width
         lanes = emit.fresh("r")
         emit.line(f"{lanes} = lanes_of({pointer}, {half.product.own})")
@@ -250,7 +254,7 @@ class _Chain:
         return lanes
 
     def _add_up(self, half: _Half, number: int, values: str, lanes: str) -> None:
-        """A thread's part of the sum of a round, of what it has in registers."""
+        """Emit the thread's partial sum of a round from registers."""
         emit, p, dtype = self.emit, half.product, half.step.operands[1].dtype
         sums = emit.fresh("sums")
         emit.line(f"{sums} = registers_f32({SUMS})")
@@ -262,14 +266,14 @@ class _Chain:
                     f"{values}[{vector * p.width} + e] * {load_text(lanes, f'{vector * p.width} + e', dtype)}"
                 )
                 if vector == p.count - 1 and p.vectors % p.lanes:
-                    # The last lanes have read another vector of the row in place of one behind it.
+                    # In the last vector some lanes have read a clamped address: discard their products.
                     is_in_row = f"(thread & {p.lanes - 1}) + {vector * p.lanes} < {p.vectors}"
                     term = emit.assign(f"choose({is_in_row}, {term}, float32(0))")
                 emit.line(f"{sums}[e & {SUMS - 1}] += {term}")
         emit.line(f"{half.totals[number]} = {' + '.join(f'{sums}[{i}]' for i in range(SUMS))}")
 
     def _add_up_slowly(self, half: _Half, number: int, factor: str) -> None:
-        """As `_add_up`, element by element; ``factor`` is what the weight of column k is multiplied with."""
+        """Emit `_add_up` element by element; ``factor`` multiplies the weight of column k."""
         p, total = half.product, half.totals[number]
         weight = load_text(half.pointer, f"{half.starts[number]} + k", half.step.operands[1].dtype)
         self.emit.line(f"{total} = float32(0)")
@@ -277,7 +281,7 @@ class _Chain:
         self.emit.line(f"    {total} += {factor} * {weight}")
 
     def _results(self, half: _Half) -> Iterator[str]:
-        """For each round the row whose sum is known, in a block of the one thread that stores it."""
+        """Reduce each round's sum across lanes; yield its row inside a branch of the one thread that stores it."""
         emit, totals, apart = self.emit, half.totals, half.product.lanes // 2
         while apart:
             totals = [emit.assign(f"{total} + shfl_xor_f32({total}, int32({apart}))") for total in totals]

@@ -1,7 +1,7 @@
-"""A transposed convolution as plain ones: the places of the result that are a stride apart are one, of some weights.
+"""Transposed convolution as plain convolutions, one per phase: the output pixels with one remainder by the stride.
 
-Place ``o`` gets ``x[i] * w[k]`` where ``o = i * stride + k * dilation - begin``. Places with the same remainder by the
-stride have the same elements k of the window, and their i are as far apart as in a window with a dilation.
+Output pixel ``o`` accumulates ``x[i] * w[k]`` for ``o = i * stride + k * dilation - begin``. Pixels of a phase use the
+same taps k, and their inputs i are those of a window with a dilation.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ..elementwise.index_map import IndexMap, gather_map
 __all__ = ["has_few_phases", "phases"]
 
 MAX_PHASES = 16
-"""Each is a launch."""
+"""Maximum phases, each of which is a launch."""
 
 
 @dataclass(frozen=True)
 class Along:
-    """What one phase has along a dimension: elements of the window from ``last`` on, each ``apart`` before the other.
+    """One dimension of a phase: ``taps`` elements of the window, from ``last`` down in steps of ``apart``.
 
-    They meet the places of x that begin ``pad`` before the place of the result, ``dilation`` apart.
+    They read x from ``pad`` before the output pixel on, ``dilation`` apart.
     """
 
     phase: int
@@ -51,15 +51,15 @@ def along(phase: int, size: int, stride: int, dilation: int, begin: int) -> Alon
 
 
 def has_few_phases(step: Convolve) -> bool:
-    """Whether `phases` takes the step, and makes a few convolutions of it."""
+    """Tell whether `phases` supports the step, and splits it into few convolutions."""
     known = all(isinstance(pad, int) for pad in step.windows.begin)
     return known and step.channel_axes == 1 and math.prod(step.windows.strides) <= MAX_PHASES
 
 
 def phases(ctx: Lowering, step: Convolve) -> Iterator[Map]:
-    """The plain convolutions that ``step``, whose weights and paddings are known, is made of.
+    """Yield the plain convolutions of a transposed ``step`` with constant padding.
 
-    A map is in the place of one that no element of the window reaches.
+    A phase without taps is a map instead.
     """
     windows = step.windows
     kernel = step.operands[1].static_shape[2:]
@@ -80,7 +80,7 @@ def _phase(ctx: Lowering, step: Convolve, chosen: Sequence[Along], shape: Sequen
     x, windows = step.operands[0], step.windows
 
     def part(y: Tensor) -> Tensor:
-        """The places of the phase."""
+        """Return the view of the phase's pixels."""
         strides, offset = list(broadcast_strides(y, step.shape)), y.offset
         dims = [size if stride != 0 else 1 for size, stride in zip(shape, strides, strict=True)]
         for axis, one, jump in zip(step.space, chosen, windows.strides, strict=True):
@@ -115,7 +115,7 @@ def _phase(ctx: Lowering, step: Convolve, chosen: Sequence[Along], shape: Sequen
 
 
 def _weights(ctx: Lowering, step: Convolve, chosen: Sequence[Along]) -> Tensor:
-    """The elements of the window that a phase has, as ONNX has weights, with their channels last in memory."""
+    """Return the weights of a phase in ONNX's order of dimensions, channels-last in memory."""
     w, groups = step.operands[1], step.groups
     inputs, rows, *_ = w.static_shape
     channels = inputs // groups
