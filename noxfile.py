@@ -1,7 +1,7 @@
 """Sessions for recurring tasks: ``nox -l`` lists them, ``nox -s test -- -k Softmax`` runs one with arguments.
 
-Sessions run in the environment that nox is installed in, so that the `test` extra names every tool once; `exports`
-and `wheels` make their own.
+Sessions run in the environment that nox is installed in, so that the `test` extra names every tool once; `exports`,
+`lock`, `serving` and `wheels` make their own.
 `.ci/run` makes an environment of its own.
 """
 
@@ -22,6 +22,10 @@ DOCUMENTS = {
     "environment": ("options", "docs/environment.md"),
 }
 """Generated documents, or documents with generated tables: by name the command and the file."""
+
+LOCK = ".ci/lock.txt"
+"""pip constraints: the exact versions of everything that the checks install."""
+LOCKED_EXTRAS = ("cpu", "gpu", "libs", "profiling", "test", "wheels")
 
 
 def python(session: nox.Session, *arguments: str) -> None:
@@ -66,8 +70,21 @@ def exports(session: nox.Session) -> None:
 @nox.session(venv_backend="venv")
 def wheels(session: nox.Session) -> None:
     """Build, check and try the source distribution and the wheels, with tools in an environment of their own."""
-    session.install("cffi>=2", *nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]["wheels"])
+    session.install(
+        "-c", LOCK, "cffi>=2", *nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]["wheels"]
+    )
     session.run("python", ".ci/build_wheels.py", *session.posargs)
+
+
+@nox.session(venv_backend="venv")
+def lock(session: nox.Session) -> None:
+    """Write .ci/lock.txt again, with the newest versions that pyproject.toml allows; `-- -P NAME` renews one alone."""
+    session.install("uv")
+    command = ["uv", "pip", "compile", "pyproject.toml", "--quiet", "--universal", "--python-version", "3.11"]
+    command += ["--no-annotate", "--custom-compile-command", "nox -s lock", "--output-file", LOCK]
+    for extra in LOCKED_EXTRAS:
+        command += ["--extra", extra]
+    session.run(*command, *(session.posargs or ["--upgrade"]))
 
 
 @nox.session
