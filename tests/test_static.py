@@ -1,14 +1,24 @@
-"""The tools that every change passes: ruff, mypy --strict, clang-format."""
+"""The tools that every change passes: ruff, mypy --strict, clang-format, and those for the definitions in .github."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+PROGRAMS = Path(sys.executable).parent
+HOSTED = ROOT / ".github"
+SCHEMAS = {
+    "workflows/*.yml": "github-workflows",
+    "actions/*/action.yml": "github-actions",
+    "ISSUE_TEMPLATE/*.yml": "github-issue-forms",
+    "dependabot.yml": "dependabot",
+}
+"""The schema of each definition, as check-jsonschema names it."""
 
 
 def run(*command: str) -> None:
@@ -26,8 +36,20 @@ def test_mypy_strict_is_clean() -> None:
 
 
 def test_c_sources_are_clang_formatted() -> None:
-    sources = [
-        str(path) for folder in ("csrc_shim", "tests", "bench") for path in sorted((ROOT / folder).rglob("*.[ch]"))
-    ]
-    clang_format = str(Path(sys.executable).parent / "clang-format")
-    run(clang_format, "--dry-run", "-Werror", *(source for source in sources if Path(source).name != "ort_abi.h"))
+    files = [path for folder in ("csrc_shim", "tests", "bench") for path in sorted((ROOT / folder).rglob("*.[ch]"))]
+    sources = [str(path) for path in files if path.name != "ort_abi.h"]
+    run(str(PROGRAMS / "clang-format"), "--dry-run", "-Werror", *sources)
+
+
+@pytest.mark.skipif(find_spec("check_jsonschema") is None, reason="check-jsonschema is not installed")
+@pytest.mark.parametrize("pattern", SCHEMAS)
+def test_definitions_of_github_have_the_form_of_their_schema(pattern: str) -> None:
+    files = [str(path) for path in sorted(HOSTED.glob(pattern))]
+    assert files
+    run(sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{SCHEMAS[pattern]}", *files)
+
+
+@pytest.mark.skipif(not (PROGRAMS / "zizmor").exists(), reason="zizmor is not installed")
+def test_workflows_pass_the_audit_of_zizmor() -> None:
+    """Unpinned actions, more permissions than needed, text of others in commands, caches that a release would trust."""
+    run(str(PROGRAMS / "zizmor"), "--offline", "--no-progress", str(HOSTED))
