@@ -28,6 +28,10 @@ LOCK = ".ci/lock.txt"
 LOCKED_EXTRAS = ("cpu", "gpu", "libs", "profiling", "test", "wheels")
 
 
+BOTH_TIERS = ("-m", "full or not full")
+"""Arguments of pytest."""
+
+
 def python(session: nox.Session, *arguments: str) -> None:
     session.run(sys.executable, *arguments, external=True)
 
@@ -57,21 +61,27 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def test(session: nox.Session) -> None:
-    """The test suite; arguments are pytest's."""
+    """The first tier of tests; arguments are pytest's."""
     pytest(session, *session.posargs)
+
+
+@nox.session
+def full(session: nox.Session) -> None:
+    """Both tiers of tests; arguments are pytest's."""
+    pytest(session, *BOTH_TIERS, *session.posargs)
 
 
 @nox.session
 def sanitize(session: nox.Session) -> None:
     """C programs and the library under AddressSanitizer, UBSan and ThreadSanitizer."""
-    pytest(session, "-k", "sanitizers or sanitized or damaged", *session.posargs)
+    pytest(session, *BOTH_TIERS, "-k", "sanitizers or sanitized or damaged", *session.posargs)
 
 
 @nox.session(venv_backend="venv")
 def exports(session: nox.Session) -> None:
     """Run models of Hugging Face through ONNX Runtime's optimizer, with PyTorch in an environment of its own."""
     session.install("-e", ".[cpu,test,exports]")
-    session.run("pytest", "-n", "1", "tests/exports", *session.posargs)
+    session.run("pytest", *BOTH_TIERS, "-n", "1", "tests/exports", *session.posargs)
 
 
 @nox.session(venv_backend="venv")
@@ -118,7 +128,7 @@ def programs(session: nox.Session) -> None:
 @nox.session
 def interpret(session: nox.Session) -> None:
     """Tests of operators, with every model in the reference interpreter; the test suite has a sample."""
-    pytest(session, "tests/ops", "--interpret", *session.posargs)
+    pytest(session, *BOTH_TIERS, "tests/ops", "--interpret", *session.posargs)
 
 
 @nox.session

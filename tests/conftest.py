@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import tiers
 from ort_cuda_plugin.compiler.library import kernel_library
 from ort_cuda_plugin.compiler.library.kernel_library import MANIFEST_VARIABLE
 from ort_cuda_plugin.ep.device.devices import LOWERING_VARIABLE
@@ -60,6 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(tiers, "tiers")
     if lowering := config.getoption("--lowering"):
         os.environ[LOWERING_VARIABLE] = lowering  # inherited by workers and by the processes of tests
     os.environ[VERIFY_VARIABLE] = "1"

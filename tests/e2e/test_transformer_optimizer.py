@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,10 @@ from encoder import encoder, encoder_inputs
 from fused_models import assert_runs_whole, contributed, optimized
 from gpt import gpt
 
-pytest.importorskip("sympy", reason="the optimizer's shape inference needs sympy: pip install sympy")
+# Not imported here: it takes most of a second, in each process that collects tests.
+pytestmark = pytest.mark.skipif(
+    find_spec("sympy") is None, reason="the optimizer's shape inference needs sympy: pip install sympy"
+)
 
 TOLERANCE = 1e-5
 HEADS, HIDDEN, VOCABULARY = 4, 32, 64

@@ -1,0 +1,365 @@
+"""CPU time of the test suite, by what it is spent on.
+
+    python bench/test_time.py [--keep FILE] [--rows 40] [pytest's arguments]
+    python bench/test_time.py --report FILE [--rows 40]
+    python bench/test_time.py --choose FILE --budget 700
+
+Runs pytest with this file as a plugin. Each test gets the CPU seconds of its process and of its child processes. The
+process's own are divided into stages: Numba's front end, the stages of the emulated device's compiler and of the GPU's,
+creation of sessions, Runs, and the rest. ``waiting`` is wall time without CPU time; it means something on an idle
+machine only.
+
+Results are appended to FILE as each test ends, one JSON object per line, so an interrupted run can be reported.
+Each record also has the kernels that the test requested, with the CPU seconds of those that it compiled: tests that
+share kernels pay for them once, so the sum of a selection of tests is smaller than the time of each alone.
+
+``--choose`` writes tests/second_tier.txt, such that the first tier takes ``--budget`` CPU seconds on an empty kernel
+cache: the dearest tests move to the second tier. The cheapest tests of an operator and of a command stay. Measure with
+an empty cache and ``-m "full or not full"`` before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import functools
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "harness"))
+from tiers import FURTHER_CASE, FURTHER_CASES, SECOND_TIER, sample
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS_VARIABLE = "TEST_TIME_RESULTS"
+COMPILER_STAGES = {
+    "kernel_ir": "numba",
+    "inline_into_kernel": "llvm: inline",
+    "optimised_module": "llvm: optimise",
+    "compile_emulated": "llvm: emit",
+    "compile_cuda": "nvvm, nvJitLink",
+    "compile_foreign": "nvrtc",
+}
+"""Functions of `ort_cuda_plugin.compiler.compile`, and the stage that each is. An inner function's time is not counted
+in the outer one's.
+"""
+COLUMNS = (*COMPILER_STAGES.values(), "create session", "run session", "other", "child processes")
+
+
+class Stages:
+    """CPU seconds of this process by stage; nested stages do not count twice."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.stack: list[str] = []
+        self.since = time.process_time()
+
+    def switch(self) -> None:
+        now = time.process_time()
+        self.seconds[self.stack[-1] if self.stack else "other"] += now - self.since
+        self.since = now
+
+    def wrap(self, owner: Any, name: str, stage: str) -> None:
+        function = getattr(owner, name)
+
+        @functools.wraps(function)
+        def measured(*arguments: Any, **named: Any) -> Any:
+            self.switch()
+            self.stack.append(stage)
+            try:
+                return function(*arguments, **named)
+            finally:
+                self.switch()
+                self.stack.pop()
+
+        setattr(owner, name, measured)
+
+    def take(self) -> dict[str, float]:
+        self.switch()
+        seconds = {stage: round(value, 4) for stage, value in self.seconds.items() if value >= 0.0001}
+        self.seconds.clear()
+        return seconds
+
+
+def child_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+class Recorder:
+    """The pytest plugin, in each process that runs tests."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.stages = Stages()
+        self.requested: dict[str, float] = {}
+        self.compiled: dict[str, float] = {}
+        self.subjects: set[str] = set()
+
+    def write(self, record: dict[str, object]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def instrument(self) -> None:
+        import onnxruntime
+
+        from ort_cuda_plugin.compiler.library import kernel_library
+        from ort_cuda_plugin.compiler.library.isolation import import_compiler
+
+        compiler = import_compiler()
+        for name, stage in COMPILER_STAGES.items():
+            self.stages.wrap(compiler, name, stage)
+        session = onnxruntime.InferenceSession
+        self.stages.wrap(session, "__init__", "create session")
+        for name in ("run", "run_with_iobinding", "run_with_ort_values", "run_async"):
+            self.stages.wrap(session, name, "run session")
+        self.note_kernels(kernel_library, compiler)
+        self.note_subjects()
+
+    def note_subjects(self) -> None:
+        from ort_cuda_plugin import cli
+        from ort_cuda_plugin.ops.registry import Operator
+
+        lower, run_command = Operator.lower, cli._run
+
+        def noted_lowering(operator: Any, *arguments: Any) -> Any:
+            self.subjects.add(f"operator {operator.domain} {operator.name}-{operator.since}")
+            return lower(operator, *arguments)
+
+        def noted_command(words: list[str]) -> int:
+            self.subjects.add(f"command {words[0] if words else ''}")
+            return run_command(words)
+
+        Operator.lower, cli._run = noted_lowering, noted_command  # type: ignore[method-assign,assignment]
+
+    def note_kernels(self, kernel_library: Any, compiler: Any) -> None:
+        key_of, compile_kernel = kernel_library.kernel_key, compiler.compile_kernel
+
+        def noted_key(spec: Any, target: Any) -> str:
+            key: str = key_of(spec, target)
+            self.requested[key[:16]] = round(kernel_library.expected_seconds(spec), 4)
+            return key
+
+        def noted_compilation(spec: Any, target: Any, *rest: Any) -> Any:
+            begun = time.thread_time()
+            try:
+                return compile_kernel(spec, target, *rest)
+            finally:
+                self.compiled[key_of(spec, target)[:16]] = round(time.thread_time() - begun, 4)
+
+        kernel_library.kernel_key, compiler.compile_kernel = noted_key, noted_compilation
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if session.config.option.numprocesses and "PYTEST_XDIST_WORKER" not in os.environ:
+            return
+        self.write({"collected": len(session.items), "seconds": round(time.process_time(), 2)})
+        self.instrument()
+        self.stages.take()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.stages.take()
+        self.requested, self.compiled, self.subjects = {}, {}, set()
+        wall, own, children = time.perf_counter(), time.process_time(), child_seconds()
+        try:
+            return (yield)
+        finally:
+            spent, in_children = time.process_time() - own, child_seconds() - children
+            stages = self.stages.take()
+            stages["child processes"] = round(in_children, 4)
+            self.write(
+                {
+                    "test": item.nodeid,
+                    "seconds": round(spent + in_children, 4),
+                    "waiting": round(max(0.0, time.perf_counter() - wall - spent - in_children), 4),
+                    "stages": stages,
+                    "requested": self.requested,
+                    "compiled": self.compiled,
+                    "subjects": sorted(self.subjects),
+                    "further": any(mark.kwargs.get("reason") == FURTHER_CASE for mark in item.iter_markers("full")),
+                }
+            )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if path := os.environ.get(RESULTS_VARIABLE):
+        config.pluginmanager.register(Recorder(Path(path)), "test_time_recorder")
+
+
+# ---- report ----
+
+
+def add(totals: dict[str, dict[str, float]], row: str, record: dict[str, Any]) -> None:
+    for stage, seconds in record["stages"].items():
+        totals[row][stage] += seconds
+    totals[row]["all"] += record["seconds"]
+    totals[row]["tests"] += 1
+
+
+def table(title: str, totals: dict[str, dict[str, float]], rows: int) -> Iterator[str]:
+    yield f"\n{title}"
+    heads = ["CPU s", "tests", *COLUMNS]
+    widths = [max(8, len(head) + 2) for head in heads]
+    yield "".join(head.rjust(width) for head, width in zip(heads, widths, strict=True))
+    for name, values in sorted(totals.items(), key=lambda entry: -entry[1]["all"])[:rows]:
+        cells = [f"{values['all']:.1f}", f"{values['tests']:.0f}", *(f"{values[column]:.1f}" for column in COLUMNS)]
+        yield "".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)) + "  " + name
+
+
+def report(path: Path, rows: int) -> Iterator[str]:
+    def groups() -> dict[str, dict[str, float]]:
+        return defaultdict(lambda: defaultdict(float))
+
+    whole, files, tests = groups(), groups(), groups()
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        if "test" not in record:
+            yield f"collected {record['collected']} tests in {record['seconds']} CPU s of one process"
+            continue
+        add(whole, "all", record)
+        add(files, record["test"].partition("::")[0], record)
+        add(tests, record["test"].partition("[")[0], record)
+    yield from table("all", whole, 1)
+    yield from table("files", files, rows)
+    yield from table("tests, all their parameters", tests, rows)
+
+
+# ---- choice of the second tier ----
+
+SECONDS_PER_EXPECTED = 1.5
+"""CPU seconds of a kernel's compilation by `expected_seconds`, where the records have no compilation of it."""
+
+
+Record = dict[str, Any]
+
+
+class Costs:
+    """CPU seconds of tests with an empty kernel cache."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.compilation: dict[str, float] = {}
+        """Seconds by kernel."""
+        users: dict[str, set[str]] = defaultdict(set)
+        for record in records:
+            for key, expected in record["requested"].items():
+                self.compilation.setdefault(key, SECONDS_PER_EXPECTED * expected)
+                users[key].add(function_of(record))
+        for record in records:
+            self.compilation |= record["compiled"]
+        self.users = {key: len(functions) for key, functions in users.items()}
+
+    @staticmethod
+    def own(cases: Iterable[Record]) -> float:
+        return sum(float(case["seconds"] - sum(case["compiled"].values())) for case in cases)
+
+    @staticmethod
+    def kernels(cases: Iterable[Record]) -> set[str]:
+        return {key for case in cases for key in case["requested"]}
+
+    def of(self, cases: Sequence[Record]) -> float:
+        """Seconds of one test's cases. Tests that request a kernel share the time of its compilation."""
+        return self.own(cases) + sum(self.compilation[key] / self.users[key] for key in self.kernels(cases))
+
+    def total(self, cases: Sequence[Record]) -> float:
+        """Seconds of all these cases, with each kernel compiled once."""
+        return self.own(cases) + sum(self.compilation[key] for key in self.kernels(cases))
+
+
+def function_of(record: Record) -> str:
+    return str(record["test"]).partition("[")[0]
+
+
+def first_tier(tests: dict[str, list[Record]], kept: set[str], costs: Costs, limit: float) -> dict[str, list[Record]]:
+    """Return the cases of each test in the first tier if none but those of ``kept`` takes longer than ``limit``."""
+    tier = {}
+    for test, cases in tests.items():
+        one = sample([case["test"].partition("[")[2].removesuffix("]") for case in cases], 1)
+        alone = [case for case in cases if case["test"].partition("[")[2].removesuffix("]") in one]
+        if test in kept or costs.of(cases) <= limit:
+            tier[test] = cases
+        elif costs.of(alone) <= limit:
+            tier[test] = alone
+    return tier
+
+
+def write_second_tier(records: Sequence[Record], budget: float) -> str:
+    """Write the tests that take longest, so that the others fit into the budget, and return a summary."""
+    costs = Costs(records)
+    tests: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        if not record["further"]:
+            tests[function_of(record)].append(record)
+    kept: set[str] = set()
+    seen: set[str] = set()
+    limits = {test: costs.of(cases) for test, cases in tests.items()}
+    for test in sorted(tests, key=lambda test: limits[test]):
+        subjects = {subject for case in tests[test] for subject in case["subjects"]}
+        if subjects - seen:
+            kept.add(test)
+            seen |= subjects
+
+    def seconds(limit: float) -> float:
+        tier = first_tier(tests, kept, costs, limit)
+        return costs.total([case for cases in tier.values() for case in cases])
+
+    limits_in_order = sorted(limits.values())
+    number = bisect.bisect_right(limits_in_order, budget, key=seconds)
+    limit = limits_in_order[max(0, number - 1)]
+    tier = first_tier(tests, kept, costs, limit)
+    moved = [test for test in tests if test not in tier]
+    moved += [f"{test}{FURTHER_CASES}" for test, cases in tier.items() if len(cases) < len(tests[test])]
+    head = (
+        "# Tests of the second tier, which `pytest` leaves out and `pytest -m full` runs: those that take longest.",
+        "# [*]: one case stays in the first tier. `python bench/test_time.py --choose` writes this file.",
+    )
+    SECOND_TIER.write_text("\n".join([*head, *sorted(moved)]) + "\n")
+    return (
+        f"first tier: {seconds(limit):.0f} CPU s, {len(tier)} tests, the longest {limit:.1f} s beside {len(kept)} that "
+        f"an operator or a command needs; second tier: {len(tests) - len(tier)} tests and further cases; "
+        f"both: {costs.total(records):.0f} CPU s"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="append the results to this file")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="report these results; run nothing")
+    parser.add_argument(
+        "--choose", type=Path, metavar="FILE", help="write the second tier by these results; run nothing"
+    )
+    parser.add_argument("--budget", type=float, default=700, help="CPU seconds of the first tier")
+    parser.add_argument("--rows", type=int, default=40, help="rows of each table")
+    options, arguments = parser.parse_known_args()
+    if options.report:
+        print("\n".join(report(options.report, options.rows)))
+        return 0
+    if options.choose:
+        records = [json.loads(line) for line in options.choose.read_text().splitlines()]
+        print(write_second_tier([record for record in records if "test" in record], options.budget))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        path = options.keep or Path(folder) / "results.jsonl"
+        path = path.resolve()
+        path.touch()
+        environment = os.environ | {
+            RESULTS_VARIABLE: str(path),
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "bench"), os.environ.get("PYTHONPATH", "")]),
+        }
+        command = [sys.executable, "-m", "pytest", "-p", "test_time", *arguments]
+        code = subprocess.run(command, cwd=ROOT, env=environment).returncode
+        print("\n".join(report(path, options.rows)))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

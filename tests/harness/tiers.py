@@ -1,0 +1,102 @@
+"""The two tiers of the test suite, as a pytest plugin.
+
+``pytest`` runs the first tier, which every change needs. Tests with the marker ``full`` are the second tier. A test has
+the marker from its file, or from this plugin for one of two reasons:
+
+- it is a line of tests/second_tier.txt: it takes long. A line that ends with ``[*]`` leaves one case in the first tier.
+  ``bench/test_time.py --choose`` writes that file;
+- in the folders `SAMPLED` the first tier has a sample of the cases of each parametrised test (`sample`), unless the
+  test has the marker ``every_case``.
+
+What the command line names is run whole: a file, a node id, or what an expression of markers selects (``-m full``,
+``-m gpu``, ``-m "full or not full"``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+SECOND_TIER = Path(__file__).resolve().parent.parent / "second_tier.txt"
+"""Test functions of the second tier, one node id a line; ``#`` begins a comment."""
+FURTHER_CASES = "[*]"
+SAMPLED = ("e2e", "graph", "kernels", "memory", "ops")
+"""Folders of tests/ in which each case creates sessions or compiles kernels of its own."""
+MOST_VALUES = 3
+"""Number of values of each parameter that have a case in the first tier, where a test is sampled."""
+TAKES_LONG, FURTHER_CASE = "takes long", "further case"
+"""Reasons of the marker ``full`` that this plugin gives."""
+
+
+def read_second_tier(path: Path = SECOND_TIER) -> list[str]:
+    """Return the node ids of the file."""
+    lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
+    return [line for line in lines if line]
+
+
+def sample(names: Sequence[str], most_values: int = MOST_VALUES) -> set[str]:
+    """Return which cases of one test are in the first tier; a name is what stands in the brackets of a node id.
+
+    The first ``most_values`` values of each parameter, in an order by their hash, have a case (each-choice coverage);
+    if it is 1, the sample is one case.
+    The choice depends on the names alone: it is the same in all processes, and a new case moves few others.
+    """
+
+    def order(text: str) -> bytes:
+        return hashlib.sha256(text.encode()).digest()
+
+    if most_values == 1:
+        return {min(names, key=order)}
+    values: dict[int, set[str]] = defaultdict(set)
+    for name in names:
+        for position, value in enumerate(name.split("-")):
+            values[position].add(value)
+    wanted = {
+        (position, value) for position, found in values.items() for value in sorted(found, key=order)[:most_values]
+    }
+    chosen = set()
+    by_gain = {name: wanted & set(enumerate(name.split("-"))) for name in sorted(names, key=order)}
+    while wanted:
+        best = max(by_gain, key=lambda name: len(by_gain[name] & wanted))
+        chosen.add(best)
+        wanted -= by_gain[best]
+    return chosen
+
+
+def mark_second_tier(items: Sequence[pytest.Item], root: Path) -> None:
+    """Give the marker ``full`` to the tests of `SECOND_TIER`, and to the cases that the first tier's samples lack."""
+    listed = set(read_second_tier())
+    cases: dict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
+    for item in items:
+        function, bracket, name = item.nodeid.partition("[")
+        if function in listed:
+            item.add_marker(pytest.mark.full(reason=TAKES_LONG))
+        elif bracket and (function + FURTHER_CASES in listed or may_be_sampled(item, root)):
+            cases[function][name.removesuffix("]")].append(item)
+    for function, named in cases.items():
+        chosen = sample(list(named), 1 if function + FURTHER_CASES in listed else MOST_VALUES)
+        for name in named.keys() - chosen:
+            for item in named[name]:
+                item.add_marker(pytest.mark.full(reason=FURTHER_CASE))
+
+
+def may_be_sampled(item: pytest.Item, root: Path) -> bool:
+    if item.get_closest_marker("every_case") or not item.path.is_relative_to(root):
+        return False
+    return item.path.relative_to(root).parts[0] in SAMPLED
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_second_tier(items, config.rootpath / "tests")
+    if config.option.markexpr:
+        return
+    named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+    left_out = {item for item in items if item.get_closest_marker("full") and item.path not in named}
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]

@@ -1,0 +1,125 @@
+"""Which tests a command line of pytest runs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tiers
+
+ROOT = tiers.SECOND_TIER.parent.parent
+SUITE = """
+import pytest
+
+def test_first(): pass
+
+@pytest.mark.full
+def test_second(): pass
+
+@pytest.mark.full
+@pytest.mark.gpu
+def test_gpu(): pass
+"""
+TABLE = """
+import pytest
+
+@pytest.mark.parametrize("n", range(40))
+def test_sampled(n): pass
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("n", range(40))
+def test_whole(n): pass
+"""
+COLLECT = """
+import sys
+import pytest
+import tiers
+
+class Names:
+    def pytest_collection_finish(self, session):
+        for item in session.items:
+            print("collected", item.name)
+
+for line in sys.stdin.read().splitlines():
+    print("command", line)
+    arguments = line.split(" ", 1)  # an expression of markers may have spaces
+    pytest.main(["-q", "--collect-only", "-p", "no:cacheprovider", *arguments], plugins=[tiers, Names()])
+"""
+COMMANDS = {
+    "tests": {"test_first"},
+    "tests/tools": {"test_first"},
+    "tests/tools/test_suite.py": {"test_first", "test_second", "test_gpu"},
+    "tests/tools/test_suite.py::test_second": {"test_second"},
+    "-m full": {"test_second", "test_gpu"},
+    "-m gpu": {"test_gpu"},
+    "-m full or not full": {"test_first", "test_second", "test_gpu"},
+}
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Names of collected tests by command line, and those of all tables with the line ``tests/ops``."""
+    root = tmp_path_factory.mktemp("suite")
+    (root / "pytest.ini").write_text("[pytest]\ntestpaths = tests\nmarkers =\n  full: x\n  gpu: x\n  every_case: x\n")
+    for folder, name, text in (("tools", "test_suite.py", SUITE), ("ops", "test_table.py", TABLE)):
+        (root / "tests" / folder).mkdir(parents=True)
+        (root / "tests" / folder / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECT],
+        cwd=root,
+        env={"PYTHONPATH": str(Path(tiers.__file__).parent), "PATH": ""},
+        input="\n".join([*COMMANDS, "tests/ops"]),
+        capture_output=True,
+        text=True,
+    )
+    found: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("command "):
+            found[command := line.removeprefix("command ")] = []
+        elif line.startswith("collected "):
+            found[command].append(line.removeprefix("collected "))
+    assert len(found) == len(COMMANDS) + 1, done.stderr
+    return found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_line_runs_these_tests(collected: dict[str, list[str]], command: str) -> None:
+    assert {name for name in collected[command] if "[" not in name} == COMMANDS[command]
+
+
+def test_the_first_tier_has_a_sample_of_a_table_that_may_be_sampled(collected: dict[str, list[str]]) -> None:
+    names = collected["tests/ops"]
+    assert len([name for name in names if name.startswith("test_sampled")]) == tiers.MOST_VALUES
+    assert len([name for name in names if name.startswith("test_whole")]) == 40
+
+
+def test_a_sample_of_one_value_is_one_case() -> None:
+    names = [f"{operator}-{dtype}" for operator in "abcdefg" for dtype in "xyz"]
+    assert len(tiers.sample(names, 1)) == 1
+
+
+def test_a_sample_has_values_of_each_parameter() -> None:
+    names = [f"{operator}-{dtype}-{dynamic}" for operator in "abcdefg" for dtype in "xyz" for dynamic in "01"]
+    chosen = tiers.sample(names)
+    assert len(chosen) == tiers.MOST_VALUES
+    assert {name.split("-")[1] for name in chosen} == set("xyz")
+    assert {name.split("-")[2] for name in chosen} == set("01")
+
+
+def test_a_sample_does_not_depend_on_the_order_of_its_cases() -> None:
+    names = [f"{first}-{second}" for first in "abcdefg" for second in "0123"]
+    assert tiers.sample(names) == tiers.sample(names[::-1])
+
+
+def test_each_line_of_the_second_tier_is_a_test() -> None:
+    defined: dict[str, set[str]] = {}
+    for line in tiers.read_second_tier():
+        file, _, name = line.removesuffix(tiers.FURTHER_CASES).partition("::")
+        if file not in defined:
+            tree = ast.parse((ROOT / file).read_text())
+            defined[file] = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert name in defined[file], f"tests/second_tier.txt: {line} is not a test. Remove the line, or rename it"
