@@ -8,7 +8,7 @@ from ...custom.operator import CustomOperator
 from ...custom.registry import Implementation, snapshot_of
 from ...kernels.elementwise.sub_byte import packed_bytes, unpack
 from ...model.ir import Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
-from ...passes.emission.emission import launch_step
+from ...passes.emission.emission import StepTrials
 from ...program.expressions.symbolic import Dim, Expr, eq, is_read_back, le, product, symbol
 from ...program.lowering.context import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
 from ...program.lowering.host import defer_host
@@ -149,7 +149,7 @@ class NodeLowering:
         self.ctx = Lowering(
             device,
             options,
-            try_step=None if record else launch_step,
+            try_step=None if record else StepTrials(),
             speculative=guesses is not None,
             read_host_input=read_host_input,
             states=states,

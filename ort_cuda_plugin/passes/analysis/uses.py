@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from ...program.steps.tensor import Buffer
@@ -15,30 +15,31 @@ class Uses(Generic[User]):
     """The users of each buffer, in the order in which they were entered: steps themselves, or their positions."""
 
     def __init__(self, steps: Iterable[tuple[User, Step]]) -> None:
-        self._writers: dict[Buffer, list[User]] = {}
-        self._readers: dict[Buffer, list[User]] = {}
+        # Dictionaries without values: a user leaves in constant time, also a weight that every step of a model reads.
+        self._writers: dict[Buffer, dict[User, None]] = {}
+        self._readers: dict[Buffer, dict[User, None]] = {}
         for user, step in steps:
             self.enter(user, step)
 
     def enter(self, user: User, step: Step) -> None:
         """Record that ``user`` now executes ``step``."""
         for buffer in step.writes:
-            self._writers.setdefault(buffer, []).append(user)
+            self._writers.setdefault(buffer, {})[user] = None
         for buffer in step.reads:
-            self._readers.setdefault(buffer, []).append(user)
+            self._readers.setdefault(buffer, {})[user] = None
 
     def leave(self, user: User, step: Step) -> None:
         """Remove ``user`` from the users of its step's buffers."""
         for buffer in step.writes:
-            self._writers[buffer].remove(user)
+            del self._writers[buffer][user]
         for buffer in step.reads:
-            self._readers[buffer].remove(user)
+            del self._readers[buffer][user]
 
     def writers(self, buffer: Buffer) -> Sequence[User]:
-        return self._writers.get(buffer, ())
+        return tuple(self._writers.get(buffer, ()))
 
-    def readers(self, buffer: Buffer) -> Sequence[User]:
-        return self._readers.get(buffer, ())
+    def readers(self, buffer: Buffer) -> Collection[User]:
+        return self._readers.get(buffer, {}).keys()
 
     def users(self, buffer: Buffer) -> list[User]:
         """Return writers and readers, each once."""

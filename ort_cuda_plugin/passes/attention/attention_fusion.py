@@ -76,7 +76,7 @@ class _Attention:
         """Return the step that produces x, if it has no other result and the step at ``position`` is x's only
         reader.
         """
-        if x.buffer.kind is not BufferKind.SCRATCH or self.uses.readers(x.buffer) != [position]:
+        if x.buffer.kind is not BufferKind.SCRATCH or list(self.uses.readers(x.buffer)) != [position]:
             return None
         writers = self.uses.writers(x.buffer)
         return writers[0] if len(writers) == 1 else None

@@ -59,7 +59,7 @@ class _Repeated:
 def _repeated(steps: Sequence[Step], uses: Uses[int], position: int, x: Tensor, axis: int) -> _Repeated | None:
     """Return the source of x [batch..., heads, m, n], if a copy repeats it that only the step at ``position`` reads."""
     writers = uses.writers(x.buffer)
-    if x.buffer.kind is not BufferKind.SCRATCH or uses.readers(x.buffer) != [position] or len(writers) != 1:
+    if x.buffer.kind is not BufferKind.SCRATCH or list(uses.readers(x.buffer)) != [position] or len(writers) != 1:
         return None
     (start,) = writers
     step = steps[start]

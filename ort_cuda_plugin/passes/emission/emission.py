@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from ...kernels.attention.flash_step import launch_flash
 from ...kernels.attention.multi_pass import launch_attend
@@ -18,8 +18,10 @@ from ...program.steps.tensor import Buffer
 from ...program.steps.trace import InPlace, Launch, Recordable, Step
 from ...schedule.choose import scheduled
 from ...schedule.reasons import note_schedule
+from .repeated_steps import Emissions, copy_launches
+from .step_structure import Inspected, inspecting, structure_of
 
-__all__ = ["emit", "launch_step"]
+__all__ = ["StepTrials", "emit", "launch_step"]
 
 
 def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
@@ -34,16 +36,50 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
     Example: ``y = Relu(MatMul(a, b))`` -> ``launch matmul_relu(a, b, y)``.
     """
     launched: list[Recordable] = []
+    emissions = Emissions()
     for step in steps:
         if not isinstance(step, Map):
             launched.append(step)
             continue
-        with ctx.recording(step.nodes) as made:
+        structure = structure_of(step) if ctx.tuner is None else None  # a tuner may measure each step
+        known = emissions.find(structure)
+        if known is not None and structure is not None:
+            with ctx.recording(step.nodes) as copies:
+                copy_launches(ctx, step, known, structure.buffers)
+            launched += emit(ctx, copies)
+            continue
+        requirements = len(ctx.trace.requirements)
+        with (
+            inspecting(structure.buffers if structure is not None else ()) as inspected,
+            ctx.recording(step.nodes) as made,
+        ):
             launch_step(ctx, step)
         if not isinstance(step, Rows | Sums):
             _allow_in_place(step, made)
-        launched += emit(ctx, made)
+        own = emit(ctx, made)
+        launched += own
+        if structure is not None and len(ctx.trace.requirements) == requirements:
+            emissions.add(step, structure, inspected, own)
     return launched
+
+
+class StepTrials:
+    """Makes the kernels of steps for a claim, because that can fail: those of each structure once."""
+
+    def __init__(self) -> None:
+        self._tried: dict[Hashable, Inspected] = {}
+
+    def __call__(self, ctx: Lowering, step: Map) -> None:
+        """Make the kernels of a step. Raises what `launch_step` raises."""
+        structure = structure_of(step)
+        if structure is None:
+            launch_step(ctx, step)
+            return
+        tried = self._tried.get(structure.key)
+        if tried is None or not tried.are_equal(structure.buffers):
+            with inspecting(structure.buffers) as inspected:
+                launch_step(ctx, step)
+            self._tried[structure.key] = inspected
 
 
 def _allow_in_place(step: Map, launched: Iterable[Step]) -> None:

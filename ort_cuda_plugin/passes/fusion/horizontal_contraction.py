@@ -152,7 +152,7 @@ class _Merger(Generic[AnySums]):
         """
         step = self.candidates[position]
 
-        def between(users: Sequence[int]) -> list[int]:
+        def between(users: Iterable[int]) -> list[int]:
             return [user for user in users if start <= user < position]
 
         if any(isinstance(other, ReadBack) for other in self.steps[start:position]):

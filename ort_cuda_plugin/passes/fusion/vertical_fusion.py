@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
-from ...program.expressions.scalar import Scalar
+from ...program.expressions.scalar import Scalar, reachable_beyond
 from ...program.expressions.symbolic import Dim, hint, product
 from ...program.lowering.shapes import broadcast_strides, collapse
 from ...program.steps.steps import (
@@ -26,7 +27,6 @@ from ...program.steps.steps import (
     dense,
     joined_nodes,
     stored,
-    used_inputs,
 )
 from ...program.steps.tensor import BufferKind, Tensor, contiguous_strides
 from ...program.steps.trace import ReadBack, Step
@@ -62,27 +62,29 @@ def fuse_vertically(steps: Sequence[Step]) -> list[Step]:
 
 
 class _Fusion:
+    """The program is ``done`` and then ``pending``, whose next step is its last: a fusion changes the ends of both, so
+    that its cost does not depend on the length of the program.
+    """
+
     def __init__(self, steps: Sequence[Step]) -> None:
-        self.steps = list(steps)
-        self.uses = Uses((step, step) for step in self.steps)
+        self.done: list[Step] = []
+        self.pending = list(reversed(steps))
+        self.uses = Uses((step, step) for step in steps)
         self.fixed = fixed_buffers(steps)
 
     def run(self) -> list[Step]:
-        position, measure = 0, Measure[tuple[int, ...]]("fuse")
-        while position < len(self.steps):
-            consumer = self.steps[position]
-            measure.fall((len(self.steps), -position), consumer.node)  # each fusion makes one step of two
-            if isinstance(consumer, Map):
-                joined = self._join_a_producer(consumer, position)
-                if joined is not None:
-                    position = joined  # the fused step may have more producers
-                    continue
-            position += 1
-        return self.steps
+        measure = Measure[tuple[int, ...]]("fuse")
+        while self.pending:
+            consumer = self.pending.pop()
+            # Each fusion makes one step of two.
+            measure.fall((len(self.done) + len(self.pending), -len(self.done)), consumer.node)
+            if not isinstance(consumer, Map) or not self._join_a_producer(consumer):
+                self.done.append(consumer)
+        return self.done
 
-    def _join_a_producer(self, consumer: Map, position: int) -> int | None:
-        """Fuse one producer into the step at ``position``; return the fused step's position, or None if no producer can
-        be fused.
+    def _join_a_producer(self, consumer: Map) -> bool:
+        """Fuse one producer of ``done`` into the consumer, which follows; return whether one can be fused. The fused
+        step is pending then, since it may have more producers.
         """
         for buffer in reversed(consumer.reads):
             writers = self.uses.writers(buffer)
@@ -93,15 +95,20 @@ class _Fusion:
                 continue  # the contraction needs all of that tensor, even if its epilogue reads another result
             if self._is_better_kept(producer, consumer):
                 continue
-            later = self._dependents(producer, consumer, position)
-            if later is None:
+            between = self._between(producer, consumer)
+            if between is None:
                 continue
             joint = self._joint(producer, consumer)
             if joint is None:
                 continue
-            self._replace(producer, consumer, joint, later, position)
-            return position - 1 - len(later)
-        return None
+            independent, dependent = between
+            for gone in (producer, consumer):
+                self.uses.leave(gone, gone)
+            self.uses.enter(joint, joint)
+            self.done[-1 - len(independent) - len(dependent) :] = independent
+            self.pending += [*reversed(dependent), joint]
+            return True
+        return False
 
     def _is_better_kept(self, producer: Map, consumer: Map) -> bool:
         """Whether the producer is folded (done once, not in each Run), and reading its results costs no more than
@@ -114,37 +121,33 @@ class _Fusion:
         results = sum(hint(y.distinct_bytes) for _, y in producer.all_outputs)
         return results <= sum(hint(x.distinct_bytes) for _, x in producer.inputs)
 
-    def _dependents(self, producer: Map, consumer: Map, position: int) -> list[Step] | None:
-        """Return the steps between the two that depend on the producer; None if the consumer depends on one of them."""
+    def _between(self, producer: Map, consumer: Map) -> tuple[list[Step], list[Step]] | None:
+        """Return the steps between the two that do not depend on the producer, and those that do.
+
+        None if the consumer depends on one of the latter, or the two are too far apart.
+        """
+        position = len(self.done)
         start = position - 1
-        while self.steps[start] is not producer:
+        while self.done[start] is not producer:
             start -= 1
             if position - start > MAX_DISTANCE or start < 0:
                 return None
         written, read = set(producer.writes), set(producer.reads)
-        later: list[Step] = []
-        for step in self.steps[start + 1 : position]:
+        independent: list[Step] = []
+        dependent: list[Step] = []
+        for step in self.done[start + 1 :]:
             if isinstance(step, ReadBack):
                 return None
-            if not (
-                written.isdisjoint(step.reads) and written.isdisjoint(step.writes) and read.isdisjoint(step.writes)
-            ):
-                later.append(step)
+            if written.isdisjoint(step.reads) and written.isdisjoint(step.writes) and read.isdisjoint(step.writes):
+                independent.append(step)
+            else:
+                dependent.append(step)
                 written.update(step.writes)
                 read.update(step.reads)
         theirs = written.difference(producer.writes)
         if not (theirs.isdisjoint(consumer.reads) and written.isdisjoint(consumer.writes)):
             return None
-        return later if read.isdisjoint(consumer.writes) else None
-
-    def _replace(self, producer: Map, consumer: Map, joint: Map, later: list[Step], position: int) -> None:
-        for gone in (producer, consumer):
-            self.uses.leave(gone, gone)
-        self.uses.enter(joint, joint)
-        start = next(i for i in range(position, -1, -1) if self.steps[i] is producer)
-        dependents = set(map(id, later))
-        before = [step for step in self.steps[start + 1 : position] if id(step) not in dependents]
-        self.steps[start : position + 1] = [*before, joint, *later]
+        return (independent, dependent) if read.isdisjoint(consumer.writes) else None
 
     def _joint(self, producer: Map, consumer: Map) -> Map | None:
         """Return one step that does the work of both; None if there is none or it would be slower."""
@@ -177,7 +180,8 @@ class _Fusion:
         if any(buffer not in needed for buffer in producer.writes):
             return False  # some of the producer's operations go
         leaves = len(producer.inputs) + len(consumer.inputs)
-        return len(producer.scalars | consumer.scalars) - leaves > MAX_OPERATIONS
+        shared = len(producer.scalars & consumer.scalars)
+        return len(producer.scalars) + len(consumer.scalars) - shared - leaves > MAX_OPERATIONS
 
 
 def is_small(step: Map) -> bool:
@@ -244,7 +248,8 @@ def _join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | Non
     # The consumer's leaves are substituted, since in a long chain its expressions are the small ones.
     known = {_place(x, consumer.shape): leaf for leaf, x in views.inputs}
     replaced |= {leaf: known[place] for leaf, x in rest if (place := _place(x, consumer.shape)) in known}
-    return _with_inputs(consumer, replaced, [*views.inputs, *rest], outputs, producer)
+    changed = consumer.map_values(Substitution(replaced))
+    return _joined(producer, consumer, changed, [*views.inputs, *rest], outputs=(*outputs, *changed.outputs))
 
 
 class _Views:
@@ -383,15 +388,8 @@ def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | N
     (rows if by_row else elements).extend((new(x), y) for x, y in own.outputs)
     if isinstance(own, Rows):
         rows += [(new(x), y) for x, y in own.row_outputs]
-    inputs = used_inputs([*producer.inputs, *rest], [x for x, _ in (*elements, *rows)])
-    return unified(
-        replace(
-            producer,
-            nodes=joined_nodes(producer, consumer),
-            inputs=inputs,
-            outputs=tuple(elements),
-            row_outputs=tuple(rows),
-        )
+    return _joined(
+        producer, consumer, producer, [*producer.inputs, *rest], outputs=tuple(elements), row_outputs=tuple(rows)
     )
 
 
@@ -468,8 +466,7 @@ def _join_sums(producer: Sums, consumer: Map, kept: Sequence[Output]) -> Map | N
             return None
     new = Substitution(replaced)
     outputs = (*kept, *((new(x), y) for x, y in own.outputs))
-    inputs = used_inputs([*producer.inputs, *rest], [x for x, _ in outputs])
-    return unified(replace(producer, nodes=joined_nodes(producer, consumer), inputs=inputs, outputs=outputs))
+    return _joined(producer, consumer, producer, [*producer.inputs, *rest], outputs=outputs)
 
 
 def _split(
@@ -514,16 +511,17 @@ def _split(
 # ---- joint steps ----
 
 
-def _with_inputs(
-    consumer: Map,
-    replaced: dict[Scalar, Scalar],
-    inputs: Iterable[Input],
-    outputs: Sequence[Output],
-    producer: Map,
-) -> Map:
-    changed = consumer.map_values(Substitution(replaced))
-    changed = replace(changed, nodes=joined_nodes(producer, consumer), outputs=(*outputs, *changed.outputs))
-    return unified(replace(changed, inputs=used_inputs(inputs, [x for x, _ in changed.all_outputs])))
+def _joined(producer: Map, consumer: Map, base: Map, inputs: Iterable[Input], **outputs: Any) -> Map:
+    """Return ``base`` with these outputs and those of ``inputs`` that they need, for the nodes of both steps.
+
+    Does not walk the producer's expressions again, which grow with each step that is fused.
+    """
+    joint = replace(base, nodes=joined_nodes(producer, consumer), **outputs)
+    scalars = reachable_beyond(
+        (value for value, _ in joint.all_outputs), producer.scalars, [value for value, _ in producer.all_outputs]
+    )
+    used = tuple((leaf, x) for leaf, x in inputs if leaf in scalars)
+    return unified(replace(joint, inputs=used).with_scalars(scalars))
 
 
 def _place(x: Tensor, shape: tuple[Dim, ...]) -> Hashable:

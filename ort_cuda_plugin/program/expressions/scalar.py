@@ -155,6 +155,25 @@ def reachable(expressions: Iterable[Scalar]) -> set[Scalar]:
     return seen
 
 
+def reachable_beyond(expressions: Iterable[Scalar], known: set[Scalar], roots: Iterable[Scalar]) -> set[Scalar]:
+    """Like `reachable`, where ``known`` is what the ``roots`` consist of.
+
+    If the expressions contain all roots, it does not walk what is known.
+    """
+    beyond: set[Scalar] = set()
+    met: set[Scalar] = set()
+    stack = list(expressions)
+    while stack:
+        x = stack.pop()
+        if x in known:
+            met.add(x)
+        elif x not in beyond:
+            beyond.add(x)
+            stack.extend(x.operands)
+    beyond.update(known if met.issuperset(roots) else reachable(met))
+    return beyond
+
+
 def in_order(expressions: Iterable[Scalar]) -> list[Scalar]:
     """Like `reachable`, in an order that depends on the expressions alone."""
     seen: dict[Scalar, None] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ...model.ir import NARROW_FLOATS, DType, Node
@@ -46,7 +47,7 @@ class Map(TensorFields):
     output_fields: ClassVar[tuple[str, ...]] = ("outputs",)
     """The fields with the step's results."""
 
-    @property
+    @cached_property
     def all_outputs(self) -> tuple[Output, ...]:
         return tuple(output for name in self.output_fields for output in getattr(self, name))
 
@@ -63,6 +64,11 @@ class Map(TensorFields):
     def scalars(self) -> set[Scalar]:
         """All Scalars that the outputs are computed from."""
         return reachable(value for value, _ in self.all_outputs)
+
+    def with_scalars(self, scalars: set[Scalar]) -> Self:
+        """Return this new step, whose `scalars` the caller knows."""
+        vars(self)["scalars"] = scalars
+        return self
 
     @property
     def tensors_read(self) -> tuple[Tensor, ...]:
@@ -235,7 +241,7 @@ class Convolve(Sums):
 
 def joined_nodes(*steps: Map) -> tuple[Node, ...]:
     """Return the nodes of all ``steps``, in order and each once."""
-    return tuple(dict.fromkeys(node for step in steps for node in step.nodes))
+    return tuple(dict.fromkeys(chain.from_iterable(step.nodes for step in steps)))
 
 
 def used_inputs(inputs: Iterable[Input], expressions: Iterable[Scalar]) -> tuple[Input, ...]:

@@ -108,6 +108,12 @@ class Tensor:
         self._contiguous: bool | None = True if strides is None else None
         self._host: tuple[Dim, ...] | None = None
 
+    def in_buffer(self, buffer: Buffer) -> Tensor:
+        """Return the same view of another buffer."""
+        other = Tensor(self.dtype, self.shape, buffer, strides=self.strides, offset=self.offset)
+        other._contiguous = self._contiguous
+        return other
+
     @property
     def rank(self) -> int:
         return len(self.shape)

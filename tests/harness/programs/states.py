@@ -47,7 +47,7 @@ TOLERANCE = 1e-6
 """Of floats, relative to the largest number of a result: constants that passes make are float32."""
 NOISE = 1e-13
 """Of floats, absolute: rounding of float64 where numbers of about 1 cancel, and the sum is made in another order."""
-EMITTERS = ("launch_step", "launch_depthwise", "launch_matrix_convolution")
+EMITTERS = ("launch_step", "copy_launches", "launch_depthwise", "launch_matrix_convolution")
 """Functions that launch a step's kernels; the step is their second argument."""
 
 

@@ -1,0 +1,148 @@
+"""Structure of a step: a hashable key that two steps share if they differ only in nodes, buffers and leaves.
+
+Networks repeat blocks, so most steps have the structure of an earlier one, and the same kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
+
+from ...model.ir import Constant, DType
+from ...program.expressions.scalar import Scalar, operands_first
+from ...program.expressions.symbolic import Expr
+from ...program.steps.row_program import Reduction, Row, Stage
+from ...program.steps.steps import Map
+from ...program.steps.tensor import Buffer, BufferKind, Tensor
+
+_PLAIN = (int, str, bytes, DType, Enum, Expr, type(None), Reduction)
+"""Types whose equal values are interchangeable; of floats -0.0 and 0.0 are not."""
+
+
+class _HasNoStructureError(Exception):
+    """The step refers to something that a key cannot describe."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The ``key`` of a step, and its buffers in an order that equal keys share."""
+
+    key: Hashable
+    buffers: tuple[Buffer, ...]
+
+
+def structure_of(step: Map) -> Structure | None:
+    """Return the structure of a step; None if its kernels may depend on more than the structure says."""
+    form = _Form()
+    try:
+        key = form.of(step)
+    except _HasNoStructureError:
+        return None
+    op_types = tuple(node.op_type for node in step.nodes)  # kernels are named after these
+    return Structure((key, op_types, tuple(form.operations), tuple(form.kinds)), tuple(form.buffers))
+
+
+class _Form:
+    """Numbers the buffers and the Scalars of one step in the order in which its fields have them."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[Buffer, int] = {}
+        self.kinds: list[Hashable] = []
+        self.operations: list[Hashable] = []
+        self._scalars: dict[Scalar, int] = {}
+        self._stages: dict[Stage, int] = {}
+
+    def of(self, value: object) -> Hashable:
+        if isinstance(value, Tensor):
+            return value.dtype, value.shape, value.strides, value.offset, self._buffer(value.buffer)
+        if isinstance(value, Scalar):
+            return self._scalar(value)
+        if isinstance(value, tuple):
+            return tuple(map(self.of, value))
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, float):
+            return value.hex()
+        if isinstance(value, frozenset):
+            return value if all(isinstance(item, int) for item in value) else self._unknown()
+        if isinstance(value, range):
+            return value.start, value.stop, value.step
+        if isinstance(value, Stage):
+            return self._stage(value)
+        if isinstance(value, Row):
+            return self._scalar(value.index), self._scalar(value.count)
+        if is_dataclass(value) and not isinstance(value, type):
+            return type(value), tuple(self.of(getattr(value, name)) for name in _names(type(value)))
+        return self._unknown()
+
+    def _buffer(self, buffer: Buffer) -> int:
+        number = self.buffers.get(buffer)
+        if number is None:
+            if buffer.host is not None or buffer.deferred_host is not None:
+                self._unknown()  # its elements are parameters of kernels
+            number = self.buffers[buffer] = len(self.buffers)
+            self.kinds.append((buffer.kind, buffer.nbytes))
+        return number
+
+    def _scalar(self, x: Scalar) -> int:
+        for each in operands_first([x], self._scalars):
+            operands = tuple([self._scalars[operand] for operand in each.operands])
+            value = None if each.value is None else (type(each.value), self.of(each.value))
+            self.operations.append((each.op, each.dtype, operands, value))
+            self._scalars[each] = len(self._scalars)
+        return self._scalars[x]
+
+    def _stage(self, stage: Stage) -> Hashable:
+        if stage not in self._stages:
+            self._stages[stage] = len(self._stages)
+            return self._stages[stage], stage.reduction, self.of(stage.initial), self.of(stage.elements)
+        return self._stages[stage]
+
+    def _unknown(self) -> int:
+        raise _HasNoStructureError
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.name != "nodes")
+
+
+# ---- contents that decided ----
+
+
+@dataclass
+class Inspected:
+    """The constants among the ``buffers`` of a structure whose contents decided something, by position."""
+
+    constants: dict[int, Constant]
+
+    def are_equal(self, buffers: Sequence[Buffer]) -> bool:
+        """Whether those of another step are the same, or numbers that are equal."""
+        return all(_is_equal(constant, buffers[number].data) for number, constant in self.constants.items())
+
+
+def _is_equal(constant: Constant, other: Constant | None) -> bool:
+    if constant is other:
+        return True
+    if other is None or constant.size != 1 or other.size != 1 or constant.dtype is not other.dtype:
+        return False
+    return constant.look().tobytes() == other.look().tobytes()
+
+
+@contextmanager
+def inspecting(buffers: Sequence[Buffer]) -> Iterator[Inspected]:
+    """Collect the constants whose contents are inspected in the block."""
+    constants = {n: buffer.data for n, buffer in enumerate(buffers) if buffer.kind is BufferKind.WEIGHT and buffer.data}
+    inspected = Inspected({})
+    decided = [constant for constant in constants.values() if constant.decides]
+    for constant in decided:
+        constant.decides = False
+    try:
+        yield inspected
+    finally:
+        inspected.constants.update((n, constant) for n, constant in constants.items() if constant.decides)
+        for constant in decided:
+            constant.decides = True

@@ -1,0 +1,84 @@
+"""Session creation in proportion to the number of nodes, counted in calls, so that no clock decides."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from types import FrameType
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ort_cuda_plugin.clusters.claims.claims import claim
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.program.analysis.verify import VERIFY_VARIABLE
+from ort_cuda_plugin.program.lowering.context import DeviceProperties
+
+WIDTH = 64
+
+
+def chain(nodes: int) -> onnx.ModelProto:
+    """A model of elementwise operators that read one another; half of them share a constant."""
+    names = ["x", *(f"t{number}" for number in range(nodes - 1)), "y"]
+    made = []
+    for number, (source, result) in enumerate(pairwise(names)):
+        unary = ("Relu", "Tanh", "Sigmoid", "Abs")[number // 2 % 4]
+        op_type = ("Mul", unary, "Add", unary)[number % 4]
+        made.append(helper.make_node(op_type, [source] if number % 2 else [source, "c"], [result]))
+    return _model(made, [numpy_helper.from_array(np.full(WIDTH, 0.5, np.float32), "c")])
+
+
+def residual(nodes: int) -> onnx.ModelProto:
+    """A model of blocks ``x + Relu(x @ w + b)``, four nodes each."""
+    made, x = [], "x"
+    for number in range(nodes // 4):
+        end = "y" if number == nodes // 4 - 1 else f"o{number}"
+        made += [
+            helper.make_node("MatMul", [x, "w"], [f"m{number}"]),
+            helper.make_node("Add", [f"m{number}", "b"], [f"a{number}"]),
+            helper.make_node("Relu", [f"a{number}"], [f"r{number}"]),
+            helper.make_node("Add", [f"r{number}", x], [end]),
+        ]
+        x = end
+    weights = np.full((WIDTH, WIDTH), 0.01, np.float32)
+    return _model(made, [numpy_helper.from_array(weights, "w"), numpy_helper.from_array(weights[0], "b")])
+
+
+def _model(nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto]) -> onnx.ModelProto:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", WIDTH]) for name in "xy")
+    graph = helper.make_graph(nodes, "repeated", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def calls(model: onnx.ModelProto) -> int:
+    """Count the calls of functions, Python's and C's, that claim the model's nodes and plan for the expected sizes."""
+    graph, count = read_model(model), 0
+
+    def counted(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(counted)
+    try:
+        claims = claim(graph, DeviceProperties())
+        CompiledCluster(graph, DeviceProperties()).prepare()
+    finally:
+        sys.setprofile(before)
+    assert len(claims.clusters) == 1
+    return count
+
+
+@pytest.mark.parametrize(("make", "most"), [(chain, 1750), (residual, 1950)])
+def test_calls_of_session_creation_are_proportional_to_the_nodes(
+    make: Callable[[int], onnx.ModelProto], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VERIFY_VARIABLE, "0")
+    calls(make(32))  # what the first model of a process does once
+    few, many = calls(make(192)), calls(make(384))
+    assert many <= 2.2 * few
+    assert (many - few) / 192 <= most
