@@ -1,7 +1,7 @@
 """The command line: ``ort-cuda-plugin`` and ``python -m ort_cuda_plugin``. One module per command.
 
 A command module has ``add_arguments(parser)`` and ``execute(arguments) -> int``, the exit code. Only the module of the
-command that was asked for is imported: some need packages that others do without.
+invoked command is imported, because some commands need optional packages.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _drop_output()  # the reader closed the pipe, as `head` does
             code = ExitCode.OUTPUT_CLOSED
         except Exception as error:
-            # ONNX Runtime turns an exception from an interrupted callback into an error of its own.
+            # ONNX Runtime turns the KeyboardInterrupt of a callback into its own error.
             code, text = (ExitCode.INTERRUPTED, "") if interrupts.seen else _explained(error)
             if text:
                 print(printable(f"ort-cuda-plugin {name}: {text}"), file=sys.stderr)
@@ -90,7 +90,7 @@ def _run(words: list[str]) -> int:
 
 
 def _explained(error: Exception) -> tuple[int, str]:
-    """Return the exit code of an error, and the message. Raises errors that are bugs."""
+    """Return the exit code and the message for an error. Raise the error again if it is a bug."""
     if isinstance(error, UserError):
         return error.code, str(error)
     if not isinstance(error, OSError):
@@ -104,7 +104,7 @@ def _explained(error: Exception) -> tuple[int, str]:
 
 
 class _Interrupts:
-    """Records Ctrl-C while it is entered, besides Python's own handling. Another handler of the process stays."""
+    """Context manager that records Ctrl-C, in addition to Python's handling. It keeps a handler of the application."""
 
     def __init__(self) -> None:
         self.seen = False
@@ -127,7 +127,7 @@ class _Interrupts:
 
 
 def _make_streams_safe() -> None:
-    """Keep output from failing: on characters that the locale lacks, and on streams that the caller has closed."""
+    """Make output robust: replace characters that the locale lacks, and discard output to closed streams."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

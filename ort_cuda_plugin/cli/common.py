@@ -36,7 +36,7 @@ _NO_NUMPY_TYPES = frozenset(
     if name == "BFLOAT16" or name.startswith(("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2"))
 )
 SECONDS_TO_MENTION = 1.0
-"""Expected seconds of compilation above which a line announces it, if the output is not a terminal."""
+"""Expected seconds of compilation above which a command prints a line about it, if the output is not a terminal."""
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def add_operators_argument(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=operators_file,
         action="append",
-        help="a Python file that registers operators which the model has; may be given again",
+        help="a Python file that registers custom operators of the model (repeatable)",
     )
 
 
@@ -121,13 +121,13 @@ def check_types(model: onnx.ModelProto) -> None:
 
 
 def usual_sizes(name_or_path: str) -> dict[str, int]:
-    """Return sizes of symbolic dimensions that have a default: those of a network."""
+    """Return the default sizes of a network's symbolic dimensions; models from files have none."""
     parts = split_name(name_or_path)
     return dict(NETWORKS[parts[0]].sizes) if parts and not Path(name_or_path).is_file() else {}
 
 
 class _PlainConsole(Console):
-    """Prints text as it is: names in a model may look like markup, or contain control sequences."""
+    """Prints text without markup and control sequences, which names in a model may contain."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError  # `main` handles this; rich would exit with 1
@@ -203,7 +203,7 @@ def numpy_file(subject: str, path: Path) -> NDArray[np.generic] | dict[str, NDAr
     """Load the array of a .npy file, or the arrays of a .npz file; None for another file.
 
     Raises:
-        UserError: it cannot be read; ``subject`` begins the message.
+        UserError: the file cannot be read; ``subject`` begins the message.
     """
     try:
         if path.exists() and not path.is_file():  # a pipe would block

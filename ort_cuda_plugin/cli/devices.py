@@ -14,7 +14,10 @@ DEVICES = ("auto", "cuda", "emulated")
 
 def add_device_argument(parser: argparse.ArgumentParser, default: str = "auto") -> None:
     parser.add_argument(
-        "--device", choices=DEVICES, default=default, help="auto: a GPU where there is one, else the emulated device"
+        "--device",
+        choices=DEVICES,
+        default=default,
+        help="auto: a GPU if the machine has one, else the emulated device",
     )
 
 

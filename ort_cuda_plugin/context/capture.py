@@ -21,9 +21,9 @@ from .guards import Guards
 from .sample_shapes import Shapes, sample_shapes
 
 MAX_RANKS = 5
-"""Number of ranks that get plans if a model leaves them open."""
+"""Number of ranks for which plans are built if a model does not fix the rank."""
 MAX_CONDITIONS = 3
-"""Number of conditions for which both values get plans."""
+"""Number of boolean host inputs for which plans are built with both values."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class ContextTarget:
 
 @dataclass
 class Captured:
-    """Plans of one cluster for one target. Their indices count the lists here. ``failures`` says what has no plan, and
-    why.
+    """Plans of one cluster for one target. Indices in the plans refer to the lists here. ``failures`` has the shapes
+    without a plan, and the reasons.
     """
 
     host_inputs: list[int] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Captured:
 def capture(cluster: CompiledCluster, ranks: Ranks, wanted: Sequence[Shapes] = ()) -> Captured:
     """Build the plan of a cluster with fixed shapes, or plans for sample shapes and for the ``wanted`` ones.
 
-    ``cluster`` is used up.
+    ``cluster`` cannot be used afterwards.
 
     Raises:
         NodeError: a node cannot be run after all.
@@ -110,7 +110,7 @@ def _samples(
 
 
 def _contents(cluster: CompiledCluster, shapes: Sequence[Sequence[int]]) -> Iterator[dict[int, Sequence[int]]]:
-    """Yield contents for host inputs: ones, because nothing is known of them, and both values of a few conditions."""
+    """Yield contents for host inputs: ones for unknown numbers, and both values for a few conditions."""
     ones: dict[int, Sequence[int]] = {index: [1] * math.prod(shapes[index]) for index in cluster.host_inputs}
     conditions = [index for index in ones if cluster.inputs[index].dtype is DType.BOOL and len(ones[index]) == 1]
     for values in itertools.product((1, 0), repeat=min(len(conditions), MAX_CONDITIONS)):

@@ -1,4 +1,4 @@
-"""Compatibility of a compiled model with a device, from one line that ONNX Runtime keeps in the model."""
+"""Rates how well a compiled model fits a device, by the compatibility string in the model's metadata."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def compatibility_info(architectures: Sequence[str]) -> str:
 
 
 def fit(info: str, target: Target, allow_host_code: bool, driver_version: str = "") -> Fit:
-    """Rate a compiled model for a device: used as it is, code of another architecture, compiled again, or unusable.
+    """Rate a compiled model for a device: code for the device, code for an older one, compiled again, or unsupported.
 
     ``driver_version`` is the CUDA version of its driver.
     """

@@ -15,7 +15,7 @@ from .storage.errors import MALFORMED
 from .storage.graph_data import decode_graph
 
 MAX_GUARDS = 50
-"""Number of guards of a plan that are spelled out."""
+"""Maximum guards of a plan that are printed."""
 
 
 def describe(container: Container) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which devices and drivers can run a cubin."""
+"""Tests whether a device and a driver can run a cubin."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def runs_on(arch: str, compute_capability: tuple[int, int]) -> bool:
 
 
 def driver_runs(toolkit: str, driver: str) -> bool:
-    """Whether a driver accepts a toolkit's code: it does for its own major version and for earlier ones.
+    """Whether a driver runs a toolkit's code: the toolkit's major version must not be newer than the driver's.
 
-    Unknown versions are no reason to refuse.
+    True if a version is unknown.
     """
     return not toolkit or not driver or _major(toolkit) <= _major(driver)
 

@@ -1,4 +1,4 @@
-"""Evaluates and prints the guards of a plan in Python: whether a plan takes some inputs, and if not, why."""
+"""Evaluates and prints the guards of a plan in Python: tells whether a plan accepts some inputs, and if not, why."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Guards:
         return [self._text(register, 0) for register in self.plan.guards]
 
     def refusal(self, shapes: Sequence[Sequence[int]], host_values: Mapping[int, Sequence[int]]) -> str:
-        """Explain why the plan does not take these inputs; "" if it does. ``host_values`` are contents by the input's
-        index.
+        """Return why the plan does not accept these inputs; "" if it does. ``host_values`` are contents by the index of
+        the input.
         """
         values: dict[int, int] = {}
         for index, (name, given, shape) in enumerate(zip(self.names, self.plan.inputs, shapes, strict=True)):
@@ -82,7 +82,7 @@ class Guards:
             known = [values[register] for register in operands]
             values[expr.dst] = expr.imm if expr.op is ExprOp.CONST else evaluators[expr.op](*known)
         except ZeroDivisionError:
-            values[expr.dst] = 0  # a division by 0 is harmless in an expression that no condition selects
+            values[expr.dst] = 0  # a division by 0 may be in the unused branch of a select
         except KeyError:
             return False
         return True

@@ -176,7 +176,7 @@ class _Partition:
         self.why_not = ""
 
     def usable_target(self) -> Json | None:
-        """Return what is stored for the session's device; None, with ``why_not``, if nothing can be used."""
+        """Return the stored target for the session's device; None, with ``why_not``, if none can be used."""
         session = self.session
         if session.target.is_emulated and not session.allow_host_code:
             self.why_not = (
@@ -193,15 +193,12 @@ class _Partition:
         fitting = [row for row, reason in reasons if not reason]
         if not fitting:
             made_for = "; ".join(f"{row['arch']}: {reason}" for row, reason in reasons) or "nothing"
-            self.why_not = (
-                f"it holds no plans for {session.target.arch} on this computer; what it was made for does not fit "
-                f"({made_for})"
-            )
+            self.why_not = f"it holds no plans for {session.target.arch} that this computer can use ({made_for})"
             return None
         return max(fitting, key=lambda row: (row["arch"] == session.target.arch, row["arch"]))
 
     def _misfit(self, row: Json) -> str:
-        """Explain why the code for an architecture cannot be used; "" if it can."""
+        """Return why the code for an architecture cannot be used; "" if it can."""
         session, target, arch = self.session, self.session.target, row["arch"]
         if target.is_emulated != arch.startswith("emulated"):
             return "another kind of device"
@@ -213,7 +210,7 @@ class _Partition:
             return "another architecture"
         if not driver_runs(row.get("toolkit", ""), session.driver_version):
             return (
-                f"its kernels want a driver for CUDA {row['toolkit']}, and this one is for CUDA "
+                f"its kernels need a driver for CUDA {row['toolkit']}, and this one is for CUDA "
                 f"{session.driver_version}; update the driver"
             )
         missing = sorted(set(row["libraries"]) - session.device.libraries)
@@ -229,7 +226,7 @@ class _Partition:
             raise self.context.container.damaged(f"the graph of {self.name!r}: {error!r}") from error
 
     def compiled(self, known: KnownEntries | None = None) -> CompiledCluster:
-        """Return the cluster without stored plans, to be compiled from its graph. Raises ContextError."""
+        """Return a cluster of the stored graph, without the stored plans. Raises ContextError."""
         graph = self.graph()
         asked = self.session.options
         options = replace(
@@ -250,7 +247,7 @@ class _Partition:
 class StoredCluster:
     """A cluster of stored plans, with the interface of `CompiledCluster` that a fused node uses.
 
-    ``arch`` is the architecture of the plans. Raises the exceptions of `MALFORMED` for data of another form.
+    ``arch`` is the architecture of the plans. Raises the exceptions of `MALFORMED` for malformed data.
     """
 
     def __init__(self, partition: _Partition, row: Json) -> None:
@@ -275,13 +272,13 @@ class StoredCluster:
                 raise ValueError("an index is listed twice")
 
     def prepare(self) -> Variant:
-        """Return everything that is stored."""
+        """Return all stored plans, with their kernels and weights."""
         kernels: list[KernelSpec] = list(self._kernels)
         weights, problems = list(self._weights), list(self._problems)
         return Variant(None, kernels, weights, problems, self._tables, self._plans, self._callbacks)
 
     def build(self, input_shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Variant:
-        """Compile the variant for inputs that no stored plan takes, from the stored graph.
+        """Compile a variant from the stored graph, for inputs that no stored plan accepts.
 
         Raises: UnforeseenShapes: the compiler is not installed. NodeError, InvalidModel, ContextError: as
             `CompiledCluster.build`, and the graph may be damaged.
@@ -296,7 +293,7 @@ class StoredCluster:
         return list(self._partition.inputs)
 
     def explain(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> str:
-        """Explain why no stored plan takes these inputs."""
+        """Return the reasons why no stored plan accepts these inputs."""
         contents = dict(zip(self.host_inputs, host_values, strict=True))
         reasons = [
             f"plan {number}: {Guards(decode(plan), self._partition.inputs).refusal(shapes, contents)}"
@@ -307,7 +304,7 @@ class StoredCluster:
     def unforeseen(
         self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]], error: ImportError
     ) -> UnforeseenShapes:
-        """Return the error for inputs that no stored plan takes. ``error`` says what is missing to compile."""
+        """Return the error for inputs that no stored plan accepts. ``error`` says why the compiler is not available."""
         subject = f"{self._context.container.subject}, partition {self._partition.name!r}"
         return UnforeseenShapes(
             f"{subject} has no plan for these inputs ({self.explain(shapes, host_values)}), and none can be compiled "
@@ -385,7 +382,7 @@ _FORMER_OPTIONS = {
 
 
 def _stored_options(row: Mapping[str, Json]) -> LoweringOptions:
-    """Return the options of a partition, without those that this version does not know."""
+    """Return the options of a partition that this version knows."""
     known = {field.name for field in fields(LoweringOptions)}
     given = {_FORMER_OPTIONS.get(name, name): value for name, value in row.items()}
     if "measure_products" in row:

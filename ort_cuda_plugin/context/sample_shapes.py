@@ -22,7 +22,7 @@ def sample_shapes(
 ) -> Iterator[list[tuple[int, ...]]]:
     """Yield shapes of all inputs, the ``wanted`` ones last; none if a rank is unknown.
 
-    Dimensions of one name are equal, as the model says.
+    Dimensions with the same name in the model have the same size.
     """
     shapes: list[tuple[int | str | None, ...]] = []
     for value in inputs:
@@ -48,7 +48,8 @@ def sample_shapes(
 def _sized(
     shapes: Sequence[tuple[int | str | None, ...]], known: Mapping[str, int], first: int, other: int
 ) -> list[tuple[int, ...]]:
-    """Fill open dimensions: ``known`` sizes, ``first`` for leading dimensions, ``other`` for the rest."""
+    """Return the dimensions with sizes for unknown ones: ``known`` by name, else ``first`` for leading, else ``other``.
+    """
     leading = {shape[0] for shape in shapes if shape and shape[0] is not None}
 
     def size(dim: int | str | None, axis: int) -> int:

@@ -1,8 +1,8 @@
 """Workspace of sessions with ep.share_ep_contexts=1: keeps context files that one session has read for the next.
 
-A session that needs another partition of the file takes it from there, also if the file is gone. The workspace keeps a
-file until sessions have taken all of its partitions, or one with ep.stop_share_ep_contexts=1 has loaded. Afterwards the
-file lives as long as a session uses it.
+A session that needs another partition of the file takes it from the workspace, even if the file was deleted. The
+workspace keeps a file until sessions have taken all of its partitions, or a session with ep.stop_share_ep_contexts=1
+was created.
 """
 
 from __future__ import annotations

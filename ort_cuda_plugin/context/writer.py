@@ -31,13 +31,13 @@ Images = Callable[[Sequence[KernelSpec], Target], Sequence[KernelImage]]
 
 
 def cpu_digest(target: Target) -> str:
-    """Return a digest of the host CPU that the emulated device's machine code depends on; "" for a GPU."""
+    """Return a digest of the host CPU's features, on which the emulated device's code depends; "" for a GPU."""
     return joined_digest(host_cpu()) if target.is_emulated else ""
 
 
 @dataclass(frozen=True)
 class ContextCluster:
-    """A cluster as ONNX Runtime handed it over; the fields are those of `CompiledCluster`."""
+    """A cluster to compile; the fields are those of `CompiledCluster`."""
 
     name: str
     graph: Graph
@@ -51,7 +51,7 @@ class ContextCluster:
 class ContextRequest:
     """The context that a session requests: options, targets, and input shapes that get plans.
 
-    ``weightless`` requests a ``source``, the model that keeps its initializers; None: they are stored.
+    ``weightless``: initializers stay in the model ``source``; None: the context stores them.
     """
 
     options: LoweringOptions
@@ -67,7 +67,7 @@ class ContextRequest:
 
 
 class ContextWriter:
-    """Clusters that become one context. ``images`` compiles kernels."""
+    """Collects clusters for one context. ``images`` compiles kernels."""
 
     def __init__(self, images: Images) -> None:
         self._images = images

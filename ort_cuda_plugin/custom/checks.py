@@ -10,9 +10,8 @@ from ..program.lowering.context import Lowering
 def check(ctx: Lowering, condition: Dim | bool, what: str, value: object, why: str) -> None:
     """Raise InvalidModel with ``what``, its ``value`` and ``why`` if the condition does not hold.
 
-    A condition on sizes or on host values is checked in the Run that brings them, before it computes anything; the plan
-    is then guarded by the condition. A condition on values that a Run computes is checked in the middle of the Run; its
-    error does not show the value.
+    A condition on sizes or host values becomes a guard of the plan, and is checked before a Run computes anything. A
+    condition on values that the Run computes is checked when the Run has read them; its error does not show the value.
     """
     if isinstance(condition, bool):
         condition = int(condition)

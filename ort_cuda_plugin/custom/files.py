@@ -12,9 +12,9 @@ class NoOperatorsFileError(ValueError):
 
 
 def load_operators(file: str) -> None:
-    """Run a Python file that registers operators. Its own exceptions pass.
+    """Run a Python file that registers operators. Exceptions of the file are passed on.
 
-    It can import modules in its folder; installed packages come first.
+    The file can import modules in its folder; installed packages have priority.
     """
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     if spec is None or spec.loader is None or not Path(file).is_file():

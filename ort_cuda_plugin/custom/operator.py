@@ -35,7 +35,7 @@ MAX_VERSION: Final = 1000
 
 
 class PortKind(enum.IntEnum):
-    """Whether a node may leave an input or output out; numbers of ``OrtCustomOpInputOutputCharacteristic``."""
+    """Whether an input or output is required, optional or variadic; as ``OrtCustomOpInputOutputCharacteristic``."""
 
     REQUIRED = 0
     OPTIONAL = 1
@@ -43,7 +43,7 @@ class PortKind(enum.IntEnum):
 
 
 class AttributeKind(enum.IntEnum):
-    """The type of an attribute; numbers of ``OrtOpAttrType``."""
+    """The type of an attribute; the numbers are those of ``OrtOpAttrType``."""
 
     INT = 1
     INTS = 2
@@ -58,10 +58,10 @@ class AttributeKind(enum.IntEnum):
 class Port:
     """An input or an output of an operator.
 
-    Attributes: types: the element types that it may have. constraint: inputs and outputs with the same constraint have
-        the same element type; "": no constraint. minimum: how many tensors a variadic one has at least. on_host:
-        whether the contents of the input decide shapes, so that the host reads them. alias: the input whose memory the
-        output is, or None.
+    Attributes: types: the allowed element types. constraint: inputs and outputs with the same constraint have the same
+        element type; "": no constraint. minimum: minimum number of tensors of a variadic port. on_host: whether the
+        contents of the input determine shapes, so that the host reads them. alias: the input whose memory the output
+        shares, or None.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Attribute:
     is_flag: bool = False
 
     def checked(self, value: AttrValue, operator: str) -> AttrValue | bool:
-        """Return ``value`` as the author's code gets it. Raises InvalidModel if it has another type."""
+        """Return ``value`` converted for the author's code. Raises InvalidModel if it has another type."""
         if self.kind is AttributeKind.FLOAT and type(value) is int:
             return float(value)
         if self.kind is AttributeKind.FLOATS and isinstance(value, tuple) and all(type(x) is int for x in value):
@@ -128,15 +128,15 @@ LowerFunction: TypeAlias = "Callable[[Lowering, Sequence[Tensor | None], Mapping
 class CustomOperator:
     """An operator of an application or of an installed package.
 
-    ``function(ctx, inputs, attributes)`` works like the operators' functions in ``ops/``: it returns tensors for the
-    outputs, and tells the context how they are computed. It gets one entry per input of the node, None for one that is
-    left out, and every attribute, with the defaults. It runs on symbolic shapes when ONNX Runtime asks for shapes and
-    for claims, and again for each plan.
+    ``function(ctx, inputs, attributes)`` works like the operators' functions in ``ops/``: it records the computation in
+    the context and returns the output tensors. ``inputs`` has an entry for each input of the node, None for an omitted
+    one; ``attributes`` has every attribute, including defaults. The function runs on symbolic shapes when ONNX Runtime
+    asks for shapes and for claims, and again for each plan.
 
-    Attributes: version: the first version of the domain for which it serves nodes, up to that of a newer one. priority:
-        if several serve a node, the one with the highest priority comes first. The plugin's own operators have 0.
-        origin: the package or module that registered it, for messages. definition: the name of the function in its
-        module. A new operator replaces one of the same definition, for example when a notebook cell runs again.
+    Attributes: version: the first version of the domain that it implements. priority: if several operators serve a
+        node, the one with the highest priority is tried first; the plugin's own operators have 0. origin: the package
+        or module that registered it, for messages. definition: the name of the function in its module. A new operator
+        replaces one of the same definition, for example when a notebook cell runs again.
     """
 
     name: str
@@ -151,7 +151,7 @@ class CustomOperator:
     definition: str = ""
 
     def __post_init__(self) -> None:
-        """Check the record. Raises ValueError for values with which ONNX Runtime would reject every model."""
+        """Check the record. Raises ValueError for values that ONNX Runtime would reject."""
         if not re.fullmatch(r"[A-Za-z_]\w*", self.name, re.ASCII):
             raise ValueError(f"{self.name!r} is not the name of an operator")
         if not re.fullmatch(r"(\w[\w.-]*)?", self.domain, re.ASCII):
@@ -277,7 +277,7 @@ class CustomOperator:
         return results
 
     def _check_written(self, results: Sequence[Tensor], written: Collection[Buffer]) -> None:
-        """Check that launches write all outputs: an unwritten output would expose the memory's former contents."""
+        """Check that steps write all outputs: an unwritten output would have the former contents of its memory."""
         for index, result in enumerate(results):
             buffer = result.buffer
             if buffer.kind is BufferKind.SCRATCH and buffer not in written and result.size != 0:

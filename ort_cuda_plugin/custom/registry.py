@@ -4,7 +4,7 @@ Operators are registered by the decorator `ort_cuda_plugin.op`, by `register`, o
 ``ort_cuda_plugin.ops`` of installed packages. An entry point names a module, whose import registers operators, or a
 function without arguments.
 
-A session takes a `Snapshot` when it is created: later changes concern later sessions.
+A session takes a `Snapshot` when it is created: later changes affect later sessions only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Table: TypeAlias = Mapping[tuple[str, str], tuple[CustomOperator, ...]]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The operators that were registered at one moment. ``generation`` counts the changes up to then."""
+    """Immutable state of the registry. ``generation`` is the number of changes before it."""
 
     generation: int = 0
     _table: _Table = field(default_factory=dict, repr=False)
@@ -53,8 +53,8 @@ class Snapshot:
         return self._table
 
     def serving(self, domain: str, name: str, version: int) -> list[CustomOperator]:
-        """Return the operators for a node of this version: of each priority the newest that is not newer, highest
-        priority first.
+        """Return the operators for a node of this version, highest priority first: for each priority the newest
+        operator whose version is at most the node's.
         """
         best: dict[int, CustomOperator] = {}
         for operator in self._table.get((domain, name), ()):
@@ -63,7 +63,7 @@ class Snapshot:
         return [best[priority] for priority in sorted(best, reverse=True)]
 
     def implementations(self, node: Node, opset: int) -> Sequence[Implementation]:
-        """Return the operators that may run a node, the best first; later ones serve nodes that the first declines.
+        """Return the operators that may run a node, in the order in which they are tried.
 
         ``opset`` is the version of its domain that the model imports. Raises Unsupported if no operator serves the
         node.
@@ -113,7 +113,7 @@ def current() -> Snapshot:
 def register(operator: CustomOperator) -> CustomOperator:
     """Register an operator for sessions that are created from now on, and return the record that was added.
 
-    One of the same definition is replaced; sessions that exist keep it.
+    An operator with the same definition is replaced; existing sessions keep it.
 
     Raises:
         ValueError: another operator of this name, version and priority is registered already.
@@ -138,7 +138,7 @@ def register(operator: CustomOperator) -> CustomOperator:
 
 
 def replaces(new: CustomOperator, old: CustomOperator) -> bool:
-    """Whether both have the same definition, which a notebook or a reload has run again."""
+    """Whether both come from the same definition, because a notebook cell ran again or a module was reloaded."""
 
     def place(row: CustomOperator) -> tuple[object, ...]:
         return row.origin, row.definition, row.version, row.priority
@@ -167,7 +167,7 @@ def unregister(operator: CustomOperator) -> None:
 def discover(*, again: bool = False) -> None:
     """Load the operators of installed packages, once in a process or ``again``.
 
-    The log names a package that fails, with the traceback; it keeps no other from being loaded.
+    If a package fails, the log names it, with the traceback, and the others are loaded.
     """
     global _discovered
     from importlib import metadata

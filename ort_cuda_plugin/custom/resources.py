@@ -48,7 +48,7 @@ class Resources:
         """Return a use of the resource with this key. The first user's ``make`` creates it; the last user's end calls
         ``release``.
 
-        Exceptions of ``make`` pass, and no resource exists then.
+        Exceptions of ``make`` are passed on; the resource then does not exist.
         """
         with self._lock:
             entry = self._entries.get(key)

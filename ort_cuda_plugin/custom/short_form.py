@@ -1,4 +1,4 @@
-"""The short form of an operator: a typed function, from whose signature the schema follows.
+"""The decorator `op`: makes a custom operator of a typed function, whose signature is the schema.
 
 ::
 
@@ -7,9 +7,9 @@
         return elementwise(ctx, lambda a: a * sigmoid(beta * a), x)
 
 Positional parameters after the context are inputs, keyword-only ones are attributes, annotated as in `tensor_types`. An
-input that may be ``None`` is optional, ``*inputs`` is variadic. The function defines shapes and computation at once:
-with the mechanisms of the plugin's own operators, so that it fuses like them, or by launching kernels
-(`kernels.launch`).
+input that may be ``None`` is optional, ``*inputs`` is variadic. The function defines both shapes and computation. It
+calls the functions of the plugin's own operators, such as ``elementwise``, and then fuses like them, or launches
+kernels (`kernels.launch`).
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Op(Generic[P, R]):
     ) -> Callable[..., Any]:
         """Let ``tactics`` return the tactics of a node, the default one first. Also a decorator.
 
-        It gets the arguments of the operator's function. That function gets its tactic (a block size, a memory format,
-        a kernel) in ``tactic``, a keyword-only parameter that is not an attribute. Sessions with the option
+        ``tactics`` gets the arguments of the operator's function. The operator's function gets the chosen tactic (a
+        block size, a memory format, a kernel) in the keyword-only parameter ``tactic``. Sessions with the option
         ``autotune`` measure the tactics. ``timing_id`` identifies the measurement in the cache of times; default: the
         text of both functions, so that changed functions are measured again.
 
@@ -157,7 +157,9 @@ class _Schema:
             raise TypeError(f"{operator}: the first parameter is the context, as in `ctx: Lowering`")
         parameters = all_parameters[1:]
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
-            raise TypeError(f"{operator}: attributes are named one by one, **{parameters[-1].name} is none")
+            raise TypeError(
+                f"{operator}: **{parameters[-1].name} is not allowed: declare each attribute as a parameter after *"
+            )
         self.has_tactic = any(p.name == "tactic" and p.kind is p.KEYWORD_ONLY for p in parameters)
         self.inputs = [self._input(p) for p in parameters if p.kind != p.KEYWORD_ONLY]
         self.attributes = [self._attribute(p) for p in parameters if p.kind == p.KEYWORD_ONLY and p.name != "tactic"]
@@ -236,7 +238,8 @@ class _Schema:
 
 
 def _hints(operator: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations as objects. Names imported only for type checkers must be this package's."""
+    """Return the annotations as objects. Names that are imported only for type checkers must be names of this package.
+    """
     known = {name: getattr(names, name) for name in dir(names) if not name.startswith("_")}
     known |= {"Lowering": Lowering, "Tensor": Tensor, "Constant": Constant, "Sequence": Sequence}
     try:
@@ -259,7 +262,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _call(function: Callable[..., Any], schema: _Schema) -> Callable[..., Any]:
-    """Return the function in the record's form: all inputs by position, None for those that a node leaves out."""
+    """Return the function with the signature of `CustomOperator.function`: None for inputs that a node omits."""
 
     def call(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[str, Any], **tactic: Any) -> Any:
         missing = max(0, schema.num_fixed - len(inputs))

@@ -1,7 +1,7 @@
 """Tactics: alternative implementations of a custom operator, of which the plugin chooses one.
 
-With the session option ``autotune`` each is measured on the session's device, at about the present sizes, and the times
-are stored on disk. Without it, and with ``deterministic``, the first one is used.
+With the session option ``autotune`` each tactic is measured on the session's device, for sizes close to those of the
+Run, and the times are stored on disk. Without the option, or with ``deterministic``, the first tactic is used.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def choose_tactic(
     names: Sequence[str],
     make: Callable[[Lowering, Sequence[Tensor | None], str], object],
 ) -> Tactic:
-    """Return the fastest of the tactics ``names`` if that is measured, else the first one.
+    """Return the fastest of the tactics ``names`` if they are measured, else the first one.
 
-    ``problem`` is the timing-cache id: it identifies the computation apart from types and sizes. ``make`` records in a
-    context of its own the work of a tactic on inputs of its own; a tactic for which it raises is not used.
+    ``problem`` is the timing-cache id: it identifies the computation without types and sizes. ``make`` records the work
+    of a tactic in a separate context, with separate inputs; a tactic for which it raises is not used.
     """
 
     def guarded(own: Lowering, given: Sequence[Tensor | None], name: str) -> None:

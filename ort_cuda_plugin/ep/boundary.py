@@ -1,4 +1,4 @@
-"""Callbacks from C into Python.
+"""Installs the callbacks from C into Python.
 
 ``attach`` installs the table ``ocp_python``. `register` calls ``attach``; if an application registered the library
 without this package, the library's first call into Python does.
@@ -76,7 +76,7 @@ def explain_custom_op(op: int, info: Any) -> None:
 def validate_compatibility(devices: Any, num_devices: int, info: Any, out: Any) -> None:
     infos = [DeviceInfo.from_c(devices[index]) for index in range(num_devices)]
     fits = [fit(host.text(info), target_of(known), allows_host_code(), known.driver_version) for known in infos]
-    out[0] = max(fits, default=Fit.NOT_APPLICABLE)  # the worst of them counts
+    out[0] = max(fits, default=Fit.NOT_APPLICABLE)  # the worst answer counts
 
 
 @status_guard

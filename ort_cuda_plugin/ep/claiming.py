@@ -65,7 +65,7 @@ class Claiming:
         stored, verdicts = session.contexts.claim(graph, claims.verdicts)
         if session.may_be_cut:
             cut = {node for cluster in fused for node in cluster}
-            reason = f"it has no kernel of its own, and {session.may_be_cut}"
+            reason = f"no registry kernel runs it alone, and {session.may_be_cut}"
             verdicts = [
                 decline(node, "control-flow", reason) if node in cut else verdict
                 for node, verdict in zip(graph.nodes, verdicts, strict=True)
@@ -87,7 +87,7 @@ class Claiming:
         fusion = ffi.new("OrtNodeFusionOptions *")
         fusion.ort_version_supported = host.api_version()
         for cluster in fused:
-            # A compiled context took an initializer that an application may replace as an input.
+            # A compiled context has made a constant of an initializer that the application could replace as an input.
             fusion.drop_constant_initializers = not is_context(cluster[0])
             members = ffi.new("const OrtNode *[]", [nodes[node.index] for node in cluster])
             host.check_status(host.ep_api().EpGraphSupportInfo_AddNodesToFuse(info, members, len(members), fusion))
@@ -97,8 +97,8 @@ class Claiming:
     def _runs_singly(self, graph: Graph, cluster: list[Node], nodes: list[Any], info: Any) -> bool:
         """Whether ORT runs the cluster by a kernel of the registry.
 
-        It must if it writes the model. It may for a node with no neighbours to fuse with: an input whose contents
-        decide shapes is then in host memory, and need not be read back from the device.
+        ORT does so for all nodes if it writes the optimized model. The plugin asks for it for a node without
+        neighbours to fuse with: ORT then passes inputs whose contents determine shapes in host memory.
         """
         if len(cluster) > 1 or cluster[0].has_subgraphs or self._session.contexts.output is not None:
             return False

@@ -1,7 +1,8 @@
 """Registrations of the library with ONNX Runtime, as Python sees them.
 
-ONNX Runtime registers the library while it holds a lock that threads with the GIL wait for. So the factory, its devices
-and their memory are made in C (``csrc_shim/ort/offer.h``), and Python asks for them afterwards.
+While ONNX Runtime registers the library, it holds a lock for which threads with the GIL may wait. So C makes the
+factory, its devices and their memory infos without Python (``csrc_shim/ort/offer.h``), and Python queries them
+afterwards.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Registration:
     """A registration of the library that is in effect.
 
     Attributes:
-        name: what it was registered under.
+        name: the registration name.
         identity: the name of the execution provider.
-        devices: what it offers, in order.
+        devices: the offered devices, in order.
     """
 
     name: str
@@ -55,7 +56,7 @@ def _registration(found: Any) -> Registration:
 
 @contextmanager
 def requesting(emulate: bool | None, identity: Identity) -> Iterator[None]:
-    """Request emulated devices or not, for registrations of this thread in the block. None: the environment decides."""
+    """Offer emulated devices, or not, in registrations of this thread in the block. None: the environment decides."""
     core().request_registration(-1 if emulate is None else emulate, identity)
     try:
         yield

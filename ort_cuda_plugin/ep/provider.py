@@ -56,9 +56,9 @@ def last_verdicts() -> list[NodeVerdict]:
 class Provider:
     """The control plane of an ``OrtEp``.
 
-    Attributes: claiming: the claims. failure: the error of making them, which ORT only logs; "" if there was none.
-        fused_nodes: the compiled clusters, in the order of compilation. operators_with_kernels: the `number_of` the
-        custom operators that ORT may run by kernels; 0: none.
+    Attributes: claiming: the claims. failure: the error of ``get_capability``, which ORT only logs; "" if there was
+        none. fused_nodes: the compiled clusters, in the order of compilation. operators_with_kernels: the `number_of`
+        the custom operators that ORT may run by kernels; 0: none.
     """
 
     def __init__(self, metadata: list[Any], session_options: Any, logger: Any, identity: Identity) -> None:
@@ -199,7 +199,7 @@ class Provider:
             give(self.session.contexts.nodes(), context_nodes)
 
     def _tell(self, loaded: Loaded) -> None:
-        """Log notable facts about a cluster of a context."""
+        """Log warnings and changed weights of a loaded cluster."""
         if loaded.why:
             self.session.log("WARNING", loaded.why)
         if loaded.refitted:
@@ -300,7 +300,7 @@ class Provider:
     def _create_context_kernel(self, identity: ContextIdentity) -> Any:
         """Return the kernel of a context node. The first call loads the contexts of all such nodes.
 
-        ONNX Runtime may have given the node's values other names since it was claimed, but not the node.
+        ONNX Runtime may have renamed the node's values since the claim, but not the node.
         """
         if self._loaded_contexts is None:
             nodes = [*self.claiming.single_contexts.values()]

@@ -1,4 +1,4 @@
-"""The state of one session: its options and device, and what claims and compilation both need."""
+"""The state of one session that claims and compilation share: options, device, compiled models, custom operators."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from .session.partitioning import goes_by_statistics, read_budget
 class Session:
     """A session's options and device.
 
-    Attributes: contexts: the compiled models. may_be_cut: why nodes must not be fused, or "". budget: the memory that
-        nodes may take. single_nodes: ONNX Runtime runs each node by a kernel of its own. operators: the custom
-        operators. ranks: what was inferred; kept, because ORT forgets the nodes that a fused node replaces. compiled:
+    Attributes: contexts: the compiled models. may_be_cut: why nodes must not be fused, or "". budget: the limit of
+        device memory. single_nodes: ONNX Runtime runs each node by a registry kernel. operators: the custom operators.
+        ranks: inferred ranks of values; kept here, because ORT drops the nodes that a fused node replaces. compiled:
         the compiled bodies by the names of their fused nodes.
     """
 

@@ -1,8 +1,8 @@
 """L2 model: splits the accesses of a Run into L2 hits and device memory traffic, by an LRU cache of address chunks.
 
-A chunk stands for its cache lines. Regions have the addresses of a Run: intermediate tensors share a slab, so a result
-that overwrites a dead one in the L2 costs no memory traffic. The Run is simulated twice and counted once, as one of
-many equal Runs. Within a step all its tensors advance together.
+All cache lines of a chunk hit or miss together. Regions have the addresses of a Run: intermediate tensors share a slab,
+so a result that overwrites a dead one in the L2 costs no memory traffic. The Run is simulated twice and only the second
+pass counts, so that the cache is warm. Within a step all tensors are traversed at the same relative speed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Served:
 
 
 def served(regions: Sequence[Region], steps: Sequence[Step], cache_bytes: float) -> list[Served]:
-    """Return the device memory traffic of each step, with a cache of so many bytes."""
+    """Return the device memory traffic of each step, for a cache of that size in bytes."""
     chunk = max(4096, 1 << int(cache_bytes / MAX_CHUNKS).bit_length() - 1)
     capacity = int(cache_bytes // chunk)
     bases = _bases(regions)
@@ -77,7 +77,7 @@ def _bases(regions: Sequence[Region]) -> list[int]:
 
 
 def _touches(step: Step, bases: Sequence[int], chunk: int) -> Iterator[tuple[int, float, bool]]:
-    """Yield chunks with the bytes in them, and whether they are written; tensors advance together."""
+    """Yield chunks, the accessed bytes in each, and whether they are written; all tensors are traversed in parallel."""
     lines: list[tuple[float, int, float, bool]] = []
     for accesses, writes in ((step.reads, False), (step.writes, True)):
         for access in distinct(accesses):

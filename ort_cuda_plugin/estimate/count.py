@@ -2,8 +2,8 @@
 mode.
 
 Accesses of a warp by one execution of an instruction form one request. A request loads 32-byte sectors of global
-memory; in shared memory it takes as many wavefronts as the most distinct words in one bank. Blocks outside the sample,
-and executions beyond the recorded ones, are extrapolated.
+memory; in shared memory the number of wavefronts is the largest number of distinct words in one bank. Blocks outside
+the sample, and executions that were not recorded, are extrapolated.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Site:
 
 @dataclass(frozen=True)
 class CopyWait:
-    """Waits for cp.async copies: ``times`` is their number per thread, ``left`` the groups that may stay in flight.
+    """A wait for cp.async copies: ``times`` executions per thread; ``left`` groups may stay in flight.
 
-    The other fields count the instructions from one such wait to the next.
+    The other fields count the instructions from one wait to the next.
     """
 
     left: int
@@ -159,8 +159,8 @@ class BlockCounter:
             self._device.synchronize()
         if count.num_left:
             logger.warning(
-                "kernel %s: %d of %d blocks of the sample are counted in part, since they take numbers for places that"
-                " blocks outside of the sample would have written; --values gives the inputs values",
+                "kernel %s: %d of %d sampled blocks are counted incompletely, because they use indices that blocks"
+                " outside of the sample would have written. Give the inputs values by --values",
                 step.kernel.name,
                 count.num_left,
                 len(blocks),
@@ -169,7 +169,7 @@ class BlockCounter:
 
 
 class _View(DeviceArray):
-    """A part of another array, by address."""
+    """A view of another array, by address."""
 
     def __init__(self, device: Device, address: int) -> None:
         super().__init__(device, address, (1,), np.dtype(np.uint8))
@@ -245,7 +245,7 @@ def sample(blocks: int) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
     if blocks <= MAX_BLOCKS:
         return np.arange(blocks, dtype=np.uint64), np.ones(blocks)
     inner = MAX_BLOCKS - 1
-    # Odd steps: patterns in grids repeat in powers of two.
+    # An odd step avoids aliasing with patterns of the grid, which repeat at powers of two.
     places = np.unique((np.arange(inner) * (blocks - 1) // inner) | np.arange(inner) % 2)
     places = places[places < blocks - 1]
     weights = np.full(len(places) + 1, (blocks - 1) / len(places))
@@ -269,7 +269,7 @@ def summary(
     bytes of one access. Without ``uses_stack`` a thread's arrays are in registers, and accesses to them count nothing.
     """
     accesses, parts = metadata["accesses"], metadata["parts"]
-    # Executions are sums over all sampled blocks; the records of each block tell how they differ.
+    # The counters are sums over all sampled blocks; the recorded accesses show how blocks differ.
     scale = float(weights.sum() / len(weights))
     threads = block[0] * block[1] * block[2]
     total = issued.astype(np.float64) * scale * WARP

@@ -1,8 +1,8 @@
 """Finds performance defects in the kernels of a Run.
 
-A GPU's machine code shows spills, and GEMMs that miss the tensor cores of their type, on each architecture. Accesses of
-blocks on the emulated device show narrow accesses and bank conflicts: lanes that move contiguous data should move 16
-bytes each.
+The machine code for each architecture shows spills, and GEMMs that do not use the tensor cores for their type. The
+accesses of blocks on the emulated device show narrow accesses and bank conflicts: lanes that move contiguous data
+should move 16 bytes each.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ MUCH = 1 << 18
 SHARE = 1 / 8
 """Minimum share of a launch's bytes, or of its shared-memory requests, that a finding concerns."""
 WAYS = 2.01
-"""Maximum wavefronts of a shared-memory request, relative to its minimum: two-way conflicts are allowed."""
+"""Maximum wavefronts of a shared-memory request as a multiple of its minimum: two-way conflicts are allowed."""
 WINDOW = 3
-"""Reads of inputs above which a kernel has sliding windows: vector loads of all windows would need too many
-registers."""
+"""Loads of each input byte above which a kernel is taken for one with sliding windows, whose vector loads would need
+too many registers.
+"""
 FEW = 16
 """Minimum of rows, columns and k for a finding about GEMMs: below it, a tensor core's tile is mostly padding."""
 
@@ -101,9 +102,10 @@ class Inspector:
 class Watched:
     """Watches the passes, and classifies the labels of the ONNX nodes of steps.
 
-    ``all`` are contractions; ``tensor`` are those that fill tiles of tensor cores: 16-bit floats, attention among them,
-    and with ``tf32`` float32. ``apart`` are steps that cannot use vector accesses: elementwise steps with an input that
-    is contiguous along another axis than the result, and sliding windows over rows that end within a vector.
+    ``all`` are contractions, including attention; ``tensor`` are contractions large enough for tensor cores, of 16-bit
+    floats and with ``tf32`` of float32. ``apart`` are steps that cannot use vector accesses: elementwise steps with an
+    input that is contiguous along another axis than the result, and sliding windows over rows that are not a multiple
+    of a vector.
     """
 
     def __init__(self, tf32: bool = True) -> None:

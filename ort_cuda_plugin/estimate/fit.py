@@ -34,7 +34,7 @@ MAX_SHARE = 1.2
 
 @dataclass(frozen=True)
 class Measurement:
-    """A time on a GPU, and the work that took it."""
+    """A measured time on a GPU, and the work that was measured."""
 
     name: str
     seconds: float
@@ -100,7 +100,7 @@ def _descend(constants: Constants, loss: Callable[[Constants], float]) -> Consta
     for number in range(ROUNDS):
         before = best
         for field in fields(Constants):
-            if field.name == "l2_share":  # it acts in steps, which a descent cannot follow
+            if field.name == "l2_share":  # the loss is a step function of it, which descent cannot optimise
                 continue
             value = getattr(constants, field.name)
             for factor in FACTORS:

@@ -41,7 +41,7 @@ from .libraries import peak_kind
 from .work import Access, Argument, CopyStep, KernelStep, LibraryStep, Number, Pointer, Product, Region, Step, Work
 
 SMALL_CONTENTS = 1 << 16
-"""Maximum bytes of a weight whose contents the emulated device gets."""
+"""Maximum bytes of a weight whose contents are copied to the emulated device."""
 LIBRARIES = frozenset({"cublaslt", "cudnn"})
 
 
@@ -89,7 +89,7 @@ def optimised(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> 
 
 
 def _is_for_cpus(model: onnx.ModelProto) -> bool:
-    """Whether ONNX Runtime adapted a half-precision model to its CPU provider, by Casts and by function bodies."""
+    """Whether ONNX Runtime has added Casts or function bodies to a half-precision model for its CPU provider."""
     inserted = ("InsertedPrecisionFreeCast_", "InsertedCast_")
     return any(node.op_type == "Cast" and node.name.startswith(inserted) for node in model.graph.node)
 
@@ -109,7 +109,7 @@ def _restated(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> bo
 
 
 def _without_batch(model: onnx.ModelProto) -> None:
-    """Make the batch of Reshapes open, which the wheel's light models state as a number."""
+    """Replace the batch size of 1 in Reshapes by -1 or 0, so that the wheel's light models run with other batches."""
     contents = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "Reshape" and node.input[1] in contents:
@@ -197,7 +197,7 @@ def _products(steps: Sequence[PlannedStep], options: LoweringOptions) -> Iterato
 
 
 def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all inputs. A named dimension of one input holds for the others."""
+    """Return the shapes of all inputs. The given size of a named dimension applies to all inputs."""
     initializers = {tensor.name for tensor in model.graph.initializer}
     inputs = [info for info in model.graph.input if info.name not in initializers]
     if unknown := shapes.keys() - {info.name for info in inputs}:
@@ -210,7 +210,9 @@ def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) ->
                 raise ShapeError(f"input {info.name!r} has {len(dims)} dimensions")
             for dim, size in zip(dims, shapes[info.name], strict=True):
                 if dim.dim_param and told.setdefault(dim.dim_param, size) != size:
-                    raise ShapeError(f"dimension {dim.dim_param!r} of input {info.name!r} is {size}, and elsewhere not")
+                    raise ShapeError(
+                        f"dimension {dim.dim_param!r} is {size} in input {info.name!r}, and different in another input"
+                    )
                 if dim.HasField("dim_value") and dim.dim_value != size:
                     raise ShapeError(f"a dimension of input {info.name!r} is {dim.dim_value} in the model, not {size}")
     found = {}

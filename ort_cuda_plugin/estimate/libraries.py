@@ -21,7 +21,7 @@ from .work import LibraryStep
 GROUPED = 0.25
 """Efficiency of a convolution with few channels per group, relative to the peak without tensor cores."""
 ATTENTION = 0.6
-"""Efficiency of attention relative to a GEMM: the softmax stands between two products."""
+"""Efficiency of attention relative to a GEMM, as a factor: the softmax delays the second product."""
 ATTENTION_ROWS = 128
 CHANNELS_LAST = "CHANNELS_LAST"
 
@@ -141,7 +141,7 @@ def _convolution(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
             # A 1x1 filter has the same order in both layouts.
             transposed = 2.0 * (x + out + (weights if k > step.sizes[1] // groups else 0))
     kernels = 1 if not transposed else 4
-    if CHANNELS_LAST in step.flags and step.sizes[4] != step.sizes[2]:  # strided: written elsewhere, then copied
+    if CHANNELS_LAST in step.flags and step.sizes[4] != step.sizes[2]:  # strided: written to the workspace, then copied
         transposed += 2.0 * _distinct_bytes(step, "out")
         kernels += 1
     k += -k % (16 // itemsize)

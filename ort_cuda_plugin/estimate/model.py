@@ -23,9 +23,9 @@ from .work import CopyStep, KernelStep, LibraryStep, Step, Work
 class StepEstimate:
     """A step on a GPU.
 
-    ``seconds`` is its time, ``parts`` the time of each pipe alone; ``bound`` is the longest of them. ``roofline`` is
-    its minimum time. ``share`` is the fraction of the bounding pipe's peak that the step reaches; ``dram`` are bytes of
-    device memory, ``touched`` bytes of its tensors, ``details`` the counts.
+    ``seconds`` is its time, ``parts`` the time of each pipe alone; ``bound`` names the slowest pipe. ``roofline`` is
+    the minimum time. ``share`` is the fraction of the slowest pipe's peak that the step reaches; ``dram`` are bytes of
+    device memory traffic, ``touched`` distinct bytes of its tensors, ``details`` the counts.
     """
 
     name: str
@@ -46,9 +46,9 @@ class StepEstimate:
 class Estimate:
     """All steps of a Run on a GPU, and its rooflines.
 
-    ``compulsory`` are the bytes of inputs, weights and outputs, each once; ``flops`` those of products and
-    convolutions. ``roofline`` is the longer of the two at the peaks of memory and of tensor cores. It depends on the
-    model only: intermediate tensors and launches are not in it.
+    ``compulsory`` are the bytes of inputs, weights and outputs, each once; ``flops`` the operations of products and
+    convolutions. ``roofline`` is the longer time of the two, at the peak of memory and of tensor cores. It depends on
+    the model only: it includes neither intermediate tensors nor launches.
     """
 
     device: Gpu
@@ -102,7 +102,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A Run with every property of it that does not depend on the constants."""
+    """A Run with all derived quantities that do not depend on the constants of the performance model."""
 
     work: Work
     device: Gpu
@@ -111,14 +111,14 @@ class Prepared:
     _served: dict[float, list[Served]] = field(default_factory=dict)
 
     def served(self, cache_bytes: float) -> list[Served]:
-        """Return the device memory traffic of each step, with an L2 of so many bytes."""
+        """Return the device memory traffic of each step, for an L2 of that size in bytes."""
         if cache_bytes not in self._served:
             self._served[cache_bytes] = served(self.work.regions, self.work.steps, cache_bytes)
         return self._served[cache_bytes]
 
 
 def prepare(work: Work, device: Gpu, *, count: bool = True) -> Prepared:
-    """Derive what the estimate needs. With ``count``, kernels are compiled for the GPU, and counted on the emulated
+    """Derive the inputs of the estimate. With ``count``, kernels are compiled for the GPU, and counted on the emulated
     device; otherwise only bytes are known.
 
     Raises KernelCompileError, and CudaError where a kernel fails on the emulated device.
@@ -168,7 +168,7 @@ class _Timer:
         return self._made(step.kind, step.kind, step, moved, self._memory(step, moved), 0.0)
 
     def _memory(self, step: Step, moved: Served, l2_read: float | None = None) -> dict[str, float]:
-        """Return the seconds of L2 and device memory for a step that loads its tensors, or so many bytes of the L2."""
+        """Return the seconds of L2 and device memory for a step. It loads its tensors once, or the given bytes."""
         device, constants = self.device, self.constants
         read = step.read_bytes if l2_read is None else l2_read
         return {

@@ -1,8 +1,8 @@
-"""Model of one of our kernels: its time is that of the slowest pipe, of a multiprocessor or of memory, or of latency.
+"""Performance model of a kernel: its time is the longest of the times of its pipes, and of its exposed latency.
 
-The busiest multiprocessor counts: with fewer blocks than multiprocessors the others are idle. The latency bound is the
-time that one thread takes for its dependent instructions and loads, once per wave of blocks; by Little's law it limits
-the bytes in flight.
+Pipes inside a multiprocessor are counted for the busiest one: with few blocks the others are idle. The latency bound is
+the time that one thread takes for its dependent instructions and loads, once per wave of blocks; by Little's law it
+limits the bytes in flight.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def kernel_seconds(
     fits = occupancy(step, code, device)
     grid = step.grid[0] * step.grid[1] * step.grid[2]
     threads = step.block[0] * step.block[1] * step.block[2]
-    # The share of the busiest multiprocessor.
+    # Fraction of the grid's work on the busiest multiprocessor.
     busiest = -(-grid // device.multiprocessors) / grid
     cycle = 1.0 / device.clock
     issued = counted.instructions["issued"] / WARP
@@ -107,7 +107,7 @@ def kernel_seconds(
     rounds = counted.load_rounds if not code.mix else counted.loads * code.rounds
     loaded = max(rounds, 0.0 if counted.copy_waits else 1.0) * latency + _copied(counted, device, constants, latency)
     parts["waiting"] = max(fits.waves, step.turns) * (chain + loaded)
-    if step.turns > 1:  # one block reads what another one writes
+    if step.turns > 1:  # blocks read results of other blocks of the grid
         parts["waiting"] += (step.turns - 1) * HOP * constants.l2_latency
     return {name: seconds for name, seconds in parts.items() if seconds}, fits
 
@@ -141,7 +141,7 @@ def _copied(counted: Counted, device: Gpu, constants: Constants, latency: float)
 
 
 def described(counted: Counted, code: Code, fits: Occupancy, useful: float) -> Mapping[str, object]:
-    """Describe the counts for the reader."""
+    """Return the counts as text."""
     worst = sorted(counted.sites, key=lambda site: (site.least - site.units) * site.requests)
     return {
         "registers": code.registers,

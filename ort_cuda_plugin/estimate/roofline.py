@@ -1,4 +1,4 @@
-"""Rooflines: the minimum time of a Run, by its model alone and by its steps. docs/estimates.md has the reasons."""
+"""Rooflines: the minimum time of a Run, by its model alone and by its steps. docs/estimates.md explains both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def model_roofline(work: Work, device: Gpu) -> tuple[float, float, float]:
     """Return the compulsory bytes of the model, the arithmetic of its GEMMs and convolutions, and the seconds of the
     longer at the peak rates.
 
-    It excludes what a plan adds: intermediate tensors and launches.
+    It excludes intermediate tensors and launches.
     """
     touched: dict[int, int] = {}
     for step in work.steps:
@@ -39,8 +39,8 @@ def step_rooflines(
 ) -> list[float]:
     """Return for each step the launch plus the longest of its bytes, its arithmetic and one access, in seconds.
 
-    ``memory`` is the device memory traffic behind an L2 of the device's size, ``counted`` the operations of kernels, by
-    step. The rates are those that benchmarks reach.
+    ``memory`` is the device memory traffic with the device's L2, ``counted`` the operations of kernels, by step. The
+    rates are those that benchmarks reach, not peaks.
     """
     found = []
     for moved, tensor in zip(memory, _product_seconds(work, device, constants, counted), strict=True):
@@ -66,7 +66,8 @@ def _product_seconds(work: Work, device: Gpu, constants: Constants, counted: Map
             done.update(dict.fromkeys(step.nodes, flops))
     for kind, flops, nodes in work.products:
         if sum(done[node] for node in nodes) < flops / 2:
-            # A node counts for the kernel with the most arithmetic among those that compute it, else for the last.
+            # A node's arithmetic counts for the kernel with the most operations among its kernels, else for the last
+            # one.
             launches = [number for number, step in enumerate(work.steps) if _computes(step, nodes)]
             if launches:
                 number = max(launches, key=lambda one: (counted.get(one, 0.0), one))

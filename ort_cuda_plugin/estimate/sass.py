@@ -53,7 +53,7 @@ class Code:
 
     @property
     def uses_stack(self) -> bool:
-        """Whether some array of a thread is in local memory, or may be; otherwise arrays are in registers."""
+        """Whether an array of a thread is, or may be, in local memory; otherwise all arrays are in registers."""
         return not self.mix or any(name.startswith(("LDL", "STL")) for name in self.mix)
 
     @property

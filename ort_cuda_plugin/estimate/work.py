@@ -1,6 +1,6 @@
 """The work of a Run as plain data: its memory, and in order its kernels, library calls, copies and fills.
 
-An estimate needs nothing else, so other programs can write these records in JSON and get an estimate.
+An estimate needs only these records, so other programs can write them as JSON and get an estimate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ FORMAT = 1
 class Region:
     """Memory of a Run: an "input", an "output", a "weight", or "scratch", at an offset in the memory of its kind.
 
-    ``contents`` are given if control flow on the device may depend on them; fewer bytes than the region are repeated.
+    ``contents`` are given if control flow on the device may depend on them; if shorter than the region, they are
+    repeated.
     """
 
     kind: str
@@ -33,7 +34,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Access:
-    """``nbytes`` of the region of that number, from ``offset`` on, that a step reads or writes at least once."""
+    """Bytes that a step reads or writes at least once: ``nbytes`` from ``offset`` on in a region, by its number."""
 
     region: int
     offset: int
@@ -82,8 +83,7 @@ class Step:
 
 @dataclass(frozen=True)
 class KernelStep(Step):
-    """A launch of one of our kernels. Its grid has ``turns`` groups of blocks, each of which waits for the one
-    before.
+    """A launch of one of our kernels. Its grid has ``turns`` groups of blocks; each group waits for the previous one.
     """
 
     kernel: KernelSpec

@@ -1,4 +1,4 @@
-"""Draws graphs as SVG: boxes in layers, each below those that it reads, with few crossings."""
+"""Draws graphs as SVG: boxes in layers, each box below the boxes that it reads, with few crossings."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def drawing(boxes: Mapping[Hashable, Box], edges: Sequence[Edge]) -> str:
 
 
 def layout(names: Sequence[Hashable], edges: Sequence[tuple[Hashable, Hashable]]) -> dict[Hashable, tuple[int, int]]:
-    """Return the upper left corner of each box. Edges that close a cycle do not count."""
+    """Return the upper left corner of each box. Edges that close a cycle are ignored."""
     layers = _layers(names, edges)
     above: dict[Hashable, list[Hashable]] = {name: [] for name in names}
     below: dict[Hashable, list[Hashable]] = {name: [] for name in names}

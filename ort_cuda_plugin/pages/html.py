@@ -117,12 +117,12 @@ def opened(summary: str, inside: str, *, identity: str = "", is_open: bool = Fal
 
 
 def text_block(text: str) -> str:
-    """Return text as it is, with its line breaks."""
+    """Return preformatted text, which keeps its line breaks."""
     return f"<pre>{escape(text)}</pre>"
 
 
 def difference(text: str) -> str:
-    """Return a unified diff with the lines that are gone and those that are new in colours."""
+    """Return a unified diff with removed and added lines in colours."""
     kinds = {"-": "gone", "+": "new", "@": "place"}
     lines = [f'<span class="{kinds.get(line[:1], "same")}">{escape(line)}</span>' for line in text.splitlines()]
     return '<pre class="diff">' + "\n".join(lines) + "</pre>"

@@ -88,7 +88,7 @@ def test_a_wrong_option_changes_nothing_and_is_told_what_is_known(session: ort.I
     assert all(key in str(error.value) for key in KEYS)
     assert provider().options.automatic_cuda_graphs
     for values, said in [
-        ({"use_tf32": "0"}, "'use_tf32' holds from the creation of a session; can change: "),
+        ({"use_tf32": "0"}, "'use_tf32' cannot change after the session was created; can change: "),
         ({"automatic_cuda_graphs": "perhaps"}, "automatic_cuda_graphs='perhaps': use 1 or 0"),
         ({"gpu_mem_limit": "much"}, "option gpu_mem_limit='much': use a number of bytes"),
         ({"log_level": "5"}, "log_level='5': use one of VERBOSE"),

@@ -79,7 +79,7 @@ def test_a_gpu_takes_the_best_of_what_is_stored(tmp_path: Path) -> None:
     assert [choice(whole, 8, 0), choice(whole, 8, 6), choice(whole, 8, 9)] == ["sm_80", "sm_86", "sm_86"]
     assert choice(whole, 9, 0) == "sm_90"
     assert "sm_90: another architecture" in choice(whole, 10, 0)
-    assert "sm_86: its kernels want a driver for CUDA 13.2, and this one is for CUDA 12.4" in choice(
+    assert "sm_86: its kernels need a driver for CUDA 13.2, and this one is for CUDA 12.4" in choice(
         whole, 8, 6, "12.4"
     )
     for row in whole.index["partitions"][0]["targets"]:

@@ -114,7 +114,7 @@ def two_shifts() -> Any:
     ("function", "message"),
     [
         (uses_an_object, "kernel uses_an_object uses 'Wave', EnumType, from outside: numbers, tuples of numbers, func"),
-        (uses_kernel, "kernel uses_kernel uses 'kernel' from outside, a name that its text has: rename it"),
+        (uses_kernel, "kernel uses_kernel uses 'kernel' from outside, which the generated text defines: rename it"),
         (two_shifts(), "uses_two_shifts and its functions mean different things by 'SHIFT': rename one"),
         (has_a_default, "parameters that are not plain positional ones"),
         (lambda x: None, "not a function with a name|cannot be read"),

@@ -109,7 +109,10 @@ def test_an_operator_that_is_not_registered_at_once_can_be_later() -> None:
     [
         ("def f(ctx, x: int) -> T: ...", "'x' is annotated with <class 'int'>, which is not a tensor type"),
         ("def f(ctx, x: T, *, a: dict) -> T: ...", "attribute 'a' is annotated with <class 'dict'>; it can be int"),
-        ("def f(ctx, x: T, **more: int) -> T: ...", r"attributes are named one by one, \*\*more is none"),
+        (
+            "def f(ctx, x: T, **more: int) -> T: ...",
+            r"\*\*more is not allowed: declare each attribute as a parameter after \*",
+        ),
         ("def f(ctx, x: T): ...", "'y' is annotated with None"),
         ("def f(*, a: int) -> T: ...", "the first parameter is the context"),
         ("def f(ctx, x: Unheard) -> T: ...", "an annotation cannot be read: name 'Unheard' is not defined"),

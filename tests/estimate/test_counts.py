@@ -260,7 +260,7 @@ def test_blocks_that_take_numbers_for_far_places_end_there(
     name: str, sizes: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     counted(work(name, sizes, 1 << 50, blocks=1))
-    assert f"kernel {name}: 1 of 1 blocks of the sample are counted in part" in caplog.text
+    assert f"kernel {name}: 1 of 1 sampled blocks are counted incompletely" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from ort_cuda_plugin.session_errors import explained
 
 _NOTHING_COMPILED = "Unable to compile any nodes"
 _HINT = (
-    " `ort-cuda-plugin explain` says where each node runs. ONNX Runtime runs an If, Loop or Scan itself where the"
-    " plugin does not take it into a plan"
+    " `ort-cuda-plugin explain` says where each node runs. ONNX Runtime itself runs an If, Loop or Scan that the plugin"
+    " does not inline into a plan"
 )
 
 
@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_operators_argument(parser)
     parser.add_argument("-o", "--output", metavar="OUT", type=output_file, help="default: MODEL_ctx.onnx")
     parser.add_argument(
-        "--arch", metavar="LIST", help="such as sm_80,sm_90,emulated; default: that of the GPU, else emulated"
+        "--arch",
+        metavar="LIST",
+        help="architectures, such as sm_80,sm_90,emulated; default: that of the GPU, else emulated",
     )
     parser.add_argument(
         "--shapes",
@@ -44,15 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="input shapes that get plans, in addition to the plugin's choice (repeatable)",
     )
     parser.add_argument(
-        "--weightless", action="store_true", help="leave the weights in MODEL, which belongs beside OUT from then on"
+        "--weightless", action="store_true", help="leave the weights in MODEL; keep MODEL in the folder of OUT"
     )
     parser.add_argument(
         "--share-with",
         nargs="+",
         default=[],
         metavar="MODEL",
-        help="models that are compiled into the same file, in which equal weights are once; their compiled models are "
-        "written beside OUT, as NAME_ctx.onnx",
+        help="further models for the same context file, which stores equal weights once; their compiled models are "
+        "written next to OUT, as NAME_ctx.onnx",
     )
     parser.add_argument("--embed", action="store_true", help="store everything in the model, without a file beside it")
 

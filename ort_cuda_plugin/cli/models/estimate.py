@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=NUMBER",
-        help="what an input of integers is filled with (repeatable); default: 0, and 1 where it decides shapes",
+        help="value of all elements of an integer input (repeatable); default: 0, and 1 where it determines shapes",
     )
     parser.add_argument("--top", type=int, default=0, metavar="N", help="only the N longest steps")
     parser.add_argument(
@@ -147,7 +147,7 @@ def summary(found: Estimate) -> list[str]:
         f" launches.{_times(found.steps_roofline, found.steps_ratio)}",
     ]
     if found.elsewhere:
-        lines.append(f"Nodes outside the plans, which are not in it: {len(found.elsewhere)}.")
+        lines.append(f"Nodes of other providers, not estimated: {len(found.elsewhere)}.")
     return lines
 
 
@@ -157,4 +157,4 @@ def _microseconds(seconds: float) -> str:
 
 def _times(roofline: float, ratio: float) -> str:
     """Return the ratio of the estimate to a roofline; "" if a launch takes longer than the roofline's work."""
-    return f" The estimate is {ratio:.2f} times that." if roofline >= _LEAST_SECONDS else ""
+    return f" The estimate is {ratio:.2f} times the roofline." if roofline >= _LEAST_SECONDS else ""

@@ -44,12 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--program",
         action="store_true",
-        help="print what each compiled cluster does, and what each of the compiler's passes changed, in place of nodes",
+        help="print the program of each compiled cluster, and the change by each of the compiler's passes, instead of"
+        " nodes",
     )
     what.add_argument(
         "--plans",
         action="store_true",
-        help="run the model with each of --shapes, and print which plans that builds and why",
+        help="run the model with each of --shapes, and print which plans the Runs build and why",
     )
     parser.add_argument(
         "--shapes",
@@ -70,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--check",
         action="store_true",
         help="with --html: run the model with random inputs on the emulated device, check each access to memory, and"
-        " show the accesses of each kernel and what was found",
+        " show the accesses and the findings of each kernel",
     )
     parser.add_argument("--declined", action="store_true", help="only nodes that do not run on the EP")
     parser.add_argument(
@@ -120,7 +121,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _kernel_texts(
     arguments: argparse.Namespace, path: Path, emulate: bool, plans: Sequence[Mapping[str, Any]]
 ) -> KernelTexts:
-    """Return what the page shows of kernels, for --ptx and --check."""
+    """Return the PTX and the checked accesses of kernels, for --ptx and --check."""
     specs = specs_of(plans)
     with waiting(Console(stderr=True), "compiling for the page"):
         ptx = ptx_of(specs, arguments.ptx) if arguments.ptx else {}
@@ -161,7 +162,7 @@ def _print_programs(model: str, path: Path, emulate: bool, autotune: bool) -> in
 
 
 def _print_plans(model: str, path: Path, emulate: bool, texts: list[str]) -> int:
-    """Print for each Run the plans that were built for it. Dimensions that are not given are 1."""
+    """Print the plans that each Run built. Dimensions without a given size are 1."""
     wanted = [{name: shape(text) for name, text in named_values([one])} for one in texts] or [{}]
     graph = read_model(path, model)
     check_types(graph)

@@ -22,9 +22,9 @@ _STEPS = ("#b7dfb0", "#cfe0f3", "#f3e3b3", "#e0cfee", "#c9ece6", "#f0cfd8")
 DRAWN_NODES = 300
 """Nodes above which a cluster is drawn by its steps."""
 _OPEN = 60
-"""Nodes of a single cluster up to which a page shows them at once."""
+"""Nodes of a page's only cluster up to which its section is open at first."""
 _MANY = 150
-"""Boxes of the overview from which chains of nodes on another provider become one box."""
+"""Number of boxes of the overview from which each chain of nodes on another provider is drawn as one box."""
 _SCRIPT = """
 const show = () => {
   const part = document.getElementById(decodeURIComponent(location.hash.slice(1)));
@@ -75,7 +75,7 @@ def place(verdict: NodeVerdict) -> str:
 
 
 def copies(placement: Placement) -> Iterator[CopiedValue]:
-    """Return the values that nodes on both sides use. Inputs and outputs of the model are not among them."""
+    """Return the values that nodes on host and device use, without inputs and outputs of the model."""
     readers: dict[tuple[str, str], list[NodeVerdict]] = {}
     for verdict in placement.verdicts:
         for name in dict.fromkeys(verdict.inputs):
@@ -170,7 +170,7 @@ def _group_box(key: Hashable, nodes: Sequence[NodeVerdict], numbers: dict[Hashab
 def _chained(verdicts: Sequence[NodeVerdict], group: Mapping[int, Hashable]) -> dict[int, Hashable]:
     """Merge a node with its only reader or its only source if another provider runs both.
 
-    No second path connects the two then, so merging makes no cycle.
+    Since no second path connects the two, merging makes no cycle.
     """
     makers = {name: number for number, verdict in enumerate(verdicts) for name in verdict.outputs}
     sources: dict[int, set[int]] = {number: set() for number in range(len(verdicts))}
@@ -223,7 +223,9 @@ def _cluster(
                 arrows.setdefault((made[value], key), []).append(value)
     edges = [Edge(source, target, "\n".join(names)) for (source, target), names in arrows.items()]
     opened = " open" if is_open else ""
-    steps = "<p>Its plan is not known before a Run.</p>" if plan is None else _program(number, plan, texts)
+    steps = (
+        "<p>The plan of this cluster is built in the first Run.</p>" if plan is None else _program(number, plan, texts)
+    )
     return (
         f'<details id="cluster-{number}"{opened}><summary><h2>Cluster {number}: {len(nodes)} nodes</h2></summary>'
         f"{html.paragraphs([name])}{drawing.drawing(boxes, edges)}{steps}</details>"
@@ -260,7 +262,7 @@ def _steps(cluster: int, plan: _Plan) -> str:
 
 def _copies(found: Sequence[CopiedValue]) -> str:
     if not found:
-        return html.paragraphs(["None, but for what the application feeds and fetches."])
+        return html.paragraphs(["None, except the inputs and outputs of the model."])
     rows: list[list[html.Cell]] = [
         [
             html.Name(copy.value),

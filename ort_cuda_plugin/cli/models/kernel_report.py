@@ -28,8 +28,9 @@ ALLOWED_SPILLS: dict[tuple[str, str], str] = {}
 class KernelUsage:
     """One kernel on one architecture; all sizes in bytes.
 
-    ``stack`` is the stack of a thread, local arrays and spills included. ``static_shared`` includes the 1024 bytes that
-    the system reserves on some architectures. ``reason`` says why its spills are accepted, or is "".
+    ``stack`` is the stack of a thread, including local arrays and spills. ``static_shared`` includes the 1024 bytes
+    that the system reserves on some architectures. ``reason`` says why spills of the kernel are accepted; "": they are
+    not.
     """
 
     kernel: str
@@ -47,8 +48,8 @@ class KernelUsage:
 
 
 def is_for_gpus(spec: KernelSpec) -> bool:
-    """Whether a GPU runs the kernel. Kernels with blocks of 2 to 31 threads, less than a warp, are for the emulated
-    device only.
+    """Whether a GPU runs the kernel. Only the emulated device runs kernels with blocks of 2 to 31 threads, less than a
+    warp.
     """
     return not 1 < spec.launch_bounds < 32
 

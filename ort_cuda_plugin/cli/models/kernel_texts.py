@@ -72,7 +72,7 @@ def checked_accesses(specs: Iterable[KernelSpec]) -> dict[KernelSpec, str]:
 
 
 def checked_run(model: Path) -> str:
-    """Run a model with random inputs in the checking mode, in a process of its own. Return what it found, or ""."""
+    """Run a model with random inputs in the checking mode, in a separate process. Return the finding, or ""."""
     command = [sys.executable, "-m", "ort_cuda_plugin", "run", str(model), "--runs", "1", "--device", "emulated"]
     environment = {**os.environ, CHECK_VARIABLE: "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

@@ -22,7 +22,7 @@ from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.compiler.library.kernel_library import MANIFEST_VARIABLE, read_manifest
 
 DEFAULT_MANIFEST = Path(__file__).resolve().parents[3] / "build" / "kernels.jsonl"
-"""Manifest that the tests of a source tree record. It is not in the working folder, because a manifest is code."""
+"""Manifest that the tests of a source tree record. It is never read from the working folder, because it is code."""
 PROGRESS_SECONDS = 30
 """Seconds between lines of progress if the output is not a terminal."""
 

@@ -19,9 +19,9 @@ _Plan = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class KernelTexts:
-    """What is known of kernels beside their source. ``finding`` is what a checked Run said, "" if it found nothing.
+    """PTX and checked accesses of kernels. ``finding`` is the finding of a checked Run, "" if it found nothing.
 
-    ``architecture`` is that of ``ptx``. ``is_checked`` says whether there was a checked Run.
+    ``architecture`` is the architecture of ``ptx``. ``is_checked`` says whether there was a checked Run.
     """
 
     architecture: str = ""

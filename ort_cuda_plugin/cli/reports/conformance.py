@@ -30,13 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_argument(parser, default="emulated")
     parser.add_argument("--optimised", action="store_true", help="with ONNX Runtime's graph optimisations")
     parser.add_argument("--check", action="store_true", help="in the emulated device's checking mode; a finding fails")
-    parser.add_argument("--single-nodes", action="store_true", help="with a kernel for each node, nothing fused")
+    parser.add_argument(
+        "--single-nodes", action="store_true", help="with a separate kernel for each node, without fusion"
+    )
     parser.add_argument("--lowering", default="", metavar="GPU", help="with kernels lowered for a GPU, as sm_90:132")
     parser.add_argument(
         "--adversarial",
         type=int,
         metavar="SEED",
-        help="with streams that defer and interleave work, for each test by another seed made of this one",
+        help="with streams that defer and interleave work; the seed of each test is derived from SEED",
     )
     parser.add_argument(
         "--write", type=output_file, metavar="FILE", help="run all tests both ways and write the report (Markdown)"

@@ -45,7 +45,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def collect() -> dict[str, Any]:
-    """Collect everything as plain data. ``problem`` is why the plugin cannot be registered, or ""."""
+    """Collect the report as plain data. ``problem`` is the reason why the plugin cannot be registered, or ""."""
     from ort_cuda_plugin.compiler.caches.cache_folder import cache_folder, open_folder
     from ort_cuda_plugin.compiler.caches.trusted_files import Untrusted
 
@@ -106,7 +106,7 @@ def print_report(report: dict[str, Any]) -> None:
     if report["why_no_cuda_device"]:
         print(printable(f"no CUDA device: {report['why_no_cuda_device']}"))
     for name, place in report["libraries"].items():
-        missing = 'not found, kernels of this package take its place; `pip install "ort-cuda-plugin[libs]"` brings it'
+        missing = 'not found, the plugin uses its own kernels; `pip install "ort-cuda-plugin[libs]"` installs it'
         print(printable(f"{name}: {place or missing}"))
     cache = report["cache"]
     problem = f" (not used: {cache['problem']})" if cache["problem"] else ""

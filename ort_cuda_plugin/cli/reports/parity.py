@@ -19,10 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         metavar="FILE|EP",
-        help="a JSON list of kernels, or an execution provider that onnxruntime has; by default the list that the "
-        "package has of the built-in CUDA provider",
+        help="a JSON list of kernels, or an execution provider that onnxruntime has; by default this package's list of "
+        "the built-in CUDA provider",
     )
-    parser.add_argument("--json", action="store_true", help="print what is lacking as a JSON list")
+    parser.add_argument("--json", action="store_true", help="print the kernels that the plugin lacks as a JSON list")
     parser.add_argument("--write", type=output_file, metavar="FILE", help="write the report (Markdown) to a file")
 
 
@@ -32,7 +32,9 @@ def execute(arguments: argparse.Namespace) -> int:
     from ort_cuda_plugin.ep.nodes.kernel_registry import definitions_of_host
 
     if arguments.write and (arguments.against or arguments.json):
-        raise UserError(ExitCode.USAGE, "--write is for the report against the packaged list: give no other option")
+        raise UserError(
+            ExitCode.USAGE, "--write: only the report against the packaged list can be written. Give no other option"
+        )
     ort_cuda_plugin.register(emulate=True)
     ours = registered(ort_cuda_plugin.get_ep_name())
     other, theirs = _other(arguments.against) if arguments.against else packaged_digest()
@@ -63,5 +65,5 @@ def _other(name: str) -> tuple[str, list[Kernel]]:
     except (OSError, ValueError) as error:
         raise UserError(ExitCode.USAGE, f"--against {name}: {error}") from None
     except RuntimeError as error:
-        reason = f"it is neither a file nor a provider of this onnxruntime: {error}"
+        reason = f"neither a file nor a provider of this onnxruntime: {error}"
         raise UserError(ExitCode.USAGE, f"--against {name}: {reason}") from None

@@ -54,22 +54,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against",
         action="append",
         choices=sides.SIDES[1:],
-        help="another side (repeatable); default: CUDAExecutionProvider with and without CUDA graphs where it is, else"
-        " the CPU provider",
+        help="another provider (repeatable); default: CUDAExecutionProvider with and without CUDA graphs if installed,"
+        " else the CPU provider",
     )
     parser.add_argument("--batch", type=int, action="append", help="size of a dimension named batch (repeatable)")
     parser.add_argument("--runs", type=int, default=50, metavar="N", help="timed Runs of each side (default 50)")
     parser.add_argument("--warmup", type=int, default=5, metavar="N", help="warm-up Runs before them (default 5)")
     parser.add_argument(
-        "--no-creation", action="store_true", help="do not time session creation, which takes processes of its own"
+        "--no-creation", action="store_true", help="do not time session creation, which runs in separate processes"
     )
-    parser.add_argument("--estimate", choices=gpus.names(), help="the GPU to estimate for (default without one: h100)")
+    parser.add_argument(
+        "--estimate",
+        choices=gpus.names(),
+        help="the GPU to estimate for (default: the device, or h100 on the emulated device)",
+    )
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write all figures to this file (JSON)")
     parser.add_argument(
         "--plot",
         type=output_file,
         metavar="FILE.svg",
-        help="draw the speed of the plugin relative to the others in this file",
+        help="draw the speed of the plugin relative to the other providers in this file",
     )
 
 
@@ -181,7 +185,7 @@ def _one(
 
 
 def _completed(side_report: SideReport, task: Task, side: str, with_creation: bool) -> SideReport:
-    """Add the figures that sessions of their own measure."""
+    """Add the figures that are measured in separate sessions."""
     work = device_milliseconds(task, side) if side != sides.CPU else None
     share = None if work is None else max(0.0, 1 - work / side_report.p50)
     if not with_creation:
@@ -221,7 +225,7 @@ def print_report(report: ModelReport, console: Console) -> None:
         f" {report.graph_replays:g} graph replays; Python calls in all Runs: {report.python_calls}"
     ]
     if report.emulated:
-        lines.append("These are times of the emulated device. They do not tell what a GPU takes.")
+        lines.append("These are times of the emulated device; they say nothing about the speed of a GPU.")
     if report.estimate is not None:
         known = report.estimate
         lines.append(
@@ -245,7 +249,7 @@ def print_means(reports: Sequence[ModelReport], console: Console) -> None:
     for side in dict.fromkeys(side for report in reports for side in report.sides if side != sides.PLUGIN):
         ratios = [report.sides[side].ratio for report in reports if side in report.sides]
         mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
-        console.print(f"the plugin beside {side}: {mean:.2f} times as fast (geometric mean of {len(ratios)})")
+        console.print(f"the plugin compared with {side}: {mean:.2f} times as fast (geometric mean of {len(ratios)})")
 
 
 def _shown(value: float | None, form: str) -> str:

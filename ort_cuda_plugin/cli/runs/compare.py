@@ -56,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TYPE=NUMBER",
-        help=f"most max|a-b|/max|b|; default: {', '.join(f'{name}={value:g}' for name, value in TOLERANCES.items())},"
-        " others 0",
+        help="maximum of max|a-b|/max|b|; default: "
+        f"{', '.join(f'{name}={value:g}' for name, value in TOLERANCES.items())}, others 0",
     )
     parser.add_argument("--save", type=output_file, metavar="FILE.npz", help="write inputs and outputs to this file")
     parser.add_argument(
@@ -163,8 +163,10 @@ def _first(
             first = first_difference(model, feeds, sides.own, sides.reference, tolerances)
     except Exception as error:  # the difference of outputs is worth showing without the node
         return None, f"the graph cannot be cut: {error}"
-    reason = "what computed the loaded outputs, or the fusion of nodes," if is_kept else "the fusion of nodes"
-    return first, "" if first else f"where all values between nodes are kept none differs: {reason} is the reason"
+    reason = "the computation of the loaded outputs, or the fusion of nodes," if is_kept else "the fusion of nodes"
+    if first is not None:
+        return first, ""
+    return None, f"no node differs if all values between nodes are outputs of the model: {reason} is the reason"
 
 
 def _print(against: str, found: Sequence[Difference], first: FirstDifference | None, why: str) -> None:
@@ -183,9 +185,12 @@ def _print(against: str, found: Sequence[Difference], first: FirstDifference | N
     console.print(f"the first node that differs is number {first.number}, {first.name} ({first.op_type}): {values}")
     if first.alone:
         values = ", ".join(f"{each.name} by {_shown(each.error)}" for each in first.alone)
-        console.print(f"with the inputs of {against} it differs as well: {values}")
+        console.print(f"computed from {against}'s inputs, the node differs as well: {values}")
     else:
-        console.print(f"with the inputs of {against} it agrees: it enlarges differences that are allowed before it")
+        console.print(
+            f"computed from {against}'s inputs, the node agrees: it amplifies differences of its inputs that are within"
+            " the tolerance"
+        )
 
 
 def _shown(number: float) -> str:
@@ -226,7 +231,7 @@ def _loaded(arguments: argparse.Namespace, feeds: Mapping[str, Any], saved: Mapp
 
 
 def _write(path: Path, feeds: Mapping[str, Any], names: Sequence[str], sides: Mapping[str, Sequence[Any]]) -> None:
-    """Write the tensors of numbers; other values are left out."""
+    """Write the numeric tensors; other values are left out."""
     values = {f"inputs/{name}": value for name, value in feeds.items()}
     for side, outputs in sides.items():
         values |= {f"outputs/{side}/{name}": value for name, value in zip(names, outputs, strict=True)}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ort_cuda_plugin.estimate.model import Estimate
 
 _WARM_RUNS = 4
-"""Number of Runs before those that count: kernels are compiled, and graphs are made."""
+"""Number of warm-up Runs, in which kernels are compiled and CUDA graphs are made."""
 VIEWS = ("nodes", "steps", "kernels", "host")
 
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpu",
         choices=[*gpus.names(), "none"],
         default="h100",
-        help="the GPU whose estimate stands beside the times of the emulated device (default h100)",
+        help="the GPU whose estimate is shown next to the times of the emulated device (default h100)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
@@ -88,7 +88,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def measure(
     path: Path, emulate: bool, arguments: argparse.Namespace
 ) -> tuple[Profile, Estimate | None, list[dict[str, Any]], Plans]:
-    """Run the model; return the profile, the estimate beside it, and their sources."""
+    """Run the model; return the profile, the estimate, and where both come from."""
     import onnxruntime as ort
 
     with tempfile.TemporaryDirectory() as folder:
@@ -161,7 +161,7 @@ def summary(found: Profile) -> list[str]:
     """Return lines about the whole Run."""
     copies = sum(step.microseconds for step in found.steps if step.kind == "copy")
     lines = [
-        f"A Run takes {found.run:.1f} us; in {found.host_alone:.1f} us of it the host is alone.",
+        f"A Run takes {found.run:.1f} us; for {found.host_alone:.1f} us of it the device is idle.",
         f"The device takes {found.device:.1f} us, {copies:.1f} of them for copies. Steps: {len(found.steps)}."
         f" {found.accounted:.1%} of that is for nodes.",
     ]

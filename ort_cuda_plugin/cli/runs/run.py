@@ -1,7 +1,7 @@
 """Run a model on the execution provider and compare it with ONNX Runtime's CPU provider.
 
-The weights of the onnx wheel's light models are one constant each. They are replaced by seeded noise, and the input of
-the final Softmax is compared, so that the comparison can fail.
+In the onnx wheel's light models all elements of a weight are equal. The command replaces the weights by seeded noise,
+and compares the input of the final Softmax, so that the comparison can fail.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def _feeds(model: onnx.ModelProto, arguments: argparse.Namespace) -> dict[str, N
     try:
         feeds = models.random_inputs(model, arguments.seed, sizes, skip=set(arrays))
     except ValueError as error:
-        hint = "--input NAME=FILE.npy gives a tensor's values, --dim NAME=N an open size"
+        hint = "--input NAME=FILE.npy gives the values of an input, --dim NAME=N an unknown size"
         raise UserError(ExitCode.USAGE, f"{error}. {hint}") from error
     return {**feeds, **arrays}
 
@@ -261,15 +261,16 @@ def _name_dimensions(model: onnx.ModelProto) -> None:
 
 
 def with_hint(error: Exception, path: Path, arguments: argparse.Namespace) -> str:
-    """Return the text of an error. After a failed Run it suggests to give sizes and integers that were made up."""
+    """Return the text of an error. After a failed Run it suggests to give sizes and integers instead of the defaults.
+    """
     text = str(error).rstrip(".")
     if _RUN_FAILED not in text:
         return text
     sizes, inputs = _guesses(path, arguments)
     if sizes:
-        text += f". Sizes that the model leaves open were 1: try {' '.join(f'--dim {name}=N' for name in sizes)}"
+        text += f". Sizes that the model does not fix were 1: try {' '.join(f'--dim {name}=N' for name in sizes)}"
     if inputs:
-        text += f". Integers were noise of 0 and 1: try {' '.join(f'--input {name}=FILE.npy' for name in inputs)}"
+        text += f". Integer inputs were random, 0 and 1: try {' '.join(f'--input {name}=FILE.npy' for name in inputs)}"
     return text
 
 

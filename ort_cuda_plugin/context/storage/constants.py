@@ -30,7 +30,7 @@ _MAX_GROWTH, _FREE_GROWTH = 16, 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A source model, in which a context leaves initializers. ``file`` is its name in the context."""
+    """A source model, from which a context reads initializers. ``file`` is its name in the context."""
 
     file: str
     model: SourceModel
@@ -48,7 +48,7 @@ class Source:
 
 
 class ConstantWriter:
-    """Assigns numbers to constants. ``used`` collects those that were asked for."""
+    """Assigns numbers to constants. ``used`` collects the numbers that `number` returned."""
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
@@ -60,9 +60,10 @@ class ConstantWriter:
         self.used: set[int] = set()
 
     def number(self, constant: Constant, source: Source | None, for_plans: bool = True) -> int:
-        """Return the number of a constant. Initializers of ``source`` need not be stored.
+        """Return the number of a constant. Initializers of ``source`` are not stored.
 
-        One that is not ``for_plans`` is seldom read: it is not stored where its contents are part of another one.
+        Without ``for_plans`` only the graph uses the constant: it becomes a view of a stored constant with the same
+        contents if there is one.
 
         Raises:
             ContextError: the source cannot be read.
@@ -93,8 +94,8 @@ class ConstantWriter:
         return self._sources.index(source)
 
     def _rest(self, number: int) -> Json:
-        """Return a source with the hashes of initializers that no constant refers to: they were folded into others, or
-        are unused.
+        """Return a source with the hashes of initializers that no constant refers to, because they were folded into
+        constants or are unused.
         """
         source = self._sources[number]
         named = {row["source"][1] for row in self._rows if "source" in row and row["source"][0] == number}
@@ -121,7 +122,7 @@ class ConstantWriter:
         return {"source": [self.source_number(source), tensor.name], "digest": source.digest(tensor)}
 
     def _recipe_row(self, constant: Constant, source: Source) -> Json | None:
-        """Return the recipe of a constant; None if it would save nothing, because its operands are stored."""
+        """Return the recipe of a constant; None if a recipe saves nothing, because its operands are stored."""
         recipe = constant.recipe
         if recipe is None or constant.nbytes > _allowed_bytes(recipe.parts):
             return None
@@ -174,8 +175,8 @@ class StoredConstants:
         """Compare initializers with those of the compilation, and return the names of those that differ.
 
         Raises:
-            ContextError: one cannot be used: it is missing, or has another form, or differs where ``accepts_new`` is
-                false or where the context depends on its contents.
+            ContextError: an initializer is missing, has another type or shape, or differs although ``accepts_new`` is
+                false or the context depends on its contents.
         """
         differing = []
         for number in numbers:
@@ -188,8 +189,8 @@ class StoredConstants:
             subject = f"initializer {tensor.name!r} of {source.model.subject}"
             if not accepts_new:
                 raise ContextError(
-                    f"{subject} differs from what {self._container.subject} was compiled with; use that model, or "
-                    "context_refit=1 to run with new weights"
+                    f"{subject} differs from the one that {self._container.subject} was compiled with; use the original"
+                    " model, or context_refit=1 to run with new weights"
                 )
             if row["decides"]:
                 raise ContextError(
@@ -220,7 +221,7 @@ class StoredConstants:
         return self.sources[number]
 
     def _place(self, row: Json) -> tuple[Source, SourceTensor]:
-        """Return where a constant's contents are. Raises ContextError if the model has no such initializer."""
+        """Return the tensor with a constant's contents. Raises ContextError if the model has no such initializer."""
         number, name = row["source"]
         source = self._source(number)
         tensor = source.model.tensors.get(name)

@@ -43,7 +43,7 @@ class _Array:
     offset: int = 0
 
     def pieces(self) -> Iterator[Buffer]:
-        """Yield the contents; of a file, one piece at a time is in memory. Raises ContextError."""
+        """Yield the contents in pieces, so that memory never holds all of a file. Raises ContextError."""
         if callable(self.contents):
             data = self.contents()
             if len(memoryview(data)) != self.nbytes:
@@ -102,7 +102,7 @@ class Builder:
         return b"".join(self.pieces(contents))
 
     def write(self, path: Path, contents: dict[str, Json]) -> None:
-        """Write the container; readers see all of it, or the file that was at ``path`` before.
+        """Write the container atomically: readers see all of it, or the previous file at ``path``.
 
         Raises:
             ContextError: as `pieces`, or the file cannot be written.
@@ -118,7 +118,7 @@ class Builder:
         return data
 
     def _keep(self, container: Readable) -> None:
-        """Refer to the arrays of a written container from now on, so that their sources may be freed."""
+        """Read the arrays from the written container from now on, so that their sources may be freed."""
         position = FIRST_ARRAY
         for number, array in enumerate(self.arrays):
             self.arrays[number] = replace(array, contents=container, offset=position)

@@ -11,7 +11,7 @@ MALFORMED = (
     TypeError,
     ValueError,
 )
-"""Exceptions of code that reads a value of the wrong form, or works with a graph that contradicts itself."""
+"""Exceptions that code may raise if it reads malformed data or a contradictory graph."""
 
 
 class ContextError(Exception):

@@ -24,12 +24,12 @@ Readable: TypeAlias = "Buffer | OpenFile"
 class ModelFolder:
     """The folder of a model, to which the names of its files are relative.
 
-    A link in it may lead into the folder, or into the folder of the model's real file; in the cache of the Hugging Face
-    hub, where all files are links, also to the folder of contents.
+    A symbolic link in the folder may lead into the folder, or into the folder of the model's real file. In the cache of
+    the Hugging Face hub, where all files are links, it may also lead to the folder ``blobs``.
 
     Attributes:
         path: the folder.
-        home: where the model's file is, after all links.
+        home: the folder of the model's file, after all links are resolved.
     """
 
     path: Path
@@ -105,7 +105,7 @@ def read(source: Readable, offset: int, length: int, subject: str) -> memoryview
 
 
 def refuse_to_replace(outputs: Mapping[str, Path | None], sources: Iterable[Path], why: str) -> None:
-    """Check that no output replaces a file that is still needed, under whatever name or link.
+    """Check that no output replaces a file that is still needed, under any name or link.
 
     ``outputs`` are paths by their names in messages, None for a file that is not written.
 
@@ -131,7 +131,7 @@ def write_whole(path: Path, pieces: Iterable[Buffer], subject: str) -> OpenFile:
     """Write a file atomically: readers see all of it or nothing, also if the process is killed. Return the file for
     reading.
 
-    An incomplete file has no name, or on a file system without unnamed files a temporary one beside ``path``. Several
+    An incomplete file has no name, or a temporary name beside ``path`` if the file system has no unnamed files. Several
     processes may write the same file: the last one wins.
 
     Raises:

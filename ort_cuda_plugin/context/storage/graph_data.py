@@ -1,4 +1,4 @@
-"""Encodes the IR of a cluster as JSON, so that plans can still be compiled for shapes that were not foreseen."""
+"""Encodes the IR of a cluster as JSON, from which plans can be compiled for shapes without a stored plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def decode_graph(data: Json, constants: Sequence[Constant]) -> Graph:
     """Decode a graph; the inverse of `encode_graph`.
 
     Raises:
-        ValueError, TypeError, LookupError: ``data`` is none of its results.
+        ValueError, TypeError, LookupError: `encode_graph` did not make ``data``.
     """
     values = [_value(row, constants) for row in data["values"]]
     return _graph(data["graph"], values, constants, 0)

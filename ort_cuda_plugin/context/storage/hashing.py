@@ -1,4 +1,4 @@
-"""Tree hash of an array in a context: hashes of pieces, so that several threads can compute it."""
+"""Tree hash of an array in a context: a hash of the hashes of blocks, which several threads can compute."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ...model.open_file import OpenFile
 from .files import Buffer
 
 PIECE = 1 << 22
-"""Bytes of a piece."""
+"""Bytes of a block."""
 MAX_THREADS = 8
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 def array_digest(data: Buffer) -> bytes:
-    """Return the SHA-256 of the SHA-256s of the pieces of `PIECE` bytes of ``data``; the last piece may be shorter."""
+    """Return the SHA-256 of the SHA-256s of ``data``'s blocks of `PIECE` bytes; the last block may be shorter."""
     view = memoryview(data)
 
     def digest(start: int) -> bytes:
@@ -31,7 +31,7 @@ def array_digest(data: Buffer) -> bytes:
 
 
 def read_array(file: OpenFile, offset: int, length: int) -> tuple[memoryview, bytes]:
-    """Read bytes of a file into memory of their own, and return them with their `array_digest`. Raises OSError."""
+    """Read bytes of a file into new memory, and return them with their `array_digest`. Raises OSError."""
     data = np.empty(length, np.uint8).data
 
     def read(start: int) -> bytes:
@@ -43,7 +43,7 @@ def read_array(file: OpenFile, offset: int, length: int) -> tuple[memoryview, by
 
 
 def file_digest(file: OpenFile, offset: int, length: int) -> bytes:
-    """Hash bytes of a file, with few pieces in memory at once. Raises OSError."""
+    """Hash bytes of a file, with few blocks in memory at once. Raises OSError."""
 
     def digest(piece: tuple[int, int]) -> bytes:
         start, size = piece
@@ -53,7 +53,7 @@ def file_digest(file: OpenFile, offset: int, length: int) -> bytes:
 
 
 def in_pieces(length: int) -> Iterator[tuple[int, int]]:
-    """Return offset and length of each piece."""
+    """Return offset and length of each block."""
     return ((start, min(PIECE, length - start)) for start in range(0, length, PIECE))
 
 

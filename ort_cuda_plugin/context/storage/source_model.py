@@ -44,11 +44,11 @@ Span = tuple[int, int]
 
 
 class _Malformed(Exception):
-    """The bytes are not a message of Protocol Buffers."""
+    """The bytes are not a Protocol Buffers message."""
 
 
 class _Messages:
-    """Reads messages of Protocol Buffers in ``data``, which errors call ``subject``. Not thread safe."""
+    """Reads Protocol Buffers messages in ``data``, which errors call ``subject``. Not thread safe."""
 
     def __init__(self, data: Readable, subject: str) -> None:
         self._data = data
@@ -63,7 +63,7 @@ class _Messages:
         return read(self._data, start, end - start, self._subject)
 
     def varint(self, position: int, end: int) -> tuple[int, int]:
-        """Return a number, and the offset behind it."""
+        """Return a number, and the offset of the byte after it."""
         value = 0
         for shift in range(0, 70, 7):
             if position >= end:
@@ -121,7 +121,8 @@ def _span(value: int | Span) -> Span:
 
 @dataclass
 class SourceTensor:
-    """An initializer: its type and shape, and the place of its elements. ``span`` and ``pieces`` lie in the model."""
+    """An initializer: type, shape, and the location of its elements. ``span`` and ``pieces`` are offsets in the model.
+    """
 
     name: str = ""
     dtype: DType | None = None
@@ -168,9 +169,9 @@ class SourceModel:
         return [self._folder.path / location for location in dict.fromkeys(self._locations()) if location]
 
     def stored(self, tensor: SourceTensor) -> Array:
-        """Return the bytes of an initializer as ONNX Runtime stores them, without a copy if the model has them so.
+        """Return the bytes of an initializer as ONNX Runtime stores them, without a copy if the model has raw data.
 
-        Raises: ContextError: it has no contents, or contents of another size than its shape; its file cannot be read.
+        Raises: ContextError: the contents are missing or do not have the size of the shape; the file cannot be read.
         """
         source, start, length = self._place(tensor)
         found = np.frombuffer(read(source, start, length, self.subject), np.uint8)
@@ -178,7 +179,7 @@ class SourceModel:
         return found
 
     def digest(self, tensor: SourceTensor) -> bytes:
-        """Return the hash of the bytes of `stored`, which memory never holds as a whole. Raises ContextError."""
+        """Return the hash of the bytes of `stored` without holding all of them in memory. Raises ContextError."""
         source, start, length = self._place(tensor)
         if not isinstance(source, OpenFile):
             return array_digest(memoryview(source)[start : start + length])
@@ -190,7 +191,7 @@ class SourceModel:
         return found
 
     def array(self, tensor: SourceTensor) -> Array:
-        """Return the contents as `Constant` has them. Raises ContextError as `stored`."""
+        """Return the contents as an array for `Constant`. Raises ContextError as `stored`."""
         stored = self.stored(tensor)
         assert tensor.dtype is not None
         return elements(stored, tensor.dtype, tensor.dims)
@@ -223,7 +224,7 @@ class SourceModel:
             source = self._listed(tensor, tensor.dtype).data
             start, end = 0, len(source)
         if end - start != wanted:
-            raise self._unreadable(tensor, f"it has {end - start} bytes, and {list(tensor.dims)} want {wanted}")
+            raise self._unreadable(tensor, f"it has {end - start} bytes, and shape {list(tensor.dims)} needs {wanted}")
         return source, start, wanted
 
     def _check_unchanged(self, source: Readable) -> None:
@@ -281,12 +282,13 @@ class SourceModel:
         file = self._files[location]
         if offset < 0 or length != wanted or offset + length > len(file):
             raise self._unreadable(
-                tensor, f"bytes {offset} to {offset + length} of {location!r}, which has {len(file)}, are not its own"
+                tensor,
+                f"its bytes {offset} to {offset + length} are outside of {location!r}, which has {len(file)} bytes",
             )
         return file, offset, length
 
     def _listed(self, tensor: SourceTensor, dtype: DType) -> Array:
-        """Return the bytes of elements that are listed in a field of their type."""
+        """Return the bytes of elements that are in the repeated field of their type, such as ``int32_data``."""
         parts: list[Array] = []
         try:
             for number, value in tensor.pieces:
@@ -300,7 +302,7 @@ class SourceModel:
             return np.empty(0, np.uint8)
         whole = np.concatenate(parts)
         if whole.dtype == np.uint64:
-            # Numbers hold the elements' bits; for packed elements a number holds a byte.
+            # Each number of the field holds the bits of an element, or a byte of packed elements.
             whole = whole.astype(f"<u{1 if dtype.is_packed else dtype.itemsize}")
         elif whole.dtype != dtype.numpy:
             raise self._unreadable(tensor, "its elements have another type")

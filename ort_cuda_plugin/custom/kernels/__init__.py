@@ -1,1 +1,1 @@
-"""Kernels of applications: their source, their arguments, and what is wrong with them."""
+"""Kernels of applications: their source, their arguments, and checks of both."""

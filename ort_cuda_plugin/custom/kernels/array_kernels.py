@@ -41,8 +41,8 @@ class ArrayKernel(Kernel):
 def array_kernel(function: Function) -> ArrayKernel:
     """Make a Numba kernel from a function, decorated with ``numba.cuda.jit`` or not.
 
-    A tensor is an array of its rank: it has ``shape`` and ``size``, and as many indices. Elements of 16-bit floats are
-    uint16, of smaller ones uint8.
+    The function gets each tensor as an array with the tensor's rank, ``shape`` and ``size``. Elements of 16-bit floats
+    are uint16, elements of smaller types uint8.
 
     Raises:
         KernelSourceError: the function cannot be a kernel.

@@ -14,7 +14,7 @@ _ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 def check_halves(name: str, source: str, dtypes: Sequence[DType | None]) -> None:
-    """Check a kernel. Raises TypeError if it computes with elements of a 16-bit float; it may move and convert them.
+    """Check a kernel. Raises TypeError if it computes with elements of 16-bit floats; moving and converting is allowed.
 
     ``dtypes`` has an entry for each parameter, None for a number.
     """
@@ -33,7 +33,7 @@ def check_halves(name: str, source: str, dtypes: Sequence[DType | None]) -> None
 
 @functools.lru_cache(maxsize=256)
 def _computed_with(source: str, halves: tuple[int, ...]) -> int | None:
-    """Return the first of the parameters with whose elements the kernel computes."""
+    """Return the first of the parameters whose elements are operands of arithmetic in the kernel."""
     kernel = next(x for x in ast.parse(source).body if isinstance(x, ast.FunctionDef) and x.name == "kernel")
     names = {kernel.args.args[number].arg: number for number in halves if number < len(kernel.args.args)}
 

@@ -24,7 +24,7 @@ _TYPES = frozenset(
     {"float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))}
 )  # names of modules that every kernel can use, too
 _TAKEN = frozenset({"kernel", "author"})
-"""Names that the text itself defines."""
+"""Names that the generated text defines."""
 
 
 class KernelSourceError(ValueError):
@@ -38,7 +38,7 @@ def kernel_source(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
     The text includes everything that the function uses from its module or from an enclosing function: numbers as
     constants, functions as device functions.
 
-    Raises: KernelSourceError: its text cannot be found, or it uses other objects from outside.
+    Raises: KernelSourceError: the source cannot be found, or the function uses other objects from outside.
     """
     definition, plain = _definition(function, "kernel")
     around: dict[str, str] = {}
@@ -90,16 +90,18 @@ def _add_surroundings(function: FunctionType, definition: ast.FunctionDef, aroun
         if text is None:
             raise KernelSourceError(
                 f"kernel {kernel} uses {name!r}, {type(value).__name__}, from outside: numbers, tuples of numbers, "
-                "functions, and what math, numba and numpy have can be used so; give other things as arguments"
+                "functions, and names of math, numba and numpy are allowed; pass other objects as arguments"
             )
         if text and name in _TAKEN:
-            raise KernelSourceError(f"kernel {kernel} uses {name!r} from outside, a name that its text has: rename it")
+            raise KernelSourceError(
+                f"kernel {kernel} uses {name!r} from outside, which the generated text defines: rename it"
+            )
         if text and around.setdefault(name, text) != text:
             raise KernelSourceError(f"kernel {kernel} and its functions mean different things by {name!r}: rename one")
 
 
 def _text(name: str, value: Any) -> str | None:
-    """Return text that makes ``name`` mean ``value``: "" if every kernel has it, None if there is no such text."""
+    """Return source that defines ``name`` as ``value``: "" if every kernel has it, None if there is no such source."""
     number = _number(value)
     if number is not None:
         return f"{name} = {number}"

@@ -1,7 +1,7 @@
 """Kernels of applications, written with Numba or in another language, and launched with symbolic sizes.
 
-A launch is a record of the plan like any other: a steady Run makes no Python call, CUDA graphs replay it, and compiled
-models store it. If the emulated device runs a NumPy counterpart of the kernel, the Run calls Python instead.
+A launch is an ordinary record of the plan: a Run launches the kernel without calling Python, CUDA graphs replay it, and
+compiled models store it. If the emulated device runs a NumPy counterpart of the kernel, the Run calls Python instead.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Kernel:
     `ltoir_kernel`.
 
     Attributes: signature: a type for each parameter, as "*f32" or "i32"; None: derived from the arguments of a launch.
-        foreign: its code for GPUs, if it was not written with Numba. source: its text in Numba, or that of its Numba
-        counterpart; "" if there is none. numpy_twin: a function on NumPy arrays that does in place what the kernel
-        does, for the emulated device.
+        foreign: its code for GPUs, if it was not written with Numba. source: its source for Numba, or that of its Numba
+        counterpart; "" if there is none. numpy_twin: the NumPy counterpart for the emulated device, a function that
+        writes into its arguments.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Kernel:
     numpy_twin: Function | None = field(default=None, repr=False)
 
     def for_arguments(self, args: Sequence[Any]) -> tuple[Kernel, Sequence[Any]]:
-        """Return the kernel for a launch with these arguments, and the arguments that it gets."""
+        """Return the kernel for a launch with these arguments, and its actual arguments."""
         return self, args
 
     def spec(self, signature: tuple[str, ...], threads: int, owner: str = "") -> KernelSpec:
@@ -60,8 +60,8 @@ class Kernel:
 def numba_kernel(function: Function | str, *, name: str = "", signature: Sequence[str] | None = None) -> Kernel:
     """Make a kernel in Numba: from a function, decorated with ``numba.cuda.jit`` or not, or from its text.
 
-    Its array parameters are plain pointers: index them with one index. Elements of 16-bit floats are uint16, of smaller
-    ones uint8; the kernels' own functions, such as ``f16_to_f32``, convert them.
+    Tensors are plain pointers in the kernel: use one index. Elements of 16-bit floats are uint16, elements of smaller
+    types uint8; built-in functions of kernels, such as ``f16_to_f32``, convert them.
 
     Raises:
         KernelSourceError: the function cannot be a kernel.
@@ -148,8 +148,8 @@ def launch(
     """Record a launch. Grid, block, numbers and ``shared_bytes`` may be expressions of sizes.
 
     ``args`` are contiguous tensors and numbers. The kernel writes those tensors that are among ``writes``, and reads
-    the others and those among ``reads``. A plan has one block size: a block that depends on input sizes causes a plan
-    for each value. An empty grid launches nothing.
+    the others and those among ``reads``. The block size is a constant of a plan: if it depends on input sizes, each
+    value gets a plan. An empty grid launches nothing.
 
     Raises:
         TypeError: the arguments are not those of the signature.
@@ -187,7 +187,7 @@ class NumpyCounterpart:
     """Runs a function on copies of the tensors in NumPy, and copies back those that it may write.
 
     ``kinds`` has the kind of each argument: "t" a tensor, "n" a number of the Run, "f" the float in ``floats`` at that
-    position. ``written`` and ``unread`` count tensors. The first three numbers of a Run are the grid.
+    position. ``written`` and ``unread`` are indices of tensors. The first three numbers of a Run are the grid.
     """
 
     function: Function
@@ -276,7 +276,7 @@ def check_kernel(kernel: object) -> None:
 
 
 def checked_block(kernel: Kernel, sizes: Sequence[Any]) -> tuple[int, int, int]:
-    """Return the threads of a block whose sizes are numbers. Raises TypeError if no device has such a block."""
+    """Return the threads of a block whose sizes are numbers. Raises TypeError for a block that no device can run."""
     x, y, z = (operator.index(size_of(kernel, "block", size)) for size in sizes)
     if min(x, y, z) < 1 or x * y * z > 1024:
         raise TypeError(

@@ -1,4 +1,4 @@
-"""What a plugin answers about a node, checked: types and shapes of outputs, aliases, formats, tactics."""
+"""Queries a plugin about a node and checks the answers: types and shapes of outputs, aliases, formats, tactics."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Answers:
         return list(given)
 
     def check(self, method: str, function: Callable[..., Any], *arguments: Any, about: str = "") -> bool:
-        """Call a method that may refuse sizes. Return False if it refused guessed sizes."""
+        """Call a method that may reject sizes. Return False if it rejected guessed sizes."""
         try:
             self.ask(method, function, *arguments, about=about)
         except PluginFailure:
@@ -155,7 +155,7 @@ class Answers:
     def descs(
         self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]], formats: Combination, wild: Any
     ) -> tuple[list[PluginTensorDesc | None], list[PluginTensorDesc]]:
-        """Return descriptions of inputs and outputs. ``wild`` stands for a size that a Run computes."""
+        """Return descriptions of inputs and outputs. ``wild`` replaces sizes that a Run computes."""
         formats = (*formats, *[TensorFormat.LINEAR] * (len(self._inputs) + len(types) - len(formats)))
         sizes = [tuple(wild if isinstance(size, SizeTensor) else size for size in shape) for shape in shapes]
         inputs = [
@@ -225,7 +225,7 @@ class Answers:
 
 
 def capability(plugin: Plugin, label: str, kind: CapabilityType) -> Any:
-    """Return a part of the plugin. Raises PluginFailure if it lacks it."""
+    """Return a capability object of the plugin. Raises PluginFailure if the plugin has none of that type."""
     part = called(label, f"get_capability_interface({kind.name})", plugin.get_capability_interface, kind)
     classes = {
         CapabilityType.CORE: PluginCore,

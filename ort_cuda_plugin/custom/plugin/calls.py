@@ -57,8 +57,8 @@ class Tensors:
     """The tensors of an `enqueue` in a Run: which inputs are given, types and formats, and whether there is scratch
     memory.
 
-    ``wild`` has for each output the dimensions that `enqueue` computes. Where a format packs channels into vectors,
-    their number follows type and format.
+    ``wild`` has for each output the dimensions that `enqueue` computes. If a format packs channels into vectors, the
+    number of channels follows the type and the format.
     """
 
     given: tuple[bool, ...]
@@ -86,7 +86,7 @@ class Tensors:
 
 
 class EnqueueFunction:
-    """Calls `enqueue` in each Run. Concurrent Runs have clones of their own, which are attached when needed."""
+    """Calls `enqueue` in each Run. Concurrent Runs use separate clones of the plugin, which are made when needed."""
 
     def __init__(self, label: str, plugin: Plugin, tactic: int, tensors: Tensors) -> None:
         self._label, self._plugin, self._tactic, self._tensors = label, plugin, tactic, tensors

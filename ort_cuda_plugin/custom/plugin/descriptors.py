@@ -17,9 +17,9 @@ from ...program.expressions.symbolic import Dim, Expr
 class TensorFormat(enum.Enum):
     """Memory layout of a tensor. ``dims`` of a descriptor are in the model's order, N, C, H, W, for every format.
 
-    LINEAR is the model's order. HWC and the like store channels last; the number in the name divides the number of
-    channels, and D stands for a third spatial dimension. CHW4 and the like pack channels into vectors, which come last:
-    [N, ceil(C / 4), H, W, 4]. In inputs, elements behind the last channel are 0.
+    LINEAR is the model's order. HWC... formats store channels last; the number of channels must be a multiple of the
+    number in the name, and D is a third spatial dimension. CHW4 and similar formats pack channels into vectors, which
+    are the last dimension: [N, ceil(C / 4), H, W, 4]. Inputs are padded with 0.
     """
 
     LINEAR = "linear"
@@ -62,7 +62,7 @@ def packed_channels(format: TensorFormat) -> int:
 
 
 def why_not(format: TensorFormat, dtype: DType, shape: tuple[Dim, ...]) -> str:
-    """Explain why the plugin's host cannot provide a tensor in a format; "" if it can."""
+    """Return why a tensor cannot have a format; "" if it can."""
     if format is TensorFormat.LINEAR:
         return ""
     rank, multiple, types = _PACKED[format] if format in _PACKED else _CHANNELS_LAST[format]
@@ -72,15 +72,15 @@ def why_not(format: TensorFormat, dtype: DType, shape: tuple[Dim, ...]) -> str:
         return f"{format.name} is for {', '.join(sorted(x.name for x in types))}, not {dtype.name}"
     if format in _PACKED:
         known = isinstance(shape[1], int) and -1 not in shape
-        return "" if known else f"{format.name} is for a number of channels that the model says"
+        return "" if known else f"{format.name} needs a known number of channels"
     if multiple > 1 and (not isinstance(shape[1], int) or shape[1] % multiple):
-        return f"{format.name} is for channels that the model says are a multiple of {multiple}: none are added"
+        return f"{format.name} needs a known number of channels that is a multiple of {multiple}"
     return ""
 
 
 @dataclass(frozen=True)
 class PluginTensorDesc:
-    """A tensor: its sizes, which are `Size` where a plan is for many, its element type and format."""
+    """A tensor: its sizes (ints, or `Size` if the plan serves several sizes), its element type and format."""
 
     dims: tuple[Any, ...]
     type: DType
@@ -98,7 +98,7 @@ class DynamicPluginTensorDesc:
 
 
 class Scope:
-    """Sizes of one plan. ``settle`` decides a condition for the plan; ``asked`` tells whether a decision was needed."""
+    """Sizes of one plan. ``settle`` evaluates a condition and guards the plan with it; ``asked``: it was called."""
 
     def __init__(self, settle: Callable[[Dim], bool]) -> None:
         self._settle = settle
@@ -216,10 +216,10 @@ def dim_of(size: Operand) -> Dim:
 
 @dataclass(frozen=True)
 class SizeTensor:
-    """A size that a Run computes and stores in the plugin's output ``output``, a scalar. By itself it is a dimension of
-    outputs.
+    """A size that a Run computes and stores in the scalar output ``output`` of the plugin. It can be a dimension of
+    other outputs, but not part of an expression.
 
-    ``upper`` bounds it, and memory is allocated for that; ``opt`` is the expected size.
+    ``upper`` bounds the size, and memory is allocated for ``upper``; ``opt`` is the expected size.
     """
 
     output: int

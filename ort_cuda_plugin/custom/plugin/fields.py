@@ -107,7 +107,7 @@ def _short(value: object) -> str:
 
 
 def attribute_of(field: PluginField) -> Attribute:
-    """Return the attribute of an ONNX node that a field comes from; a node may leave it out."""
+    """Return the ONNX attribute for a field; a node may omit the attribute."""
     if field.type.numpy is None:
         return Attribute(field.name, AttributeKind.STRING, optional=True)
     is_single = field.length == 1 and field.type is not PluginFieldType.DIMS
@@ -124,7 +124,7 @@ def attribute_of(field: PluginField) -> Attribute:
 def fields_of(
     wanted: PluginFieldCollection, attributes: Mapping[str, AttrValue | None], label: str
 ) -> PluginFieldCollection:
-    """Return the fields that a node gives.
+    """Return the fields from the attributes of a node.
 
     Raises InvalidModel, with the plugin, the field and the value, if a value does not fit.
     """

@@ -1,8 +1,8 @@
 """Base classes for authors of plugins, modelled on IPluginV3 and its capabilities.
 
-A method without a sensible default raises NotImplementedError. Errors are exceptions. Methods that return a status in
-TensorRT may also return a number other than 0 for an error, and methods that make a plugin may return None. If a node
-leaves out an input before others, that input is None in all lists of inputs.
+A method without a sensible default raises NotImplementedError. Methods report errors by exceptions. Methods that return
+a status in TensorRT may also return a number other than 0, and methods that make a plugin may return None. If a node
+omits an input and has later ones, the omitted input is None in all lists of inputs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Phase(enum.Enum):
 
 
 class CapabilityType(enum.Enum):
-    """Parts of a plugin. A plugin that is created for `Phase.RUNTIME` may lack BUILD."""
+    """Capabilities of a plugin. A plugin that is created for `Phase.RUNTIME` may lack BUILD."""
 
     CORE = 0
     BUILD = 1
@@ -53,7 +53,7 @@ class Plugin(ABC):
     """A plugin: one object for each node, session and stream. Its capabilities may be other objects."""
 
     def get_capability_interface(self, type: CapabilityType) -> Any:
-        """Return the part of that type; the plugin itself if it derives from all of them."""
+        """Return the capability of that type; by default the plugin itself."""
         wanted = {
             CapabilityType.CORE: PluginCore,
             CapabilityType.BUILD: PluginBuild,
@@ -92,7 +92,7 @@ class PluginCore(ABC):
 
 
 class PluginBuild(ABC):
-    """Answers questions about the plugin while plans are built."""
+    """Build capability: describes types, shapes, formats and memory while a plan is built."""
 
     def get_metadata_string(self) -> str:
         """Return text for `explain`, such as the values of attributes."""
@@ -135,7 +135,7 @@ class PluginBuild(ABC):
         return ()
 
     def get_format_combination_limit(self) -> int:
-        """Return how many combinations of formats are measured for each tactic."""
+        """Return the maximum number of format combinations that are measured for each tactic."""
         return 100
 
     def get_timing_cache_id(self) -> str | None:
@@ -150,7 +150,7 @@ class PluginBuild(ABC):
 
 
 class PluginRuntime(ABC):
-    """Runs the plugin."""
+    """Runtime capability: enqueues the plugin's work."""
 
     enqueue_is_recorded = True
     """Whether `enqueue` is called when a plan is built, which records its launches. Otherwise each Run calls it."""

@@ -1,4 +1,4 @@
-"""Runs a plugin for a node: asks it for the properties of a plan, and records the work that it enqueues."""
+"""Lowers a node to a plugin: queries types, shapes and formats, and records the work that the plugin enqueues."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FIRST = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
 
 
 class PluginNodes:
-    """The nodes of a creator. A plugin is created once for a node, and cloned for each plan."""
+    """Lowers the nodes of a creator. A plugin is created once for a node, and cloned for each plan."""
 
     def __init__(self, creator: PluginCreator) -> None:
         self._creator = creator
@@ -133,9 +133,9 @@ class _Plan:
         return results
 
     def _way(self, combinations: Sequence[Combination], way: str) -> tuple[Combination, int, str]:
-        """Return formats, tactic and reason: the fastest combination, or the one with this name.
+        """Return formats, tactic and reason: the fastest combination, or the combination with this name.
 
-        Nothing is measured unless the plugin returns a timing-cache id.
+        Combinations are measured only if the plugin returns a timing-cache id.
         """
         ways = {
             f"tactic {tactic}, {'/'.join(format.name for format in formats)}": (formats, tactic)
@@ -192,7 +192,9 @@ class _Plan:
         return [self._result(memory, format, memories) for memory, format in pairs]
 
     def _shared(self, x: Tensor) -> Tensor:
-        """Return memory that is input and output. An initializer's stays with the node from Run to Run."""
+        """Return memory that is both input and output. The memory of an initializer belongs to the node, from Run to
+        Run.
+        """
         ctx = self._ctx
         if x.is_constant:
             contents = x.constant
@@ -287,7 +289,7 @@ class _Plan:
 
 
 def pack_channels(ctx: Lowering, x: Tensor, vector: int) -> Tensor:
-    """Convert [N, C, ...] to [N, ceil(C / vector), ..., vector], with 0 behind the last channel."""
+    """Convert [N, C, ...] to [N, ceil(C / vector), ..., vector], padded with 0."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         channel = c[1] * vector + c[-1]

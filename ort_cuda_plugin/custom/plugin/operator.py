@@ -13,7 +13,7 @@ from .interfaces import PluginCreator
 from .node import PluginNodes
 
 DEFAULT_DOMAIN: Final = "trt.plugins"
-"""Domain of plugins without a namespace in models, which is that of ONNX Runtime's TensorRT provider."""
+"""Domain of plugins without a namespace: the domain that ONNX Runtime's TensorRT provider uses."""
 
 _CreatorKey = tuple[str, str, str]
 

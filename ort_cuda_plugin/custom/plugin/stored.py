@@ -1,4 +1,4 @@
-"""Callbacks of compiled models: calls of `enqueue` of plugins that their creators make again."""
+"""Loads the callbacks of compiled models: a registered creator makes the plugin whose `enqueue` each Run calls."""
 
 from __future__ import annotations
 

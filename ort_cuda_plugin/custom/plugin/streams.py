@@ -45,7 +45,7 @@ class RecordedTensor:
         return self.scope.wrap(self.tensor.size)
 
     def view(self, dtype: DType, shape: Sequence[Any], offset: Any = 0) -> RecordedTensor:
-        """Return other elements of the same memory, ``offset`` bytes behind its start: a multiple of an element."""
+        """Return a tensor in the same memory, ``offset`` bytes after its start, a multiple of the element size."""
         old = self.tensor
         start = _elements(old.offset * old.dtype.itemsize + dim_of(offset), dtype)
         made = Tensor(dtype, tuple(map(dim_of, shape)), old.buffer, offset=start)
@@ -125,7 +125,7 @@ def _plain_sizes(sizes: Any) -> Any:
 class RunStream:
     """The stream of a Run, for an `enqueue` that each Run calls.
 
-    Valid until that returns. ``fresh`` has not been written yet: a NumPy counterpart gets zeros instead.
+    Valid until `enqueue` returns. ``fresh`` are unwritten outputs: a NumPy counterpart gets zeros for them.
     """
 
     def __init__(self, stream: CallStream, fresh: Sequence[DeviceArray] = ()) -> None:

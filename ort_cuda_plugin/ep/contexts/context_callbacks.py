@@ -1,4 +1,4 @@
-"""Functions of the application that read and write the files of compiled models, if it has set them."""
+"""The application's callbacks for reading and writing files of compiled models."""
 
 from __future__ import annotations
 

@@ -159,8 +159,8 @@ class ContextReader:
         self._callbacks = callbacks
         self._files: dict[Hashable, Context] = {}
         self._embedded: list[Context] = []
-        # A function of the application depends on a state of unknown lifetime, so its contexts are not shared between
-        # sessions.
+        # The state of an application's callback has an unknown lifetime, so contexts that the callback reads are not
+        # shared between sessions.
         self._shares = entries.get("ep.share_ep_contexts", "0") == "1" and not callbacks.reads
         self._is_last = entries.get("ep.stop_share_ep_contexts", "0") == "1"
 
@@ -168,7 +168,7 @@ class ContextReader:
         """Return for each node its context and the name of its partition there.
 
         Raises:
-            ContextError: a context cannot be read, or is none.
+            ContextError: a context cannot be read, or the data are not a context.
         """
         own = [self._own_context(each) for each in nodes]
         found = [self._partition(each.node, context) for each, context in zip(nodes, own, strict=True)]
@@ -227,8 +227,8 @@ class ContextReader:
         raise ContextError(f"node {node.label}: no node with main_context=1 holds partition {name!r}")
 
     def _folders(self, model_path: str) -> Iterator[ModelFolder]:
-        """Return the folders that may hold files of the model, the most likely one first: the model's, then those of
-        entries.
+        """Return the folders that may hold files of the model, the most likely one first: the model's, then those that
+        the session entries.
         """
         named = self._entries.get(CONTEXT_PATH, "")
         last = ""
@@ -308,7 +308,7 @@ class ContextIdentity:
 
 @dataclass(frozen=True)
 class ContextNode:
-    """A node that stands for a partition of a context, in the graph of the model at ``model_path``.
+    """An EPContext node of the model at ``model_path``. It runs one partition of a context.
 
     ``payload`` is its attribute ep_cache_context, None if it has none.
     """

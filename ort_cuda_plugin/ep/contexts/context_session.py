@@ -40,7 +40,9 @@ def allows_host_code(options: Options | None = None) -> bool:
 
 
 class ContextSession:
-    """``entries`` are the session's entries, ``session_options`` its ``const OrtSessionOptions *``."""
+    """Writes and loads the compiled models of a session.
+
+    ``entries`` are the session's entries, ``session_options`` its ``const OrtSessionOptions *``."""
 
     def __init__(self, entries: Mapping[str, str], session_options: Any) -> None:
         self.output = ContextOutput.of(entries)
@@ -57,8 +59,8 @@ class ContextSession:
     def without_bodies(self, graph: Graph, claims: Claims) -> Claims:
         """Return the claims without those that a context cannot hold.
 
-        ONNX Runtime has no place for the context of a control-flow body. A search is several clusters, and a context
-        holds single ones.
+        ONNX Runtime writes no EPContext nodes into bodies of control flow. A search consists of several clusters, and a
+        partition of a context is one cluster.
         """
         if self.output is not None and any(is_search(node) for (node, *_) in claims.clusters):
             reason = "a compiled model does not hold searches"
@@ -123,7 +125,8 @@ class ContextSession:
         return clusters
 
     def write(self, clusters: Sequence[ContextCluster], request: ContextRequest, model: str) -> None:
-        """Compile clusters, and write them unless nodes embed them. ``model`` is the path in the graph.
+        """Compile clusters, and write the context file unless the nodes embed the context. ``model`` is the path in the
+        graph.
 
         Raises:
             ContextError: it cannot be written.
@@ -236,10 +239,10 @@ class _Binary:
         is_last: bool,
         callbacks: ContextCallbacks,
     ) -> tuple[str, list[str]]:
-        """Add clusters, and write all so far, because ONNX Runtime is about to free their constants.
+        """Add clusters, and write all clusters so far, because ONNX Runtime is about to free their constants.
 
-        If the application has a function that writes files, it gets the contents. Return the names of the file and of
-        the partitions.
+        An application's callback gets the contents instead of a file. Return the names of the file and of the
+        partitions.
         """
         with self._lock:
             try:
@@ -283,7 +286,7 @@ def _end_group(binary: _Binary) -> None:
 def request_of(
     device: OpenDevice, properties: DeviceProperties, asked: Options, options: LoweringOptions
 ) -> ContextRequest:
-    """Return the request for a context that the options of a session make."""
+    """Return the request for a context that corresponds to the options of a session."""
     targets = [ContextTarget(device.target, properties)]
     if asked.context_architectures:
         for_gpus = any(not target.is_emulated for target in asked.context_architectures)

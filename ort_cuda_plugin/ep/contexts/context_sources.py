@@ -22,7 +22,9 @@ WEIGHTLESS_ENTRIES = ("ep.enable_weightless", "ep.enable_weightless_ep_context_n
 
 
 class SourceFinder:
-    """``entries`` are the session's entries, ``session_options`` its ``const OrtSessionOptions *``."""
+    """Finds source models. ``entries`` are the session's entries, ``session_options`` its ``const OrtSessionOptions
+    *``.
+    """
 
     def __init__(self, entries: Mapping[str, str], session_options: Any) -> None:
         self._path = entries.get("ep.context_source_model_path", "")

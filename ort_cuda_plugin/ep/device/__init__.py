@@ -1,1 +1,1 @@
-"""The device of a session: which there are, opening one, its libraries, and its clusters in C."""
+"""Devices: finds and opens them, loads their vendor libraries, and owns the clusters in C."""

@@ -55,7 +55,7 @@ class NewWeights:
             core().weight_release(pointer)
 
     def acquire_all(self, weights: Sequence[Weight]) -> list[Any]:
-        """Return weights with the contents of constants, and weights without contents for what a precomputation will
+        """Return weights with the contents of constants, and uninitialized weights, which a precomputation will
         fill.
         """
 
@@ -87,7 +87,7 @@ class NewWeights:
         return slot[0]
 
     def give(self, cluster: Any, order: Sequence[Any]) -> None:
-        """Give the weights, in this order, to a cluster, which owns them from now on."""
+        """Transfer ownership of the weights, in this order, to a cluster."""
         error = new_error()
         core().cluster_add_weights(cluster, ffi.new("ocp_weight *[]", order), len(order), error)
         check(error)

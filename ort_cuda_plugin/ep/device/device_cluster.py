@@ -16,7 +16,7 @@ from .open_device import LoadedKernel, OpenDevice
 
 
 class Notes(Protocol):
-    """Receives each part of a variant that has been added, also if the addition fails later."""
+    """Observer of `DeviceCluster.add`: is told of each added part of a variant, also if a later part fails."""
 
     def kernels_added(self, variant: Variant) -> None: ...
 

@@ -121,8 +121,8 @@ def emulation_requested() -> bool:
 
 
 def emulated_properties() -> DeviceProperties:
-    """Return the properties that kernels of emulated devices are made for: their own, or those of the GPU that the
-    environment names.
+    """Return the properties for which kernels of emulated devices are generated: those of the emulated device, or of
+    the GPU that the environment names.
 
     Raises: ValueError: the variable does not name a GPU.
     """

@@ -3,8 +3,8 @@
 The plugin may also take the name of the built-in CUDA execution provider, in hosts that lack that one. Applications
 that ask for that provider then run here unchanged.
 
-A registration of the library has one name: the one that `register` got, else the name of the registration if it is a
-provider's, else ``ORT_CUDA_PLUGIN_AS``, else the plugin's own.
+The name of a registration is the argument ``as_`` of `register`, else the registration name if it is the name of a
+provider, else ``ORT_CUDA_PLUGIN_AS``, else the plugin's own name.
 """
 
 from __future__ import annotations

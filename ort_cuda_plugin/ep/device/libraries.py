@@ -57,8 +57,8 @@ def library_places() -> dict[str, LibraryPlace]:
 
 @cache
 def load_libraries() -> frozenset[str]:
-    """Return the names of the libraries that work, and warn about the others, without which a GPU runs the plugin's own
-    kernels.
+    """Return the names of the libraries that work, and warn about the others. The plugin's own kernels replace a
+    missing library.
     """
     for name, place in library_places().items():
         if not place.path:

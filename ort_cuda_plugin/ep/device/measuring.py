@@ -42,7 +42,7 @@ def measure(device: OpenDevice, programs: Sequence[Variant]) -> list[float | Non
     try:
         kernel_library().get_many(
             list(specs), device.target
-        )  # compiled in parallel; a kernel that fails here fails again below, alone
+        )  # compiles in parallel; the error of a kernel is raised again below
     except Exception as error:
         logger.info("autotune: candidate kernels: %s", error)
     return [_measure(device, program) for program in programs]
@@ -74,10 +74,10 @@ def _measure(device: OpenDevice, program: Variant) -> float | None:
 
 
 class _Unnoted:
-    """`Notes` of a cluster with a single variant: later indices do not matter."""
+    """`Notes` that record nothing, for a cluster with a single variant."""
 
     def kernels_added(self, variant: Variant) -> None:
-        """Do nothing: no other variant follows."""
+        """Do nothing."""
 
     def problems_added(self, variant: Variant) -> None:
         """Do nothing."""

@@ -33,7 +33,7 @@ def target_of(info: DeviceInfo) -> Target:
 
 
 class LoadedKernel:
-    """A kernel's module on a device. The clusters that use it share it; the last one unloads it."""
+    """A kernel's module on a device. Clusters share the module; the last one unloads it."""
 
     def __init__(self, module: Any, function: Any, name: str, spec: KernelSpec) -> None:
         self.module = module
@@ -147,7 +147,7 @@ class OpenDevice:
         result = self.driver.ModuleLoadData(module, data, len(image.data))
         if result == lib.CUDA_ERROR_OUT_OF_MEMORY and core().device_trim(
             self.pointer
-        ):  # memory that the arena does not use
+        ):  # so that the arena has not reused the memory
             result = self.driver.ModuleLoadData(module, data, len(image.data))
         self._check(result, "cuModuleLoadData", kernel)
         try:
@@ -189,6 +189,6 @@ def use_device(info: DeviceInfo) -> OpenDevice:
     key = (info.emulated, info.ordinal)
     with _open_lock:
         device = _open.get(key)
-        if device is None or device.info != info:  # the emulator may have been configured again since
+        if device is None or device.info != info:  # the emulator was reconfigured after the device was opened
             device = _open[key] = OpenDevice(info)
         return device

@@ -20,8 +20,8 @@ _FORMATS = {"i32": "i", "i64": "q", "f32": "f", "f64": "d"}
 
 
 class CallKernels:
-    """Kernels that callbacks of a fused node launch. Each is compiled and loaded when it is first asked for, and then
-    held.
+    """Kernels that callbacks of a fused node launch. A kernel is compiled and loaded on first use, and stays loaded
+    until `release`.
     """
 
     def __init__(self, device: OpenDevice) -> None:

@@ -1,8 +1,8 @@
 """Declares custom operators to ONNX Runtime: an OrtCustomOpDomain for each domain, with an OrtCustomOp for each schema.
 
-ONNX Runtime asks for the domains when an application adds the plugin to a session's options, so each session knows the
-operators that are registered by then. An operator has one schema for all of its versions; the opset that the model
-imports selects the version of a node. Combinations of element types are schemas of their own, so that ONNX Runtime can
+ONNX Runtime asks for the domains when an application adds the plugin to a session's options, so a session knows the
+operators that were registered before that. An operator has one schema for all of its versions; the opset that the model
+imports selects the version of a node. Each combination of element types has a separate schema, so that ONNX Runtime can
 infer the types of results.
 """
 
@@ -72,7 +72,9 @@ def schema_of(operators: Sequence[CustomOperator], types: frozenset[DType]) -> S
 
 
 def _common(rows: Sequence[Sequence[Port]]) -> list[SchemaPort]:
-    """Merge the ports of several versions. A port is optional if some version lacks it or lets it be left out."""
+    """Merge the ports of several versions. A port is optional in the result if it is optional or missing in some
+    version.
+    """
     ports: list[SchemaPort] = []
     for index in range(max(map(len, rows))):
         there = [row[index] for row in rows if index < len(row)]
@@ -163,7 +165,7 @@ _domains = _Domains()
 
 
 def custom_op_domains() -> tuple[Any, int]:
-    """Return ``OrtCustomOpDomain *const *`` for what is registered by now, and their number."""
+    """Return ``OrtCustomOpDomain *const *`` of the operators that are registered now, and the number of domains."""
     registry.discover()
     return _domains.current()
 

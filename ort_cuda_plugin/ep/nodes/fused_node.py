@@ -62,16 +62,16 @@ class FusedNode:
     def use_graphs(self, warm_runs: int, most: int) -> None:
         """Replay plans as CUDA graphs after ``warm_runs`` Runs with the same sizes. Keep ``most`` graphs at most.
 
-        Runs may be at work on other threads. Without this, or with 0, no graphs are made.
+        May be called during Runs. A node makes no graphs before this call, or with ``most`` 0.
         """
         core().cluster_set_graphs(self.pointer, warm_runs, most)
         if most == 0:
             core().cluster_release_graphs(self.pointer)
 
     def prepare(self, later: bool = False) -> None:
-        """Copy what ONNX Runtime is about to free, and build the plan now if the model fixes all shapes.
+        """Copy the constants that ONNX Runtime is about to free, and build the plan now if the model fixes all shapes.
 
-        With ``later`` it only copies: kernels are compiled in the first Run, if there is one.
+        With ``later`` only copy: the first Run builds the plan and compiles kernels.
 
         Raises:
             NodeError: a node cannot be run after all.
@@ -127,7 +127,7 @@ class FusedNode:
 
     @contextlib.contextmanager
     def _compiling(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Iterator[None]:
-        """Make errors about a cluster of a compiled model say what the model lacks."""
+        """Add to errors about a cluster of a compiled model what the model lacks."""
         try:
             yield
         except ImportError as error:
@@ -149,8 +149,8 @@ class FusedNode:
             raise
 
     def plan_memory(self) -> tuple[int, int]:
-        """Return bytes of intermediate tensors of the last Run: those of the planned slab, and the peak that was alive
-        at once.
+        """Return bytes of intermediate tensors of the last Run: the size of the slab, and the largest sum of buffers
+        alive at once.
 
         Raises:
             RuntimeError: there was no Run yet, or one is running.

@@ -47,7 +47,7 @@ def keep(definitions: Sequence[KernelDefinition], mismatches: Sequence[str]) -> 
 
 
 def _definition(row: Any, lists: Sequence[tuple[DType, ...]]) -> KernelDefinition:
-    """``lists`` are the element types of constraints; most have the same as others."""
+    """Decode a definition. ``lists`` are the element types of constraints; equal lists are stored once."""
     row["types"] = {name: lists[number] for name, number in row["types"].items()}
     row["host_inputs"], row["host_outputs"] = tuple(row["host_inputs"]), tuple(row["host_outputs"])
     return KernelDefinition(**row)
@@ -63,7 +63,7 @@ def _made_by() -> str:
 
 
 def operator_sources() -> list[str]:
-    """The modules of ``ops`` and of its subfolders, which declare the operators."""
+    """Return the modules of ``ops`` and of its subfolders, which declare the operators."""
     return sorted(path.relative_to(PACKAGE).as_posix() for path in (PACKAGE / "ops").rglob("*.py"))
 
 

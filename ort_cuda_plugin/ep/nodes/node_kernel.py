@@ -57,7 +57,8 @@ def read_kernel_node(info: Any, device: OpenDevice, operators: Snapshot, opsets:
     annotations: dict[str, str] = {}
     for row in rows:
         annotations |= _annotations(row)
-    # ORT may let a view's output share the memory of its input; ORT would free that memory if the kernel took it over.
+    # ORT may let a view's output share the memory of its input, and would free that memory if the kernel took over the
+    # constant.
     passed_on = (0,) if any(map(is_view, rows)) else ()
     graph = read_node(ort, info, annotations, device.read, passed_on)
     graph.opsets = {domain: opset}
@@ -74,7 +75,7 @@ def _annotations(row: Implementation) -> dict[str, str]:
 def kernel_impl(graph: Graph, fused: FusedNode, device: OpenDevice, shared: Collection[str]) -> Any:
     """Make an ``OrtKernelImpl *`` that runs ``fused``, the compiled ``graph``, for ORT to release.
 
-    ``shared`` names constants that ORT must keep, because it hands them to bodies.
+    ``shared`` names constants that ORT must keep, because bodies of control flow read them.
     """
     (node,) = graph.nodes
     names = [value.name if value is not None else "" for value in node.inputs]

@@ -22,9 +22,9 @@ FIRST = "it is the first one"
 class PlanVariant:
     """A plan that was built in this process.
 
-    Attributes: cluster: the fused node's name. number: how many plans the cluster had before. shapes: of the inputs
-        that it was built for; empty if the model fixes all sizes. contents: the first elements of the inputs that
-        decide shapes. seconds: time of building it, compilation of its kernels included. reason: why it was built: the
+    Attributes: cluster: the fused node's name. number: how many plans the cluster had before. shapes: the input shapes
+        for which it was built; empty if the model fixes all sizes. contents: the first elements of the inputs that
+        determine shapes. seconds: time to build it, including compilation of its kernels. reason: why it was built: the
         failed guard of each earlier plan, the latest first.
     """
 
@@ -86,14 +86,14 @@ class PlanHistory:
 def plan_variants() -> list[PlanVariant]:
     """Return the latest 1000 plans that sessions of this process have built, in order.
 
-    ``counters()["plan_variants_built"]`` is the number of all. A plan is built when the inputs of a Run satisfy no
-    guards of the cluster's plans.
+    ``counters()["plan_variants_built"]`` counts all of them. A plan is built when the inputs of a Run satisfy the
+    guards of none of the cluster's plans.
     """
     return list(BUILT)
 
 
 def built_after(earlier: Sequence[PlanVariant]) -> list[PlanVariant]:
-    """Return the plans that were built since `plan_variants` returned ``earlier``, as far as they are recorded."""
+    """Return the recorded plans that were built since `plan_variants` returned ``earlier``."""
     known = set(map(id, earlier))
     return [variant for variant in BUILT if id(variant) not in known]
 

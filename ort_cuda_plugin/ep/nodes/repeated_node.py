@@ -14,7 +14,7 @@ from .fused_node import FusedNode
 
 
 class RepeatedNode:
-    """Owns an ``ocp_repeat``. ``fuse`` makes a cluster, which the caller owns.
+    """Owns an ``ocp_repeat``. ``fuse`` compiles a graph to a cluster, which the caller owns.
 
     ``inputs`` names the fused node's inputs, in its order.
 

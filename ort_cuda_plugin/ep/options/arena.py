@@ -18,7 +18,7 @@ PREFIX = "arena."
 
 @dataclass(frozen=True)
 class ArenaRow:
-    """A row of the documents. C has the limits of the key, and the values that it takes."""
+    """A row of the table of arena options in the documents. The C code checks the values."""
 
     key: str
     default: str
@@ -74,7 +74,7 @@ def keys() -> tuple[str, ...]:
 
 
 def check_options(values: Mapping[str, str]) -> str:
-    """Explain what is wrong with options of an arena; "" if nothing is."""
+    """Return what is wrong with options of an arena, or ""."""
     error, (keys, texts) = new_error(), _strings(values)
     core().arena_check(keys, texts, len(keys), error)
     return ffi.string(error.text).decode(errors="replace") if error.code else ""
@@ -120,5 +120,7 @@ def set_limit(info: DeviceInfo, memory: int, nbytes: int) -> None:
 
 
 def _strings(values: Mapping[str, str]) -> tuple[list[Any], list[Any]]:
-    """Return keys and values as C strings, which live as long as the lists. cffi makes arrays of the lists."""
+    """Return keys and values as lists of C strings, which cffi converts to arrays. The strings live as long as the
+    lists.
+    """
     return [ffi.new("char[]", key.encode()) for key in values], [ffi.new("char[]", v.encode()) for v in values.values()]

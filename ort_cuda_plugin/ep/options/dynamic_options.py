@@ -32,7 +32,7 @@ class Changes:
 
     Attributes:
         options: the session's options from now on.
-        memory_limit: bytes of device memory, 2**63 - 1 for no limit; None: as it is.
+        memory_limit: bytes of device memory, 2**63 - 1 for no limit; None: unchanged.
         ignored: keys that were accepted without effect.
     """
 
@@ -58,7 +58,9 @@ def parse_changes(values: Mapping[str, str], options: Options, identity: Identit
             parse_value(key, text, _workload)
             changes = replace(changes, ignored=(*changes.ignored, key))
         elif key in ROWS:
-            raise OptionError(f"{EP_NAME} option {key!r} holds from the creation of a session; can change: {_known()}")
+            raise OptionError(
+                f"{EP_NAME} option {key!r} cannot change after the session was created; can change: {_known()}"
+            )
         else:
             raise OptionError(f"{EP_NAME} has no option {key!r} that can change; known: {_known()}")
     return changes

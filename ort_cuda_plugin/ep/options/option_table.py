@@ -1,8 +1,8 @@
 """Provider options as one table: `Options` has a field for each, whose row is in the field's metadata.
 
-The keys that are accepted, the errors, the table of ``docs/options.md`` and `LoweringOptions` follow from the rows.
+The accepted keys, the errors, the table of ``docs/options.md`` and `LoweringOptions` are generated from the rows.
 
-To add an option, add a field with its row, read it where it decides something, add what it changes to the table in
+To add an option, add a field with its row, read it in the code that uses it, add its effect to the table in
 ``tests/boundary/test_option_effects.py``, and write the document again:
 ``ort-cuda-plugin options --write docs/options.md``.
 """
@@ -356,9 +356,9 @@ BARE_KEYS = frozenset(key for key, row in ROWS.items() if row.bare)
 
 @dataclass(frozen=True)
 class WithoutEffect:
-    """A key of the CUDA execution provider without an effect here, and the reason; it can change no result.
+    """A key of the CUDA execution provider that the plugin accepts and ignores, and the reason.
 
-    ``usual`` is the value that requests the plugin's behaviour.
+    ``usual`` is the value that requests the plugin's behaviour; the log warns of others.
     """
 
     reader: values.Reader
@@ -374,7 +374,7 @@ SERVED_ATTENTION_KERNELS = (
 _NO_SUCH_KERNEL = "the plugin has no such kernel: it chooses its own for each size"
 _OWN_ARENA = "device memory comes from the plugin's arena"
 
-#: Accepted so that existing configurations work. The log names the keys that request something else than they get.
+#: Accepted so that existing configurations work. The log names the keys whose requested behaviour the plugin lacks.
 WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "do_copy_in_default_stream": WithoutEffect(
         values.FLAG, "copies always go to the stream of the Run, in its order", usual=True

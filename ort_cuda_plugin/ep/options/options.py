@@ -3,8 +3,8 @@
 Options arrive as session entries ``ep.cudapluginexecutionprovider.<key>`` (from ``providers=[(name, {...})]`` or
 ``add_provider_for_devices``), as ``ep.cuda.<key>``, or from the environment's entries
 ``ep_factory.CudaPluginExecutionProvider.<key>``; the first of these that has a key decides. Keys in `BARE_KEYS` are
-also accepted as session entries without a prefix, after the other two. Where the provider has another name
-(`ep.device.identity`), that one stands in the entries. `option_table` says which options there are.
+also accepted as session entries without a prefix, with the lowest priority. If the provider is registered under another
+name (`ep.device.identity`), the entries have that name. `option_table` defines the options.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def collect(session: Mapping[str, str], environment: Mapping[str, str], identity
 
 
 def parse(given: Mapping[str, str]) -> tuple[Options, dict[str, str]]:
-    """Return the options, and the keys whose request is not met, each with the reason.
+    """Return the options, and the keys that have no effect or not the requested one, each with the reason.
 
     Raises:
         OptionError: a key is unknown, a value is invalid, or two options contradict each other.
@@ -106,7 +106,9 @@ def parse(given: Mapping[str, str]) -> tuple[Options, dict[str, str]]:
 
 
 def _with_stream(options: Options) -> Options:
-    """Return the options without ``has_user_compute_stream``, which tells whether ``user_compute_stream`` holds."""
+    """Apply ``has_user_compute_stream``, which turns ``user_compute_stream`` on or off, and return the options without
+    it.
+    """
     if options.has_user_compute_stream and options.user_compute_stream is None:
         raise OptionError(f"{EP_NAME} option has_user_compute_stream=1 needs user_compute_stream, the stream's address")
     stream = None if options.has_user_compute_stream is False else options.user_compute_stream

@@ -1,1 +1,1 @@
-"""What a session's creation asks beside its nodes: session entries, the model's path, verdicts, warnings."""
+"""Session creation: reads session entries, finds the model's path, records verdicts, and warns of declined nodes."""

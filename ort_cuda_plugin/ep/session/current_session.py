@@ -1,8 +1,8 @@
-"""The session that a thread is creating, for callbacks and errors that do not say which session they are about.
+"""The session that a thread is creating. Some callbacks and errors of ONNX Runtime do not identify their session.
 
 ONNX Runtime creates the provider of a session, and asks it for claims and kernels, on the thread that creates the
-session. An application's operator may create sessions of its own meanwhile: `kept` puts the outer session back when the
-callback ends.
+session. During these calls an application's operator may create other sessions: `kept` restores the outer session when
+the callback ends.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 
 class _State(threading.local):
-    """Per thread: the latest provider that no ended callback created, and the record of its verdicts.
+    """State of a thread: the provider of the session that it creates, and the record of the verdicts.
 
-    The provider belongs to ONNX Runtime, which closes it with the session; the record outlives it.
+    The provider belongs to ONNX Runtime, which closes it with the session; the record outlives the provider.
     """
 
     provider: weakref.ref[Any] | None = None
@@ -51,7 +51,7 @@ def record() -> Any:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Separate sessions that are created in the block from the thread's current one."""
+    """Restore the thread's current session after the block, which may create other sessions."""
     before = _state.provider, _state.record
     try:
         yield

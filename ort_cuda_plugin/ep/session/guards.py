@@ -1,7 +1,8 @@
 """Guards that turn exceptions into errors of C, because no Python exception may cross into ONNX Runtime.
 
-There is one guard for each kind of return value. It installs a function as an ``extern "Python"`` of the bridge. ORT
-gets a message that says what was wrong. If the error is a bug of the plugin, ORT's log gets the traceback.
+There is one guard for each kind of return value. A guard is a decorator that installs a function as an ``extern
+"Python"`` of the bridge. ORT gets the message of the exception. If the error is a bug of the plugin, ORT's log gets the
+traceback.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _report(name: str, error: BaseException) -> tuple[int, str]:
 
 
 def _pass_on(error: BaseException) -> None:
-    """Deliver Ctrl-C to the application once the callback has returned, because its exception ends here.
+    """Raise SIGINT again after the callback has returned, because the KeyboardInterrupt is not passed on.
 
     If the application has its own signal handler, that handler has already seen the signal.
     """
@@ -79,8 +80,9 @@ def _install(name: str, call: Callable[..., Any], failed: Callable[[BaseExceptio
 def status_guard(function: Callback, *, forgiven: bool = False, begins_session: bool = False) -> Callback:
     """Guard callbacks that return ``OrtStatus *``: an exception becomes a status.
 
-    ``forgiven``: after a failure the session can be created without the provider. ``begins_session``: the callback
-    creates the provider of a session; sessions that begin during other callbacks end before these.
+    ``forgiven``: ONNX Runtime ignores a failure and creates the session without the provider. ``begins_session``: the
+    callback creates the provider of a session; sessions that are created during other callbacks end before these
+    return.
     """
 
     def failed(error: BaseException, arguments: Any) -> Any:
@@ -149,7 +151,7 @@ def void_guard(function: Callback) -> Callback:
             try:
                 function(*arguments)
             except (LookupError, KeyboardInterrupt):
-                pass  # ONNX Runtime had begun to call it, or a plugin's code raises each time
+                pass  # ONNX Runtime was already calling it, or a plugin's code raises at each attempt
             except BaseException as again:
                 failed(again, arguments)
         failed(error, arguments)

@@ -1,12 +1,11 @@
 """Layering rules: session entries by which ONNX Runtime assigns nodes to devices before it asks providers.
 
-A rule is ``device(pattern, ...)``; semicolons separate rules. A provider sees the nodes that no rule assigns to another
-provider.
+A rule is ``device(pattern, ...)``; semicolons separate rules. ONNX Runtime shows a provider only the nodes that no rule
+assigns to another provider.
 
-ONNX Runtime can fuse nodes of such a subgraph only if no value crosses its border; otherwise an assertion fails, and
-the session with it. A provider cannot see the border. So if a rule may assign nodes to another provider, the plugin
-claims each of its nodes by itself, and ONNX Runtime runs it by a kernel of the registry: a node of the operator table,
-of a custom operator, or of a compiled model.
+ONNX Runtime can fuse nodes of this subgraph only if they exchange no value with other nodes; otherwise an assertion
+fails, and with it the creation of the session. A provider cannot see such values. So if a rule may assign nodes to
+another provider, the plugin claims each node separately, and ONNX Runtime runs it by a kernel of the registry.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ..device.identity import Identity
 NAMES_SINCE = 28
 KEYS = ("session.layer_assignment_settings", "session.name_based_layer_assignment")
 
-#: "cuda" means the provider of that name, in later versions also its plugin, and nothing else.
+#: "cuda" means CUDAExecutionProvider, in later versions also Microsoft's plugin, and never this plugin.
 _ANY_GPU = ("gpu", "gpu:nvidia", "accelerator", "cuda")
 
 

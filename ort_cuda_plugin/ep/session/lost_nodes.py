@@ -1,8 +1,8 @@
 """Warns about declined nodes that no other provider is likely to have a kernel for.
 
-ONNX Runtime's error would not name the reason. It asks its CPU provider after the plugin, so the plugin has to guess.
-Operators of ONNX have CPU kernels, or an error of ONNX Runtime that names them. Many contrib operators have neither;
-nor has a node that holds a compiled model.
+ONNX Runtime's error would not name the reason. ONNX Runtime asks its CPU provider after the plugin, so the plugin
+cannot know its answer. Nearly all operators of ONNX have CPU kernels; many contrib operators and nodes with compiled
+models have none.
 """
 
 from __future__ import annotations

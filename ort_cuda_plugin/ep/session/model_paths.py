@@ -1,4 +1,4 @@
-"""Finds the path of a session's model, which ONNX Runtime does not always tell.
+"""Finds the path of a session's model, which ONNX Runtime does not always pass to the plugin.
 
 If the session entry session.model_external_initializers_file_folder_path is set, the graph has the path of a file in
 that folder, which need not exist. Python's ``InferenceSession`` knows the true path. An application in another language
@@ -17,12 +17,12 @@ VIRTUAL_NAME = "virtual_model.onnx"
 
 
 def is_virtual(path: str, entries: Mapping[str, str]) -> bool:
-    """Whether the path in a graph is made up by ONNX Runtime, and not the model's location."""
+    """Whether ONNX Runtime made up the path in a graph."""
     return bool(entries.get(EXTERNAL_FOLDER)) and os.path.basename(path) == VIRTUAL_NAME and not os.path.exists(path)
 
 
 def created_session_path() -> str:
-    """Return the path of the model whose ``InferenceSession`` this thread creates in Python; "" for none."""
+    """Return the path of the model of which this thread is creating an ``InferenceSession`` in Python; "" for none."""
     frame = sys._getframe()
     while frame := frame.f_back:  # type: ignore[assignment]
         owner = frame.f_locals.get("self")

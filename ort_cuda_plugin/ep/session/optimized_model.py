@@ -1,7 +1,8 @@
 """Detects whether a session writes its optimized model to a file, because ONNX Runtime cannot write fused nodes.
 
-The C API can set the path but not get it. So the plugin finds the field in memory: it sets a marker path in options of
-its own through the API, and searches their memory for it. Only the offset that was found in this way is read.
+The C API can set the path of that file but not return it. So the plugin finds the field in memory: it creates session
+options, sets a marker path through the API, searches the memory of the options for the marker, and then reads a
+session's options at the offset of the marker only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The session entry that limits the device memory that a model's nodes may take.
+"""Reads the session entry that limits the device memory of a model's nodes.
 
-ONNX Runtime applies it to the provider named CUDAExecutionProvider only, and rejects a fused node as a whole if it
-exceeds the limit. So the plugin ends its clusters where the budget ends, under either name.
+ONNX Runtime applies the entry to the provider named CUDAExecutionProvider only, and rejects a fused node as a whole if
+the node exceeds the limit. So the plugin ends its clusters where the budget ends, under either of its names.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ _GraphKey: TypeAlias = "tuple[tuple[str, ...], int]"
 
 
 class VerdictRecord:
-    """The verdicts of a session. ORT asks for bodies before the graph that they are in, and may ask again for all.
+    """The verdicts of a session. ORT asks for claims of bodies before the graph around them, and may ask for all graphs
+    again.
 
     Attributes:
         verdicts: one per node of the main graph, and then of the bodies in it.
@@ -26,7 +27,7 @@ class VerdictRecord:
         self._ep_name = ep_name
         self._to_fuse: list[NodeVerdict] = []  # clusters of the latest claims
         self._fused: list[NodeVerdict] = []  # verdicts of nodes that fused nodes have replaced
-        self._shown: dict[_GraphKey, list[NodeVerdict]] = {}  # verdicts of all other nodes, by graph
+        self._shown: dict[_GraphKey, list[NodeVerdict]] = {}  # verdicts of nodes that are not fused, by graph
         self._asked: list[_GraphKey] = []  # since the main graph: bodies of an If may share a name
         self._last: _GraphKey | None = None
 
@@ -43,7 +44,7 @@ class VerdictRecord:
         names = (label, *(value.name for value in graph.outputs))
         key = self._last = (names, sum(asked == names for asked, _ in self._asked))
         self._asked.append(key)
-        if not label:  # bodies that ORT did not show again are gone
+        if not label:  # ORT has removed bodies that it did not show again
             self._shown = {asked: self._shown.get(asked, []) for asked in self._asked}
             self._asked = []
         inlined = {label for cluster in fused for node in cluster for label in _labels_with_bodies(node)}
