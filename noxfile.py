@@ -1,6 +1,6 @@
 """Sessions for recurring tasks: ``nox -l`` lists them, ``nox -s test -- -k Softmax`` runs one with arguments.
 
-Sessions run in the environment that nox is installed in, so that the `test` extra names every tool once; `exports`,
+Sessions run in the environment that nox is installed in, with the tools of the `test` extra; `exports`,
 `lock`, `serving`, `wheels` and `workflows` make their own.
 `.ci/run` makes an environment of its own.
 """

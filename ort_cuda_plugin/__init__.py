@@ -1,4 +1,5 @@
-"""An ONNX Runtime plugin execution provider: Numba CUDA kernels run by a plain C library, on a GPU or an emulated one.
+"""An ONNX Runtime plugin execution provider: Numba CUDA kernels run by a plain C library, on a GPU or an emulated
+device.
 
 ::
 
@@ -91,7 +92,7 @@ def __dir__() -> list[str]:
 
 
 def counters() -> dict[str, int]:
-    """Counts of this process, by name.
+    """Return the counters of this process, by name.
 
     ``python_calls`` (from C into Python), ``runs``, ``launches``, ``library_calls``, ``copies_h2d``, ``copies_d2h``,
     ``copies_d2d``, ``plan_variants_built``, ``plan_hits``, ``host_value_reads``, ``outputs_redirected`` (outputs that
@@ -99,7 +100,7 @@ def counters() -> dict[str, int]:
     (by the option ``autotune``), ``graph_captures``, ``graph_replays``, ``graph_updates`` (nodes of automatic CUDA
     graphs that got new addresses) and ``graph_fallbacks`` (warm runs without a graph, and the same by reason) only
     grow; ``device_bytes_in_use``, ``pinned_bytes_in_use``, ``weight_bytes``, ``streams_live`` and ``graphs_live`` are
-    what is in use now. `plan_variants` says which shapes made the variants.
+    present amounts. `plan_variants` says for which shapes variants were built.
     """
     from .abi.core import counters as read
 
@@ -107,7 +108,7 @@ def counters() -> dict[str, int]:
 
 
 def reset_counters() -> None:
-    """Reset the counters that only grow. The amounts in use stay."""
+    """Reset the counters that only grow. Present amounts do not change."""
     from .abi.core import reset_counters as reset
 
     reset()

@@ -26,7 +26,7 @@ from .plugin_library import get_ep_name, get_library_path
 from .session_errors import NoProviderError, explained
 from .uninterrupted import imported
 
-#: First version (1.N) that searches for a plugin with the name of a built-in provider that it lacks.
+#: First version (1.N) that lets a plugin have the name of a built-in provider that this ONNX Runtime lacks.
 _NAMES_A_PLUGIN = 28
 
 #: Held while ONNX Runtime's device objects are in use, because `unregister` on another thread frees them.
@@ -76,14 +76,14 @@ def _api_version(ort: ModuleType) -> int:
 
 
 def _ep_devices(ort: ModuleType, identity: Identity) -> list[Any]:
-    """Return the devices that registrations under that name offer. Another library may use the same name."""
+    """Return the devices whose provider has that name. They may belong to another library."""
     if not _factories(identity):
         return []
     return [device for device in ort.get_ep_devices() if device.ep_name == identity.ep_name and _is_ours(device)]
 
 
 def _is_ours(ep_device: Any) -> bool:
-    """Whether a device with that provider name is this library's; other libraries may choose the same name."""
+    """Whether the device belongs to this library; other libraries may use the same provider name."""
     return set(dict(ep_device.ep_metadata)) >= METADATA_KEYS
 
 
@@ -91,7 +91,7 @@ def described_by(ep_device: Any) -> DeviceInfo:
     """Return the device that an ``OrtEpDevice`` describes.
 
     Raises:
-        ValueError: it is none of this library's.
+        ValueError: the device belongs to another library.
     """
     if not _is_ours(ep_device):
         raise ValueError(f"expected a device that ort_cuda_plugin.register returns, got one of {ep_device.ep_name}")
@@ -113,7 +113,7 @@ def is_registered_as(identity: Identity) -> bool:
 
 
 def refuse_fallback(identity: Identity) -> None:
-    """Make sessions that name that provider raise where ONNX Runtime would answer an error by using the CPU.
+    """Make sessions that name that provider raise an error, instead of falling back to the CPU.
 
     `unregister` undoes it.
     """
@@ -124,11 +124,10 @@ def refuse_fallback(identity: Identity) -> None:
 
 
 def register(name: str | None = None, emulate: bool | None = None, *, as_: str | None = None) -> list[Any]:
-    """Registers the library with ONNX Runtime and returns the ``OrtEpDevice`` objects that it offers.
+    """Register the library with ONNX Runtime, and return the ``OrtEpDevice`` objects that it offers.
 
-    Safe to call again. Where the library is registered already as that provider, under this or any other registration
-    name, that registration is used. Emulated devices that are asked for and not offered yet come with a second
-    registration, ``<name>.virtual``.
+    Safe to call again. An existing registration as that provider is used, whatever its registration name. If emulated
+    devices are requested and it does not offer them, the library is registered again as ``<name>.virtual``.
 
     Args:
         name: the registration name. One that ends in ".virtual" offers emulated devices only.
@@ -141,13 +140,13 @@ def register(name: str | None = None, emulate: bool | None = None, *, as_: str |
     Raises:
         ImportError: ONNX Runtime is missing or older than 1.26.
         FileNotFoundError: the library was not built.
-        RuntimeError: another ONNX Runtime of this process has the library.
+        RuntimeError: the library is registered in another ONNX Runtime of this process.
         ValueError: ``ORT_CUDA_PLUGIN_EMULATE`` or ``ORT_CUDA_PLUGIN_AS`` has no valid value, ``as_`` is not a name that
             the library can have, or ONNX Runtime has an execution provider of that name.
     """
     ort = _onnxruntime()
     if emulate is None:
-        emulation_requested()  # an error here is clearer than after it has passed through ONNX Runtime
+        emulation_requested()  # raises a clearer error than ONNX Runtime would
     identity = default_identity() if as_ is None else identity_named(as_, "as_")
     if name is None:
         name = "cuda_plugin" if identity is Identity.OWN else identity.ep_name
@@ -197,7 +196,7 @@ def _register(ort: ModuleType, name: str, emulate: bool | None, identity: Identi
 
 
 def unregister() -> None:
-    """Undoes every `register` of this process; sessions on the provider must be gone. Safe to call again."""
+    """Undo every `register` of this process; no session on the provider may exist. Safe to call again."""
     with _registration:
         _without_fallback.clear()
         while _registered:
@@ -207,7 +206,7 @@ def unregister() -> None:
 
 
 def devices() -> list[DeviceInfo]:
-    """The devices that the registrations offer: GPUs, and emulated ones where they were asked for.
+    """Return the devices that the registrations offer: GPUs, and emulated devices if they were requested.
 
     Raises: as `register`, which this function calls if the application has not.
     """
@@ -225,18 +224,18 @@ def session(
     provider_options: Mapping[str, object] | None = None,
     sess_options: Any = None,
 ) -> Any:
-    """An ``onnxruntime.InferenceSession`` that runs on the plugin, with the CPU provider for what it declines.
+    """Return an ``onnxruntime.InferenceSession`` on the plugin; the CPU provider runs nodes that the plugin declines.
 
     Args:
         model: path, or the bytes of a model.
-        emulate: True for the emulated device, False for a GPU; None: a GPU where there is one, else the emulated device
-            where ``ORT_CUDA_PLUGIN_EMULATE`` asks for it.
+        emulate: True for the emulated device, False for a GPU; None: a GPU if the machine has one, else the emulated
+            device if ``ORT_CUDA_PLUGIN_EMULATE`` requests it.
         provider_options: options of the provider, for example ``{"device_id": 1}``.
         sess_options: ``onnxruntime.SessionOptions``; gets the provider and an entry that records node placement.
 
     Raises:
         ImportError: ONNX Runtime is missing or too old.
-        RuntimeError: no such device exists, no node of the model runs on the provider, a node runs nowhere, or ONNX
+        RuntimeError: no such device exists, no node of the model runs on the provider, no provider runs a node, or ONNX
             Runtime cannot read a model of this version; the message says why.
         ValueError: an option is unknown or has no valid value; ``sess_options`` were used for another device before.
     """
@@ -253,12 +252,12 @@ def explain(
     provider_options: Mapping[str, object] | None = None,
     sess_options: Any = None,
 ) -> list[NodeVerdict]:
-    """One verdict per node of the model, after ONNX Runtime's optimisations: claimed, or the reason.
+    """Return a verdict for each node of the model, after ONNX Runtime's optimisations: claimed, or the reason.
 
-    First come those of the main graph, then those of bodies of control-flow nodes, which say whose body it is.
+    Verdicts of nodes in bodies of control flow follow those of the main graph, and name the node that has the body.
 
-    Arguments and errors are those of `session`, except that a model without claimed nodes is not an error, nor is one
-    with a node that no provider runs: its reason says so.
+    Arguments and errors are those of `session`. A model without claimed nodes is not an error, and a node that no
+    provider runs gets a reason that says so.
     """
     return placement(model, emulate=emulate, provider_options=provider_options, sess_options=sess_options).verdicts
 
@@ -291,7 +290,7 @@ def placement(
 
 
 def _with_providers(verdicts: list[NodeVerdict], session: Any) -> list[NodeVerdict]:
-    """Add the names of providers to verdicts, from ONNX Runtime's record. It may have fused nodes after that."""
+    """Add the names of providers to verdicts, from ONNX Runtime's record. Other providers may have fused nodes."""
     names: dict[tuple[str, str], set[str]] = {}
     own = ""
     others: set[str] = set()
@@ -324,7 +323,7 @@ def create_session(
     with _registration:
         _add_provider(sess_options, chosen_device(emulate, options), options)
     source = model if isinstance(model, bytes) else os.fspath(model)
-    # Otherwise ONNX Runtime would answer an error of the provider by using the CPU.
+    # Otherwise ONNX Runtime would fall back to the CPU after an error of the provider.
     current_session.forget()
     try:
         created = ort.InferenceSession(source, sess_options=sess_options, enable_fallback=0)

@@ -1,4 +1,4 @@
-"""Arrays of other libraries (CuPy, PyTorch, Numba, JAX) as inputs and outputs of a session, and back, without a copy.
+"""Shares device arrays of other libraries (CuPy, PyTorch, Numba, JAX) with sessions, without a copy.
 
 The protocols are DLPack (version 1.0, https://dmlc.github.io/dlpack/latest/python_spec.html) and the CUDA array
 interface (version 3, https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html).
@@ -43,17 +43,17 @@ _DL_TYPES = {
 
 
 def bind_input(binding: Any, name: str, array: Any) -> None:
-    """Binds a device array as the input ``name`` of an ``onnxruntime.IOBinding``, without a copy.
+    """Bind a device array as the input ``name`` of an ``onnxruntime.IOBinding``, without a copy.
 
-    The binding keeps ``array`` alive. The call waits for the work that produces its contents: on the stream that the
-    CUDA array interface names, or on the default stream, on which DLPack orders it.
+    The binding keeps ``array`` alive. The call waits for the work that produces the contents of the array: on the
+    stream that the CUDA array interface names, or with DLPack on the default stream.
 
     Args:
-        array: has ``__dlpack__`` or ``__cuda_array_interface__``, is C-contiguous and on the session's device.
+        array: an object with ``__dlpack__`` or ``__cuda_array_interface__``, C-contiguous and on the session's device.
 
     Raises:
-        TypeError: it has neither protocol, is not in CUDA memory, or has an element type that ONNX does not.
-        ValueError: it is not contiguous, or in memory of no known device.
+        TypeError: the array has neither protocol, is not in CUDA memory, or has an element type that ONNX lacks.
+        ValueError: the array is not contiguous, or its memory belongs to no known device.
     """
     memory = _describe(array, f"input {name!r}")
     binding._iobinding.bind_input(name, memory.ort_device(), memory.dtype.onnx, list(memory.shape), memory.address)
@@ -61,7 +61,7 @@ def bind_input(binding: Any, name: str, array: Any) -> None:
 
 
 def bind_output(binding: Any, name: str, array: Any) -> None:
-    """Binds a device array as the memory of the output ``name``; its shape and element type must be the output's.
+    """Bind a device array as the memory of the output ``name``; its shape and element type must be the output's.
 
     Arguments and errors as in `bind_input`; also ValueError where the array is read-only.
     """
@@ -73,10 +73,10 @@ def bind_output(binding: Any, name: str, array: Any) -> None:
 
 
 class CudaArray:
-    """An ``onnxruntime.OrtValue`` in device memory, seen as an array of both protocols, without a copy.
+    """View of an ``onnxruntime.OrtValue`` in device memory with both protocols, without a copy.
 
     ``cupy.asarray(view)``, ``torch.as_tensor(view)`` and ``numba.cuda.as_cuda_array(view)`` share its memory and keep
-    it alive. Work of the Run that made the value must be finished, as it is when ``run`` has returned.
+    it alive. The Run that made the value must have finished its work, which is the case when ``run`` has returned.
     """
 
     def __init__(self, value: Any) -> None:
@@ -99,7 +99,7 @@ class CudaArray:
 
     def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
         if options.get("copy") or options.get("dl_device") not in (None, self.__dlpack_device__()):
-            raise BufferError("a copy, or another device, is not supported: the memory is shared in place")
+            raise BufferError("CudaArray: copies and other devices are not supported; the memory is shared")
         return self.value.__dlpack__(stream=stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -116,7 +116,7 @@ def as_cuda_array(value: Any) -> CudaArray:
     if not hasattr(value, "is_tensor"):
         raise TypeError(f"a CUDA array is a view of an OrtValue, not of a {type(value).__name__}")
     if not value.is_tensor() or value.device_name() == "cpu":
-        raise TypeError("only a tensor in device memory is a CUDA array; a value of the CPU has numpy()")
+        raise TypeError("only a tensor in device memory can be a CUDA array; use numpy() for a value in host memory")
     return CudaArray(value)
 
 

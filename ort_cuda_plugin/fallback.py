@@ -1,9 +1,8 @@
-"""Disables ONNX Runtime's fallback to the CPU, by which ``InferenceSession`` retries without the provider if it cannot
-be created.
+"""Disables ONNX Runtime's fallback to the CPU: ``InferenceSession`` retries without the provider after an error.
 
 An application that uses the plugin in place of another provider would lose the GPU because of one wrong option, with
-only a line on stdout. ``enable_fallback=0`` makes the session raise instead. It is not a documented parameter, and no
-session option means the same, so `raise_instead` changes its default.
+only a line on stdout. ``enable_fallback=0`` makes the session raise instead. The parameter is not documented, and no
+session option has the same effect, so `raise_instead` changes its default.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _CHANGED = "_ort_cuda_plugin_raises"
 
 def raise_instead(onnxruntime: ModuleType, is_ours: Callable[[str], bool]) -> None:
     """Make sessions that name a provider of ours raise if they cannot be created; other sessions fall back as before.
-    An explicit ``enable_fallback`` of the application holds. Safe to call again.
+    An ``enable_fallback`` that the application passes has priority. Safe to call again.
     """
     original = onnxruntime.InferenceSession.__init__
     if hasattr(original, _CHANGED):

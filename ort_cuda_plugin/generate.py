@@ -6,13 +6,13 @@
     for token in decoder.generate([[1, 15043]], new_tokens=100, temperature=0.8, top_p=0.9, seed=1, stop={2}):
         ...
 
-Past and present are one buffer. All sizes stay the same from one decoded token to the next, so each token is one launch
-of a CUDA graph, and only the token is read back. For this the mask has the width of the cache. A model that changes
-from a length on, as with LongRoPE, gets a mask of that length before it, and its cache is computed again after it.
+Past and present are one buffer, and the mask has the width of the cache. So all sizes stay the same from one decoded
+token to the next, each token is one launch of a CUDA graph, and only the token is read back. A LongRoPE model changes
+at a certain length: its mask has that width until the length is reached; then the cache is computed again.
 
 Inputs whose names begin with "past" are caches of keys and values, with a row for each token, or states of a fixed
 size, as in convolutions and linear attention. A state depends on all earlier tokens: it cannot be rewound, and padding
-must not reach it.
+tokens must not be computed.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Decoder:
         max_length: tokens that the cache holds for each sequence.
         batch: sequences that are decoded together.
         candidates: tokens that sampling chooses among, at most; 0: always the most probable one.
-        head_size: columns of a key, where neither the model nor ``genai_config.json`` says it.
+        head_size: columns of a key, if neither the model nor ``genai_config.json`` has it.
         emulate: True for the emulated device, False for a GPU, None as `ort_cuda_plugin.session` chooses.
         provider_options: as for `ort_cuda_plugin.session`.
 
-    Raises: ValueError: the model is not such a decoder, or does not state the sizes of its cache; a number is not
+    Raises: ValueError: the model is not such a decoder, or the sizes of its cache are unknown; a number is not
         positive. Others: those of `ort_cuda_plugin.session`.
     """
 
@@ -85,9 +85,9 @@ class Decoder:
         self.session = session(whole, emulate=emulate, provider_options=provider_options, sess_options=options)
         self.max_length, self.batch, self.candidates = max_length, batch, candidates
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
-        """All tokens of the sequences. The last one may not be in the cache yet."""
+        """All tokens of the sequences. The last token of each may not be in the cache yet."""
         self._limits = [*(x for x in limits if 0 < x < max_length), max_length]
-        """Widths of masks. Each serves tokens up to its width."""
+        """Widths of masks, ascending. A mask is used until the cache has that many tokens."""
         self._cached, self._cached_for = np.zeros(batch, np.int64), 0
         """Number of tokens in the cache, and the limit for which their keys were computed."""
         device = chosen_device(emulate, {key: str(value) for key, value in (provider_options or {}).items()})
@@ -130,9 +130,9 @@ class Decoder:
     ) -> Iterator[Array]:
         """Yield up to ``new_tokens`` times the next token of each sequence, int64 [batch].
 
-        A second call goes on where the first one ended: its prompt comes after the tokens that were generated. It ends
-        where every sequence has had a token of ``stop``, and where the cache is full. ``top_k``, ``top_p``,
-        ``temperature`` and ``seed`` (None: another one in each call) are for a decoder with ``candidates``.
+        A second call continues after the first one: its prompt follows the tokens that were generated. Generation ends
+        when every sequence has had a token of ``stop``, or the cache is full. ``top_k``, ``top_p``, ``temperature`` and
+        ``seed`` (None: a new seed in each call) are for a decoder with ``candidates``.
 
         Raises:
             ValueError: the prompt has another number of sequences, is empty or too long; a setting is out of its range.
@@ -157,12 +157,12 @@ class Decoder:
                 return
 
     def rewind(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens of each sequence. The next prompt comes after these.
+        """Forget all but the first ``length`` tokens of each sequence. The next prompt follows these.
 
-        A model with states of a fixed size then computes them all again.
+        A model with states of a fixed size then computes all tokens again.
         """
         if not 0 <= length <= (longest := max(map(len, self.tokens))):
-            raise ValueError(f"length={length}: expected at most the {longest} tokens that there are")
+            raise ValueError(f"length={length}: expected at most {longest}, the number of tokens")
         self.tokens = [known[:length] for known in self.tokens]
         if self._states and (self._cached > length).any():
             length = 0
@@ -209,7 +209,7 @@ class Decoder:
         if begin == 0:
             for state in self._states:
                 state.clear()
-        # Padding would change states. So these models compute the sequences up to the end of each shorter one.
+        # Padding would change states. So models with states run once up to the end of each shorter sequence.
         ends = np.unique(lengths).tolist() if self._states else [count]
         chosen = np.zeros((self.batch, 1), np.int64)
         for end in ends:
@@ -244,8 +244,8 @@ class Decoder:
         return positions if self._planes is None else np.repeat(positions[None], self._planes, 0)
 
     def _bound(self, ids: Any, mask: Any, positions: Any) -> Any:
-        """Return the bindings of every Run: the cache in place, and the token, which the next Run reads where it was
-        written.
+        """Return the bindings of every Run: past and present are one buffer, and so are the token output and the next
+        token input.
         """
         bound = self.session.io_binding()
         bound.bind_ortvalue_input(choice.IDS, ids)
@@ -261,7 +261,7 @@ class Decoder:
         return bound
 
     def _set(self, temperature: float, top_k: int, top_p: float, seed: int | None) -> None:
-        """Write the settings of sampling to the tensors that all Runs read."""
+        """Write the sampling parameters to the tensors that all Runs read."""
         if not self.candidates:
             return
         draws = np.random.default_rng(seed).random((self.batch, self.max_length), np.float32)
@@ -288,7 +288,7 @@ class Decoder:
         if not isinstance(size, int) and config.exists():
             size = _configured_head_size(config)
         if not isinstance(heads, int) or not isinstance(size, int):
-            raise ValueError(f"{path} does not say the sizes of {x.name}: pass head_size")
+            raise ValueError(f"{path}: the sizes of {x.name} are unknown: pass head_size")
         return self.batch, heads, self.max_length, size
 
 
@@ -296,7 +296,7 @@ def _configured_head_size(config: Path) -> int:
     """Return the head size in ``genai_config.json``.
 
     Raises:
-        ValueError: it says nothing, or cannot be read.
+        ValueError: the file lacks the size, or cannot be read.
     """
     try:
         value = json.loads(config.read_text(encoding="utf-8"))
@@ -321,7 +321,7 @@ def _check_inputs(inputs: Mapping[str, Any], path: Path) -> None:
 
 
 class _State:
-    """The state of fixed size that a model keeps for a sequence, on the device."""
+    """A state of fixed size of the sequences, on the device."""
 
     def __init__(self, x: Any, batch: int, memory: Any) -> None:
         shape = [size if isinstance(size, int) else batch for size in x.shape]

@@ -33,7 +33,7 @@ NAMES = {
 def memory_stats(device: Any = None) -> dict[str, dict[str, int]]:
     """Return statistics of a device's memory and of pinned memory, since the start of this process.
 
-    Args: device: one of `devices` or of `register`'s results, or an ordinal; None: the first one.
+    Args: device: a device from `devices` or `register`, or an ordinal; None: the first one.
 
     Returns: for ``"device"`` and ``"pinned"`` the statistics of ``OrtAllocator.GetStats``, in bytes: ``Limit`` (2**63 -
         1: none), ``InUse`` and ``MaxInUse`` (handed out, weights included), ``TotalAllocated`` (held from the driver),

@@ -1,8 +1,8 @@
 """Loads models by path, or by the name of an architecture in the `onnx` wheel, and prepares them for comparisons.
 
-The wheel's ``light_*`` models hold every weight as one ``ConstantOfShape`` of one value, so that any two inputs give
-the same output and no comparison could fail. `with_noise_weights` replaces them by seeded noise. `before_softmax` adds
-the input of the final Softmax as an output, because the Softmax of noise gives nearly equal classes.
+In the wheel's ``light_*`` models all elements of a weight have the same value (``ConstantOfShape``), so any two inputs
+give the same output and no comparison could fail. `with_noise_weights` replaces them by seeded noise. `before_softmax`
+adds the input of the final Softmax as an output, because the Softmax of noise gives nearly equal classes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BATCH_NORMALIZATION_ROLES = {1: "scale", 2: "bias", 3: "mean", 4: "variance"}
 
 
 class ModelNotFoundError(ValueError):
-    """Neither a file nor the name of a model in the onnx wheel."""
+    """The argument is neither a file nor the name of a model in the onnx wheel."""
 
 
 def wheel_models() -> dict[str, Path]:
@@ -32,7 +32,7 @@ def wheel_models() -> dict[str, Path]:
 
 
 def find_model(name_or_path: str) -> Path:
-    """Return the file of a model given by path or by wheel name. Raises ModelNotFoundError, which lists the names."""
+    """Return the file of a model, given by path or by name in the wheel. Raises ModelNotFoundError with the names."""
     path = Path(name_or_path)
     if path.is_file():
         return path
@@ -90,7 +90,7 @@ def with_noise_weights(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto
 def before_softmax(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
     """Return a copy with the input of the final Softmax as an additional output, and that output's name.
 
-    If no graph output is a Softmax's, the model is unchanged and the name is its first output's.
+    If no graph output is the result of a Softmax, the model is unchanged and the name is that of its first output.
     """
     outputs = {output.name: output for output in model.graph.output}
     for node in reversed(model.graph.node):
@@ -121,9 +121,9 @@ def random_inputs(
             continue
         tensor_type = value.type.tensor_type
         if not tensor_type.elem_type:
-            raise ValueError(f"input {value.name!r} is not a tensor: there are no values to run the model with")
+            raise ValueError(f"input {value.name!r} is not a tensor: random values are made for tensors only")
         if tensor_type.elem_type == onnx.TensorProto.STRING:
-            raise ValueError(f"input {value.name!r} has strings, which cannot be made up")
+            raise ValueError(f"input {value.name!r} has strings: random values are made for numbers only")
         shape = [
             dim.dim_value if dim.HasField("dim_value") else (dims or {}).get(dim.dim_param, 1)
             for dim in tensor_type.shape.dim
@@ -143,7 +143,7 @@ def with_input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
     """Return a copy whose inputs have these shapes, for `random_inputs`.
 
     Raises:
-        ValueError: there is no such input, or it has another rank.
+        ValueError: the model has no such input, or the input has another rank.
     """
     changed = onnx.ModelProto()
     changed.CopyFrom(model)

@@ -1,6 +1,6 @@
 """Path of the shared library, and names of its execution provider.
 
-ONNX Runtime's convention for packages of plugin execution providers asks for these three functions.
+ONNX Runtime's convention for packages of plugin execution providers requires these three functions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Explains ONNX Runtime's errors about models: which node no provider runs and why, and which onnx wrote a file."""
+"""Explains ONNX Runtime's errors about models: names the node that no provider runs, the reason, and the file's
+producer.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from dataclasses import replace
 from .clusters.claims.claims import NodeVerdict
 from .custom import registry
 
-#: Patterns of ONNX Runtime's messages about a node that no provider took.
+#: Patterns of ONNX Runtime's messages about a node that no provider runs.
 _NO_KERNEL = (
     r"Provider type for (?P<operator>\S+) node with name '(?P<node>.*?)' is not set",
     r"Failed to find kernel for (?P<operator>\S+) \(node:'(?P<node>.*?)' ep:",
@@ -29,7 +31,7 @@ _LONGEST_OPERATOR = 500
 """Maximum characters of a domain or operator name that is read from a message: a hostile model may have longer ones."""
 #: Domains of operators that come with ONNX Runtime, each with the domains below it.
 _STANDARD_DOMAINS = ("ai.onnx", "com.microsoft", "com.ms")
-#: Suffix of the reason of a node that runs nowhere.
+#: Suffix of the reason of a node that no provider runs.
 NOWHERE = "no other provider runs it"
 _NO_PROTOBUF = "INVALID_PROTOBUF|Error parsing message with type 'onnx.ModelProto'"
 """Pattern of messages of ONNX Runtime and of onnx about a file that is not a model."""
@@ -38,10 +40,10 @@ _IR_VERSION = r"Unsupported model IR version: (\d+), max supported IR version: (
 
 
 class NoProviderError(RuntimeError):
-    """A node of the model runs nowhere.
+    """No provider runs a node of the model.
 
     Attributes:
-        verdicts: those of the plugin; the reason of that node's says that no other provider runs it either.
+        verdicts: the plugin's verdicts; the reason of that node says that no other provider runs it either.
     """
 
     def __init__(self, message: str, verdicts: list[NodeVerdict]) -> None:
@@ -54,7 +56,7 @@ class ModelFormatError(RuntimeError):
 
 
 def explained(error: Exception, model: str | bytes, verdicts: Sequence[NodeVerdict]) -> Exception:
-    """Return the error to raise instead of ONNX Runtime's ``error``: with more explanation if possible.
+    """Return the error to raise instead of ONNX Runtime's ``error``, with more explanation if possible.
 
     ``model`` is a path or the bytes of a model, ``verdicts`` are those of the session that failed.
     """
@@ -77,7 +79,7 @@ def explained(error: Exception, model: str | bytes, verdicts: Sequence[NodeVerdi
 
 
 def what_a_file_is(path: str | os.PathLike[str]) -> str:
-    """Describe a file that is not a model by its first bytes; "" if they tell nothing."""
+    """Describe a file that is not a model by its first bytes; "" for an unknown format."""
     try:
         with open(path, "rb") as file:
             start = file.read(len(_LFS_POINTER))
@@ -90,14 +92,14 @@ def what_a_file_is(path: str | os.PathLike[str]) -> str:
 
 
 def only_ours(error: Exception) -> str:
-    """Explain why another provider's session cannot run a model that the plugin may run; "" for other errors."""
+    """Return why another provider cannot run a model that the plugin may run; "" for other errors."""
     if name := own_operator(error):
         return f"it has no {name}, which only the plugin runs"
     for pattern in _NO_KERNEL:
         if match := re.search(pattern, str(error), re.DOTALL):
             return f"it has no kernel for {match['operator']} of node {match['node']!r} with these types"
     if match := re.search(_COMPILED, str(error), re.DOTALL):
-        return f"{match[1]} compiled the model. The model before that can be compared"
+        return f"{match[1]} compiled the model. Compare the original model instead"
     return ""
 
 
@@ -110,7 +112,7 @@ def own_operator(error: Exception) -> str:
 
 
 def _how_to_register(domain: str, name: str) -> str:
-    """Explain how sessions get a custom operator; "" for an operator of a standard domain."""
+    """Return how to register a custom operator; "" for an operator of a standard domain."""
     domain = "" if domain == "ai.onnx" else domain
     found = [row for row in registry.current().operators if (row.domain, row.name) == (domain, name)]
     if any(not row.is_own_schema for row in found):
@@ -124,7 +126,7 @@ def _how_to_register(domain: str, name: str) -> str:
         )
     if any(f"{domain or 'ai.onnx'}.".startswith(f"{standard}.") for standard in _STANDARD_DOMAINS):
         return ""
-    return f"Nobody registered {domain}::{name} with the plugin: import the module that has it"
+    return f"{domain}::{name} is not registered with the plugin: import the module that defines it"
 
 
 def _no_provider(error: Exception, name: str, verdicts: Sequence[NodeVerdict]) -> Exception:

@@ -1,4 +1,4 @@
-"""Calls functions, and imports modules, where no signal handler can raise: on another thread.
+"""Calls functions, and imports modules, on another thread, where no signal handler can raise.
 
 Python runs signal handlers on the main thread, between any two instructions. If Ctrl-C
 ends an import or a compilation there, it stays half done for the rest of the process: packages lack modules that were
@@ -41,8 +41,8 @@ class _Call(threading.Thread, Generic[T]):
 def call(function: Callable[[], T], abandoned: Callable[[], object] = lambda: None) -> T:
     """Call ``function`` on another thread, and return or raise its outcome.
 
-    A signal handler that raises ends the wait and not the function: ``abandoned`` is called, its exception goes on to
-    the caller, and the function ends in the background. So it takes no lock that the caller holds.
+    If a signal handler raises, only the wait ends: ``abandoned`` is called, the handler's exception is passed on to the
+    caller, and the function finishes in the background. So the function must take no lock that the caller holds.
     """
     running = _Call(function)
     try:

@@ -16,7 +16,8 @@ typedef enum ocp_counter {
   OCP_PLAN_VARIANTS_BUILT,
   OCP_PLAN_HITS,
   OCP_HOST_VALUE_READS,
-  OCP_OUTPUTS_REDIRECTED, /* copied behind a Run to memory that they share with an input: run/instance/aliasing.h */
+  OCP_OUTPUTS_REDIRECTED, /* outputs written to scratch memory first, because they share memory with an input:
+                             run/instance/aliasing.h */
   OCP_KERNELS_COMPILED,   /* added to by Python through counter_add */
   OCP_KERNEL_CACHE_HITS,  /* likewise */
   OCP_CANDIDATES_MEASURED,
@@ -25,12 +26,12 @@ typedef enum ocp_counter {
   OCP_GRAPH_UPDATES,
   OCP_GRAPH_FALLBACKS,            /* warm Runs without a graph, then by reason: */
   OCP_GRAPH_FALLBACKS_READ_BACK,  /* the host needs values in the middle of the Run */
-  OCP_GRAPH_FALLBACKS_CALL,       /* the Run calls Python, which a graph would not */
+  OCP_GRAPH_FALLBACKS_CALL,       /* the Run calls Python, which a graph cannot do */
   OCP_GRAPH_FALLBACKS_CAPTURING,  /* the application captures the stream */
   OCP_GRAPH_FALLBACKS_CACHE_FULL, /* as many graphs as allowed are in use */
   OCP_GRAPH_FALLBACKS_MEMORY,     /* no memory for the graph */
   OCP_GRAPH_FALLBACKS_LIBRARY,    /* a library call cannot be captured */
-  OCP_GRAPH_FALLBACKS_DRIVER,     /* the driver makes no graph of it */
+  OCP_GRAPH_FALLBACKS_DRIVER,     /* the driver cannot make a graph of the work */
   OCP_DEVICE_BYTES_IN_USE,        /* handed out and not yet freed: ORT's tensors, slabs, weights */
   OCP_PINNED_BYTES_IN_USE,
   OCP_WEIGHT_BYTES,

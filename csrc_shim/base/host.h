@@ -17,7 +17,7 @@ extern const OrtEpApi *ocp_ep_api;
 /* min(OCP_NEWEST_API, the host's): goes into every ort_version_supported. A slot S newer than OCP_OLDEST_API may be set
  * or called only when ocp_api_version >= <Struct>_<S>_SINCE (ort_abi.h). */
 extern uint32_t ocp_api_version;
-/* The host's own: single slots that are newer than OCP_NEWEST_API are used where it has them. */
+/* The host's API version: slots newer than OCP_NEWEST_API may be used if the host has them. */
 extern uint32_t ocp_host_version;
 /* The environment's default logger, for messages outside of a session; NULL before a factory is created. */
 extern const OrtLogger *ocp_logger;

@@ -6,7 +6,7 @@
 
 enum { OCP_DEVICE_MEMORY = 0, OCP_PINNED_MEMORY = 1, OCP_NUM_MEMORIES = 2 };
 
-/* How the next region's size follows from the last one's. */
+/* Strategies for the size of the next region. */
 enum { OCP_EXTEND_NEXT_POWER_OF_TWO = 0, OCP_EXTEND_SAME_AS_REQUESTED = 1 };
 
 typedef struct ocp_arena_config {
@@ -14,9 +14,10 @@ typedef struct ocp_arena_config {
   int64_t initial_chunk_size_bytes;        /* of the first region */
   int64_t max_dead_bytes_per_chunk;        /* a chunk that exceeds its request by this much is always split */
   int64_t initial_growth_chunk_size_bytes; /* of the first region after a shrink */
-  int64_t max_power_of_two_extend_bytes;   /* largest region that growth alone leads to */
-  int64_t max_mem;                         /* bytes that the arena may hold; INT64_MAX: no limit */
-  int64_t use_cuda_mempool;                /* device memory comes from a CUDA memory pool instead */
+  int64_t max_power_of_two_extend_bytes; /* maximum bytes of a region that growth makes; a larger request gets a region
+                                            of its size */
+  int64_t max_mem;                       /* bytes that the arena may hold; INT64_MAX: no limit */
+  int64_t use_cuda_mempool;              /* device memory comes from a CUDA memory pool instead */
   int64_t cuda_mempool_release_threshold;
   int64_t cuda_mempool_bytes_to_keep_on_shrink;
 } ocp_arena_config;
@@ -30,7 +31,7 @@ typedef struct ocp_memory_stats {
   int64_t num_allocs;       /* all allocations */
   int64_t num_reserves;     /* those that bypass the arena */
   int64_t num_extensions;   /* regions taken from the driver for the arena */
-  int64_t num_shrinkages;   /* shrinks asked for, or made for want of memory */
+  int64_t num_shrinkages;   /* shrinks on request, or because memory ran out */
   int64_t max_alloc_size;   /* bytes */
   int64_t num_bound_chunks; /* free chunks that unfinished work of a stream may still use */
 } ocp_memory_stats;
@@ -39,7 +40,7 @@ enum { OCP_ARENA_WARNING_BYTES = 600 }; /* of a warning about options that were 
 
 void ocp_arena_config_defaults(ocp_arena_config *config);
 
-/* Sets the members that the keys name ("arena.max_mem", ...) and in *given the bit of each. An unknown key, or a value
+/* Sets the members that the keys name ("arena.max_mem", ...), and their bits in *given. An unknown key, or a value
  * that its key cannot have, is an error that names the key and what it takes. */
 int ocp_arena_config_parse(const char *const *keys, const char *const *values, size_t count, ocp_arena_config *config,
                            uint32_t *given, ocp_error *error);

@@ -15,7 +15,7 @@ int ocp_device_check(const ocp_device *device, ocp_error *error) {
                   earlier.text);
 }
 
-/* Asked each time, since other CUDA users of the process (PyTorch, CuPy) change it on the same thread. */
+/* The current context is queried each time, since other CUDA users of the process (PyTorch, CuPy) change it. */
 static CUresult make_current(const ocp_device *device, ocp_stay *stay) {
   CUcontext current = NULL;
   const bool known = device->driver->CtxGetCurrent(&current) == CUDA_SUCCESS;
@@ -40,7 +40,7 @@ ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error) {
 
 ocp_stay ocp_device_enter_to_release(const ocp_device *device) {
   ocp_stay stay = {0};
-  /* Tried twice, since no later call releases what is left. */
+  /* Try twice, since no later call releases the rest. */
   stay.entered = !atomic_load(&ocp_forked) &&
                  (make_current(device, &stay) == CUDA_SUCCESS || make_current(device, &stay) == CUDA_SUCCESS);
   return stay;

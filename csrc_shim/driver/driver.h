@@ -219,7 +219,7 @@ typedef struct ocp_driver {
   CUresult (*GraphExecDestroy)(CUgraphExec exec);
   CUresult (*GraphDestroy)(CUgraph graph);
 
-  /* ---- what CUDA has not; NULL where a driver has not either ---- */
+  /* ---- members that CUDA lacks: NULL in the table of the real driver ---- */
   /* Describes why the calling thread's last call failed; empty if the error code says everything. */
   const char *(*LastErrorText)(void);
   /* Tells the emulated device's checking mode that an allocator of ours starts a new use, of `bytes` bytes, of a

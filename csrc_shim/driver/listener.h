@@ -46,7 +46,7 @@ typedef struct ocp_listener ocp_listener;
 
 /* Creates a closed listener. NULL: out of memory. */
 ocp_listener *ocp_listener_create(void);
-/* Activities reach it from open to close. Threads may enter and leave events at any time. */
+/* The listener receives activities from open to close. Threads may enter and leave events at any time. */
 void ocp_listener_open(ocp_listener *listener);
 void ocp_listener_close(ocp_listener *listener);
 /* Closes it. No thread may use it any more. Ignores NULL. */

@@ -37,7 +37,7 @@ typedef struct ocp_emu_kernel_meta {
   uint8_t params[OCP_EMU_MAX_PARAMS]; /* OCP_EMU_PARAM_POINTER, or the size of the value in bytes */
 } ocp_emu_kernel_meta;
 
-/* What one thread of a block can read; offsets are part of the contract with the compile pipeline. */
+/* Special registers of a thread; the offsets are part of the contract with the compile pipeline. */
 typedef struct ocp_emu_thread {
   uint32_t tid[3];         /*  0: threadIdx */
   uint32_t ntid[3];        /* 12: blockDim */

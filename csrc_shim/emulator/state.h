@@ -65,7 +65,8 @@ struct CUctx_st {
 typedef struct emu_state {
   ocp_emu_config config;
   uint64_t base, bytes; /* the address space of all devices */
-  uint64_t span;        /* of one device: more than its memory, so that fragments can be used as on a GPU */
+  uint64_t span; /* of one device: more than its memory, so that fragmentation wastes none, as on a GPU with virtual
+                    memory */
   ptrdiff_t alias;
   emu_heap pinned; /* page-locked host memory; its addresses are host pointers */
   struct CUctx_st devices[EMU_MAX_DEVICES];

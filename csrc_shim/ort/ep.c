@@ -248,7 +248,7 @@ static OrtStatus *get_weightless_support(const OrtEp *ep, OrtWeightlessSupport *
   return NULL;
 }
 
-/* If the application has set functions for it, they read and write the files of compiled models. */
+/* The application can set functions that read and write the files of compiled models. */
 static OrtStatus *get_context_data_support(const OrtEp *ep, uint32_t *flags) {
   (void)ep;
   const uint32_t reads = 1, writes = 2;

@@ -148,7 +148,7 @@ static OrtStatus *create_importer(OrtEpFactory *factory, const OrtEpDevice *devi
   return not_implemented("import of external memory and semaphores");
 }
 
-/* Gives no domain after the library was unregistered: sessions cannot be made with its devices then. */
+/* Gives no domain after the library was unregistered: sessions cannot be created on its devices any more. */
 static OrtStatus *custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain *const **domains, size_t *count) {
   *count = 0;
   ocp_error error = {0};

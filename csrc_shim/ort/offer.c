@@ -124,7 +124,7 @@ static int find(ocp_offer *offer, const ocp_registration_request *request, uint3
     ocp_log(ORT_LOGGING_LEVEL_WARNING, line, "GetSupportedDevices");
     *found = room;
   } else if (*found == 0) {
-    snprintf(line, sizeof line, "no CUDA device: %s; the emulated one is offered on request only", why.text);
+    snprintf(line, sizeof line, "no CUDA device: %s; the emulated device is offered on request only", why.text);
     ocp_log(ORT_LOGGING_LEVEL_WARNING, line, "GetSupportedDevices");
   }
   return ORT_OK;

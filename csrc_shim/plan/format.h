@@ -1,4 +1,5 @@
-/* A plan: what one variant of a compiled cluster does, as versioned plain data without pointers.
+/* A plan: the launches, library calls and copies of one variant of a compiled cluster, as versioned plain data without
+ * pointers.
  *
  * ort_cuda_plugin/plan/format.py writes this format, load.c checks every count, index and range of it (a plan
  * may come from a context file and is hostile until then), and run/executor.c runs it. All integers are little endian;
@@ -179,7 +180,7 @@ typedef struct ocp_plan_segment {
   uint32_t first_record, num_records;
 } ocp_plan_segment;
 
-/* How a record may read an input and write an output in the same memory. */
+/* Conditions under which a record may read an input and write an output in the same memory. */
 typedef enum ocp_in_place_kind {
   OCP_IN_PLACE_ELEMENTS = 0, /* each element is read before it is written, and by the thread that writes it */
   OCP_IN_PLACE_KEPT = 1,     /* the bytes that the plan reads keep their values: a cache gets rows appended */

@@ -182,7 +182,7 @@ static bool split_all(ocp_plan *p, ocp_error *error) {
          group(p, buffers, p->buffer_order, "buffer", error);
 }
 
-/* ---- what is derived from a checked plan ---- */
+/* ---- data derived from a checked plan ---- */
 
 static void find_buffer_ends(ocp_plan *p) {
   for (uint32_t i = 0; i < p->header.num_buffers; i++) {

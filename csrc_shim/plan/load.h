@@ -9,7 +9,7 @@
 ocp_plan *ocp_plan_load(const void *blob, size_t bytes, ocp_error *error);
 void ocp_plan_free(ocp_plan *plan);
 
-/* How the plan allows that an input and an output are the same memory. */
+/* Whether an input and an output may share memory. */
 typedef enum ocp_sharing {
   OCP_SHARING_NONE,     /* the output may not be written while the input is read */
   OCP_SHARING_IN_ORDER, /* the input is not read after the output is written: they may overlap in any way */

@@ -38,7 +38,8 @@ static int by_life(const void *left, const void *right) {
 
 static const struct strategy {
   int (*order)(const void *, const void *);
-  bool at_the_ends; /* prefer the bottom or the top to the tightest gap: adjacent tensors of a chain alternate */
+  bool at_the_ends; /* prefer the bottom or the top of the block to the tightest gap, so that tensors of a chain
+                       alternate between them */
 } strategies[] = {{by_size, false}, {by_step, true}, {by_life, false}};
 enum { NUM_STRATEGIES = sizeof strategies / sizeof *strategies };
 

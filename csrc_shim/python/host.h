@@ -7,7 +7,7 @@
  * Invariants:
  * - Every call goes through ocp_python_call, which counts it and refuses it in any other state and in a forked child.
  * - No lock of the library is held during a call: Python may call back through ocp_core, and waits for its GIL.
- * - No exception crosses: a member reports it by its error or status. An interrupt of the user becomes an error, too,
+ * - No exception crosses: a member reports it by its error or status. A KeyboardInterrupt becomes an error, too,
  *   and is sent again when the call has returned. */
 #ifndef OCP_PYTHON_HOST_H
 #define OCP_PYTHON_HOST_H

@@ -1,4 +1,4 @@
-/* The two tables through which the library and Python know each other. Written so that cffi can read it:
+/* The two tables by which the library and Python call each other. Written so that cffi can read it:
  * build_plugin.py strips preprocessor lines and gives this file, after those whose types it uses, to the bridge's cdef.
  *
  * Python gets ocp_core from CreateEpFactories(OCP_CORE_REQUEST, NULL, NULL, (OrtEpFactory **)&core, 1, &n): ORT
@@ -142,7 +142,7 @@ typedef struct ocp_core {
   int64_t (*counter_get)(uint32_t counter);
   void (*counter_add)(uint32_t counter, int64_t by);
   void (*counters_reset)(void); /* resets all but amounts in use and numbers of live objects */
-  /* ---- the two ways in ---- */
+  /* ---- connection with Python ---- */
   int (*set_python)(const ocp_python *python, ocp_error *error);
   void (*shut_down)(void); /* the interpreter is about to exit: no more calls into Python */
   /* ---- devices ---- */
@@ -190,7 +190,7 @@ typedef struct ocp_core {
   /* For KernelRegistry_AddKernel: create functions for kernels of nodes, and for Shape and Size, whose outputs are
    * in host memory. */
   OrtKernelCreateFunc create_node_kernel, create_shape_kernel;
-  /* ---- appended by the owners of other parts, in any order: bridge and library are built together ---- */
+  /* ---- further members, in any order: bridge and library are built together ---- */
   int (*cluster_add_problem)(ocp_cluster *cluster, ocp_problem *problem, ocp_error *error);
   uint64_t (*slab_pack)(ocp_slab_item *items, uint32_t count);
   int (*library_load)(uint32_t library, const char *path, ocp_error *error);

@@ -262,7 +262,7 @@ int ocp_dnn_find(ocp_dnn_builder *b, const ocp_problem_spec *spec, const ocp_lib
     return ORT_OK;
   return b->status
              ? fail(error, b->status, b->failed)
-             : ocp_fail(error, ORT_RUNTIME_EXCEPTION, "cuDNN has no engine for a problem in the precision asked for");
+             : ocp_fail(error, ORT_RUNTIME_EXCEPTION, "cuDNN has no engine for a problem in the requested precision");
 }
 
 /* ---- plans as text ---- */

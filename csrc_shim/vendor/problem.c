@@ -310,7 +310,7 @@ static uint32_t make_key(const ocp_problem *problem, const arguments *call, int6
   return call->num_values + library->extend_key(&problem->spec, call->pointers, key + call->num_values);
 }
 
-/* ---- many at once ---- */
+/* ---- preparing many calls on several threads ---- */
 
 enum { MIN_AHEAD = 4, MAX_THREADS = 8 };
 

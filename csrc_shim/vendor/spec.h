@@ -1,4 +1,4 @@
-/* What a library computes: kinds of problems, their pointers, values and flags. Types only. */
+/* Description of a library call: kinds of problems, their pointers, values and flags. Types only. */
 #ifndef OCP_VENDOR_SPEC_H
 #define OCP_VENDOR_SPEC_H
 
@@ -40,7 +40,7 @@ enum {
   OCP_PROBLEM_RELU = 32,         /* the activation; cuBLASLt's gives 0 for NaN */
   OCP_PROBLEM_GELU = 64,         /* MATMUL: the activation GELU, tanh approximation */
   OCP_PROBLEM_RESIDUAL = 128,
-  OCP_PROBLEM_BRIEF = 256,    /* CONV: the heuristic that takes the least time */
+  OCP_PROBLEM_BRIEF = 256,    /* CONV: choose an engine by the fastest heuristic mode */
   OCP_PROBLEM_MEASURED = 512, /* the fastest of some algorithms, timed by the first call with new sizes, unless it must
                                  be deterministic or is captured */
   OCP_PROBLEM_CHANNELS_LAST = 1024, /* CONV: NHWC layout of all tensors */

@@ -1,7 +1,8 @@
 /* Persistent cache of the vendor libraries' algorithms: cuDNN compiles an engine once, not in each process.
  *
  * Python stores the entries beside the kernel cache, under its rules: only files that this user or root wrote are
- * loaded. The key is a text of all that decides an algorithm: library version, device, problem, sizes, alignments. */
+ * loaded. The key is a text of everything that determines an algorithm: library version, device, problem, sizes,
+ * alignments. */
 #ifndef OCP_VENDOR_STORE_H
 #define OCP_VENDOR_STORE_H
 

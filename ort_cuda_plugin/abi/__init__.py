@@ -1,3 +1,1 @@
-"""The ORT C ABI as tables, version negotiation, and Python's bindings of the C library: its core and the driver
-table.
-"""
+"""Declarations of ONNX Runtime's C ABI, and Python's bindings of the C library and of the driver table."""

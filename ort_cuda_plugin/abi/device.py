@@ -1,7 +1,7 @@
 """A CUDA device, real or emulated, from Python: the driver table with exceptions and NumPy arrays.
 
-For tests and tools; a session's Runs do not use it. Every call makes the device's context current meanwhile, so a
-`Device` may be used from any thread.
+For tests and tools; a session's Runs do not use it. Every call makes the device's context current until it returns, so
+a `Device` may be used from any thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CudaError(RuntimeError):
 
 
 ignored_at_end = (CudaError, TypeError, AttributeError)
-"""Errors that a finaliser may meet: on a lost device, or while the interpreter exits."""
+"""Errors that finalisers ignore: they occur on a lost device, or while the interpreter exits."""
 
 
 class Device:
@@ -217,7 +217,7 @@ class DeviceArray:
         if self.address:
             address, self.address = self.address, 0
             with self.device.entered():
-                self.device.driver.CtxSynchronize()  # errors of the work belong to its own caller
+                self.device.driver.CtxSynchronize()  # the code that enqueued the work reports its errors
                 self.device.call("MemFree", address)
 
     def __del__(self) -> None:

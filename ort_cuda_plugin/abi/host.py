@@ -104,7 +104,7 @@ class KeyValuePairs:
 
 
 def log(level: str, message: str, logger: Any = None, *, where: str = "ort_cuda_plugin") -> None:
-    """Writes one line to ORT's log.
+    """Write one line to ORT's log.
 
     Args:
         level: VERBOSE, INFO, WARNING, ERROR or FATAL.

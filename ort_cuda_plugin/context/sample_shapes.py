@@ -48,8 +48,7 @@ def sample_shapes(
 def _sized(
     shapes: Sequence[tuple[int | str | None, ...]], known: Mapping[str, int], first: int, other: int
 ) -> list[tuple[int, ...]]:
-    """Return the dimensions with sizes for unknown ones: ``known`` by name, else ``first`` for leading, else ``other``.
-    """
+    """Replace unknown dimensions by sizes: ``known`` by name, else ``first`` for leading ones, else ``other``."""
     leading = {shape[0] for shape in shapes if shape and shape[0] is not None}
 
     def size(dim: int | str | None, axis: int) -> int:

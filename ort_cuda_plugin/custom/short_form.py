@@ -238,8 +238,7 @@ class _Schema:
 
 
 def _hints(operator: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations as objects. Names that are imported only for type checkers must be names of this package.
-    """
+    """Return the annotations as objects. Names imported only for type checkers must be names of this package."""
     known = {name: getattr(names, name) for name in dir(names) if not name.startswith("_")}
     known |= {"Lowering": Lowering, "Tensor": Tensor, "Constant": Constant, "Sequence": Sequence}
     try:

@@ -83,8 +83,7 @@ class Step:
 
 @dataclass(frozen=True)
 class KernelStep(Step):
-    """A launch of one of our kernels. Its grid has ``turns`` groups of blocks; each group waits for the previous one.
-    """
+    """A launch of one of our kernels. The grid has ``turns`` groups of blocks; each waits for the previous one."""
 
     kernel: KernelSpec
     grid: tuple[int, int, int]

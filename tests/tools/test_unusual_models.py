@@ -76,7 +76,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
             "input 'x' is too large for this machine: Unable to allocate 4.00 EiB",
         ),
         (TensorProto.FLOAT, [-1, 3], 2, "input 'x' has the negative size -1 in the model"),
-        (TensorProto.STRING, [3], 2, "input 'x' has strings, which cannot be made up"),
+        (TensorProto.STRING, [3], 2, "input 'x' has strings: random values are made for numbers only"),
         (TensorProto.BFLOAT16, [3], 4, "input 'x' is of bfloat16, for which ONNX Runtime has no NumPy arrays"),
     ],
 )
@@ -156,7 +156,7 @@ def test_what_is_not_compiled_or_profiled_says_what_to_do(tmp_path: Path, capsys
     onnx.save(model, unknown)
     for command in (["compile", unknown, "-o", str(tmp_path / "out.onnx")], ["estimate", unknown]):
         assert main(command) == 4
-        assert "Nobody registered my.own::Foo with the plugin" in capsys.readouterr().err
+        assert "my.own::Foo is not registered with the plugin" in capsys.readouterr().err
 
 
 def test_json_has_no_number_that_json_lacks(

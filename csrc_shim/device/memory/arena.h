@@ -63,7 +63,7 @@ struct ocp_arena {
   ocp_chunk_table table; /* of all chunks */
   ocp_chunk *spare;      /* unused structs, linked by older */
   size_t next_region_bytes;
-  size_t most_growth_bytes; /* tighter limit of a region's size than the options give; 0: the options' limit */
+  size_t most_growth_bytes; /* limit of a region's size in addition to the options; 0: none */
   int64_t pooled_bytes;     /* handed out by a CUDA pool in the arena's place */
   ocp_memory_stats stats;
 };
@@ -79,8 +79,8 @@ void ocp_arena_give(ocp_pool *pool, ocp_arena *arena, ocp_chunk *chunk);
 /* Frees the bound chunks whose work has finished, and merges them. True when there was one. */
 bool ocp_arena_unbind(ocp_pool *pool, ocp_arena *arena);
 
-/* The size of the next region for a request of that size: what the extend strategy says, and at most what the limit
- * leaves; 0 if that is less than the request. `exactly` ignores the strategy. The bytes count as held from now on; call
+/* The size of the next region for a request of that size, by the extend strategy and the remaining limit; 0 if that is
+ * less than the request. `exactly` ignores the strategy. The bytes count as held from now on; call
  * ocp_arena_cancel if the driver does not give them. */
 size_t ocp_arena_plan_region(ocp_arena *arena, size_t size, bool exactly);
 void ocp_arena_cancel(ocp_arena *arena, size_t region_bytes);

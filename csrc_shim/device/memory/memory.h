@@ -33,9 +33,9 @@ int64_t ocp_device_shrink(ocp_device *device);
  * arena's limit. */
 int ocp_device_available(ocp_device *device, uint64_t *bytes, ocp_error *error);
 
-/* Keeps device memory that it can release, such as the slabs of instances that no Run uses. When memory runs out, an
- * allocating thread that holds none of our locks calls `reclaim`, which frees what it can. Removing a reclaimer waits
- * for a call in progress. */
+/* An owner of device memory that it can release, such as the slabs of instances that no Run uses. When memory runs out,
+ * an allocating thread that holds none of our locks calls `reclaim`, which frees what it can. Removing a reclaimer
+ * waits for a call in progress. */
 typedef struct ocp_reclaimer {
   struct ocp_reclaimer *next;
   void (*reclaim)(struct ocp_reclaimer *self);

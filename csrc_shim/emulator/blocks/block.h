@@ -1,5 +1,5 @@
-/* Running kernels: a launch, the threads of a block as fibers of one host thread, and what a host thread needs to run
- * blocks. Types only. */
+/* Running kernels: a launch, the threads of a block as fibers of one host thread, and the resources of a host thread
+ * that runs blocks. Types only. */
 #ifndef OCP_EMULATOR_BLOCKS_BLOCK_H
 #define OCP_EMULATOR_BLOCKS_BLOCK_H
 

@@ -1,4 +1,4 @@
-/* The checking mode: what compute-sanitizer would find in kernels compiled with checks. */
+/* The checking mode: the checks of compute-sanitizer, for kernels compiled with checks. */
 #include "emulator/blocks/check.h"
 
 #include <inttypes.h>
@@ -37,7 +37,7 @@ static void report(ocp_emu_thread *thread, emu_finding_kind kind, emu_access acc
   emu_finding_keep(text);
 }
 
-/* Reports the access. It must not happen: the kernel ends here. */
+/* Reports the access and ends the kernel before it. */
 static _Noreturn void refuse(ocp_emu_thread *thread, emu_finding_kind kind, emu_access access, uint64_t address,
                              uint32_t bytes, const char *where) {
   report(thread, kind, access, address, bytes, where);

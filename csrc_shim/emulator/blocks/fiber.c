@@ -44,7 +44,7 @@ __attribute__((used, visibility("hidden"))) _Noreturn void ocp_emu_fiber_main(em
   ", .-" name "\n"
 #define PUSH "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
 #define POP "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
-/* ocp_emu_switch ends in a return because the CPU predicts it: waiting fibers were left at the same call as the
+/* ocp_emu_switch ends in a return because the CPU predicts returns: waiting fibers were left at the same call as the
  * fibers that resume. The other two functions change the call depth, so they jump. */
 __asm__(".text\n" FUNCTION("ocp_emu_switch", PUSH "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n" POP "  ret\n")
             FUNCTION("ocp_emu_switch_new", PUSH "  movq %rsp, (%rdi)\n  leaq -8(%rsi), %rsp\n  movq %rdx, %rdi\n"

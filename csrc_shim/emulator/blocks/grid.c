@@ -29,7 +29,7 @@ static uint64_t ticks(void) {
 #endif
 }
 
-/* ---- what a host thread needs to run blocks ---- */
+/* ---- resources of host threads that run blocks ---- */
 
 static pthread_mutex_t cpus_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t cpus_given_back = PTHREAD_COND_INITIALIZER;

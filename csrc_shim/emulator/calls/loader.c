@@ -87,7 +87,7 @@ static CUresult read_symbols(loader *in, const Elf64_Shdr *section) {
   return read_strings(in, section->sh_link, &in->strings);
 }
 
-/* Sections of one file do not overlap, so what they take together is bounded by its length. */
+/* Sections of one file do not overlap, so their total size is bounded by its length. */
 static CUresult read_sections(loader *in) {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < in->num_sections; i++) {

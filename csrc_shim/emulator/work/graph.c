@@ -7,7 +7,7 @@
 #include "driver/activity.h"
 #include "emulator/work/execute.h"
 
-/* ---- what nodes do ---- */
+/* ---- the work of nodes ---- */
 
 static size_t padded_bytes(const emu_op *op) { return (emu_op_bytes(op) + 15) & ~(size_t)15; }
 

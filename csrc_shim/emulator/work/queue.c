@@ -12,7 +12,7 @@
 #include "emulator/work/execute.h"
 #include "emulator/work/observe.h"
 
-#define MAX_PENDING 4096u /* deferred operations; beyond that, some run although nobody waits */
+#define MAX_PENDING 4096u /* deferred operations; above that, some run although the program does not wait */
 
 pthread_mutex_t emu_order = PTHREAD_MUTEX_INITIALIZER;
 

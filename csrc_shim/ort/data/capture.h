@@ -53,7 +53,7 @@ void ocp_capture_forget_run(void);
  * graph. */
 int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error);
 int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_error *error);
-/* The first: whether the calling thread has the graph. The second launches it and waits. */
+/* ocp_capture_has: whether the calling thread has the graph. The second function launches it and waits. */
 bool ocp_capture_has(ocp_capture *capture, int id);
 int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error);
 /* Releases every thread's state for the id: its graph and the memory that it keeps. Safe beside Runs: a Run that is

@@ -1,7 +1,7 @@
 /* Kernels of If, Loop and Scan. ORT runs the bodies and counts the iterations. It asks a device for two operations
  * only: concatenating the outputs of a Loop's iterations, and transposing the axis that a Scan runs along.
  *
- * ORT wants the condition of an If, the trip count of a Loop and its condition in host memory. The condition that a
+ * ORT needs the condition of an If, the trip count of a Loop and its condition in host memory. The condition that a
  * Loop's body returns is copied to the host once per iteration. Loop-carried tensors stay on the device. */
 #include "ort/kernels/control_flow.h"
 

@@ -261,8 +261,7 @@ def _name_dimensions(model: onnx.ModelProto) -> None:
 
 
 def with_hint(error: Exception, path: Path, arguments: argparse.Namespace) -> str:
-    """Return the text of an error. After a failed Run it suggests to give sizes and integers instead of the defaults.
-    """
+    """Return the text of an error. After a failed Run, suggest to give sizes and integers instead of the defaults."""
     text = str(error).rstrip(".")
     if _RUN_FAILED not in text:
         return text

@@ -121,8 +121,7 @@ def _span(value: int | Span) -> Span:
 
 @dataclass
 class SourceTensor:
-    """An initializer: type, shape, and the location of its elements. ``span`` and ``pieces`` are offsets in the model.
-    """
+    """An initializer: type, shape, and location of its elements. ``span`` and ``pieces`` are offsets in the model."""
 
     name: str = ""
     dtype: DType | None = None

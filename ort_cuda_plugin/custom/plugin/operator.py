@@ -69,7 +69,10 @@ def register_creator(given: Creator, *, priority: int = 0) -> Creator:
     with _lock:
         known = _creators.get(key)
         if known is not None and _is_current(known) and not registry.replaces(operator, known.operator):
-            raise ValueError(f"a creator of plugin {name}, version {version}, namespace {namespace!r} is registered")
+            raise ValueError(
+                f"plugin {name}, version {version}, namespace {namespace!r}: another creator is registered. Unregister"
+                " it first, or use another version"
+            )
         _creators[key] = _Registered(creator, registry.register(operator))
     return given
 

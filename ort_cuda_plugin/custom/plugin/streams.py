@@ -18,8 +18,8 @@ from ..kernels.kernels import Kernel, arguments, check_kernel, checked_block, la
 from .descriptors import Scope, Size, dim_of
 
 _RECORDED = (
-    "enqueue is called once for a plan, and its launches are kept, so there is no {}; a plugin with "
-    "enqueue_is_recorded = False is called in each Run"
+    "a recorded enqueue has no {}: it is called once for a plan, not in each Run. Set enqueue_is_recorded = False in"
+    " the class of the plugin"
 )
 
 
@@ -58,7 +58,9 @@ class RecordedTensor:
 def _elements(nbytes: Dim, dtype: DType) -> Dim:
     if isinstance(nbytes, int):
         if nbytes % dtype.itemsize:
-            raise ValueError(f"an offset of {nbytes} bytes is not a multiple of a {dtype.name}")
+            raise ValueError(
+                f"offset of {nbytes} bytes: expected a multiple of {dtype.itemsize}, the size of {dtype.name}"
+            )
         return nbytes // dtype.itemsize
     return nbytes // dtype.itemsize
 

@@ -97,7 +97,7 @@ def context_node(
 ) -> Any:
     """Make an ``OrtNode *`` that ONNX Runtime will own. ONNX Runtime matches it to the fused node by name.
 
-    ``context`` is the contents, or the path of the file that has them; ``attributes`` are all others.
+    ``context`` is the contents, or the path of the file that has them; ``attributes`` are the node's other attributes.
 
     Raises:
         ContextError: the contents are too large for a model.

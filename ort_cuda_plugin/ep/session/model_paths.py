@@ -22,7 +22,7 @@ def is_virtual(path: str, entries: Mapping[str, str]) -> bool:
 
 
 def created_session_path() -> str:
-    """Return the path of the model of which this thread is creating an ``InferenceSession`` in Python; "" for none."""
+    """Return the path of the model for which this thread creates an ``InferenceSession`` in Python; "" for none."""
     frame = sys._getframe()
     while frame := frame.f_back:  # type: ignore[assignment]
         owner = frame.f_locals.get("self")
