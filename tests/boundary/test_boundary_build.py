@@ -42,6 +42,7 @@ def archive_of(call: str, source: Path, output: Path, **environment: str) -> Pat
     return output / done.stdout.splitlines()[-1]
 
 
+@pytest.mark.full
 def test_the_source_distribution_is_complete_and_makes_a_wheel_for_every_python_from_3_11_on(tmp_path: Path) -> None:
     tree, source = tmp_path / "tree", tmp_path / f"ort_cuda_plugin-{ort_cuda_plugin.__version__}"
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*GENERATED))

@@ -66,6 +66,7 @@ def variables() -> dict[str, str]:
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("streams", ["inline", "adversarial"])
 def test_sessions_threads_and_errors_are_clean(sanitized: Path, variables: dict[str, str], streams: str) -> None:
     environment = variables | {"ORT_CUDA_PLUGIN_EMULATE_STREAMS": streams}
@@ -76,6 +77,7 @@ def test_sessions_threads_and_errors_are_clean(sanitized: Path, variables: dict[
     assert "runtime error" not in done.stderr
 
 
+@pytest.mark.full
 def test_a_host_in_c_is_clean(sanitized: Path, variables: dict[str, str], tmp_path: Path) -> None:
     host = build_host("host", tmp_path)
     add_model(tmp_path / "add.onnx")

@@ -14,6 +14,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_kernels(tmp_path_factory.mktemp("kernels"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("streams", "seed"), [("inline", 1), ("adversarial", 1), ("adversarial", 2)])
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
 def test_the_mock_host_passes_under(sanitize: str, streams: str, seed: int, kernels: Path) -> None:
@@ -23,6 +24,7 @@ def test_the_mock_host_passes_under(sanitize: str, streams: str, seed: int, kern
     assert done.stdout == "mock_host passed\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
 @pytest.mark.parametrize("name", ["memory_test", "arena_test"])
 def test_the_memory_pool_passes_under(name: str, sanitize: str) -> None:
@@ -30,6 +32,7 @@ def test_the_memory_pool_passes_under(name: str, sanitize: str) -> None:
     assert done.returncode == 0, done.stderr[-8000:]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
 def test_threads_that_prepare_calls_of_libraries_pass_under(sanitize: str, tmp_path: Path) -> None:
     program = build_program("library_threads", ["library_threads.c"], sanitize)

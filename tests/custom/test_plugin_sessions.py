@@ -290,6 +290,7 @@ def test_cuda_graphs_of_the_host_refuse_a_call_of_python(probe: dict[str, Any]) 
         session.run_with_iobinding(binding)
 
 
+@pytest.mark.full
 def test_plugins_are_right_with_adversarial_streams_in_the_checking_mode() -> None:
     environment = os.environ | {
         "ORT_CUDA_PLUGIN_EMULATE_STREAMS": "adversarial",

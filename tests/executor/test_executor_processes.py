@@ -15,6 +15,7 @@ TESTS = Path(__file__).resolve().parent
 PATHS = os.pathsep.join(map(str, (TESTS, HARNESS)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_runs_are_right_with_adversarial_streams(seed: str) -> None:
     environment = os.environ | {"ORT_CUDA_PLUGIN_EMULATE_STREAMS": "adversarial", "ORT_CUDA_PLUGIN_EMULATE_SEED": seed}

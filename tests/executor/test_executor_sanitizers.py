@@ -15,6 +15,7 @@ from test_executor_run import affine_plan
 from test_executor_weights import precomputation
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [1, 2])
 def test_damaged_plans_never_leave_their_memory(seed: int, tmp_path: Path) -> None:
     program = build_program("plan_fuzz", ["plan_fuzz.c"], "address")
@@ -28,6 +29,7 @@ def test_damaged_plans_never_leave_their_memory(seed: int, tmp_path: Path) -> No
     assert all(number >= 20 for number in outcome.values()), outcome
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
 def test_threads_share_a_cluster_while_plans_are_added(sanitize: str, tmp_path: Path) -> None:
     program = build_program("executor_threads", ["executor_threads.c"], sanitize)

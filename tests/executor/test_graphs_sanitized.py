@@ -13,6 +13,7 @@ from ort_cuda_plugin.plan.format import encode
 from test_executor_run import affine_plan
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("streams", ["inline", "adversarial"])
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
 @pytest.mark.parametrize("name", ["graph_test", "capture_test"])

@@ -94,6 +94,7 @@ def test_a_result_that_is_missing_or_has_another_element_differs() -> None:
 # ---- every pass ----
 
 
+@pytest.mark.full
 def test_random_models_compute_the_same_after_each_pass_on_every_device_kind() -> None:
     report = check([random_model(Profile.GRAPHS, number) for number in range(SAMPLE)])
     assert not report.findings, "\n\n".join(f"{name}: {found}" for name, found in report.findings)
@@ -101,6 +102,7 @@ def test_random_models_compute_the_same_after_each_pass_on_every_device_kind() -
     assert report.runs["of other sizes"] > 3 * SAMPLE
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "dtype", "devices"),
     [

@@ -50,6 +50,7 @@ def installed(pytestconfig: pytest.Config) -> Path:
 LARGE = ["light_squeezenet", "light_squeezenet, channels last"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("streams", ["inline", "adversarial"])
 @pytest.mark.parametrize("version", [*OTHERS, onnxruntime.__version__])
 def test_models_run_with_the_newest_api_that_both_sides_have(version: str, streams: str, installed: Path) -> None:
@@ -68,6 +69,7 @@ def test_models_run_with_the_newest_api_that_both_sides_have(version: str, strea
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", OTHERS)
 def test_a_session_prints_no_warning_about_the_version(version: str, installed: Path) -> None:
     """Its schemas differ from the operator table: a user cannot act on that."""
@@ -77,6 +79,7 @@ def test_a_session_prints_no_warning_about_the_version(version: str, installed: 
     assert "ort_cuda_plugin" not in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", [each for each in OTHERS if 28 <= int(each.split(".")[1]) < 31])
 def test_an_application_reads_and_writes_files_of_compiled_models(version: str, installed: Path) -> None:
     """By functions that these versions know by name. For later ones see tests/context/test_context_callbacks.py."""
@@ -86,6 +89,7 @@ def test_an_application_reads_and_writes_files_of_compiled_models(version: str, 
     assert "the application has no such file" in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", ["1.26.0", "1.28.0"])
 def test_a_session_that_selects_among_devices_gets_operators_once(version: str, installed: Path) -> None:
     """These versions refuse a domain that two devices give."""

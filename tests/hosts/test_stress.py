@@ -13,6 +13,7 @@ import pytest
 BENCHMARK = Path(__file__).resolve().parents[2] / "bench" / "stress.py"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("streams", ["inline", "adversarial"])
 def test_eight_threads_on_four_sessions_get_right_results_and_leave_nothing(streams: str) -> None:
     done = subprocess.run(

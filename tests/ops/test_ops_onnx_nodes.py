@@ -52,7 +52,7 @@ def as_type_of(want: Any, got: Any) -> Any:
     return got.astype(want.dtype) if storage(want)[1].is_integer else np.ascontiguousarray(got).view(want.dtype)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_tests_that_the_host_does_not_know_yet_pass_without_it() -> None:
     cases = unknown_to_the_host()
     problems = {case.key: problem(case) for case in cases}

@@ -12,6 +12,7 @@ from programs.mutations import Mutation, broken, difference_in, feeds, mutated, 
 from programs.states import DEVICES, CannotRunError, first_difference, record
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
 def test_a_mistake_in_a_pass_is_noticed(mistake: Mutation) -> None:
     assert noticed_by(mistake), "extend a model of tests/passes, so that the mistake changes what it computes"

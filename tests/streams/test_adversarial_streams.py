@@ -12,6 +12,7 @@ import pytest
 END_TO_END = Path(__file__).resolve().parents[1] / "e2e"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", ["1"])
 def test_end_to_end_tests_pass_with_adversarial_streams(seed: str) -> None:
     environment = os.environ | {"ORT_CUDA_PLUGIN_EMULATE_STREAMS": "adversarial", "ORT_CUDA_PLUGIN_EMULATE_SEED": seed}
@@ -24,6 +25,8 @@ def test_end_to_end_tests_pass_with_adversarial_streams(seed: str) -> None:
         "-n",
         "0",
         str(END_TO_END),
+        "-m",
+        "full or not full",
         "-k",
         "not vgg19 and not zfnet512 and not alexnet and not densenet121 and not inception_v2",
     ]

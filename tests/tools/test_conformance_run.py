@@ -24,7 +24,7 @@ def assert_none_is_bad(outcomes: Sequence[Outcome]) -> None:
     assert not bad, "\n".join(f"{key}: {text}" for key, text in bad.items())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("optimised", [False, True], ids=["as-written", "optimised"])
 def test_every_verdict_is_the_reported_one_and_none_is_bad(optimised: bool) -> None:
     """In the checking mode, with adversarial streams: what it finds depends on the order in which streams run."""
@@ -41,7 +41,7 @@ def test_every_verdict_is_the_reported_one_and_none_is_bad(optimised: bool) -> N
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_kernels_of_single_nodes_pass_what_clusters_pass() -> None:
     """Shape arithmetic is left to the CPU then, so fewer tests are wholly on the EP."""
     outcomes = run(list(load_cases().values()), Mode(check=True, single_nodes=True), jobs=JOBS)
