@@ -13,7 +13,7 @@ import math
 import re
 import struct
 import types as python_types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -36,6 +36,8 @@ from ort_cuda_plugin.compiler.host import counts
 from ort_cuda_plugin.compiler.host import entry as host_entry
 from ort_cuda_plugin.compiler.host import ir as host_ir
 from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.ptx.parser import PtxError, Variable, parse
+from ort_cuda_plugin.compiler.ptx.translate import llvm_module
 from ort_cuda_plugin.compiler.targets import KernelImage, Target, resource_usage
 from ort_cuda_plugin.compiler.toolchain import closest_capability, ir_key, supported_capabilities
 
@@ -226,18 +228,23 @@ def with_short_rounding(ptx: bytes, capability: tuple[int, int]) -> bytes:
     return ptx.replace(b"cvt.rna.tf32.f32", b"cvt.rn.tf32.f32") if capability >= (9, 0) else ptx
 
 
-def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
-    """The image is a cubin; PTX, which the driver compiles, where the architecture is newer than the toolkit."""
-    from cuda.core import Linker, LinkerOptions, ObjectCode
-
+def compile_ptx(spec: KernelSpec, ir: KernelIR, target: Target) -> bytes:
+    """The kernel as PTX, by NVVM."""
     modules = [text.replace(ir.mangled_name, spec.symbol) for text in ir.modules]
     try:
         capability = closest_capability(target.compute_capability)
         find_libdevice()
         ptx = nvvm.compile_ir(modules, arch="compute_{}{}".format(*capability), opt=3).strip(b"\0 \n")
-        ptx = with_short_rounding(ptx, capability)
+        return with_short_rounding(ptx, capability)
     except Exception as error:
         raise KernelCompileError(spec, f"NVVM: {error}{ADVICE}") from error
+
+
+def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
+    """The image is a cubin; PTX, which the driver compiles, where the architecture is newer than the toolkit."""
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    ptx = compile_ptx(spec, ir, target)
     if target.compute_capability > supported_capabilities()[-1]:
         return KernelImage(bytes(ptx) + b"\0", spec.symbol, target, {}, bytes(ptx))
     find_linker(spec)
@@ -273,10 +280,8 @@ def optimise(module: llvm.ModuleRef, configure: Callable[[llvm.ModulePassManager
     passes.run(module, builder)
 
 
-def inline_into_kernel(ir: KernelIR, shared: host_ir.SharedMemory, check: bool = False, count: bool = False) -> str:
+def inline_into_kernel(prepared: Sequence[str], kernel: str, count: bool = False) -> str:
     """One module in which the kernel is the only function left, its locals in registers."""
-    prepared = [host_ir.prepare_module(text, shared, check) for text in ir.modules]
-    shared.finish()
     main = None
     for text in prepared:
         module = llvm.parse_assembly(text)
@@ -288,7 +293,7 @@ def inline_into_kernel(ir: KernelIR, shared: host_ir.SharedMemory, check: bool =
     main.triple = llvm.get_process_triple()
     main.data_layout = str(host_target_machine().target_data)
     for function in main.functions:
-        if not function.is_declaration and function.name != ir.mangled_name:
+        if not function.is_declaration and function.name != kernel:
             function.linkage = "internal"
             function.add_function_attribute("alwaysinline")
 
@@ -317,17 +322,28 @@ def emulated_ir(spec: KernelSpec, ir: KernelIR, target: Target) -> str:
     """The kernel's module for the emulated device, before optimisation."""
     sizes = [0 if entry.startswith("*") else int(entry[1:]) // 8 for entry in spec.signature]
     shared = host_ir.SharedMemory()
+    name, contract = ir.mangled_name, target.contract
     try:
-        text = inline_into_kernel(ir, shared, target.check, target.count)
+        if target.executes_ptx:
+            name, contract = spec.symbol, False  # the translation marks what may be contracted
+            ptx = compile_ptx(spec, ir, target).decode()
+            pointers = [size == 0 for size in sizes]
+            text, shared.static_bytes = llvm_module(parse(ptx), name, pointers, target.contract)
+            shared.offsets[""] = 0
+            prepared = [text]
+        else:
+            prepared = [host_ir.prepare_module(text, shared, target.check) for text in ir.modules]
+            shared.finish()
+        text = inline_into_kernel(prepared, name, target.count)
         if shared.static_bytes > MAX_DECLARED_SHARED:
             raise KernelCompileError(
                 spec,
                 f"it declares {shared.static_bytes} bytes of shared memory, more than the {MAX_DECLARED_SHARED} that "
                 "are possible: a launch can ask for more, which is an array of the size 0 in the kernel",
             )
-        modes = (target.check, target.contract, target.count)
-        return host_ir.kernel_module(text, ir.mangled_name, spec.symbol, sizes, shared, *modes)
-    except host_entry.UnsupportedIR as error:
+        modes = (target.check, contract, target.count)
+        return host_ir.kernel_module(text, name, spec.symbol, sizes, shared, *modes)
+    except (host_entry.UnsupportedIR, PtxError) as error:
         raise KernelCompileError(spec, f"the emulated device does not support {error}") from error
 
 
@@ -346,19 +362,40 @@ def optimised_module(text: str) -> llvm.ModuleRef:
 
 
 def compile_emulated(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
-    text = emulated_ir(spec, ir, target)
+    return emulated_image(spec.symbol, emulated_ir(spec, ir, target), target)
+
+
+def compile_ptx_kernel(text: str, kernel: str, target: Target) -> tuple[KernelImage, list[Variable]]:
+    """Compile a kernel of PTX text for the emulated device; return it with its parameters. Raises PtxError."""
+    module = parse(text)
+    ir, static_bytes = llvm_module(module, kernel, contract=target.contract)
+    parameters = module.functions[kernel].parameters
+    sizes = [0 if parameter.is_pointer else parameter.size for parameter in parameters]
+    shared = host_ir.SharedMemory({"": 0}, static_bytes)
+    try:
+        inlined = inline_into_kernel([ir], kernel)
+        complete = host_ir.kernel_module(inlined, kernel, kernel, sizes, shared, target.check, contract=False)
+    except host_entry.UnsupportedIR as error:
+        raise PtxError(
+            module.functions[kernel].line, kernel, f"the emulated device does not support {error}"
+        ) from error
+    return emulated_image(kernel, complete, target), parameters
+
+
+def emulated_image(symbol: str, text: str, target: Target) -> KernelImage:
+    """Generate code of a kernel's module of LLVM IR for the emulated device."""
     module = optimised_module(text)
     data = bytearray(host_target_machine().emit_object(module))
     elf = Elf(bytes(data))
-    meta = elf.symbol_offset(elf.symbol(f"{spec.symbol}.meta"))
-    code = elf.symbol(spec.symbol)
+    meta = elf.symbol_offset(elf.symbol(f"{symbol}.meta"))
+    code = elf.symbol(symbol)
     start = elf.symbol_offset(code)
     stack = frame_bytes(bytes(data[start : start + code.size]))
     struct.pack_into("<I", data, meta + 12, stack)
     mode, static_shared = struct.unpack_from("<II", data, meta + 4)
     return KernelImage(
         bytes(data),
-        spec.symbol,
+        symbol,
         target,
         {
             "fibers": mode,

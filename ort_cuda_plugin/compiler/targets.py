@@ -15,7 +15,8 @@ class Target:
 
     ``check`` compiles emulated kernels with the checking mode's calls before each access to memory. Without
     ``contract`` a product and a sum are never one operation with one rounding, for comparisons bit by bit. ``count``
-    compiles them with the counting mode's calls.
+    compiles them with the counting mode's calls. An emulated target with a compute capability executes the PTX that
+    NVVM makes for it.
     """
 
     kind: str
@@ -25,8 +26,8 @@ class Target:
     count: bool = False
 
     @staticmethod
-    def emulated(check: bool = False, contract: bool = True) -> Target:
-        return Target("emulated", check=check, contract=contract)
+    def emulated(check: bool = False, contract: bool = True, ptx: tuple[int, int] = (0, 0)) -> Target:
+        return Target("emulated", ptx, check=check, contract=contract)
 
     @staticmethod
     def counted() -> Target:
@@ -46,7 +47,17 @@ class Target:
         """``"sm_90"`` for a GPU; for the emulated device ``"emulated"``, with what it is compiled with beside."""
         if self.is_emulated:
             mode = "_check" if self.check else "_count" if self.count else ""
-            return f"emulated{mode}{'' if self.contract else '_uncontracted'}"
+            source = f"_ptx_{self.capability}" if self.executes_ptx else ""
+            return f"emulated{mode}{'' if self.contract else '_uncontracted'}{source}"
+        return self.capability
+
+    @property
+    def executes_ptx(self) -> bool:
+        """Whether the emulated device executes PTX instead of LLVM IR."""
+        return self.is_emulated and self.compute_capability != (0, 0)
+
+    @property
+    def capability(self) -> str:
         major, minor = self.compute_capability
         return f"sm_{major}{minor}"
 

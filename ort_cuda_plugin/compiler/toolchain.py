@@ -75,7 +75,7 @@ def toolkit_version() -> str:
 
 @lru_cache(maxsize=2)
 def installed_tools(emulated: bool) -> Tools:
-    """Return the tools of this process for the emulated device, or for GPUs; a version may be ABSENT."""
+    """Return the tools of this process for code of the emulated device, or of GPUs; a version may be ABSENT."""
     names = FRONT_END if emulated else (*FRONT_END, *CUBINS)
     versions = [version_of(name) for name in names]
     # Numba reads bytecode, which differs between minor versions.
@@ -137,7 +137,15 @@ def kernel_key(spec: KernelSpec, target: Target, tools: Tools | None = None) -> 
     """
     tools = installed_tools(target.is_emulated) if tools is None else tools
     own = () if target.is_emulated else tuple(map(version_of, spec.tools))
+    if target.executes_ptx:
+        own = (*map(version_of, CUBINS), sources_digest(ptx_sources()))
     return joined_digest(spec.digest, target.arch, *own, toolchain_digest(tools, target.is_emulated))
+
+
+@lru_cache(maxsize=1)
+def ptx_sources() -> tuple[str, ...]:
+    """Return the modules of this package that translate PTX."""
+    return tuple(f"compiler/ptx/{path.name}" for path in sorted((Path(__file__).parent / "ptx").glob("*.py")))
 
 
 def ir_key(spec: KernelSpec) -> str:

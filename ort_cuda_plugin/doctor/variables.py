@@ -91,10 +91,10 @@ EMULATED = (
     ),
     Variable(
         "ORT_CUDA_PLUGIN_EMULATE_LOWERING",
-        "`sm_90`, or `sm_90:114` with a number of multiprocessors",
+        "`sm_90`, `sm_90:114` with a number of multiprocessors, or `sm_90:ptx`",
         "",
         "the emulated device runs the kernels that such a GPU without cuBLASLt and cuDNN would get, but keeps float32 "
-        "where the GPU rounds to TF32",
+        "where the GPU rounds to TF32; with `:ptx` it executes their PTX",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_EMULATE_PROFILE",

@@ -91,7 +91,6 @@ def test_the_number_of_no_element_type_is_an_error_with_a_reason() -> None:
         DType.of_attribute(8, "a cast to")
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", sorted(FLAGS))
 def test_a_flag_that_is_neither_0_nor_1_is_declined(name: str) -> None:
     having = [operator for operator in operators() if name in operator.attributes]

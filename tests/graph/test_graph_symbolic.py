@@ -201,7 +201,6 @@ S = symbol(1, "sequence", 16, 0, 2**40)
 H = symbol(2, "host", 5, None, None)
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("dim", "expected"),
     [

@@ -93,7 +93,6 @@ FINITE_ONLY = {"Softsign", "HardSwish", "Gelu", "Sin", "Cos", "Sigmoid"}
 """At infinities these are inf/inf, inf*0, undefined, or an overflow that NumPy warns of."""
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", sorted(UNARY))
 @given(shape=shapes, dtype=st.sampled_from(FLOATS), seed=st.integers(0, 99), dynamic=dynamic)
 @each
@@ -127,7 +126,6 @@ def broadcastable(draw: st.DrawFn, count: int) -> list[tuple[int, ...]]:
     return list(draw(hnp.mutually_broadcastable_shapes(num_shapes=count, max_dims=4, max_side=9)).input_shapes)
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", sorted(BINARY))
 @given(pair=broadcastable(2), dtype=st.sampled_from(FLOATS + INTS), seed=st.integers(0, 99), dynamic=dynamic)
 @each
@@ -228,7 +226,6 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", sorted(REDUCTIONS))
 @given(case=with_axes(), keepdims=st.booleans(), dtype=st.sampled_from(FLOATS), dynamic=dynamic)
 @each

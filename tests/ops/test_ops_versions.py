@@ -200,7 +200,6 @@ CONTRIBUTED |= {(name, 1) for name in ("Scale", "ScaledTanh")}
 """Operators that ORT adds to the domain of ONNX."""
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("operator", declared(), ids=lambda o: f"{o.name}-{o.since}")
 def test_declarations_agree_with_the_schemas_of_onnx(operator: Operator) -> None:
     if (operator.name, operator.since) in CONTRIBUTED:

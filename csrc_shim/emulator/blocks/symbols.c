@@ -118,6 +118,7 @@ static const entry table[] = {
     SAME(nearbyintf),
     SAME(nextafter),
     SAME(nextafterf),
+    {"ocp_emu_alias", (const void *)&emu.alias},
     SAME(ocp_emu_barrier),
     SAME(ocp_emu_check_atomic),
     SAME(ocp_emu_check_load),

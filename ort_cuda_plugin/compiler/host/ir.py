@@ -81,7 +81,7 @@ shared_global = re.compile(
 dropped_lines = re.compile(
     r'^(?:target |; ModuleID|source_filename|@"?llvm\.used|!nvvm|@"?_ZN08NumbaEnv)[^\n]*\n', re.MULTILINE
 )
-type_bytes = {"i1": 1, "i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64": 8, "double": 8, "ptr": 8}
+type_bytes = {"i1": 1, "i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64": 8, "double": 8, "ptr": 8, "i128": 16}
 
 
 def size_of(ty: str) -> int:
@@ -274,7 +274,7 @@ def rewrite_line(line: str, shared: SharedMemory, calls: set[str]) -> str:
 
 def add_checks(body: list[str]) -> list[str]:
     """The body with a call of the checking mode before each access to memory that is not an alloca of the kernel."""
-    on_stack: set[str] = set()
+    on_stack = {"@ocp_emu_alias"}  # a variable of the emulator
     out = []
     for line in body:
         if match := stack_line.match(line):

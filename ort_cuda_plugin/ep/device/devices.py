@@ -15,6 +15,8 @@ EMULATE_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE"
 
 #: "sm_90", or "sm_90:114" with a number of multiprocessors: the emulated devices run the kernels of that GPU.
 LOWERING_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_LOWERING"
+PTX_SUFFIX = ":ptx"
+"""End of the variable's value if emulated devices execute the PTX of the GPU's kernels."""
 
 #: Number of devices of a kind above which C's tables overflow (``OCP_MAX_DEVICES``).
 _MOST_DEVICES = 64
@@ -126,11 +128,17 @@ def emulated_properties() -> DeviceProperties:
 
     Raises: ValueError: the variable does not name a GPU.
     """
-    value = os.environ.get(LOWERING_VARIABLE, "").strip()
+    value = os.environ.get(LOWERING_VARIABLE, "").strip().removesuffix(PTX_SUFFIX)
     try:
         return replace(gpu_properties(value), runs_cubins=False, tf32=False) if value else DeviceProperties()
     except ValueError as error:
         raise ValueError(f"{LOWERING_VARIABLE}: {error}") from None
+
+
+def executed_ptx() -> tuple[int, int]:
+    """Return the compute capability whose PTX emulated devices execute, or (0, 0) for LLVM IR."""
+    value = os.environ.get(LOWERING_VARIABLE, "").strip()
+    return gpu_properties(value.removesuffix(PTX_SUFFIX)).compute_capability if value.endswith(PTX_SUFFIX) else (0, 0)
 
 
 def gpu_properties(text: str) -> DeviceProperties:
@@ -140,7 +148,10 @@ def gpu_properties(text: str) -> DeviceProperties:
     """
     match = re.fullmatch(r"sm_(\d{1,2})(\d)(?::([1-9]\d{0,3}))?", text)
     if match is None:
-        raise ValueError(f"expected a GPU such as sm_90, or sm_90:132 with a number of multiprocessors, got {text!r}")
+        raise ValueError(
+            "expected a GPU such as sm_90, sm_90:132 with a number of multiprocessors, or sm_90:ptx to execute PTX, "
+            f"got {text!r}"
+        )
     return DeviceProperties.gpu((int(match[1]), int(match[2])), int(match[3] or 0))
 
 

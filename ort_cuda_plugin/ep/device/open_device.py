@@ -16,7 +16,7 @@ from ...compiler.library.shared_memory import declared_bytes, may_ask_in_launch
 from ...compiler.targets import BuiltKernel, KernelImage, Target
 from ...plan.format import param_kind
 from ...program.lowering.context import DeviceProperties
-from .devices import DeviceInfo, DriverError, emulated_properties, open_device
+from .devices import DeviceInfo, DriverError, emulated_properties, executed_ptx, open_device
 from .libraries import load_libraries
 
 #: Bytes of shared memory that a block can have without an opt-in.
@@ -29,7 +29,7 @@ def target_of(info: DeviceInfo) -> Target:
         return Target.cuda(*info.compute_capability)
     config = ffi.new("ocp_emu_config *")
     core().emu_get_config(config)
-    return Target.emulated(check=bool(config.check))
+    return Target.emulated(check=bool(config.check), ptx=executed_ptx())
 
 
 class LoadedKernel:

@@ -1,0 +1,368 @@
+"""Builder of LLVM IR for one PTX function: registers, values of PTX types, addresses of state spaces, basic blocks.
+
+A register is an alloca, which LLVM turns into SSA values. Its bits have no type: an operand is read as the type that
+the instruction names. Addresses are integers, as in PTX::
+
+    .global, .const, generic   addresses of the device; the host's alias of its memory is at a constant distance
+    .shared                    offsets from the block's shared memory
+    .local                     offsets from the function's local memory
+    .param                     a parameter's own memory; only ``[name+offset]``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .parser import (
+    Address,
+    Function,
+    Group,
+    Immediate,
+    Instruction,
+    Label,
+    Module,
+    Operand,
+    PtxError,
+    Register,
+    Variable,
+)
+
+FLOATS = {"f16": "half", "f32": "float", "f64": "double"}
+SPECIAL = {
+    **{
+        f"%{kind}.{axis}": f"nvvm.read.ptx.sreg.{kind}.{axis}"
+        for kind in ("tid", "ntid", "ctaid", "nctaid")
+        for axis in "xyz"
+    },
+    "%laneid": "nvvm.read.ptx.sreg.laneid",
+    "%dynamic_smem_size": "ptx.dynamic_smem_size",
+}
+"""Special registers that the thread record has, by the functions of the step after this one."""
+ALIAS = "ocp_emu_alias"
+"""The emulator's variable with the distance from addresses of the device to the host's alias of their bytes."""
+SHARED_BASE = "ptx.shared."
+"""The function that returns the address of the block's shared memory, as ``ptx.shared.NAME`` returns an array's."""
+
+
+def bits_of(ty: str) -> int:
+    """Return the bits of a scalar type of PTX."""
+    if ty == "pred":
+        return 1
+    digits = ty.lstrip("busfe")
+    return {"f16x2": 32, "bf16x2": 32, "bf16": 16, "tf32": 32}.get(ty) or int(digits)
+
+
+def llvm_type(ty: str) -> str:
+    """Return the LLVM type of a value of a PTX type; bfloat16, tf32 and packed types are integers."""
+    return FLOATS.get(ty) or f"i{bits_of(ty)}"
+
+
+def is_float(ty: str) -> bool:
+    return ty in FLOATS
+
+
+def is_signed(ty: str) -> bool:
+    return ty[0] == "s"
+
+
+@dataclass
+class Builder:
+    """The text of one function. ``contract`` lets products without a rounding mode fuse with sums, as ptxas may."""
+
+    module: Module
+    function: Function
+    contract: bool
+    shared: dict[str, int]
+    lines: list[str] = field(default_factory=list)
+    declarations: set[str] = field(default_factory=set)
+    helpers: set[str] = field(default_factory=set)
+    count: int = 0
+    is_open: bool = True
+    local_offsets: dict[str, int] = field(default_factory=dict)
+    parameters: dict[str, str] = field(default_factory=dict)
+    current: Instruction | None = None
+    labels: frozenset[str] = frozenset()
+
+    # ---- text ----
+
+    def error(self, reason: str) -> PtxError:
+        if self.current is not None:
+            return self.current.error(reason)
+        return PtxError(self.function.line, self.function.name, reason)
+
+    def emit(self, text: str) -> None:
+        if not self.is_open:  # code after a branch that no label leads to
+            self.block(self.name("dead"))
+        self.lines.append(f"  {text}")
+
+    def name(self, hint: str = "v") -> str:
+        self.count += 1
+        return f"%{hint}.{self.count}"
+
+    def op(self, text: str, hint: str = "v") -> str:
+        """Emit an instruction with a result, and return the result's name."""
+        name = self.name(hint)
+        self.emit(f"{name} = {text}")
+        return name
+
+    def block(self, label: str) -> None:
+        """Begin a basic block; the one before falls through to it."""
+        if self.is_open:
+            self.lines.append(f"  br label {label}")
+        self.lines.append(f"{label[1:]}:")
+        self.is_open = True
+
+    def label(self, name: str) -> str:
+        """Return the basic block of a label. Raises PtxError if the function lacks it."""
+        if not self.labels:
+            self.labels = frozenset(item.name for item in self.function.body if isinstance(item, Label))
+        if name not in self.labels:
+            raise self.error(f"the label {name} is not in the function")
+        return f'%"{name}"'
+
+    def end(self, text: str) -> None:
+        """Emit a terminator."""
+        self.emit(text)
+        self.is_open = False
+
+    def call(self, result: str, name: str, *arguments: str) -> str:
+        """Call an external function, and return its result; "" for a void function."""
+        types = ", ".join(argument.rsplit(" ", 1)[0] for argument in arguments)
+        self.declarations.add(f"declare {result} @{name}({types})")
+        text = f"call {result} @{name}({', '.join(arguments)})"
+        if result != "void":
+            return self.op(text)
+        self.emit(text)
+        return ""
+
+    # ---- registers ----
+
+    def slot(self, register: str) -> str:
+        return f'%"r.{register}"'
+
+    def declared_type(self, register: str) -> str:
+        ty = self.function.registers.get(register)
+        if ty is None:
+            raise self.error(f"{register} is not declared")
+        return ty
+
+    def storage(self, ty: str) -> str:
+        return f"i{max(8, bits_of(ty))}" if ty != "pred" else "i1"
+
+    def convert_bits(self, value: str, source: str, target: str, signed: bool = False) -> str:
+        """Return the bits of ``value``, of an LLVM type, as another type: truncated or extended as an integer."""
+        if source == target:
+            return value
+        widths = {"half": 16, "float": 32, "double": 64}
+        a, b = (widths.get(ty) or int(ty[1:]) for ty in (source, target))
+        if source[0] != "i":
+            value = self.op(f"bitcast {source} {value} to i{a}")
+        if a > b:
+            value = self.op(f"trunc i{a} {value} to i{b}")
+        elif a < b:
+            value = self.op(f"{'sext' if signed else 'zext'} i{a} {value} to i{b}")
+        return self.op(f"bitcast i{b} {value} to {target}") if target[0] != "i" else value
+
+    def constant(self, operand: Immediate, ty: str) -> str:
+        """Return a number as a value of a PTX type."""
+        target, bits = llvm_type(ty), operand.bits
+        if operand.width:
+            if is_float(ty) and bits_of(ty) != operand.width:
+                source = FLOATS[f"f{operand.width}"]
+                value = self.op(f"bitcast i{operand.width} {bits} to {source}")
+                return self.op(f"{'fpext' if operand.width == 32 else 'fptrunc'} {source} {value} to {target}")
+            return self.convert_bits(str(bits), f"i{operand.width}", target)
+        if ty == "pred":
+            return "true" if bits else "false"
+        masked = bits & (1 << bits_of(ty)) - 1
+        return self.op(f"bitcast i{bits_of(ty)} {masked} to {target}") if is_float(ty) else str(masked)
+
+    def value(self, operand: Operand, ty: str) -> str:
+        """Read an operand as a value of a PTX type."""
+        target = llvm_type(ty)
+        if isinstance(operand, Immediate):
+            return self.constant(operand, ty)
+        if isinstance(operand, Address):
+            return self.convert_bits(self.symbol(operand.base, operand.offset), "i64", target)
+        if isinstance(operand, Group):
+            return self.packed(operand, target)
+        if operand.name in self.function.registers:
+            storage = self.storage(self.function.registers[operand.name])
+            value = self.op(f"load {storage}, ptr {self.slot(operand.name)}", "r")
+            value = self.convert_bits(value, storage, target, is_signed(ty))
+            return self.op(f"xor i1 {value}, true") if operand.negated else value
+        if operand.name[0] == "%":
+            return self.convert_bits(self.special(operand.name), "i32", target)
+        return self.convert_bits(self.symbol(operand.name, 0), "i64", target)
+
+    def packed(self, group: Group, target: str) -> str:
+        """Return the elements of a group as one value, the first in the lowest bits."""
+        total = {"half": 16, "float": 32, "double": 64}.get(target) or int(target[1:])
+        width = total // len(group.items)
+        result = "0"
+        for index, item in enumerate(group.items):
+            part = self.convert_bits(self.value(item, f"b{width}"), f"i{width}", f"i{total}")
+            part = self.op(f"shl i{total} {part}, {index * width}") if index else part
+            result = self.op(f"or i{total} {result}, {part}")
+        return self.convert_bits(result, f"i{total}", target)
+
+    def set(self, operand: Operand, value: str, ty: str) -> None:
+        """Write a value of a PTX type to a register or the elements of a group; ``_`` discards it."""
+        source = llvm_type(ty)
+        if isinstance(operand, Group) and operand.kind == "{":
+            total = bits_of(ty)
+            width = total // len(operand.items)
+            whole = self.convert_bits(value, source, f"i{total}")
+            for index, item in enumerate(operand.items):
+                part = self.op(f"lshr i{total} {whole}, {index * width}") if index else whole
+                self.set(item, self.convert_bits(part, f"i{total}", f"i{width}"), f"b{width}")
+            return
+        if not isinstance(operand, Register):
+            raise self.error("the destination is not a register")
+        if operand.name == "_":
+            return
+        storage = self.storage(self.declared_type(operand.name))
+        value = self.convert_bits(value, source, storage, is_signed(ty))
+        self.emit(f"store {storage} {value}, ptr {self.slot(operand.name)}")
+
+    def special(self, name: str) -> str:
+        """Return a special register of 32 bits."""
+        if name in SPECIAL:
+            return self.call("i32", SPECIAL[name])
+        if name == "%WARP_SZ":
+            return "32"
+        if name in ("%warpid", "%nwarpid"):
+            return self.warp_number(name)
+        if name.startswith("%lanemask_"):
+            return self.lane_mask(name.removeprefix("%lanemask_"))
+        if name in ("%clusterid.x", "%cluster_ctarank", "%smid", "%gridid"):
+            return "0"
+        raise self.error(f"the special register {name} is not supported")
+
+    def warp_number(self, name: str) -> str:
+        tid, ntid = ([self.special(f"%{kind}.{axis}") for axis in "xyz"] for kind in ("tid", "ntid"))
+        if name == "%nwarpid":
+            total = self.op(f"mul i32 {ntid[0]}, {self.op(f'mul i32 {ntid[1]}, {ntid[2]}')}")
+            return self.op(f"lshr i32 {self.op(f'add i32 {total}, 31')}, 5")
+        rows = self.op(f"add i32 {tid[1]}, {self.op(f'mul i32 {tid[2]}, {ntid[1]}')}")
+        linear = self.op(f"add i32 {tid[0]}, {self.op(f'mul i32 {rows}, {ntid[0]}')}")
+        return self.op(f"lshr i32 {linear}, 5")
+
+    def lane_mask(self, relation: str) -> str:
+        """Return the mask of lanes below (lt, le), at (eq) or above (gt, ge) this one."""
+        own = self.op(f"shl i32 1, {self.special('%laneid')}")
+        below = self.op(f"sub i32 {own}, 1")
+        upto = self.op(f"or i32 {own}, {below}")
+        masks = {"eq": lambda: own, "lt": lambda: below, "le": lambda: upto}
+        masks |= {"gt": lambda: self.op(f"xor i32 {upto}, -1"), "ge": lambda: self.op(f"xor i32 {below}, -1")}
+        if relation not in masks:
+            raise self.error(f"the special register %lanemask_{relation} is not known")
+        return masks[relation]()
+
+    # ---- addresses ----
+
+    def symbol(self, name: str, offset: int) -> str:
+        """Return the address of a variable or function in its state space, as i64."""
+        if name in self.shared:
+            return str(self.shared[name] + offset)
+        if name in self.local_offsets:
+            return str(self.local_offsets[name] + offset)
+        if name in self.parameters:
+            address = self.device_address(self.parameters[name])
+        elif name in self.module.variables:
+            address = self.device_address(f'@"{name}"')
+        else:
+            raise self.error(f"{name} is not declared")
+        return self.op(f"add i64 {address}, {offset}") if offset else address
+
+    def space_of(self, name: str) -> str:
+        """Return the state space of a variable; "" for others."""
+        for variable in self.function.variables:
+            if variable.name == name:
+                return variable.space
+        if name in self.parameters:
+            return "param"
+        return self.module.variables[name].space if name in self.module.variables else ""
+
+    def offset_of(self, address: Address) -> str:
+        """Return an address in its state space, as i64."""
+        base = address.base
+        if base == "":
+            return str(address.offset)
+        if base in self.function.registers:
+            storage = self.storage(self.function.registers[base])
+            value = self.convert_bits(self.op(f"load {storage}, ptr {self.slot(base)}", "r"), storage, "i64")
+            return self.op(f"add i64 {value}, {address.offset}") if address.offset else value
+        return self.symbol(base, address.offset)
+
+    def pointer(self, operand: Operand, space: str) -> str:
+        """Return the host pointer that an address operand means in a state space ("": generic)."""
+        if not isinstance(operand, Address):
+            raise self.error("expected an address in brackets")
+        if space == "param":
+            base = self.parameters.get(operand.base)
+            if base is None:
+                raise self.error(f"{operand.base} is not a parameter")
+            return self.op(f"getelementptr i8, ptr {base}, i64 {operand.offset}") if operand.offset else base
+        space = self.space_of(operand.base) or space if space == "" else space
+        return self.host_pointer(self.offset_of(operand), space)
+
+    def host_pointer(self, address: str, space: str) -> str:
+        """Return the host pointer of an address of a state space."""
+        if space == "shared":
+            return self.op(f"getelementptr i8, ptr {self.call('ptr', SHARED_BASE)}, i64 {address}")
+        if space == "local":
+            return self.op(f"getelementptr i8, ptr %local, i64 {address}")
+        return self.op(f"inttoptr i64 {self.op(f'add i64 {address}, %alias')} to ptr")
+
+    def device_address(self, pointer: str) -> str:
+        """Return the generic address of a host pointer, as i64."""
+        return self.op(f"sub i64 {self.op(f'ptrtoint ptr {pointer} to i64')}, %alias")
+
+    # ---- the function's own memory ----
+
+    def lay_out_locals(self) -> int:
+        """Give offsets to the variables of the function's local memory; return its size in bytes."""
+        size = 0
+        for variable in self.function.variables:
+            if variable.space == "local":
+                size = -(-size // variable.alignment) * variable.alignment
+                self.local_offsets[variable.name] = size
+                size += variable.size
+        return size
+
+    def open(self, given: Sequence[str]) -> None:
+        """Emit the entry block: memory of registers, of locals and of parameters, whose values are ``given``."""
+        self.lines.append("entry:")
+        for name, ty in self.function.registers.items():
+            self.emit(f"{self.slot(name)} = alloca {self.storage(ty)}")
+        self.emit("%carry = alloca i1")
+        self.emit(f"%alias = load i64, ptr @{ALIAS}, !invariant.load !{{}}")
+        if size := self.lay_out_locals():
+            self.emit(f"%local = alloca [{size} x i8], align 16")
+        for variable in (*self.function.parameters, *self.function.variables):
+            if variable.space == "param":
+                self.allocate_parameter(variable)
+        for variable, value in zip(self.function.parameters, given, strict=True):
+            ty = parameter_type(variable)
+            if variable.space == "reg":
+                self.set(Register(variable.name), value, variable.type)
+                continue
+            if ty == "ptr":
+                ty, value = "i64", self.device_address(value)
+            self.emit(f"store {ty} {value}, ptr {self.parameters[variable.name]}")
+
+    def allocate_parameter(self, variable: Variable) -> None:
+        self.parameters[variable.name] = f'%"p.{variable.name}"'
+        alignment = max(variable.alignment, 8)
+        self.emit(f"{self.parameters[variable.name]} = alloca [{max(variable.size, 1)} x i8], align {alignment}")
+
+
+def parameter_type(variable: Variable) -> str:
+    """Return the LLVM type by which a parameter is passed."""
+    if variable.is_pointer:
+        return "ptr"
+    if variable.count == 1:
+        return llvm_type(variable.type)
+    return f"[{variable.size} x i8]"

@@ -1,0 +1,431 @@
+"""Floating-point instructions: sections 9.7.3 (single, double) and 9.7.4 (half types) of the PTX ISA.
+
+Each computes with the rounding that the modifier names; without one, sums and products round to nearest, and may fuse
+with each other as in ptxas. Approximations (``.approx``) are the C library's functions, whose error is within theirs.
+bfloat16 is computed in float32, and fused products of 16-bit types in float64, then rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from .builder import Builder, bits_of, llvm_type
+from .instructions import check_modifiers, instruction, type_of
+from .parser import Instruction, Operand
+
+SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}
+ROUNDINGS = frozenset(("rn", "rz", "rm", "rp", "rna"))
+MODIFIERS = ROUNDINGS | {"ftz", "sat", "approx", "full", "relu", "NaN", "xorsign", "abs"}
+SMALLEST_NORMAL = {"float": "0x3810000000000000", "double": "0x0010000000000000", "half": "0xH0400"}
+Compute: TypeAlias = Callable[[str, Sequence[str]], str]
+
+
+# ---- values of half types ----
+
+
+def from_bf16(b: Builder, value: str) -> str:
+    """Return a bfloat16's bits as a float."""
+    wide = b.op(f"zext i16 {value} to i32")
+    return b.op(f"bitcast i32 {b.op(f'shl i32 {wide}, 16')} to float")
+
+
+def to_bf16(b: Builder, value: str) -> str:
+    """Return a float rounded to a bfloat16's bits, to the nearest even."""
+    return b.call("i16", "ptx.cvt.rn.bf16.f32", f"float {value}")
+
+
+def split(b: Builder, word: str) -> tuple[str, str]:
+    """Return the lower and upper 16 bits of a word."""
+    return b.op(f"trunc i32 {word} to i16"), b.op(f"trunc i32 {b.op(f'lshr i32 {word}, 16')} to i16")
+
+
+def joined(b: Builder, low: str, high: str) -> str:
+    """Return a word of two times 16 bits."""
+    upper = b.op(f"shl i32 {b.op(f'zext i16 {high} to i32')}, 16")
+    return b.op(f"or i32 {upper}, {b.op(f'zext i16 {low} to i32')}")
+
+
+def elementwise(b: Builder, ins: Instruction, operands: Sequence[Operand], compute: Compute) -> None:
+    """Write ``compute(LLVM type, values)`` to the destination; packed types are computed element by element."""
+    ty = type_of(ins)
+    values = [b.value(operand, ty) for operand in operands]
+    if ty in ("f16x2", "bf16x2"):
+        pairs = [split(b, value) for value in values]
+        low, high = (of_half(b, ty[:-2], [pair[index] for pair in pairs], compute) for index in (0, 1))
+        b.set(ins.operands[0], joined(b, low, high), ty)
+    elif ty == "bf16":
+        b.set(ins.operands[0], of_half(b, ty, values, compute), ty)
+    else:
+        b.set(ins.operands[0], compute(llvm_type(ty), values), ty)
+
+
+def of_half(b: Builder, ty: str, values: Sequence[str], compute: Compute) -> str:
+    """Return the 16 bits of a computation on the bits of values of a half type."""
+    if ty == "bf16":
+        return to_bf16(b, compute("float", [from_bf16(b, value) for value in values]))
+    result = compute("half", [b.op(f"bitcast i16 {value} to half") for value in values])
+    return b.op(f"bitcast half {result} to i16")
+
+
+# ---- modifiers ----
+
+
+def flushed(b: Builder, ins: Instruction, ty: str, value: str) -> str:
+    """Return 0 of the value's sign for a subnormal value if the instruction has ``.ftz``."""
+    if not ins.has("ftz"):
+        return value
+    size = b.call(ty, f"llvm.fabs.{SUFFIX[ty]}", f"{ty} {value}")
+    tiny = b.op(f"fcmp olt {ty} {size}, {SMALLEST_NORMAL[ty]}")
+    zero = b.call(ty, f"llvm.copysign.{SUFFIX[ty]}", f"{ty} 0.0", f"{ty} {value}")
+    return b.op(f"select i1 {tiny}, {ty} {zero}, {ty} {value}")
+
+
+def saturated(b: Builder, ins: Instruction, ty: str, value: str) -> str:
+    """Return the value clamped to [0, 1], and 0 for NaN, if the instruction has ``.sat``."""
+    if not ins.has("sat"):
+        return value
+    positive = b.op(f"fcmp ogt {ty} {value}, 0.0")
+    value = b.op(f"select i1 {positive}, {ty} {value}, {ty} 0.0")
+    return b.op(f"select i1 {b.op(f'fcmp ogt {ty} {value}, 1.0')}, {ty} 1.0, {ty} {value}")
+
+
+def rectified(b: Builder, ins: Instruction, ty: str, value: str) -> str:
+    """Return the value clamped to at least 0, NaN kept, if the instruction has ``.relu``."""
+    if not ins.has("relu"):
+        return value
+    negative = b.op(f"fcmp olt {ty} {value}, 0.0")
+    return b.op(f"select i1 {negative}, {ty} 0.0, {ty} {value}")
+
+
+def rounding(ins: Instruction) -> str:
+    return next((each for each in ins.modifiers if each in ROUNDINGS), "")
+
+
+def fusing(b: Builder, ins: Instruction) -> str:
+    """Return LLVM's flag for an operation that may fuse with another one."""
+    return "contract " if b.contract and not rounding(ins) else ""
+
+
+# ---- directed rounding ----
+
+
+def exact_sum(b: Builder, x: str, y: str) -> tuple[str, str]:
+    """Return the rounded sum of two doubles and its exact error (TwoSum, Knuth)."""
+    total = b.op(f"fadd double {x}, {y}")
+    rest = b.op(f"fsub double {total}, {x}")
+    first = b.op(f"fsub double {x}, {b.op(f'fsub double {total}, {rest}')}")
+    return total, b.op(f"fadd double {first}, {b.op(f'fsub double {y}, {rest}')}")
+
+
+def directed(b: Builder, mode: str, total: str, error: str) -> str:
+    """Return total + error, exact as a sum of doubles, rounded to a float toward 0 (rz), down (rm) or up (rp)."""
+    near = b.op(f"fptrunc double {total} to float")
+    wide = b.op(f"fpext float {near} to double")
+    above = b.op(f"fcmp ogt double {wide}, {total}")
+    below = b.op(f"fcmp olt double {wide}, {total}")
+    same = b.op(f"fcmp oeq double {wide}, {total}")
+    rest_up, rest_down = (b.op(f"fcmp {relation} double {error}, 0.0") for relation in ("ogt", "olt"))
+    too_high = b.op(f"or i1 {above}, {b.op(f'and i1 {same}, {rest_down}')}")
+    too_low = b.op(f"or i1 {below}, {b.op(f'and i1 {same}, {rest_up}')}")
+    bits = b.op(f"bitcast float {near} to i32")
+    negative = b.op(f"icmp slt i32 {bits}, 0")
+    if mode == "rm":
+        step, away = too_high, negative
+    elif mode == "rp":
+        step, away = too_low, b.op(f"xor i1 {negative}, true")
+    else:
+        step, away = b.op(f"select i1 {negative}, i1 {too_low}, i1 {too_high}"), "false"
+    finite = b.op(f"fcmp one double {total}, 0x7FF0000000000000")
+    step = b.op(f"and i1 {step}, {finite}")
+    delta = b.op(f"select i1 {away}, i32 1, i32 -1")
+    moved = b.op(f"add i32 {bits}, {delta}")
+    chosen = b.op(f"select i1 {step}, i32 {moved}, i32 {bits}")
+    return b.op(f"bitcast i32 {chosen} to float")
+
+
+def with_direction(b: Builder, ins: Instruction, ty: str, values: Sequence[str]) -> str:
+    """Return a sum, product or fused product of floats with a directed rounding."""
+    if ty != "float":
+        raise ins.error(f"the rounding .{rounding(ins)} is supported for .f32 only")
+    wide = [b.op(f"fpext float {value} to double") for value in values]
+    if ins.opcode in ("add", "sub"):
+        second = b.op(f"fneg double {wide[1]}") if ins.opcode == "sub" else wide[1]
+        total, error = exact_sum(b, wide[0], second)
+    elif ins.opcode in ("mul", "fma", "mad"):
+        total, error = b.op(f"fmul double {wide[0]}, {wide[1]}"), "0.0"  # exact: 48 bits
+        if ins.opcode != "mul":
+            total, error = exact_sum(b, total, wide[2])
+    else:
+        raise ins.error(f"the rounding .{rounding(ins)} is not supported for {ins.opcode}")
+    return directed(b, rounding(ins), total, error)
+
+
+# ---- arithmetic ----
+
+
+def fused(b: Builder, ty: str, values: Sequence[str]) -> str:
+    """Return x * y + z, rounded once."""
+    if ty == "half":
+        wide = [b.op(f"fpext half {value} to double") for value in values]
+        total = b.call("double", "llvm.fma.f64", *(f"double {value}" for value in wide))
+        return b.op(f"fptrunc double {total} to half")
+    return b.call(ty, f"llvm.fma.{SUFFIX[ty]}", *(f"{ty} {value}" for value in values))
+
+
+def extreme(b: Builder, ins: Instruction, ty: str, values: Sequence[str]) -> str:
+    """Return the least or greatest value. -0 is less than +0; NaN loses, but wins with ``.NaN``."""
+    x, y = values
+    width = {"half": 16, "float": 32, "double": 64}[ty]
+    relation, zeros = ("olt", "or") if ins.opcode == "min" else ("ogt", "and")
+    value = b.op(f"select i1 {b.op(f'fcmp {relation} {ty} {x}, {y}')}, {ty} {x}, {ty} {y}")
+    p, q = (b.op(f"bitcast {ty} {each} to i{width}") for each in (x, y))
+    both = b.op(f"bitcast i{width} {b.op(f'{zeros} i{width} {p}, {q}')} to {ty}")
+    value = b.op(f"select i1 {b.op(f'fcmp oeq {ty} {x}, {y}')}, {ty} {both}, {ty} {value}")
+    first, second = (b.op(f"fcmp uno {ty} {each}, {each}") for each in (x, y))
+    if ins.has("NaN"):
+        value = b.op(f"select i1 {first}, {ty} {x}, {ty} {value}")
+        return b.op(f"select i1 {second}, {ty} {y}, {ty} {value}")
+    value = b.op(f"select i1 {first}, {ty} {y}, {ty} {value}")
+    return b.op(f"select i1 {second}, {ty} {x}, {ty} {value}")
+
+
+def basic(b: Builder, ins: Instruction, ty: str, values: Sequence[str]) -> str:
+    """Return the result of an operation that rounds to nearest."""
+    x = values[0]
+    operations = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+    if ins.opcode in ("fma", "mad"):
+        return fused(b, ty, values)
+    if ins.opcode in operations:
+        flag = fusing(b, ins) if ins.opcode != "div" else ""
+        return b.op(f"{operations[ins.opcode]} {flag}{ty} {x}, {values[1]}")
+    if ins.opcode in ("min", "max"):
+        return extreme(b, ins, ty, values)
+    if ins.opcode == "neg":
+        return b.op(f"fneg {ty} {x}")
+    if ins.opcode in ("abs", "sqrt"):
+        name = "fabs" if ins.opcode == "abs" else "sqrt"
+        return b.call(ty, f"llvm.{name}.{SUFFIX[ty]}", f"{ty} {x}")
+    if ins.opcode == "rcp":
+        value = b.op(f"fdiv {ty} 1.0, {x}")
+        return upper_word(b, value) if ty == "double" and ins.has("approx") else value
+    raise ins.error(f"{ins.opcode} is not supported for .{type_of(ins)}")
+
+
+def upper_word(b: Builder, value: str) -> str:
+    """Return a double without its lower 32 bits, as rcp.approx.ftz.f64 gives it."""
+    bits = b.op(f"and i64 {b.op(f'bitcast double {value} to i64')}, -4294967296")
+    return b.op(f"bitcast i64 {bits} to double")
+
+
+@instruction("9.7.3.8, 9.7.3.12, 9.7.3.13, 9.7.4.3", "fma", "rcp", "sqrt")
+def float_arithmetic(b: Builder, ins: Instruction) -> None:
+    """Translate an operation of a floating-point type, with all modifiers."""
+    check_modifiers(ins, MODIFIERS)
+    if ins.has("xorsign"):
+        raise ins.error("the modifier .xorsign is not supported")
+
+    def compute(ty: str, values: Sequence[str]) -> str:
+        values = [flushed(b, ins, ty, value) for value in values]
+        if rounding(ins) in ("rz", "rm", "rp"):
+            value = with_direction(b, ins, ty, values)
+        else:
+            value = basic(b, ins, ty, values)
+        value = rectified(b, ins, ty, saturated(b, ins, ty, value))
+        return flushed(b, ins, ty, value)
+
+    elementwise(b, ins, ins.operands[1:], compute)
+
+
+FUNCTIONS = {"sin": "sin", "cos": "cos", "lg2": "log2", "ex2": "exp2", "tanh": "tanh", "rsqrt": ""}
+
+
+@instruction("9.7.3.15 to 9.7.3.22, 9.7.4.9, 9.7.4.10", *FUNCTIONS)
+def approximate(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, MODIFIERS)
+
+    def compute(ty: str, values: Sequence[str]) -> str:
+        value = flushed(b, ins, ty, values[0])
+        if ty == "half":
+            value = b.op(f"fpext half {value} to float")
+        width = "float" if ty == "half" else ty
+        if ins.opcode == "rsqrt":
+            root = b.call(width, f"llvm.sqrt.{SUFFIX[width]}", f"{width} {value}")
+            value = b.op(f"fdiv {width} 1.0, {root}")
+            value = upper_word(b, value) if width == "double" and ins.has("ftz") else value
+        elif width == "double":
+            raise ins.error("the type .f64 is not supported")
+        else:
+            value = b.call("float", f"{FUNCTIONS[ins.opcode]}f", f"float {value}")
+        value = flushed(b, ins, width, value)
+        return b.op(f"fptrunc float {value} to half") if ty == "half" else value
+
+    elementwise(b, ins, ins.operands[1:], compute)
+
+
+@instruction("9.7.3.2", "copysign")
+def copy_sign(b: Builder, ins: Instruction) -> None:
+    """Return the second operand with the sign of the first."""
+    check_modifiers(ins, frozenset())
+    ty = type_of(ins)
+    width = llvm_type(ty)
+    sign, size = (b.value(each, ty) for each in ins.operands[1:])
+    b.set(ins.operands[0], b.call(width, f"llvm.copysign.{SUFFIX[width]}", f"{width} {size}", f"{width} {sign}"), ty)
+
+
+TESTS = {"finite": 0x1F8, "infinite": 0x204, "notanumber": 0x003, "number": 0x3FC, "normal": 0x108, "subnormal": 0x090}
+"""The classes of ``llvm.is.fpclass`` that each test of testp accepts."""
+
+
+@instruction("9.7.3.1", "testp")
+def test_property(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, frozenset(TESTS))
+    ty = type_of(ins)
+    width = llvm_type(ty)
+    test = next(each for each in ins.modifiers if each in TESTS)
+    value = b.call(
+        "i1", f"llvm.is.fpclass.{SUFFIX[width]}", f"{width} {b.value(ins.operands[1], ty)}", f"i32 {TESTS[test]}"
+    )
+    b.set(ins.operands[0], value, "pred")
+
+
+# ---- conversions ----
+
+INTEGER_ROUNDINGS = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
+CONVERSION_MODIFIERS = MODIFIERS | frozenset(INTEGER_ROUNDINGS)
+
+
+@instruction("9.7.9.21", "cvt")
+def convert(b: Builder, ins: Instruction) -> None:
+    kinds = [each for each in ins.modifiers if each not in CONVERSION_MODIFIERS]
+    if len(kinds) != 2:
+        raise ins.error("expected a type to convert to and one to convert from, and no other modifiers")
+    target, source = kinds
+    if target in ("f16x2", "bf16x2"):
+        pack(b, ins, target, source)
+        return
+    if target == "tf32":
+        value = flushed(b, ins, "float", b.value(ins.operands[1], source))
+        b.set(ins.operands[0], to_tf32(b, ins, rectified(b, ins, "float", value)), "b32")
+        return
+    if not {target, source} <= {*(f"{k}{n}" for k in "us" for n in (8, 16, 32, 64)), "f16", "bf16", "f32", "f64"}:
+        raise ins.error(f"the conversion from .{source} to .{target} is not supported")
+    value = b.value(ins.operands[1], source)
+    if source[0] in "us":
+        b.set(ins.operands[0], from_integer(b, ins, value, source, target), target)
+        return
+    if source == "bf16":
+        value, source = from_bf16(b, value), "f32"
+    value = flushed(b, ins, llvm_type(source), value)
+    if target[0] in "us":
+        b.set(ins.operands[0], to_integer(b, ins, value, source, target), target)
+    else:
+        b.set(ins.operands[0], between_floats(b, ins, value, source, target), target)
+
+
+def from_integer(b: Builder, ins: Instruction, value: str, source: str, target: str) -> str:
+    """Convert an integer to an integer (saturated with ``.sat``) or to a float."""
+    signed = source[0] == "s"
+    if target[0] in "us":
+        return (
+            clamped(b, value, source, target)
+            if ins.has("sat")
+            else b.convert_bits(value, llvm_type(source), llvm_type(target), signed)
+        )
+    if rounding(ins) not in ("", "rn"):
+        return rounded_integer(b, ins, value, source, target)
+    ty = "float" if target == "bf16" else llvm_type(target)
+    result = b.op(f"{'s' if signed else 'u'}itofp {llvm_type(source)} {value} to {ty}")
+    return to_bf16(b, result) if target == "bf16" else result
+
+
+def rounded_integer(b: Builder, ins: Instruction, value: str, source: str, target: str) -> str:
+    """Convert an integer of up to 64 bits to a float with a directed rounding: two exact doubles are added."""
+    if target != "f32":
+        raise ins.error(f"the rounding .{rounding(ins)} is not supported for .{target}")
+    wide = b.convert_bits(value, llvm_type(source), "i64", source[0] == "s")
+    high = b.op(f"and i64 {wide}, -4294967296")
+    low = b.op(f"uitofp i64 {b.op(f'and i64 {wide}, 4294967295')} to double")
+    upper = b.op(f"{'s' if source[0] == 's' else 'u'}itofp i64 {high} to double")
+    return directed(b, rounding(ins), *exact_sum(b, upper, low))
+
+
+def clamped(b: Builder, value: str, source: str, target: str) -> str:
+    """Convert an integer to the nearest one of another type."""
+    wide = b.convert_bits(value, llvm_type(source), "i128", source[0] == "s")
+    bits = bits_of(target)
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if target[0] == "s" else (0, (1 << bits) - 1)
+    wide = b.op(f"select i1 {b.op(f'icmp slt i128 {wide}, {low}')}, i128 {low}, i128 {wide}")
+    wide = b.op(f"select i1 {b.op(f'icmp sgt i128 {wide}, {high}')}, i128 {high}, i128 {wide}")
+    return b.op(f"trunc i128 {wide} to i{bits}")
+
+
+def to_integer(b: Builder, ins: Instruction, value: str, source: str, target: str) -> str:
+    """Convert a float to the nearest representable integer; NaN to 0."""
+    mode = next((each for each in ins.modifiers if each in INTEGER_ROUNDINGS), "")
+    if not mode:
+        raise ins.error("a conversion from a float to an integer has a rounding: .rni, .rzi, .rmi or .rpi")
+    ty = llvm_type(source)
+    if ty == "half":
+        ty, value = "float", b.op(f"fpext half {value} to float")
+    rounded = b.call(ty, f"llvm.{INTEGER_ROUNDINGS[mode]}.{SUFFIX[ty]}", f"{ty} {value}")
+    width, sign = llvm_type(target), target[0]
+    return b.call(width, f"llvm.fpto{sign}i.sat.{width}.{SUFFIX[ty]}", f"{ty} {rounded}")
+
+
+def between_floats(b: Builder, ins: Instruction, value: str, source: str, target: str) -> str:
+    """Convert a float to a float; between equal types the rounding is one to an integer."""
+    ty, result = llvm_type(source), "float" if target == "bf16" else llvm_type(target)
+    mode = next((each for each in ins.modifiers if each in INTEGER_ROUNDINGS), "")
+    if mode:
+        value = b.call(ty, f"llvm.{INTEGER_ROUNDINGS[mode]}.{SUFFIX[ty]}", f"{ty} {value}")
+    order = ["half", "float", "double"]
+    narrows = order.index(result) < order.index(ty) or (target == "bf16" and source != "bf16")
+    if narrows and rounding(ins) not in ("rn", ""):
+        value = directed_narrowing(b, ins, value, source, target)
+    elif order.index(result) < order.index(ty):
+        value = b.op(f"fptrunc {ty} {value} to {result}")
+    elif result != ty:
+        value = b.op(f"fpext {ty} {value} to {result}")
+    value = flushed(b, ins, result, saturated(b, ins, result, rectified(b, ins, result, value)))
+    return to_bf16(b, value) if target == "bf16" else value
+
+
+def directed_narrowing(b: Builder, ins: Instruction, value: str, source: str, target: str) -> str:
+    """Convert a double to a float, or a float to a value of a bfloat16's bits, with a directed rounding."""
+    if (source, target) == ("f64", "f32"):
+        return directed(b, rounding(ins), value, "0.0")
+    if (source, target) == ("f32", "bf16") and rounding(ins) == "rz":
+        bits = b.op(f"and i32 {b.op(f'bitcast float {value} to i32')}, -65536")
+        nan = b.op(f"fcmp uno float {value}, {value}")
+        return b.op(f"select i1 {nan}, float {value}, float {b.op(f'bitcast i32 {bits} to float')}")
+    raise ins.error(f"the rounding .{rounding(ins)} is not supported from .{source} to .{target}")
+
+
+def pack(b: Builder, ins: Instruction, target: str, source: str) -> None:
+    """Convert two floats to a pair of halves; the first operand has the upper half."""
+    if source != "f32" or rounding(ins) != "rn":
+        raise ins.error("only .rn from .f32 is supported")
+    parts = []
+    for operand in (ins.operands[2], ins.operands[1]):
+        value = rectified(b, ins, "float", b.value(operand, "f32"))
+        if target == "bf16x2":
+            parts.append(to_bf16(b, value))
+        else:
+            parts.append(b.op(f"bitcast half {b.op(f'fptrunc float {value} to half')} to i16"))
+    b.set(ins.operands[0], joined(b, *parts), target)
+
+
+def to_tf32(b: Builder, ins: Instruction, value: str) -> str:
+    """Round a float to 10 bits of mantissa: to nearest, halfway cases away from 0 (.rna) or to even (.rn)."""
+    if rounding(ins) == "rna":
+        return b.call("i32", "ptx.cvt.rna.tf32.f32", f"float {value}")
+    if rounding(ins) not in ("rn", "rz"):
+        raise ins.error("the rounding is .rna, .rn or .rz")
+    bits = b.op(f"bitcast float {value} to i32")
+    if rounding(ins) == "rn":
+        odd = b.op(f"and i32 {b.op(f'lshr i32 {bits}, 13')}, 1")
+        finite = b.op(f"icmp ult i32 {b.op(f'and i32 {bits}, 2147483647')}, 2139095040")
+        up = b.op(f"select i1 {finite}, i32 {b.op(f'add i32 {odd}, 4095')}, i32 0")
+        bits = b.op(f"add i32 {bits}, {up}")
+    return b.op(f"and i32 {bits}, -8192")

@@ -1,0 +1,63 @@
+"""The table of PTX instructions: by opcode, the function that translates one and the section of the PTX ISA.
+
+The modules that fill it have the instructions of a subject each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .builder import Builder
+from .parser import Instruction
+
+Translate: TypeAlias = Callable[[Builder, Instruction], None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How an opcode is translated. ``section`` is that of the PTX ISA."""
+
+    section: str
+    translate: Translate
+
+
+RULES: dict[str, Rule] = {}
+
+
+def instruction(section: str, *opcodes: str) -> Callable[[Translate], Translate]:
+    """Register the translation of opcodes."""
+
+    def register(translate: Translate) -> Translate:
+        for opcode in opcodes:
+            RULES[opcode] = Rule(section, translate)
+        return translate
+
+    return register
+
+
+TYPES = (
+    *("pred", "b8", "b16", "b32", "b64", "b128", "u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64"),
+    *("f16", "f32", "f64", "f16x2", "bf16", "bf16x2", "tf32", "e4m3x2", "e5m2x2", "u16x2", "s16x2"),
+)
+
+
+def types_of(ins: Instruction) -> list[str]:
+    """Return the types among the modifiers."""
+    return [modifier for modifier in ins.modifiers if modifier in TYPES]
+
+
+def type_of(ins: Instruction) -> str:
+    """Return the only or last type among the modifiers."""
+    types = types_of(ins)
+    if not types:
+        raise ins.error("no type that is known")
+    return types[-1]
+
+
+def check_modifiers(ins: Instruction, known: frozenset[str]) -> None:
+    """Raise PtxError for a modifier that is neither a type nor in ``known``."""
+    for modifier in ins.modifiers:
+        if modifier not in TYPES and modifier not in known:
+            raise ins.error(f"the modifier .{modifier} is not supported")

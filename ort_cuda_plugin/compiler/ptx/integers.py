@@ -1,0 +1,467 @@
+"""Integer, logic and shift instructions, and those with a carry: sections 9.7.1, 9.7.2 and 9.7.8 of the PTX ISA."""
+
+from __future__ import annotations
+
+from .builder import Builder, bits_of, is_float, is_signed, llvm_type
+from .floats import float_arithmetic
+from .instructions import check_modifiers, instruction, type_of, types_of
+from .parser import Group, Instruction
+
+PLAIN = frozenset(("lo", "hi", "wide", "cc", "sat"))
+CARRY = "%carry"
+
+
+def is_integer_type(ty: str) -> bool:
+    return ty[0] in "us" or (ty[0] == "b" and not ty.startswith("bf"))
+
+
+@instruction("9.7.1.1, 9.7.1.2, 9.7.2.1, 9.7.2.3", "add", "sub")
+def add(b: Builder, ins: Instruction) -> None:
+    ty = type_of(ins)
+    if not is_integer_type(ty):
+        float_arithmetic(b, ins)
+        return
+    check_modifiers(ins, PLAIN)
+    d, x, y = ins.operands
+    a, c = b.value(x, ty), b.value(y, ty)
+    if ins.has("sat"):
+        width = llvm_type(ty)
+        kind = ("s" if is_signed(ty) else "u") + ins.opcode
+        b.set(d, b.call(width, f"llvm.{kind}.sat.{width}", f"{width} {a}", f"{width} {c}"), ty)
+        return
+    if ins.has("cc"):
+        with_carry(b, ins, a, c, ty, None)
+        return
+    b.set(d, b.op(f"{ins.opcode} {llvm_type(ty)} {a}, {c}"), ty)
+
+
+@instruction("9.7.2.2, 9.7.2.4", "addc", "subc")
+def add_with_carry(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, PLAIN)
+    ty = type_of(ins)
+    _, x, y = ins.operands
+    with_carry(b, ins, b.value(x, ty), b.value(y, ty), ty, b.op(f"load i1, ptr {CARRY}"))
+
+
+def with_carry(b: Builder, ins: Instruction, x: str, y: str, ty: str, carry: str | None) -> None:
+    """Add or subtract in twice the bits, and note the carry out if the instruction has ``.cc``."""
+    bits = bits_of(ty)
+    wide = f"i{2 * bits}"
+    kind = "sub" if ins.opcode.startswith("sub") else "add"
+    total = b.op(f"{kind} {wide} {b.op(f'zext i{bits} {x} to {wide}')}, {b.op(f'zext i{bits} {y} to {wide}')}")
+    if carry is not None:
+        total = b.op(f"{kind} {wide} {total}, {b.op(f'zext i1 {carry} to {wide}')}")
+    b.set(ins.operands[0], b.op(f"trunc {wide} {total} to i{bits}"), ty)
+    if ins.has("cc"):
+        out = b.op(f"trunc {wide} {b.op(f'lshr {wide} {total}, {bits}')} to i1")
+        b.emit(f"store i1 {out}, ptr {CARRY}")
+
+
+def product(b: Builder, ins: Instruction, x: str, y: str, ty: str) -> tuple[str, str]:
+    """Return the part of the product that ``.lo``, ``.hi`` or ``.wide`` selects, and its type."""
+    bits = bits_of(ty)
+    if not ins.has("hi", "wide"):
+        return b.op(f"mul i{bits} {x}, {y}"), ty
+    extend, wide = ("sext" if is_signed(ty) else "zext"), f"i{2 * bits}"
+    whole = b.op(f"mul {wide} {b.op(f'{extend} i{bits} {x} to {wide}')}, {b.op(f'{extend} i{bits} {y} to {wide}')}")
+    if ins.has("wide"):
+        return whole, f"{ty[0]}{2 * bits}"
+    return b.op(f"trunc {wide} {b.op(f'lshr {wide} {whole}, {bits}')} to i{bits}"), ty
+
+
+@instruction("9.7.1.3", "mul")
+def multiply(b: Builder, ins: Instruction) -> None:
+    ty = type_of(ins)
+    if not is_integer_type(ty):
+        float_arithmetic(b, ins)
+        return
+    check_modifiers(ins, PLAIN)
+    d, x, y = ins.operands
+    b.set(d, *product(b, ins, b.value(x, ty), b.value(y, ty), ty))
+
+
+@instruction("9.7.1.4, 9.7.2.5", "mad", "madc")
+def multiply_add(b: Builder, ins: Instruction) -> None:
+    ty = type_of(ins)
+    if not is_integer_type(ty):
+        float_arithmetic(b, ins)
+        return
+    check_modifiers(ins, PLAIN)
+    d, x, y, z = ins.operands
+    value, result = product(b, ins, b.value(x, ty), b.value(y, ty), ty)
+    addend = b.value(z, result)
+    if ins.opcode == "madc" or ins.has("cc"):
+        carry = b.op(f"load i1, ptr {CARRY}") if ins.opcode == "madc" else None
+        with_carry(b, ins, value, addend, result, carry)
+    elif ins.has("sat"):
+        b.set(d, b.call("i32", "llvm.sadd.sat.i32", f"i32 {value}", f"i32 {addend}"), result)
+    else:
+        b.set(d, b.op(f"add {llvm_type(result)} {value}, {addend}"), result)
+
+
+@instruction("9.7.1.5, 9.7.1.6", "mul24", "mad24")
+def multiply_24(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, PLAIN)
+    ty = type_of(ins)
+    shift = "ashr" if is_signed(ty) else "lshr"
+    x, y = (b.op(f"{shift} i32 {b.op(f'shl i32 {b.value(each, ty)}, 8')}, 8") for each in ins.operands[1:3])
+    if ins.has("hi"):
+        extend = "sext" if is_signed(ty) else "zext"
+        whole = b.op(f"mul i64 {b.op(f'{extend} i32 {x} to i64')}, {b.op(f'{extend} i32 {y} to i64')}")
+        value = b.op(f"trunc i64 {b.op(f'lshr i64 {whole}, 16')} to i32")
+    else:
+        value = b.op(f"mul i32 {x}, {y}")
+    if ins.opcode == "mad24":
+        value = b.op(f"add i32 {value}, {b.value(ins.operands[3], ty)}")
+    b.set(ins.operands[0], value, ty)
+
+
+@instruction("9.7.1.8, 9.7.1.9", "div", "rem")
+def divide(b: Builder, ins: Instruction) -> None:
+    """Divide. A divisor of 0, for which the ISA has no result, gives a quotient of all ones and a remainder of x."""
+    ty = type_of(ins)
+    if not is_integer_type(ty):
+        float_arithmetic(b, ins)
+        return
+    check_modifiers(ins, PLAIN)
+    width, sign = llvm_type(ty), "s" if is_signed(ty) else "u"
+    x, y = (b.value(each, ty) for each in ins.operands[1:])
+    zero = b.op(f"icmp eq {width} {y}, 0")
+    unsafe = zero
+    if is_signed(ty):
+        least = b.op(f"icmp eq {width} {x}, {-(1 << bits_of(ty) - 1)}")
+        overflow = b.op(f"and i1 {least}, {b.op(f'icmp eq {width} {y}, -1')}")
+        unsafe = b.op(f"or i1 {zero}, {overflow}")
+    divisor = b.op(f"select i1 {unsafe}, {width} 1, {width} {y}")
+    value = b.op(f"{sign}{ins.opcode} {width} {x}, {divisor}")
+    instead = "-1" if ins.opcode == "div" else x
+    b.set(ins.operands[0], b.op(f"select i1 {zero}, {width} {instead}, {width} {value}"), ty)
+
+
+@instruction("9.7.1.10, 9.7.1.11", "abs", "neg")
+def negate(b: Builder, ins: Instruction) -> None:
+    ty = type_of(ins)
+    if not is_integer_type(ty):
+        float_arithmetic(b, ins)
+        return
+    check_modifiers(ins, PLAIN)
+    width = llvm_type(ty)
+    x = b.value(ins.operands[1], ty)
+    value = b.op(f"sub {width} 0, {x}")
+    if ins.opcode == "abs":
+        value = b.op(f"select i1 {b.op(f'icmp slt {width} {x}, 0')}, {width} {value}, {width} {x}")
+    b.set(ins.operands[0], value, ty)
+
+
+@instruction("9.7.1.12, 9.7.1.13", "min", "max")
+def least(b: Builder, ins: Instruction) -> None:
+    ty = type_of(ins)
+    if not is_integer_type(ty):
+        float_arithmetic(b, ins)
+        return
+    if ty.endswith("x2"):
+        raise ins.error(f"the type .{ty} is not supported")
+    check_modifiers(ins, PLAIN | {"relu"})
+    width = llvm_type(ty)
+    x, y = (b.value(each, ty) for each in ins.operands[1:])
+    relation = ("s" if is_signed(ty) else "u") + ("lt" if ins.opcode == "min" else "gt")
+    value = b.op(f"select i1 {b.op(f'icmp {relation} {width} {x}, {y}')}, {width} {x}, {width} {y}")
+    if ins.has("relu"):
+        value = b.op(f"select i1 {b.op(f'icmp slt {width} {value}, 0')}, {width} 0, {width} {value}")
+    b.set(ins.operands[0], value, ty)
+
+
+@instruction("9.7.1.7", "sad")
+def difference(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, frozenset())
+    ty = type_of(ins)
+    width, relation = llvm_type(ty), "sgt" if is_signed(ty) else "ugt"
+    x, y, z = (b.value(each, ty) for each in ins.operands[1:])
+    greater = b.op(f"icmp {relation} {width} {x}, {y}")
+    first, second = b.op(f"sub {width} {x}, {y}"), b.op(f"sub {width} {y}, {x}")
+    value = b.op(f"select i1 {greater}, {width} {first}, {width} {second}")
+    b.set(ins.operands[0], b.op(f"add {width} {value}, {z}"), ty)
+
+
+@instruction("9.7.1.14, 9.7.1.15", "popc", "clz")
+def count_bits(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, frozenset())
+    ty = type_of(ins)
+    width = llvm_type(ty)
+    x = f"{width} {b.value(ins.operands[1], ty)}"
+    if ins.opcode == "popc":
+        value = b.call(width, f"llvm.ctpop.{width}", x)
+    else:
+        value = b.call(width, f"llvm.ctlz.{width}", x, "i1 false")
+    b.set(ins.operands[0], b.convert_bits(value, width, "i32"), "u32")
+
+
+@instruction("9.7.1.16", "bfind")
+def find_leading(b: Builder, ins: Instruction) -> None:
+    """Return the position of the most significant bit that differs from the sign, or all ones if there is none."""
+    check_modifiers(ins, frozenset(("shiftamt",)))
+    ty = type_of(ins)
+    width, bits = llvm_type(ty), bits_of(ty)
+    x = b.value(ins.operands[1], ty)
+    if is_signed(ty):
+        inverted = b.op(f"xor {width} {x}, -1")
+        x = b.op(f"select i1 {b.op(f'icmp slt {width} {x}, 0')}, {width} {inverted}, {width} {x}")
+    zeros = b.convert_bits(b.call(width, f"llvm.ctlz.{width}", f"{width} {x}", "i1 false"), width, "i32")
+    value = zeros if ins.has("shiftamt") else b.op(f"sub i32 {bits - 1}, {zeros}")
+    none = b.op(f"icmp eq {width} {x}, 0")
+    b.set(ins.operands[0], b.op(f"select i1 {none}, i32 -1, i32 {value}"), "u32")
+
+
+@instruction("9.7.1.18", "brev")
+def reverse(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, frozenset())
+    ty = type_of(ins)
+    width = llvm_type(ty)
+    b.set(ins.operands[0], b.call(width, f"llvm.bitreverse.{width}", f"{width} {b.value(ins.operands[1], ty)}"), ty)
+
+
+def low_byte(b: Builder, ins: Instruction, index: int) -> str:
+    """Return the lowest 8 bits of an operand of 32 bits."""
+    return b.op(f"and i32 {b.value(ins.operands[index], 'u32')}, 255")
+
+
+@instruction("9.7.1.19", "bfe")
+def extract_field(b: Builder, ins: Instruction) -> None:
+    """Extract ``length`` bits from ``start``; bits beyond the value are the sign of .s types, else 0."""
+    check_modifiers(ins, frozenset())
+    ty = type_of(ins)
+    bits, width = bits_of(ty), llvm_type(ty)
+    x, start, length = b.value(ins.operands[1], ty), low_byte(b, ins, 2), low_byte(b, ins, 3)
+    wide = "i512"
+    extended = b.op(f"{'sext' if is_signed(ty) else 'zext'} {width} {x} to {wide}")
+    if is_signed(ty):  # the sign of the field, which is at most bit bits - 1 of x
+        last = b.op(f"add i32 {start}, {b.op(f'sub i32 {length}, 1')}")
+        inside = b.op(f"icmp ult i32 {last}, {bits - 1}")
+        position = b.op(f"select i1 {inside}, i32 {last}, i32 {bits - 1}")
+        moved = b.op(f"lshr {width} {x}, {b.convert_bits(position, 'i32', width)}")
+        sign = b.op(f"trunc {width} {moved} to i1")
+    shifted = b.op(f"lshr {wide} {extended}, {b.op(f'zext i32 {start} to {wide}')}")
+    # A field of 0 bits is 0.
+    up = b.op(f"shl {wide} 1, {b.op(f'zext i32 {length} to {wide}')}")
+    mask = b.op(f"sub {wide} {up}, 1")
+    value = b.op(f"and {wide} {shifted}, {mask}")
+    if is_signed(ty):
+        filled = b.op(f"or {wide} {value}, {b.op(f'xor {wide} {mask}, -1')}")
+        value = b.op(f"select i1 {sign}, {wide} {filled}, {wide} {value}")
+        empty = b.op(f"icmp eq i32 {length}, 0")
+        value = b.op(f"select i1 {empty}, {wide} 0, {wide} {value}")
+    b.set(ins.operands[0], b.op(f"trunc {wide} {value} to {width}"), ty)
+
+
+@instruction("9.7.1.20", "bfi")
+def insert_field(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, frozenset())
+    ty = type_of(ins)
+    width, wide = llvm_type(ty), "i512"
+    field, base = (b.op(f"zext {width} {b.value(each, ty)} to {wide}") for each in ins.operands[1:3])
+    start, length = (b.op(f"zext i32 {low_byte(b, ins, index)} to {wide}") for index in (3, 4))
+    ones = b.op(f"sub {wide} {b.op(f'shl {wide} 1, {length}')}, 1")
+    mask = b.op(f"shl {wide} {ones}, {start}")
+    inserted = b.op(f"and {wide} {b.op(f'shl {wide} {field}, {start}')}, {mask}")
+    kept = b.op(f"and {wide} {base}, {b.op(f'xor {wide} {mask}, -1')}")
+    whole = b.op(f"or {wide} {inserted}, {kept}")
+    b.set(ins.operands[0], b.op(f"trunc {wide} {whole} to {width}"), ty)
+
+
+@instruction("9.7.1.23, 9.7.1.24", "dp4a", "dp2a")
+def dot_product(b: Builder, ins: Instruction) -> None:
+    """Add the products of four bytes; dp2a has two halfwords and the lower (.lo) or upper (.hi) two bytes."""
+    check_modifiers(ins, frozenset(("lo", "hi")))
+    first, second = types_of(ins)[:2]
+    _, x, y, z = ins.operands
+    a, c, total = b.value(x, first), b.value(y, second), b.value(z, "u32")
+    count = 4 if ins.opcode == "dp4a" else 2
+    for index in range(count):
+        width = 32 // count
+        element = extended_part(b, a, index * width, width, is_signed(first))
+        offset = 2 if ins.has("hi") else 0
+        factor = extended_part(b, c, (index + offset) * 8, 8, is_signed(second))
+        total = b.op(f"add i32 {total}, {b.op(f'mul i32 {element}, {factor}')}")
+    b.set(ins.operands[0], total, "u32")
+
+
+def extended_part(b: Builder, word: str, start: int, width: int, signed: bool) -> str:
+    part = b.op(f"trunc i32 {b.op(f'lshr i32 {word}, {start}')} to i{width}")
+    return b.op(f"{'sext' if signed else 'zext'} i{width} {part} to i32")
+
+
+# ---- logic and shifts ----
+
+
+@instruction("9.7.8.1, 9.7.8.2, 9.7.8.3", "and", "or", "xor")
+def logic(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, frozenset())
+    ty = type_of(ins)
+    x, y = (b.value(each, ty) for each in ins.operands[1:])
+    b.set(ins.operands[0], b.op(f"{ins.opcode} {llvm_type(ty)} {x}, {y}"), ty)
+
+
+@instruction("9.7.8.4", "not")
+def invert(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, frozenset())
+    ty = type_of(ins)
+    ones = "true" if ty == "pred" else "-1"
+    b.set(ins.operands[0], b.op(f"xor {llvm_type(ty)} {b.value(ins.operands[1], ty)}, {ones}"), ty)
+
+
+@instruction("9.7.8.5", "cnot")
+def is_zero(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, frozenset())
+    ty = type_of(ins)
+    zero = b.op(f"icmp eq {llvm_type(ty)} {b.value(ins.operands[1], ty)}, 0")
+    b.set(ins.operands[0], b.op(f"zext i1 {zero} to {llvm_type(ty)}"), ty)
+
+
+@instruction("9.7.8.6", "lop3")
+def logic_of_three(b: Builder, ins: Instruction) -> None:
+    """Compute a function of three bits, whose table is the immediate: the sum of its minterms."""
+    check_modifiers(ins, frozenset())
+    d, *inputs, last = ins.operands[:5]
+    a, c, e = (b.value(each, "b32") for each in inputs)
+    table = int(b.value(last, "u32"))
+    inverted = {each: b.op(f"xor i32 {each}, -1") for each in dict.fromkeys((a, c, e))}
+    result = "0"
+    for index in range(8):
+        if table >> index & 1:
+            chosen = [x if index >> bit & 1 else inverted[x] for x, bit in ((a, 2), (c, 1), (e, 0))]
+            term = b.op(f"and i32 {b.op(f'and i32 {chosen[0]}, {chosen[1]}')}, {chosen[2]}")
+            result = b.op(f"or i32 {result}, {term}")
+    b.set(d, result, "b32")
+
+
+@instruction("9.7.8.8, 9.7.8.9", "shl", "shr")
+def shift(b: Builder, ins: Instruction) -> None:
+    """Shift; an amount of at least the width gives 0, or the sign for .s types."""
+    check_modifiers(ins, frozenset())
+    ty = type_of(ins)
+    bits, width = bits_of(ty), llvm_type(ty)
+    x, amount = b.value(ins.operands[1], ty), b.value(ins.operands[2], "u32")
+    inside = b.op(f"icmp ult i32 {amount}, {bits}")
+    signed = ins.opcode == "shr" and is_signed(ty)
+    limited = b.op(f"select i1 {inside}, i32 {amount}, i32 {bits - 1}")
+    kind = "shl" if ins.opcode == "shl" else "ashr" if signed else "lshr"
+    value = b.op(f"{kind} {width} {x}, {b.convert_bits(limited, 'i32', width)}")
+    b.set(ins.operands[0], value if signed else b.op(f"select i1 {inside}, {width} {value}, {width} 0"), ty)
+
+
+@instruction("9.7.8.7", "shf")
+def funnel_shift(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, frozenset(("l", "r", "clamp", "wrap")))
+    low, high, amount = (b.value(each, "b32") for each in ins.operands[1:])
+    if ins.has("wrap"):
+        amount = b.op(f"and i32 {amount}, 31")
+    else:
+        over = b.op(f"icmp ugt i32 {amount}, 32")
+        amount = b.op(f"select i1 {over}, i32 32, i32 {amount}")
+    upper = b.op(f"shl i64 {b.op(f'zext i32 {high} to i64')}, 32")
+    both = b.op(f"or i64 {upper}, {b.op(f'zext i32 {low} to i64')}")
+    moved = b.op(f"{'shl' if ins.has('l') else 'lshr'} i64 {both}, {b.op(f'zext i32 {amount} to i64')}")
+    if ins.has("l"):
+        moved = b.op(f"lshr i64 {moved}, 32")
+    b.set(ins.operands[0], b.op(f"trunc i64 {moved} to i32"), "b32")
+
+
+@instruction("9.7.9.7", "prmt")
+def permute_bytes(b: Builder, ins: Instruction) -> None:
+    """Choose four of the eight bytes of two words; a selector's bit 3 repeats the byte's sign."""
+    modes = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
+    if ins.has(*modes):
+        raise ins.error("only the default mode of prmt is supported")
+    check_modifiers(ins, frozenset())
+    low, high, selector = (b.value(each, "b32") for each in ins.operands[1:])
+    upper = b.op(f"shl i64 {b.op(f'zext i32 {high} to i64')}, 32")
+    both = b.op(f"or i64 {upper}, {b.op(f'zext i32 {low} to i64')}")
+    result = "0"
+    for index in range(4):
+        nibble = b.op(f"lshr i32 {selector}, {4 * index}")
+        start = b.op(f"shl i32 {b.op(f'and i32 {nibble}, 7')}, 3")
+        moved = b.op(f"lshr i64 {both}, {b.op(f'zext i32 {start} to i64')}")
+        byte = b.op(f"trunc i64 {moved} to i8")
+        sign = b.op(f"ashr i8 {byte}, 7")
+        repeats = b.op(f"trunc i32 {b.op(f'lshr i32 {nibble}, 3')} to i1")
+        chosen = b.op(f"zext i8 {b.op(f'select i1 {repeats}, i8 {sign}, i8 {byte}')} to i32")
+        result = b.op(f"or i32 {result}, {b.op(f'shl i32 {chosen}, {8 * index}')}")
+    b.set(ins.operands[0], result, "b32")
+
+
+# ---- comparison and selection ----
+
+ORDERED = {"eq": "oeq", "ne": "one", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
+UNORDERED = {"equ": "ueq", "neu": "une", "ltu": "ult", "leu": "ule", "gtu": "ugt", "geu": "uge"}
+FLOAT_RELATIONS = {**ORDERED, **UNORDERED, "num": "ord", "nan": "uno"}
+UNSIGNED_ONLY = {"lo": "ult", "ls": "ule", "hi": "ugt", "hs": "uge"}
+RELATIONS = frozenset((*FLOAT_RELATIONS, *UNSIGNED_ONLY, "and", "or", "xor", "ftz"))
+
+
+def compare(b: Builder, ins: Instruction, x: str, y: str, ty: str) -> str:
+    """Return the i1 of the relation among the modifiers."""
+    relation = next((each for each in ins.modifiers if each in RELATIONS - {"and", "or", "xor", "ftz"}), "")
+    if is_float(ty) and relation in FLOAT_RELATIONS:
+        return b.op(f"fcmp {FLOAT_RELATIONS[relation]} {llvm_type(ty)} {x}, {y}")
+    sign = "s" if is_signed(ty) else "u"
+    if relation in ("eq", "ne") and not is_float(ty):
+        return b.op(f"icmp {relation} {llvm_type(ty)} {x}, {y}")
+    kind = UNSIGNED_ONLY.get(relation) or (f"{sign}{relation}" if relation in ("lt", "le", "gt", "ge") else "")
+    if not kind:
+        raise ins.error(f"the relation {relation!r} does not exist for .{ty}")
+    return b.op(f"icmp {kind} {llvm_type(ty)} {x}, {y}")
+
+
+def combined(b: Builder, ins: Instruction, condition: str) -> str:
+    """Combine a comparison with the predicate of the last operand, if the instruction has one."""
+    operation = next((each for each in ins.modifiers if each in ("and", "or", "xor")), "")
+    return b.op(f"{operation} i1 {condition}, {b.value(ins.operands[3], 'pred')}") if operation else condition
+
+
+@instruction("9.7.6.2, 9.7.7.2", "setp")
+def set_predicate(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, RELATIONS)
+    ty = type_of(ins)
+    if ty.endswith("x2") or ty == "bf16":
+        raise ins.error(f"the type .{ty} is not supported")
+    d, x, y = ins.operands[:3]
+    condition = compare(b, ins, b.value(x, ty), b.value(y, ty), ty)
+    if isinstance(d, Group):
+        b.set(d.items[1], combined(b, ins, b.op(f"xor i1 {condition}, true")), "pred")
+        d = d.items[0]
+    b.set(d, combined(b, ins, condition), "pred")
+
+
+@instruction("9.7.6.1, 9.7.7.1", "set")
+def set_value(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, RELATIONS)
+    result, ty = types_of(ins)
+    d, x, y = ins.operands[:3]
+    condition = combined(b, ins, compare(b, ins, b.value(x, ty), b.value(y, ty), ty))
+    if is_float(result):
+        value = b.op(f"uitofp i1 {condition} to {llvm_type(result)}")
+    else:
+        value = b.op(f"sext i1 {condition} to {llvm_type(result)}")
+    b.set(d, value, result)
+
+
+@instruction("9.7.6.3", "selp")
+def select(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, frozenset())
+    ty = type_of(ins)
+    d, x, y, condition = ins.operands
+    width = llvm_type(ty)
+    a, c = b.value(x, ty), b.value(y, ty)
+    b.set(d, b.op(f"select i1 {b.value(condition, 'pred')}, {width} {a}, {width} {c}"), ty)
+
+
+@instruction("9.7.6.4", "slct")
+def select_by_sign(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, frozenset(("ftz",)))
+    ty, by = types_of(ins)
+    d, x, y, sign = ins.operands
+    width = llvm_type(ty)
+    value = b.value(sign, by)
+    condition = b.op(f"fcmp oge float {value}, 0.0" if is_float(by) else f"icmp sge i32 {value}, 0")
+    a, c = b.value(x, ty), b.value(y, ty)
+    b.set(d, b.op(f"select i1 {condition}, {width} {a}, {width} {c}"), ty)

@@ -1,0 +1,252 @@
+"""Data movement: mov, loads, stores, address conversions, asynchronous copies and atomics (9.7.9, 9.7.13.13 on)."""
+
+from __future__ import annotations
+
+from .builder import Builder, bits_of, is_float, is_signed, llvm_type
+from .instructions import check_modifiers, instruction, type_of
+from .parser import Address, Group, Immediate, Instruction, Register
+
+SPACES = ("global", "shared", "local", "param", "const")
+ORDERS = {
+    "relaxed": "monotonic",
+    "acquire": "acquire",
+    "release": "release",
+    "acq_rel": "acq_rel",
+    "volatile": "volatile",
+}
+CACHES = frozenset(
+    (
+        *("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "weak", "L1::evict_normal", "L1::evict_unchanged"),
+        *("L1::evict_first", "L1::evict_last", "L1::no_allocate", "L2::64B", "L2::128B", "L2::256B", "L2::cache_hint"),
+        *("shared::cta", "cta", "gpu", "sys", "cluster", "noftz", "unified", "u64"),
+    )
+)
+"""Modifiers that change no value: cache operations, and scopes, since the emulated device keeps one order for all."""
+ACCESS = frozenset((*SPACES, *ORDERS, *CACHES, "v2", "v4", "v8"))
+
+
+def space_of(ins: Instruction) -> str:
+    """Return the state space among the modifiers; "" for generic addresses."""
+    for modifier in ins.modifiers:
+        if modifier.split("::")[0] in SPACES:
+            return modifier.split("::")[0]
+    return ""
+
+
+def ordering(ins: Instruction) -> str:
+    return next((ORDERS[each] for each in ins.modifiers if each in ORDERS), "")
+
+
+def memory_type(ty: str, count: int) -> str:
+    element = llvm_type(ty)
+    return element if count == 1 else f"<{count} x {element}>"
+
+
+@instruction("9.7.9.3", "mov")
+def move(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, frozenset(("v2", "v4")))
+    ty = type_of(ins)
+    d, x = ins.operands
+    b.set(d, b.value(x, ty), ty)
+
+
+@instruction("9.7.9.8, 9.7.9.9", "ld", "ldu")
+def load(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, ACCESS)
+    ty, d = type_of(ins), ins.operands[0]
+    items = d.items if isinstance(d, Group) else (d,)
+    kind = memory_type(ty, len(items))
+    size = bits_of(ty) // 8 * len(items)
+    pointer = b.pointer(ins.operands[1], space_of(ins))
+    order = ordering(ins)
+    if order == "volatile":
+        value = b.op(f"load volatile {kind}, ptr {pointer}, align {size}")
+    elif order and len(items) == 1:
+        value = loaded_atomically(b, ty, pointer, order, size)
+    else:
+        value = b.op(f"load {kind}, ptr {pointer}, align {size}")
+    for index, item in enumerate(items):
+        part = b.op(f"extractelement {kind} {value}, i32 {index}") if len(items) > 1 else value
+        b.set(item, part, ty)
+
+
+def loaded_atomically(b: Builder, ty: str, pointer: str, order: str, size: int) -> str:
+    integer = f"i{bits_of(ty)}"
+    value = b.op(f"load atomic {integer}, ptr {pointer} {order}, align {size}")
+    return b.convert_bits(value, integer, llvm_type(ty))
+
+
+@instruction("9.7.9.11", "st")
+def store(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, ACCESS)
+    ty, source = type_of(ins), ins.operands[1]
+    items = source.items if isinstance(source, Group) else (source,)
+    kind = memory_type(ty, len(items))
+    size = bits_of(ty) // 8 * len(items)
+    values = [b.value(item, ty) for item in items]
+    pointer = b.pointer(ins.operands[0], space_of(ins))
+    value, order = values[0], ordering(ins)
+    if len(items) > 1:
+        value = "poison"
+        for index, each in enumerate(values):
+            value = b.op(f"insertelement {kind} {value}, {llvm_type(ty)} {each}, i32 {index}")
+    elif order and order != "volatile":
+        integer = f"i{bits_of(ty)}"
+        value = b.convert_bits(value, llvm_type(ty), integer)
+        b.emit(f"store atomic {integer} {value}, ptr {pointer} {order}, align {size}")
+        return
+    b.emit(f"store {'volatile ' if order == 'volatile' else ''}{kind} {value}, ptr {pointer}, align {size}")
+
+
+@instruction("9.7.9.15 to 9.7.9.17", "prefetch", "prefetchu", "applypriority", "discard", "createpolicy")
+def hint(b: Builder, ins: Instruction) -> None:
+    """Do nothing: the instruction changes what a cache holds, or makes a policy for that."""
+    if ins.opcode == "discard":
+        raise ins.error("discard is not supported: what it leaves in memory is not defined")
+    if ins.opcode == "createpolicy":
+        b.set(ins.operands[0], "0", "b64")
+
+
+@instruction("9.7.9.18", "isspacep")
+def is_in_space(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, frozenset((*SPACES, *CACHES)))
+    if space_of(ins) != "shared":
+        raise ins.error("only isspacep.shared is supported")
+    address = b.value(ins.operands[1], "u64")
+    start = b.device_address(b.host_pointer("0", "shared"))
+    inside = b.op(f"icmp ult i64 {b.op(f'sub i64 {address}, {start}')}, {SHARED_WINDOW}")
+    b.set(ins.operands[0], inside, "pred")
+
+
+SHARED_WINDOW = 1 << 18
+"""Bytes from the start of a block's shared memory that count as shared: at least what a block can have (228 KiB)."""
+
+
+@instruction("9.7.9.20", "cvta")
+def convert_address(b: Builder, ins: Instruction) -> None:
+    """Convert an address of a space to a generic one, or back with ``.to``."""
+    check_modifiers(ins, frozenset((*SPACES, *CACHES, "to")))
+    ty, space = type_of(ins) if ins.has("u32") else "u64", space_of(ins)
+    source = ins.operands[1]
+    if isinstance(source, Address):
+        address = b.symbol(source.base, source.offset)
+    else:
+        address = b.value(source, ty)
+        address = b.convert_bits(address, llvm_type(ty), "i64")
+    if space in ("shared", "local"):
+        if ins.has("to"):
+            start = b.device_address(b.host_pointer("0", space))
+            address = b.op(f"sub i64 {address}, {start}")
+        else:
+            address = b.device_address(b.host_pointer(address, space))
+    b.set(ins.operands[0], b.convert_bits(address, "i64", llvm_type(ty)), ty)
+
+
+# ---- asynchronous copies ----
+
+
+@instruction("9.7.9.25", "cp")
+def copy(b: Builder, ins: Instruction) -> None:
+    """Copy at once; the groups that are waited for hold nothing. A source size below the copy's fills with zeros."""
+    if not ins.has("async") or ins.has("bulk", "mbarrier"):
+        raise ins.error("of cp, only cp.async with groups is supported")
+    if ins.has("commit_group", "wait_group", "wait_all"):
+        return
+    check_modifiers(ins, frozenset((*SPACES, *CACHES, "async")))
+    destination, source, *rest = ins.operands
+    size = b.constant(rest[0], "u32") if isinstance(rest[0], Immediate) else ""
+    if size not in ("4", "8", "16"):
+        raise ins.error("the size is 4, 8 or 16")
+    given = rest[1] if len(rest) > 1 and not ins.has("L2::cache_hint") else rest[1] if len(rest) > 2 else None
+    to, at = b.pointer(destination, "shared"), b.pointer(source, "global")
+    kind = {"4": "i32", "8": "i64", "16": "<4 x i32>"}[size]
+    if given is None:
+        value = b.op(f"load {kind}, ptr {at}, align {size}")
+    elif isinstance(given, Register) and b.declared_type(given.name) == "pred":
+        value = copied_where(b, kind, at, size, b.op(f"xor i1 {b.value(given, 'pred')}, true"))
+    elif isinstance(given, Immediate) and given.bits == int(size):
+        value = b.op(f"load {kind}, ptr {at}, align {size}")
+    else:
+        value = partly_copied(b, kind, at, size, b.value(given, "u32"))
+    b.emit(f"store {kind} {value}, ptr {to}, align {size}")
+
+
+def copied_where(b: Builder, kind: str, at: str, size: str, condition: str) -> str:
+    """Return what is at ``at``, or zeros, without reading it, where the condition does not hold."""
+    zero = "zeroinitializer" if kind[0] == "<" else "0"
+    b.count += 1
+    read, done, start = (f"%{name}.{b.count}" for name in ("copy.read", "copy.done", "copy.start"))
+    b.block(start)
+    b.end(f"br i1 {condition}, label {read}, label {done}")
+    b.block(read)
+    value = b.op(f"load {kind}, ptr {at}, align {size}")
+    b.block(done)
+    return b.op(f"phi {kind} [ {value}, {read} ], [ {zero}, {start} ]")
+
+
+def partly_copied(b: Builder, kind: str, at: str, size: str, given: str) -> str:
+    """Return the first ``given`` bytes at ``at``, and zeros after them; nothing is read for 0 bytes."""
+    some = b.op(f"icmp ne i32 {given}, 0")
+    bits = int(size) * 8
+    value = copied_where(b, kind, at, size, some)
+    whole = b.op(f"bitcast {kind} {value} to i{bits}") if kind[0] == "<" else value
+    all_bits = b.op(f"icmp uge i32 {given}, {size}")
+    amount = b.op(f"zext i32 {b.op(f'shl i32 {given}, 3')} to i{bits}")
+    limited = b.op(f"select i1 {all_bits}, i{bits} 0, i{bits} {amount}")
+    mask = b.op(f"sub i{bits} {b.op(f'shl i{bits} 1, {limited}')}, 1")
+    mask = b.op(f"select i1 {all_bits}, i{bits} -1, i{bits} {mask}")
+    kept = b.op(f"and i{bits} {whole}, {mask}")
+    return b.op(f"bitcast i{bits} {kept} to {kind}") if kind[0] == "<" else kept
+
+
+# ---- atomics ----
+
+ATOMICS = {"and": "and", "or": "or", "xor": "xor", "exch": "xchg", "inc": "uinc_wrap", "dec": "udec_wrap"}
+OPERATIONS = frozenset((*ATOMICS, "add", "min", "max", "cas"))
+
+
+@instruction("9.7.13.14, 9.7.13.15", "atom", "red")
+def atomic(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, ACCESS | OPERATIONS)
+    ty = type_of(ins)
+    operation = next((each for each in ins.modifiers if each in OPERATIONS), "")
+    returns = ins.opcode == "atom"
+    address, *values = ins.operands[1:] if returns else ins.operands
+    pointer = b.pointer(address, space_of(ins))
+    size = bits_of(ty) // 8
+    order = {"acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}.get(ordering(ins), "monotonic")
+    if operation == "cas":
+        integer = f"i{bits_of(ty)}"
+        expected, desired = (b.value(each, f"b{bits_of(ty)}") for each in values)
+        failure = "acquire" if order in ("acquire", "acq_rel") else "monotonic"
+        pair = b.op(f"cmpxchg ptr {pointer}, {integer} {expected}, {integer} {desired} {order} {failure}, align {size}")
+        old = b.op(f"extractvalue {{ {integer}, i1 }} {pair}, 0")
+        kind = f"b{bits_of(ty)}"
+    elif ty in ("f16", "bf16", "f16x2", "bf16x2") or isinstance(values[0], Group):
+        raise ins.error(f"atomics of .{ty} are not supported")
+    else:
+        kind, width = ty, llvm_type(ty)
+        old = b.op(
+            f"atomicrmw {atomic_name(ins, operation, ty)} ptr {pointer}, {width} {b.value(values[0], ty)} {order}, "
+            f"align {size}"
+        )
+    if returns:
+        b.set(ins.operands[0], old, kind)
+
+
+def atomic_name(ins: Instruction, operation: str, ty: str) -> str:
+    """Return LLVM's name of an atomic operation on a type."""
+    if operation == "add":
+        return "fadd" if is_float(ty) else "add"
+    if operation in ("min", "max"):
+        return operation if is_signed(ty) else f"u{operation}"
+    if operation not in ATOMICS:
+        raise ins.error(f"the operation {operation!r} is not supported")
+    return ATOMICS[operation]
+
+
+@instruction("9.7.13.4, 9.7.13.5", "membar", "fence")
+def fence(b: Builder, ins: Instruction) -> None:
+    if ins.has("proxy", "mbarrier_init"):
+        raise ins.error("fences of proxies are not supported")
+    b.emit("fence seq_cst")

@@ -1,0 +1,164 @@
+"""Translation of a PTX module into LLVM IR for `compiler.host.ir`, in the form that its ``prepare_module`` gives.
+
+One text has the kernel and the device functions that it calls. What needs the thread or its block is a call of a
+function named ``nvvm.*`` or ``ptx.*``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from . import control, floats, integers, memory
+from .builder import ALIAS, Builder, parameter_type
+from .instructions import RULES
+from .parser import Function, Instruction, Label, Module, PtxError, Register, Variable
+
+LARGEST_PARAMETER = 8
+"""Bytes of a kernel's parameter that the emulator's record of a launch holds."""
+SUBJECTS = (integers, floats, memory, control)
+"""The modules that fill `RULES`."""
+
+
+def lay_out_shared(module: Module) -> tuple[dict[str, int], int]:
+    """Return the offset of each shared array, and the bytes of those whose size the module declares."""
+    offsets: dict[str, int] = {}
+    size = 0
+    variables = [*module.variables.values(), *(v for f in module.functions.values() for v in f.variables)]
+    shared = [variable for variable in variables if variable.space == "shared"]
+    for variable in shared:
+        if variable.count:
+            alignment = max(variable.alignment, 16)
+            size = -(-size // alignment) * alignment
+            offsets[variable.name] = size
+            size += variable.size
+    size = -(-size // 16) * 16
+    return offsets | {variable.name: size for variable in shared if not variable.count}, size
+
+
+def reachable(module: Module, kernel: str) -> list[Function]:
+    """Return the kernel and the functions that it calls, directly or not."""
+    found: dict[str, Function] = {}
+    pending = [kernel]
+    while pending:
+        name = pending.pop()
+        if name in found or name not in module.functions:
+            continue
+        found[name] = module.functions[name]
+        for item in found[name].body:
+            if isinstance(item, Instruction) and item.opcode == "call":
+                pending += [operand.name for operand in item.operands if isinstance(operand, Register)]
+    return list(found.values())
+
+
+def translate_function(module: Module, function: Function, shared: dict[str, int], contract: bool) -> Builder:
+    """Return the builder that has the text of one function. Raises PtxError."""
+    builder = Builder(module, function, contract, shared)
+    if function.is_entry:
+        builder.open([f"%a{index}" for index in range(len(function.parameters))])
+    else:
+        builder.lines.append("entry:")
+        open_device_function(builder)
+    for item in function.body:
+        if isinstance(item, Label):
+            builder.block(f'%"{item.name}"')
+        else:
+            translate_instruction(builder, item)
+    if builder.is_open:
+        builder.end("ret void")
+    return builder
+
+
+def open_device_function(builder: Builder) -> None:
+    """Begin a device function, whose results and parameters are memory of its caller."""
+    function = builder.function
+    given = [*function.results, *function.parameters]
+    memory_of = {variable.name: f"%a{index}" for index, variable in enumerate(given)}
+    parameters, function.parameters = function.parameters, []
+    try:
+        builder.lines.pop()
+        builder.open([])
+    finally:
+        function.parameters = parameters
+    builder.parameters |= memory_of
+
+
+def translate_instruction(builder: Builder, ins: Instruction) -> None:
+    rule = RULES.get(ins.opcode)
+    if rule is None:
+        raise ins.error(f"the instruction {ins.opcode} is not supported")
+    builder.current = ins
+    after = ""
+    if ins.guard is not None:
+        condition = builder.value(ins.guard, "pred")
+        then, after = builder.name("then"), builder.name("after")
+        if ins.opcode == "bra":
+            target = control.label_of(builder, ins, ins.operands[0])
+            builder.end(f"br i1 {condition}, label {target}, label {after}")
+            builder.block(after)
+            return
+        builder.end(f"br i1 {condition}, label {then}, label {after}")
+        builder.block(then)
+    try:
+        rule.translate(builder, ins)
+    except PtxError:
+        raise
+    except (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
+        raise ins.error("the operands or modifiers are not those that the ISA gives the instruction") from error
+    if after:
+        builder.block(after)
+    builder.current = None
+
+
+def function_text(builder: Builder) -> str:
+    function = builder.function
+    if function.is_entry:
+        parameters = [f"{parameter_type(v)} %a{index}" for index, v in enumerate(function.parameters)]
+    else:
+        parameters = [f"ptr %a{index}" for index in range(len(function.results) + len(function.parameters))]
+    head = f'define void @"{function.name}"({", ".join(parameters)}) {{'
+    return "\n".join([head, *builder.lines, "}"])
+
+
+def variable_text(variable: Variable) -> str:
+    """Return the definition of a variable of the module in global or constant memory."""
+    data = bytearray(variable.size)
+    width = variable.size // max(variable.count, 1)
+    for index, value in enumerate(variable.initial):
+        if not isinstance(value, int):
+            raise PtxError(variable.line, variable.name, "addresses in initialisers are not supported")
+        data[index * width : (index + 1) * width] = (value & (1 << 8 * width) - 1).to_bytes(width, "little")
+    text = "".join(f"\\{byte:02x}" for byte in data)
+    return f'@"{variable.name}" = internal global [{len(data)} x i8] c"{text}", align {variable.alignment}'
+
+
+def used_variables(module: Module, functions: Iterable[Function]) -> list[Variable]:
+    """Return the variables of the module in global or constant memory that instructions name."""
+    texts = [item.text for function in functions for item in function.body if isinstance(item, Instruction)]
+    joined = "\n".join(texts)
+    return [v for v in module.variables.values() if v.space in ("global", "const") and v.name in joined]
+
+
+def llvm_module(module: Module, kernel: str, pointers: Sequence[bool] = (), contract: bool = True) -> tuple[str, int]:
+    """Translate a kernel of a module. Return LLVM IR, and the bytes of shared memory that the module declares.
+
+    ``pointers`` says of each parameter whether it is an address of the device, where the module does not say it (.ptr).
+    ``contract`` lets products without a rounding mode fuse with sums, as ptxas does. Raises PtxError.
+    """
+    if kernel not in module.functions or not module.functions[kernel].is_entry:
+        raise PtxError(1, kernel, "the module has no kernel of this name")
+    entry = module.functions[kernel]
+    for index, is_pointer in enumerate(pointers):
+        entry.parameters[index] = replace(entry.parameters[index], is_pointer=is_pointer)
+    for parameter in entry.parameters:
+        if parameter.size > LARGEST_PARAMETER:
+            raise PtxError(
+                parameter.line, parameter.name, f"parameters of more than {LARGEST_PARAMETER} bytes are not supported"
+            )
+    shared, static_bytes = lay_out_shared(module)
+    functions = reachable(module, kernel)
+    builders = [translate_function(module, function, shared, contract) for function in functions]
+    declarations = sorted(set().union(*(builder.declarations for builder in builders)))
+    variables = [variable_text(variable) for variable in used_variables(module, functions)]
+    variables.append(f"@{ALIAS} = external global i64")
+    return "\n".join([*variables, *map(function_text, builders), *declarations]) + "\n", static_bytes

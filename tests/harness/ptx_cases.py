@@ -1,0 +1,449 @@
+"""Instructions of PTX with what they compute, by a reference in Python that is written from the ISA alone."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Reference = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """``text`` writes %d from %a, %b and %c, registers of ``bits`` bits; ``reference`` maps their unsigned bits to
+    those of %d. ``result`` is the width of %d.
+    """
+
+    text: str
+    bits: int
+    reference: Reference
+    result: int = 0
+
+
+# ---- numbers ----
+
+
+def signed(bits: int, width: int) -> int:
+    return bits - (1 << width) if bits >> (width - 1) else bits
+
+
+def masked(value: int, width: int) -> int:
+    return value & ((1 << width) - 1)
+
+
+def f32(bits: int) -> float:
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
+def f64(bits: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<Q", bits))[0])
+
+
+def bits32(value: float | np.floating[Any]) -> int:
+    with np.errstate(over="ignore"):
+        return int(np.float32(value).view(np.uint32))
+
+
+def bits64(value: float) -> int:
+    return int(np.float64(value).view(np.uint64))
+
+
+def rounded(value: Fraction, mode: str) -> float:
+    """Return the float32 that a rational number rounds to: rn, rz, rm or rp."""
+    near = np.float32(float(value))
+    while Fraction(float(near)) > value and mode in ("rm",):
+        near = np.nextafter(near, np.float32(-np.inf))
+    while Fraction(float(near)) < value and mode in ("rp",):
+        near = np.nextafter(near, np.float32(np.inf))
+    if mode == "rz":
+        return rounded(value, "rm" if value > 0 else "rp")
+    if mode == "rn":  # float() rounds to double first: choose among the neighbours
+        around = [np.nextafter(near, np.float32(-np.inf)), near, np.nextafter(near, np.float32(np.inf))]
+        distances = [abs(Fraction(float(each)) - value) for each in around]
+        best = [each for each, distance in zip(around, distances, strict=True) if distance == min(distances)]
+        return float(min(best, key=lambda each: int(np.float32(each).view(np.uint32)) & 1))
+    return float(near)
+
+
+def truncated(x: int, y: int) -> int:
+    return int(Fraction(x, y).__trunc__())
+
+
+def permuted(a: int, b: int, c: int) -> int:
+    both = a | b << 32
+    out = 0
+    for index in range(4):
+        nibble = c >> 4 * index & 15
+        byte = both >> 8 * (nibble & 7) & 255
+        out |= (255 * (byte >> 7) if nibble & 8 else byte) << 8 * index
+    return out
+
+
+def extracted(width: int, is_signed: bool) -> Reference:
+    def reference(a: int, b: int, c: int) -> int:
+        start, length = b & 255, c & 255
+        last = min(start + length - 1, width - 1)
+        sign = (a >> last & 1) if is_signed and length else 0
+        out = 0
+        for index in range(width):
+            source = a >> (start + index) & 1 if start + index < width else sign
+            out |= (source if index < length else sign) << index
+        return out if length else 0
+
+    return reference
+
+
+def inserted(a: int, b: int, c: int) -> int:
+    """``bfi.b32 d, a, b, 5, c``."""
+    out = b
+    for index in range(c & 255):
+        if 5 + index < 32:
+            out = out & ~(1 << 5 + index) | (a >> index & 1 if index < 32 else 0) << 5 + index
+    return out
+
+
+def table_of_three(table: int) -> Reference:
+    def reference(a: int, b: int, c: int) -> int:
+        return sum((table >> ((a >> i & 1) * 4 + (b >> i & 1) * 2 + (c >> i & 1)) & 1) << i for i in range(32))
+
+    return reference
+
+
+def dot4(a: int, b: int, c: int) -> int:
+    return masked(c + sum(signed(a >> 8 * i & 255, 8) * (b >> 8 * i & 255) for i in range(4)), 32)
+
+
+def to_int(width: int, is_signed: bool, mode: Callable[[float], float]) -> Reference:
+    low, high = (-(1 << width - 1), (1 << width - 1) - 1) if is_signed else (0, (1 << width) - 1)
+
+    def reference(a: int, *_: int) -> int:
+        value = f32(a)
+        if math.isnan(value):
+            return 0
+        if math.isinf(value):
+            return masked(high if value > 0 else low, width)
+        return masked(min(max(int(mode(value)), low), high), width)
+
+    return reference
+
+
+def smaller(x: float, y: float) -> float:
+    if math.isnan(x):
+        return y
+    if math.isnan(y):
+        return x
+    return min((x, math.copysign(1, x)), (y, math.copysign(1, y)))[0]
+
+
+def fused(mode: str) -> Reference:
+    def reference(a: int, b: int, c: int) -> int:
+        x, y, z = f32(a), f32(b), f32(c)
+        if not all(map(math.isfinite, (x, y, z))):
+            return bits32(x * y + z)
+        exact = Fraction(x) * Fraction(y) + Fraction(z)
+        if exact == 0:
+            return bits32(x * y + z)
+        return bits32(rounded(exact, mode))
+
+    return reference
+
+
+def saturated_sum(a: int, b: int, c: int) -> int:
+    return masked(min(max(signed(a, 32) + signed(b, 32), -(1 << 31)), (1 << 31) - 1), 32)
+
+
+def product_with_carry(a: int, b: int, c: int) -> int:
+    """``mad.lo.cc`` and ``madc.hi`` with 7."""
+    return masked((a * b >> 32) + 7 + (masked(a * b, 32) + c >> 32), 32)
+
+
+def signed_24(a: int, b: int, c: int) -> int:
+    return masked(signed(masked(a, 24), 24) * signed(masked(b, 24), 24) + c, 32)
+
+
+def quotient(a: int, b: int, c: int) -> int:
+    return masked(truncated(signed(a, 32), signed(b, 32)), 32) if b else masked(-1, 32)
+
+
+def remainder(a: int, b: int, c: int) -> int:
+    x, y = signed(a, 32), signed(b, 32)
+    return masked(x - y * truncated(x, y), 32) if b else a
+
+
+def to_int8(a: int, b: int, c: int) -> int:
+    return masked(min(max(signed(a, 32), -128), 127), 32)
+
+
+def smaller_or_nan(a: int, b: int, c: int) -> int:
+    x, y = f32(a), f32(b)
+    return bits32(math.nan if math.isnan(x) or math.isnan(y) else smaller(x, y))
+
+
+def sum_in_unit_interval(a: int, b: int, c: int) -> int:
+    total = float(np.float32(f32(a)) + np.float32(f32(b)))
+    return bits32(0.0 if math.isnan(total) else min(max(total, 0.0), 1.0))
+
+
+def product_without_subnormals(a: int, b: int, c: int) -> int:
+    return bits32(flush(float(np.float32(flush(f32(a))) * np.float32(flush(f32(b))))))
+
+
+def half_to_float(a: int, b: int, c: int) -> int:
+    return bits32(np.float32(np.uint16(a & 65535).view(np.float16)))
+
+
+def two_halves(a: int, b: int, c: int) -> int:
+    return int(half(f32(a)).view(np.uint16)) << 16 | int(half(f32(b)).view(np.uint16))
+
+
+def tf32(a: int, b: int, c: int) -> int:
+    return (masked(a + 4096, 32) if a & 0x7FFFFFFF < 0x7F800000 else a) & ~8191
+
+
+def fused_halves(a: int, b: int, c: int) -> int:
+    return pairwise(a, b, lambda x, y: np.float16(np.float64(x) * np.float64(y) + np.float64(x)))
+
+
+def bfloat16_products(a: int, b: int, c: int) -> int:
+    out = 0
+    for start in (0, 16):
+        x, y = (np.float32(f32((each >> start & 65535) << 16)) for each in (a, b))
+        out |= bfloat16(bits32(x * y)) << start
+    return out
+
+
+# ---- the cases ----
+
+INTEGER = [
+    Case("add.u32 %d, %a, %b;", 32, lambda a, b, c: masked(a + b, 32)),
+    Case("sub.s32 %d, %a, %b;", 32, lambda a, b, c: masked(a - b, 32)),
+    Case("add.sat.s32 %d, %a, %b;", 32, saturated_sum),
+    Case("add.cc.u32 %t, %a, %b; addc.u32 %d, %c, 0;", 32, lambda a, b, c: masked(c + (a + b >> 32), 32)),
+    Case("sub.cc.u32 %t, %a, %b; subc.u32 %d, %c, 0;", 32, lambda a, b, c: masked(c - (a < b), 32)),
+    Case("mul.lo.s32 %d, %a, %b;", 32, lambda a, b, c: masked(a * b, 32)),
+    Case("mul.hi.s32 %d, %a, %b;", 32, lambda a, b, c: masked(signed(a, 32) * signed(b, 32) >> 32, 32)),
+    Case("mul.hi.u32 %d, %a, %b;", 32, lambda a, b, c: a * b >> 32),
+    Case("mul.wide.s32 %d, %a, %b;", 32, lambda a, b, c: masked(signed(a, 32) * signed(b, 32), 64), 64),
+    Case("mul.wide.u32 %d, %a, %b;", 32, lambda a, b, c: a * b, 64),
+    Case("mad.lo.u32 %d, %a, %b, %c;", 32, lambda a, b, c: masked(a * b + c, 32)),
+    Case("mad.hi.u32 %d, %a, %b, %c;", 32, lambda a, b, c: masked((a * b >> 32) + c, 32)),
+    Case("mad.lo.cc.u32 %t, %a, %b, %c; madc.hi.u32 %d, %a, %b, 7;", 32, product_with_carry),
+    Case("mul24.lo.u32 %d, %a, %b;", 32, lambda a, b, c: masked(masked(a, 24) * masked(b, 24), 32)),
+    Case("mad24.lo.s32 %d, %a, %b, %c;", 32, signed_24),
+    Case("div.s32 %d, %a, %b;", 32, quotient),
+    Case("rem.s32 %d, %a, %b;", 32, remainder),
+    Case("div.u32 %d, %a, %b;", 32, lambda a, b, c: a // b if b else masked(-1, 32)),
+    Case("abs.s32 %d, %a;", 32, lambda a, b, c: masked(abs(signed(a, 32)), 32)),
+    Case("neg.s32 %d, %a;", 32, lambda a, b, c: masked(-a, 32)),
+    Case("min.s32 %d, %a, %b;", 32, lambda a, b, c: masked(min(signed(a, 32), signed(b, 32)), 32)),
+    Case("max.u32 %d, %a, %b;", 32, lambda a, b, c: max(a, b)),
+    Case("sad.s32 %d, %a, %b, %c;", 32, lambda a, b, c: masked(abs(signed(a, 32) - signed(b, 32)) + c, 32)),
+    Case("popc.b32 %d, %a;", 32, lambda a, b, c: a.bit_count()),
+    Case("clz.b32 %d, %a;", 32, lambda a, b, c: 32 - a.bit_length()),
+    Case("bfind.u32 %d, %a;", 32, lambda a, b, c: masked(a.bit_length() - 1, 32)),
+    Case("bfind.s32 %d, %a;", 32, lambda a, b, c: masked((~signed(a, 32) if a >> 31 else a).bit_length() - 1, 32)),
+    Case("bfind.shiftamt.u32 %d, %a;", 32, lambda a, b, c: 32 - a.bit_length() if a else masked(-1, 32)),
+    Case("brev.b32 %d, %a;", 32, lambda a, b, c: int(f"{a:032b}"[::-1], 2)),
+    Case("bfe.u32 %d, %a, %b, %c;", 32, extracted(32, False)),
+    Case("bfe.s32 %d, %a, %b, %c;", 32, extracted(32, True)),
+    Case("bfi.b32 %d, %a, %b, 5, %c;", 32, inserted),
+    Case("dp4a.s32.u32 %d, %a, %b, %c;", 32, dot4),
+    Case("and.b32 %d, %a, %b;", 32, lambda a, b, c: a & b),
+    Case("xor.b32 %d, %a, %b;", 32, lambda a, b, c: a ^ b),
+    Case("not.b32 %d, %a;", 32, lambda a, b, c: masked(~a, 32)),
+    Case("cnot.b32 %d, %a;", 32, lambda a, b, c: int(a == 0)),
+    Case("lop3.b32 %d, %a, %b, %c, 0xE8;", 32, table_of_three(0xE8)),
+    Case("lop3.b32 %d, %a, %b, %c, 0x96;", 32, table_of_three(0x96)),
+    Case("shl.b32 %d, %a, %b;", 32, lambda a, b, c: masked(a << b, 32) if b < 32 else 0),
+    Case("shr.u32 %d, %a, %b;", 32, lambda a, b, c: a >> b if b < 32 else 0),
+    Case("shr.s32 %d, %a, %b;", 32, lambda a, b, c: masked(signed(a, 32) >> min(b, 31), 32)),
+    Case("shf.l.wrap.b32 %d, %a, %b, %c;", 32, lambda a, b, c: masked((b << 32 | a) << (c & 31) >> 32, 32)),
+    Case("shf.r.clamp.b32 %d, %a, %b, %c;", 32, lambda a, b, c: masked((b << 32 | a) >> min(c, 32), 32)),
+    Case("prmt.b32 %d, %a, %b, %c;", 32, permuted),
+    Case(
+        "setp.lt.s32 %p, %a, %b; selp.b32 %d, %a, %c, %p;",
+        32,
+        lambda a, b, c: a if signed(a, 32) < signed(b, 32) else c,
+    ),
+    Case("setp.hs.u32 %p, %a, %b; selp.b32 %d, 1, 0, %p;", 32, lambda a, b, c: int(a >= b)),
+    Case(
+        "setp.eq.u32 %q, %a, 0; setp.ne.or.u32 %p, %b, 0, %q; selp.b32 %d, 1, 0, %p;",
+        32,
+        lambda a, b, c: int(b != 0 or a == 0),
+    ),
+    Case(
+        "setp.gt.u32 %p|%q, %a, %b; selp.b32 %t, 2, 0, %p; selp.b32 %d, 1, %t, %q;",
+        32,
+        lambda a, b, c: 2 if a > b else 1,
+    ),
+    Case("set.le.u32.s32 %d, %a, %b;", 32, lambda a, b, c: masked(-(signed(a, 32) <= signed(b, 32)), 32)),
+    Case("slct.b32.s32 %d, %a, %b, %c;", 32, lambda a, b, c: a if signed(c, 32) >= 0 else b),
+    Case("mov.b32 {%h1, %h2}, %a; mov.b32 %d, {%h2, %h1};", 32, lambda a, b, c: masked(a << 16 | a >> 16, 32)),
+    Case("cvt.s32.s8 %d, %a;", 32, lambda a, b, c: masked(signed(a & 255, 8), 32)),
+    Case("cvt.u32.u16 %d, %a;", 32, lambda a, b, c: a & 65535),
+    Case("cvt.sat.s8.s32 %t, %a; cvt.s32.s8 %d, %t;", 32, to_int8),
+    Case("cvt.s64.s32 %d, %a;", 32, lambda a, b, c: masked(signed(a, 32), 64), 64),
+    Case("@!%p0 mov.b32 %d, %a; @%p0 mov.b32 %d, %b;", 32, lambda a, b, c: a),
+    Case("add.u64 %d, %a, %b;", 64, lambda a, b, c: masked(a + b, 64)),
+    Case("mul.hi.u64 %d, %a, %b;", 64, lambda a, b, c: a * b >> 64),
+    Case("mul.lo.s64 %d, %a, %b;", 64, lambda a, b, c: masked(a * b, 64)),
+    Case("shr.s64 %d, %a, 7;", 64, lambda a, b, c: masked(signed(a, 64) >> 7, 64)),
+    Case("bfe.u64 %d, %a, 9, 40;", 64, lambda a, b, c: a >> 9 & (1 << 40) - 1),
+    Case("clz.b64 %r, %a; cvt.u64.u32 %d, %r;", 64, lambda a, b, c: 64 - a.bit_length()),
+    Case("cvt.u32.u64 %r, %a; cvt.u64.u32 %d, %r;", 64, lambda a, b, c: masked(a, 32)),
+]
+FLOAT = [
+    Case("add.rn.f32 %d, %a, %b;", 32, lambda a, b, c: bits32(np.float32(f32(a)) + np.float32(f32(b)))),
+    Case("sub.rn.f32 %d, %a, %b;", 32, lambda a, b, c: bits32(np.float32(f32(a)) - np.float32(f32(b)))),
+    Case("mul.rn.f32 %d, %a, %b;", 32, lambda a, b, c: bits32(np.float32(f32(a)) * np.float32(f32(b)))),
+    Case("div.rn.f32 %d, %a, %b;", 32, lambda a, b, c: bits32(np.float32(f32(a)) / np.float32(f32(b)))),
+    Case("rcp.rn.f32 %d, %a;", 32, lambda a, b, c: bits32(np.float32(1) / np.float32(f32(a)))),
+    Case("sqrt.rn.f32 %d, %a;", 32, lambda a, b, c: bits32(np.sqrt(np.float32(f32(a))))),
+    *(Case(f"fma.{mode}.f32 %d, %a, %b, %c;", 32, fused(mode)) for mode in ("rn", "rz", "rm", "rp")),
+    Case("neg.f32 %d, %a;", 32, lambda a, b, c: a ^ 1 << 31),
+    Case("abs.f32 %d, %a;", 32, lambda a, b, c: a & (1 << 31) - 1),
+    Case("copysign.f32 %d, %a, %b;", 32, lambda a, b, c: (a & 1 << 31) | (b & (1 << 31) - 1)),
+    Case("min.f32 %d, %a, %b;", 32, lambda a, b, c: bits32(smaller(f32(a), f32(b)))),
+    Case("max.f32 %d, %a, %b;", 32, lambda a, b, c: bits32(-smaller(-f32(a), -f32(b)))),
+    Case("min.NaN.f32 %d, %a, %b;", 32, smaller_or_nan),
+    Case("add.sat.f32 %d, %a, %b;", 32, sum_in_unit_interval),
+    Case("mul.rn.ftz.f32 %d, %a, %b;", 32, product_without_subnormals),
+    Case("setp.lt.f32 %p, %a, %b; selp.b32 %d, 1, 0, %p;", 32, lambda a, b, c: int(f32(a) < f32(b))),
+    Case("setp.geu.f32 %p, %a, %b; selp.b32 %d, 1, 0, %p;", 32, lambda a, b, c: int(not f32(a) < f32(b))),
+    Case(
+        "setp.nan.f32 %p, %a, %b; selp.b32 %d, 1, 0, %p;",
+        32,
+        lambda a, b, c: int(f32(a) != f32(a) or f32(b) != f32(b)),
+    ),
+    Case("testp.subnormal.f32 %p, %a; selp.b32 %d, 1, 0, %p;", 32, lambda a, b, c: int(0 < abs(f32(a)) < 2.0**-126)),
+    Case("testp.finite.f32 %p, %a; selp.b32 %d, 1, 0, %p;", 32, lambda a, b, c: int(math.isfinite(f32(a)))),
+    Case("cvt.rzi.s32.f32 %d, %a;", 32, to_int(32, True, math.trunc)),
+    Case("cvt.rni.s32.f32 %d, %a;", 32, to_int(32, True, round)),
+    Case("cvt.rmi.u32.f32 %d, %a;", 32, to_int(32, False, math.floor)),
+    Case("cvt.rpi.s64.f32 %d, %a;", 32, to_int(64, True, math.ceil), 64),
+    Case("cvt.rni.f32.f32 %d, %a;", 32, lambda a, b, c: bits32(np.rint(np.float32(f32(a))))),
+    Case("cvt.rn.f32.s32 %d, %a;", 32, lambda a, b, c: bits32(rounded(Fraction(signed(a, 32)), "rn") if a else 0.0)),
+    Case("cvt.rp.f32.u32 %d, %a;", 32, lambda a, b, c: bits32(rounded(Fraction(a), "rp") if a else 0.0)),
+    Case("cvt.rn.f16.f32 %h1, %a; cvt.u32.u16 %d, %h1;", 32, lambda a, b, c: int(half(f32(a)).view(np.uint16))),
+    Case("cvt.u16.u32 %h1, %a; cvt.f32.f16 %d, %h1;", 32, half_to_float),
+    Case("cvt.rn.bf16.f32 %h1, %a; cvt.u32.u16 %d, %h1;", 32, lambda a, b, c: bfloat16(a)),
+    Case("cvt.rn.f16x2.f32 %d, %a, %b;", 32, two_halves),
+    Case("cvt.rna.tf32.f32 %d, %a;", 32, tf32),
+    Case("cvt.f64.f32 %d, %a;", 32, lambda a, b, c: bits64(f32(a)), 64),
+    Case("cvt.rz.f32.f64 %r, %a; cvt.u64.u32 %d, %r;", 64, lambda a, b, c: bits32(rounded(Fraction(f64(a)), "rz"))),
+    Case("add.rn.f64 %d, %a, %b;", 64, lambda a, b, c: bits64(f64(a) + f64(b))),
+    Case("div.rn.f64 %d, %a, %b;", 64, lambda a, b, c: bits64(f64(a) / f64(b))),
+    Case("add.f16x2 %d, %a, %b;", 32, lambda a, b, c: pairwise(a, b, lambda x, y: x + y)),
+    Case("fma.rn.f16x2 %d, %a, %b, %a;", 32, fused_halves),
+    Case(
+        "mul.bf16x2 %d, %a, %b;",
+        32,
+        lambda a, b, c: sum(
+            bfloat16(bits32(np.float32(f32((a >> s & 65535) << 16)) * np.float32(f32((b >> s & 65535) << 16)))) << s
+            for s in (0, 16)
+        ),
+    ),
+]
+
+
+def flush(value: float) -> float:
+    return math.copysign(0.0, value) if abs(value) < 2.0**-126 else value
+
+
+def half(value: float) -> np.float16:
+    with np.errstate(over="ignore"):
+        return np.float16(np.float32(value))
+
+
+def bfloat16(bits: int) -> int:
+    if bits & 0x7FFFFFFF > 0x7F800000:
+        return 0x7FFF
+    return masked(bits + 0x7FFF + (bits >> 16 & 1), 32) >> 16
+
+
+def pairwise(a: int, b: int, operation: Callable[[Any, Any], Any]) -> int:
+    out = 0
+    with np.errstate(all="ignore"):
+        for start in (0, 16):
+            x, y = (np.uint16(each >> start & 65535).view(np.float16) for each in (a, b))
+            out |= int(np.float16(operation(x, y)).view(np.uint16)) << start
+    return out
+
+
+def equal(case: Case, got: int, expected: int) -> bool:
+    """Whether two results of a floating-point case are equal; the payload of NaN is not compared."""
+    kinds = case.text.split(" ")[0].split(".")
+    if "f16x2" in kinds and kinds[0] != "cvt":
+        one, other = (np.array([bits & 0xFFFF, bits >> 16], np.uint16).view(np.float16) for bits in (got, expected))
+        return np.array_equal(one, other, equal_nan=True)
+    value = f32 if (case.result or case.bits) == 32 else f64
+    return got == expected or (math.isnan(value(got)) and math.isnan(value(expected)))
+
+
+def module(cases: Sequence[Case]) -> str:
+    """Return the text of a module whose kernel ``cases`` stores each case's result as 64 bits: out[case, thread]."""
+    body = []
+    for number, case in enumerate(cases):
+        width = case.result or case.bits
+        registers = (
+            f".reg .b{case.bits} %a, %b, %c; .reg .b32 %t, %r; .reg .b{width} %d; .reg .pred %p, %q, %p0; "
+            ".reg .b16 %h1, %h2;"
+        )
+        loads = " ".join(f"ld.global.b{case.bits} %{x}, [%x{i}];" for i, x in enumerate("abc"))
+        body.append(
+            f"{{ {registers} setp.ne.u32 %p0, 0, 0; {loads} {case.text} st.global.b{width} [%out+{number * 8}], %d; }}"
+        )
+    return f"""
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry cases(.param .u64 x, .param .u64 y, .param .u64 z, .param .u64 out) {{
+  .reg .b64 %x<3>, %out, %at; .reg .b32 %tid;
+  ld.param.u64 %x0, [x]; ld.param.u64 %x1, [y]; ld.param.u64 %x2, [z]; ld.param.u64 %out, [out];
+  mov.u32 %tid, %tid.x; mul.wide.u32 %at, %tid, 8;
+  add.u64 %x0, %x0, %at; add.u64 %x1, %x1, %at; add.u64 %x2, %x2, %at;
+  mul.wide.u32 %at, %tid, {8 * len(cases)}; add.u64 %out, %out, %at;
+  {" ".join(body)}
+  ret;
+}}
+"""
+
+
+def samples(rng: np.random.Generator, count: int, floats: bool) -> npt.NDArray[np.uint64]:
+    """Return operands, three rows: edges of integers or floats and random numbers, as 64 bits."""
+    edges = np.array([0, 1, 2, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**64 - 1, 1 << 63], np.uint64)
+    if floats:
+        values = [
+            0.0,
+            -0.0,
+            1.0,
+            -1.5,
+            0.5,
+            2.5,
+            3e38,
+            -3e38,
+            1e-40,
+            -1e-45,
+            np.inf,
+            -np.inf,
+            np.nan,
+            65519.0,
+            1e10,
+            2**31,
+        ]
+        single = np.array(values, np.float32).view(np.uint32).astype(np.uint64)
+        double = np.array(values, np.float64).view(np.uint64)
+        edges = np.where(rng.random(single.size) < 0.5, single, double & np.uint64(~0xFFFFFFFF & 2**64 - 1) | single)
+    words = rng.integers(0, 2**64, (3, count), np.uint64)
+    if floats:
+        near = rng.normal(0, 10.0 ** rng.integers(-3, 4, (3, count))).astype(np.float32).view(np.uint32)
+        words = words & np.uint64(0xFFFFFFFF00000000) | near.astype(np.uint64)
+    picks = rng.integers(0, edges.size, words.shape)
+    return np.where(rng.random(words.shape) < 0.4, edges[picks], words)
