@@ -83,7 +83,7 @@ class StepTrials:
 
 
 def _allow_in_place(step: Map, launched: Iterable[Step]) -> None:
-    """Notes at the launch of a Map which inputs may have the memory of a result.
+    """Note at the launch of a Map which inputs may have the memory of a result.
 
     All kernels of maps load an element of every input before they store one of a result. So this holds for a buffer
     if the map reads each element at its own index of the result, and nothing else.
@@ -105,7 +105,7 @@ def _allow_in_place(step: Map, launched: Iterable[Step]) -> None:
 
 
 def launch_step(ctx: Lowering, step: Map) -> None:
-    """Makes the kernels of one step, and launches them."""
+    """Make the kernels of one step, and launch them."""
     if isinstance(step, Sums):
         _launch_contraction(ctx, scheduled(ctx, step))
     elif isinstance(step, Rows):

@@ -40,7 +40,7 @@ def _without_unused(step: Map, needed: set[Buffer]) -> Map:
     def used(outputs: tuple[Output, ...]) -> list[Output]:
         return [y for y in outputs if y[1].buffer in needed or y[1].buffer.kind is not BufferKind.SCRATCH]
 
-    changed = step.map_outputs(used)
-    if len(changed.all_outputs) == len(step.all_outputs):
+    if len(used(step.all_outputs)) == len(step.all_outputs):
         return step
+    changed = step.map_outputs(used)
     return replace(changed, inputs=used_inputs(changed.inputs, [x for x, _ in changed.all_outputs]))
