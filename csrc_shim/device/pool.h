@@ -20,11 +20,11 @@ struct ocp_stream_private {
   ocp_stream *next;      /* of the pool's streams */
   ocp_stream *next_idle; /* list of the idle streams that can be borrowed */
   uint64_t id;           /* unique: never reused */
-  atomic_uint users;     /* the last one to release it ends it */
+  atomic_uint users;     /* references; the last release destroys the stream */
   /* Written under the lock; the thread that enqueues on the stream may read it without the lock. */
   atomic_ullong enqueued;     /* number of the latest work */
   atomic_ullong pending_from; /* all work below this number has finished; OCP_IDLE: all work has */
-  /* Streams whose work up to a number comes before all later work of this one; the latest few. */
+  /* The latest streams that this stream has waited for: their work up to `position` precedes its later work. */
   struct {
     uint64_t id, position;
   } waited[OCP_MAX_WAITED];

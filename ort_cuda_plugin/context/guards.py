@@ -90,7 +90,7 @@ class Guards:
     def _why(self, register: int, values: dict[int, int]) -> str:
         used = sorted(self._leaves(register, set()))
         came = ", ".join(f"{self._registers[leaf]} is {values[leaf]}" for leaf in used)
-        return f"it wants {self._text(register, 0)}, and {came}"
+        return f"it needs {self._text(register, 0)}, but {came}"
 
     def _leaves(self, register: int, seen: set[int]) -> set[int]:
         if register in seen:

@@ -241,7 +241,7 @@ def bank_conflicts(sites: Sequence[Site]) -> list[str]:
     found: dict[str, float] = {}
     for site in sites:
         if _is_shared(site) and site.units > WAYS * site.least:
-            text = f"{site.kind}s of {site.nbytes} bytes take {site.units:.1f} wavefronts, {site.least:.1f} would do"
+            text = f"{site.kind}s of {site.nbytes} bytes take {site.units:.1f} wavefronts, minimum {site.least:.1f}"
             found[text] = found.get(text, 0.0) + site.requests
     return [text for text, requests in found.items() if requests > SHARE * SHARE * total]
 

@@ -189,7 +189,9 @@ def test_get_nb_outputs() -> None:
         get_output_shapes=lambda inputs, *_: [inputs[0], (3,)],
     )
     assert [y.dtype for y in lowered(creator, tensor([2]))] == [DType.FLOAT32, DType.INT64]
-    with pytest.raises(PluginFailure, match=r"get_output_data_types returned .* for 2 outputs"):
+    with pytest.raises(
+        PluginFailure, match=r"get_output_data_types returned .* expected a DType for each of 2 outputs"
+    ):
         lowered(ProbeCreator(get_nb_outputs=lambda: 2), tensor([2]))
 
 
@@ -380,7 +382,9 @@ def test_configure_plugin() -> None:
 
 def test_get_nb_tactics() -> None:
     creator = ProbeCreator(get_nb_tactics=lambda: 2, get_valid_tactics=lambda: [1])
-    with pytest.raises(PluginFailure, match=r"get_nb_tactics is 2, and get_valid_tactics returned \[1\]"):
+    with pytest.raises(
+        PluginFailure, match=r"get_valid_tactics returned \[1\], expected 2 tactics, as get_nb_tactics says"
+    ):
         lowered(creator, tensor([2]))
 
 

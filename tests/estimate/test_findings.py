@@ -52,7 +52,7 @@ def test_narrow_accesses_of_neighbours_are_found(sites: list[Site], count: int) 
 def test_bank_conflicts_above_two_way_are_found() -> None:
     sites = [Site("shared load", 4, MANY, 2.0, 1.0), Site("shared store", 16, MANY, 8.0, 4.0)]
     assert findings.bank_conflicts(sites) == []
-    text = "shared loads of 4 bytes take 4.0 wavefronts, 1.0 would do"
+    text = "shared loads of 4 bytes take 4.0 wavefronts, minimum 1.0"
     assert findings.bank_conflicts([*sites, Site("shared load", 4, MANY, 4.0, 1.0)]) == [text]
 
 

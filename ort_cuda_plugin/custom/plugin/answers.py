@@ -82,7 +82,9 @@ class Answers:
         given = [None if x is None else x.dtype for x in self._inputs]
         types = self._listed("get_output_data_types", self.build.get_output_data_types, given)
         if len(types) != count or not all(isinstance(dtype, DType) for dtype in types):
-            raise PluginFailure(f"{self.label}: get_output_data_types returned {types!r} for {count} outputs")
+            raise PluginFailure(
+                f"{self.label}: get_output_data_types returned {types!r}, expected a DType for each of {count} outputs"
+            )
         return types
 
     def _dims(self, shape: Sequence[Dim]) -> tuple[Any, ...]:
@@ -216,7 +218,9 @@ class Answers:
         count = self.ask("get_nb_tactics", build.get_nb_tactics)
         found = list(self.ask("get_valid_tactics", build.get_valid_tactics))
         if len(found) != count:
-            raise PluginFailure(f"{self.label}: get_nb_tactics is {count}, and get_valid_tactics returned {found!r}")
+            raise PluginFailure(
+                f"{self.label}: get_valid_tactics returned {found!r}, expected {count} tactics, as get_nb_tactics says"
+            )
         if any(not isinstance(tactic, int) or tactic < 1 for tactic in found) or len(set(found)) != len(found):
             raise PluginFailure(
                 f"{self.label}: get_valid_tactics returned {found!r}, expected distinct integers of at least 1"
