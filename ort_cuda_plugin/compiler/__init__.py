@@ -1,1 +1,1 @@
-"""From a kernel's source to an image: Numba, LLVM, NVIDIA's tools, the caches."""
+"""Compiles a kernel's source to an image (cubin or host object), with Numba, LLVM and NVIDIA's tools, and caches it."""

@@ -1,6 +1,6 @@
 """The disk cache of compiled kernels and of their IR, shared by all processes of a user.
 
-An entry's file name is a hash of all that its contents depend on (`toolchain`). If an entry is damaged, or
+An entry's file name is a hash of everything that its contents depend on (`toolchain`). If an entry is damaged, or
 another user could have written it, its kernel is compiled again.
 Nothing here imports Numba or llvmlite.
 """
@@ -39,10 +39,10 @@ max_tools = 8
 
 
 class KernelCache(CacheFolder):
-    """Compiled kernels in one folder. A folder that cannot be used is reported once and then does without.
+    """Compiled kernels in one folder. If the folder cannot be used, a warning says so once, and the cache stays empty.
 
     ``folder`` defaults to `cache_folder`; ``max_bytes`` bounds the sum of the entries' sizes: the least recently used
-    are removed.
+    entries are removed.
     """
 
     name = "kernel cache"

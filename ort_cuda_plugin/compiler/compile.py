@@ -1,7 +1,7 @@
 """Compiles kernels: Python function -> Numba -> LLVM IR -> cubin, or host object for the emulated device.
 
-This module and `ort_cuda_plugin.compiler.intrinsics` are the only ones that know Numba and llvmlite, and nothing
-imports them until a kernel has to be compiled.
+Only this module and `ort_cuda_plugin.compiler.intrinsics` use Numba and llvmlite; both are imported only when a kernel
+has to be compiled.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ element_types = {
 
 
 class KernelCompileError(Exception):
-    """A kernel does not compile. The message names the kernel and, where it is known, the line of its source."""
+    """A kernel does not compile. The message names the kernel and, if known, the line of its source."""
 
     ort_code = 6  # ORT_RUNTIME_EXCEPTION
 
@@ -81,19 +81,19 @@ class KernelCompileError(Exception):
 
 
 def compile_kernel(spec: KernelSpec, target: Target, cache: KernelCache | None = None) -> KernelImage:
-    """Compiles one kernel. Raises KernelCompileError. Takes no device; safe to call from several threads.
+    """Compile one kernel. Raises KernelCompileError. Needs no device; several threads may call it.
 
-    Where ``cache`` has the kernel's IR, Numba does not run; where it has not, it gets it.
+    If ``cache`` has the kernel's IR, Numba does not run; otherwise the IR is stored there.
     """
     if isinstance(spec, ForeignKernel):
         try:
             if not target.is_emulated:
                 return compile_foreign(spec, target)
             if not spec.source:
-                raise ForeignCodeError("it has no twin in Numba, which the emulated device would run in its place")
+                raise ForeignCodeError("it has no counterpart in Numba, which the emulated device needs")
         except ForeignCodeError as error:
             raise KernelCompileError(spec, str(error)) from error
-    # Numba's own lock, for the seam in kernel_ir: what else this process compiles must not see it.
+    # Numba's own lock: other compilations of this process must not run with the patches of kernel_ir.
     with global_compiler_lock:
         ir = kernel_ir(spec) if cache is None else cached_ir(spec, cache)
         return compile_emulated(spec, ir, target) if target.is_emulated else compile_cuda(spec, ir, target)
@@ -104,7 +104,7 @@ def compile_kernel(spec: KernelSpec, target: Target, cache: KernelCache | None =
 
 @lru_cache(maxsize=1)
 def kernel_namespace() -> dict[str, Any]:
-    """The names that every kernel sees."""
+    """Return the names that are defined in every kernel."""
     names: dict[str, Any] = {"cuda": cuda, "libdevice": libdevice, "math": math, "__builtins__": builtins}
     for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"):
         names[name] = getattr(types, name)
@@ -113,7 +113,7 @@ def kernel_namespace() -> dict[str, Any]:
 
 
 def kernel_function(spec: KernelSpec) -> Callable[..., None]:
-    """The Python function of the kernel."""
+    """Return the Python function of the kernel."""
     filename = f"<kernel {spec.symbol}>"
     linecache.cache[filename] = (len(spec.source), None, spec.source.splitlines(keepends=True), filename)
     namespace = dict(kernel_namespace())
@@ -132,7 +132,7 @@ def kernel_function(spec: KernelSpec) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class KernelIR:
-    """The IR of a kernel and its device functions, one text per module, as numba-cuda hands it to NVVM."""
+    """The IR of a kernel and its device functions, one text per module, as numba-cuda passes it to NVVM."""
 
     modules: tuple[str, ...]
     mangled_name: str
@@ -144,7 +144,7 @@ def parameter_type(entry: str) -> types.Type:
 
 @lru_cache(maxsize=64)
 def kernel_ir(spec: KernelSpec) -> KernelIR:
-    """Runs Numba's front end. The last results are kept: a report compiles a kernel for several architectures."""
+    """Run Numba's front end. The last results are cached: a report compiles a kernel for several architectures."""
     function = kernel_function(spec)
     bounds = (spec.launch_bounds, spec.resident) if spec.resident else spec.launch_bounds
     signature = types.void(*(parameter_type(entry) for entry in spec.signature))
@@ -159,7 +159,7 @@ def kernel_ir(spec: KernelSpec) -> KernelIR:
                 launch_bounds=bounds or None,
             )
             result = KernelIR(tuple(library.llvm_strs), library._entry_name)
-            del library, _  # so that the collection of cycles, which goes on now, does not keep them for its next round
+            del library, _  # so that the garbage collector, which resumes now, can free them at once
         return result
     except (NumbaError, CudaNumbaError, NameError, TypeError, ValueError, NotImplementedError) as error:
         filename, line, reason = explain(function, error)
@@ -180,13 +180,13 @@ max_error_lines = 20
 
 
 def explain(function: Callable[..., None], error: Exception) -> tuple[str, int, str]:
-    """File, line and reason of an error that Numba raised; it says the place in its text only."""
+    """Return file, line and reason of an error that Numba raised, parsed from its text."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     shown = text.split('\nFile "')[0].split("\nDuring: ")[0].splitlines()
     shown = [line for line in shown if line.strip() and not line.startswith("Failed in ")]
     reason = "\n".join(shown[:max_error_lines]) or type(error).__name__
     if "NRT required" in text:
-        reason = "it makes a new array: give each array as many indices as it has dimensions, and let it make no other"
+        reason = "it creates an array: use as many indices as an array has dimensions, and create no arrays"
     if place := re.search(r'File "([^"]+)", line (\d+)', text):
         return place[1], int(place[2]), reason
     line = function.__code__.co_firstlineno
@@ -201,17 +201,17 @@ def explain(function: Callable[..., None], error: Exception) -> tuple[str, int, 
 # ---- GPU ----
 
 
-ADVICE = '; `pip install "ort-cuda-plugin[cuda]"` brings what compiles for GPUs'
+ADVICE = '; `pip install "ort-cuda-plugin[cuda]"` installs the compilers for GPUs'
 
 
 def find_libdevice() -> None:
-    """Numba looks for libdevice together with NVRTC and others, which nothing here needs."""
+    """Set the path of libdevice: Numba's own search also requires NVRTC and others, which are not needed here."""
     if nvvm.LibDevice._cache_ is None and (path := cuda_paths._get_libdevice_path().info):
         nvvm.LibDevice._cache_ = Path(path).read_bytes()
 
 
 def find_linker(spec: KernelSpec) -> None:
-    """Raises KernelCompileError where there is no nvJitLink: cuda-core would look for a driver in its place."""
+    """Check that nvJitLink is installed: without it, cuda-core would search for a driver. Raises KernelCompileError."""
     from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
 
     try:
@@ -221,9 +221,9 @@ def find_linker(spec: KernelSpec) -> None:
 
 
 def with_short_rounding(ptx: bytes, capability: tuple[int, int]) -> bytes:
-    """The same PTX, in which rounding to TF32 is one instruction where a GPU has it: halfway to even, from sm_90 on.
+    """Return the PTX with rounding to TF32 as one instruction, from sm_90 on: it rounds half to even.
 
-    What rounds halfway from zero is three instructions on all GPUs.
+    Rounding half away from zero takes three instructions on all GPUs.
     """
     return ptx.replace(b"cvt.rna.tf32.f32", b"cvt.rn.tf32.f32") if capability >= (9, 0) else ptx
 
@@ -241,7 +241,7 @@ def compile_ptx(spec: KernelSpec, ir: KernelIR, target: Target) -> bytes:
 
 
 def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
-    """The image is a cubin; PTX, which the driver compiles, where the architecture is newer than the toolkit."""
+    """Compile to a cubin, or to PTX, which the driver compiles, if the architecture is newer than the toolkit."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     ptx = compile_ptx(spec, ir, target)
@@ -281,7 +281,7 @@ def optimise(module: llvm.ModuleRef, configure: Callable[[llvm.ModulePassManager
 
 
 def inline_into_kernel(prepared: Sequence[str], kernel: str, count: bool = False) -> str:
-    """One module in which the kernel is the only function left, its locals in registers."""
+    """Return one module with all functions inlined into the kernel, and its local variables in registers."""
     main = None
     for text in prepared:
         module = llvm.parse_assembly(text)
@@ -306,7 +306,7 @@ def inline_into_kernel(prepared: Sequence[str], kernel: str, count: bool = False
 
     optimise(main, configure)
     if count:
-        # What NVVM finds as well: a value that is loaded once counts once.
+        # NVVM does the same: a value that is loaded once counts once.
         options = llvm.create_pipeline_tuning_options(2)
         options.loop_vectorization = options.slp_vectorization = False
         builder = llvm.create_pass_builder(host_target_machine(), options)
@@ -319,7 +319,7 @@ MAX_DECLARED_SHARED = 48 << 10
 
 
 def emulated_ir(spec: KernelSpec, ir: KernelIR, target: Target) -> str:
-    """The kernel's module for the emulated device, before optimisation."""
+    """Return the kernel's module for the emulated device, before optimisation."""
     sizes = [0 if entry.startswith("*") else int(entry[1:]) // 8 for entry in spec.signature]
     shared = host_ir.SharedMemory()
     name, contract = ir.mangled_name, target.contract
@@ -407,12 +407,12 @@ def emulated_image(symbol: str, text: str, target: Target) -> KernelImage:
 
 
 callee_stack_bytes = 4096
-"""Room for the C library's functions and the emulator's switch, which kernels call."""
+"""Bytes of stack for functions of the C library and the emulator's fiber switch, which kernels call."""
 red_zone_bytes = 128
 
 
 def frame_bytes(code: bytes) -> int:
-    """Stack that an x86-64 function needs, read from its prologue; 0 where the prologue is none we know."""
+    """Return the stack bytes of an x86-64 function, read from its prologue; 0 for an unknown prologue."""
     position, pushed = 0, 8
     while position < len(code):
         byte = code[position]

@@ -1,4 +1,4 @@
-"""Reads the parts of 64-bit little-endian ELF files that the compile pipeline looks at: sections and symbols."""
+"""Reads sections and symbols of 64-bit little-endian ELF files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Symbol:
-    """One symbol; ``section`` is a section index and ``value`` in an object the offset in it."""
+    """One symbol; ``section`` is a section index, and ``value`` in a relocatable object the offset in the section."""
 
     name: str
     section: int
@@ -34,7 +34,7 @@ class Symbol:
 
 
 class Elf:
-    """An ELF file in memory. Its constructor and its members raise ValueError where the bytes are none."""
+    """An ELF file in memory. Its constructor and its members raise ValueError for malformed bytes."""
 
     def __init__(self, data: bytes) -> None:
         if data[:6] != b"\x7fELF\x02\x01":
@@ -66,7 +66,7 @@ class Elf:
         return self.data[offset : self.data.index(b"\0", offset)].decode()
 
     def contents(self, section: Section) -> bytes:
-        """The bytes that the section has in the file."""
+        """Return the bytes of the section."""
         if section.type == SHT_NOBITS:
             return b""
         if section.offset + section.size > len(self.data):
@@ -83,14 +83,14 @@ class Elf:
                 yield Symbol(self.string(strings + name), section, value, size)
 
     def symbol(self, name: str) -> Symbol:
-        """The symbol of that name. Raises KeyError."""
+        """Return the symbol of that name. Raises KeyError."""
         for symbol in self.symbols():
             if symbol.name == name:
                 return symbol
         raise KeyError(name)
 
     def symbol_offset(self, symbol: Symbol) -> int:
-        """Where the symbol's bytes start in the file of a relocatable object."""
+        """Return the file offset of the symbol's bytes in a relocatable object."""
         section = self._section(symbol.section)
         if symbol.value > len(self.contents(section)):
             raise ValueError(f"the symbol {symbol.name!r} lies outside of its section")

@@ -1,7 +1,7 @@
-"""Kernels whose code for a GPU was not written for this package: CUDA C++, PTX, cubins, LTO-IR.
+"""Kernels of applications in CUDA C++, PTX, cubins and LTO-IR.
 
-NVRTC compiles the first, nvJitLink links all of them to cubins; neither needs a GPU. The emulated device cannot run
-such code: there a kernel's source, as of any `KernelSpec`, is its twin in the package's dialect of Numba.
+NVRTC compiles CUDA C++, nvJitLink links all of them to cubins; neither needs a GPU. The emulated device cannot run
+such code: it runs ``source``, the kernel's counterpart in Numba.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KINDS = ("cuda", "ptx", "cubin", "ltoir")
 
 
 class ForeignCodeError(Exception):
-    """What was given does not become a kernel; the message says why and what to do."""
+    """The given code cannot be a kernel; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,9 @@ class ForeignCode:
 
     Attributes:
         kind: one of `KINDS`.
-        images: the code for each architecture ("sm_90"), or for "" where it is for all.
-        entry: the kernel's name in it: for CUDA C++ an ``extern "C"`` one, or an expression such as ``scale<float>``.
+        images: the code for each architecture ("sm_90"), or for "" if it is for all.
+        entry: the kernel's name in the code: in CUDA C++ an ``extern "C"`` name, or an expression such as
+            ``scale<float>``.
         options: for NVRTC, as "--use_fast_math".
     """
 
@@ -43,12 +44,12 @@ class ForeignCode:
     options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what cannot be code of that kind."""
+        """Check the record. Raises ValueError for data that cannot be code of that kind."""
         if self.kind not in KINDS:
-            raise ValueError(f"{self.kind!r} is none of {', '.join(KINDS)}")
+            raise ValueError(f"kernel {self.entry}: kind {self.kind!r}, expected one of {', '.join(KINDS)}")
         for arch, _ in self.images:
             if not isinstance(arch, str) or not re.fullmatch(r"|sm_\d{2,3}[af]?", arch):
-                raise ValueError(f"kernel {self.entry}: {arch!r} is no architecture: use one such as sm_90")
+                raise ValueError(f"kernel {self.entry}: {arch!r} is not an architecture: use one such as sm_90")
             if not arch and self.kind == "cubin":
                 raise ValueError(f"kernel {self.entry}: a cubin is for one architecture: give {{'sm_90': cubin}}")
         for arch, data in self.images:
@@ -60,14 +61,14 @@ class ForeignCode:
                 except ForeignCodeError as error:
                     raise ValueError(f"kernel {self.entry}: {error}") from error
         if not self.images:
-            raise ValueError(f"kernel {self.entry}: there is no code")
+            raise ValueError(f"kernel {self.entry}: no code was given")
         if self.options and self.kind != "cuda":
             raise ValueError(f"kernel {self.entry}: options are for CUDA C++, not for {self.kind}")
 
     def image_for(self, compute_capability: tuple[int, int]) -> bytes | None:
-        """The code that runs on an architecture: of those for it or, with the same major number, older ones the newest.
+        """Return the newest code that runs on an architecture; None if there is none.
 
-        PTX and LTO-IR of any older architecture serve. None where there is none.
+        A cubin must be for the same major version and not a newer minor one; PTX and LTO-IR for any older architecture.
         """
         fitting = [
             (*_number(arch), data)
@@ -90,7 +91,7 @@ def _number(arch: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class ForeignKernel(KernelSpec):
-    """A kernel of `ForeignCode` on a GPU. ``source`` is its twin for the emulated device, "" where there is none."""
+    """A kernel of `ForeignCode` on a GPU. ``source`` is its counterpart for the emulated device, or ""."""
 
     foreign: ForeignCode = field(kw_only=True)
     tools = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime")
@@ -107,14 +108,14 @@ class ForeignKernel(KernelSpec):
         return hash(self.digest)
 
     def to_json(self) -> Mapping[str, Any]:
-        """What `from_json` makes the kernel of."""
+        """Encode the kernel as JSON, for `from_json`."""
         images = [[arch, base64.b64encode(data).decode()] for arch, data in self.foreign.images]
         own = {name: value for name, value in asdict(self).items() if name != "foreign"}
         return {**own, "foreign": {**asdict(self.foreign), "images": images}}
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> ForeignKernel:
-        """The inverse of `to_json`."""
+        """Decode a kernel from `to_json`."""
         code = dict(fields["foreign"])
         code["images"] = tuple((arch, base64.b64decode(data)) for arch, data in code["images"])
         code["options"] = tuple(code["options"])
@@ -123,7 +124,7 @@ class ForeignKernel(KernelSpec):
 
 
 def compile_foreign(spec: ForeignKernel, target: Target) -> KernelImage:
-    """The cubin for a GPU; PTX where the architecture is newer than the toolkit. Raises ForeignCodeError."""
+    """Return the cubin for a GPU; PTX if the architecture is newer than the toolkit. Raises ForeignCodeError."""
     code = spec.foreign
     data = code.image_for(target.compute_capability)
     if data is None:
@@ -142,7 +143,7 @@ def compile_foreign(spec: ForeignKernel, target: Target) -> KernelImage:
 
 
 def _compile_cuda(code: ForeignCode, source: bytes, target: Target) -> tuple[bytes, str]:
-    """PTX, and the entry's name there."""
+    """Compile CUDA C++; return PTX, and the mangled name of the entry."""
     try:
         from cuda.bindings import nvrtc
 
@@ -183,7 +184,7 @@ def _compile_cuda(code: ForeignCode, source: bytes, target: Target) -> tuple[byt
 
 
 def _headers() -> list[bytes]:
-    """Options with the folders of CUDA's headers, such as cuda_fp16.h, where they are installed."""
+    """Return options with the folders of the installed CUDA headers, such as cuda_fp16.h."""
     from cuda.pathfinder import find_nvidia_header_directory
 
     folders = [find_nvidia_header_directory(name) for name in ("cudart", "cccl")]
@@ -191,7 +192,7 @@ def _headers() -> list[bytes]:
 
 
 def _newest_known(nvrtc: Any, compute_capability: tuple[int, int]) -> tuple[int, int]:
-    """The architecture, or the newest one that NVRTC knows, whose PTX newer ones take."""
+    """Return the architecture, or the newest one that NVRTC knows, whose PTX runs on newer ones."""
     failed, *rest = nvrtc.nvrtcGetSupportedArchs()
     known = [divmod(number, 10) for number in (rest[-1] if failed == 0 and rest else ())]
     older = [each for each in known if each <= compute_capability]
@@ -219,7 +220,7 @@ def _linked(spec: ForeignKernel, ptx: bytes, data: bytes, entry: str, target: Ta
 def _image(
     spec: ForeignKernel, cubin: bytes, entry: str, target: Target, usage: Mapping[str, int], ptx: bytes = b""
 ) -> KernelImage:
-    """A cubin that has the entry, and what it says of the entry's shared memory."""
+    """Return a checked image with the entry, and the bytes of shared memory that the entry declares."""
     sections = _sections(cubin, entry, target.arch)
     shared = sections.get(f".nv.shared.{entry}", 0)
     wanted = [8 if parameter.startswith("*") else int(parameter[1:]) // 8 for parameter in spec.signature]
@@ -230,11 +231,11 @@ def _image(
 
 
 _PARAMETER_INFO = 4, 0x17
-"""Format and number of a cubin's record of a parameter: its place in the list, its offset, and a word with its size."""
+"""Format and attribute number of a parameter's record in a cubin: index, offset, and a word with the size."""
 
 
 def _parameter_bytes(cubin: bytes, entry: str) -> list[int]:
-    """The size of each parameter; none where the cubin does not say."""
+    """Return the size of each parameter; empty if the cubin lacks the records."""
     elf = Elf(cubin)
     records = next((elf.contents(each) for each in elf.sections if each.name == f".nv.info.{entry}"), b"")
     found: dict[int, int] = {}
@@ -250,11 +251,11 @@ def _parameter_bytes(cubin: bytes, entry: str) -> list[int]:
 
 
 def _sections(cubin: bytes, entry: str, arch: str) -> dict[str, int]:
-    """Names and sizes of the sections of a cubin. Raises ForeignCodeError where it is none, or lacks the entry."""
+    """Return names and sizes of a cubin's sections. Raises ForeignCodeError for other data, or without the entry."""
     try:
         sections = {section.name: section.size for section in Elf(cubin).sections}
     except ValueError as error:
-        raise ForeignCodeError(f"its cubin for {arch} is none: {error}") from error
+        raise ForeignCodeError(f"its image for {arch} is not a cubin: {error}") from error
     if f".text.{entry}" not in sections:
         found = ", ".join(sorted(name[6:] for name in sections if name.startswith(".text."))) or "none"
         raise ForeignCodeError(f"its code has no kernel {entry!r}; it has {found}")

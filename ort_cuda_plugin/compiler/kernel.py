@@ -1,4 +1,4 @@
-"""What identifies one kernel: its Python source and its parameters' types.
+"""Specification of a kernel: its Python source and the types of its parameters.
 
 Importing this module imports neither Numba nor NumPy: operators make specs on every plan, warm or cold.
 """
@@ -23,16 +23,15 @@ def digest_of(*fields: object) -> str:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """One kernel with all that its machine code depends on, except the target.
+    """One kernel: everything that its machine code depends on, except the target.
 
     ``signature`` has one entry per kernel parameter: ``"*f32"`` is a pointer to float32 (the kernel sees ``*f16`` and
     ``*bf16`` as uint16, smaller floats and ``*b1`` as uint8, ``*i4`` as int8), ``"i32" "i64" "f32" "f64"`` are scalars.
 
     ``source`` is Python text that defines ``def kernel(...)``. Its free names are those of
     `ort_cuda_plugin.compiler.intrinsics`, ``cuda``, ``libdevice``, ``math`` and the sized number types.
-    ``launch_bounds`` is the number of threads of the blocks it is launched with (0: unknown). It gets no more registers
-    than leave a multiprocessor room for ``resident`` such blocks (0: for any number). ``owner`` is the operator whose
-    author wrote it, for messages only.
+    ``launch_bounds`` is the number of threads of a block (0: unknown). Registers are limited so that ``resident`` such
+    blocks fit a multiprocessor (0: no limit). ``owner`` is the operator whose author wrote the kernel, for messages.
 
     Raises ValueError for a name that is not an identifier and for an unknown parameter type.
     """
@@ -44,11 +43,11 @@ class KernelSpec:
     resident: int = 0
     owner: str = field(default="", kw_only=True, compare=False)
     tools: ClassVar[tuple[str, ...]] = ()
-    """Distributions that compile it for GPUs, beside those of every kernel."""
+    """Python distributions that compile the kernel for GPUs, in addition to those of every kernel."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.name):
-            raise ValueError(f"kernel name {self.name!r} is not an identifier")
+            raise ValueError(f"kernel name {self.name!r}: expected an identifier")
         for entry in self.signature:
             if not type_pattern.fullmatch(entry):
                 raise ValueError(f"kernel {self.name!r}: {entry!r} is not a parameter type")
@@ -60,10 +59,10 @@ class KernelSpec:
 
     @property
     def contents(self) -> tuple[object, ...]:
-        """All that the IR depends on: not the name, nor ``owner``."""
+        """Everything that the IR depends on: all fields but the name and ``owner``."""
         return self.signature, self.source, self.launch_bounds, self.resident
 
     @property
     def symbol(self) -> str:
-        """Name of the compiled kernel: ``name`` and a piece of the digest, so that two specs never share a symbol."""
+        """Name of the compiled kernel: ``name`` and a part of the digest, so that two specs never share a symbol."""
         return f"{self.name}_{self.digest[:12]}"

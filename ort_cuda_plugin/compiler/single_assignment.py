@@ -1,7 +1,7 @@
-"""Numba's single assignment form, made without a walk over the whole kernel for each variable.
+"""Static single assignment (SSA) form of Numba's IR, in linear time.
 
 For each variable with several definitions, Numba rewrites every statement of a kernel twice: time grows with the square
-of a kernel's length. Here each variable costs the blocks that name it. The result is the same.
+of a kernel's length. Here only the blocks that use a variable are visited. The result is the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numba.cuda.core.analysis import compute_cfg_from_blocks
 
 
 def reconstruct_ssa(func_ir: Any) -> Any:
-    """As Numba's function of this name."""
+    """Replace Numba's function of this name."""
     blocks = dict(func_ir.blocks)
     cfg = compute_cfg_from_blocks(blocks)
     frontiers = ssa._iterated_domfronts(cfg)
@@ -49,7 +49,7 @@ def reconstruct_ssa(func_ir: Any) -> Any:
 
 
 def values_of(value: Any, variables: Any) -> Any:
-    """The variables that the right side of an assignment names."""
+    """Return the variables on the right side of an assignment."""
     if isinstance(value, ir.inst_types):
         return variables.get(value)
     return [value] if isinstance(value, ir.var_types) else []
@@ -64,7 +64,7 @@ def rename(
     frontiers: dict[int, set[int]],
     variables: Any,
 ) -> None:
-    """Gives each definition of a variable a name of its own, and each use the name that reaches it."""
+    """Give each definition of a variable a separate name, and each use the name of its reaching definition."""
     scope = next(iter(blocks.values())).scope
     states: dict[str, Any] = {"scope": scope, "varname": name, "defmap": defaultdict(list)}
     blocks.update(ssa._run_block_rewrite(chosen(blocks, defining), states, ssa._FreshVarHandler()))
@@ -79,5 +79,5 @@ def rename(
 
 
 def chosen(blocks: dict[int, Any], labels: dict[int, None]) -> dict[int, Any]:
-    """In the order of ``blocks``, which decides about the names."""
+    """Return the chosen blocks in the order of ``blocks``, which determines the new names."""
     return {label: block for label, block in blocks.items() if label in labels}

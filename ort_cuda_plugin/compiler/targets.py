@@ -1,4 +1,4 @@
-"""What kernels are compiled for, and what comes out."""
+"""Targets of compilation, and compiled images."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from ort_cuda_plugin.compiler.kernel import KernelSpec
 class Target:
     """A GPU architecture, or the emulated device on this host's CPU.
 
-    ``check`` compiles emulated kernels with the checking mode's calls before each access to memory. Without
-    ``contract`` a product and a sum are never one operation with one rounding, for comparisons bit by bit. ``count``
-    compiles them with the counting mode's calls. An emulated target with a compute capability executes the PTX that
-    NVVM makes for it.
+    ``check`` compiles emulated kernels with the checking mode's calls before each access to memory, ``count`` with the
+    counting mode's calls. Without ``contract`` no FMA is formed, for comparisons bit by bit. An emulated
+    target with a compute capability executes the PTX that NVVM makes for it.
     """
 
     kind: str
@@ -31,7 +30,7 @@ class Target:
 
     @staticmethod
     def counted() -> Target:
-        """The emulated device's counting mode."""
+        """Return the target of the emulated device's counting mode."""
         return Target("emulated", count=True)
 
     @staticmethod
@@ -44,7 +43,7 @@ class Target:
 
     @property
     def arch(self) -> str:
-        """``"sm_90"`` for a GPU; for the emulated device ``"emulated"``, with what it is compiled with beside."""
+        """``"sm_90"`` for a GPU; for the emulated device ``"emulated"`` and suffixes for its modes."""
         if self.is_emulated:
             mode = "_check" if self.check else "_count" if self.count else ""
             source = f"_ptx_{self.capability}" if self.executes_ptx else ""
@@ -68,7 +67,7 @@ class KernelImage:
 
     ``data`` is a cubin (NUL-terminated PTX for an architecture newer than the toolkit), or for the emulated device a
     relocatable ELF object as ``csrc_shim/emulator/kernel.h`` describes it; ``entry`` is the kernel's symbol in it.
-    ``metadata`` holds integers about it, such as ``static_shared_bytes``. ``ptx`` is what a cubin was made from.
+    ``metadata`` has integers such as ``static_shared_bytes``. ``ptx`` is the PTX from which a cubin was made.
     """
 
     data: bytes
@@ -80,7 +79,7 @@ class KernelImage:
 
 @dataclass(frozen=True)
 class BuiltKernel(KernelSpec):
-    """A kernel that was compiled elsewhere. In the place of its source it has what tells its image from others."""
+    """A kernel that was compiled elsewhere. Instead of a source it has a digest that identifies its image."""
 
     image: KernelImage = field(kw_only=True, compare=False)
 
@@ -95,6 +94,6 @@ usage_patterns = {
 
 
 def resource_usage(log: str) -> dict[str, int]:
-    """Return what the linker's verbose log says about a kernel; of several functions, the largest of each kind."""
+    """Return a kernel's resource usage from the linker's verbose log: the maximum of each number over its functions."""
     found = {name: [int(value) for value in re.findall(pattern, log)] for name, pattern in usage_patterns.items()}
     return {name: max(values) for name, values in found.items() if values}

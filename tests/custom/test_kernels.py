@@ -172,11 +172,11 @@ def test_a_kernel_travels_to_a_helper_process_and_its_digest_has_all_of_it() -> 
 @pytest.mark.parametrize(
     ("make", "arguments", "message"),
     [
-        (cubin_kernel, ({"sm90": b""}, "f", ()), "'sm90' is no architecture"),
+        (cubin_kernel, ({"sm90": b""}, "f", ()), "'sm90' is not an architecture"),
         (cubin_kernel, ({"": b""}, "f", ()), "a cubin is for one architecture"),
-        (cubin_kernel, ({}, "f", ()), "there is no code"),
+        (cubin_kernel, ({}, "f", ()), "no code was given"),
         (cubin_kernel, ({"sm_90": "text"}, "f", ()), "kernel f: the code for sm_90 is str, not bytes"),
-        (cubin_kernel, ({"sm_90": b"no cubin"}, "f", ()), "kernel f: its cubin for sm_90 is none: not a 64-bit"),
+        (cubin_kernel, ({"sm_90": b"no cubin"}, "f", ()), "kernel f: its image for sm_90 is not a cubin: not a 64-bit"),
         (ptx_kernel, ("", "f", ("*f31",)), r"'\*f31' is not a parameter type"),
     ],
 )
@@ -311,5 +311,5 @@ def test_code_for_gpus_does_what_its_twin_does() -> None:
 def test_foreign_kernels_are_kernels() -> None:
     spec = cuda_kernel(SOURCE, "shift", SIGNATURE).spec(SIGNATURE, 64)
     assert isinstance(spec, ForeignKernel)
-    with pytest.raises(KernelCompileError, match="kernel 'shift': it has no twin in Numba"):
+    with pytest.raises(KernelCompileError, match="kernel 'shift': it has no counterpart in Numba"):
         compile_kernel(spec, Target.emulated())

@@ -155,7 +155,7 @@ def a_file(folder: Path) -> None:
         (under_somebody_elses, "belongs to user 12345"),
         (behind_somebody_elses_link, "the link"),
         (behind_a_link_through_a_folder_that_others_write_to, "/parent/shared (mode 0777)"),
-        (in_a_circle, "lead in a circle"),
+        (in_a_circle, "a cycle of symbolic links"),
         (under_a_file, "it cannot be opened or made"),
         (a_file, "it cannot be opened or made"),
     ],

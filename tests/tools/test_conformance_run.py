@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ort_cuda_plugin.conformance.cases import Case, load_cases
+from ort_cuda_plugin.conformance.cases import load_cases
 from ort_cuda_plugin.conformance.mode import Mode
 from ort_cuda_plugin.conformance.report import WRITE_COMMAND, changes, read_verdicts, versions
 from ort_cuda_plugin.conformance.runner import run
@@ -22,26 +22,6 @@ JOBS = len(os.sched_getaffinity(0))
 def assert_none_is_bad(outcomes: Sequence[Outcome]) -> None:
     bad = {outcome.key: f"{outcome.verdict}: {outcome.reason}" for outcome in outcomes if outcome.verdict in BAD}
     assert not bad, "\n".join(f"{key}: {text}" for key, text in bad.items())
-
-
-def one_of_each_operator(cases: Sequence[Case]) -> list[Case]:
-    """Return the test with the shortest name of each operator that has tests of one node."""
-    found: dict[tuple[str, str], Case] = {}
-    for case in sorted(cases, key=lambda case: (len(case.name), case.name)):
-        nodes = case.model().graph.node
-        if len(nodes) == 1:
-            found.setdefault((nodes[0].domain, nodes[0].op_type), case)
-    return list(found.values())
-
-
-def test_a_test_of_each_operator_passes() -> None:
-    """The second tier has the others."""
-    cases = load_cases()
-    verdicts, _ = read_verdicts(REPORT.read_text(), cases)
-    on_ep = [case for key, case in cases.items() if case.kind == "node" and verdicts[key] == Verdict.ON_EP]
-    outcomes = run(chosen := one_of_each_operator(on_ep), Mode(check=True, seed=1), jobs=1)
-    assert len(chosen) > 150
-    assert_none_is_bad(outcomes)
 
 
 @pytest.mark.full

@@ -334,7 +334,7 @@ def test_without_the_compilers_for_gpus_what_to_install_is_said(
     monkeypatch.setattr(cuda.pathfinder, "load_nvidia_dynamic_lib", load_others)
     monkeypatch.setenv("ORT_CUDA_PLUGIN_CACHE_DIR", str(tmp_path / "cache"))
     add_model(tmp_path / "m.onnx")
-    said = 'nvJitLink is not installed; `pip install "ort-cuda-plugin[cuda]"` brings what compiles for GPUs'
+    said = 'nvJitLink is not installed; `pip install "ort-cuda-plugin[cuda]"` installs the compilers for GPUs'
     assert main(["estimate", str(tmp_path / "m.onnx")]) == ExitCode.MODEL_FAILED
     assert said in capsys.readouterr().err
     arguments = ["--runs", "1", "--warmup", "0", "--no-creation", "--device", "emulated"]

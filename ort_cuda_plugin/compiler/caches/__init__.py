@@ -1,1 +1,1 @@
-"""Folders of files that processes share: trusted files, the bound of a cache, times, cuDNN's plans."""
+"""Disk caches that processes share: files of trusted owners, eviction by size, measured times, cuDNN's plans."""

@@ -25,7 +25,7 @@ lock_suffix = ".lock"
 def cache_folder() -> Path:
     """Return the folder of entries: $ORT_CUDA_PLUGIN_CACHE_DIR, or ort-cuda-plugin in the user's cache folder.
 
-    For a user without a home folder, as in containers, it begins with "~".
+    For a user without a home folder, as in containers, the path begins with "~".
     """
     if configured := os.environ.get(CACHE_DIR_VARIABLE):
         return Path(configured)
@@ -46,11 +46,11 @@ def open_folder(folder: Path) -> TrustedFolder:
 
 
 class CacheFolder:
-    """Entries by key in one folder. A folder that cannot be used is reported once and then does without.
+    """Entries by key in one folder. If the folder cannot be used, a warning says so once, and the cache stays empty.
 
-    ``max_bytes`` bounds the sum of the entries' sizes: the least recently used are removed. A subclass defines its
-    entries by ``name``, ``suffix``, ``magic`` and ``max_entry_bytes``; ``consequence`` (what is lost without a folder)
-    and ``remedy`` (what happens without an entry) are parts of messages. A read-only folder is read.
+    ``max_bytes`` bounds the sum of the entries' sizes: the least recently used entries are removed. A subclass defines
+    its entries by ``name``, ``suffix``, ``magic`` and ``max_entry_bytes``; ``consequence`` (the loss without a folder)
+    and ``remedy`` (the action without an entry) are parts of messages. A read-only folder can be read.
     """
 
     name: str
@@ -140,8 +140,8 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Hold the lock of an entry, so that no other process makes it; False if one does. Also True if the folder
-        cannot be written to.
+        """Hold the lock of an entry while it is made; yield False if another process holds the lock. Yield True as well
+        if the folder cannot be written to.
         """
         with contextlib.ExitStack() as stack:
             held = True

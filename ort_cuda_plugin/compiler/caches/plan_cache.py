@@ -1,7 +1,7 @@
 """The disk cache of vendor libraries' algorithms, such as cuDNN's execution plans with compiled kernels.
 
-Entries lie in the folder ``plans`` of the kernel cache. They contain code that the library loads into the device, so
-the rule of kernels holds: only files that this user or root wrote are loaded.
+Entries are in the folder ``plans`` of the kernel cache. They contain code that the library loads into the device, so,
+as for kernels, only files that this user or root wrote are loaded.
 """
 
 from __future__ import annotations

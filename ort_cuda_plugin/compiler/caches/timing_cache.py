@@ -1,9 +1,9 @@
 """The disk cache of measured times, for the autotuner.
 
 A problem is a computation on a device, with element types and size buckets. Its candidates are schedules or library
-calls for it, each with its median time. Entries lie in the folder ``timings`` of the kernel cache, one file for a
-problem, and only files that this user or root wrote are read. They contain names and numbers: the worst that wrong
-contents can do is choose a slow candidate.
+calls for it, each with its median time. Entries are in the folder ``timings`` of the kernel cache, one file for a
+problem, and only files that this user or root wrote are read. They contain names and numbers: wrong contents can at
+worst select a slow candidate.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _MOST_SECONDS = 1e9
 def size_bucket(size: int) -> int:
     """Return the bucket of a size: the next number with three significant bits.
 
-    These are 0 to 8, 10, 12, 14, 16, 20, 24, 28, 32 and so on, four from one power of two to the next. So a size is
-    less than a quarter above the bucket before its own.
+    The buckets are 0 to 8, 10, 12, 14, 16, 20, 24, 28, 32 and so on, four between powers of two. So a bucket is less
+    than a quarter larger than each size in it.
     """
     if size < 0:
         raise ValueError(f"expected a size of at least 0, got {size}")
@@ -53,7 +53,7 @@ class TimedProblem:
 
     @staticmethod
     def of(timing_id: str, device: str, types: Iterable[str], sizes: Iterable[int]) -> TimedProblem:
-        """The problem at the buckets of ``sizes``."""
+        """Return the problem for the buckets of ``sizes``."""
         return TimedProblem(timing_id, device, tuple(types), tuple(map(size_bucket, sizes)))
 
     @property
@@ -68,8 +68,8 @@ class TimedProblem:
 def device_identity(
     name: str, compute_capability: tuple[int, int], multiprocessors: int, versions: Mapping[str, str] | None = None
 ) -> str:
-    """Return the text under which times of a device are shared: its name, its size, and ``versions`` of the driver and
-    of the libraries that candidates use.
+    """Return the text that identifies a device in the cache: its name, its number of multiprocessors, and ``versions``
+    of the driver and of the libraries that candidates use.
     """
     major, minor = compute_capability
     rest = "".join(f", {what} {version}" for what, version in sorted((versions or {}).items()))
@@ -116,7 +116,7 @@ class TimingCache(CacheFolder):
         return fastest if math.isfinite(times[fastest]) else None
 
     def record(self, problem: TimedProblem, times: Mapping[str, float]) -> None:
-        """Store the median seconds of candidates, besides those of the others; infinity for one that cannot run.
+        """Add the median seconds of candidates to the stored times; infinity for a candidate that cannot run.
 
         Raises ValueError for other numbers, and for names of more than `max_name_characters`.
         """
@@ -125,7 +125,7 @@ class TimingCache(CacheFolder):
                 raise ValueError(f"candidate {candidate!r} of {problem.timing_id}: expected a time, got {seconds!r}")
         with self._lock:
             known = self._known(problem, of_disk=True)
-            # Keep the latest: names of candidates change with their kernels.
+            # Keep the newest names: names of candidates change with their kernels.
             for candidate, seconds in times.items():
                 known.pop(candidate, None)
                 known[candidate] = float(seconds)

@@ -1,8 +1,8 @@
 """Files that are safe to execute: only this user and root can have written or can replace them.
 
-The path of a folder is walked from the root, each component through the handle of the one before. A user who can rename
-any component decides what the path leads to, so every folder and link on it is checked. Checked folders stay open and
-are used through their handles.
+The path of a folder is opened component by component from the root, each relative to the handle of its parent. A user
+who can rename a component could redirect the path, so every folder and link on it is checked. Checked folders stay
+open and are used through their handles.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_LINKS = 40
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-# Another user may have made it a link, or a FIFO that would block its opener.
+# Another user may have replaced the file by a link, or by a FIFO that would block `open`.
 CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -36,10 +36,10 @@ class Absent(Untrusted):
 
 
 class TrustedFolder:
-    """An open folder of this user's or root's. Its methods take names of files in it and raise OSError.
+    """An open folder that belongs to this user or root. Its methods take names of files in it and raise OSError.
 
-    Nothing can be written to a folder that is not ``is_writable``.
-    Raises Untrusted, and other OSErrors where it cannot be made or opened.
+    Files can be written only if ``is_writable``. Raises Untrusted, and other OSErrors if the folder cannot be created
+    or opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,9 +55,7 @@ class TrustedFolder:
         weakref.finalize(self, os.close, self.handle).atexit = False
 
     def read(self, name: str, most_bytes: int, is_use: bool = True) -> bytes:
-        """Return the contents of a file. Refreshes the time of a file that was not used for an hour, unless the read
-        does not count as a use.
-        """
+        """Return the contents of a file. If the read counts as a use, refresh a time stamp older than an hour."""
         with os.fdopen(os.open(name, os.O_RDONLY | CAREFULLY, dir_fd=self.handle), "rb", buffering=0) as file:
             status = _check_file(file.fileno())
             if status.st_size > most_bytes:
@@ -69,7 +67,7 @@ class TrustedFolder:
         return data
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes a file atomically: a reader sees all of it or nothing."""
+        """Write a file atomically: a reader sees all of it or nothing."""
         temporary = f"{secrets.token_hex(8)}.part"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFULLY
         descriptor = os.open(temporary, flags, 0o600, dir_fd=self.handle)
@@ -86,8 +84,8 @@ class TrustedFolder:
     def lock(self, name: str) -> Iterator[bool]:
         """Hold a lock across processes in a ``with`` block; yields False at once if another process holds it.
 
-        The lock file is removed afterwards. A process that had opened it before then locks a deleted file, so a holder
-        first checks whether the work is done already.
+        The lock file is removed afterwards. A process that had opened it before then locks a deleted file, so the
+        holder of a lock first checks whether the work is done already.
         """
         flags = os.O_RDWR | os.O_CREAT | CAREFULLY
         with os.fdopen(os.open(name, flags, 0o600, dir_fd=self.handle), "rb") as file:
@@ -127,7 +125,7 @@ def read_file(path: Path) -> bytes:
 
 
 def append_to_file(path: Path, data: bytes) -> None:
-    """Append to such a file, which is created if it is missing, in one write. Raises the errors of `read_file`."""
+    """Append to a file at the user's path in one write; create a missing file. Raises the errors of `read_file`."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | CAREFULLY
     with os.fdopen(os.open(path, flags, 0o600), "ab", buffering=0) as file:
         _check_file(file.fileno())
@@ -138,7 +136,7 @@ def append_to_file(path: Path, data: bytes) -> None:
 
 
 def _mode(private: int) -> int:
-    """Return the mode of new files: root's can be read by all users, as in a container's image."""
+    """Return the mode of new files: all users can read root's files, as needed in a container's image."""
     reading = private & (stat.S_IRUSR | stat.S_IXUSR)
     return private if os.geteuid() else private | reading >> 3 | reading >> 6
 
@@ -175,7 +173,7 @@ def _is_group_of_one(group: int) -> bool:
 
 
 class _Walk:
-    """The walk to a folder: open handles of all folders from the root to the present one."""
+    """Traversal of a path: open handles of all folders from the root to the current one."""
 
     def __init__(self) -> None:
         self.handles = [os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
@@ -216,7 +214,7 @@ class _Walk:
         _check_owner(status, f"the link {self.place(name)}")
         self.links += 1
         if self.links > MOST_LINKS:
-            raise Untrusted("its links lead in a circle")
+            raise Untrusted("it has a cycle of symbolic links")
         target = os.readlink(name, dir_fd=self.handles[-1])
         while target.startswith("/") and self.names:
             self.leave()
@@ -234,8 +232,8 @@ class _Walk:
             os.close(self.handles.pop())
 
     def check(self) -> None:
-        """Check who can rename entries of a folder: everyone with write access, or with the sticky bit the entries'
-        owners.
+        """Check that only this user and root can rename entries of a folder. All users with write access can, or with
+        the sticky bit only the owners of entries.
         """
         status = os.fstat(self.handles[-1])
         _check_owner(status, self.place())

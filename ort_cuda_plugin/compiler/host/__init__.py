@@ -1,1 +1,1 @@
-"""The emulated device's share of the compiler: from Numba's IR to code for the host's CPU."""
+"""Compiles Numba's LLVM IR to code for the host's CPU, for the emulated device."""

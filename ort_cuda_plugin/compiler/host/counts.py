@@ -1,7 +1,7 @@
-"""The counting mode's calls in a kernel: before each access to memory, and once in each part without branches.
+"""Inserts the counting mode's calls into a kernel: before each access to memory, and once in each basic block.
 
-What a part does is known when it is compiled: instructions of each kind, about as many as a GPU issues for the LLVM
-IR. With how often threads went through it, that is the kernel's instruction mix in a Run.
+The instructions of a basic block are counted by kind at compile time, as a GPU would issue them for the LLVM IR.
+Multiplied by the executions of the block, they are the kernel's instruction mix in a Run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _free = {
     *("extractvalue", "insertvalue", "unreachable", "alloca", "trunc", "zext", "sext", "addrspacecast"),
 }
 _wide = 2
-"""Instructions for 64-bit integers."""
+"""Instructions of an operation on 64-bit integers."""
 _divisions = {"sdiv": 20, "udiv": 18, "srem": 22, "urem": 20}
 _float_division = 9
 _functions = {
@@ -60,18 +60,18 @@ _functions = {
     "log1p": (22, 1),
     "expm1": (18, 1),
 }
-"""Instructions in all, and of the unit of special functions; of others `_other_function`."""
+"""Instructions of a function: all, and those of the special function unit. `_other_function` is for other names."""
 _quotient = 4
 """Instructions of a quotient by a reciprocal, by nvdisasm of kernels for sm_90 that have more or fewer of them."""
 _approximations = {"ptx.half_exp": (2, 1), "ptx.half_exp2": (1, 1), "ptx.half_reciprocal": (1, 1)}
-"""The same of what the unit of special functions does alone, or with a product."""
+"""The same for approximations by the special function unit, alone or with a multiplication."""
 _other_function = (20, 1)
 _single = (
     *("llvm.fma", "llvm.fmuladd", "llvm.fabs", "llvm.min", "llvm.max", "llvm.s", "llvm.u", "llvm.ct", "llvm.abs"),
     *("fmaf", "fma", "fabsf", "fminf", "fmaxf", "llvm.copysign", "llvm.bitreverse", "llvm.bswap", "llvm.fsh"),
     *("__nv_fminf", "__nv_fmaxf"),
 )
-"""Beginnings of the names of functions that are one instruction."""
+"""Prefixes of functions that are one instruction."""
 
 Counts = Counter[str]
 """By kind: "issued", "float" (of the float units), "double", "special", "matrix" (products of 16-bit numbers),
@@ -82,14 +82,14 @@ Counts = Counter[str]
 
 
 def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Callable[[str], str]) -> list[str]:
-    """The body with the counting mode's calls; the last line is a comment with what its parts do."""
+    """Return the body with the counting mode's calls; the last line is a comment with counts of the basic blocks."""
     on_stack: set[str] = set()
     addresses = {match[1] for line in body if (match := _address.match(line))}
     mentioned = Counter(name for line in body for name in _value.findall(line))
     accesses: list[int] = []  # their parts
     parts: list[Counts] = []
     out: list[str] = []
-    waiting = True  # for the first line of a part that is no phi
+    waiting = True  # for the first line of a basic block that is not a phi
     current: Counts = Counter()
     for line in body:
         if _label.match(line):
@@ -112,7 +112,7 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
                 bits, ty, pointer = COPY * (COPIED in line), match["load"], match["load_ptr"]
             elif match["store"]:
                 bits, ty, pointer = STORE, stored_type(match["store"]), match["store_ptr"]
-            # A copy is one instruction, which the store to shared memory stands for.
+            # An asynchronous copy is one instruction: count its store to shared memory only.
             current["issued"] += not bits & COPY
             if pointer in on_stack:
                 current["stack"] += 1
@@ -127,15 +127,15 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
             ((match := _cleared.search(line)) and match[1] in on_stack)
             # Numba reads the thread's place and the block's in all dimensions.
             or ((match := _place_read.match(line)) and mentioned[match[1]] == 1)
-            # A copy's condition is one of its operands.
+            # The condition of a copy is an operand, which costs no instruction.
             or line.lstrip().startswith(COPIED)
-            # An access has room for a constant beside its address.
+            # An access has a constant offset, which costs no instruction.
             or ((match := _constant_sum.match(line)) and match[1] in addresses)
         ):
             current.update(instructions(line))
         out.append(line)
     for part in parts:
-        # A GPU makes one instruction of a product and a sum.
+        # A multiplication and an addition are one FMA on a GPU.
         joined = min(part.pop("products", 0), part.pop("sums", 0))
         part.subtract({"issued": joined, "float": joined})
     first = len(accesses)
@@ -145,7 +145,7 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
 
 
 def metadata(text: str) -> dict[str, int]:
-    """What `add_counts` left in the text of a module, as numbers of a `KernelImage`."""
+    """Return the counts that `add_counts` wrote into a module's text, as metadata of a `KernelImage`."""
     line = next(line for line in text.splitlines() if line.startswith(MARK))
     data = json.loads(line.removeprefix(MARK))
     found = {"accesses": len(data["accesses"]), "parts": len(data["parts"])}
@@ -156,7 +156,7 @@ def metadata(text: str) -> dict[str, int]:
 
 
 def instructions(line: str) -> Counts:
-    """What a GPU issues for a line of IR that accesses no memory."""
+    """Return the instructions that a GPU issues for a line of IR that does not access memory."""
     match = _operation.match(line)
     if match is None:
         return Counter()
@@ -208,14 +208,14 @@ def _call(rest: str, lanes: int) -> Counts:
         return Counter(issued=1, shuffles=1)
     if name.startswith(("llvm.assume", "llvm.lifetime", "ocp_emu_count", "llvm.experimental")):
         return Counter()
-    if name.startswith("llvm.memset"):  # Numba clears a thread's arrays, which NVVM finds to be in vain
+    if name.startswith("llvm.memset"):  # Numba clears a thread's arrays; NVVM removes the dead stores
         return Counter()
     if name in _approximations:
         issued, special = _approximations[name]
         return Counter(issued=issued * lanes, float=issued * lanes, special=special * lanes)
     if name == "ptx.cvt.rna.tf32.f32":
         return Counter(issued=1)
-    if name.startswith("ptx.opaque"):  # only LLVM sees that the value has another name
+    if name.startswith("ptx.opaque"):  # it only hides a value from LLVM's optimiser
         return Counter()
     if name == "ptx.quotient":
         return Counter(issued=_quotient * lanes)

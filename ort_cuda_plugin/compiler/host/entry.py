@@ -1,8 +1,8 @@
-"""The entry point of a kernel on the emulated device, as LLVM IR text, and the meta data beside it.
+"""Generates the entry point of a kernel on the emulated device, as LLVM IR text, and the kernel's metadata constant.
 
-A kernel whose threads never wait for each other gets the loops over the threads of a block, in a form that LLVM can
-vectorise: one thread's memory accesses do not depend on another's, and where all threads pass the kernel's leading
-bounds check, the loop does without it.
+If the threads of a kernel never wait for each other, the entry point has loops over the threads of a block, marked so
+that LLVM can vectorise them: memory accesses of threads are independent. If all threads of a row pass the bounds check
+at the start of the kernel, a loop without the check runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 class UnsupportedIR(Exception):
-    """The kernel uses something that the emulated device lacks; the message says what."""
+    """The kernel uses a feature that the emulated device lacks; the message names it."""
 
 
 value_name = r'%(?:[-\w.$]+|"[^"]*")'
@@ -35,7 +35,7 @@ thread_parameters = [
     "ptr %ocp.shared",
     "ptr %ocp.thread",
 ]
-# Numbers above those that LLVM gives the metadata of a kernel.
+# Metadata numbers above those that LLVM assigns in a kernel.
 access_group, parallel_loop, scalar_loop, block_range, grid_range = (f"!{1000000 + i}" for i in range(5))
 metadata = f"""{access_group} = distinct !{{}}
 {parallel_loop} = distinct !{{{parallel_loop}, !1000010}}
@@ -49,9 +49,10 @@ metadata = f"""{access_group} = distinct !{{}}
 
 
 def kernel_functions(name: str, parameters: list[str], body: list[str], fibers: bool) -> str:
-    """Function ``name`` with the signature of ``csrc_shim/emulator/kernel.h``, the functions it inlines, and metadata.
+    """Return function ``name`` with the signature of ``csrc_shim/emulator/kernel.h``, the functions that it inlines,
+    and metadata.
 
-    ``parameters`` are the kernel's, as ``<type> <name>``; ``body`` holds its lines, in which special registers are the
+    ``parameters`` are the kernel's, as ``<type> <name>``; ``body`` has its lines, in which special registers are the
     ``%ocp.*`` of `thread_parameters`.
     """
     if not fibers:
@@ -73,9 +74,9 @@ def function(result: str, name: str, signature: str, body: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Guard:
-    """A kernel that begins with bounds checks around all the rest, taken apart.
+    """The parts of a kernel that begins with bounds checks: threads that fail a check return at once.
 
-    ``condition`` computes whether a thread passes them all; ``inside`` is the kernel without them.
+    ``condition`` computes whether a thread passes all checks; ``inside`` is the kernel without them.
     """
 
     condition: list[str]
@@ -83,7 +84,7 @@ class Guard:
 
 
 def leading_guard(body: list[str]) -> Guard | None:
-    """Takes the kernel apart when its first blocks only compute conditions, on one side of which the kernel ends."""
+    """Split a kernel whose first basic blocks only compute conditions and return if one fails; else return None."""
     inside = list(body)
     condition: list[str] = []
     start = 0
@@ -106,17 +107,17 @@ def leading_guard(body: list[str]) -> Guard | None:
             break
     if not condition:
         return None
-    # The name of the block that the checks lead to; where the search stopped there, it is not in `condition` yet.
+    # The name of the block after the checks; if the search stopped there, it is not in `condition` yet.
     return Guard([*condition, f"{onward}:", "  ret i1 true", "ocp.fails:", "  ret i1 false"], inside)
 
 
 def is_computation(line: str) -> bool:
-    """True for a label and for an instruction that neither touches memory nor calls a function."""
+    """Whether a line is a label, or an instruction that neither accesses memory nor calls a function."""
     return not access_line.match(line) and (" call " not in line or "@llvm." in line) and " phi " not in line
 
 
 def is_return(body: list[str], label: str) -> bool:
-    """True when the block only returns."""
+    """Whether the basic block only returns."""
     for index, line in enumerate(body):
         if line.startswith(f"{label}:"):
             return body[index + 1].strip() == "ret void"
@@ -124,7 +125,7 @@ def is_return(body: list[str], label: str) -> bool:
 
 
 def entry_point(name: str, parameters: list[str], fibers: bool, guarded: bool) -> str:
-    """The function that the emulator calls: loads the parameters and what the block knows, then runs its threads."""
+    """Return the function that the emulator calls: it loads parameters and the block's registers, and runs threads."""
     types = [parameter.split()[0] for parameter in parameters]
     values = [f"{ty} %a{index}" for index, ty in enumerate(types)]
     body = f"void {call_of_thread('ocp.body', values)}"
@@ -139,7 +140,7 @@ def entry_point(name: str, parameters: list[str], fibers: bool, guarded: bool) -
 
 
 def parameter_loads(types: list[str]) -> list[str]:
-    """The parameters as ``%a0``, ``%a1``, ..."""
+    """Return the loads of the parameters as ``%a0``, ``%a1``, ..."""
     lines = []
     for index, ty in enumerate(types):
         lines += [
@@ -151,7 +152,7 @@ def parameter_loads(types: list[str]) -> list[str]:
 
 
 def block_loads(fibers: bool) -> list[str]:
-    """What the record of ``csrc_shim/emulator/kernel.h`` says of the block, and with ``fibers`` of the thread."""
+    """Return loads from the ``ocp_emu_thread`` record: the block's registers, and with ``fibers`` also the thread's."""
     lines = []
 
     def load(value: str, ty: str, offset: int, limits: str = "") -> None:
@@ -172,7 +173,7 @@ def block_loads(fibers: bool) -> list[str]:
 
 
 def call_of_thread(callee: str, values: list[str], prefix: str = "") -> str:
-    """A call with the kernel's parameters, for the thread whose tid.x and lane have names with ``prefix``."""
+    """Return a call with the kernel's parameters, for the thread whose tid.x and lane have names with ``prefix``."""
     thread = [f"i32 %{prefix}tid.x", "i32 %tid.y", "i32 %tid.z"]
     thread += [f"i32 %{kind}.{axis}" for kind in ("ntid", "ctaid", "nctaid") for axis in axes]
     thread += [f"i32 %{prefix}laneid", "i32 %dynamic_shared", "ptr %shared", "ptr %ocp.thread"]
@@ -180,7 +181,9 @@ def call_of_thread(callee: str, values: list[str], prefix: str = "") -> str:
 
 
 def block_loops(row: list[str]) -> list[str]:
-    """The loops over tid.z and tid.y around ``row``, which runs the threads of one row and goes on to ``end.x``."""
+    """Return the loops over tid.z and tid.y around ``row``, which runs the threads of one row and branches to
+    ``end.x``.
+    """
     return [
         "  br label %loop.z",
         "loop.z:",
@@ -206,9 +209,9 @@ def block_loops(row: list[str]) -> list[str]:
 
 
 def guarded_row(values: list[str], body: str) -> list[str]:
-    """The threads of a row of a kernel with a `Guard`.
+    """Return the code for the threads of a row, for a kernel with a `Guard`.
 
-    Where the threads that pass are the first ones, as at the end of an array, only those run, without the check.
+    If the threads that pass the checks are the first ones, as at the end of an array, only these run, without checks.
     """
     guard = f"i1 {call_of_thread('ocp.guard', values, 'all.')}"
     first = f"i1 {call_of_thread('ocp.guard', values, 'first.')}"
@@ -237,7 +240,7 @@ def guarded_row(values: list[str], body: str) -> list[str]:
 def x_loop(
     prefix: str, before: str, loop: str, after: str, call: str = "", condition: str = "", limit: str = "%ntid.x"
 ) -> list[str]:
-    """A loop over tid.x, whose values are named with ``prefix``, that makes a call, or counts where one is true."""
+    """Return a loop over tid.x, with values named ``prefix``...: it makes a call, or counts calls that are true."""
     lines = [f"{prefix}loop:", f"  %{prefix}tid.x = phi i32 [ 0, %{before} ], [ %{prefix}next.x, %{prefix}loop ]"]
     if condition:
         lines.append(f"  %{prefix}so.far = phi i32 [ 0, %{before} ], [ %{prefix}count, %{prefix}loop ]")
@@ -263,7 +266,7 @@ meta_version, max_parameters, pointer_kind = 1, 64, 0x80
 
 
 def meta_data(name: str, fibers: bool, static_shared: int, check: bool, parameter_bytes: list[int]) -> str:
-    """NAME.meta, a constant ``ocp_emu_kernel_meta``; stack_bytes is 0 until the object is made."""
+    """Return NAME.meta, a constant ``ocp_emu_kernel_meta``; stack_bytes is 0 until the object is made."""
     if len(parameter_bytes) > max_parameters:
         raise UnsupportedIR(f"{len(parameter_bytes)} parameters; the emulated device allows {max_parameters}")
     kinds = [size or pointer_kind for size in parameter_bytes]

@@ -1,4 +1,4 @@
-"""What the emulated device has in place of NVVM intrinsics and inline PTX, as LLVM IR."""
+"""Replacements of NVVM intrinsics and inline PTX on the emulated device, as LLVM IR."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ QUOTIENT = (
     "{ .reg .u32 l, h, n, t; mov.b64 {l, h}, $2; mad.lo.u32 n, $1, 2, 2; mul.hi.u32 t, n, l;"
     " mad.lo.cc.u32 l, n, h, t; madc.hi.u32 $0, n, h, 0; }"
 )
-"""The upper 32 bits of 2 x + 2 times a number of 64 bits. ptxas makes two products of it and no sum."""
+"""The upper 32 bits of (2 x + 2) times a 64-bit number. ptxas needs two multiplications and no addition."""
 register_values = {
     **{
         f"nvvm.read.ptx.sreg.{kind}.{axis}": f"%ocp.{kind}.{axis}"
@@ -158,7 +158,7 @@ define internal i32 @ptx.load_acquire(ptr %p) alwaysinline {
   ret i32 %r
 }
 """,
-    # What a block waits for, another host thread computes.
+    # Another host thread runs the block that this one waits for.
     "ptx.nanosleep": """
 define internal void @ptx.nanosleep(i32 %x) alwaysinline {
   %r = call i32 @sched_yield()

@@ -1,9 +1,9 @@
 """Rewrites the LLVM IR of a CUDA kernel, as text, into IR for the emulated device.
 
-Two steps, because special registers and shared memory become arguments of the kernel, which only the kernel itself has:
-`prepare_module` makes a module that LLVM's host side can parse, in which what needs those arguments is a call to a
-function named ``nvvm.*`` or ``ptx.*``; the caller then inlines every function into the kernel; `kernel_module` rewrites
-those calls and adds the entry point that ``csrc_shim/emulator/kernel.h`` describes.
+Special registers and shared memory become arguments of the kernel, which its device functions lack. So there are two
+steps: `prepare_module` makes a module that LLVM can parse for the host, in which operations that need these arguments
+are calls of functions ``nvvm.*`` or ``ptx.*``. The caller inlines every function into the kernel. Then `kernel_module`
+rewrites these calls, and adds the entry point that ``csrc_shim/emulator/kernel.h`` describes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ end_of_pointed = re.compile(r"[}\]>](?=\*)")
 
 
 def opaque_pointers(text: str) -> str:
-    """The same IR with every typed pointer written as ``ptr`` in the default address space.
+    """Return the IR with every typed pointer written as ``ptr`` in the default address space.
 
-    A text has many pointers to few types: each type is replaced everywhere at once.
+    A text has many pointers to few types, so each type is replaced in the whole text at once.
     """
     text = address_space.sub("", text)
     for scalar in scalar_types:
@@ -46,7 +46,7 @@ def opaque_pointers(text: str) -> str:
 
 
 def aggregate_that_ends(text: str, end: int) -> str:
-    """The struct, array or vector type whose closing bracket stands before ``end``."""
+    """Return the struct, array or vector type whose closing bracket is before ``end``."""
     depth = 0
     for position in range(end - 1, -1, -1):
         depth += (text[position] in ")]}>") - (text[position] in "([{<")
@@ -85,7 +85,7 @@ type_bytes = {"i1": 1, "i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64"
 
 
 def size_of(ty: str) -> int:
-    """Bytes that a value of an LLVM first-class type takes in memory; structs are taken as packed."""
+    """Return the bytes of a value of an LLVM first-class type in memory; structs count as packed."""
     ty = ty.strip()
     if ty in type_bytes:
         return type_bytes[ty]
@@ -98,7 +98,7 @@ def size_of(ty: str) -> int:
 
 @dataclass
 class SharedMemory:
-    """Where each shared array of a kernel lies: byte offsets from the block's shared memory."""
+    """Layout of a kernel's shared arrays: byte offsets in the block's shared memory."""
 
     offsets: dict[str, int] = field(default_factory=dict)
     static_bytes: int = 0
@@ -121,9 +121,9 @@ class SharedMemory:
 
 
 def prepare_module(text: str, shared: SharedMemory, check: bool = False) -> str:
-    """Step 1 for the text of one module; adds its shared arrays to ``shared``.
+    """Do step 1 for the text of one module, and add its shared arrays to ``shared``.
 
-    With ``check`` a thread's arrays begin with NaN instead of Numba's zeros.
+    With ``check`` a thread's arrays are initialised with NaN instead of Numba's zeros.
     """
     text = dropped_lines.sub("", text)
     for name, ty, alignment in shared_global.findall(text):
@@ -160,9 +160,9 @@ cleared_array = re.compile(
 
 
 def with_unwritten_arrays(text: str) -> str:
-    """The text of a module in which a thread's arrays hold what `EMU_UNWRITTEN` of ``emulator/shadow.h`` says.
+    """Return the module with a thread's arrays filled with the byte `EMU_UNWRITTEN` of ``emulator/shadow.h``.
 
-    Numba clears each array at the beginning of the function. A kernel that counts on that would hide a mistake.
+    Numba clears each array at the start of the function, which would hide reads of unwritten elements.
     """
     fill = "call void @llvm.memset.p0.i64(ptr {name}, i8 -1, i64 {size}, i1 false)"
     text, count = cleared_array.subn(
@@ -176,7 +176,7 @@ def with_unwritten_arrays(text: str) -> str:
 
 
 def split_arguments(text: str) -> list[str]:
-    """Splits at the commas outside brackets."""
+    """Split a text at the commas outside brackets."""
     out, depth, start = [], 0, 0
     for position, character in enumerate(text):
         if character in "([{<":
@@ -216,9 +216,9 @@ def kernel_module(
     contract: bool = True,
     count: bool = False,
 ) -> str:
-    """Step 2 for a module in which every function was inlined into the kernel ``mangled_name``: the complete module.
+    """Do step 2 for a module with all functions inlined into the kernel ``mangled_name``; return the complete module.
 
-    ``parameter_bytes`` holds the size of each scalar parameter and 0 for each pointer. Raises UnsupportedIR.
+    ``parameter_bytes`` has the size of each scalar parameter and 0 for each pointer. Raises UnsupportedIR.
     """
     match = next((m for m in function_pattern.finditer(text) if m[1] == mangled_name), None)
     if match is None:
@@ -248,7 +248,7 @@ def kernel_module(
 
 
 def rewrite_line(line: str, shared: SharedMemory, calls: set[str]) -> str:
-    """Rewrites one line of the kernel's body; adds the name it called to ``calls``."""
+    """Rewrite one line of the kernel's body, and add the name of a called function to ``calls``."""
     if " call " not in line:
         return line
     match = call_line.match(line)
@@ -273,7 +273,7 @@ def rewrite_line(line: str, shared: SharedMemory, calls: set[str]) -> str:
 
 
 def add_checks(body: list[str]) -> list[str]:
-    """The body with a call of the checking mode before each access to memory that is not an alloca of the kernel."""
+    """Return the body with a call of the checking mode before each access to memory other than the kernel's allocas."""
     on_stack = {"@ocp_emu_alias"}  # a variable of the emulator
     out = []
     for line in body:
@@ -294,7 +294,7 @@ def add_checks(body: list[str]) -> list[str]:
 
 
 def add_thread_index(body: list[str]) -> list[str]:
-    """The body of a kernel that runs in a loop over its threads, noting which one it is for the checks' reports."""
+    """Return the body of a kernel that runs in a loop over threads, with stores of the thread's index for findings."""
     label = 1 if body and body[0].rstrip().endswith(":") else 0
     stores = []
     for index, axis in enumerate("xyz"):
@@ -304,7 +304,7 @@ def add_thread_index(body: list[str]) -> list[str]:
 
 
 def stored_type(operand: str) -> str:
-    """The type in ``<type> <value>``."""
+    """Return the type in ``<type> <value>``."""
     if operand[0] in "<[{":
         depth = 0
         for position, character in enumerate(operand):
@@ -315,7 +315,9 @@ def stored_type(operand: str) -> str:
 
 
 def support(text: str) -> str:
-    """Definitions and declarations of all that ``text`` calls, transitively. Raises UnsupportedIR for the unknown."""
+    """Return definitions and declarations of all functions that ``text`` calls, transitively.
+
+    Raises UnsupportedIR for an unknown function."""
     out: list[str] = []
     seen = set(re.findall(r"^define [^@]*@([\w.$]+)\(", text, re.MULTILINE))
     pending = [text]
@@ -335,7 +337,7 @@ def support(text: str) -> str:
 
 
 def llvm_declarations(texts: list[str]) -> list[str]:
-    """Declarations of the LLVM intrinsics that the texts call."""
+    """Return declarations of the LLVM intrinsics that the texts call."""
     found: dict[str, str] = {}
     for text in texts:
         for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""What the emulated device has in place of libdevice: definitions of the ``__nv_*`` functions as LLVM IR.
+"""Replacement of libdevice on the emulated device: definitions of the ``__nv_*`` functions as LLVM IR.
 
 Each definition is a text that is inlined into the kernel. Functions of the C library that a definition calls are in the
 emulator's table of symbols; they are declared free of memory effects, so that LLVM can move them.
@@ -28,7 +28,7 @@ def define(result: str, name: str, parameters: str, body: str) -> str:
 
 
 def float_functions(ty: str, bits: str, suffix: str) -> dict[str, str]:
-    """The functions of one floating-point type; names end in ``suffix``, intrinsics of LLVM in ``bits``."""
+    """Return the functions of one floating-point type; names end in ``suffix``, intrinsics of LLVM in ``bits``."""
     out: dict[str, str] = {}
     one, two = f"{ty} %x", f"{ty} %x, {ty} %y"
 
@@ -70,7 +70,7 @@ def float_functions(ty: str, bits: str, suffix: str) -> dict[str, str]:
 
 
 def fast_float_functions() -> dict[str, str]:
-    """What fast math calls instead; no faster here, and no less exact."""
+    """Return the functions that fast math calls; on the host they are neither faster nor less exact."""
     out = {}
     for function in fast_functions:
         name = f"__nv_fast_{function}f"
@@ -82,7 +82,7 @@ def fast_float_functions() -> dict[str, str]:
 
 
 def integer_functions(bits: str, suffix: str) -> dict[str, str]:
-    """The functions of i32, or with suffix ``ll`` of i64; counts of bits are i32."""
+    """Return the functions of i32, or with suffix ``ll`` of i64; counts of bits are i32."""
     out: dict[str, str] = {}
     narrow = "" if bits == "i32" else "%r = trunc i64 %w to i32\n"
     count = f"{narrow}ret i32 {'%r' if narrow else '%w'}"
@@ -108,7 +108,7 @@ def integer_functions(bits: str, suffix: str) -> dict[str, str]:
 
 
 def high_product(name: str, extend: str, bits: int) -> str:
-    """The upper half of a product of two integers."""
+    """Return the function for the upper half of a product of two integers."""
     return define(
         f"i{bits}",
         name,

@@ -1,6 +1,6 @@
-"""Products of small matrices on the emulated device: lanes get what others hold by shuffles, and multiply.
+"""Emulates ``mma`` and ``ldmatrix``: lanes get the elements of other lanes by shuffles, and multiply them by FMAs.
 
-The form of `ort_cuda_plugin.compiler.intrinsics.matrix_intrinsics`, whose comment says which lane holds what.
+`ort_cuda_plugin.compiler.intrinsics.matrix_intrinsics` describes which lane holds which elements.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 DEPTHS = {"f16": 16, "bf16": 16, "tf32": 8, "i8": 32, "u8": 32}
 """Elements of k that one instruction multiplies, by the kind of the operands."""
 INTEGERS = {"i8": "s8", "u8": "u8"}
-"""The kinds whose sums are integers, by what PTX calls the numbers of a. Those of b are int8."""
+"""Kinds with integer accumulators, and PTX's type of a. The type of b is int8."""
 
 
 def _types(kind: str) -> str:
@@ -24,7 +24,7 @@ PRODUCTS = {
     "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
     for kind, depth in DEPTHS.items()
 }
-"""What a GPU does instead."""
+"""The PTX instruction of each kind."""
 ROUND_TF32 = "cvt.rna.tf32.f32 $0, $1;"
 PAIRS = {kind: f"cvt.rn.{kind}x2.f32 $0, $1, $2;" for kind in ("f16", "bf16")}
 """Rounds two numbers; the first one has the upper half."""
@@ -38,9 +38,11 @@ _where = (
     " cp.async.{}.shared.global [$0], [$1], 16, s; }}"
 )
 COPY_WHERE, COPY_CACHED_WHERE = _where.format("cg"), _where.format("ca")
-"""Without a condition ($3) zeros are written, and nothing is read. What is at $2 is read in place of that here."""
+"""If the condition ($3) is 0, zeros are written and nothing is read. The emulated device reads the address in $2
+instead.
+"""
 COPIED = "%ocp.copied"
-"""Begins the names of what copies to shared memory load, and of what is computed for that here."""
+"""Prefix of the names of values that copies to shared memory load, and of values that are computed for the loads."""
 COPY_COMMIT = "cp.async.commit_group;"
 COPY_WAIT = ("cp.async.wait_group 0;", "cp.async.wait_group 1;")
 ASSEMBLY = {
@@ -57,12 +59,12 @@ ASSEMBLY = {
     COPY_COMMIT: "ptx.copy_async_commit",
     **{code: f"ptx.copy_async_wait_{left}" for left, code in enumerate(COPY_WAIT)},
 }
-"""What code that a GPU runs is called on the way to the emulated device."""
+"""Names of the functions that replace inline PTX for the emulated device."""
 _shuffle = "call i32 @ocp_emu_shfl(ptr %thread, i32 -1, i32 0, i32 {}, i32 {}, i32 31, ptr %predicate)"
 
 
 def _sum(kind: str) -> str:
-    """The type of a sum."""
+    """Return the type of an accumulator."""
     return "i32" if kind in INTEGERS else "float"
 
 
@@ -71,7 +73,7 @@ def _sums(kind: str) -> str:
 
 
 def _widened(kind: str, name: str, word: str, part: int, signed: bool) -> list[str]:
-    """Lines that make ``%name``, of a sum's type, of a half or byte of a word, or of the bits of one that TF32 has."""
+    """Return lines that convert a half, a byte, or the TF32 bits of a word to ``%name``, of the accumulator's type."""
     if kind == "tf32":
         return [f"%{name}.w = and i32 {word}, -8192", f"%{name} = bitcast i32 %{name}.w to float"]
     if kind in INTEGERS:
@@ -94,7 +96,7 @@ def _product(kind: str) -> str:
         "%even = shl i32 %t, 3",
         "%odd = or i32 %even, 4",
     ]
-    # The words of a row of a, and of a column of b, stand in four lanes.
+    # Four lanes hold the words of a row of a, and of a column of b.
     for s in range(4):
         for line, base in (("row", "%row"), ("even", "%even"), ("odd", "%odd")):
             lines.append(f"%from.{line}.{s} = or i32 {base}, {s}")
@@ -107,7 +109,8 @@ def _product(kind: str) -> str:
                 lines += _widened(kind, f"{word}.{part}", f"%{word}", part, signed)
     for number, (rows, line) in enumerate(((0, "even"), (0, "odd"), (1, "even"), (1, "odd"))):
         total = f"%c{number}"
-        # a0 and a1 have the first half of the columns of the two rows, a2 and a3 the last; b0 and b1 the rows of those.
+        # a0 and a1 have the first half of the columns of the two rows, a2 and a3 the second half; b0, b1 the same rows
+        # of b.
         for half in (0, 1):
             for s in range(4):
                 for part in parts:
@@ -131,7 +134,9 @@ WORDS = "{i32, i32, i32, i32}"
 
 
 def _load(transposed: bool) -> str:
-    """Each lane learns where the rows begin of which it has elements, and loads them itself."""
+    """Return ``ldmatrix``: each lane gets the addresses of the rows of its elements by shuffles, and loads the
+    elements.
+    """
     lines = [
         "%predicate = alloca i32",
         "%low = trunc i64 %address to i32",
@@ -180,9 +185,9 @@ _accessing = re.compile(
 
 
 def with_accesses(body: str) -> str:
-    """A kernel's body in which copies to shared memory are accesses like others, which can be checked and counted.
+    """Return the body with asynchronous copies as loads and stores, which can be checked and counted.
 
-    So are the rows that the lanes of a warp load matrices from; what is loaded here is not used, and compiled away.
+    Rows that ``ldmatrix`` reads become loads as well; their results are unused, and LLVM removes them.
     """
     number = itertools.count()
 
@@ -216,7 +221,7 @@ define internal i64 @ptx.shared_address(ptr %x) alwaysinline {
   ret i64 %r
 }
 """,
-    # As a GPU's code does it: infinities and NaN keep their upper bits.
+    # As on a GPU, infinities and NaN keep their upper bits.
     "ptx.cvt.rna.tf32.f32": """
 define internal i32 @ptx.cvt.rna.tf32.f32(float %x) alwaysinline {
   %i = bitcast float %x to i32

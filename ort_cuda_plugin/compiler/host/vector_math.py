@@ -1,8 +1,8 @@
 """float32 functions for the emulated device without branches or calls, so that LLVM vectorises loops that use them.
 
-The functions that kernels of neural networks spend their time in; the rest calls the C library (`math`). Errors
-are within 2 units in the last place; infinities, NaN and subnormal numbers are right. Minimax coefficients after Cephes
-(S. L. Moshier; exp, log, tanh) and N. Juffa's erf.
+These are the functions in which kernels of neural networks spend their time; others call the C library (`math`). Errors
+are within 2 units in the last place; infinities, NaN and subnormal numbers are right. Minimax coefficients are from
+Cephes (S. L. Moshier; exp, log, tanh) and N. Juffa's erf.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 
 
 def constant(value: float) -> str:
-    """A float32 constant as LLVM writes it: the bits of the double that equals it."""
+    """Return a float32 constant in LLVM's syntax: the bits of the equal double."""
     rounded = struct.unpack("<f", struct.pack("<f", value))[0]
     return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"
 
@@ -38,7 +38,7 @@ class Body:
         return self.emit(f"call float @llvm.fmuladd.f32({arguments})")
 
     def polynomial(self, x: str, *coefficients: float) -> str:
-        """Horner's scheme, highest power first."""
+        """Evaluate a polynomial by Horner's scheme, highest power first."""
         result = constant(coefficients[0])
         for coefficient in coefficients[1:]:
             result = self.fma(result, x, coefficient)
@@ -76,7 +76,7 @@ ln2_high, ln2_low = 0.693359375, -2.12194440e-4
 
 
 def exponential(b: Body, x: str) -> str:
-    """exp(x) = 2**n * exp(r), n the nearest integer to x / ln 2; 2**n in two factors, as it may be subnormal."""
+    """Return exp(x) = 2**n * exp(r), n the nearest integer to x / ln 2; 2**n in two factors, as it may be subnormal."""
     x = b.select(b.compare("ogt", x, 89.0), 89.0, x)
     x = b.select(b.compare("olt", x, -104.0), -104.0, x)
     biased = b.fma(x, 1.44269504088896341, round_bias)
@@ -96,7 +96,7 @@ def exp(name: str = "__nv_expf") -> str:
 
 
 def log() -> str:
-    """log(x) = n ln 2 + log(m), m in [sqrt(1/2), sqrt(2))."""
+    """Return log(x) = n ln 2 + log(m), m in [sqrt(1/2), sqrt(2))."""
     b = Body()
     tiny = b.compare("olt", "%x", 2.0**-126)
     scaled = b.select(tiny, b.binary("fmul", "%x", 2.0**23), "%x")
@@ -122,7 +122,7 @@ def log() -> str:
 
 
 def tanh() -> str:
-    """An odd polynomial near 0, 1 - 2 / (exp(2 |x|) + 1) elsewhere."""
+    """Return tanh: an odd polynomial near 0, 1 - 2 / (exp(2 |x|) + 1) elsewhere."""
     b = Body()
     absolute = b.call("llvm.fabs.f32", "%x")
     square = b.binary("fmul", "%x", "%x")
@@ -137,7 +137,7 @@ def tanh() -> str:
 
 
 def erf() -> str:
-    """An odd polynomial near 0, 1 - exp of a polynomial in |x| elsewhere."""
+    """Return erf: an odd polynomial near 0, 1 - exp of a polynomial in |x| elsewhere."""
     b = Body()
     t = b.call("llvm.fabs.f32", "%x")
     s = b.binary("fmul", "%x", "%x")

@@ -1,13 +1,13 @@
-"""Functions that kernels call beside Python's ``math`` and ``cuda``; every kernel sees them by name.
+"""Functions that kernels call in addition to Python's ``math`` and ``cuda``; they are defined in every kernel.
 
 float16, bfloat16 and smaller floats are storage types: kernels read and write their bits as uint16 and uint8 and
-compute in float32. ``f32_to_*`` of an 8-bit float gives infinity or NaN for what is too large, ``f32_to_*_saturated``
-the largest number; `small_floats` has them. ``f64_to_f32_odd`` is for a float64 that is then rounded to a smaller type.
+compute in float32. ``f32_to_*`` of an 8-bit float gives infinity or NaN for a number that is too large,
+``f32_to_*_saturated`` the largest number (`small_floats`). ``f64_to_f32_odd`` rounds a float64 that is rounded again.
 Atomics take a raw pointer and an index. Shuffles and votes involve all 32 lanes of a warp.
 ``truncdiv`` and ``truncmod`` round toward zero and give 0 for a divisor of 0. ``quotient_i32(x, (2**63 - 1) // d)`` and
-``quotient_i64(x, d)`` are x // d where x is not negative and d positive; the first wants x below 2**31 - 1. The
-signatures are in ``__init__.pyi``, where kernel modules import them from under ``TYPE_CHECKING``; only the compile
-pipeline imports this module.
+``quotient_i64(x, d)`` are x // d for x >= 0 and d > 0; the first requires x < 2**31 - 1. The signatures are in
+``__init__.pyi``, from which kernel modules import them under ``TYPE_CHECKING``; only the compile pipeline imports this
+module.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Lowering = Callable[[ir.IRBuilder, Any], ir.Value]
 
 
 def export(name: str, result: types.Type, parameters: tuple[types.Type, ...], lower: Lowering) -> None:
-    """Makes an intrinsic of this module: ``lower(builder, args)`` emits it for arguments of the given types."""
+    """Define an intrinsic of this module: ``lower(builder, args)`` emits it for arguments of the given types."""
     sig = signature(result, *parameters)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -66,7 +66,7 @@ def export(name: str, result: types.Type, parameters: tuple[types.Type, ...], lo
 
 
 def call(name: str, result: ir.Type, *parameters: ir.Type) -> Lowering:
-    """Emits a call of the external function ``name``."""
+    """Emit a call of the external function ``name``."""
 
     def lower(builder: ir.IRBuilder, args: Any) -> ir.Value:
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, parameters), name)
@@ -76,7 +76,7 @@ def call(name: str, result: ir.Type, *parameters: ir.Type) -> Lowering:
 
 
 def assembly(code: str, constraints: str, result: ir.Type, *parameters: ir.Type) -> Lowering:
-    """Emits inline PTX; `ort_cuda_plugin.compiler.host.intrinsics` has its twin for the emulated device."""
+    """Emit inline PTX; `ort_cuda_plugin.compiler.host.intrinsics` has the replacement for the emulated device."""
 
     def lower(builder: ir.IRBuilder, args: Any) -> ir.Value:
         return builder.call(ir.InlineAsm(ir.FunctionType(result, parameters), code, constraints), args)
@@ -156,10 +156,10 @@ for suffix, name, ty in (("f", "f32", types.float32), ("", "f64", types.float64)
 
 
 def lower_quotient_by_f32(builder: ir.IRBuilder, args: Any) -> ir.Value:
-    """x / y for the rounded reciprocal of y > 0: a product, corrected by how far it is off, which fma has exactly.
+    """Emit x / y from the rounded reciprocal of y > 0: a product, corrected by its error, which fma computes exactly.
 
-    That is the rounded quotient, as Markstein has shown. Of x below 2**-100 it may be its neighbour: how far the
-    product is off may be no float32. Where it is no number, there is nothing to correct.
+    The result is the correctly rounded quotient (Markstein). For x below 2**-100 it may be a neighbouring number, since
+    the error may not be a float32. A product that is not finite is not corrected.
     """
 
     def negative(value: ir.Value) -> ir.Value:
@@ -176,16 +176,16 @@ export("quotient_by_f32", types.float32, (types.float32,) * 3, lower_quotient_by
 
 
 HALF_ERF_END = 2.625
-"""From here on erf is 1 in a half type."""
+"""Argument from which erf rounds to 1 in 16-bit types."""
 HALF_ERF = (
     *(-9.387396744386933e-07, 3.149484837194905e-05, -4.6868715435266495e-04, 4.161106888204813e-03),
     *(-2.51460000872612e-02, 0.11139236390590668, -0.3756397068500519, 1.1283504962921143),
 )
-"""Coefficients of x * x, the highest power first, of the polynomial that is erf(x) / x, within 2.6e-5 of it."""
+"""Coefficients of the polynomial in x * x for erf(x) / x, highest power first; the error is at most 2.6e-5."""
 
 
 def lower_half_erf(builder: ir.IRBuilder, args: Any) -> ir.Value:
-    """erf, as exact as a half type can show; NaN for NaN."""
+    """Emit erf with the accuracy of a 16-bit type; NaN for NaN."""
     (x,) = args
     end, start = ir.Constant(f32, HALF_ERF_END), ir.Constant(f32, -HALF_ERF_END)
     x = builder.select(builder.fcmp_ordered(">", x, end), end, x)
@@ -198,7 +198,7 @@ def lower_half_erf(builder: ir.IRBuilder, args: Any) -> ir.Value:
 
 
 export("half_erf", types.float32, (types.float32,), lower_half_erf)
-# As exact as a half type can show too: exp within 2**-16, and 2**x and 1 / x within 2**-22, with 0 for the smallest.
+# Also accurate for 16-bit types: exp within 2**-16, 2**x and 1 / x within 2**-22; subnormal results are 0.
 HALF_EXP = "{ .reg .f32 t; mul.ftz.f32 t, $1, 0f3FB8AA3B; ex2.approx.ftz.f32 $0, t; }"
 HALF_EXP2 = "ex2.approx.ftz.f32 $0, $1;"
 HALF_RECIPROCAL = "rcp.approx.ftz.f32 $0, $1;"
@@ -243,7 +243,7 @@ def lower_load_acquire(builder: ir.IRBuilder, args: Any) -> ir.Value:
     return builder.call(code, [address])
 
 
-# What another block wrote before its `cuda.threadfence` and its atomic update of the number can be read after this.
+# Acquire: after this load, writes are visible that another block made before its `cuda.threadfence` and atomic update.
 export("load_acquire_i32", types.int32, (types.CPointer(types.int32), types.int64), lower_load_acquire)
 for name in ("i32", "u32", "i64", "u64"):
     ty = by_name[name]
@@ -277,7 +277,7 @@ for name, long_name in (("f32", "float"), ("f64", "double")):
 
 
 def lower_quotient_i32(builder: ir.IRBuilder, args: Any) -> ir.Value:
-    # A product instead of a division is cheaper everywhere. LLVM may move it out of loops, or compute it once for two.
+    # A multiplication is cheaper than a division. LLVM may hoist it out of loops, or reuse it.
     function = ir.InlineAsm(ir.FunctionType(i32, (i32, i64)), host_intrinsics.QUOTIENT, "=r,r,l")
     return builder.call(function, args, attrs=("readnone", "nounwind"))
 
@@ -305,14 +305,14 @@ for name in ("i32", "u32", "i64", "u64"):
     signed = name.startswith("i")
     export(f"truncdiv_{name}", ty, (ty, ty), truncating(remainder=False, signed=signed))
     export(f"truncmod_{name}", ty, (ty, ty), truncating(remainder=True, signed=signed))
-# Hides where a value comes from: LLVM needs twice as long for each division by a constant that it sees inside another.
+# Hides the origin of a value: LLVM's time doubles with each nested division by a constant.
 export("opaque_i32", types.int32, (types.int32,), assembly("mov.b32 $0, $1;", "=r,r", i32, i32))
 export("opaque_i64", types.int64, (types.int64,), assembly("mov.b64 $0, $1;", "=l,l", i64, i64))
 export("quotient_i32", types.int32, (types.int32, types.int64), lower_quotient_i32)
 export("quotient_i64", types.int64, (types.int64, types.int64), lambda builder, args: builder.udiv(*args))
 
 
-# ---- codes of few bits, which bytes have the lowest bits first; the place is that of the code in a row of bytes ----
+# ---- packed codes of few bits, lowest bits first; the index counts codes in a row of bytes ----
 
 
 def lower_code(builder: ir.IRBuilder, args: Any, bits: int) -> ir.Value:
@@ -422,7 +422,7 @@ for name, lanes in (("f32", 4), ("f32", 2), ("i32", 4), ("u32", 4), ("u16", 4), 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def array_pointer(typingctx: Any, array: Any) -> Any:
-    """The address of the first element of a one-dimensional shared or local array."""
+    """Return the address of the first element of a one-dimensional shared or local array."""
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
         return context.make_array(sig.args[0])(context, builder, args[0]).data
@@ -435,7 +435,7 @@ __all__.append("array_pointer")
 
 @intrinsic  # type: ignore[untyped-decorator]
 def address_of(typingctx: Any, pointer: Any) -> Any:
-    """The address that a pointer holds, as an int64: two parameters may be the same memory."""
+    """Return a pointer's address as an int64, to compare whether two parameters are the same memory."""
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
         return builder.ptrtoint(args[0], i64)
@@ -451,7 +451,7 @@ __all__.append("address_of")
 
 @intrinsic  # type: ignore[untyped-decorator]
 def choose(typingctx: Any, condition: Any, a: Any, b: Any) -> Any:
-    """``a if condition else b`` for values of one type, both of which have been computed."""
+    """Return ``a if condition else b`` for values of one type; both are evaluated."""
     ty = types.unliteral(a)
     if types.unliteral(b) != ty:
         return None

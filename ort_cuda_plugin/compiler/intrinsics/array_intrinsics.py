@@ -1,4 +1,4 @@
-"""Arrays with a shape over a kernel's pointers, for kernels of applications."""
+"""Makes arrays with a shape from a kernel's pointers, for kernels of applications."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Function = Callable[..., Any]
 
 
 def as_array(typingctx: Any, pointer: Any, shape: Any) -> Any:
-    """The contiguous array of this shape, a tuple of int64, whose elements begin at ``pointer``."""
+    """Return the contiguous array at ``pointer``, whose shape is a tuple of int64."""
     kind = types.Array(pointer.dtype, len(shape), "C")
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:

@@ -1,15 +1,15 @@
-"""Products of small matrices by the tensor cores of a warp, sm_80 and later, as intrinsics.
+"""Tensor-core intrinsics (``mma``, ``ldmatrix``, ``cp.async``), for sm_80 and later.
 
-All 32 lanes of a warp multiply a matrix a [16, 16] with b [16, 8] and add the product to c [16, 8]. In lane 4 g + t, a
-register of two neighbours holds a[g][2t], a[g + 8][2t], a[g][2t + 8] and a[g + 8][2t + 8]; b[2t][g] and b[2t + 8][g],
-whose neighbours lie along the first dimension. The sums are c[g][2t], c[g][2t + 1], c[g + 8][2t], c[g + 8][2t + 1].
-Of TF32, a is [16, 8] and b [8, 8]. A register holds one number: a[g][t], a[g + 8][t], a[g][t + 4] and a[g + 8][t + 4];
-b[t][g] and b[t + 4][g]. A row of four such numbers is loaded as one of eight numbers of 16 bits.
-Of bytes, a is [16, 32] and b [32, 8], and sums are int32. A register holds four neighbours, at 4t and 4t + 16, where
-those of 16-bit numbers hold two at 2t and 2t + 8; b has int8, a int8 or uint8 (kinds ``i8`` and ``u8``).
-`ort_cuda_plugin.compiler.host.matrices` has the forms for the emulated device, here and below.
+All 32 lanes of a warp multiply a matrix a [16, 16] with b [16, 8] and add the product to c [16, 8]. Elements of lane
+4 g + t, for 16-bit types: registers with two neighbours along k, which begin at a[g][2t], a[g + 8][2t], a[g][2t + 8]
+and a[g + 8][2t + 8], and at b[2t][g] and b[2t + 8][g]; accumulators c[g][2t], c[g][2t + 1], c[g + 8][2t], c[g + 8][2t +
+1]. TF32: a is [16, 8] and b [8, 8]. A register has one number: a[g][t], a[g + 8][t], a[g][t + 4] and a[g + 8][t + 4];
+b[t][g] and b[t + 4][g]. ``ldmatrix`` loads a row of four such numbers as eight 16-bit numbers. 8-bit types: a is [16,
+32] and b [32, 8], and accumulators are int32. A register has four neighbours along k, at 4t and 4t + 16; b is int8, a
+int8 or uint8 (kinds ``i8`` and ``u8``). `ort_cuda_plugin.compiler.host.matrices` emulates all of them on the emulated
+device.
 
-Operands come from shared memory. Addresses there are int64 numbers of bytes that `shared_address` begins.
+Operands are in shared memory. Shared-memory addresses are int64 byte addresses, relative to `shared_address`.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def _address(builder: ir.IRBuilder, base: ir.Value, index: int) -> ir.Value:
 
 
 def matrix_functions(kind: str) -> dict[str, Any]:
-    """``multiply_add_matrix_*(c, at, a0, a1, a2, a3, b0, b1)``, and what rounds floats for a register of it.
+    """Return ``multiply_add_matrix_*(c, at, a0, a1, a2, a3, b0, b1)``, and the function that rounds floats to operands.
 
-    That is ``pair_*(x, y)``, or ``round_tf32(x)`` to nearest: halfway to even on a GPU from sm_90 on, else from zero.
-    Sums of bytes wrap.
+    The latter is ``pair_*(x, y)``, or ``round_tf32(x)``, which rounds to nearest: half to even on GPUs from sm_90 on,
+    else half away from zero. Integer accumulators wrap.
     """
     integers = kind in INTEGERS
     element, pointer, letter = (i32, integer_sums_type, "r") if integers else (f32, sums_type, "f")
@@ -92,7 +92,7 @@ def matrix_functions(kind: str) -> dict[str, Any]:
 
 
 def scale_matrix_f32(typingctx: Any, c: Any, first: Any, second: Any, count: Any) -> Any:
-    """Multiplies the sums of ``count`` matrices c in a row: rows g by ``first``, rows g + 8 by ``second``."""
+    """Multiply the accumulators of ``count`` adjacent matrices c: rows g by ``first``, rows g + 8 by ``second``."""
     number = literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -105,7 +105,7 @@ def scale_matrix_f32(typingctx: Any, c: Any, first: Any, second: Any, count: Any
 
 
 def shared_address(typingctx: Any, pointer: Any) -> Any:
-    """The address of what a pointer to shared memory points to."""
+    """Return the shared-memory address of a pointer."""
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
         code = ir.InlineAsm(ir.FunctionType(i64, [args[0].type]), SHARED_ADDRESS, "=l,l")
@@ -116,9 +116,9 @@ def shared_address(typingctx: Any, pointer: Any) -> Any:
 
 def _loader(code: str) -> Any:
     def load(typingctx: Any, address: Any) -> Any:
-        """Four matrices of 8 x 8 numbers of 16 bits: lanes 8 i to 8 i + 7 say where the rows of the i-th begin.
+        """Load four 8 x 8 matrices of 16-bit numbers: lanes 8 i to 8 i + 7 pass the row addresses of the i-th matrix.
 
-        In lane 4 g + t, the i-th register has the elements 2 t and 2 t + 1 of row g, transposed of column g.
+        In lane 4 g + t, the i-th register has the elements 2 t and 2 t + 1 of row g, or of column g if transposed.
         """
 
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -134,9 +134,9 @@ def _loader(code: str) -> Any:
 
 def _copier(code: str) -> Any:
     def copy(typingctx: Any, address: Any, pointer: Any, index: Any) -> Any:
-        """Begins a copy of 16 bytes to shared memory; both addresses are multiples of 16.
+        """Begin an asynchronous copy of 16 bytes to shared memory; both addresses are multiples of 16.
 
-        ``copy_async_cached`` leaves the bytes in the L1 as well, for what a block reads again.
+        ``copy_async_cached`` also caches the bytes in the L1, for data that a block reads again.
         """
 
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -152,9 +152,9 @@ def _copier(code: str) -> Any:
 
 def _copier_where(code: str) -> Any:
     def copy(typingctx: Any, address: Any, pointer: Any, index: Any, condition: Any) -> Any:
-        """As ``copy_async``, or ``copy_async_cached``, where a condition holds; else it writes zeros.
+        """Do ``copy_async`` or ``copy_async_cached`` if a condition holds, else write zeros.
 
-        Then it reads nothing, and the index may be any one. The emulated device reads what is at the pointer.
+        If it does not hold, nothing is read, and the index may be invalid. The emulated device then reads index 0.
         """
 
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -172,7 +172,7 @@ def _copier_where(code: str) -> Any:
 
 
 def copy_async_commit(typingctx: Any) -> Any:
-    """Makes a group of the copies that the thread has begun."""
+    """Commit the copies that the thread has begun as a group."""
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
         kind = ir.FunctionType(ir.VoidType(), [])
@@ -183,7 +183,7 @@ def copy_async_commit(typingctx: Any) -> Any:
 
 
 def copy_async_wait(typingctx: Any, pending: Any) -> Any:
-    """Waits for the thread's copies, but for those of the last ``pending`` (0 or 1) groups."""
+    """Wait for the thread's copies, except those of the last ``pending`` (0 or 1) groups."""
     number = literal(pending)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:

@@ -14,9 +14,9 @@ i8, i32, i64, f32, f64 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.Float
 class SmallFloat:
     """A float of ``bits`` bits: sign, exponent with ``bias``, ``mantissa`` bits; ``largest`` is its largest number.
 
-    ``overflow`` is what a number that is too large becomes, ``nan`` what NaN becomes. With ``infinity`` the code
-    ``overflow`` is infinity, and with ``nans`` the codes above the numbers are NaN. ``unsigned_zero`` types spend the
-    code of -0 on their only NaN.
+    ``overflow`` is the code for numbers that are too large, ``nan`` the code for NaN. With ``infinity`` the code
+    ``overflow`` is infinity, and with ``nans`` the codes above the numbers are NaN. In ``unsigned_zero`` types the code
+    of -0 is the only NaN.
     """
 
     mantissa: int
@@ -31,7 +31,7 @@ class SmallFloat:
 
     @property
     def shift(self) -> int:
-        """From the lowest bit of a float32 to the lowest bit of this type."""
+        """Distance from the lowest mantissa bit of float32 to that of this type, in bits."""
         return 23 - self.mantissa
 
     @property
@@ -63,14 +63,16 @@ class SmallFloat:
         return builder.bitcast(builder.or_(bits, sign), f32)
 
     def encode(self, builder: ir.IRBuilder, args: Any, saturate: bool) -> ir.Value:
-        """Rounds half to even. What is too large becomes ``largest`` with ``saturate``, else ``overflow``."""
+        """Emit the conversion from float32. It rounds half to even; too large numbers give ``largest`` with
+        ``saturate``, else ``overflow``.
+        """
         bits = builder.bitcast(args[0], i32)
         magnitude = builder.and_(bits, i32(0x7FFFFFFF))
         scaled = builder.sub(magnitude, i32(self.rebias))
         odd = builder.and_(builder.lshr(scaled, i32(self.shift)), i32(1))
         rounded = builder.add(builder.add(scaled, i32((1 << (self.shift - 1)) - 1)), odd)
         normal = builder.lshr(rounded, i32(self.shift))
-        # The sum with 2**23 rounds to an integer, which is in the low bits.
+        # Adding 2**23 rounds to an integer, which is in the low bits.
         factor, magic = f32(2.0 ** (self.bias - 1 + self.mantissa)), f32(2.0**23)
         total = builder.fadd(builder.fmul(builder.bitcast(magnitude, f32), factor), magic)
         subnormal = builder.and_(builder.bitcast(total, i32), i32(0xFF))
@@ -99,16 +101,17 @@ def _is_nan(builder: ir.IRBuilder, magnitude: ir.Value) -> ir.Value:
 
 
 def decode_e8m0(builder: ir.IRBuilder, args: Any) -> ir.Value:
-    """2**(code - 127), NaN for 255."""
+    """Emit 2**(code - 127), NaN for 255."""
     code = builder.zext(args[0], i32)
     bits = builder.select(builder.icmp_unsigned("==", code, i32(0)), i32(0x00400000), builder.shl(code, i32(23)))
     return builder.bitcast(builder.select(builder.icmp_unsigned("==", code, i32(255)), i32(0x7FC00000), bits), f32)
 
 
 def encode_e8m0(builder: ir.IRBuilder, args: Any, mode: str, saturate: bool) -> ir.Value:
-    """The power of two next to the magnitude: not below it, not above it, or the nearest (a tie goes up).
+    """Emit the rounding of the magnitude to a power of two.
 
-    ``mode`` is "up", "down" or "nearest". What is out of range becomes the nearest number with ``saturate``, else NaN.
+    ``mode`` is "up", "down" or "nearest" (ties round up). Numbers out of range give the nearest code with ``saturate``,
+    else NaN.
     """
     magnitude = builder.and_(builder.bitcast(args[0], i32), i32(0x7FFFFFFF))
     exponent, fraction = builder.lshr(magnitude, i32(23)), builder.and_(magnitude, i32(0x7FFFFF))
@@ -128,7 +131,7 @@ def encode_e8m0(builder: ir.IRBuilder, args: Any, mode: str, saturate: bool) -> 
 
 
 def float64_to_float32_odd(builder: ir.IRBuilder, args: Any) -> ir.Value:
-    """Rounds to odd: what is not exact gets an odd mantissa, so that rounding it again to fewer bits is exact."""
+    """Emit rounding to odd: inexact results get an odd mantissa, so that a second rounding to fewer bits is right."""
     x = args[0]
     nearest = builder.fptrunc(x, f32)
     bits = builder.bitcast(nearest, i32)

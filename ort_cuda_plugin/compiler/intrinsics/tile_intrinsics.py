@@ -1,4 +1,4 @@
-"""Accumulators in registers, as intrinsics: Numba takes over a second to type the hundreds of scalars they stand for.
+"""Intrinsics for accumulators in registers. Numba would take over a second to type hundreds of scalars instead.
 
 `ort_cuda_plugin.compiler.intrinsics` gives them to kernels by name.
 """
@@ -18,14 +18,14 @@ i32, i64 = ir.IntType(32), ir.IntType(64)
 
 
 def literal(ty: Any) -> int:
-    """The value of a literal argument. Numba tries again with literal types where this raises."""
+    """Return the value of a literal argument. If this raises, Numba tries again with literal types."""
     if not isinstance(ty, types.IntegerLiteral):
         raise RequireLiteralValue("the sizes of a register tile must be literal integers")
     return int(ty.literal_value)
 
 
 def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any]:
-    """``registers_*``, ``clear_*``, ``multiply_add_tile_*``, ``scale_tile_*`` and ``store_tile_*`` for one type."""
+    """Return ``registers_*``, ``clear_*``, ``multiply_add_tile_*``, ``scale_tile_*``, ``store_tile_*`` for one type."""
     pointer = types.CPointer(ty)
     zero = 0.0 if name.startswith("f") else 0
 
@@ -74,7 +74,7 @@ def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any
         return signature(types.none, pointer, pointer, types.int64, pointer, types.int64, rows, columns), codegen
 
     def scale(typingctx: Any, c: Any, factors: Any, at: Any, rows: Any, columns: Any) -> Any:
-        """Multiplies each row of a tile by a factor of its own, from ``factors[at]`` on."""
+        """Multiply row i of a tile by ``factors[at + i]``."""
         m, n = literal(rows), literal(columns)
 
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -109,7 +109,7 @@ def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any
 
 @dataclass(frozen=True)
 class Strips:
-    """LLVM's code for strips of n elements in one vector; of ``element``, in memory of the type ``storage``."""
+    """Emits LLVM code for strips: vectors of n elements of type ``element``, stored as type ``storage``."""
 
     storage: str
     element: ir.Type
@@ -119,12 +119,12 @@ class Strips:
 
     @staticmethod
     def at(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, n: int) -> ir.Value:
-        """The address of the strip that begins at ``base[index]``."""
+        """Return the address of the strip at ``base[index]``."""
         address = builder.gep(base, [index])
         return builder.bitcast(address, vector_type(base.type.pointee, n).as_pointer())
 
     def widened(self, builder: ir.IRBuilder, x: ir.Value, n: int) -> ir.Value:
-        """A strip from memory as ``element``."""
+        """Convert a strip from its storage type to ``element``."""
         if self.storage == "f16" and n == 1:
             assembly = ir.InlineAsm(ir.FunctionType(self.element, [ir.IntType(16)]), "cvt.f32.f16 $0, $1;", "=f,h")
             return builder.call(assembly, [x])
@@ -136,7 +136,7 @@ class Strips:
         return x
 
     def repeated(self, builder: ir.IRBuilder, x: ir.Value, n: int) -> ir.Value:
-        """A strip of one element."""
+        """Return a strip with n copies of one element."""
         if n == 1:
             return x
         nothing = ir.Constant(self.vector(n), ir.Undefined)
@@ -157,13 +157,13 @@ def vector_type(base: ir.Type, n: int) -> ir.Type:
 
 
 def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: ir.Type) -> dict[str, Any]:
-    """Strips are neighbouring elements in one vector: on the emulated device as long as its registers, on a GPU one.
+    """Return the functions on strips. A strip is a vector of neighbouring elements: on a GPU one element.
 
     ``strips_*(rows, n)`` are accumulators of 0, ``multiply_add_strip_*(sums, weights, at_w, x, at_x, rows, n)`` adds
     the products of ``rows`` weights from ``at_w`` on, a multiple of ``rows``, with the strip of x at ``at_x``;
     ``multiply_add_lanes_*(sums, row, x, at_x, y, at_y, n)`` adds the products of two strips' elements to a row,
-    ``copy_strip_*(to, sums, row, n)`` takes a row out, and ``store_strips_*(to, at, sums, rows, n)`` all. Named by
-    the type in memory of x; ``ty`` is that of sums and weights, ``element`` in LLVM.
+    ``copy_strip_*(to, sums, row, n)`` copies a row, and ``store_strips_*(to, at, sums, rows, n)`` stores all. Names end
+    in the storage type of x; ``ty`` is the type of sums and weights, ``element`` the same in LLVM.
     """
     pointer, source = types.CPointer(ty), types.CPointer(memory)
     llvm = Strips(storage, element)
@@ -211,7 +211,7 @@ def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: i
 
 
 def _accumulator_functions(storage: str, ty: types.Type, element: ir.Type) -> dict[str, Any]:
-    """Make, copy and store the accumulators of `strip_functions`."""
+    """Return the functions that make, copy and store the accumulators of `strip_functions`."""
     pointer = types.CPointer(ty)
     llvm = Strips(storage, element)
     size = int(ty.bitwidth) // 8

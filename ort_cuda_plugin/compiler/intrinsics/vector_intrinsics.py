@@ -1,10 +1,11 @@
-"""Vectors between memory and registers, as intrinsics: one access of up to 16 bytes for several neighbours.
+"""Intrinsics for vector loads and stores: one access of up to 16 bytes for several adjacent elements.
 
-A thread's *lanes* are an array that LLVM keeps in registers, since every index of it is a number after the loops over
-lanes are unrolled. A thread has ``count`` vectors of ``width`` elements: `first_element` says where the first begins,
-the others are `vector_step` apart, so that the threads of a block read neighbours. Where ``whole`` is set, which
-`whole_vectors` and `is_aligned` find out, a vector is one access. Otherwise elements are moved one by one: none behind
-``last`` is read (but that one instead), and none from ``end`` on is written. The emulated device runs the same IR.
+A thread's *lanes* are an array that LLVM keeps in registers, because every index is a constant after the loops over
+lanes are unrolled. A thread has ``count`` vectors of ``width`` elements: the first begins at `first_element`, the next
+ones `vector_step` elements later, so that accesses of a block coalesce. If ``whole`` is set, which callers compute by
+`whole_vectors` and `is_aligned`, a vector is one access. Otherwise elements are moved one by one: indices above
+``last`` read the element ``last`` instead, and indices from ``end`` on are not written. The emulated device runs the
+same IR.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _special(builder: ir.IRBuilder, name: str) -> ir.Value:
 
 
 def first_element(typingctx: Any, width: Any, count: Any) -> Any:
-    """Where the thread's first vector begins, int64; blocks are along x."""
+    """Return the index of the first element of the thread's first vector, int64, in a grid along x."""
     size, number = literal(width), literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -47,7 +48,7 @@ def first_element(typingctx: Any, width: Any, count: Any) -> Any:
 
 
 def vector_step(typingctx: Any, width: Any) -> Any:
-    """From one vector of a thread to its next, int64."""
+    """Return the distance between two vectors of a thread, in elements, int64."""
     size = literal(width)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -57,7 +58,7 @@ def vector_step(typingctx: Any, width: Any) -> Any:
 
 
 def whole_vectors(typingctx: Any, at: Any, step: Any, n: Any, width: Any, count: Any) -> Any:
-    """Whether none of the thread's vectors goes beyond ``n``."""
+    """Return whether all of the thread's vectors end at or before ``n``."""
     size, number = literal(width), literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -68,7 +69,7 @@ def whole_vectors(typingctx: Any, at: Any, step: Any, n: Any, width: Any, count:
 
 
 def is_aligned(typingctx: Any, pointer: Any, width: Any) -> Any:
-    """Whether a pointer is at a multiple of the bytes of a vector."""
+    """Return whether a pointer is aligned to the bytes of a vector."""
     size = literal(width)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -79,7 +80,7 @@ def is_aligned(typingctx: Any, pointer: Any, width: Any) -> Any:
 
 
 def lanes_of(typingctx: Any, pointer: Any, count: Any) -> Any:
-    """``count`` lanes of the type that ``pointer`` points to; their contents are not defined."""
+    """Return ``count`` uninitialised lanes of the type that ``pointer`` points to."""
     number = literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -91,9 +92,9 @@ def lanes_of(typingctx: Any, pointer: Any, count: Any) -> Any:
 
 
 def _vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, width: int) -> tuple[ir.Value, int]:
-    """The address of a vector, and how many elements are in an item of it.
+    """Return the address of a vector, and the number of elements in each of its items.
 
-    Vectors of narrow elements are moved as words: PTX has none of eight. Shifts keep LLVM from seeing through this.
+    Vectors of narrow elements are moved as 32-bit items: PTX has no vectors of eight. Shifts hide that from LLVM.
     """
     element = pointer.type.pointee
     size = _element_bytes(element)
@@ -103,7 +104,7 @@ def _vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, width: int) 
 
 
 def _load_items(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, width: int) -> tuple[list[ir.Value], int]:
-    """The items of a vector, and how many elements are in one."""
+    """Load a vector; return its items, and the number of elements in each."""
     address, packed = _vector(builder, pointer, at, width)
     loaded = builder.load(address, align=width * _element_bytes(pointer.type.pointee))
     return [builder.extract_element(loaded, i32(i)) for i in range(width // packed)], packed
@@ -155,7 +156,7 @@ def load_lanes(
     width: Any,
     count: Any,
 ) -> Any:
-    """Loads vectors into the lanes from number ``first`` on."""
+    """Load vectors into the lanes from ``first`` on."""
     start, size, number = literal(first), literal(width), literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -182,10 +183,7 @@ def load_lanes(
 
 
 def load_lanes_inside(typingctx: Any, lanes: Any, first: Any, pointer: Any, at: Any, inside: Any, width: Any) -> Any:
-    """Loads a vector into the lanes from number ``first`` on, where it is ``inside``, else zeros.
-
-    The vector is where one may be.
-    """
+    """Load an aligned vector into the lanes from ``first`` on if it is ``inside``, else zeros."""
     start, size = literal(first), literal(width)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -195,7 +193,7 @@ def load_lanes_inside(typingctx: Any, lanes: Any, first: Any, pointer: Any, at: 
         with builder.if_then(is_inside, likely=True):
             items, packed = _load_items(builder, source, place, size)
             loading = builder.block
-        # Zeros take the place of items, not of elements: these are more.
+        # Select zeros for items, not for elements: there are fewer items.
         merged = []
         for item in items:
             merged.append(builder.phi(item.type))
@@ -220,7 +218,7 @@ def store_lanes(
     width: Any,
     count: Any,
 ) -> Any:
-    """Stores vectors of the lanes from number ``first`` on."""
+    """Store vectors from the lanes from ``first`` on."""
     start, size, number = literal(first), literal(width), literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -243,7 +241,7 @@ def store_lanes(
 
 
 def _is_vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, end: ir.Value, size: int) -> ir.Value:
-    """Whether a vector is at a place where one may be, and ends before ``end``."""
+    """Return whether a vector is aligned, and ends at or before ``end``."""
     address = builder.ptrtoint(builder.gep(pointer, [at]), i64)
     mask = size * _element_bytes(pointer.type.pointee) - 1
     aligned = builder.icmp_signed("==", builder.and_(address, i64(mask)), i64(0))
@@ -251,7 +249,7 @@ def _is_vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, end: ir.V
 
 
 def load_row(typingctx: Any, lanes: Any, pointer: Any, at: Any, step: Any, end: Any, width: Any, count: Any) -> Any:
-    """Loads what a thread has of a row, which ends before ``end``; lanes behind it keep what they hold."""
+    """Load a thread's part of a row that ends at ``end`` (exclusive); lanes beyond the end do not change."""
     size, number = literal(width), literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -273,9 +271,9 @@ def load_row(typingctx: Any, lanes: Any, pointer: Any, at: Any, step: Any, end: 
 
 
 def load_around(typingctx: Any, lanes: Any, pointer: Any, at: Any, begin: Any, end: Any, width: Any, reach: Any) -> Any:
-    """Loads a vector, and ``reach`` vectors before and after it; what is not in ``begin``..``end`` becomes 0.
+    """Load a vector, and ``reach`` vectors before and after it; elements outside of ``begin``..``end`` are 0.
 
-    Vectors are inside as a whole, or outside.
+    Each vector is wholly inside or wholly outside.
     """
     size, more = literal(width), literal(reach)
 
@@ -305,7 +303,7 @@ def load_around(typingctx: Any, lanes: Any, pointer: Any, at: Any, begin: Any, e
 
 
 def store_row(typingctx: Any, lanes: Any, pointer: Any, at: Any, step: Any, end: Any, width: Any, count: Any) -> Any:
-    """Stores what a thread has of a row, which ends before ``end``."""
+    """Store a thread's part of a row that ends at ``end`` (exclusive)."""
     size, number = literal(width), literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:

@@ -1,1 +1,1 @@
-"""The kernel library: hands out compiled kernels, and has helper processes compile them."""
+"""The kernel library: returns compiled kernels, and compiles missing ones, also in helper processes."""

@@ -33,7 +33,7 @@ class WorkerClient:
         self.process = process
         self.is_ready = False
         self.due = math.inf
-        """When the kernel that it compiles should be there, in seconds of `time.monotonic`."""
+        """Deadline of the kernel that the helper compiles, in seconds of `time.monotonic`."""
 
     @staticmethod
     def start(cache: KernelCache) -> WorkerClient | None:

@@ -1,7 +1,7 @@
 """Isolates the compiler from the working folder: neither it nor a helper process loads code or settings from there.
 
-The path of a helper process has the standard library, the folders from which this process has the compiler, and its
-interpreter's environment, in this order. It loads the package by its path.
+``sys.path`` of a helper process has the standard library, the folders from which this process imports the compiler, and
+the interpreter's environment, in this order. The helper loads this package by its path.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ def import_compiler() -> Any:
     If the application has imported Numba already, its settings stay.
     """
     if not any(isinstance(finder, _SettingsFinder) for finder in sys.meta_path):
-        # The finder stays: another thread that is importing would skip one if an earlier finder were removed.
+        # The finder is not removed: a thread that is importing would skip a finder if an earlier one were removed.
         sys.meta_path.insert(0, _SettingsFinder())
     try:
         return importlib.import_module("ort_cuda_plugin.compiler.compile")
     except ImportError as error:
         raise ImportError(
             f"a kernel has to be compiled, and the compiler is not installed ({error}). "
-            '`pip install "ort-cuda-plugin[cpu]"` brings it for the emulated device, `[cuda]` or `[gpu]` for GPUs; '
+            '`pip install "ort-cuda-plugin[cpu]"` installs it for the emulated device, `[cuda]` or `[gpu]` for GPUs; '
             "without it kernels come from a kernel cache that a process with the same version of the plugin has filled",
             name=error.name,
         ) from error

@@ -36,12 +36,12 @@ lock_poll_seconds = 0.02
 patience = 30.0
 """Factor of the expected time after which this process compiles a kernel that another process has begun."""
 least_patience_seconds = 60.0
-"""Minimum of that time in seconds: the other process may import the compiler first, and share its core with many
-others."""
+"""Minimum seconds before this process compiles a kernel that another process has begun: the other may first import the
+compiler, and share its core."""
 look_seconds = 1.0
 """Seconds between polls of a helper that has not ended."""
 seconds_to_mention = 4.0
-"""Expected seconds from which on a compilation is logged as a warning, so that a waiting user knows the reason."""
+"""Expected seconds of compilation above which a warning is logged, so that a waiting user knows the reason."""
 logger = logging.getLogger("ort_cuda_plugin")
 
 
@@ -202,7 +202,7 @@ class Compilation:
                 time.sleep(lock_poll_seconds)
 
     def due(self, index: int) -> float:
-        """Return the time after which a process that begins with a kernel now is too slow."""
+        """Return the deadline for a kernel that another process compiles from now on."""
         return time.monotonic() + least_patience_seconds + patience * expected_seconds(self.jobs[index][0])
 
     @staticmethod
@@ -298,7 +298,7 @@ def start_workers(seconds: float, cache: KernelCache) -> list[WorkerClient]:
     return [worker for worker in (WorkerClient.start(cache) for _ in range(wanted)) if worker is not None]
 
 
-# ---- manifest of the kernels that were asked for ----
+# ---- manifest of the requested kernels ----
 
 recorded: set[KernelSpec] = set()
 

@@ -1,4 +1,4 @@
-"""The shared memory of a compiled kernel: how much each of its blocks has, and whether launches add to it."""
+"""The shared memory of a compiled kernel: static bytes of a block, and whether launches may request dynamic bytes."""
 
 from __future__ import annotations
 
