@@ -1,0 +1,64 @@
+"""The Python work of a session and of its Runs, as numbers of calls: no clock decides."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import ort_cuda_plugin
+from encoder import encoder, encoder_inputs
+from ort_cuda_plugin.program.analysis.verify import VERIFY_VARIABLE
+from session_pair import ep_session
+
+PACKAGE = str(Path(ort_cuda_plugin.__file__).parent)
+MOST_CALLS = 265_000
+"""Calls of the package's functions for a session on the encoder and its first Run, with its kernels in the cache.
+
+Lower it after an improvement. Raise it only for a reason that the commit states.
+"""
+
+
+def package_calls(work: Callable[[], object]) -> int:
+    """Count the calls of Python functions of the package that some work makes, in this thread and in new ones."""
+    count = 0
+
+    def counted(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
+
+    before = sys.getprofile()
+    threading.setprofile(counted)
+    sys.setprofile(counted)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(before)
+    return count
+
+
+def test_a_session_with_cached_kernels_makes_no_more_calls_than_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VERIFY_VARIABLE, "0")
+    model, feeds = encoder(layers=2).SerializeToString(), encoder_inputs(2, 16)
+
+    def create_and_run() -> None:
+        ep_session(model).run(None, feeds)
+
+    create_and_run()  # compiles kernels that no cache has, and fills what a process keeps
+    compiled = ort_cuda_plugin.counters()["kernels_compiled"]
+    calls = package_calls(create_and_run)
+    assert ort_cuda_plugin.counters()["kernels_compiled"] == compiled
+    assert 0 < calls <= MOST_CALLS
+
+
+def test_a_steady_run_calls_no_function_of_the_package() -> None:
+    session, feeds = ep_session(encoder(layers=2).SerializeToString()), encoder_inputs(2, 16)
+    session.run(None, feeds)
+    before = ort_cuda_plugin.counters()["python_calls"]
+    assert package_calls(lambda: session.run(None, feeds)) == 0
+    assert ort_cuda_plugin.counters()["python_calls"] == before
