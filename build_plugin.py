@@ -46,6 +46,9 @@ LINK_FLAGS = ["-shared", "-pthread", "-Wl,-z,nodelete", "-Wl,--no-undefined-vers
 LIBRARIES = ["-ldl", "-lm"]
 #: Flags of published builds: no debugging information, and no path of this machine.
 WHEEL_FLAGS = ["-g0", "-s", f"-ffile-prefix-map={ROOT}=."]
+SANITIZE_FLAGS = ["-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+#: Counters that threads increase together; without optimization, so that each line has code.
+COVERAGE_FLAGS = ["-O0", "--coverage", "-fprofile-update=atomic"]
 EXPORTS = "{ global: CreateEpFactories; ReleaseEpFactory; RegisterCustomOps; local: *; };\n"
 
 #: Generated from ``ort_cuda_plugin/abi``.
@@ -325,10 +328,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=PACKAGE, help="folder for the two objects")
     parser.add_argument("--work", type=Path, help="folder for intermediate files")
     parser.add_argument("--sanitize", help="build with -fsanitize=LIST, for example address,undefined")
+    parser.add_argument("--coverage", action="store_true", help="count executed lines for gcov, in files in --work")
     arguments = parser.parse_args(argv)
-    flags = [f"-fsanitize={arguments.sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
-    flags = flags if arguments.sanitize else []
-    work = arguments.work or ROOT / "build" / ("shim-sanitized" if arguments.sanitize else "shim")
+    flags, kind = [], "shim"
+    if arguments.sanitize:
+        flags, kind = [f"-fsanitize={arguments.sanitize}", *SANITIZE_FLAGS], "shim-sanitized"
+    if arguments.coverage:
+        flags, kind = [*flags, *COVERAGE_FLAGS], "shim-coverage"
+    work = arguments.work or ROOT / "build" / kind
     try:
         for path in build(arguments.output.resolve(), work.resolve(), flags):
             print(path)

@@ -1,7 +1,7 @@
 """Sessions for recurring tasks: ``nox -l`` lists them, ``nox -s test -- -k Softmax`` runs one with arguments.
 
 Sessions run in the environment that nox is installed in, with the tools of the `test` extra; `exports`,
-`lock`, `serving`, `wheels` and `workflows` make their own.
+`lock`, `serving`, `versions`, `wheels` and `workflows` make their own.
 `.ci/run` makes an environment of its own.
 """
 
@@ -27,6 +27,14 @@ LOCK = ".ci/lock.txt"
 """pip constraints: the exact versions of everything that the checks install."""
 LOCKED_EXTRAS = ("cpu", "gpu", "libs", "profiling", "test", "wheels")
 
+USER_EXTRAS = ("cpu", "cubins", "libs", "nvrtc")
+SAMPLE = (
+    "tests/boundary/test_boundary_registration.py",
+    "tests/custom/test_kernels.py",
+    "tests/graph/test_graph_session.py",
+    "tests/kernels/test_compile.py",
+)
+"""What `versions` runs: sessions, kernels for the emulated device and for GPUs, custom kernels."""
 
 BOTH_TIERS = ("-m", "full or not full")
 """Arguments of pytest."""
@@ -69,6 +77,31 @@ def test(session: nox.Session) -> None:
 def full(session: nox.Session) -> None:
     """Both tiers of tests; arguments are pytest's."""
     pytest(session, *BOTH_TIERS, *session.posargs)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Print which lines and branches of Python and C the tests reach, by folder; arguments are pytest's."""
+    python(session, ".ci/coverage_table.py", *session.posargs)
+
+
+@nox.session(venv_backend="venv")
+@nox.parametrize("resolution", ["highest", "lowest-direct"], ids=["newest", "oldest"])
+def versions(session: nox.Session, resolution: str) -> None:
+    """Run a sample of the tests with the newest or oldest packages that pyproject.toml allows; arguments are pytest's.
+
+    `--force-python 3.13` chooses another interpreter.
+    """
+    session.install("uv")
+    interpreter = ["--python", f"{session.bin}/python"]
+    packages = f"{session.create_tmp()}/packages.txt"
+    extras = [f"--extra={extra}" for extra in USER_EXTRAS]
+    session.run("uv", "pip", "compile", "pyproject.toml", "--resolution", resolution, *interpreter, *extras,
+                "--quiet", "--no-annotate", "--output-file", packages)  # fmt: skip
+    wanted = f".[{','.join(USER_EXTRAS)},test]"
+    session.run("uv", "pip", "install", "--quiet", *interpreter, "--constraint", packages, "--editable", wanted)
+    session.run("uv", "pip", "list", *interpreter)
+    session.run("pytest", "-n", "1", *(session.posargs or SAMPLE))
 
 
 @nox.session
