@@ -1,4 +1,4 @@
-"""Axes as ONNX counts them: negative ones from the end."""
+"""Normalization of ONNX axes, which are negative where they count from the end."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 
 def normalize_axis(axis: Dim, rank: int) -> int:
-    """The axis counted from the front.
+    """Return the axis counted from the front.
 
-    Raises InvalidModel where it is outside -rank..rank-1, Unsupported where it is not known before the Run.
+    Raises InvalidModel for an axis outside -rank..rank-1, Unsupported for one that only a Run knows.
     """
     if not isinstance(axis, int):
         raise require.unsupported("shape", "axis", "known only in a Run", "a known one")
@@ -21,23 +21,23 @@ def normalize_axis(axis: Dim, rank: int) -> int:
 
 
 def normalize_axes(axes: Iterable[Dim], rank: int) -> tuple[int, ...]:
-    """As `normalize_axis` for several, in order. Raises InvalidModel for one that is named twice."""
+    """Normalize several axes, in order. Raises InvalidModel for a duplicate axis."""
     result = tuple(normalize_axis(axis, rank) for axis in axes)
     require.that(len(set(result)) == len(result), "axes", "name each axis once", result)
     return result
 
 
 def axes_count(axes: Tensor) -> int:
-    """How many axes a one-dimensional input names. Raises Unsupported where that is not known before the Run."""
+    """Return the number of axes that a one-dimensional input names. Raises Unsupported if only a Run knows it."""
     if not isinstance(axes.size, int):
         raise require.unsupported("shape", "the number of axes", "known only in a Run", "a known one")
     return axes.size
 
 
 def axis_of_input(ctx: Lowering, axis: Tensor, rank: int, what: str, guess: int = 0) -> int:
-    """As `normalize_axis` for the axis that an input of one element names; the plan holds only for this one.
+    """Normalize the axis that an input of one element names; the plan holds for this axis only.
 
-    Raises InvalidModel for another number of elements. ``guess`` is a valid axis, for when nothing is known yet.
+    Raises InvalidModel for another number of elements. ``guess`` is a valid axis, used while a claim knows no value.
     """
     values = ctx.host_constants(axis, what, [guess])
     require.that(len(values) == 1, what, "have one element", len(values))

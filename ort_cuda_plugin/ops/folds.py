@@ -1,4 +1,4 @@
-"""Folds whose elements count in their order: recurrences, and binary search in a sorted table."""
+"""Sequential folds: recurrences, and binary search in a sorted table."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ort_cuda_plugin.program.steps.row_program import Reduction, Values
 
 
 def in_order(initial: Values, step: Callable[[Values, Values], Values]) -> Reduction:
-    """The fold of ``step`` from ``initial`` on, for one thread: it has no parts that threads could join."""
+    """Return the fold of ``step`` from ``initial`` on, which only one thread can compute."""
 
     def combine(a: Values, b: Values) -> Values:
-        raise TypeError("the elements of this fold have an order")
+        raise TypeError("sequential fold: partial results cannot be combined. Fold in one thread")
 
     return Reduction(lambda dtypes: initial, step, combine)
 
 
 def lower_bound(maps: IndexMap, count: int, is_less: Callable[[Scalar], Scalar]) -> Scalar:
-    """The first of ``count`` sorted entries that is not less (int64), or the last one; ``is_less`` tells by index."""
+    """Return the index (int64) of the first of ``count`` sorted entries without ``is_less(index)``, or the last."""
     end = maps.dim(count - 1)
 
     def halve(bounds: Values, _: Values) -> Values:

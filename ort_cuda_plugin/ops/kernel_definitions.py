@@ -1,4 +1,4 @@
-"""The operator table as kernels that ONNX Runtime can look up: one for each version of an operator that ORT knows."""
+"""Kernel definitions for ONNX Runtime's kernel registry, one per schema version of each operator in the table."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ort_cuda_plugin.model.ort.ort_schema import OpSchema
 from ort_cuda_plugin.ops.registry import Operator, lookup, operators
 
 UNLIMITED: Final = 2**31 - 1
-"""The last version of a kernel that serves an operator's newest schema."""
+"""Last opset version of a kernel that serves an operator's newest schema."""
 
 _VIEWS: Final = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 # fmt: off
-#: Each element of the result depends on the element at its place, so it may take its place in memory.
+#: Elementwise operators: the result may overwrite an input of equal shape.
 _IN_PLACE: Final = frozenset(
     {
         "Abs", "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Ceil", "Celu", "Clip", "Cos",
@@ -27,12 +27,12 @@ _IN_PLACE: Final = frozenset(
     }
 )
 # fmt: on
-#: Operators whose results are in host memory: they do not touch the contents of their input.
+#: Operators with results in host memory. They do not read the contents of their input.
 HOST_RESULTS: Final = frozenset({"Shape", "Size"})
 
 
 class HasName(Protocol):
-    """An operator, built in or of an application."""
+    """An operator, built in or custom."""
 
     @property
     def name(self) -> str: ...
@@ -42,7 +42,7 @@ class HasName(Protocol):
 
 
 def is_view(operator: HasName) -> bool:
-    """Whether the output has the elements of the first input in their order, so that ORT may give both one buffer."""
+    """Return whether the output is the first input with another shape, so that ORT may assign one buffer to both."""
     return operator.domain == "" and operator.name in _VIEWS
 
 
@@ -51,13 +51,13 @@ class KernelDefinition:
     """Definition of a kernel for ORT's registry.
 
     Attributes:
-        name, domain: of the operator.
-        since, until: the first and the last version of its schema.
-        types: the element types that each type constraint may have.
-        host_inputs: positions of the inputs that the kernel wants in host memory.
-        host_outputs: positions of the outputs that it leaves there.
-        is_view: its output may be its first input's memory.
-        is_in_place: so may it, where no other node reads the input afterwards.
+        name, domain: operator.
+        since, until: first and last opset version that the kernel serves.
+        types: supported element types, by type constraint.
+        host_inputs: indices of inputs that the kernel needs in host memory.
+        host_outputs: indices of outputs that the kernel writes in host memory.
+        is_view: the output may always alias the first input.
+        is_in_place: the output may alias the first input after its last use.
     """
 
     name: str
@@ -72,7 +72,7 @@ class KernelDefinition:
 
     @property
     def in_host_memory(self) -> str:
-        """The operator and what of it is in host memory, as text; "" where nothing is."""
+        """Describe the operator's tensors in host memory; "" if there are none."""
         if self.host_outputs:
             return f"the result of {self.name}"
         return f"{self.name} {' '.join(map(str, self.host_inputs))}" if self.host_inputs else ""
@@ -80,7 +80,7 @@ class KernelDefinition:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A declaration of the operator table that contradicts ORT's schema: a kernel of it would never be chosen."""
+    """A declaration in the operator table that contradicts ORT's schema, so that ORT would never select its kernel."""
 
     name: str
     domain: str
@@ -96,10 +96,10 @@ class Mismatch:
 def kernel_definitions(
     schemas: Callable[[str, str], Iterable[OpSchema]],
 ) -> tuple[list[KernelDefinition], list[Mismatch]]:
-    """The kernels of all operators, and what in the table is wrong.
+    """Return the kernels of all operators, and the mismatches of the table.
 
-    ``schemas`` gives all versions of the operator with a name and a domain, the newest first. An operator that it does
-    not know has no kernels.
+    ``schemas(name, domain)`` returns all versions of an operator's schema, newest first. An operator without schemas
+    has no kernels.
     """
     definitions: list[KernelDefinition] = []
     mismatches: list[Mismatch] = []
@@ -120,7 +120,7 @@ def kernel_definitions(
 
 
 def _mismatches(row: Operator, versions: Sequence[OpSchema]) -> Iterable[Mismatch]:
-    """A row may name a constraint that some of its versions do not have yet."""
+    """Return the mismatches of a row. A constraint of the row may be missing in some, but not all, versions."""
     newest = versions[0]
     wrong = functools.partial(Mismatch, row.name, row.domain)
     for constraint in row.types:
@@ -138,7 +138,7 @@ def _definition(row: Operator, schema: OpSchema, until: int) -> KernelDefinition
     types = {
         constraint: tuple(sorted(filter(_is_supported, row.types.get(constraint, allowed)), key=lambda t: t.onnx))
         for constraint, allowed in schema.constraints.items()
-        if allowed  # else it has other types than tensors, which ORT cannot be told
+        if allowed  # a constraint without tensor types cannot be declared to ORT
     }
     host_results = schema.domain == "" and schema.name in HOST_RESULTS
     return KernelDefinition(

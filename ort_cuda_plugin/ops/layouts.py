@@ -1,4 +1,4 @@
-"""Views that several operators take of an input: one number, a vector per channel, channels in front."""
+"""Shared views of inputs: a scalar, a vector per channel, channels-first and channels-last layouts."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from ort_cuda_plugin.program.lowering.views import permute, unsqueeze
 
 
 def as_number(ctx: Lowering, x: Tensor, name: str = "each scale and zero point") -> Tensor:
-    """View a tensor of one element, which messages call ``name``, as a tensor of rank 0."""
+    """View a tensor of one element as a scalar; ``name`` is its name in messages."""
     require.scalar(ctx, **{name: x})
     return ctx.view(x, (), (), x.offset)
 
 
 def per_channel(ctx: Lowering, x: Tensor, rank: int) -> Tensor:
-    """View a vector [C] such that it broadcasts to [N, C, ...] of ``rank``."""
+    """View a vector [C] so that it broadcasts to [N, C, ...] of ``rank``."""
     require.rank(1, **{"a value per channel": x})
     return unsqueeze(ctx, x, range(1, rank - 1))
 
 
 def channels_first(ctx: Lowering, x: Tensor) -> Tensor:
-    """[N, ..., C] -> [N, C, ...]."""
+    """Permute [N, ..., C] to [N, C, ...]."""
     require.least_rank(3, X=x)
     return permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1)))
 
 
 def channels_last(ctx: Lowering, x: Tensor) -> Tensor:
-    """[N, C, ...] -> [N, ..., C]."""
+    """Permute [N, C, ...] to [N, ..., C]."""
     return permute(ctx, x, (0, *range(2, x.rank), 1))
 
 
 def with_channels_first(
     ctx: Lowering, x: Tensor, function: Callable[[Tensor], Tensor], is_channels_last: int
 ) -> Tensor:
-    """``function`` of x with its channels in front, in the layout of x."""
+    """Apply ``function`` to x in channels-first layout, and return the result in the layout of x."""
     require.least_rank(3, X=x)
     return channels_last(ctx, function(channels_first(ctx, x))) if is_channels_last else function(x)

@@ -1,4 +1,4 @@
-"""Which outputs of a node the model uses."""
+"""Test for used outputs of a node."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from ort_cuda_plugin.program.lowering.context import Lowering
 
 
 def is_used(ctx: Lowering, output: int) -> bool:
-    """Return whether the node that is lowered names this output, so that something may read it."""
+    """Return whether the current node names this output, so that the model may read it."""
     return ctx.node is not None and len(ctx.node.outputs) > output and ctx.node.outputs[output] is not None

@@ -7,11 +7,11 @@ the ONNX attributes with their names and defaults::
     def gather(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> Tensor: ...
 
 An input's annotation names its ONNX type constraint: an alias such as ``T`` or ``Tind`` below. ``Tensor`` means the
-only constraint, or else ``T``; ``Int64`` and ``Float32`` are inputs that ONNX gives no other type; ``HostTensor`` marks
-an integer input whose contents decide shapes, which the function reads with ``ctx.host_values``. An input that may be
-``None`` is optional, ``*inputs`` is variadic. Operators that share optional attributes name them in a ``TypedDict``,
-``**window: Unpack[WindowAttributes]``. Several functions may serve one operator: each serves the versions from
-its ``since`` up to the next one's, or to its own ``until``.
+only constraint, or else ``T``; ``Int64`` and ``Float32`` are inputs with a fixed type; ``HostTensor`` marks an integer
+input that determines shapes, which the function reads by ``ctx.host_values``. An input that may be ``None`` is
+optional, ``*inputs`` is variadic. A ``TypedDict`` holds optional attributes that operators share,
+``**window: Unpack[WindowAttributes]``. Several functions may serve one operator: each serves the versions from its
+``since`` to the next one's, or to its own ``until``.
 """
 
 from __future__ import annotations
@@ -89,20 +89,20 @@ Int64: TypeAlias = Tensor
 Float32: TypeAlias = Tensor
 
 CHANNELS_LAST_DOMAIN = "com.ms.internal.nhwc"
-"""ONNX Runtime's domain of operators of ai.onnx whose first input and output are channels-last."""
+"""ONNX Runtime's domain of ai.onnx operators with channels-last first input and output."""
 
 NEWEST_OPSETS = {"": 28, CHANNELS_LAST_DOMAIN: 28, "ai.onnx.ml": 5, "com.microsoft": 1}
-"""The newest opset per domain whose changes this table knows; a node of a newer version may mean something else."""
+"""Newest supported opset per domain; a newer version of a node may differ."""
 
 NOT_TENSORS = {
     "ai.onnx.ml.CastMap": "takes maps",
     "ai.onnx.ml.DictVectorizer": "takes maps",
-    "ai.onnx.ml.ZipMap": "gives a sequence of maps",
+    "ai.onnx.ml.ZipMap": "returns a sequence of maps",
 }
-"""Operators that no provider can run on a device, and why."""
+"""Operators that no provider can run on a device, with the reason."""
 
 IGNORED_ATTRIBUTES = frozenset({"consumed_inputs"})
-"""Hints of opset 1, that an operator may write over an input."""
+"""Hints of opset 1 that an operator may overwrite an input."""
 
 # fmt: off
 FLAGS = frozenset(
@@ -117,7 +117,7 @@ FLAGS = frozenset(
     }
 )
 # fmt: on
-"""Attributes that are 0 or 1. What another number means ONNX leaves open, and ONNX Runtime decides case by case."""
+"""Attributes that are 0 or 1. ONNX leaves other values undefined, and ONNX Runtime treats them inconsistently."""
 
 OperatorFunction: TypeAlias = Callable[..., "Operand | tuple[Tensor, ...]"]
 Function = TypeVar("Function", bound=OperatorFunction)
@@ -125,9 +125,9 @@ Function = TypeVar("Function", bound=OperatorFunction)
 
 @dataclass(frozen=True)
 class Operator:
-    """One row of the table. ``until`` is the last version that ``function`` serves, or None.
+    """A row of the table. ``until`` is the last version that ``function`` serves, or None.
 
-    One with ``containers`` takes or gives sequences or optional values, which exist inside a cluster only.
+    ``containers``: inputs or outputs are sequences or optional values, which exist inside a cluster only.
     """
 
     name: str
@@ -144,18 +144,18 @@ class Operator:
 
     @cached_property
     def inputs(self) -> tuple[inspect.Parameter, ...]:
-        """The parameters that are ONNX inputs; the last may be variadic."""
+        """Return the parameters that are ONNX inputs; the last may be variadic."""
         return tuple(p for p in self._parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD))
 
     @cached_property
     def attributes(self) -> Mapping[str, inspect.Parameter]:
-        """The parameters that are ONNX attributes, by name, those of a family included."""
+        """Return the parameters that are ONNX attributes, by name, including those of a TypedDict."""
         own = {p.name: p for p in self._parameters if p.kind == p.KEYWORD_ONLY}
         families = [p for p in self._parameters if p.kind == p.VAR_KEYWORD]
         return own | {name: p for family in families for name, p in self._members(family)}
 
     def _members(self, family: inspect.Parameter) -> Iterator[tuple[str, inspect.Parameter]]:
-        """The attributes of ``**family: Unpack[TypedDict]``, which may be left out unless they are ``Required``."""
+        """Yield the attributes of ``**family: Unpack[TypedDict]``, optional unless they are ``Required``."""
         unpacked = eval(family.annotation, inspect.unwrap(self.function).__globals__)
         for name, annotation in unpacked.__args__[0].__annotations__.items():
             text = annotation.__forward_arg__
@@ -165,7 +165,7 @@ class Operator:
 
     @cached_property
     def host_inputs(self) -> tuple[int, ...]:
-        """Indices of the inputs that the host reads."""
+        """Return the indices of the inputs that the host reads."""
         return tuple(i for i, p in enumerate(self.inputs) if self._annotation(p) == "HostTensor")
 
     @staticmethod
@@ -177,7 +177,7 @@ class Operator:
         return parameter.default is not parameter.empty or str(parameter.annotation).endswith(" | None")
 
     def constraint(self, index: int) -> str:
-        """Name of the type constraint of input ``index``, "" for an input without one."""
+        """Return the name of the type constraint of input ``index``, "" for none."""
         name = self._annotation(self.inputs[min(index, len(self.inputs) - 1)])
         if name == "Tensor":
             name = next(iter(self.types)) if len(self.types) == 1 else "T"
@@ -187,20 +187,20 @@ class Operator:
         return index < len(self.inputs) and self._annotation(self.inputs[index]) == "Operand"
 
     def check_inputs(self, dtypes: Sequence[DType | None]) -> None:
-        """``dtypes`` has one entry per input of the node, None for one that is left out.
+        """Check number and types of a node's inputs; an entry of ``dtypes`` is None for an omitted input.
 
-        Raises InvalidModel for a wrong number of inputs, Unsupported("dtype") for a type that is not served.
+        Raises InvalidModel for a wrong number of inputs, Unsupported("dtype") for an unsupported type.
         """
         variadic = bool(self.inputs) and self.inputs[-1].kind == inspect.Parameter.VAR_POSITIONAL
         if len(dtypes) > len(self.inputs) and not variadic:
-            raise InvalidModel(f"{self.name} takes at most {len(self.inputs)} inputs, not {len(dtypes)}")
+            raise InvalidModel(f"{self.name}: got {len(dtypes)} inputs, expected at most {len(self.inputs)}")
         for index, parameter in enumerate(self.inputs):
             missing = index >= len(dtypes) or dtypes[index] is None
             if missing and not self._is_optional(parameter) and parameter.kind != parameter.VAR_POSITIONAL:
-                raise InvalidModel(f"{self.name} needs its input {parameter.name!r}")
+                raise InvalidModel(f"{self.name}: the required input {parameter.name!r} is missing")
         for index, dtype in enumerate(dtypes):
             if dtype is None and variadic and index >= len(self.inputs) - 1:
-                raise InvalidModel(f"{self.name} needs its input {index}")
+                raise InvalidModel(f"{self.name}: the required input {index} is missing")
             constraint = self.constraint(index)
             if dtype is not None and constraint and dtype not in self.types[constraint]:
                 served = ", ".join(sorted(x.short for x in self.types[constraint]))
@@ -208,10 +208,10 @@ class Operator:
                 raise require.unsupported("dtype", f"the type {constraint} of {parameter.name}", dtype.short, served)
 
     def bind_attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """Keyword arguments for ``function``.
+        """Return keyword arguments for ``function``.
 
-        Raises Unsupported("attribute") for one that the function does not have and for a flag that is neither 0 nor 1,
-        InvalidModel for a missing one.
+        Raises Unsupported("attribute") for an unknown attribute and for a flag that is neither 0 nor 1, InvalidModel
+        for a missing one.
         """
         if self.since == 1:
             attributes = {name: value for name, value in attributes.items() if name not in IGNORED_ATTRIBUTES}
@@ -222,16 +222,16 @@ class Operator:
                 raise require.unsupported("attribute", name, repr(value), "0, 1")
         for name, parameter in self.attributes.items():
             if parameter.default is parameter.empty and name not in attributes:
-                raise InvalidModel(f"{self.name} needs its attribute {name!r}")
+                raise InvalidModel(f"{self.name}: the required attribute {name!r} is missing")
         return dict(attributes)
 
     def lower(
         self, ctx: Lowering, inputs: Sequence[Operand | None], attributes: Mapping[str, Any]
     ) -> tuple[Operand, ...]:
-        """Run the operator's function; the results are the node's outputs in order, perhaps fewer.
+        """Run the operator's function; return the node's outputs in order, perhaps fewer.
 
-        Raises Unsupported or InvalidModel as the checks above and the function do. The operator's name stands before
-        the reason of Unsupported, which people read without the node.
+        Raises Unsupported or InvalidModel from the checks above and the function. The operator's name precedes the
+        reason of Unsupported, which is shown without the node.
         """
         try:
             for index, x in enumerate(inputs):
@@ -258,16 +258,16 @@ def op(
     types: Mapping[str, frozenset[DType]] | None = None,
     containers: bool = False,
 ) -> Callable[[Function], Function]:
-    """Enters a function into the table. Decorators stack, for operators and domains that share a function.
+    """Register a function in the table. Decorators stack, for operators and domains that share a function.
 
-    ``since`` is the first version that the function serves, ``types`` maps ONNX constraint names to the served types,
-    ``containers`` as in `Operator`. Raises ValueError when the table already has this operator with this ``since``.
+    ``since`` is the first version that the function serves, ``types`` maps ONNX constraint names to supported types,
+    ``containers`` as in `Operator`. Raises ValueError for a duplicate ``since`` of an operator.
     """
 
     def enter(function: Function) -> Function:
         versions = _table.setdefault((domain, name), [])
         if any(entry.since == since for entry in versions):
-            raise ValueError(f"operator {name} since {since} is declared twice")
+            raise ValueError(f"operator {name}: version {since} is declared twice. Declare another since")
         versions.append(Operator(name, domain, since, until, types or {}, function, containers))
         versions.sort(key=lambda entry: entry.since)
         return function
@@ -276,9 +276,9 @@ def op(
 
 
 def with_numbers(function: Function, defaults: Mapping[str, float | None], inputs: int = 2) -> Function:
-    """Declare numbers as attributes of a function that takes them as ``**attributes``.
+    """Declare float attributes of a function that takes them as ``**attributes``.
 
-    ``inputs`` counts the parameters in front that are not attributes; those behind them are attributes as they are.
+    The first ``inputs`` parameters are not attributes; the others become attributes unchanged.
     """
     *parameters, _ = inspect.signature(function).parameters.values()
     own = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters[inputs:]]
@@ -291,13 +291,13 @@ def with_numbers(function: Function, defaults: Mapping[str, float | None], input
 
 
 def contrib_op(name: str, **types: frozenset[DType]) -> Callable[[Function], Function]:
-    """Enters an operator of com.microsoft, whose only version is 1; ``types`` are those of `op`."""
+    """Register an operator of com.microsoft, whose only version is 1; ``types`` as in `op`."""
     return op(name, domain="com.microsoft", types=types)
 
 
 @functools.cache
 def _load() -> None:
-    """Import every module below ort_cuda_plugin.ops: a new file is in the table by being there."""
+    """Import all modules below ort_cuda_plugin.ops, which register their operators."""
     package = importlib.import_module("ort_cuda_plugin.ops")
 
     def import_all() -> None:
@@ -308,7 +308,7 @@ def _load() -> None:
 
 
 def lookup(domain: str, op_type: str, since_version: int) -> Operator:
-    """The row that serves a node. ``since_version`` is that of the node's ONNX schema.
+    """Return the row that serves a node; ``since_version`` is the version of the node's ONNX schema.
 
     Raises Unsupported("op") or Unsupported("version").
     """
@@ -328,7 +328,7 @@ def lookup(domain: str, op_type: str, since_version: int) -> Operator:
 
 
 def is_built_in(domain: str, op_type: str, since_version: int) -> bool:
-    """Whether a row serves the node: arguments as for `lookup`."""
+    """Return whether a row serves the node; arguments as for `lookup`."""
     try:
         lookup(domain, op_type, since_version)
     except Unsupported:
@@ -337,17 +337,17 @@ def is_built_in(domain: str, op_type: str, since_version: int) -> bool:
 
 
 def versions(domain: str, op_type: str) -> tuple[Operator, ...]:
-    """The rows of one operator that are in the table by now, in order of versions."""
+    """Return the rows of an operator that are registered so far, in order of versions."""
     return tuple(_table.get((domain, op_type), ()))
 
 
 def channels_last_operators() -> tuple[str, ...]:
-    """The operators of ai.onnx that have a channels-last form."""
+    """Return the names of ai.onnx operators that have a channels-last form."""
     _load()
     return tuple(name for domain, name in sorted(_table) if domain == CHANNELS_LAST_DOMAIN)
 
 
 def operators() -> Iterable[Operator]:
-    """Every row of operators on tensors, ordered by domain, name and version."""
+    """Return all rows of operators on tensors, ordered by domain, name and version."""
     _load()
     return [entry for key in sorted(_table) for entry in _table[key] if not entry.containers]

@@ -3,13 +3,13 @@
 =================  ==================================================  =======================================
 functions          what they check                                     message
 =================  ==================================================  =======================================
-``that``, ``rank``   what is known when a node is lowered                ``<subject> must <expected>, got <found>``
-``holds``, ``shape``    sizes, which perhaps only a Run knows               the same, of the Run where it is unknown
-``unsupported``    what a valid model may have and the plugin has not  ``<subject> is <found>; supported: <what>``
+``that``, ``rank``   facts that are known at lowering                    ``<subject> must <expected>, got <found>``
+``holds``, ``shape``    sizes; unknown ones are checked in each Run         the same, raised at lowering or by the Run
+``unsupported``    valid models that the plugin does not support       ``<subject> is <found>; supported: <what>``
 =================  ==================================================  =======================================
 
-The subject is an input or attribute under its name in ONNX. The node and its operator stand before a message, see
-`NodeError` and `Operator.lower`. Inputs that are None are left out, and satisfy every check.
+The subject is an input or attribute under its ONNX name. `NodeError` and `Operator.lower` prepend the node and its
+operator. A None input is an omitted one, and passes every check.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def unsupported(kind: str, subject: str, got: object, supported: str) -> Unsuppo
 
 
 def violation(subject: str, expected: str, got: object) -> InvalidModel:
-    """Return the error for an input or attribute that is not as expected ("have rank 2")."""
+    """Return the error for an input or attribute that violates ``expected``, for example "have rank 2"."""
     return InvalidModel(_message(subject, expected, got))
 
 
@@ -38,13 +38,13 @@ def _message(subject: str, expected: str, got: object) -> str:
 
 
 def that(condition: bool | np.bool, subject: str, expected: str, got: object) -> None:
-    """Raise InvalidModel unless the condition holds; the other arguments are those of `violation`."""
+    """Raise InvalidModel unless the condition holds; other arguments as in `violation`."""
     if not condition:
         raise violation(subject, expected, got)
 
 
 def rank(rank: int | Sequence[int], **inputs: Tensor | None) -> None:
-    """Raise InvalidModel where an input has another rank than ``rank``, or than each of several that are allowed."""
+    """Raise InvalidModel if an input's rank is not ``rank``, or not one of several."""
     ranks = (rank,) if isinstance(rank, int) else rank
     for name, x in inputs.items():
         if x is not None and x.rank not in ranks:
@@ -52,28 +52,28 @@ def rank(rank: int | Sequence[int], **inputs: Tensor | None) -> None:
 
 
 def least_rank(rank: int, **inputs: Tensor | None) -> None:
-    """Raise InvalidModel where an input has a lower rank."""
+    """Raise InvalidModel if an input has a lower rank."""
     for name, x in inputs.items():
         if x is not None and x.rank < rank:
             raise violation(name, f"have at least rank {rank}", f"rank {x.rank}")
 
 
 def least(minimum: float, **attributes: float) -> None:
-    """Raise InvalidModel where an attribute is below the minimum."""
+    """Raise InvalidModel if an attribute is below the minimum."""
     for name, value in attributes.items():
         if value < minimum:
             raise violation(name, f"be at least {minimum}", value)
 
 
 def one_of(choices: Collection[object], **attributes: object) -> None:
-    """Raise InvalidModel where an attribute is none of the choices; None is an attribute that is left out."""
+    """Raise InvalidModel if an attribute is not among the choices; None is an omitted attribute."""
     for name, value in attributes.items():
         if value is not None and value not in choices:
             raise violation(name, f"be one of {', '.join(map(repr, choices))}", repr(value))
 
 
 def all_or_none(**inputs: object) -> None:
-    """Raise InvalidModel where some of the inputs are given and others are left out."""
+    """Raise InvalidModel if some of the inputs are given and others are omitted."""
     given = [name for name, x in inputs.items() if x is not None]
     if len(given) not in (0, len(inputs)):
         raise violation(" and ".join(inputs), "be given together or left out together", f"{' and '.join(given)} alone")
@@ -92,14 +92,14 @@ def block(block_size: int) -> None:
 
 
 def element_type(types: Collection[DType], **inputs: Tensor) -> None:
-    """Raise InvalidModel where an input has another element type."""
+    """Raise InvalidModel if an input has another element type."""
     for name, x in inputs.items():
         if x.dtype not in types:
             raise violation(name, f"have the type {' or '.join(sorted(t.short for t in types))}", x.dtype.short)
 
 
 def count(count: int | Collection[int], **attributes: Sized) -> None:
-    """Raise InvalidModel where an attribute has another number of entries, or none of several that are allowed."""
+    """Raise InvalidModel if an attribute's number of entries is not ``count``, or not one of several."""
     counts = (count,) if isinstance(count, int) else count
     for name, values in attributes.items():
         if len(values) not in counts:
@@ -114,20 +114,20 @@ def multiple_count(divisor: int, **attributes: Sized) -> None:
 
 
 def within(least: float, most: float, **attributes: float) -> None:
-    """Raise InvalidModel where an attribute is below ``least`` or above ``most``."""
+    """Raise InvalidModel if an attribute is outside [least, most]."""
     for name, value in attributes.items():
         if not least <= value <= most:
             raise violation(name, f"be in [{least}, {most}]", value)
 
 
 def holds(ctx: Lowering, condition: Dim, subject: str, expected: str, got: object) -> None:
-    """Raise InvalidModel where the condition is 0, or fail the Run that finds it so; see `violation`."""
+    """Raise InvalidModel if the condition is 0; if only a Run knows it, that Run fails. See `violation`."""
     if ctx.known(condition) is not True:
         ctx.require(condition, _message(subject, expected, got))
 
 
 def shape(ctx: Lowering, shape: Sequence[Dim], **inputs: Tensor | None) -> None:
-    """Check that the inputs have this shape. Raise InvalidModel for another rank."""
+    """Check that the inputs have this shape; raise InvalidModel for another rank."""
     for name, x in inputs.items():
         if x is None:
             continue
@@ -157,7 +157,7 @@ def scalar(ctx: Lowering, **inputs: Tensor | None) -> None:
 
 
 def broadcast(ctx: Lowering, shape: Sequence[Dim], **inputs: Tensor | None) -> None:
-    """Check that the inputs broadcast to this shape. Raise InvalidModel for a greater rank."""
+    """Check that the inputs broadcast to this shape; raise InvalidModel for a greater rank."""
     for name, x in inputs.items():
         if x is None:
             continue
@@ -167,7 +167,7 @@ def broadcast(ctx: Lowering, shape: Sequence[Dim], **inputs: Tensor | None) -> N
 
 
 def multiple_of(ctx: Lowering, size: Dim, divisor: Dim, subject: str) -> None:
-    """Check that the size, which ``subject`` names, is a multiple of the divisor."""
+    """Check that the size named by ``subject`` is a multiple of the divisor."""
     holds(ctx, eq(floordiv(size, divisor) * divisor, size), subject, f"be a multiple of {divisor!r}", size)
 
 

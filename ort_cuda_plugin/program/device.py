@@ -1,4 +1,4 @@
-"""The parameters of lowering besides the model: the device of a plan, and the options of a session."""
+"""Parameters of lowering: device properties and session options."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from ..gpus import typical_multiprocessors
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """The device's properties that lowering may depend on. ``libraries`` holds "cublaslt" and "cudnn" if the device has
-    them.
+    """Device properties that lowering may depend on. ``libraries`` may hold "cublaslt" and "cudnn".
 
-    ``emulated``: kernels have the form that is fastest on the emulated device; otherwise the form for a GPU of that
-    compute capability and number of multiprocessors. ``runs_cubins``: the device is a GPU, and not an emulated device
-    with a GPU's kernels. ``tf32`` lets kernels round float32 to TF32 if the options allow it, which is so on a GPU. An
-    emulated device that runs a GPU's kernels keeps float32, so that its results compare with those of other providers.
+    ``emulated``: kernels are lowered for the emulated device, otherwise for a GPU with this compute capability and
+    number of multiprocessors. ``runs_cubins``: the device is a GPU, not an emulated device that runs GPU kernels.
+    ``tf32``: kernels may round float32 to TF32 if the options allow it. An emulated device with GPU kernels keeps
+    float32, so that its results can be compared with other providers'.
     """
 
     emulated: bool = True
@@ -30,13 +29,13 @@ class DeviceProperties:
     def gpu(
         compute_capability: tuple[int, int], multiprocessors: int = 0, libraries: frozenset[str] = frozenset()
     ) -> DeviceProperties:
-        """Return a GPU; without ``multiprocessors`` it has as many as the large GPUs of its architecture."""
+        """Return a GPU; ``multiprocessors`` defaults to the number of a large GPU of its architecture."""
         count = multiprocessors or typical_multiprocessors(compute_capability)
         return DeviceProperties(False, libraries, compute_capability, count, runs_cubins=True, tf32=True)
 
 
 class AttentionKernel(enum.IntFlag):
-    """ONNX Runtime's bits of the option ``sdpa_kernel``."""
+    """Bits of ONNX Runtime's option ``sdpa_kernel``."""
 
     FLASH = 1
     EFFICIENT = 2
@@ -51,9 +50,9 @@ class AttentionKernel(enum.IntFlag):
 
 @dataclass(frozen=True)
 class LoweringOptions:
-    """The options of a session that lowering reads, each under its own key (docs/options.md).
+    """Session options that lowering reads, each under its key (docs/options.md).
 
-    ``wide_indices`` is not an option of a session: tests ask for 64-bit index arithmetic below 2**31 elements by it.
+    ``wide_indices`` is for tests only: it forces 64-bit index arithmetic below 2**31 elements.
     """
 
     use_tf32: bool = True
@@ -72,15 +71,15 @@ class LoweringOptions:
 
     @property
     def fuses_attention(self) -> bool:
-        """Whether attention may be one kernel, instead of two GEMMs and a softmax."""
+        """Return whether attention may be one kernel instead of two GEMMs and a softmax."""
         return self.sdpa_kernel != AttentionKernel.MATH
 
     @property
     def allows_cudnn_attention(self) -> bool:
-        """Whether cuDNN may compute attention."""
+        """Return whether cuDNN may compute attention."""
         return self.sdpa_kernel == 0 or bool(self.sdpa_kernel & AttentionKernel.CUDNN)
 
     @property
     def measures_cublaslt(self) -> bool:
-        """Whether cuBLASLt's algorithms for a GEMM are timed."""
+        """Return whether the autotuner times cuBLASLt's algorithms for a GEMM."""
         return self.tunable_op_enable and self.tunable_op_tuning_enable

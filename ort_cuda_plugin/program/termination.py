@@ -14,7 +14,7 @@ Number = TypeVar("Number", int, tuple[int, ...])
 
 
 class NoProgressError(RuntimeError):
-    """A loop of session creation would not end: a bug of the plugin."""
+    """A loop of session creation makes no progress: a bug of the plugin."""
 
 
 class Measure(Generic[Number]):
@@ -25,13 +25,11 @@ class Measure(Generic[Number]):
         self._last: Number | None = None
 
     def fall(self, value: Number, node: Node | None = None) -> None:
-        """Record the measure at the beginning of an iteration, which is about ``node``. Raises NoProgressError if it is
-        not less than in the iteration before.
-        """
+        """Record the measure at the beginning of an iteration. Raises NoProgressError unless it has decreased."""
         if self._last is not None and value >= self._last:
             where = f" at node {node.label}" if node is not None else ""
             raise NoProgressError(
-                f"{self.name}{where}: a turn of its loop made no progress: got a measure of {value}, expected less than"
-                f" {self._last}. Report the model; the session option fusion=0 leaves out most passes"
+                f"{self.name}{where}: an iteration made no progress: got the measure {value}, expected less than"
+                f" {self._last}. Report the model; the session option fusion=0 disables most passes"
             )
         self._last = value

@@ -1,4 +1,4 @@
-"""Schedules of attention: cuDNN, flash attention, one kernel of several passes, or three steps."""
+"""Schedules of attention: cuDNN, FlashAttention, a multi-pass kernel, or three steps."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .reasons import by_rules
 __all__ = ["attention_choices", "decomposed_attention", "own_attention_choices"]
 
 SMALL_ATTENTION = 1 << 14
-"""Scores of a head below which launches cost more than arithmetic. An estimate: no GPU has measured it."""
+"""Scores of a head below which launches cost more than arithmetic; an estimate, not measured on a GPU."""
 DECODED_ROWS, MANY_KEYS = 4, 256
-"""Maximum rows of a head, and minimum keys, of a decoder with a cache."""
+"""Maximum query rows of a head, and minimum keys, for attention to count as decoding with a cache."""
 
 
 def attention_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
-    """The ways to compute attention, first what rules prefer. A library may decline when it is asked.
+    """Yield the candidates for attention, the rules' preference first. A library may still decline a candidate.
 
-    cuDNN's attention has blocks of many rows, which keep few multiprocessors busy where there are few rows in all.
+    cuDNN's blocks have many rows, and so occupy few multiprocessors if there are few rows in total.
     """
     decomposed = Choice(Schedule(Engine.DECOMPOSED), by_rules(ctx))
     if attention_form(ctx, step) is not None:
@@ -45,7 +45,7 @@ def attention_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
 
 
 def own_attention_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
-    """Our kernels for attention, first what rules prefer."""
+    """Yield the plugin's kernels for attention, the rules' preference first."""
     if is_faster_as_flash(ctx, step):
         yield _flash(ctx, step)
     a, b, c = step.operands
@@ -67,10 +67,10 @@ def _flash(ctx: Lowering, step: Attend) -> Choice:
 
 
 def choose_multi_pass_tile(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> tuple[AttentionTile, tuple[Dim, ...]]:
-    """Return the tile for the sizes that are expected, and the conditions on others under which it is the best.
+    """Return the best tile at the expected sizes, and the size conditions under which it stays the best.
 
-    More rows read keys less often. But to compute scores once takes less time than to do so in each pass, and those
-    of half as many rows may fit. Those of fewer still are slower than passes over 32 rows.
+    More rows per block read keys less often. But scores that fit in shared memory are computed once instead of once per
+    pass, so half as many rows may be faster. Still fewer rows are slower than several passes over 32 rows.
     """
     most = 8 if hint(rows) <= 8 else 16 if hint(rows) <= 16 else 32
     guards: list[Dim] = []
@@ -85,9 +85,9 @@ def choose_multi_pass_tile(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> t
 
 
 def _is_faster_decomposed(ctx: Lowering, step: Attend) -> bool:
-    """Whether tensor cores of cuBLASLt win more than trips through memory cost, or more blocks do.
+    """Return whether three steps beat one kernel: cuBLASLt's tensor cores, or more blocks, outweigh memory traffic.
 
-    Attention stays whole that a kernel of ours computes on tensor cores.
+    Attention that the plugin computes on tensor cores is not decomposed.
     """
     if not step.parts or is_faster_as_flash(ctx, step):
         return False
@@ -98,15 +98,15 @@ def _is_faster_decomposed(ctx: Lowering, step: Attend) -> bool:
 
 
 def _is_decoding(step: Attend) -> bool:
-    """Whether few rows attend to many keys: blocks of few threads would loop over tiles of all of them."""
+    """Return whether few rows attend to many keys, so that one kernel would have few blocks with long loops."""
     *_, rows, keys = step.score_shape
     return hint(rows) <= DECODED_ROWS and hint(keys) >= MANY_KEYS
 
 
 def decomposed_attention(ctx: Lowering, step: Attend) -> Iterator[Map]:
-    """The three steps of attention.
+    """Yield the three steps of attention.
 
-    GEMMs of few rows are ours: a library would be asked about each number of keys, which grows with each token.
+    In decoding, the plugin's GEMM is used: a library would need another problem for each number of keys.
     """
     for one in step.parts:
         if isinstance(one, Contract) and _is_decoding(step):

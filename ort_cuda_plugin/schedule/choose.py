@@ -1,4 +1,4 @@
-"""The choice of a step's schedule: by measured times where there is a tuner, else by rules."""
+"""Selection of a step's schedule: by measured times if there is a tuner, else by rules."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ AnySums = TypeVar("AnySums", bound=Sums)
 
 
 def candidates(ctx: Lowering, step: Sums) -> list[Choice]:
-    """The ways to compute the step, first what rules prefer, each schedule once.
+    """Return the candidates for the step, the rules' preference first, without duplicate schedules.
 
-    Rules and the autotuner choose among them. A library may decline when it is asked.
+    Rules and the autotuner select among them. A library may still decline a candidate.
     """
     match step:
         case Contract():
@@ -42,7 +42,7 @@ def candidates(ctx: Lowering, step: Sums) -> list[Choice]:
 
 
 def own_choice(ctx: Lowering, step: Sums) -> Choice:
-    """The kernel of ours that rules prefer."""
+    """Return the plugin's kernel that rules prefer."""
     match step:
         case Contract():
             return next(iter(own_gemm_choices(ctx, step)))
@@ -54,17 +54,17 @@ def own_choice(ctx: Lowering, step: Sums) -> Choice:
 
 
 def has_integer_operands(ctx: Lowering, step: Sums) -> bool:
-    """Whether a kernel of ours multiplies the codes of dequantised operands on tensor cores."""
+    """Return whether the plugin's kernel multiplies the integer codes of dequantised operands on tensor cores."""
     if isinstance(step, Convolve):
         return matrix_convolution_kind(ctx, step) in INTEGERS
     return isinstance(step, Contract) and bool(integer_kind(ctx, step))
 
 
 def choose(ctx: Lowering, step: Sums) -> Choice:
-    """The way to compute the step that was measured as the fastest, or that rules prefer."""
+    """Return the candidate with the least measured time, or without measurements the rules' preference."""
     found = candidates(ctx, step)
     if ctx.tuner is not None and all(hint(dim) != 0 for dim in step.shape):
-        # Of two launches one has an empty grid, and the other is measured by itself.
+        # Schedules with two launches are not measured: in a Run one of them is empty, and the other is a candidate.
         single = [choice for choice in found if not choice.schedule.gemv_rows and not choice.schedule.im2col_pixels]
         if len(single) > 1 and (measured := ctx.tuner.choice(ctx, step, single)) is not None:
             return measured
@@ -72,7 +72,7 @@ def choose(ctx: Lowering, step: Sums) -> Choice:
 
 
 def scheduled(ctx: Lowering, step: AnySums, choice: Choice | None = None) -> AnySums:
-    """The step with the choice taken: by default, where it has no schedule, the kernel of ours that rules prefer."""
+    """Return the step with the choice's schedule; by default its own, or the plugin's kernel that rules prefer."""
     if choice is None:
         if step.schedule is not None:
             return step

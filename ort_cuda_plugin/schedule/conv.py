@@ -22,17 +22,17 @@ from .reasons import by_rules
 __all__ = ["conv_choices", "is_direct", "merged_conv_choice", "own_conv_schedules"]
 
 DIRECT_ROWS = 16
-"""Output channels of a group up to which a convolution is direct."""
+"""Maximum output channels per group of a direct convolution."""
 MAX_TUNED_DIRECT_ROWS = 64
-"""Output channels of a group up to which a direct convolution is measured beside tiles."""
+"""Maximum output channels per group for which the autotuner also times a direct convolution."""
 IM2COL_PIXELS = 32
-"""Output pixels of an image up to which patches are stored for a GEMM: half the width of a tile."""
+"""Maximum output pixels of an image for im2col: half the width of a tile."""
 
 
 def conv_choices(ctx: Lowering, step: Convolve) -> Iterator[Choice]:
-    """The ways to compute the convolution, first what rules prefer. A library may decline when it is asked.
+    """Yield the candidates for the convolution, the rules' preference first. A library may still decline a candidate.
 
-    A depthwise convolution of an image with channels last has one way only.
+    A channels-last depthwise convolution has a single candidate.
     """
     own = own_conv_schedules(ctx, step)
     guards = depthwise_guards(step)
@@ -50,15 +50,15 @@ def conv_choices(ctx: Lowering, step: Convolve) -> Iterator[Choice]:
 
 
 def own_conv_schedules(ctx: Lowering, step: Convolve) -> list[Schedule]:
-    """Our kernels for the convolution, first what rules prefer."""
+    """Return the plugin's kernels for the convolution, the rules' preference first."""
     return [*_mma(ctx, step), *_others(ctx, step)]
 
 
 def is_direct(step: Convolve) -> bool:
-    """Whether a direct convolution takes less time than tiles, which do much for nothing where a group has few outputs.
+    """Return whether a direct convolution is faster than tiles, which are mostly padding if a group has few outputs.
 
-    Unless it was measured that depends on the weights alone, so that every plan wants them in the same layout. Its
-    kernel does not convert weights.
+    Without measurements the answer depends on the weights only, so that all plans share a weight layout. The direct
+    kernel has no weight prologue.
     """
     if step.conversions[1] is not None:
         return False
@@ -68,10 +68,10 @@ def is_direct(step: Convolve) -> bool:
 
 
 def merged_conv_choice(ctx: Lowering, merged: Convolve, count: int) -> Choice | None:
-    """The schedule of one convolution in place of ``count``; None where it takes no less time.
+    """Return the schedule of one convolution merged from ``count``; None if it is not faster.
 
-    Its tiles have all of k: a step that adds up parts would not know the results. Beside cuDNN, whose result would have
-    to be one tensor, it has to take less than ``count`` calls; integers have no other kernel.
+    It has no split-K, since the reduction writes one result only. With cuDNN, which also writes one result only, it
+    must beat ``count`` calls; integer convolutions have no other kernel.
     """
     own = _mma(ctx, merged)
     m, n, _ = gemm_sizes(merged)
@@ -86,7 +86,7 @@ def merged_conv_choice(ctx: Lowering, merged: Convolve, count: int) -> Choice | 
 
 
 def _mma(ctx: Lowering, step: Convolve) -> list[Schedule]:
-    """Implicit GEMM on tensor cores, for an image with channels last."""
+    """Return schedules of implicit GEMM on tensor cores, for a channels-last image."""
     kind = _mma_kind(ctx, step)
     if not kind:
         return []
@@ -99,12 +99,12 @@ def _mma(ctx: Lowering, step: Convolve) -> list[Schedule]:
 
 
 def _mma_kind(ctx: Lowering, step: Convolve) -> str:
-    """The type that tensor cores multiply; "" where they do not take the image."""
+    """Return the operand type on tensor cores, "" if they do not support the image."""
     return "" if place_stride(step.operands[0]) is None or 0 in step.shape else matrix_convolution_kind(ctx, step)
 
 
 def _others(ctx: Lowering, step: Convolve) -> list[Schedule]:
-    """Kernels for an image of any layout."""
+    """Return schedules of kernels for an image of any layout."""
     direct = Schedule(Engine.DIRECT)
     if step.transposed:
         return [direct]
@@ -122,9 +122,9 @@ def _others(ctx: Lowering, step: Convolve) -> list[Schedule]:
 
 
 def _has_few_pixels(ctx: Lowering, step: Convolve) -> Dim:
-    """Whether tiles of output pixels would be mostly empty: on the emulated device all of them are as wide.
+    """Return the condition for im2col: tiles of output pixels would be mostly empty, on the emulated device.
 
-    Where many are expected, tiles serve few as well.
+    If many pixels are expected, tiles serve small images as well.
     """
     pixels = product(step.places)
     if not ctx.device.emulated or step.groups > 1 or step.is_converted or step.column_parts:
@@ -133,7 +133,7 @@ def _has_few_pixels(ctx: Lowering, step: Convolve) -> Dim:
 
 
 def _sliced_k_before_library(ctx: Lowering, step: Convolve, own: Schedule) -> Choice | None:
-    """Sliced-K where it takes less for the convolution than a library's call; else None."""
+    """Return sliced-K if it is faster for the convolution than a library call, else None."""
     config = None if step.transposed or not _mma_kind(ctx, step) else _tile_config(ctx, step)
     if config is None:
         return None
@@ -143,7 +143,7 @@ def _sliced_k_before_library(ctx: Lowering, step: Convolve, own: Schedule) -> Ch
 
 
 def _tile_config(ctx: Lowering, step: Convolve, convolutions: int = 1) -> TileConfig | None:
-    """See `choose_tile_config`, of an image with channels last; the step may stand for several ``convolutions``."""
+    """Return `choose_tile_config` for a channels-last image; the step may replace several ``convolutions``."""
     m, n, k = gemm_sizes(step)
     kind = matrix_convolution_kind(ctx, step)
     more = {**epilogue_cost(step, n * step.groups), "products": convolutions, "left": _left_by_cudnn(ctx, step)}
@@ -152,9 +152,9 @@ def _tile_config(ctx: Lowering, step: Convolve, convolutions: int = 1) -> TileCo
 
 
 def _left_by_cudnn(ctx: Lowering, step: Convolve) -> int:
-    """Bytes of a result that cuDNN copies, or leaves to a kernel that finishes it.
+    """Return the bytes of a result that a separate kernel must copy, or finish with the epilogue, after cuDNN.
 
-    It writes one whose pixels are apart, as a part of a concatenation, together first.
+    cuDNN writes dense pixels only; a strided result, such as a part of a concatenation, needs a copy.
     """
     if "cudnn" not in ctx.device.libraries:
         return 0

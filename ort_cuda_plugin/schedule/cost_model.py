@@ -1,7 +1,7 @@
-"""Cost model of sliced-K GEMMs: which tile, how many groups of warps split k, and whether a library's call is faster.
+"""Cost model of sliced-K GEMMs: selects tile and sliced-K factor, and compares with a library call.
 
-Times are in cycles of a multiprocessor, by the model that the estimates have (docs/estimates.md), with the rates of the
-GPU's description (`gpus`). Measurements of a GPU replace it where the option ``autotune`` asks for them.
+Times are multiprocessor cycles, by the performance model of docs/estimates.md, with the rates of the GPU's description
+(`gpus`). With the option ``autotune`` measurements replace it.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from ..program.steps.schedule import Tile
 from ..program.steps.steps import Sums
 
 NEARLY = 0.98
-"""Share of a library's time from which on its call is preferred, since it has no kernel to compile."""
+"""Maximum share of a library's time at which the plugin's kernel is preferred, since it must be compiled."""
 LOAD_CYCLES = 400.0
-"""Latency of loads of epilogue operands, of several at once."""
+"""Latency of a group of concurrent loads of epilogue operands, cycles."""
 REGISTERS = 90
-"""Registers of a thread beside its accumulators."""
+"""Registers of a thread besides its accumulators."""
 PIPELINE_CYCLES = 800.0
-"""Latency of the first copies of a block, and of the barriers at its end."""
+"""Latency of a block's first copies and of its final barriers, cycles."""
 STEP_CYCLES = 200.0
-"""From the arrival of the copies of one step to that of the next, with two steps in flight."""
+"""Cycles between the arrivals of the copies of successive steps along k, with two steps in flight."""
 MAX_SPLIT_K = 8
-"""The largest split-K factor that is considered."""
+"""Maximum split-K factor."""
 SPLIT_CYCLES = 100.0
 """Cycles of a thread to add the accumulators of one more split of k."""
 INDEPENDENT = 2.5
-"""Instructions of one thread that are in flight at once."""
+"""Instructions of one thread that are in flight at once (instruction-level parallelism)."""
 CHUNK_FLOPS = {"f16": 64.0, "bf16": 64.0, "tf32": 32.0, "i8": 128.0, "u8": 128.0}
-"""Operations that 64 bytes along k of both operands give to an accumulator."""
+"""Operations per accumulator of a 64-byte chunk along k of both operands, by operand type."""
 FLOPS_OF = {"f16": "float16", "bf16": "bfloat16", "tf32": "tf32", "i8": "int8", "u8": "int8"}
-"""Key of a GPU's peak rate for the operands of a kind."""
+"""Key of a GPU's peak rate, by operand type."""
 _instructions_of = {"div": 8, "sqrt": 8, "exp": 8, "log": 10, "sigmoid": 16, "tanh": 16, "erf": 25, "pow": 40}
 
 
 @dataclass(frozen=True)
 class _Rates:
-    """What a GPU does in a cycle, for each multiprocessor, and what takes cycles of it."""
+    """Throughput of a GPU per multiprocessor and cycle, and latencies in cycles."""
 
     multiprocessors: int
-    library_cycles: float  # of a library's call, before its first block works
-    launch_cycles: float  # from one kernel to the next one
-    split_k_cycles: float  # that a library's split-K reduction takes
-    library_flops: float  # of 16-bit numbers, of a library's largest tiles
-    chunks: dict[str, float]  # accumulators to which our kernels add 64 bytes along k, by kind
+    library_cycles: float  # overhead of a library call, before its first block runs
+    launch_cycles: float  # gap between successive kernels
+    split_k_cycles: float  # a library's split-K reduction
+    library_flops: float  # 16-bit operations of a library's largest tiles
+    chunks: dict[str, float]  # accumulators updated by a 64-byte chunk along k, by operand type
     dram_bytes: float
     l2_read: float
     l2_written: float
     sharing: int
     instructions: float
-    dependent_cycles: float  # of an instruction for a warp that has no other one to wait with
-    round_cycles: float  # of the loads of a step from shared memory, and of its barrier
+    dependent_cycles: float  # latency of a dependent instruction in a lone warp
+    round_cycles: float  # a step's loads from shared memory and its barrier
 
 
 @functools.cache
@@ -92,12 +92,11 @@ def _rates_of(device: DeviceProperties) -> _Rates:
 
 @dataclass(frozen=True)
 class Problem:
-    """A product of the sizes that are expected.
+    """A GEMM at the expected sizes; ``kind`` is the operand type.
 
-    Its first operand may be patches of an image, with ``taps`` elements of a channel each; 0: it is a matrix. Of
-    ``is_compact`` weights half as much is read (`compact_weights`). Lines of both operands may run ``along_k``. What
-    follows a sum takes ``finish`` instructions, and ``reads`` a tensor of the result's size. ``is_part`` says that
-    sums are stored as they are, of 4 bytes.
+    With ``taps`` the first operand is the patches of an image, with that many elements per channel. ``is_compact``
+    weights are stored as float16 for TF32. ``along_k``: both operands are contiguous along k. The epilogue has
+    ``finish`` instructions, and ``reads`` a tensor of the result's size. ``is_part`` stores 4-byte accumulators.
     """
 
     kind: str
@@ -130,11 +129,10 @@ def choose_tile_config(
     left: int = 0,
     library: str | None = None,
 ) -> TileConfig | None:
-    """Return the tile that takes the least time for the product; None where a library's call takes less.
+    """Return the fastest tile for a GEMM, None if a library call is faster. For most parameters see `Problem`.
 
-    For the other parameters see `Problem`. It may replace several ``products``, one launch each. ``left`` bytes of a
-    library's result are left to a kernel of its own, which copies them or applies the epilogue to them. A
-    ``library`` multiplies the same kind, or that one; "" says that there is none for the product.
+    The GEMM may replace ``products`` launches. A separate kernel copies ``left`` bytes of a library's result or applies
+    the epilogue to them. ``library`` is the operand type of a library call, by default ``kind``; "": no library.
     """
     sizes = (hint(rows), hint(columns), hint(batch), hint(depth))
     problem = Problem(kind, *sizes, taps, is_compact, along_k, finish, reads)
@@ -160,9 +158,9 @@ def choose_split_k(
     left: int = 0,
     library: str | None = None,
 ) -> int:
-    """Return the split-K factor with which a product of 16-bit numbers takes the least time.
+    """Return the fastest split-K factor of a GEMM with 16-bit operands; parameters as in `choose_tile_config`.
 
-    The step after it adds up the splits and applies the epilogue. Parameters as of `choose_tile_config`.
+    The next step reduces the splits and applies the epilogue.
     """
     rates, sizes = _rates_of(device), (hint(rows), hint(columns))
     problem = Problem(kind, *sizes, 1, depth, 0, False, along_k, finish, reads)
@@ -201,7 +199,7 @@ def count_blocks(tile: Tile, rows: Dim, columns: Dim, batch: Dim) -> Dim:
 
 
 def no_more_blocks(device: DeviceProperties, tile: Tile, rows: Dim, columns: Dim, batch: Dim) -> Dim:
-    """The condition that the busiest multiprocessor has no block more than at the sizes expected."""
+    """Return the condition that the busiest multiprocessor has no more blocks than at the expected sizes."""
     blocks, multiprocessors = count_blocks(tile, rows, columns, batch), device.multiprocessors
     return le(blocks, -(-hint(blocks) // multiprocessors) * multiprocessors)
 
@@ -213,7 +211,7 @@ def fastest(device: DeviceProperties, problem: Problem) -> tuple[TileConfig, flo
 
 @functools.lru_cache(maxsize=1024)
 def _fastest(capability: tuple[int, int], multiprocessors: int, problem: Problem) -> tuple[TileConfig, float]:
-    """And its time. A step is asked about when it is chosen, and when it is launched; networks repeat theirs."""
+    """Cache `fastest`: passes and emission ask about the same step, and networks repeat steps."""
     more = {"along_k": problem.along_k, "is_image": problem.taps > 0}
     configs = tile_configs(problem.kind, problem.is_compact, capability=capability, **more)
     times = ((_cycles(_rates(capability, multiprocessors), problem, config), config) for config in configs)
@@ -222,20 +220,20 @@ def _fastest(capability: tuple[int, int], multiprocessors: int, problem: Problem
 
 
 def _cycles(rates: _Rates, problem: Problem, config: TileConfig) -> tuple[float, float]:
-    """And for how long a thread by itself waits, where the slowest pipe is the same."""
+    """Return the cycles, and the latency of a lone thread, which decides between tiles with equal cycles."""
     tile = config.tile
     parts = _parts(problem, config)
     steps = -(-problem.depth // tile.k)
     blocks = hint(count_blocks(tile, problem.rows, problem.columns, problem.batch))
     each = -(-blocks // rates.multiprocessors)
     loads = _loads(problem, config)
-    columns = tile.n / (2 if problem.is_compact else 1)  # as many take as long to read
+    columns = tile.n / (2 if problem.is_compact else 1)  # uncompacted columns with the same bytes
     begin, own_steps, step = _instructions(problem, config)
     issued = begin + own_steps * step
     wavefronts = steps * ((tile.m + columns) * parts / 2 + 4 * loads * config.warps)
-    # Of 16 columns the sums are read from the same banks by several rows.
+    # With at most 16 columns, several rows of accumulators conflict in banks.
     wavefronts += (config.sliced_k + 1) * tile.m * tile.n / (16 if tile.n > 16 else 10) + 100
-    # A block has what the windows of its patches share in its L1.
+    # L1 serves image elements that the windows of a block share.
     fetched = tile.m * min(1.0, 3 / max(1, problem.taps)) + columns
     read = blocks * fetched * STEP * parts * steps
     written = problem.rows * problem.columns * problem.batch * (4 if problem.is_part else SIZES[problem.kind])
@@ -261,7 +259,7 @@ def _cycles(rates: _Rates, problem: Problem, config: TileConfig) -> tuple[float,
 
 
 def _loads(problem: Problem, config: TileConfig) -> float:
-    """Instructions of a warp that load matrices in a step."""
+    """Return the ldmatrix instructions of a warp in a step."""
     height, width = config.warp
     return (height * 2 + width * (1 if problem.is_compact else 2)) / 16 * _parts(problem, config)
 
@@ -272,22 +270,22 @@ def _parts(problem: Problem, config: TileConfig) -> int:
 
 
 def _instructions(problem: Problem, config: TileConfig) -> tuple[float, float, float]:
-    """Of a thread before and after its steps; its steps; and the instructions of one."""
+    """Return a thread's instructions outside of its main loop, its steps, and its instructions per step."""
     tile = config.tile
     height, width = config.warp
     steps = max(1.0, -(-problem.depth // tile.k) / config.sliced_k)
-    if config.warps > 1:  # whose groups of warps wait for each other
+    if config.warps > 1:  # a barrier per step synchronises the warps
         steps = math.ceil(steps)
     parts = _parts(problem, config)
-    pieces = parts * STEP // 16 / tile.threads  # of a line, a thread's part
-    loads, copies = _loads(problem, config), (tile.m + tile.n / (2 if problem.is_compact else 1)) * pieces
+    chunks = parts * STEP // 16 / tile.threads  # 16-byte chunks of a row, per thread
+    loads, copies = _loads(problem, config), (tile.m + tile.n / (2 if problem.is_compact else 1)) * chunks
     step = 27 + 2.5 * (loads + copies) + parts * height * width / 64  # products
     if problem.kind == "tf32":
         step += parts * (4 * height / 8 + (13 * width / 16 if problem.is_compact else 4 * width / 8))
     begin = 135 + height * width / 8 + problem.finish * height * width / 32 / config.sliced_k
     if problem.taps > 1:
-        step += 5 + 4.5 * tile.m * pieces
-        begin += 25 + 12 * tile.m * pieces
+        step += 5 + 4.5 * tile.m * chunks
+        begin += 25 + 12 * tile.m * chunks
     return begin, steps, step
 
 

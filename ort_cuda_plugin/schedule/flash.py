@@ -1,8 +1,8 @@
-"""Schedules of flash attention: on tensor cores or without, which tile, and into how many parts the keys are split.
+"""Schedules of FlashAttention: tensor cores or not, tile, and split-KV factor.
 
-Blocks of many rows read keys and values less often, and warps of many rows load them less often from shared memory. But
-where there are few rows in all, smaller blocks give all multiprocessors work, and warps share the keys of a row. Few
-rows of many keys are split along the keys.
+Blocks with many rows read keys and values less often, and warps with many rows load them less often from shared memory.
+With few rows in total, smaller blocks occupy all multiprocessors, and warps split the keys of a row. Few rows with many
+keys use split-KV.
 """
 
 from __future__ import annotations
@@ -36,24 +36,25 @@ __all__ = [
 
 MAX_SPLIT_KV = 32
 SPLIT_KEYS = 128
-"""Minimum keys of a part. An estimate: no GPU has measured it."""
+"""Minimum keys per split; an estimate, not measured on a GPU."""
 BLOCKS_PER_MULTIPROCESSOR = 2
-"""More blocks are enough without splitting; of blocks of many rows, half as many are."""
+"""Blocks per multiprocessor from which on small blocks are not split; half as many suffice for blocks of many rows."""
 SHARED_SPLIT_KEYS = 512
-"""Minimum keys of a part where warps of a block share the keys: a second launch takes as long as some tiles of them."""
+"""Minimum keys per split if warps of a block share keys: the second launch costs as much as several tiles."""
 WARP, WARPS_PER_MULTIPROCESSOR = 32, 16
-"""Blocks of one warp need more beside each other. With twice as many parts as tiles, none has two tiles where the
-number of tiles is a little more than a power of two."""
+"""Threads of a warp; minimum one-warp blocks per multiprocessor. Their splits may be half a tile, so that no split
+takes two tiles when the number of tiles is just above a power of two."""
 EMULATED_SPLIT_KEYS, EMULATED_MANY_BLOCKS = 512, 128
+"""Minimum keys per split, and blocks from which on keys are not split, on the emulated device."""
 WIDEST, WIDEST_FLOAT32 = 128, 64
-"""Elements of a head whose tiles fit a block's shared memory."""
+"""Maximum elements of a head whose tiles fit in a block's shared memory, for 16-bit types and float32."""
 FEW_ROWS = 8
-"""Rows of a block for which memory is what takes time."""
+"""Maximum rows of a block for which attention is memory-bound."""
 WARPS = 4
 SMALL_WIDTH = 64
-"""Columns up to which a warp's registers have room for the sums of two matrices of rows."""
+"""Maximum result columns for which a warp's registers hold the accumulators of two 16-row matrices."""
 MOST_WARP_KEYS = 32
-"""Maximum keys of a tile for which the scores of a warp with many rows fit its registers."""
+"""Maximum keys of a tile per warp for which the scores of a warp with many rows fit in registers."""
 
 
 def _tile(m: int, keys: int, columns: int, warps: int = WARPS, warp_rows: int = MATRIX_ROWS) -> AttentionTile:
@@ -72,16 +73,17 @@ SMALL_TILES = {
         _tile(96, 64, SMALL_WIDTH, 12, 2 * MATRIX_ROWS),
     ),
 }
-"""Tiles with one block for each multiprocessor, the smallest one first, by the bytes of an element."""
+"""Tiles for one block per multiprocessor, smallest first, by bytes of an element."""
 TILES_OF_ALL_KEYS = {2: (128, 256), 4: (128,)}
+"""Keys of tiles that hold all keys of a head, by bytes of an element."""
 
 
 def flash_choice(
     ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, reading: Reading, *, is_converted: bool = False
 ) -> Choice:
-    """Choose the schedule of `stream_attention` for these arguments, by the sizes that are expected.
+    """Return the schedule of `stream_attention` for these arguments at the expected sizes.
 
-    Every schedule is right for all sizes; the guards are for time alone. With ``is_converted``, k and v are codes.
+    Every schedule is correct for all sizes; guards concern speed only. With ``is_converted``, k and v are codes.
     """
     *batch, groups, rows, _ = q.shape
     m, keys, width = groups * rows, k.shape[-2], v.shape[-1]
@@ -98,7 +100,7 @@ def flash_choice(
 
 
 def small_tile(batches: Dim, rows: Dim, width: Dim, itemsize: int, multiprocessors: int) -> AttentionTile | None:
-    """The tile whose blocks, by what is expected, are no more than multiprocessors; None where there is none."""
+    """Return the smallest tile with at most one block per multiprocessor at the expected sizes, None if none has."""
     if hint(width) > SMALL_WIDTH or hint(rows) <= MATRIX_ROWS:
         return None
     fits = (tile for tile in SMALL_TILES[itemsize] if hint(batches) * hint(ceildiv(rows, tile.m)) <= multiprocessors)
@@ -108,10 +110,9 @@ def small_tile(batches: Dim, rows: Dim, width: Dim, itemsize: int, multiprocesso
 def _mma_tile(
     ctx: Lowering, batches: Dim, rows: Dim, keys: Dim, width: Dim, itemsize: int, is_masked: bool
 ) -> tuple[AttentionTile, tuple[Dim, ...]]:
-    """Return the tile for the expected number of rows, and the condition that keys are few, where it needs that.
+    """Return the tile for the expected number of rows, and its conditions on the number of keys.
 
-    Results have up to 128 columns. Where more than a factor makes weights of scores (``is_masked``), registers hold
-    fewer scores.
+    Results have up to 128 columns. With masks or biases (``is_masked``) registers hold fewer scores.
     """
     columns = SMALL_WIDTH if hint(width) <= SMALL_WIDTH else 2 * SMALL_WIDTH
     if hint(rows) <= MATRIX_ROWS:
@@ -119,7 +120,7 @@ def _mma_tile(
     tile = small_tile(batches, rows, width, itemsize, ctx.device.multiprocessors)
     if tile is None:
         m = WARPS * MATRIX_ROWS
-        # Keys and values of 4 bytes take as long to load as to multiply, so that warps have more rows for each.
+        # 4-byte keys and values take as long to load as to multiply: give warps more rows per load.
         is_long = itemsize == 4 and hint(rows) > m
         return _tile(2 * m, 32, columns, warp_rows=2 * MATRIX_ROWS) if is_long else _tile(m, 32, columns), ()
     for most in TILES_OF_ALL_KEYS[itemsize]:
@@ -129,7 +130,7 @@ def _mma_tile(
 
 
 def _simt_tile(ctx: Lowering, rows: Dim, width: Dim) -> AttentionTile:
-    """Return the tile without tensor cores for the sizes that are expected."""
+    """Return the tile without tensor cores for the expected sizes."""
     m = 8 if hint(rows) <= 8 else 16 if hint(rows) <= 16 else 32
     columns = 64 if hint(width) <= 64 else 128 if hint(width) <= 128 or m > 16 else 256
     keys = 64 if m < 32 or ctx.device.emulated else 128
@@ -137,9 +138,9 @@ def _simt_tile(ctx: Lowering, rows: Dim, width: Dim) -> AttentionTile:
 
 
 def _split_kv(ctx: Lowering, tile: AttentionTile, blocks: Dim, keys: Dim) -> tuple[int, tuple[Dim, ...]]:
-    """Return into how many parts the keys are split, a power of two, so that few kernels and plans differ.
+    """Return the split-KV factor and its guards; powers of two limit the number of kernels and plans.
 
-    Other sizes are right in every number of parts: the condition is for time alone.
+    Every factor is correct for all sizes; the guards concern speed only.
     """
     least, many = SPLIT_KEYS, ctx.device.multiprocessors
     if tile.stages == 1:
@@ -159,13 +160,13 @@ def _split_kv(ctx: Lowering, tile: AttentionTile, blocks: Dim, keys: Dim) -> tup
     return (splits, (enough,)) if splits > 1 and ctx.may_settle(enough) else (1, ())
 
 
-# ---- where flash attention takes less time ----
+# ---- when FlashAttention is faster ----
 
 
 def is_faster_as_flash(ctx: Lowering, step: Attend) -> bool:
-    """Whether flash attention computes the step in less time than other kernels of ours.
+    """Return whether FlashAttention is faster than the plugin's other kernels.
 
-    Types without tensor cores gain where few rows of several heads share keys and values, which are then read once.
+    Without tensor cores it is faster if few rows of several heads share keys and values, which it reads once.
     """
     if not has_tensor_cores(ctx) or len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total:
         return False
@@ -180,7 +181,7 @@ def is_faster_as_flash(ctx: Lowering, step: Attend) -> bool:
 
 
 def flash_wave(ctx: Lowering, step: Attend) -> Dim | None:
-    """The condition that all blocks of flash attention on tensor cores run at once; None where they are large."""
+    """Return the condition that all blocks of FlashAttention on tensor cores run in one wave; None for large tiles."""
     if not is_faster_as_flash(ctx, step) or not has_tensor_cores_for(ctx, *flash_operands(ctx, step)):
         return None
     q, k, v, *_ = flash_call(ctx, step)
@@ -190,12 +191,12 @@ def flash_wave(ctx: Lowering, step: Attend) -> Dim | None:
 
 
 def has_tensor_cores(ctx: Lowering) -> bool:
-    """Whether tensor cores are faster: the emulated device has none, but it can do what they do."""
+    """Return whether tensor cores are faster; the emulated device has none, and emulates their instructions slowly."""
     return not ctx.device.emulated
 
 
 def has_tensor_cores_for(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether tensor cores multiply heads of these types and sizes; few rows of float32 wait for memory instead."""
+    """Return whether tensor cores serve heads of these types and sizes; few rows of float32 are memory-bound."""
     sizes, types, size = {q.shape[-1], k.shape[-1], v.shape[-1]}, {q.dtype, k.dtype, v.dtype}, v.shape[-1]
     if len(sizes) > 1 or len(types) > 1 or not isinstance(size, int) or size <= 0 or size % 16:
         return False
@@ -205,5 +206,5 @@ def has_tensor_cores_for(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool
 
 
 def has_tf32(ctx: Lowering) -> bool:
-    """Whether tensor cores may multiply float32."""
+    """Return whether tensor cores may multiply float32 as TF32."""
     return kind_of(ctx.device, ctx.options, "f32") == "tf32"

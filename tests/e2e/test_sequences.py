@@ -129,13 +129,13 @@ def test_what_makes_a_sequence_is_in_the_cluster_that_reads_it() -> None:
             """(float[n, 4] x) => (float[n, 4] y) { s = SequenceConstruct(x, x) m = ArgMax<axis = 1, keepdims = 0>(x)
             zero = Constant<value_int = 0>() i = Gather(m, zero) a = SequenceAt(s, i) y = Neg(a) }""",
             "SequenceAt",
-            "SequenceAt: position is computed on the device",
+            "SequenceAt: position is computed on the device; supported: values from shapes and inputs",
         ),
         (
             """(float[n, 12] x, int64 i) => (float[n, 1] y) { zero = Constant<value_int = 0>()
             s = SplitToSequence<axis = 1>(x) t = SequenceErase(s, i) y = SequenceAt(t, zero) }""",
             "SequenceErase",
-            "SequenceErase: position is only known in a Run, and may be one of 12 numbers",
+            "SequenceErase: position is known only in a Run, with 12 choices; supported: up to 9",
         ),
         (
             """(float[n, 4] x) => (float[m, 4] y) { i = Constant<value_int = 0>() s = SplitToSequence(x)

@@ -56,7 +56,7 @@ BETWEEN = tensor(4, 4, kind=BufferKind.SCRATCH)
 BROKEN: dict[str, tuple[list[Step], str]] = {
     "a copy of what it does not say": (
         [Copy((), Y, X, (), (Y.buffer,))],
-        r"step 0: copy: invariant 1: tensor f32\[4, 4\] of INPUT 2 is neither",
+        r"step 0: copy: invariant 1: tensor f32\[4, 4\] of INPUT 2 is missing in the step",
     ),
     "a view that runs backwards from the first element": (
         [copied(X, Tensor(Y.dtype, (4, 4), Y.buffer, strides=(4, -1)))],
@@ -131,7 +131,7 @@ def test_an_attention_whose_parts_read_what_it_does_not_is_refused() -> None:
         row=None, parts=parts,  # type: ignore[arg-type]
     )  # fmt: skip
     Verifier()("tried", [step])
-    with pytest.raises(InvalidProgramError, match="step 0: attention: invariant 1: the map that it stands for"):
+    with pytest.raises(InvalidProgramError, match="step 0: attention: invariant 1: its part, a map,"):
         Verifier()("tried", [replace(step, parts=(parts[0], copied(tensor(4, 4), weights), parts[2]))])
 
 

@@ -160,7 +160,7 @@ def test_a_range_of_too_many_elements_is_an_error_of_its_node() -> None:
 @pytest.mark.parametrize("constant", [(), (0, 1, 2)])
 def test_a_range_of_floats_without_a_number_of_elements_is_an_error(limits: Any, constant: Any) -> None:
     with pytest.raises(
-        (NodeError, PluginError), match=r"\(Range\)'?: start, limit and delta must give a number of elements"
+        (NodeError, PluginError), match=r"\(Range\)'?: start, limit and delta must define an element count"
     ):
         run_op("Range", [number(limit, np.float32) for limit in limits], constant=constant)
 
@@ -321,8 +321,8 @@ def test_remainders_of_64_bit_integers_are_exact() -> None:
 @pytest.mark.parametrize(
     ("op_type", "inputs", "attributes", "outputs", "text"),
     [
-        ("TopK", [floats(2, 4), ints(1, 1)], {}, 2, "k has 2 elements, not one"),
-        ("Trilu", [floats(3, 4), ints(1, 2)], {}, 1, "k has 2 elements, not one"),
+        ("TopK", [floats(2, 4), ints(1, 1)], {}, 2, "k must have one element, got 2"),
+        ("Trilu", [floats(3, 4), ints(1, 2)], {}, 1, "k must have one element, got 2"),
         ("CumSum", [floats(2, 3), ints(0, 1)], {}, 1, "axis must have one element, got 2"),
         ("OneHot", [ints(1), number(math.nan, np.float32), floats(2)], {}, 1, "depth must be finite, got nan"),
         ("Pad", [floats(3, 4), ints(1, 0, 0, 0), floats(2)], {}, 1, "an input that is one number has another number"),
@@ -334,7 +334,7 @@ def test_remainders_of_64_bit_integers_are_exact() -> None:
             [floats(4, 2), ints(2, 2)],
             {"num_outputs": 2},
             2,
-            "must be given one at a time, got both",
+            "split or num_outputs must be given, not both, got both",
         ),
         ("Reshape", [floats(2, 3), ints(6).reshape(1, 1)], {}, 1, "shape must have rank 1, got rank 2"),
     ],

@@ -176,7 +176,7 @@ def test_contradictions_are_refused() -> None:
         (
             "SVMRegressor",
             {"coefficients": [1.0], "rho": [0.0], "n_supports": 2},
-            "n_supports = 2, got 1",
+            "n_supports = 2 entries, got 1",
         ),
     ]
     for op_type, attributes, text in cases:
@@ -187,5 +187,5 @@ def test_contradictions_are_refused() -> None:
 
 
 def test_what_no_device_has_says_so() -> None:
-    with pytest.raises(Unsupported, match=r"ai\.onnx\.ml\.ZipMap is not implemented: it gives a sequence of maps"):
+    with pytest.raises(Unsupported, match=r"ai\.onnx\.ml\.ZipMap is not implemented: it returns a sequence of maps"):
         registry.lookup("ai.onnx.ml", "ZipMap", 1)

@@ -12,7 +12,7 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.steps.row_program import SUM
 
 MAX_CAPTURED = 8
-"""The most states that a node may be asked to capture."""
+"""Maximum number of states that a node may capture, by the schema."""
 
 
 def int64(x: Scalar) -> Scalar:
@@ -20,13 +20,13 @@ def int64(x: Scalar) -> Scalar:
 
 
 class PackedTokens:
-    """``bounds`` [count + 1] has where each sequence begins, and the end; a token is in one of the ``count`` sequences.
+    """Packed sequences; ``bounds`` [count + 1] are cumulative lengths from 0 on.
 
-    The contents of ``bounds`` are data: whatever they are, positions lie in the tokens, and sequences in the count.
+    ``bounds`` are data of a Run: token and sequence indices derived from invalid bounds stay in range.
     """
 
-    def __init__(self, ctx: Lowering, bounds: Tensor, total: Dim, name: str, *, empty: bool = False) -> None:
-        """``name`` is the operator's, for messages. With ``empty`` there may be sequences without tokens."""
+    def __init__(self, ctx: Lowering, bounds: Tensor, total: Dim, *, empty: bool = False) -> None:
+        """Check the bounds. With ``empty`` sequences may have no tokens."""
         require.rank(1, cumulative_sequence_length=bounds)
         self._ctx, self._bounds, self._total = ctx, bounds, total
         self.count = bounds.shape[0] - 1
@@ -49,29 +49,29 @@ class PackedTokens:
         return s.equal(first, 0) & s.equal(int64(last), maps.dim(self._total))
 
     def are_in_order(self, maps: IndexMap, sequence: Scalar) -> Scalar:
-        """Whether a sequence begins and ends in the tokens, and does not end before it begins."""
+        """Return whether 0 <= begin <= end <= number of tokens for a sequence."""
         begin, end = (int64(maps.source(self._bounds).at([at])) for at in (sequence, sequence + 1))
         return (begin >= 0) & (end >= begin) & (end <= maps.dim(self._total))
 
-    def place(self, maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """The sequence of a token, where that begins, and the token's position in it."""
+    def locate(self, maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+        """Return the sequence of a token, its first token, and the token's position in it."""
         sequence = int64(maps.source(self._owner()).at([token]))
         begin = int64(maps.source(self._bounds).at([sequence]))
         begin = s.minimum(s.maximum(begin, 0), token)
         return sequence, begin, token - begin
 
     def row(self, maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """The sequence of a token, and its position there; and whether it is one of that sequence's tokens.
+        """Return the sequence of a token, its position, and whether the sequence contains it.
 
-        It is not where the bounds begin behind it, end before it, or go back.
+        With invalid bounds (a late start, an early end, decreasing values) no sequence may contain it.
         """
-        sequence = self.place(maps, token)[0]
+        sequence = self.locate(maps, token)[0]
         begin, count = self.range(maps, sequence)
         row = token - begin
         return sequence, row, (row >= 0) & (row < count)
 
     def _owner(self) -> Tensor:
-        """The sequence of each token."""
+        """Return the sequence of each token, int32 [tokens]."""
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
             bounds = maps.source(self._bounds)
@@ -86,8 +86,8 @@ class PackedTokens:
         return self._owners
 
 
-def check_capture(name: str, capacity: int, count: Tensor | None) -> None:
-    """Raises InvalidModel unless a node has a count of states to capture exactly where it has room for them."""
+def check_capture(capacity: int, count: Tensor | None) -> None:
+    """Check that a node has the input ``capture_count`` if and only if its capacity is positive."""
     require.within(0, MAX_CAPTURED, state_update_capacity=capacity)
     if (count is not None) != (capacity > 0):
         raise require.violation("capture_count", "be given exactly with a positive state_update_capacity", capacity)

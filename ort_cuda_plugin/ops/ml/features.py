@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml that prepare rows of features."""
+"""Feature preprocessing operators of ai.onnx.ml."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ DOMAIN = "ai.onnx.ml"
 
 
 def real(x: Scalar) -> Scalar:
-    """x in the type that operators of ai.onnx.ml compute in: float64 of float64, else float32."""
+    """Convert x to the compute type of ai.onnx.ml: float64 stays, others become float32."""
     return x if x.dtype is DType.FLOAT64 else s.cast(x, DType.FLOAT32)
 
 
 def _per_feature(ctx: Lowering, x: Tensor, values: Array, what: str) -> Tensor:
-    """One value for all elements, or one for each of the last dimension of a matrix or vector."""
+    """Return a constant with one value, or with one value per element of the last dimension of a matrix or vector."""
     if len(values) != 1:
         if x.rank not in (1, 2):
             raise require.unsupported(
@@ -49,13 +49,13 @@ def _per_feature(ctx: Lowering, x: Tensor, values: Array, what: str) -> Tensor:
 
 @op("ArrayFeatureExtractor", domain=DOMAIN, since=1, types={"T": NUMBERS})
 def array_feature_extractor(ctx: Lowering, x: T, y: Int64) -> Tensor:
-    """Some elements of the last dimension; an index outside of it gives 0."""
+    """Gather elements of the last dimension; an index out of range yields 0."""
     require.least_rank(1, X=x)
-    places = reshape(ctx, y, [y.size])
+    indices = reshape(ctx, y, [y.size])
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(x)
-        index = maps.source(places).at([c[-1]])
+        index = maps.source(indices).at([c[-1]])
         inside = (index >= 0) & (index < source.dim(x.rank - 1))
         return source.at([*(c[:-1] if x.rank > 1 else []), index], inside)
 
@@ -90,7 +90,7 @@ def scaler(ctx: Lowering, x: T, *, offset: tuple[float, ...] = (), scale: tuple[
 
 @op("Normalizer", domain=DOMAIN, since=1, types={"T": NUMBERS})
 def normalizer(ctx: Lowering, x: T, *, norm: str = "MAX") -> Tensor:
-    """A row whose norm is 0 stays as it is."""
+    """Divide each row by its norm; a row with norm 0 is unchanged."""
     require.one_of(("MAX", "L1", "L2"), norm=norm)
     if x.rank not in (1, 2):
         raise require.unsupported("shape", "the rank of X", x.rank, "1 and 2")
@@ -121,7 +121,7 @@ def imputer(
     values: Sequence[float] = imputed_value_floats if x.dtype.is_float else imputed_value_int64s
     if not values:
         raise require.violation("the imputed values", f"be given for the type {x.dtype.short} of the input", "none")
-    # An int32 row may stand beside a value that int32 does not hold.
+    # int64 attributes may exceed an int32 input: astype wraps them.
     imputed = _per_feature(ctx, x, np.array(values).astype(x.dtype.numpy), "the imputed values")
     wanted = replaced_value_float if x.dtype.is_float else replaced_value_int64
 
@@ -153,7 +153,7 @@ def one_hot_encoder(
 
 @op("FeatureVectorizer", domain=DOMAIN, since=1, types={"T1": NUMBERS})
 def feature_vectorizer(ctx: Lowering, *inputs: T1, inputdimensions: tuple[int, ...] = ()) -> Tensor:
-    """The inputs beside each other, each cut off at its number of columns or filled with zeros to it."""
+    """Concatenate the inputs' columns, each truncated or zero-padded to its entry of ``inputdimensions``."""
     require.count(len(inputs), inputdimensions=inputdimensions)
     require.least(0, inputdimensions=min(inputdimensions, default=0))
     if any(x.rank not in (1, 2) for x in inputs):

@@ -1,8 +1,8 @@
 """Decision trees as arrays: validation and memory layout, on the host.
 
-A node compares an element of a row with its threshold and names two children. Leaves stand after all other nodes, and
-are their own children, so that a walk of any length ends in one. Which comparison a node makes is a number of five
-bits: one each for a smaller, an equal and a larger element, for a NaN, and for a threshold that is NaN.
+An inner node compares a feature of a row with its threshold and names two children. Leaves have the highest indices and
+are their own children, so that any number of steps ends in a leaf. A comparison is a mask of five bits: true for a
+smaller, an equal, a larger feature, for a NaN feature, and for a NaN threshold.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.floating]
 
 LESS, EQUAL, GREATER, NAN, UNORDERED = range(5)
-"""Bits of a comparison."""
+"""Bit numbers of a comparison mask."""
 COMPARISONS: Final[Mapping[str, int]] = {
     "BRANCH_LEQ": 1 << LESS | 1 << EQUAL,
     "BRANCH_LT": 1 << LESS,
@@ -31,16 +31,16 @@ COMPARISONS: Final[Mapping[str, int]] = {
     "BRANCH_NEQ": 1 << LESS | 1 << GREATER | 1 << NAN | 1 << UNORDERED,
 }
 MAX_DEPTH = 4096
-"""Nodes on a way through a tree. Each thread would do as many steps; trees that were learned have some dozens."""
+"""Maximum comparisons from root to leaf; each thread makes as many steps. Trained trees have some dozens."""
 _MAX_NODES = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes that are no leaves, and where their children are.
+    """Inner nodes of trees.
 
-    ``children`` [nodes, 2] has the number of the node for true and for false; ``count`` and more are leaves.
-    ``members`` has the elements of each node that looks for its element among some, else None.
+    ``children`` [nodes, 2] holds the child for true and for false; indices from ``count`` on are leaves. ``members``
+    holds the set of each BRANCH_MEMBER node, None for other nodes.
     """
 
     features: Ints
@@ -85,9 +85,9 @@ class Forest:
 
 
 def make_forest(nodes: Nodes, leaves: Ints, targets: Ints, weights: Numbers, num_targets: int) -> Forest:
-    """``weights`` and their ``targets`` are of ``leaves``, in any order.
+    """Build the arrays; ``leaves``, ``targets`` and ``weights`` are parallel, in any order.
 
-    Raises InvalidModel for what contradicts itself, Unsupported for trees that are too deep.
+    Raises InvalidModel for inconsistent trees, Unsupported for trees that are too deep.
     """
     require.that(0 < num_targets <= _MAX_NODES, "n_targets", f"be in [1, {_MAX_NODES}]", num_targets)
     _check_range("a feature", nodes.features, _MAX_NODES)
@@ -143,14 +143,14 @@ def _check_range(what: str, values: Ints, limit: int) -> None:
 
 
 def _steps(nodes: Nodes) -> Ints:
-    """How many comparisons with one threshold each node becomes."""
+    """Return the number of comparisons with one threshold that each node is split into."""
     if nodes.members is None:
         return np.ones(nodes.count, np.int64)
     return np.array([1 if found is None else max(len(found), 1) for found in nodes.members], np.int64)
 
 
 def _depths(nodes: Nodes) -> Ints:
-    """The most steps from each root to a leaf. Raises InvalidModel where a node has more than one way to it."""
+    """Return the maximum steps from each root to a leaf. Raises InvalidModel for a node with several parents."""
     inner = nodes.children[nodes.children < nodes.count]
     ways = np.bincount(np.concatenate([inner, nodes.roots[nodes.roots < nodes.count]]), minlength=nodes.count)
     require.that(
@@ -173,7 +173,7 @@ def _depths(nodes: Nodes) -> Ints:
 
 
 def _without_members(nodes: Nodes) -> Nodes:
-    """The nodes with one comparison for each element that a node looks for."""
+    """Split each BRANCH_MEMBER node into a chain of comparisons with one element each."""
     if nodes.members is None:
         return nodes
     steps = _steps(nodes)
@@ -195,9 +195,9 @@ def _without_members(nodes: Nodes) -> Nodes:
 
 
 def with_missing(comparisons: Ints, tracks: Sequence[int] | None) -> Ints:
-    """The comparisons with a NaN on the way that ``tracks`` says: true where it is 1.
+    """Return the comparisons, true for NaN where ``tracks`` is 1.
 
-    Raises InvalidModel where there are tracks for another number of nodes.
+    Raises InvalidModel unless ``tracks`` has an entry per node.
     """
     if not tracks:
         return comparisons
@@ -206,7 +206,7 @@ def with_missing(comparisons: Ints, tracks: Sequence[int] | None) -> Ints:
 
 
 def equal_lengths(**lists: Sized) -> int:
-    """The common length. Raises InvalidModel where they differ."""
+    """Return the common length. Raises InvalidModel if lengths differ."""
     lengths = {name: len(values) for name, values in lists.items()}
     require.that(len(set(lengths.values())) <= 1, " and ".join(lengths), "have one length", [*lengths.values()])
     return next(iter(lengths.values()))

@@ -21,10 +21,7 @@ _KEYS_4 = _KEYS_2 | {DType.FLOAT64, DType.INT32, DType.INT16}
 
 
 def _encode(ctx: Lowering, x: Tensor, keys: Array, values: Array, default: Array, *, finds_nan: bool) -> Tensor:
-    """For each element the value of the first key that it equals, else ``default``.
-
-    A thread looks for its element in the sorted keys.
-    """
+    """Map each element to the value of the first equal key, else ``default``, by binary search in sorted keys."""
     require.that(len(keys) > 0, "keys", "be given", "none")
     require.count(len(keys), values=values)
     is_nan = np.isnan(keys)
@@ -45,14 +42,14 @@ def _encode(ctx: Lowering, x: Tensor, keys: Array, values: Array, default: Array
         if not len(ordered):
             return unknown
         source = maps.source(table)
-        place = lower_bound(maps, len(ordered), lambda at: source.at([at]) < value)
-        return s.where(s.equal(source.at([place]), value), maps.source(results).at([place]), unknown)
+        found = lower_bound(maps, len(ordered), lambda at: source.at([at]) < value)
+        return s.where(s.equal(source.at([found]), value), maps.source(results).at([found]), unknown)
 
     return gather_map(ctx, x.shape, dtype, element)
 
 
 class LabelAttributes(TypedDict, total=False):
-    """Keys, values and the default value, each in the list of its type."""
+    """Keys, values and default value, each in the attribute of its type."""
 
     default_float: float
     default_int64: int
@@ -66,7 +63,7 @@ class LabelAttributes(TypedDict, total=False):
 
 
 class TensorLabelAttributes(LabelAttributes, total=False):
-    """Or in a tensor."""
+    """Keys, values and default value as lists or tensors."""
 
     default_tensor: Constant
     keys_tensor: Constant
@@ -74,7 +71,7 @@ class TensorLabelAttributes(LabelAttributes, total=False):
 
 
 def _listed(what: str, attributes: Mapping[str, object]) -> Array:
-    """The numbers of the attribute that gives the ``what``, in its element type."""
+    """Return the values of the only attribute whose name begins with ``what``, in its element type."""
     given = [name for name in attributes if name.startswith(f"{what}_")]
     require.that(len(given) == 1, what, "be given by one attribute", len(given))
     (name,) = given
@@ -101,7 +98,7 @@ def _encode_listed(ctx: Lowering, x: Tensor, attributes: Mapping[str, object], *
 
 @op("LabelEncoder", domain="ai.onnx.ml", since=2, types={"T1": _KEYS_2})
 def label_encoder_2(ctx: Lowering, x: T1, **attributes: Unpack[LabelAttributes]) -> Tensor:
-    """ONNX Runtime finds a NaN among the keys from version 4 on."""
+    """Encode labels; a NaN key matches from version 4 on, as in ONNX Runtime."""
     return _encode_listed(ctx, x, attributes, finds_nan=False)
 
 

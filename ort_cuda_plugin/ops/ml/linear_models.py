@@ -9,7 +9,7 @@ import numpy as np
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.ml.features import DOMAIN, NUMBERS, Floats, real
-from ort_cuda_plugin.ops.ml.post_transform import POST_TRANSFORMS, binary_scores, label_of_best, post_transform
+from ort_cuda_plugin.ops.ml.post_transform import POST_TRANSFORMS, binary_scores, label_of_best, regression_transform
 from ort_cuda_plugin.ops.registry import T1, T, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
@@ -23,22 +23,22 @@ from ort_cuda_plugin.program.steps.row_program import SUM
 Labels = Sequence[int]
 
 
-def _matrix(ctx: Lowering, x: Tensor, features: int, what: str) -> Tensor:
-    """x as float32 [rows, features]; a vector is one row."""
+def _matrix(ctx: Lowering, x: Tensor, features: int) -> Tensor:
+    """Return x as float32 [rows, features]; a vector is one row."""
     require.rank((1, 2), X=x)
     x = unsqueeze(ctx, x, [0]) if x.rank == 1 else x
     require.dim(ctx, 1, features, X=x)
     return elementwise(ctx, lambda value: s.cast(real(value), DType.FLOAT32), x)
 
 
-def _scores(ctx: Lowering, x: Tensor, coefficients: Floats, intercepts: Floats, targets: int, what: str) -> Tensor:
-    """x @ coefficients + intercepts, [rows, targets]."""
+def _scores(ctx: Lowering, x: Tensor, coefficients: Floats, intercepts: Floats, targets: int) -> Tensor:
+    """Return x @ coefficients + intercepts, [rows, targets]."""
     require.least(1, targets=targets)
     require.multiple_count(targets, coefficients=coefficients)
     require.count((0, targets), intercepts=intercepts)
     weights = ctx.constant(np.array(coefficients, np.float32).reshape(targets, -1))
     others = [ctx.constant(np.array(intercepts, np.float32))] if intercepts else []
-    x = _matrix(ctx, x, weights.static_shape[1], what)
+    x = _matrix(ctx, x, weights.static_shape[1])
     return multiply(ctx, x, permute(ctx, weights, (1, 0)), *others, finish=_sum)
 
 
@@ -61,13 +61,8 @@ def linear_regressor(
     targets: int = 1,
 ) -> Tensor:
     _check_transform(post_transform)
-    scores = _scores(ctx, x, coefficients, intercepts, targets, "LinearRegressor")
-    return _transformed(ctx, scores, post_transform, targets)
-
-
-def _transformed(ctx: Lowering, scores: Tensor, transform: str, targets: int) -> Tensor:
-    # ONNX Runtime leaves a single score as it is, unless it is to be a probit.
-    return post_transform(ctx, scores, transform) if targets > 1 or transform == "PROBIT" else scores
+    scores = _scores(ctx, x, coefficients, intercepts, targets)
+    return regression_transform(ctx, scores, post_transform, targets)
 
 
 @op("LinearClassifier", domain=DOMAIN, since=1, types={"T1": NUMBERS})
@@ -86,12 +81,13 @@ def linear_classifier(
         raise require.unsupported("dtype", "classlabels_strings", "given", "classlabels_ints")
     _check_transform(post_transform)
     targets = len(intercepts)
-    scores = _scores(ctx, x, coefficients, intercepts, targets, "LinearClassifier")
+    scores = _scores(ctx, x, coefficients, intercepts, targets)
     if targets > 1:
         require.that(
             len(labels := classlabels_ints) >= targets, "classlabels_ints", f"name {targets} classes", len(labels)
         )
-        return label_of_best(ctx, scores, classlabels_ints), _transformed(ctx, scores, post_transform, targets)
+        transformed = regression_transform(ctx, scores, post_transform, targets)
+        return label_of_best(ctx, scores, classlabels_ints), transformed
     require.that(
         len(classlabels_ints) == 2, "classlabels_ints", "have two labels for two classes", len(classlabels_ints)
     )
@@ -105,17 +101,15 @@ def linear_classifier(
 _KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
 
 
-def _similarities(
-    ctx: Lowering, x: Tensor, vectors: Floats, count: int, kernel: str, parameters: Floats, what: str
-) -> Tensor:
-    """The kernel of each row of x and each of ``count`` support vectors, float32 [rows, count]."""
+def _similarities(ctx: Lowering, x: Tensor, vectors: Floats, count: int, kernel: str, parameters: Floats) -> Tensor:
+    """Return the kernel function of each row of x and each of ``count`` support vectors, float32 [rows, count]."""
     require.one_of(_KERNELS, kernel_type=kernel)
     require.least(1, n_supports=count)
     require.multiple_count(count, support_vectors=vectors)
     require.that(len(parameters) in (0, 3), "kernel_params", "be gamma, coef0 and degree, or none", len(parameters))
     gamma, offset, degree = parameters or (0.0, 0.0, 0.0)
     table = ctx.constant(np.array(vectors, np.float32).reshape(count, -1))
-    x = _matrix(ctx, x, table.static_shape[1], what)
+    x = _matrix(ctx, x, table.static_shape[1])
     if kernel == "RBF":
         distances = reduce(
             ctx,
@@ -149,19 +143,22 @@ def svm_regressor(
     rho: tuple[float, ...] = (),
     support_vectors: tuple[float, ...] = (),
 ) -> Tensor:
-    """Without support vectors the coefficients are those of a linear model.
+    """Compute scores; without support vectors the model is linear.
 
-    As in ONNX Runtime no transform changes the score.
+    ``post_transform`` does not change the score, as in ONNX Runtime.
     """
     _check_transform(post_transform)
     if not rho:
         raise require.violation("rho", "be given", "none")
     if n_supports > 0:
         require.that(
-            len(coefficients) == n_supports, "coefficients", f"be n_supports = {n_supports}", len(coefficients)
+            len(coefficients) == n_supports,
+            "coefficients",
+            f"have n_supports = {n_supports} entries",
+            len(coefficients),
         )
-        x = _similarities(ctx, x, support_vectors, n_supports, kernel_type, kernel_params, "SVMRegressor")
-    scores = _scores(ctx, x, coefficients, rho[:1], 1, "SVMRegressor")
+        x = _similarities(ctx, x, support_vectors, n_supports, kernel_type, kernel_params)
+    scores = _scores(ctx, x, coefficients, rho[:1], 1)
     if one_class:
         return elementwise(ctx, lambda score: s.where(score > 0, s.constant(1, DType.FLOAT32), -1.0), scores)
     return scores

@@ -1,4 +1,4 @@
-"""post_transform of ai.onnx.ml: softmax, logistic and probit of scores."""
+"""Attribute post_transform of ai.onnx.ml: softmax, logistic and probit of scores."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row, arg_max
 
 POST_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
-"""In the order in which TreeEnsemble numbers them."""
-_NEARLY_ZERO = 1e-7
+"""Names of post-transforms; TreeEnsemble uses their indices."""
+_NEARLY_ZERO = 1e-7  # SOFTMAX_ZERO keeps scores up to this magnitude
 
 
 def logistic(x: Scalar) -> Scalar:
-    """1 / (1 + exp(-x)), without an overflow."""
+    """Return 1 / (1 + exp(-x)) without overflow."""
     value = 1 / (1 + s.exp(-s.absolute(x)))
     return s.where(x < 0, 1 - value, value)
 
 
 def _probit(x: Scalar) -> Scalar:
-    """ONNX Runtime's approximation of the inverse of the normal distribution, NaN outside of 0..1."""
+    """Return ONNX Runtime's approximation of the inverse normal distribution, NaN outside of [0, 1]."""
     x = x * 2 - 1
     logarithm = s.log((1 - x) * (1 + x))
     half = 0.5 * logarithm + 2 / (3.14159 * 0.147)
@@ -38,7 +38,7 @@ def _probit(x: Scalar) -> Scalar:
 
 
 def _softmax_zero(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
-    """Scores that are nearly 0 stay so."""
+    """Compute softmax over scores that are not nearly 0; those that are stay near 0."""
     largest = row.reduce(MAX, x)
     counts = (x > _NEARLY_ZERO) | (x < -_NEARLY_ZERO)
     zero = s.constant(0, x.dtype)
@@ -48,7 +48,7 @@ def _softmax_zero(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
 
 
 def post_transform(ctx: Lowering, scores: Tensor, name: str) -> Tensor:
-    """The transform ``name`` of float scores [rows, columns]. Raises InvalidModel where there is none of that name."""
+    """Transform float scores [rows, columns]. Raises InvalidModel for an unknown ``name``."""
     require.one_of(POST_TRANSFORMS, post_transform=name)
     if name == "NONE":
         return scores
@@ -57,13 +57,18 @@ def post_transform(ctx: Lowering, scores: Tensor, name: str) -> Tensor:
     return elementwise(ctx, logistic if name == "LOGISTIC" else _probit, scores)
 
 
+def regression_transform(ctx: Lowering, scores: Tensor, name: str, targets: int) -> Tensor:
+    """Transform scores as ONNX Runtime does: a single score only by PROBIT."""
+    return post_transform(ctx, scores, name) if targets > 1 or name == "PROBIT" else scores
+
+
 def binary_scores(
     ctx: Lowering, first: Tensor, second: Tensor, spread: Tensor | None, transform: str, *, complement: bool
 ) -> Tensor:
-    """The transformed scores [rows, 2] of two classes.
+    """Return the transformed scores [rows, 2] of two classes.
 
-    Where ``spread`` holds there is only the score ``first``: the second class gets it, and the first one what is left
-    to 1 with ``complement``, else its negative. Of the transforms only LOGISTIC then changes anything.
+    Rows with ``spread`` have only the score ``first``: it belongs to class 1; class 0 gets 1 - first with
+    ``complement``, else -first. These rows are transformed by LOGISTIC only.
     """
     if spread is not None and transform == "PROBIT":
         raise require.unsupported(
@@ -95,16 +100,16 @@ def binary_scores(
 
 
 def label_of_best(ctx: Lowering, scores: Tensor, labels: Sequence[int]) -> Tensor:
-    """The label of the largest score of each row, and of equal ones of the first."""
+    """Return the label of the largest score of each row, the first of equal ones."""
 
     def best(row: Row, score: Scalar) -> tuple[list[Scalar], list[Scalar]]:
         return [], [row.reduce_all(arg_max(last=False), score, row.index)[1]]
 
-    (place,) = row_map(ctx, best, [1], scores)
+    (winner,) = row_map(ctx, best, [1], scores)
     table = ctx.constant(np.array(labels, np.int64))
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         zero = s.constant(0, DType.INT64)
-        return maps.source(table).at([s.maximum(maps.source(place).at([*c, zero]), zero)])
+        return maps.source(table).at([s.maximum(maps.source(winner).at([*c, zero]), zero)])
 
-    return gather_map(ctx, place.shape[:1], DType.INT64, element)
+    return gather_map(ctx, winner.shape[:1], DType.INT64, element)

@@ -1,4 +1,4 @@
-"""Tree ensembles: each row descends each tree, then the leaf values are aggregated for each target."""
+"""Tree ensembles: each row descends each tree, then leaf weights are aggregated per target."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ from ort_cuda_plugin.ops.ml.forest import (
     make_forest,
     with_missing,
 )
-from ort_cuda_plugin.ops.ml.post_transform import POST_TRANSFORMS, binary_scores, label_of_best, post_transform
+from ort_cuda_plugin.ops.ml.post_transform import (
+    POST_TRANSFORMS,
+    binary_scores,
+    label_of_best,
+    post_transform,
+    regression_transform,
+)
 from ort_cuda_plugin.ops.registry import INDICES, T1, T, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
@@ -41,15 +47,15 @@ FloatList = Sequence[float]
 
 FEATURES = frozenset({DType.FLOAT32, DType.FLOAT64}) | INDICES
 MAX_LEAF_NUMBERS = 1 << 28
-"""Rows times trees up to which each walk is a thread of its own, and leaves its result in memory."""
+"""Maximum rows * trees with a thread per row and tree, which stores a leaf index; above it, a thread per row."""
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
 _forests: weakref.WeakKeyDictionary[Node, dict[DType, Forest]] = weakref.WeakKeyDictionary()
-"""A node's trees are checked and laid out once for all plans."""
+"""Checked trees by node and element type, shared by all plans."""
 
 
 def _forest(ctx: Lowering, dtype: DType, make: Callable[[], Forest]) -> Forest:
-    """That of the node being lowered, with thresholds and weights of ``dtype``."""
+    """Return the current node's forest with thresholds and weights of ``dtype``, from the cache if possible."""
     if ctx.node is None:
         return make()
     known = _forests.setdefault(ctx.node, {})
@@ -63,7 +69,7 @@ def _compute_type(x: Tensor) -> DType:
 
 
 def _numbers(values: FloatList | None, tensor: Constant | None, dtype: DType, what: str) -> Numbers:
-    """Those that one attribute of two gives. Raises InvalidModel for both, Unsupported for numbers of another type."""
+    """Return the values of one of two attributes. Raises InvalidModel for both, Unsupported for another type."""
     if values and tensor is not None:
         raise require.violation(f"{what} and {what}_as_tensor", "be given one at a time", "both")
     if tensor is None:
@@ -73,7 +79,7 @@ def _numbers(values: FloatList | None, tensor: Constant | None, dtype: DType, wh
             "dtype",
             f"the type of {what}_as_tensor",
             tensor.dtype.short,
-            f"{dtype.short}, as the trees are evaluated",
+            f"{dtype.short}, the type of evaluation",
         )
     return tensor.array.reshape(-1)
 
@@ -82,7 +88,7 @@ def _numbers(values: FloatList | None, tensor: Constant | None, dtype: DType, wh
 
 
 def _rows(ctx: Lowering, x: Tensor, forest: Forest) -> Tensor:
-    """x [rows, features]; a vector is one row."""
+    """Return x as [rows, features]; a vector is one row."""
     require.rank((1, 2), X=x)
     if x.rank == 1:
         x = ctx.view(x, (1, *x.shape), (0, *x.strides), x.offset)
@@ -91,7 +97,7 @@ def _rows(ctx: Lowering, x: Tensor, forest: Forest) -> Tensor:
 
 
 def _walk(ctx: Lowering, maps: IndexMap, forest: Forest, x: Tensor, row: Scalar, tree: Scalar) -> Scalar:
-    """The number of the leaf that a row comes to."""
+    """Return the index of the leaf that a row reaches."""
     rows = maps.source(x)
     features, thresholds, comparisons, children, roots, depths = (
         maps.source(ctx.initializer(constant))
@@ -124,14 +130,14 @@ def _walk(ctx: Lowering, maps: IndexMap, forest: Forest, x: Tensor, row: Scalar,
 
 
 def _better(name: str, value: Scalar, total: Scalar) -> Scalar:
-    """The total with one more value."""
+    """Return the total after one more value."""
     if name == "MIN":
         return s.where(value < total, value, total)
     return s.where(value > total, value, total) if name == "MAX" else total + value
 
 
 def _aggregate(name: str) -> Reduction:
-    """Accumulators and elements: a total, and whether it has any value."""
+    """Return the reduction of (value, whether it exists) to (total, whether any value exists)."""
 
     def take(totals: Values, elements: Values) -> Values:
         (total, has), (value, is_there) = totals, elements
@@ -149,13 +155,13 @@ def _totals(
     finish: Callable[[Scalar, Scalar, Scalar, Scalar], Scalar] = lambda total, has, base, count: total,
     base: Numbers | None = None,
 ) -> Tensor:
-    """[rows, targets] of ``finish(total, whether it has any value, base value, number of trees)``.
+    """Return [rows, targets] of ``finish(total, whether any leaf has a weight, base value, number of trees)``.
 
-    Trees are taken in in their order.
+    The totals add trees in model order.
     """
     rows, dtype = x.shape[0], forest.weights.dtype
     leaf_numbers: Tensor | None = None
-    # Else there are so many rows that a thread for each of them is enough.
+    # Otherwise there are enough rows to fill a GPU with a thread per row.
     if ctx.guard(le(rows * forest.trees, MAX_LEAF_NUMBERS)):
         leaf_numbers = gather_map(
             ctx, [rows, forest.trees], DType.INT32,
@@ -205,21 +211,19 @@ def _regress(
 
     def finish(total: Scalar, has: Scalar, base: Scalar, count: Scalar) -> Scalar:
         score = (total / count if aggregate == "AVERAGE" else total) + base
-        # As in ONNX Runtime a target that a row's leaves have nothing for gets no base value, but for a single one.
+        # As in ONNX Runtime, a target without weights in a row's leaves gets no base value, except a single target.
         return score if forest.num_targets == 1 else s.where(has, score, s.constant(0, dtype))
 
     scores = _totals(ctx, forest, x, aggregate, finish, base)
-    # ONNX Runtime leaves a single score as it is, unless it is to be a probit.
-    if forest.num_targets > 1 or transform == "PROBIT":
-        scores = post_transform(ctx, scores, transform)
+    scores = regression_transform(ctx, scores, transform, forest.num_targets)
     return elementwise(ctx, lambda score: s.cast(score, out), scores)
 
 
-# ---- the form of versions 1 to 3 ----
+# ---- versions 1 to 3 ----
 
 
 class NodeAttributes(TypedDict, total=False):
-    """The nodes of trees, with one entry of each list for each node; see `_tree_lists`."""
+    """Parallel lists of the nodes of trees; see `_tree_lists`."""
 
     nodes_falsenodeids: tuple[int, ...]
     nodes_featureids: tuple[int, ...]
@@ -241,7 +245,7 @@ def _tree_lists(
     nodes_modes: Sequence[str] = (), nodes_nodeids: IntList = (), nodes_treeids: IntList = (),
     nodes_truenodeids: IntList = (), nodes_values: FloatList = (), nodes_values_as_tensor: Constant | None = None,
 ) -> Forest:  # fmt: skip
-    """Trees whose nodes are named by two numbers; the first one of a tree is its root."""
+    """Build trees whose nodes have a tree id and a node id; the first node of a tree is its root."""
     thresholds = _numbers(nodes_values, nodes_values_as_tensor, dtype, "nodes_values")
     count = equal_lengths(
         nodes_treeids=nodes_treeids, nodes_nodeids=nodes_nodeids, nodes_featureids=nodes_featureids,
@@ -258,32 +262,34 @@ def _tree_lists(
         raise require.violation("nodes_modes", f"be among {sorted({*COMPARISONS, 'LEAF'})}", repr(min(unknown)))
     modes = np.fromiter(map(kinds.__getitem__, nodes_modes), np.int64, count)
     is_leaf = modes == kinds.get("LEAF", -1)
-    place = np.where(is_leaf, np.cumsum(is_leaf) - 1 + int((~is_leaf).sum()), np.cumsum(~is_leaf) - 1)
+    index = np.where(is_leaf, np.cumsum(is_leaf) - 1 + int((~is_leaf).sum()), np.cumsum(~is_leaf) - 1)
 
     inner = np.flatnonzero(~is_leaf)
     children = [
-        place[names.find(of_trees[inner], np.array(ids, np.int64)[inner], "which is a child")]
+        index[names.find(of_trees[inner], np.array(ids, np.int64)[inner], "that is a child")]
         for ids in (nodes_truenodeids, nodes_falsenodeids)
     ]
     roots = np.flatnonzero(np.concatenate([[True], of_trees[1:] != of_trees[:-1]]))
-    require.that(len(np.unique(of_trees[roots])) == len(roots), "nodes", "be in order of their trees", "others between")
+    require.that(
+        len(np.unique(of_trees[roots])) == len(roots), "nodes_treeids", "be grouped by tree", "a tree in several groups"
+    )
     comparisons = np.array([COMPARISONS.get(mode, 0) for mode in kinds], np.int64)[modes]
     nodes = Nodes(
         np.array(nodes_featureids, np.int64)[inner],
         thresholds[inner],
         with_missing(comparisons, nodes_missing_value_tracks_true)[inner],
         np.stack(children, 1),
-        place[roots],
+        index[roots],
         int(is_leaf.sum()),
     )
-    weighted = names.find(np.array(treeids, np.int64), np.array(nodeids, np.int64), "which has a weight")
+    weighted = names.find(np.array(treeids, np.int64), np.array(nodeids, np.int64), "with a weight")
     kept = np.flatnonzero(is_leaf[weighted])
-    leaves = place[weighted[kept]] - len(inner)
+    leaves = index[weighted[kept]] - len(inner)
     return make_forest(nodes, leaves, np.array(ids, np.int64)[kept], weights[kept], num_targets)
 
 
 class _Names:
-    """The nodes of an ensemble by the numbers of their tree and of their own."""
+    """Index of the nodes of an ensemble by (tree id, node id)."""
 
     def __init__(self, trees: Ints, nodes: Ints) -> None:
         self._first = int(trees.min()), int(nodes.min())
@@ -296,16 +302,16 @@ class _Names:
                 "a product of both spans below 2**63",
             )
         keys = self._key(trees, nodes)
-        # Converters write them in order.
+        # Converters write sorted ids, which need no argsort.
         self._order = None if (np.diff(keys) >= 0).all() else np.argsort(keys)
         self._keys = keys if self._order is None else keys[self._order]
-        require.that(not (np.diff(self._keys) == 0).any(), "nodes_nodeids", "name each node once", "one twice")
+        require.that(not (np.diff(self._keys) == 0).any(), "nodes_nodeids", "be unique in a tree", "a duplicate")
 
     def _key(self, trees: Ints, nodes: Ints) -> Ints:
         return (trees - self._first[0]) * self._spans[1] + (nodes - self._first[1])
 
     def find(self, trees: Ints, nodes: Ints, what: str) -> Ints:
-        """The positions of nodes. Raises InvalidModel where there is no such node; ``what`` it is, in the message."""
+        """Return the indices of nodes. Raises InvalidModel for a missing node; ``what`` describes it."""
         is_there = np.ones(trees.shape, bool)
         for numbers, first, span in zip((trees, nodes), self._first, self._spans, strict=True):
             is_there &= (numbers >= first) & (numbers < first + span)
@@ -314,7 +320,7 @@ class _Names:
         is_there &= self._keys[found] == keys
         if not is_there.all():
             first = int(np.argmin(is_there))
-            raise require.violation(f"tree {trees[first]}", f"have each node, {what}", f"no {nodes[first]}")
+            raise require.violation(f"tree {trees[first]}", f"have each node {what}", f"no node {nodes[first]}")
         return found if self._order is None else self._order[found]
 
 
@@ -382,7 +388,7 @@ def tree_ensemble_classifier(
 
 
 def _has(ctx: Lowering, x: Tensor, forest: Forest, target: int) -> Tensor:
-    """Whether a row has a value for the target, [rows] or of one element."""
+    """Return flags, [rows] or one element: whether a row's leaves have a weight for the target."""
     if target in forest.always or target not in forest.used:
         return ctx.constant(np.array(target in forest.always))
     return _column(ctx, _totals(ctx, forest, x, "SUM", lambda total, has, base, count: has), target)
@@ -395,9 +401,9 @@ def _column(ctx: Lowering, x: Tensor, column: int) -> Tensor:
 def _classes(
     ctx: Lowering, x: Tensor, forest: Forest, base: Numbers, transform: str, labels: IntList
 ) -> tuple[Tensor, ...]:
-    """The label of the largest score, and of equal ones of the first, and the scores."""
+    """Return the label of the largest score (the first of equal ones), and the scores."""
     require.that(
-        len(base) in (0, len(labels)), "base_values", f"be none or {len(labels)}, one for each class", len(base)
+        len(base) in (0, len(labels)), "base_values", f"have 0 entries or {len(labels)}, one per class", len(base)
     )
     scores = _totals(ctx, forest, x, "SUM", lambda total, has, base, count: total + base, base)
     if len(base) or len(forest.always) == len(labels):
@@ -417,12 +423,12 @@ def _as_float(ctx: Lowering, x: Tensor) -> Tensor:
 def _two_classes(
     ctx: Lowering, x: Tensor, forest: Forest, base: Numbers, transform: str, labels: IntList
 ) -> tuple[Tensor, ...]:
-    """As ONNX Runtime does it, where ONNX leaves it open: trees may have scores for one of the two classes only.
+    """Return label and scores of two classes as ONNX Runtime does; ONNX leaves undefined trees with one class only.
 
-    Such a score decides alone, at a half where no weight is negative, else at 0. Where both classes have scores the
-    second one decides, and labels are 1 and 0.
+    A single class decides by the threshold 0.5 if no weight is negative, else 0. If both classes have weights, the
+    second score decides, and the labels are 0 and 1.
     """
-    require.that(len(base) <= 2, "base_values", "be at most two for two classes", len(base))
+    require.that(len(base) <= 2, "base_values", "have at most 2 entries for two classes", len(base))
     scores = _totals(ctx, forest, x, "SUM")
     first, second = _column(ctx, scores, 0), _column(ctx, scores, 1)
     given = (first, second, _has(ctx, x, forest, 0), _has(ctx, x, forest, 1), *(ctx.constant(value) for value in base))
@@ -431,7 +437,7 @@ def _two_classes(
     def both(
         first: Scalar, second: Scalar, has_first: Scalar, has_second: Scalar, *bases: Scalar
     ) -> tuple[Scalar, Scalar, Scalar]:
-        """The two scores, and the one that decides. One that no leaf has is 0."""
+        """Return both scores and the deciding one. A score without weights is 0."""
         one, two = first, s.where(has_second, second, zero)
         if len(bases) == 2:
             joined = bases[1] + first
@@ -451,7 +457,7 @@ def _two_classes(
     def part(number: int) -> Tensor:
         return elementwise(ctx, lambda *given: both(*given)[number], *given)
 
-    # Without a score of the second class the first one's is spread over both, unless there are two base values.
+    # Without weights for the second class, the first score determines both, unless there are two base values.
     spread = None
     if len(base) < 2 and 1 not in forest.always:
         spread = elementwise(ctx, lambda has: ~has, given[3])
@@ -484,7 +490,7 @@ def tree_ensemble(
     post_transform: int = 0,
     tree_roots: tuple[int, ...],
 ) -> Tensor:
-    """Children are numbers of nodes or of leaves, as flags say."""
+    """Evaluate trees; nodes_trueleafs and nodes_falseleafs flag children that are indices of leaves."""
     require.within(0, len(_AGGREGATES) - 1, aggregate_function=aggregate_function)
     require.within(0, len(POST_TRANSFORMS) - 1, post_transform=post_transform)
     dtype = _compute_type(x)
@@ -531,7 +537,7 @@ def tree_ensemble(
 
 
 def _members(names: Sequence[str], values: Numbers | None) -> tuple[Numbers | None, ...] | None:
-    """Of each node that looks for its element among some the elements; a NaN ends each of these lists."""
+    """Return the set of each BRANCH_MEMBER node; ``values`` holds the sets, each ended by a NaN."""
     wanted = names.count("BRANCH_MEMBER")
     if not wanted:
         return None

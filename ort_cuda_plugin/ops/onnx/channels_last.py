@@ -1,7 +1,7 @@
 """Channels-last (NHWC) operators: the function of ai.onnx between two transposed views.
 
-Where a session prefers channels-last tensors, ONNX Runtime gives claimed nodes this form and puts transposes around
-them. Those are views as well, so that a function reads and writes what it would without them.
+If a session prefers channels-last, ONNX Runtime converts claimed nodes to this domain and inserts transposes around
+them. All these transposes are views, and cancel.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 from typing import Any
 
 from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.ops.layouts import channels_last
 from ort_cuda_plugin.ops.onnx.image import grid_sample
 from ort_cuda_plugin.ops.onnx.nn import batch_norm, conv, normalization, pooling
 from ort_cuda_plugin.ops.onnx.tensor import slicing
@@ -18,7 +19,7 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import permute
 
 _DECLARING = (batch_norm, conv, grid_sample, normalization, pooling, slicing)
-"""The modules whose rows have to be in the table before this one's."""
+"""Modules that must have registered their operators before this module reads the table."""
 
 _OPERATORS = (
     "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "DepthToSpace", "GlobalAveragePool", "GlobalMaxPool",
@@ -27,10 +28,9 @@ _OPERATORS = (
 
 
 def _channels_last(function: OperatorFunction) -> OperatorFunction:
-    """``function`` for a channels-last first input; its first result is channels-last as well.
+    """Wrap ``function`` for a channels-last first input and first result.
 
-    Others stay as they are. ONNX Runtime puts no transpose around those: the indices of MaxPool, say, count in
-    ONNX's order.
+    ONNX Runtime inserts no transposes for other tensors: the indices of MaxPool, for example, are in ONNX's order.
     """
 
     @functools.wraps(function)
@@ -39,7 +39,7 @@ def _channels_last(function: OperatorFunction) -> OperatorFunction:
         result = function(ctx, permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1))), *inputs, **attributes)
         first, *others = result if isinstance(result, tuple) else (result,)
         assert isinstance(first, Tensor)
-        return permute(ctx, first, (0, *range(2, first.rank), 1)), *others
+        return channels_last(ctx, first), *others
 
     return between_views
 

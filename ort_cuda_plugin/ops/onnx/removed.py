@@ -1,4 +1,4 @@
-"""Operators that ONNX has removed and ONNX Runtime still loads in models of old opsets."""
+"""Removed ONNX operators, which ONNX Runtime still loads in models of old opsets."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ def image_scaler(ctx: Lowering, x: Tensor, *, bias: tuple[float, ...], scale: fl
 
 @op("Crop", since=1, until=9, types={"T": FLOATS})
 def crop(ctx: Lowering, x: Tensor, *, border: tuple[int, ...], scale: tuple[int, ...] = ()) -> Tensor:
-    """``border``: left, top, right, bottom; ``scale``: height and width of the result, instead of right and bottom."""
+    """Crop by ``border`` (left, top, right, bottom); ``scale`` (height, width) replaces right and bottom."""
     require.rank(4, input=x)
-    require.that(len(border) == 4 and min(border) >= 0, "border", "be four sizes", list(border))
-    require.that(len(scale) in (0, 2) and min(scale, default=0) >= 0, "scale", "be two sizes or none", list(scale))
+    require.that(len(border) == 4 and min(border) >= 0, "border", "be four non-negative sizes", list(border))
+    valid = len(scale) in (0, 2) and min(scale, default=0) >= 0
+    require.that(valid, "scale", "be two non-negative sizes or none", list(scale))
     left, top, right, bottom = border
     for axis, first, removed in ((2, top, bottom), (3, left, right)):
         last = first + scale[axis - 2] if scale else x.shape[axis] - removed

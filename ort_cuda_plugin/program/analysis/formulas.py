@@ -1,4 +1,4 @@
-"""Scalar expressions as text, for people: ``v1 = exp(x)``, ``y = v1 / sum(v1)``."""
+"""Scalar expressions as readable text: ``v1 = exp(x)``, ``y = v1 / sum(v1)``."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from ..expressions.scalar import Scalar, operands_first
 from ..steps.row_program import MAX, MIN, PRODUCT, SUM, Stage
 
 MOST_OPERATIONS = 60
-"""Operations of expressions that are written out; of larger ones the number is told."""
+"""Maximum operations of an expression that is written out; larger ones are shown as a count."""
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
           "ne": "!=", "and": "&", "or": "|", "xor": "^"}  # fmt: skip
 _REDUCTIONS = {SUM: "sum", PRODUCT: "product", MAX: "max", MIN: "min"}
 
 
 def formulas(results: Sequence[tuple[str, Scalar]], leaves: Mapping[Scalar, str]) -> list[str]:
-    """Return a line for each result, and before them one for each value that is used several times.
-
-    ``leaves`` has the names of inputs.
-    """
+    """Return a line per result, preceded by a line per shared subexpression; ``leaves`` names the inputs."""
     values = [value for _, value in results]
     ordered = list(operands_first(values))
     inner = [x for x in ordered if x not in leaves]

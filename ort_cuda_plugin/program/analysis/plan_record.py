@@ -1,4 +1,4 @@
-"""A plan as plain data: the memory traffic of each step, and the traffic and arithmetic of each node alone."""
+"""A plan as plain data: the memory traffic of each step, and traffic and arithmetic of each unfused node."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def plan_record(
 ) -> dict[str, Any]:
     """Return the record for JSON.
 
-    ``shapes`` are those of the inputs that the plan was built for, None if they are guessed. ``steps`` has the steps of
-    a Run in the plan's order, with their bytes; ``once`` those that run before the first Run. ``text`` names their
-    tensors, and ``history`` is what a `ProgramHistory` with these names showed. ``nodes`` has for each node the bytes
-    and operations of ``lowered``, its steps before fusion, and the ONNX number of the multiplied type.
+    ``shapes`` are the input shapes that the plan was built for, None for a guessed shape. ``steps`` holds the steps of
+    a Run in order, with their bytes; ``once`` the steps before the first Run. ``text`` names their tensors, and
+    ``history`` is the output of a `ProgramHistory` with these names. ``nodes`` holds, per node, bytes and operations of
+    its unfused steps in ``lowered``, and the ONNX number of a GEMM's operand type.
     """
     nodes: dict[str, dict[str, float]] = {}
     for step in lowered:
@@ -75,7 +75,7 @@ def _step(step: Recordable, text: ProgramText) -> dict[str, Any]:
 
 
 def _kernel(spec: KernelSpec) -> dict[str, Any] | None:
-    """Return the fields of a kernel's spec; None for one that was compiled elsewhere."""
+    """Return the fields of a kernel's spec; None for a kernel without Numba source."""
     if type(spec) is not KernelSpec:
         return None
     return {

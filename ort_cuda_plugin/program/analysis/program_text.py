@@ -1,4 +1,4 @@
-"""Formats steps as text: the kind of each, its nodes, and the bytes that it reads and writes."""
+"""Text of programs and of the changes by passes: kind, nodes, reads and writes of each step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .step_tensors import tensors_of
 from .traffic import Access, accesses, traffic
 
 Block: TypeAlias = tuple[str, ...]
-"""The lines of a step."""
+"""Lines of a step."""
 
 
 class ProgramText:
-    """Formats the programs of one plan; a buffer has one name in all of them. Sizes are the expected ones.
+    """Formats the programs of one plan, at the expected sizes; a buffer has the same name in all of them.
 
-    With ``formulas`` a step has lines of what it computes, and tensors that are not contiguous have their strides.
+    ``formulas`` adds the expressions that a step computes, and strides of tensors that are not contiguous.
     """
 
     def __init__(self, inputs: Sequence[str], outputs: Sequence[str], formulas: bool = False) -> None:
@@ -37,9 +37,7 @@ class ProgramText:
         return "\n".join([*lines, ""])
 
     def change(self, name: str, before: Sequence[Block], steps: Sequence[Step]) -> str:
-        """Format the changes of the pass ``name``: a unified diff whose numbers count steps, with one step of
-        context.
-        """
+        """Format the changes of the pass ``name`` as a unified diff of steps with one step of context."""
         after = self.blocks(steps)
         lines = [f"changed by {name}: {_totals(steps)}"]
         matcher = SequenceMatcher(None, before, after, autojunk=False)
@@ -77,7 +75,7 @@ class ProgramText:
             yield from (f"{'':28} {line}" for line in self._formulas(step))
 
     def _formulas(self, step: Map) -> Iterator[str]:
-        """Yield what a step computes: its operands' prologues, scores, and results."""
+        """Yield the formulas of a step: its operands' prologues, scores, and results."""
         leaves = {leaf: self._name(x.buffer) for leaf, x in step.inputs}
         if isinstance(step, Sums):
             leaves[step.total] = "accumulator"
@@ -92,7 +90,7 @@ class ProgramText:
         yield from formulas([(self._name(y.buffer), value) for value, y in step.all_outputs], leaves)
 
     def details(self, step: Step) -> list[str]:
-        """Return lines about a step: its size on the device, and where each tensor lies in its buffer."""
+        """Return lines about a step: its grid, and shape, strides and buffer of each tensor."""
         lines = []
         if isinstance(step, Launch):
             grid = " x ".join(map(repr, step.grid))
@@ -127,11 +125,10 @@ class ProgramText:
 
 
 class ProgramHistory:
-    """Shows the effect of each pass on one program: the watch of ``explain --program``.
+    """Shows the effect of each pass on one program: the `Watch` of ``explain --program``.
 
-    ``text`` names the buffers. ``show`` is called with the whole program at the beginning and after each pass of
-    ``whole``, and with a diff after each other pass that changed it. `finish` lists all ``passes``: those that changed
-    it, those that did not, those that did not run.
+    ``text`` names the buffers. ``show`` gets the whole program at the beginning and after each pass in ``whole``, and a
+    diff after each other pass that changed it. `finish` groups all ``passes`` by effect.
     """
 
     def __init__(

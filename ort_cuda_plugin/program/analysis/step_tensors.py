@@ -1,4 +1,4 @@
-"""The tensors that a step of any kind uses."""
+"""Tensors of a step of any kind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack,
 
 
 def tensors_of(step: Step) -> tuple[Tensor, ...]:
-    """Return all tensors that a step reads or writes; for steps with ``parts`` only its own."""
+    """Return all tensors that a step reads or writes, without those of its ``parts``."""
     match step:
         case Map():
             return step.tensors(without=("parts",))

@@ -1,9 +1,8 @@
-"""The bytes of device memory that steps read and write.
+"""Memory traffic: the bytes of device memory that steps read and write.
 
-A step must read each element that it depends on once, and write each of its results once. A launch may read more: a
-kernel with several passes over a tensor reads it that often. Data that threads and blocks of one launch share counts
-once, since a cache serves it: sliding windows of convolutions and pooling, tiles of GEMMs, broadcast elements. Vendor
-libraries count like steps.
+A step reads each element that it depends on once, and writes each result once. A launch counts each pass over a tensor.
+Data shared by threads and blocks of a launch (sliding windows, GEMM tiles, broadcast elements) counts once, since a
+cache serves it. Calls of vendor libraries count like steps.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack,
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes at the expected sizes, those of the Run that a plan is built for."""
+    """Bytes at the expected sizes: those of the Run for which the plan is built."""
 
     read: int = 0
     written: int = 0
@@ -42,7 +41,7 @@ class ProgramTraffic:
 
 @dataclass(frozen=True)
 class Access:
-    """``bytes`` of a tensor that a step reads or writes, each ``times`` times."""
+    """``bytes`` of a tensor that a step reads or writes ``times`` times."""
 
     tensor: Tensor
     bytes: int
@@ -112,8 +111,8 @@ def _used(access: Access, uses: Mapping[Tensor, Use]) -> Access:
 
 
 def _accesses(tensors: Iterable[Tensor]) -> list[Access]:
-    places = {(x.buffer, x.offset, x.strides, x.shape): x for x in tensors if x.buffer.kind is not BufferKind.HOST}
-    return [Access(x, min(hint(x.distinct_bytes), hint(x.buffer.nbytes))) for x in places.values()]
+    views = {(x.buffer, x.offset, x.strides, x.shape): x for x in tensors if x.buffer.kind is not BufferKind.HOST}
+    return [Access(x, min(hint(x.distinct_bytes), hint(x.buffer.nbytes))) for x in views.values()]
 
 
 def _sum(accesses: Iterable[Access]) -> int:

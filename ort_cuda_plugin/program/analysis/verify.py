@@ -17,10 +17,9 @@ from .step_tensors import tensors_of
 
 VERIFY_VARIABLE = "ORT_CUDA_PLUGIN_VERIFY"
 CHECK_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_CHECK"
-"""Environment variable of the checking mode, which verifies programs as well."""
+"""Environment variables that turn verification on; the second one is the emulated device's checking mode."""
 MAX_MASKED = 1 << 16
-"""Maximum elements of a concatenation that are checked one by one; for larger or unknown sizes their sum is
-compared."""
+"""Maximum elements of a buffer whose parts are checked element by element; otherwise only their sizes are summed."""
 _written_first = frozenset({BufferKind.SCRATCH, BufferKind.OUTPUT})
 
 
@@ -29,14 +28,14 @@ class InvalidProgramError(RuntimeError):
 
 
 def is_wanted() -> bool:
-    """Whether the environment asks for verification."""
+    """Return whether an environment variable turns verification on."""
     return any(os.environ.get(name) == "1" for name in (VERIFY_VARIABLE, CHECK_VARIABLE))
 
 
 class Verifier:
     """Verifies the programs of one plan; an unchanged step is checked once. It is a `Watch`.
 
-    Nothing writes the ``stand_ins``, nor their slices where concat elimination moved them (`Lowering.stand_ins`).
+    ``stand_ins`` are never written, also where concat elimination moved them into slices (`Lowering.stand_ins`).
     """
 
     def __init__(self, stand_ins: Collection[Buffer] = ()) -> None:
@@ -49,7 +48,7 @@ class Verifier:
         for number, step in enumerate(steps):
             found = [] if step in self._known else list(_violations(step))
             found += [
-                f"3: {_described(step, buffer)} is read, and no step before it writes it"
+                f"3: {_described(step, buffer)} is read, but no earlier step writes it"
                 for buffer in step.reads
                 if _needs_writer(step, buffer) and buffer not in written
             ]
@@ -60,14 +59,12 @@ class Verifier:
         for number, step, x in _gaps(steps):
             if x.buffer in self._stand_ins:
                 continue
-            reason = f"4: {_text(x)} is written in parts, and these do not cover it"
+            reason = f"4: {_text(x)} is written in parts that do not cover its buffer"
             raise InvalidProgramError(_message(name, number, step, reason))
 
 
 def _needs_writer(step: Step, buffer: Buffer) -> bool:
-    """Whether an earlier step must write the tensor before this step reads it; a kernel may read back its own
-    writes.
-    """
+    """Return whether an earlier step must write the buffer; a kernel may read what it wrote itself."""
     if buffer.kind not in _written_first or buffer.nbytes == 0:
         return False
     return isinstance(step, Map) or buffer not in step.writes
@@ -77,7 +74,7 @@ def _message(name: str, number: int, step: Step, reason: str) -> str:
     label = f", node {step.node.label}" if step.node is not None else ""
     return (
         f"pass {name}, step {number}: {step_kind(step)}{label}: invariant {reason}. Report the model;"
-        " the session option fusion=0 leaves out most passes"
+        " the session option fusion=0 disables most passes"
     )
 
 
@@ -93,15 +90,15 @@ def _described(step: Step, buffer: Buffer) -> str:
 
 def _violations(step: Step) -> Iterator[str]:
     used = {*step.reads, *step.writes}
-    # Strides of packed operands count codes, for launches as well.
+    # Strides of packed operands are in codes, not elements; launches have such operands too.
     conversions = zip(step.operands, step.conversions, strict=False) if isinstance(step, Sums) else ()
     packed = {x for x, conversion in conversions if conversion is not None and conversion.bits}
     for x in tensors_of(step):
         if x.buffer.kind is BufferKind.HOST:
             if not isinstance(step, Map) or x.size != 1:
-                yield f"2: {_text(x)} is on the host, and no step has materialised it here"
+                yield f"2: {_text(x)} is on the host, but the step reads it on the device"
         elif x.buffer not in used:
-            yield f"1: {_text(x)} is neither among the step's reads nor among its writes"
+            yield f"1: {_text(x)} is missing in the step's reads and writes"
         elif x not in packed and not isinstance(step, Launch) and not _is_inside(x):
             yield f"5: {_text(x)} exceeds its buffer"
     if isinstance(step, Map):
@@ -111,11 +108,11 @@ def _violations(step: Step) -> Iterator[str]:
         inner = {buffer for part in step.parts for buffer in part.writes}
         for part in step.parts:
             if not used.union(inner).issuperset(part.reads):
-                yield f"1: the {step_kind(part)} that it stands for reads what it does not"
+                yield f"1: its part, a {step_kind(part)}, reads a buffer that the step does not read"
 
 
 def _is_inside(x: Tensor) -> bool:
-    """Whether x can lie inside of its buffer."""
+    """Return whether x may lie inside its buffer; False only if it surely does not."""
     if x.dtype.is_packed or 0 in x.shape:
         return True
     first, end = x.offset, x.offset + 1
@@ -150,11 +147,11 @@ def _shapes(step: Map) -> Iterator[str]:
         sizes = ((step.a, -2, m), (step.b, -1, n), (step.b, -2, step.a.shape[-1]))
         for x, axis, size in sizes:
             if truth(eq(x.shape[axis], size)) is False:
-                yield f"6: {_text(x)} has not {size} elements in dimension {axis} of the product"
+                yield f"6: {_text(x)}: dimension {axis} of a GEMM operand: got {x.shape[axis]!r}, expected {size!r}"
 
 
 def _broadcasts(shape: Sequence[Dim], target: Sequence[Dim]) -> bool:
-    """Whether x can broadcast; sizes of 1 before the target's dimensions do not matter."""
+    """Return whether the shape may broadcast to the target; leading sizes of 1 are ignored."""
     lead = max(len(shape) - len(target), 0)
     pairs = zip(reversed(shape[lead:]), reversed(target), strict=False)
     return all(dim == 1 for dim in shape[:lead]) and all(
@@ -180,7 +177,7 @@ def _have_inputs(values: Iterable[Scalar], own: Iterable[Scalar], inputs: Iterab
 
 
 def _gaps(steps: Sequence[Step]) -> Iterator[tuple[int, Step, Tensor]]:
-    """Return the buffers that maps write in parts that do not cover them: the last writer, and its part."""
+    """Yield the last writer, and its tensor, of each buffer that maps write in parts that do not cover it."""
     parts: dict[Buffer, list[tuple[int, Step, Tensor]]] = {}
     others: set[Buffer] = set()
     for number, step in enumerate(steps):
@@ -195,7 +192,7 @@ def _gaps(steps: Sequence[Step]) -> Iterator[tuple[int, Step, Tensor]]:
 
 
 def _covers(views: Sequence[Tensor], buffer: Buffer) -> bool:
-    """Whether the views together can be all of the buffer."""
+    """Return whether the views may cover the whole buffer; False only if they surely do not."""
     itemsize = views[0].dtype.itemsize
     if any(y.dtype.is_packed or y.dtype.itemsize != itemsize for y in views):
         return True

@@ -1,4 +1,4 @@
-"""What a plan holds for: guards, which choose among plans, and requirements, which fail a Run."""
+"""Conditions of a plan: guards, which select a plan, and requirements, which fail a Run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _INT32_MAX = 2**31 - 1
 
 
 class Conditions:
-    """The conditions on sizes that lowering adds to a plan, in ``trace``, for ``nodes``.
+    """Conditions on sizes that lowering of ``nodes`` adds to a plan's ``trace``.
 
-    ``device`` and ``options`` are what the plan is for. With ``speculative`` the hints of host values are arbitrary.
-    Without ``settles``, `settled` answers as for a claim.
+    ``device`` and ``options`` are the plan's. With ``speculative``, hints of host values are arbitrary. Without
+    ``settles``, `settled` answers as for a claim.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Conditions:
 
     @property
     def node(self) -> Node | None:
-        """Return the node that is being lowered, or whose kernel is being made."""
+        """Return the node that is lowered, or whose kernel is generated."""
         return self.nodes[-1] if self.nodes else None
 
     @node.setter
@@ -39,9 +39,7 @@ class Conditions:
         self.nodes = () if node is None else (node,)
 
     def require(self, condition: Dim, message: str) -> None:
-        """Fail the Run with the node's name and ``message`` if the condition is 0. Raises InvalidModel if it is 0 for
-        all sizes.
-        """
+        """Fail the Run with ``message`` if the condition is 0; raise InvalidModel if it is 0 for all sizes."""
         known = truth(condition)
         if known is False:
             raise InvalidModel(message)
@@ -51,16 +49,16 @@ class Conditions:
             self.trace.requirements.append(Requirement(self.node, condition, message))
 
     def guard(self, condition: Dim) -> bool:
-        """Return the condition's truth at the shapes that the plan is built for, and guard the plan to it.
+        """Return the condition's truth at the plan's shapes, and guard the plan to it.
 
-        Raises Unsupported if the condition depends on values that a Run computes: the plan is chosen before that.
+        Raises Unsupported if the condition depends on values that a Run computes, since plans are selected earlier.
         """
         known = truth(condition)
         if known is not None:
             return known
         assert isinstance(condition, Expr)
         if is_read_back(condition):
-            raise Unsupported("shape", "its result depends on values that are computed on the device")
+            raise Unsupported("shape", "a size is computed on the device; supported: sizes from shapes")
         answer = condition.hint != 0
         recorded = condition if answer else logical_not(condition)
         self.trace.originate(self.node, (recorded,))
@@ -69,12 +67,12 @@ class Conditions:
         return answer
 
     def holds(self, condition: Dim) -> bool:
-        """Return whether the condition is true at the shapes of the plan, and a guard may say so; guards nothing."""
+        """Return whether the condition is true at the plan's shapes and could be guarded; record no guard."""
         known = truth(condition)
         return hint(condition) != 0 and not is_read_back(condition) if known is None else known
 
     def may_settle(self, condition: Dim) -> bool:
-        """Like `holds`, but for a claim, which is for all shapes, only what is known."""
+        """Return `holds`; in a claim, which is for all shapes, whether the condition is true for all of them."""
         return self.holds(condition) if self._settles else bool(truth(condition))
 
     def take(self, choice: Choice) -> None:
@@ -83,9 +81,7 @@ class Conditions:
             self.guard(condition)
 
     def settled(self, condition: Dim) -> bool | None:
-        """Like `guard`, but None for a claim, which is for all shapes, and for conditions on values that a Run
-        computes.
-        """
+        """Return `guard`; in a claim, and for values that a Run computes, `known`, which may be None."""
         if not self._settles or is_read_back(condition):
             return self.known(condition)
         return self.guard(condition)

@@ -1,7 +1,7 @@
-"""The lowering context: operators' functions receive it, and record steps and launches on tensors in it.
+"""The lowering context: operators' functions receive it, and record steps and launches in it.
 
-One pass over an operator's function serves three purposes: it infers shapes, decides whether the plugin runs the node
-(by raising `Unsupported`), and records what a plan does. Nothing here compiles, allocates or touches a device.
+One call of an operator's function serves three purposes: it infers shapes, decides whether the plugin runs the node (by
+raising `Unsupported`), and records the steps of a plan. Nothing here compiles, allocates or touches a device.
 """
 
 from __future__ import annotations
@@ -63,47 +63,47 @@ __all__ = [
 ]
 
 NUM_TRIALS = 9
-"""Number of trials, each with another assumption about an unknown number: see `Lowering.chosen`."""
+"""Maximum trials of a claim, each with another assumption about an unknown number; see `Lowering.chosen`."""
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 _READ_BACK_HINT = 1
 
 
 Make: TypeAlias = "Callable[[Lowering, Sequence[Tensor | None], str], object]"
-"""Records in a context an operator's work on its inputs, by the tactic of this name."""
+"""``make(ctx, inputs, tactic)`` records the steps of an operator by the named tactic."""
 
 
 @dataclass(frozen=True)
 class Tactic:
-    """The tactic of an application's operator that is taken, and the reason."""
+    """The selected tactic of a custom operator, and the reason."""
 
     name: str
     why: str
 
 
 class Tuner(Protocol):
-    """Chooses by measuring."""
+    """Selects schedules and tactics by timing them."""
 
     def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
-        """Return the fastest of ``choices``; None if that is not known. Rules prefer the first one."""
+        """Return the fastest of ``choices``; None without measurements. Rules prefer the first one."""
 
     def fastest(
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
     ) -> Tactic | None:
-        """Return the fastest of the tactics ``names``; None if that is not known. ``problem`` identifies the
-        computation, with everything that decides its time besides types and sizes.
+        """Return the fastest of the tactics ``names``; None without measurements.
+
+        ``problem`` identifies the computation, with everything that affects its time besides types and sizes.
         """
 
 
 class Lowering(Recorder):
     """The context that an operator's function gets as its first argument.
 
-    It adds to the `Recorder` what an operator asks about contents that are known on the host, and what a node keeps.
-    ``opset`` is the version of the node's domain that the model imports. Claims pass ``try_step``, which makes a step's
-    kernel, because that can fail. ``guessed`` tells whether `host_constants` has returned an arbitrary hint since it
-    was last set to False. ``trial`` numbers the assumption about an unknown number that a rank depends on, see
-    `chosen`. ``states`` has the states of the cluster's nodes, which all its plans share. ``notes`` has remarks for
-    users about nodes.
+    It extends the `Recorder` by contents on the host and states of nodes. ``opset`` is the imported version of the
+    node's domain. Claims pass ``try_step``, which generates a step's kernel to see whether that fails. ``guessed``:
+    `host_constants` has returned an arbitrary hint since this was set to False. ``trial`` numbers the assumption about
+    a number on which a rank depends, see `chosen`. ``states`` holds the states of the cluster's nodes, shared by its
+    plans. ``notes`` holds remarks for users, by node.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Lowering(Recorder):
         self._try_step = try_step
         self.opset = 0
         self.tuner: Tuner | None = None
-        """Chooses among tactics of applications' operators, where anything is measured."""
+        """Times tactics of custom operators; None without autotuning."""
         self.guessed = False
         self.trial = trial
         self.notes: dict[Node, str] = {}
@@ -133,20 +133,20 @@ class Lowering(Recorder):
         self._num_read_back = 0
 
     def record(self, step: Map) -> None:
-        """Append a step to the trace; a claim makes its kernel instead."""
+        """Append a step to the trace; a claim generates its kernel instead."""
         if self._try_step is None:
             super().record(step)
         else:
             self._try_step(self, step)
 
     def state(self, initial: Callable[[], Array]) -> Tensor:
-        """Memory of the node being lowered that keeps its contents from Run to Run; a launch may write it.
+        """Return the current node's state: memory that persists between Runs, and that launches may write.
 
-        All plans of the node and all concurrent Runs of a session share it. Nothing orders their launches, so they must
-        update it atomically. ``initial`` gives the contents before the first Run.
+        All plans of the node and all concurrent Runs of a session share it. Their launches are not ordered, so they
+        must update it atomically. ``initial`` returns the contents before the first Run.
         """
         if self.node is None:
-            raise TypeError("only a node has a state")
+            raise TypeError("state: no node is lowered. Call state() in an operator's function")
         contents = self._states.get(self.node)
         if contents is None:
             array = initial()
@@ -164,11 +164,12 @@ class Lowering(Recorder):
         A plan with such a call never becomes a CUDA graph.
         """
         if [(x.dtype, x.rank) for x in tensors] != list(callback.tensors) or len(numbers) != callback.num_numbers:
-            raise TypeError(f"callback {callback.name} takes other tensors or numbers")
+            expected = f"{len(callback.tensors)} tensors {callback.tensors} and {callback.num_numbers} numbers"
+            raise TypeError(f"callback {callback.name}: got {tensors} and {len(numbers)} numbers, expected {expected}")
         if not all(x.is_contiguous for x in tensors):
-            raise TypeError(f"callback {callback.name} got a tensor that is not contiguous")
+            raise TypeError(f"callback {callback.name}: a tensor is not contiguous. Pass ctx.contiguous(x)")
         if self.node is not None:
-            self.notes[self.node] = f"{callback.name} is called in Python in each Run, which is no CUDA graph"
+            self.notes[self.node] = f"each Run calls {callback.name} in Python, and cannot be a CUDA graph"
         if not self._is_recording:
             return
         placed = tuple(map(self.materialize, tensors))
@@ -179,8 +180,9 @@ class Lowering(Recorder):
     # ---- contents on the host ----
 
     def _deferred_contents(self, buffer: Buffer) -> tuple[Dim, ...]:
-        """Return deferred contents. Sources come first, with an explicit stack, since the model decides how long a
-        chain of them is. Each buffer waits for its sources once, so this terminates.
+        """Return deferred contents, computed sources first. The explicit stack allows chains of any length.
+
+        Each buffer waits for its sources at most once, so the loop terminates.
         """
         pending = [buffer]
         waited: set[Buffer] = set()
@@ -193,7 +195,7 @@ class Lowering(Recorder):
                 if missing:
                     if pending[-1] in waited:
                         label = deferred.node.label if deferred.node else "(inputs)"
-                        raise RuntimeError(f"shape arithmetic of node {label}: it is computed from itself")
+                        raise RuntimeError(f"shape arithmetic of node {label}: depends on itself. Report the model")
                     waited.add(pending[-1])
                     pending += missing
                     continue
@@ -207,14 +209,14 @@ class Lowering(Recorder):
     def host_values(self, x: Tensor, what: str) -> tuple[Dim, ...]:
         """Return the integer contents of x in row-major order; ``what`` names them in messages ("shape of Reshape").
 
-        An input of the cluster becomes a host input, read back once per Run. Contents that the device computes are read
+        An input of the cluster becomes a host input, read back once per Run. Contents computed by the device are read
         back in the middle of the Run (`read_back`).
         """
         known = x.host
         if known is not None:
             return known
         if not (x.dtype.is_integer or x.dtype is DType.BOOL):
-            raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is not an integer type")
+            raise Unsupported("dtype", f"the type of {what} is {x.dtype.name}; supported: integers and bool")
         buffer = x.buffer
         if buffer.kind is not BufferKind.INPUT and buffer.deferred_host is None:
             return self.read_back(x, what)
@@ -230,7 +232,7 @@ class Lowering(Recorder):
             contents = self._deferred_contents(buffer)
         else:
             if self._read_host_input is None:
-                raise Unsupported("shape", f"{what} is an input that is not read back")
+                raise Unsupported("shape", f"{what} is an input on the device; supported: inputs on the host")
             contents = self._read_host_input(buffer, elements)
         return tuple(contents[position] for position in positions)
 
@@ -238,11 +240,11 @@ class Lowering(Recorder):
         """Return the number of elements that the host reads, and guard the plan to it."""
         count = self._fixed(count, what)
         if count > MAX_HOST_ELEMENTS:
-            raise Unsupported("shape", f"{what} has {count} elements; at most {MAX_HOST_ELEMENTS} are read back")
+            raise Unsupported("shape", f"{what} has {count} elements; supported: up to {MAX_HOST_ELEMENTS}")
         return count
 
     def _of_known_shape(self, x: Tensor, what: str) -> Tensor:
-        """Return x with numbers for its dimensions, and guard the plan to them."""
+        """Return x with static dimensions, and guard the plan to them."""
         shape, strides = ([self._fixed(dim, what) for dim in dims] for dims in (x.shape, x.strides))
         return Tensor(x.dtype, shape, x.buffer, strides=strides, offset=self._fixed(x.offset, what))
 
@@ -250,8 +252,8 @@ class Lowering(Recorder):
         if isinstance(dim, int):
             return dim
         if self._speculative or is_read_back(dim):
-            reason = f"{what} has a number of elements that is not known before the Run"
-            # A claimed node gets its plan when the shapes of a Run are known.
+            reason = f"the number of elements of {what} is known only in a Run; supported: a known one"
+            # A claimed node gets its plan in the first Run, whose shapes are known.
             waits = self._is_recording and self._speculative and self.trial is None and not is_read_back(dim)
             raise UnknownRank(reason) if waits else Unsupported("shape", reason)
         self.guard(eq(dim, hint(dim)))
@@ -261,20 +263,20 @@ class Lowering(Recorder):
         """Like `host_values` for a tensor of one element. Raises InvalidModel for another number of elements."""
         values = self.host_values(x, what)
         if len(values) != 1:
-            raise InvalidModel(f"{what} has {len(values)} elements, not one")
+            raise InvalidModel(f"{what} must have one element, got {len(values)}")
         return values[0]
 
     def host_constants(self, x: Tensor, what: str, guess: Sequence[int]) -> tuple[int, ...]:
-        """As `host_values`, for what must be a number when the plan is made, such as axes.
+        """Return `host_values` as numbers that lowering needs, such as axes; the plan holds for these contents only.
 
-        The plan then holds only for these contents. ``guess`` is any valid contents, for when nothing is known yet.
+        ``guess`` is any valid contents, used while a claim knows none.
         """
         values = self.host_values(x, what)
         if any(is_read_back(value) for value in values):
-            raise Unsupported("shape", f"{what} is computed on the device")
+            raise Unsupported("shape", f"{what} is computed on the device; supported: values from shapes and inputs")
         if self._speculative and not all(isinstance(value, int) for value in values):
             if len(guess) != len(values):
-                raise InvalidModel(f"{what} has {len(values)} elements")
+                raise InvalidModel(f"{what} must have {len(guess)} elements, got {len(values)}")
             self.guessed = True
             return tuple(guess)
         for value in values:
@@ -290,28 +292,29 @@ class Lowering(Recorder):
         if isinstance(dim, int):
             return dim
         if is_read_back(dim):
-            raise Unsupported("shape", f"{what} is computed on the device")
+            raise Unsupported("shape", f"{what} is computed on the device; supported: values from shapes and inputs")
         if not self._speculative:
             self.guard(eq(dim, hint(dim)))
             return hint(dim)
         if len(choices) > NUM_TRIALS:
-            raise Unsupported("shape", f"{what} is only known in a Run, and may be one of {len(choices)} numbers")
+            reason = f"{what} is known only in a Run, with {len(choices)} choices; supported: up to {NUM_TRIALS}"
+            raise Unsupported("shape", reason)
         if self.trial is None:
-            raise UnknownRank(f"{what} is not known")
+            raise UnknownRank(f"{what} is known only in a Run; supported: a known one")
         return choices[self.trial % len(choices)]
 
     def read_back(
         self, x: Tensor, what: str, lower: int | None = None, upper: Dim | None = None, *, likely: int = _READ_BACK_HINT
     ) -> tuple[Expr, ...]:
-        """Return the integer contents of x, which work of the same Run computes; ``what`` names them in messages.
+        """Return the integer contents of x, which the same Run computes; ``what`` names them in messages.
 
-        The host waits for that work, reads the elements and goes on: a segment of the plan ends. So call it once for
-        all values that an operator needs, and only for few elements. ``lower`` and ``upper`` bound each element; bounds
-        of the plugin's own operators are trusted, those of others are checked. ``likely`` is the expected value of an
-        unbounded element. Guards cannot depend on values that were read back: see `guard`.
+        The host waits for the device and reads the elements: a segment of the plan ends. So call it once for all values
+        that an operator needs, and only for few elements. ``lower`` and ``upper`` bound each element; bounds declared
+        by custom operators are checked. ``likely`` is the expected value of an unbounded element. Guards cannot depend
+        on read-back values, see `guard`.
         """
         if not (x.dtype.is_integer or x.dtype is DType.BOOL):
-            raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is not an integer type")
+            raise Unsupported("dtype", f"the type of {what} is {x.dtype.name}; supported: integers and bool")
         x = self._of_known_shape(x, what)
         count = self._readable(x.size, what)
         known = self._read_backs.get(x.buffer) if x.is_contiguous and x.offset == 0 else None
@@ -335,7 +338,7 @@ class Lowering(Recorder):
         return symbols
 
     def _check_read_back(self, found: Expr, what: str, lower: int | None, upper: Dim | None) -> None:
-        """Require the bounds of a value that was read back. ``found`` is its symbol without bounds."""
+        """Require the declared bounds of a read-back value; ``found`` is its symbol without bounds."""
         if lower is not None:
             self.require(le(lower, found), f"{what} is less than {lower}, the lower bound that the operator declared")
         if upper is not None:

@@ -32,10 +32,9 @@ __all__ = [
 
 
 def elementwise(ctx: Recorder, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:
-    """Return ``fn`` of the elements of ``tensors``, broadcast to each other. The result has the type that ``fn``
-    returns.
+    """Return ``fn`` of the elements of ``tensors``, which broadcast, in the type that ``fn`` returns.
 
-    Small integer tensors whose contents are known are computed on the host. Raises TypeError if ``fn`` mixes types.
+    The host computes small integer tensors with known contents. Raises TypeError if ``fn`` mixes types.
     """
     leaves = leaves_of(tensors)
     expression = s.expression(fn(*leaves))
@@ -54,19 +53,19 @@ def elementwise(ctx: Recorder, fn: Callable[..., Scalar], *tensors: Tensor) -> T
 
 
 def leaves_of(tensors: Sequence[Tensor]) -> list[Scalar]:
-    """Return the leaves that functions of elements get for the tensors. Raises TypeError for other objects."""
+    """Return a leaf expression per tensor. Raises TypeError for other objects."""
     for x in tensors:
         if not isinstance(x, Tensor):
-            raise TypeError(f"expected a tensor, got {type(x).__name__}: ctx.constant makes one from an array")
+            raise TypeError(f"input: got {type(x).__name__}, expected a tensor. Convert arrays by ctx.constant")
     return [Scalar(x.dtype, "leaf") for x in tensors]
 
 
 def elementwise_into(ctx: Recorder, fn: Callable[..., Scalar], destination: Tensor, *tensors: Tensor) -> None:
-    """Like `elementwise`, into a view of any strides. ``tensors`` broadcast to the destination's shape."""
+    """Write ``fn`` of the elements of ``tensors``, which broadcast to the destination's shape, into a strided view."""
     leaves = leaves_of(tensors)
     expression = s.expression(fn(*leaves))
     if expression.dtype is not destination.dtype:
-        raise TypeError(f"cannot write {expression.dtype.name} into {destination!r}")
+        raise TypeError(f"{destination!r}: got elements of {expression.dtype.name}. Cast them to the tensor's type")
     _record(ctx, leaves, tensors, [expression], [destination])
 
 
@@ -76,9 +75,9 @@ def copy_into(ctx: Recorder, destination: Tensor, source: Tensor) -> None:
 
 
 def rearranged(ctx: Recorder, weights: Tensor) -> Tensor:
-    """Return weights unchanged if they are contiguous, else a copy, which the device makes once.
+    """Return contiguous weights: unchanged, or a copy that constant folding makes once on the device.
 
-    Without fusion (and so without constant folding) the host makes the copy.
+    With fusion off, and so no constant folding, the host makes the copy.
     """
     return copy_of(ctx, weights) if ctx.options.fusion and not weights.is_contiguous else ctx.contiguous(weights)
 
@@ -93,7 +92,7 @@ def full(ctx: Recorder, shape: Sequence[Dim], value: int | float | bool, dtype: 
         elif dtype is DType.BOOL:
             ctx.memset(result, 1)
         else:
-            # float64 holds every float16 and bfloat16, and the cast makes one parameter serve all types.
+            # Pass the value as float64, which represents all float types' values; the kernel casts it.
             number = ctx.constant(np.array(value, np.int64 if dtype.is_integer else np.float64))
             elementwise_into(ctx, lambda x: s.cast(x, dtype), result, number)
         return result
@@ -113,7 +112,7 @@ def _record(
 ) -> None:
     placed = [aligned(ctx, x, results[0].shape) for x in tensors]
     if ctx.options.prefer_nhwc and all(map(is_channels_first, results)):
-        # Other steps can fuse with the map if its dimensions are in memory order.
+        # Dimensions in memory order, so that other steps can fuse with the map.
         placed = [in_memory_order(ctx, x, results[0].rank) for x in placed]
         results = [in_memory_order(ctx, x, x.rank) for x in results]
     inputs = used_inputs(zip(leaves, placed, strict=True), expressions)
@@ -122,7 +121,5 @@ def _record(
 
 
 def loadable(ctx: Recorder, inputs: Iterable[Input]) -> tuple[Input, ...]:
-    """Return ``inputs`` with their elements on the device, except for single known elements: those become
-    parameters.
-    """
+    """Return ``inputs`` materialised on the device, except single known elements, which become kernel parameters."""
     return tuple((leaf, x if x.size == 1 else ctx.materialize(x)) for leaf, x in inputs)

@@ -1,4 +1,4 @@
-"""Small integer tensors on the host: operators compute them symbolically and launch nothing."""
+"""Shape arithmetic: small integer tensors that the host computes symbolically, without launches."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from ort_cuda_plugin.program.lowering.recorder import Recorder
 from ort_cuda_plugin.program.steps.tensor import MAX_HOST_ELEMENTS, BufferKind, DeferredContents, Tensor
 
 MAX_HOST_WORK = 200_000
-"""Maximum terms of the numbers that one pass over a graph computes on the host. Beyond that, which would take minutes,
-the device computes them, and sizes among them are read back."""
+"""Maximum terms of symbolic integers that one lowering computes on the host. Beyond it, which would take minutes, the
+device computes tensors, and sizes are read back."""
 MAX_SYMBOLIC_ELEMENTS = 64
-"""Maximum elements of a host tensor that are not all known numbers: larger tensors are not shapes, and are computed on
-the device."""
+"""Maximum elements of a host tensor with symbols; larger tensors are not shapes, and the device computes them."""
 HostArray: TypeAlias = npt.NDArray[np.object_]
-"""Array of symbolic integers: NumPy's functions that move elements work on it."""
+"""Array of symbolic integers, for NumPy functions that move elements."""
 
 
 def host_array(x: Tensor) -> HostArray | None:
@@ -46,12 +45,12 @@ def on_host(
     dtype: DType,
     device: Callable[[], Tensor],
 ) -> Tensor:
-    """Return ``compute`` of the contents of ``inputs`` if they are known, else the result of ``device``.
+    """Return ``compute`` of the contents of ``inputs`` if these are known, else the result of ``device``.
 
-    A device result whose inputs are themselves readable (graph inputs) can still give its contents to an operator that
-    needs them on the host. ``compute`` may raise NotFoldable.
+    The contents of a device result remain computable on the host if its inputs are readable, as graph inputs are.
+    ``compute`` may raise NotFoldable.
     """
-    # Symbolic integers do not wrap around, but results of small types must.
+    # Symbolic integers do not wrap around, as results of small types must.
     if not (dtype is DType.BOOL or (dtype.is_integer and dtype.itemsize >= 4)) or not _is_small(shape):
         return device()
     if not all(_is_small(x.shape) and (x.dtype.is_integer or x.dtype is DType.BOOL) for x in inputs):
@@ -70,24 +69,24 @@ def on_host(
 
     def values(*contents: Sequence[Dim]) -> tuple[Dim, ...]:
         if ctx.host_work >= MAX_HOST_WORK:
-            raise Unsupported("shape", f"the sizes of the model take more than {MAX_HOST_WORK} operations to compute")
+            reason = f"the number of terms of shape arithmetic is above {MAX_HOST_WORK}; supported: up to that"
+            raise Unsupported("shape", reason)
         read = [_shaped(values, x.static_shape) for values, x in zip(contents, inputs, strict=True)]
         try:
             return tuple(_fitting(ctx, compute(*read)).reshape(-1).tolist())
         except (NotFoldable, ZeroDivisionError):
-            raise Unsupported("shape", "shape arithmetic that has no symbolic form") from None
+            raise Unsupported("shape", "shape arithmetic is not symbolic; supported: integer arithmetic") from None
 
     on_device = device()
-    # The result of `values` is in the order of the elements, not in memory order.
+    # `values` returns elements in row-major order, which must be the memory order.
     return defer_host(ctx, on_device, inputs, values) if few and on_device.is_contiguous else on_device
 
 
 def defer_host(ctx: Recorder, x: Tensor, sources: Sequence[Tensor], compute: Callable[..., tuple[Dim, ...]]) -> Tensor:
-    """Return x, whose contents `Lowering.host_values` can now get by ``compute`` from the contents of ``sources``.
+    """Return x; on request, `Lowering.host_values` computes its contents by ``compute`` from ``sources``.
 
-    For shape arithmetic on inputs of the cluster, which is done on the device unless the contents are requested.
-    Contents are elements in row-major order. x must be a new tensor of `empty`: others have known contents, and a
-    view of a source would be computed from itself.
+    This serves shape arithmetic on cluster inputs, which runs on the device unless the host needs the contents (in
+    row-major order). x must be a new tensor of `empty`, not a view of a source.
     """
     if any(source.buffer is x.buffer for source in sources):
         return x
@@ -97,7 +96,7 @@ def defer_host(ctx: Recorder, x: Tensor, sources: Sequence[Tensor], compute: Cal
 
 
 def _fitting(ctx: Recorder, array: HostArray) -> HostArray:
-    """Return ``array``. Raises NotFoldable for a number beyond 64 bits: symbolic integers do not wrap around."""
+    """Return ``array``; raise NotFoldable for an integer beyond 64 bits, since symbolic integers do not wrap around."""
     work = 0
     for value in array.reshape(-1):
         numbers = (value,) if isinstance(value, int) else (value.const, *(number for _, number in value.terms))
@@ -118,7 +117,7 @@ def _is_small(shape: Sequence[Dim]) -> bool:
 
 
 def integers(array: HostArray) -> npt.NDArray[np.int64]:
-    """Return the elements as numbers. Raises NotFoldable if one is symbolic."""
+    """Return the elements as int64. Raises NotFoldable if one is symbolic."""
     if not all(isinstance(value, int) for value in array.reshape(-1)):
         raise NotFoldable
     return array.astype(np.int64)

@@ -1,7 +1,7 @@
 """Memory order of tensors in sessions that prefer NHWC.
 
-Convolutions and pooling read and write NCHW memory, through views. Elementwise results between two of them keep that
-order, so that no step has to convert it.
+Convolutions and pooling read and write NCHW memory through views. Elementwise results between them keep that order, so
+that no conversion is needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["empty_in_order", "in_memory_order", "is_channels_first"]
 
 
 def is_channels_first(x: Tensor) -> bool:
-    """Whether x is an NHWC view of NCHW memory."""
+    """Return whether x is an NHWC view of NCHW memory."""
     if x.rank < 3 or x.is_contiguous:
         return False
     dense: Dim = 1
@@ -30,15 +30,13 @@ def is_channels_first(x: Tensor) -> bool:
 
 
 def in_memory_order(ctx: Recorder, x: Tensor, rank: int) -> Tensor:
-    """Return x, which broadcasts to an NHWC tensor of ``rank`` dimensions, with channels first; without a copy."""
+    """View x, which broadcasts to an NHWC tensor of ``rank`` dimensions, with channels first."""
     x = unsqueeze(ctx, x, range(rank - x.rank))
     return permute(ctx, x, _to_channels_first(rank))
 
 
 def empty_in_order(ctx: Recorder, shape: Sequence[Dim], dtype: DType, like: Iterable[Tensor]) -> Tensor:
-    """Return a new tensor with the memory order of one of ``like``, which have the same sizes in the other
-    dimensions.
-    """
+    """Return a new tensor, in NCHW memory order if the session prefers NHWC and a tensor of ``like`` has that order."""
     rank = len(shape)
     if not ctx.options.prefer_nhwc or not any(x.rank == rank and is_channels_first(x) for x in like):
         return ctx.empty(shape, dtype)

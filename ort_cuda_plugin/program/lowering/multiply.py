@@ -1,4 +1,4 @@
-"""Records GEMMs as steps."""
+"""Recording of GEMM steps."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def multiply(
 ) -> Tensor:
     """Return a @ b for a [batch..., m, k], b [batch..., k, n] of any strides; batches broadcast.
 
-    ``finish(total, *elements)`` is the epilogue: a function of the accumulator and of the elements of ``others``, which
-    broadcast to the result; default: the accumulator. ``conversion`` is the prologue of b. Raises InvalidModel if the
-    inner dimensions differ.
+    ``finish(total, *elements)`` is the epilogue, by default none: a function of the accumulator and of the elements of
+    ``others``, which broadcast to the result. ``conversion`` is the prologue of b. Raises InvalidModel if the inner
+    dimensions differ.
     """
     ctx.require(eq(a.shape[-1], b.shape[-2]), "the inner dimensions of the matrices differ")
     shape = (*broadcast_shapes(ctx, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])

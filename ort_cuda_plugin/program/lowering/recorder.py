@@ -1,4 +1,4 @@
-"""The recorder: makes the tensors of a program, and appends what a plan does to its trace."""
+"""The recorder: creates tensors, and appends steps to the trace of a plan."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _INT64_MAX = 2**63 - 1
 
 
 class Recorder(Conditions):
-    """The part of a lowering context that mechanisms need: tensors, steps, and the conditions of the plan.
+    """The part of the lowering context that kernels/ and passes/ use: tensors, steps, and conditions of the plan.
 
-    A claim needs shapes only: launches are then checked but not kept. ``checks_author``: the operator's statements
-    about sizes and computed values are checked. ``host_work`` counts the terms that shape arithmetic computed.
+    A claim needs shapes only: it checks launches, but does not keep them. ``checks_author``: statements of a custom
+    operator about sizes and values are checked. ``host_work`` counts the terms that shape arithmetic computed.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Recorder(Conditions):
         self.checks_author = False
         self.host_work = 0
         self.stand_ins: set[Buffer] = set()
-        """What `stand_in` gave, and outputs with such parts; nothing writes these, and no plan with one is run."""
+        """Buffers of `stand_in`, and outputs with parts in them: never written, in plans that never run."""
         self._is_recording = not is_claim
         self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
 
     @property
     def is_guess(self) -> bool:
-        """Whether the present sizes are guesses: an error about them may not occur in a Run."""
+        """Return whether the present sizes are guesses, so that an error about them may not occur in a Run."""
         return self._speculative or not self._is_recording
 
     # ---- tensors ----
@@ -75,7 +75,7 @@ class Recorder(Conditions):
         return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, self._countable_bytes(shape, dtype)))
 
     def stand_in(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
-        """Like `empty`, for a result that is not computed because the Run decides which of several it is."""
+        """Return an `empty` tensor for a result that is not computed, since only the Run selects one of several."""
         x = self.empty(shape, dtype)
         self.stand_ins.add(x.buffer)
         return x
@@ -87,7 +87,7 @@ class Recorder(Conditions):
         known = isinstance(nbytes, int) or not (self._speculative or is_read_back(nbytes))
         if self.node is not None and known and hint(nbytes) > _INT64_MAX:
             sizes = " x ".join(str(hint(dim)) for dim in shape)
-            raise InvalidModel(f"a tensor of {sizes} elements has more bytes than a 64-bit integer holds")
+            raise InvalidModel(f"the shape {sizes} has more bytes than a 64-bit integer holds")
         return nbytes
 
     def view(self, x: Tensor, shape: Sequence[Dim], strides: Sequence[Dim] | None = None, offset: Dim = 0) -> Tensor:
@@ -101,24 +101,20 @@ class Recorder(Conditions):
         return Tensor(x.dtype, shape, x.buffer, strides=strides, offset=offset)
 
     def contiguous(self, x: Tensor, alignment: int = 1) -> Tensor:
-        """Return x itself if it is contiguous at an offset that is a multiple of ``alignment`` elements, else a
-        copy.
-        """
+        """Return x if it is contiguous with an offset that is a multiple of ``alignment`` elements, else a copy."""
         if x.is_contiguous and divides(alignment, x.offset):
             return x
         if x.is_constant:
-            # Rearranged once on the host instead of in every Run; read when a plan needs it.
+            # The host copies once, when a plan needs the contents, instead of the device in every Run.
             return self.derived("view", (x,), (), x.static_shape)
         return copy_of(self, x)
 
     def constant(self, array: Array, dtype: DType | None = None) -> Tensor:
-        """Return a tensor of known contents; it becomes a weight when a launch reads it. ``dtype``: see
-        `Constant.of`.
-        """
+        """Return a constant tensor, which becomes a weight if a launch reads it; ``dtype`` as in `Constant.of`."""
         return self.initializer(Constant.of(np.ascontiguousarray(array).reshape(array.shape), dtype))
 
     def initializer(self, contents: Constant) -> Tensor:
-        """Return a tensor of known contents that are not read yet."""
+        """Return a constant tensor whose contents are read lazily."""
         return Tensor(contents.dtype, contents.shape, Buffer(BufferKind.WEIGHT, contents.nbytes, data=contents))
 
     def derived(
@@ -129,11 +125,9 @@ class Recorder(Conditions):
         shape: tuple[int, ...],
         dtype: DType | None = None,
     ) -> Tensor:
-        """Return a constant that a function of `recipes.FUNCTIONS` computes from constants, such as weights in another
-        layout.
+        """Return a constant that a function of `recipes.FUNCTIONS` computes from constants, for example a new layout.
 
-        Its type is by default the first operand's. The function runs only when a plan needs the contents, once for all
-        plans.
+        ``dtype`` defaults to the first operand's. The function runs once for all plans, when a plan needs the contents.
         """
         recipe = Recipe(function, tuple(x.constant_view() for x in operands), parameters)
         return self.initializer(derived_constant(recipe, dtype or operands[0].dtype, shape))
@@ -142,22 +136,20 @@ class Recorder(Conditions):
         """Return an integer or bool tensor whose elements, in row-major order, are ``dims``."""
         values = tuple(dims)
         if len(values) != product(shape):
-            raise ValueError(f"{len(values)} values for shape {tuple(shape)}")
+            raise ValueError(f"host_tensor: got {len(values)} values, expected as many as shape {tuple(shape)} has")
         self.trace.originate(self.node, values)
         if all(isinstance(value, int) for value in values):
             bits = np.array([value % 2**64 for value in values], dtype=np.uint64)
             return self.constant(bits.astype(dtype.numpy).reshape(tuple(shape)), dtype)
         return Tensor(dtype, shape, Buffer(BufferKind.HOST, len(values) * dtype.itemsize, host=values))
 
-    # ---- what the plan does ----
+    # ---- steps ----
 
     @contextmanager
     def recording(self, nodes: tuple[Node, ...] | None = None) -> Iterator[list[Step]]:
-        """Collect the steps that are recorded in the block, for ``nodes``, in a list; the caller decides where they
-        run.
+        """Collect the steps recorded in the block, for ``nodes``, in a list that the caller may place or drop.
 
-        Host values that they read are materialised in the list, for these steps only: other steps may run before them,
-        and the caller may drop them.
+        Host values that these steps read are materialised in the list, for these steps only.
         """
         outer = self.trace.steps, self._materialized, self.nodes
         steps: list[Step] = []
@@ -189,17 +181,17 @@ class Recorder(Conditions):
     ) -> None:
         """Record a launch.
 
-        Tensor arguments are reads unless they are among ``writes`` (in both: read and written). ``uses`` describes
-        arguments that the kernel does not read exactly once as a whole; for the others see `Launch`. A grid with a
-        dimension of 0 launches nothing. Raises TypeError if arguments do not match the signature.
+        Tensor arguments are reads unless they are in ``writes``; a tensor in ``reads`` and ``writes`` is both. ``uses``
+        describes arguments that the kernel does not read exactly once as a whole; for other arguments see `Launch`. A
+        grid with a dimension of 0 launches nothing. Raises TypeError if arguments do not match the signature.
         """
         signature = kernel.signature
         if len(args) != len(signature):
-            raise TypeError(f"kernel {kernel.name} takes {len(signature)} arguments, got {len(args)}")
+            raise TypeError(f"kernel {kernel.name}: got {len(args)} arguments, expected {len(signature)}")
         for number, (arg, expected) in enumerate(zip(args, signature, strict=True)):
             given = f"*{arg.dtype.short}" if isinstance(arg, Tensor) else scalar_types[type(arg)]
             if given != expected:
-                raise TypeError(f"kernel {kernel.name}: argument {number} is {given}, the signature says {expected}")
+                raise TypeError(f"kernel {kernel.name}: argument {number}: got {given}, expected {expected}")
         if not self._is_recording:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
@@ -239,7 +231,9 @@ class Recorder(Conditions):
     def copy(self, dst: Tensor, src: Tensor) -> None:
         """Copy all elements; both tensors are contiguous, with one element type and the same number of elements."""
         if dst.dtype is not src.dtype or dst.size != src.size or not (dst.is_contiguous and src.is_contiguous):
-            raise TypeError(f"cannot copy {src!r} to {dst!r} as bytes")
+            raise TypeError(
+                f"copy: got {src!r} and {dst!r}, expected contiguous tensors of one type and size. Use copy_into"
+            )
         if not self._is_recording:
             return
         src = self.materialize(src)
@@ -249,15 +243,13 @@ class Recorder(Conditions):
     def memset(self, dst: Tensor, byte: int) -> None:
         """Set every byte of a contiguous tensor."""
         if not dst.is_contiguous:
-            raise TypeError(f"cannot set the bytes of {dst!r}, which is not contiguous")
+            raise TypeError(f"memset: got {dst!r}, expected a contiguous tensor. Use elementwise_into")
         if self._is_recording:
             _, written = reads_and_writes((dst,), (), (dst,))
             self.trace.steps.append(Memset(self.nodes, dst, byte, (), written))
 
     def materialize(self, x: Tensor) -> Tensor:
-        """Return x with its elements on the device: a small launch writes those of a HOST buffer, once in a
-        `recording`.
-        """
+        """Return x on the device: a small launch writes the elements of a HOST buffer, once per `recording`."""
         buffer = x.buffer
         if buffer.host is None:
             return x
@@ -283,7 +275,7 @@ def reads_and_writes(
 ) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
     for tensor in writes:
         if tensor.buffer.kind not in (BufferKind.SCRATCH, BufferKind.OUTPUT, BufferKind.STATE):
-            raise TypeError(f"{tensor!r} is neither an intermediate or output nor a state, it cannot be written")
+            raise TypeError(f"{tensor!r}: is read-only. Write to an intermediate, an output or a state")
     written = dict.fromkeys(tensor.buffer for tensor in writes)
     read = dict.fromkeys(tensor.buffer for tensor in reads)
     for arg in args:
@@ -292,7 +284,7 @@ def reads_and_writes(
     return tuple(read), tuple(written)
 
 
-_STORE_WIDTH = 32
+_STORE_WIDTH = 32  # maximum values that one launch stores, as kernel parameters
 _store_source = """
 def kernel(out, {names}):
 {body}

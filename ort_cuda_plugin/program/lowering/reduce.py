@@ -1,4 +1,4 @@
-"""Reductions and row programs (reductions with elementwise work on their results) as one step."""
+"""Recording of reductions and row programs (reductions fused with elementwise work) as one step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["reduce", "row_map"]
 def reduce(
     ctx: Lowering, fn: Callable[[Row, Scalar], Scalar], x: Tensor, axes: Iterable[int], keepdims: bool = True
 ) -> Tensor:
-    """Reduce x along ``axes`` by ``fn``; those have size 1 in the result, or are removed."""
+    """Reduce x along ``axes`` by ``fn``; these axes get size 1, or without ``keepdims`` are removed."""
     axes = frozenset(axes_of(axes, x.rank))
     (leaf,), row = leaves_of([x]), Row()
     expression = fn(row, leaf)
@@ -37,10 +37,10 @@ def row_map(
     axes: Iterable[int],
     *tensors: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Record a row program along ``axes`` of tensors that are broadcast to each other.
+    """Record a row program along ``axes`` of tensors that broadcast to each other.
 
-    ``fn(row, *elements)`` returns expressions per element and expressions per row. Results are in this order; those per
-    element have the broadcast shape, those per row have size 1 along ``axes``.
+    ``fn(row, *elements)`` returns expressions per element and expressions per row. Results are in this order: results
+    per element have the broadcast shape, results per row have size 1 along ``axes``.
     """
     leaves, row = leaves_of(tensors), Row()
     per_element, per_row = fn(row, *leaves)

@@ -13,20 +13,18 @@ Strides = tuple[Dim, ...]
 
 
 def axes_of(axes: Iterable[int], rank: int) -> tuple[int, ...]:
-    """Return the axes counted from the front; negative ones count from the end. Raises TypeError for an axis that does
-    not exist.
-    """
+    """Return the axes counted from the front; negative ones count from the end. Raises TypeError for an invalid one."""
     found = [operator.index(axis) for axis in axes]
     if outside := [axis for axis in found if not -rank <= axis < rank]:
-        raise TypeError(f"there is no axis {outside[0]} in {rank} dimensions")
+        raise TypeError(f"axis: got {outside[0]}, expected one in [{-rank}, {rank})")
     return tuple(axis % rank for axis in found)
 
 
 def broadcast_shapes(ctx: Conditions, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     """Return the shape that all ``shapes`` broadcast to, by ONNX's multidirectional broadcasting (NumPy's).
 
-    The plan is guarded to sizes that broadcast in the same way, because broadcasting decides which steps can be fused.
-    A size that a Run computes gives ``select(eq(a, 1), b, a)`` instead.
+    The plan is guarded to sizes that broadcast in the same way, because fusion depends on it. A size that a Run
+    computes becomes ``select(eq(a, 1), b, a)`` instead.
     """
     rank = max((len(shape) for shape in shapes), default=0)
     result: list[Dim] = [1] * rank
@@ -56,7 +54,7 @@ def _broadcast_dims(ctx: Conditions, a: Dim, b: Dim) -> Dim:
 
 
 def aligned(ctx: Conditions, x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """Return x, which broadcasts to ``shape``, with each dimension written as 1 or as in ``shape``."""
+    """Return x, which broadcasts to ``shape``, with each dimension expressed as 1 or as in ``shape``."""
     dims: list[Dim] = []
     for dim, target in zip(x.shape, shape[len(shape) - x.rank :], strict=True):
         if dim not in (1, target):

@@ -14,7 +14,7 @@ __all__ = ["expand", "part", "permute", "reshape", "squeeze", "unsqueeze"]
 
 
 def permute(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Return the dimensions in another order, without a copy."""
+    """Return x with its dimensions in another order, without a copy."""
     axes = axes_of(axes, x.rank)
     return ctx.view(x, [x.shape[axis] for axis in axes], [x.strides[axis] for axis in axes], x.offset)
 
@@ -36,13 +36,13 @@ def squeeze(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
     gone = axes_of(axes, x.rank)
     if ctx.checks_author:
         for axis in gone:
-            ctx.require(eq(x.shape[axis], 1), f"squeeze of {x!r}: the size of dimension {axis} is not 1")
+            ctx.require(eq(x.shape[axis], 1), f"squeeze of {x!r}: dimension {axis} must have size 1")
     kept = [axis for axis in range(x.rank) if axis not in gone]
     return permute(ctx, x, kept)
 
 
 def unsqueeze(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Insert dimensions of size 1, which are ``axes`` of the result, without a copy."""
+    """Insert dimensions of size 1 at ``axes`` of the result, without a copy."""
     shape, strides = list(x.shape), list(x.strides)
     for axis in sorted(axes_of(axes, x.rank + len(axes))):
         shape.insert(axis, 1)
@@ -51,12 +51,10 @@ def unsqueeze(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def reshape(ctx: Recorder, x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """Return the elements in row-major order as ``shape``, which has as many; copies only if strides cannot express
-    it.
-    """
+    """Return the elements in row-major order as ``shape``; copies only if strides cannot express it."""
     shape = dims_of(shape, x.dtype)
     if ctx.checks_author:
-        ctx.require(eq(product(shape), x.size), f"reshape of {x!r} to {shape}: another number of elements")
+        ctx.require(eq(product(shape), x.size), f"reshape of {x!r} to {shape}: must have as many elements")
     strides = None if x.is_contiguous else _reshaped_strides(x, shape)
     if strides is None:
         x = ctx.contiguous(x)
@@ -64,8 +62,9 @@ def reshape(ctx: Recorder, x: Tensor, shape: Sequence[Dim]) -> Tensor:
 
 
 def _reshaped_strides(x: Tensor, shape: Sequence[Dim]) -> list[Dim] | None:
-    """Return the strides of x as ``shape``, or None: runs of dimensions whose sizes agree must each have a common
-    stride.
+    """Return the strides of x viewed as ``shape``, None if no strides express it.
+
+    Runs of dimensions with equal products in both shapes must be dense in x.
     """
     source = [(dim, stride) for dim, stride in zip(x.shape, x.strides, strict=True) if dim != 1]
     target = [dim for dim in shape if dim != 1]
@@ -76,7 +75,7 @@ def _reshaped_strides(x: Tensor, shape: Sequence[Dim]) -> list[Dim] | None:
         run, wanted = [source.pop(0)], [target.pop(0)]
         size, wanted_size = run[0][0], wanted[0]
         while size != wanted_size:
-            # The expected sizes decide which side has to grow; only a proof that both are equal ends the loop.
+            # Extend the run with the smaller expected size; only provably equal sizes end the loop.
             if hint(size) < hint(wanted_size) and source:
                 run.append(source.pop(0))
                 size = size * run[-1][0]

@@ -13,10 +13,9 @@ from ...model.ir import Array, DType
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """A contiguous device array, valid while the callback runs; other libraries can use it through the CUDA array
-    interface.
+    """A contiguous device array, valid while the callback runs; it has the CUDA array interface.
 
-    ``stream`` is the handle of the Run's CUDA stream, on which the elements are in order.
+    ``stream`` is the handle of the Run's CUDA stream, on which the elements are ready.
     """
 
     address: int
@@ -37,12 +36,10 @@ class DeviceArray:
         return self.address
 
     def view(self, dtype: DType, shape: Sequence[int], offset: int = 0) -> DeviceArray:
-        """Return other elements of the same memory, ``offset`` bytes behind its start. Raises ValueError beyond its
-        end.
-        """
+        """View the memory from byte ``offset`` on as other elements. Raises ValueError beyond the end."""
         made = DeviceArray(self.address + offset, tuple(shape), dtype, self.stream)
         if offset < 0 or offset + made.nbytes > self.nbytes:
-            raise ValueError(f"{made.nbytes} bytes from byte {offset} on are not in {self.nbytes} bytes")
+            raise ValueError(f"view: got bytes {offset} to {offset + made.nbytes}, expected at most {self.nbytes}")
         return made
 
     @property
@@ -53,7 +50,7 @@ class DeviceArray:
             "data": (self.address if self.size else 0, False),
             "version": 3,
             "strides": None,
-            "stream": self.stream or 1,  # 1 stands for the default stream there
+            "stream": self.stream or 1,  # the interface numbers the default stream 1
         }
 
 
@@ -65,7 +62,7 @@ class CallStream(Protocol):
 
     @property
     def handle(self) -> int:
-        """The ``cudaStream_t``."""
+        """Return the ``cudaStream_t``."""
 
     @property
     def is_emulated(self) -> bool: ...
@@ -96,7 +93,7 @@ class CallStream(Protocol):
 
 
 class CallFunction(Protocol):
-    """The type of a callback. ``numbers`` are those of its `HostCall`."""
+    """The type of a callback; ``numbers`` are the `HostCall`'s."""
 
     def __call__(self, tensors: Sequence[DeviceArray], numbers: Sequence[int], stream: CallStream) -> None: ...
 
@@ -105,9 +102,9 @@ class CallFunction(Protocol):
 class Callback:
     """A Python call in each Run, for one node.
 
-    Equal callbacks have equal ``key``. ``tensors`` has type and rank of each tensor argument, ``num_numbers`` the
-    number of further arguments. ``function`` creates the callable, once for each cluster in a process; ``stored`` is
-    its form in a compiled model, None if it cannot be stored.
+    Equal callbacks have equal ``key``. ``tensors`` holds type and rank of each tensor argument, ``num_numbers`` is the
+    number of further arguments. ``function`` creates the callable, once per cluster in a process; ``stored`` is its
+    serialized form in a compiled model, None if it cannot be stored.
     """
 
     key: Hashable
@@ -118,7 +115,7 @@ class Callback:
     stored: Mapping[str, Any] | None = field(default=None, kw_only=True, compare=False)
 
     def arrays(self, addresses: Sequence[int], numbers: Sequence[int], stream: int) -> list[DeviceArray]:
-        """Return the tensors of a Run. The numbers begin with all dimensions."""
+        """Return the tensors of a Run; ``numbers`` begins with their dimensions."""
         arrays, first = [], 0
         for address, (dtype, rank) in zip(addresses, self.tensors, strict=True):
             arrays.append(DeviceArray(address, tuple(numbers[first : first + rank]), dtype, stream))
@@ -127,5 +124,5 @@ class Callback:
 
     @property
     def num_dims(self) -> int:
-        """Return how many numbers of a record are dimensions of tensors."""
+        """Return the number of dimensions of all tensors, which precede the other numbers of a record."""
         return sum(rank for _, rank in self.tensors)

@@ -1,4 +1,4 @@
-"""Copies of steps at the expected sizes, outside of their program, for measuring."""
+"""Copies of steps at the expected sizes, as separate programs, for the autotuner."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .steps import Attend, Convolve, Map
 from .tensor import Buffer, BufferKind, Tensor
 
 _FILLING = 0x3C
-"""Filling byte: all floats of such bytes are small and positive, so that no sum overflows."""
+"""Fill byte of float tensors: floats of these bytes are small and positive, so that no sum overflows."""
 
 
 class Concrete:
-    """Makes steps with numbers for sizes, and with memory of their own except for constants.
+    """Copies steps with static sizes and separate memory, except constants.
 
-    That memory consists of STATE buffers with arbitrary contents, so a program of such steps needs no inputs.
+    The memory consists of STATE buffers with arbitrary contents, so that a program of such steps needs no inputs.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Concrete:
 
 
 def _sized(step: Map) -> Map:
-    """Return the step with numbers for sizes, also those that no tensor has."""
+    """Return the step with static sizes, including sizes that are not in a tensor."""
     changed = replace(step, shape=_hints(step.shape))
     if isinstance(changed, Attend):
         return replace(changed, parts=tuple(map(_sized, changed.parts)))

@@ -1,6 +1,6 @@
-"""Sequences and optional values of tensors: lists that exist only while a plan is made.
+"""Sequences and optional values of tensors, which exist only during lowering.
 
-A plan contains their tensors only, so a sequence costs nothing, and it cannot cross the border of a cluster.
+A plan contains their tensors only. So a sequence costs nothing at run time, and cannot cross the border of a cluster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class TensorSequence:
 
 @dataclass(frozen=True)
 class TensorOptional:
-    """``content`` is None for an empty value; ``dtype`` is undefined then."""
+    """An optional value; ``content`` is None for an empty one, whose ``dtype`` is undefined."""
 
     dtype: DType
     content: Tensor | TensorSequence | None

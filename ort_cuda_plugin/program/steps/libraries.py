@@ -1,8 +1,7 @@
-"""Problems of vendor libraries: descriptions of cuBLASLt and cuDNN calls in a plan.
+"""Problem descriptions of cuBLASLt and cuDNN calls in a plan.
 
-An operator records a library call if `DeviceProperties.libraries` has the library, and otherwise launches its own
-kernel; both follow the contract in ``csrc_shim/vendor/spec.h``. So the emulated device, and a GPU without the
-libraries, run our kernels, and a test on a GPU compares the two.
+The schedule of a step is a library call only if `DeviceProperties.libraries` has the library, otherwise a kernel of the
+plugin. Both follow the contract in ``csrc_shim/vendor/spec.h``; a test on a GPU compares them.
 """
 
 from __future__ import annotations
@@ -11,17 +10,17 @@ import enum
 from dataclasses import dataclass
 
 WORKSPACE_BYTES = 32 * 1024 * 1024
-"""Scratch memory that a library call may use, in bytes; NVIDIA's recommendation for cuBLASLt on recent GPUs."""
+"""Maximum workspace of a library call, bytes; NVIDIA's recommendation for cuBLASLt on recent GPUs."""
 
 LARGE_WORKSPACE_BYTES = 8 * WORKSPACE_BYTES
-"""The same for convolutions in a session that allows a large workspace."""
+"""Maximum workspace of a convolution with the option cudnn_conv_use_max_workspace, bytes."""
 
 MATMUL, CONV, ATTENTION = 0, 1, 2
 """Kinds of problems: ``ocp_problem_kind``."""
 
 
 class ProblemFlags(enum.IntFlag):
-    """The flags of ``ocp_problem_spec``."""
+    """Flags of ``ocp_problem_spec``."""
 
     TF32 = 1
     DETERMINISTIC = 2
@@ -40,7 +39,7 @@ class ProblemFlags(enum.IntFlag):
 
 @dataclass(frozen=True)
 class LibraryProblem:
-    """One problem for a vendor library, as plain data; the fields are those of ``ocp_problem_spec``.
+    """A problem for a vendor library, with the fields of ``ocp_problem_spec``.
 
     Sizes are arguments of the calls, so that equal problems share the library's algorithms.
     """

@@ -1,4 +1,4 @@
-"""Row programs: reductions along some axes of tensors, and expressions of their results.
+"""Row programs: reductions along axes of tensors, and expressions of their results.
 
 A row program is a function of Scalars, as for `elementwise`, that may also reduce::
 
@@ -6,8 +6,8 @@ A row program is a function of Scalars, as for `elementwise`, that may also redu
         e = s.exp(x - row.reduce(MAX, x))
         return e / row.reduce(SUM, e)
 
-A reduction is declared by an initial value, a step that adds an element, and a combination of two partial results; its
-results are leaves of further expressions. `ort_cuda_plugin.kernels.reduction.reduce` makes kernels of such programs.
+A reduction has an initial value, a step that adds an element, and a combination of two partial results; its results are
+leaves of further expressions. `ort_cuda_plugin.kernels.reduction.reduce` generates kernels from row programs.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Values = tuple[Scalar, ...]
 
 @dataclass(frozen=True, eq=False)
 class Reduction:
-    """``initial(dtypes)`` gives the accumulators before the first element, for elements of these types.
+    """A reduction; ``initial(dtypes)`` returns the initial accumulators for elements of these types.
 
-    ``step(accumulators, elements)`` adds one element (of one or several values), ``combine(a, b)`` merges the
-    accumulators of two parts of the row; parts may be merged in any order.
+    ``step(accumulators, elements)`` adds an element (one or several values), ``combine(a, b)`` merges the accumulators
+    of two parts of a row, in any order.
     """
 
     initial: Callable[[tuple[DType, ...]], Values]
@@ -78,9 +78,7 @@ MIN = _fold(highest, s.minimum)
 
 
 def _arg(better: Callable[[Scalar, Scalar], Scalar], initial: Callable[[DType], int | float], last: bool) -> Reduction:
-    """Return an arg reduction. Accumulators: the best value so far and its index, -1 for none; elements: value and
-    index. NaN is the best.
-    """
+    """Return an argmin or argmax over elements (value, index), with accumulators (best, index, -1: none). NaN wins."""
 
     def combine(a: Values, b: Values) -> Values:
         is_better, is_equal = better(b[0], a[0]), s.equal(a[0], b[0])
@@ -108,7 +106,7 @@ def arg_min(last: bool) -> Reduction:
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """One reduction of a row program; its results are the Scalars ``op="reduced"``, ``value=(stage, accumulator)``."""
+    """A reduction of a row program; its results are Scalars ``op="reduced"``, ``value=(stage, accumulator)``."""
 
     reduction: Reduction
     initial: Values
@@ -116,11 +114,11 @@ class Stage:
 
 
 class Row:
-    """Given to a row program besides its elements: declares reductions."""
+    """The first argument of a row program, which declares its reductions."""
 
     def __init__(self) -> None:
         self.index = Scalar(DType.INT64, "index")
-        """Position of the element in its row."""
+        """Index of the element in its row."""
         self.count = Scalar(DType.INT64, "count")
         """Number of elements of a row."""
 
@@ -135,7 +133,7 @@ class Row:
         return tuple(Scalar(x.dtype, "reduced", elements, (stage, i)) for i, x in enumerate(initial))
 
     def mean(self, x: Scalar) -> Scalar:
-        """Return the arithmetic mean of a float, in float32 for half types."""
+        """Return the arithmetic mean of a float, in float32 for 16-bit types."""
         x = s.widen(x)
         return self.reduce(SUM, x) / s.cast(self.count, x.dtype)
 

@@ -1,7 +1,7 @@
 """Schedules: how a GEMM, a convolution or attention is computed, as data.
 
-``schedule/`` chooses one for each step (`Choice`), and the step carries it. The emitter reads it and decides nothing
-more. `schedule_data` and `parse_schedule` are its form on disk, `describe` is the text that people read.
+``schedule/`` selects one for each step (`Choice`), and stores it in the step; the emitter makes no further decision.
+`schedule_data` and `parse_schedule` convert it to and from JSON, `describe` to readable text.
 """
 
 from __future__ import annotations
@@ -16,40 +16,38 @@ from ..expressions.symbolic import Dim, ceildiv
 
 
 class Engine(enum.Enum):
-    """What computes a contraction."""
+    """The kind of kernel, or the library, that computes a contraction."""
 
     LIBRARY = "library"  # cuBLASLt or cuDNN
-    MMA = "mma"  # tiles on tensor cores; of a convolution, an implicit GEMM
-    SIMT = "simt"  # tiles on the other cores
-    GEMV = "gemv"  # a block for each row and a few columns
-    DIRECT = "direct"  # a convolution whose threads own strips of output pixels
-    DEPTHWISE = "depthwise"  # depthwise convolution, channels last
-    IM2COL = "im2col"  # a convolution whose patches are stored for a GEMM
-    PHASES = "phases"  # a transposed convolution as plain ones, one for each pixel within a stride
+    MMA = "mma"  # GEMM tiles on tensor cores; for a convolution, implicit GEMM
+    SIMT = "simt"  # GEMM tiles on CUDA cores
+    GEMV = "gemv"  # a block per row and group of columns
+    DIRECT = "direct"  # convolution in which a thread owns a strip of output pixels
+    DEPTHWISE = "depthwise"  # depthwise convolution, channels-last
+    IM2COL = "im2col"  # convolution as a GEMM over stored patches
+    PHASES = "phases"  # transposed convolution as one convolution per phase (pixel within a stride)
     FLASH = "flash"  # attention with an online softmax
-    FLASH_MMA = "flash_mma"  # the same on tensor cores
-    MULTI_PASS = "multi_pass"  # attention that passes over the keys once for each reduction
+    FLASH_MMA = "flash_mma"  # attention with an online softmax on tensor cores
+    MULTI_PASS = "multi_pass"  # attention with a pass over the keys per reduction
     DECOMPOSED = "decomposed"  # attention as a GEMM, a row program and a GEMM
 
 
 class WeightLayout(enum.Enum):
-    """How a kernel reads the second operand of a GEMM or a convolution."""
+    """Memory layout of the second operand of a GEMM or a convolution."""
 
     STORED = "stored"
-    ALONG_K = "along_k"  # a copy whose rows run along k
-    F16_ALONG_K = "f16_along_k"  # float16 with a power of two for each column, rows along k
-    F16_ALONG_N = "f16_along_n"  # the same, rows along n
+    ALONG_K = "along_k"  # a copy that is contiguous along k
+    F16_ALONG_K = "f16_along_k"  # float16 with a power-of-two scale per column, contiguous along k
+    F16_ALONG_N = "f16_along_n"  # float16 with a power-of-two scale per column, contiguous along n
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Sizes of a block's tile. Each thread has ``thread_m`` x ``thread_n`` accumulators.
+    """Sizes of a block's GEMM tile, elements. Each thread has ``thread_m`` x ``thread_n`` accumulators.
 
-    All are powers of two, but in products on tensor cores, whose threads have as many accumulators in other shapes.
-
-    A thread moves ``chunk`` neighbouring elements at a time when it fills a tile. ``gap`` elements stand between the
-    lines of the operands' tiles in shared memory, so that a line's elements, which neighbours store where k is
-    contiguous, are in several banks.
+    All sizes are powers of two, except on tensor cores, whose fragments distribute accumulators in another way. A
+    thread copies ``chunk`` adjacent elements at a time. ``gap`` elements pad the rows of the operands' tiles in shared
+    memory, against bank conflicts of threads that store a column.
     """
 
     m: int
@@ -62,27 +60,27 @@ class Tile:
 
     @property
     def a_pitch(self) -> int:
-        """Elements from line to line of a's tile."""
+        """Return the row pitch of a's tile in shared memory, elements."""
         return self.m + self.gap
 
     @property
     def b_pitch(self) -> int:
-        """Elements from line to line of b's tile."""
+        """Return the row pitch of b's tile in shared memory, elements."""
         return self.n + self.gap
 
     @property
     def b_first(self) -> int:
-        """Where b's tiles begin."""
+        """Return the offset of b's tiles in shared memory, elements."""
         return 2 * self.k * self.a_pitch
 
     @property
     def operands(self) -> int:
-        """Elements of the operands' tiles."""
+        """Return the elements of the operands' double-buffered tiles."""
         return 2 * self.k * (self.a_pitch + self.b_pitch)
 
     @property
     def columns(self) -> int:
-        """Threads along n; thread t owns column t % columns of the block's grid of thread tiles."""
+        """Return the threads along n; thread t owns column t % columns of the grid of thread tiles."""
         return self.n // self.thread_n
 
     @property
@@ -96,11 +94,11 @@ class Tile:
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """Sizes of a block of attention: ``m`` rows, tiles of ``keys`` keys, ``width`` columns of the result.
+    """Sizes of a block of attention: ``m`` query rows, tiles of ``keys`` keys, ``width`` result columns.
 
-    A ``resident`` block keeps its scores of all keys in shared memory. There ``gap`` stands between the scores of
-    keys; it is odd, so that threads of neighbouring keys use all banks. ``tile_gap`` is that of the operands' tiles.
-    On tensor cores a warp has ``warp_rows`` rows, and tiles of keys have ``stages`` in shared memory.
+    A ``resident`` block keeps the scores of all keys in shared memory, with ``gap`` elements of padding per key: an odd
+    number, against bank conflicts. ``tile_gap`` pads the operands' tiles. On tensor cores a warp owns ``warp_rows``
+    rows, and the pipeline of key tiles has ``stages`` stages.
     """
 
     m: int
@@ -115,12 +113,12 @@ class AttentionTile:
 
     @property
     def scores(self) -> Tile:
-        """The product of keys and rows."""
+        """Return the GEMM tile of keys x query rows."""
         return self._tile(self.keys, self.m)
 
     @property
     def result(self) -> Tile:
-        """The product of weights and values."""
+        """Return the GEMM tile of softmax weights x values."""
         return self._tile(self.m, self.width)
 
     def _tile(self, m: int, n: int) -> Tile:
@@ -128,26 +126,26 @@ class AttentionTile:
 
     @property
     def pitch(self) -> int:
-        """Elements from key to key of a tile of scores."""
+        """Return the pitch between keys of a tile of scores, elements."""
         return self.m + self.gap
 
     def score_bytes(self, keys: Dim) -> Dim:
-        """Shared memory of the scores of a resident block."""
+        """Return the shared memory of the scores of a resident block, bytes."""
         return ceildiv(keys, self.keys) * (self.keys * self.pitch * 4)
 
     @property
     def sharing_warps(self) -> int:
-        """Warps that have the same rows, and share the keys of a tile."""
+        """Return the number of warps that own the same rows, and split the keys of a tile."""
         return self.threads // 32 * self.warp_rows // self.m if self.warp_rows else 1
 
     @property
     def has_multiprocessor(self) -> bool:
-        """Whether a block has a multiprocessor for itself, and more than four warps."""
+        """Return whether a block has more than four warps, and so a multiprocessor to itself."""
         return self.threads > 128
 
     @property
     def warp_keys(self) -> int:
-        """Keys of a tile that a warp has."""
+        """Return the keys of a tile per warp."""
         return self.keys // self.sharing_warps
 
     @property
@@ -160,12 +158,12 @@ class AttentionTile:
 class Schedule:
     """How a contraction is computed.
 
-    ``operands`` is the type that tensor cores multiply ("f16", "bf16", "tf32", "i8", "u8"). Split-K: ``split_k``
-    blocks share k, or the keys; another launch adds up. Sliced-K: ``sliced_k`` groups of warps of a
-    block do. ``weights`` is the layout of the second operand. ``is_transposed`` computes (b^T @ a^T)^T.
+    ``operands`` is the operand type on tensor cores ("f16", "bf16", "tf32", "i8", "u8"). ``split_k`` blocks split k (or
+    keys: split-KV), and a second launch reduces. ``sliced_k`` groups of warps of a block split k, and reduce in shared
+    memory. ``weights`` is the layout of the second operand. ``is_transposed`` computes (b^T @ a^T)^T.
 
-    Where the sizes of a Run decide, a plan holds two launches, and one has an empty grid: a GEMV for up to
-    ``gemv_rows`` rows, or im2col for up to ``im2col_pixels`` output pixels.
+    With ``gemv_rows`` or ``im2col_pixels`` a plan holds two launches, and in each Run one has an empty grid: a GEMV
+    serves up to ``gemv_rows`` rows, im2col up to ``im2col_pixels`` output pixels.
     """
 
     engine: Engine
@@ -180,22 +178,22 @@ class Schedule:
 
     @property
     def gemm_tile(self) -> Tile:
-        """The tile of a GEMM or a convolution."""
+        """Return the tile of a GEMM or a convolution."""
         assert isinstance(self.tile, Tile)
         return self.tile
 
     @property
     def attention_tile(self) -> AttentionTile:
-        """The tile of attention."""
+        """Return the tile of attention."""
         assert isinstance(self.tile, AttentionTile)
         return self.tile
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A schedule that a step may have, the reason for it, and the conditions on sizes under which it may be taken.
+    """A candidate schedule of a step, the reason for it, and the size conditions under which it applies.
 
-    Who takes it guards the plan on these (`Lowering.take`).
+    `Lowering.take` guards the plan on these conditions.
     """
 
     schedule: Schedule
@@ -203,17 +201,17 @@ class Choice:
     guards: tuple[Dim, ...] = ()
 
 
-# ---- as data, and as text ----
+# ---- JSON and text ----
 
 
 def _data(record: Any) -> dict[str, Any]:
-    """The fields of a record that are not as by default."""
+    """Return the fields of a record that differ from their defaults."""
     values = {field.name: getattr(record, field.name) for field in fields(record)}
     return {field.name: values[field.name] for field in fields(record) if values[field.name] != field.default}
 
 
 def schedule_data(schedule: Schedule) -> dict[str, Any]:
-    """The schedule as JSON has it: its fields that are not as by default."""
+    """Return the schedule as JSON data: the fields that differ from their defaults."""
     data = _data(schedule) | {"engine": schedule.engine.value}
     if schedule.tile is not None:
         data["tile"] = _data(schedule.tile)
@@ -223,7 +221,7 @@ def schedule_data(schedule: Schedule) -> dict[str, Any]:
 
 
 def schedule_of(data: Mapping[str, Any]) -> Schedule:
-    """The schedule of `schedule_data`. Raises TypeError, ValueError or KeyError for other data."""
+    """Return the schedule from `schedule_data`. Raises TypeError, ValueError or KeyError for other data."""
     values = dict(data)
     values["engine"] = Engine(values["engine"])
     if "weights" in values:
@@ -234,12 +232,12 @@ def schedule_of(data: Mapping[str, Any]) -> Schedule:
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """The schedule as one line of JSON: its key in the timing cache."""
+    """Return the schedule as one line of JSON, its key in the timing cache."""
     return json.dumps(schedule_data(schedule), sort_keys=True, separators=(",", ":"))
 
 
 def parse_schedule(text: str) -> Schedule:
-    """The schedule of a line of JSON. Raises ValueError for another text."""
+    """Parse `schedule_text`. Raises ValueError for another text."""
     try:
         return schedule_of(json.loads(text))
     except (TypeError, KeyError) as error:
@@ -247,12 +245,12 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def explained(schedule: Schedule, why: str) -> str:
-    """The schedule and the reason for it, in words."""
+    """Return the schedule and the reason for it, in words."""
     return f"{describe(schedule)}: {why}"
 
 
 def describe(schedule: Schedule) -> str:
-    """The schedule in words, such as "mma 64x64x32, sliced_k=4"."""
+    """Return the schedule in words, such as "mma 64x64x32, sliced_k=4"."""
     parts = [f"{schedule.engine.value}{'' if schedule.tile is None else f' {schedule.tile.name}'}"]
     parts += [f"{name}={getattr(schedule, name)}" for name in ("split_k", "sliced_k") if getattr(schedule, name) > 1]
     if schedule.operands in ("i8", "u8"):

@@ -1,7 +1,7 @@
 """The steps of a program: elementwise maps, row programs and contractions over strided tensors.
 
-Operators append them to the trace; passes fuse them; emitters make kernels of the result. A step's expressions are
-Scalars whose leaves are elements of its inputs. Every tensor of a step broadcasts to the step's shape.
+Operators append steps to the trace; passes fuse them; the emitter generates kernels. A step's expressions are Scalars
+whose leaves are elements of its inputs. Every tensor of a step broadcasts to the step's shape.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from typing import Self
 
 Input: TypeAlias = tuple[Scalar, Tensor]
-"""A leaf and the tensor whose elements it stands for."""
+"""A leaf and the tensor whose elements it represents."""
 Output: TypeAlias = tuple[Scalar, Tensor]
-"""An expression and the tensor that its values are stored in, in the tensor's type."""
+"""An expression and the tensor that stores its values, converted to the tensor's type."""
 CODES_PER_WORD = 8
 """Number of 4-bit codes in a 32-bit word of a packed operand; see `Conversion`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Map(TensorFields):
-    """Every element of the outputs is an expression of the inputs' elements at the same coordinates of ``shape``.
+    """An elementwise step: outputs are expressions of the inputs' elements at the same coordinates of ``shape``.
 
     ``nodes`` are the ONNX nodes that it computes, in the model's order.
     """
@@ -45,34 +45,34 @@ class Map(TensorFields):
     outputs: tuple[Output, ...]
 
     output_fields: ClassVar[tuple[str, ...]] = ("outputs",)
-    """The fields with the step's results."""
+    """Names of the fields with the step's results."""
 
     @cached_property
     def all_outputs(self) -> tuple[Output, ...]:
         return tuple(output for name in self.output_fields for output in getattr(self, name))
 
     def map_outputs(self, function: Callable[[tuple[Output, ...]], Iterable[Output]]) -> Self:
-        """Return the step with other outputs: ``function`` of the outputs of each field."""
+        """Return the step with ``function`` applied to the outputs of each field."""
         changed: dict[str, Any] = {name: tuple(function(getattr(self, name))) for name in self.output_fields}
         return replace(self, **changed)
 
     def map_values(self, function: Callable[[Scalar], Scalar]) -> Self:
-        """Return the step with ``function`` of each expression that it stores."""
+        """Return the step with ``function`` applied to each expression that it stores."""
         return self.map_outputs(lambda outputs: ((function(value), y) for value, y in outputs))
 
     @cached_property
     def scalars(self) -> set[Scalar]:
-        """All Scalars that the outputs are computed from."""
+        """Return all Scalars in the outputs' expressions."""
         return reachable(value for value, _ in self.all_outputs)
 
     def with_scalars(self, scalars: set[Scalar]) -> Self:
-        """Return this new step, whose `scalars` the caller knows."""
+        """Set the cached `scalars` of this new step, which the caller knows, and return the step."""
         vars(self)["scalars"] = scalars
         return self
 
     @property
     def tensors_read(self) -> tuple[Tensor, ...]:
-        """Return all tensors that the step reads; the operands of a contraction come before those of its epilogue."""
+        """Return all tensors that the step reads: operands of a contraction first, then inputs of the epilogue."""
         others = self.tensors(without=("inputs", "parts", *self.output_fields))
         return (*others, *(x for _, x in self.inputs))
 
@@ -94,7 +94,7 @@ class Map(TensorFields):
 class Rows(Map):
     """A Map whose expressions may also reduce along ``axes`` (`row_program`).
 
-    ``outputs`` have a value for each element; ``row_outputs`` have one for each row, and size 1 along ``axes``.
+    ``outputs`` have a value per element; ``row_outputs`` have a value per row, and size 1 along ``axes``.
     """
 
     axes: frozenset[int] = frozenset()
@@ -110,14 +110,13 @@ class Rows(Map):
 
 @dataclass(frozen=True, eq=False)
 class Conversion(TensorFields):
-    """Operand prologue: a contraction multiplies ``value``, an expression of the operand's element ``leaf`` and of
-    ``inputs``, instead of the element.
+    """Operand prologue: a contraction multiplies ``value``, an expression of the operand's element ``leaf`` and inputs.
 
-    The inputs are over the operand's dimensions, and have one element, or one for each index of one dimension. If
-    ``bits`` is set, the operand is a matrix of codes of that many bits, and ``leaf`` is a code as int32. Its tensor
-    then has words of `CODES_PER_WORD` codes, the first in the lowest bits, but its strides count codes; codes are
-    contiguous along k, and columns begin at a word. Each of ``inputs`` is [blocks, n], with one element per column and
-    block of ``block`` rows, a power of two of at least 16.
+    ``inputs`` broadcast to the operand's dimensions; each is a scalar, or varies along one dimension. With ``bits`` the
+    operand is a matrix of codes with that many bits, and ``leaf`` is a code as int32. Its tensor then has words of
+    `CODES_PER_WORD` codes, the first in the lowest bits, but its strides count codes; codes are contiguous along k, and
+    columns begin at a word. Each of ``inputs`` is then [blocks, n], one element per column and block of ``block`` rows,
+    a power of two of at least 16.
     """
 
     leaf: Scalar
@@ -129,21 +128,20 @@ class Conversion(TensorFields):
 
 @dataclass(frozen=True, eq=False)
 class Sums(Map):
-    """A contraction (GEMM, convolution or attention) with optional operand prologues (``conversions``) and an
-    elementwise epilogue.
+    """A contraction (GEMM, convolution or attention) with operand prologues ``conversions`` and an epilogue.
 
-    ``total`` is the leaf of the accumulator, in the accumulation type.
+    ``total`` is the accumulator's leaf in the epilogue, in the accumulation type.
     """
 
     operands: tuple[Tensor, ...] = field(kw_only=True)
     total: Scalar = field(kw_only=True)
     conversions: tuple[Conversion | None, ...] = field(default=(None, None), kw_only=True)
     schedule: Schedule | None = field(default=None, kw_only=True)
-    """How it is computed; None until that is chosen."""
+    """None until a schedule is selected."""
     why: str = field(default="", kw_only=True)
-    """The reason for the schedule, for people."""
+    """The reason for the schedule, as readable text."""
     column_parts: tuple[range, ...] = field(default=(), kw_only=True)
-    """The columns of a GEMM, or channels of a convolution, that each output has if it does not have all."""
+    """The columns of a GEMM, or channels of a convolution, of each output; empty if each output has all."""
 
     @property
     def is_converted(self) -> bool:
@@ -151,7 +149,7 @@ class Sums(Map):
 
     @property
     def summed(self) -> tuple[Tensor, ...]:
-        """Return the operands of the contraction."""
+        """Return the operands and the inputs of their prologues."""
         return (*self.operands, *(x for _, x in self.converted))
 
     @property
@@ -185,7 +183,7 @@ class Contract(Sums):
 
 @dataclass(frozen=True, eq=False)
 class Attend(Sums):
-    """Fused attention: a GEMM whose left operand is a row program over another GEMM; scores are not stored.
+    """Fused attention: a GEMM whose left operand is a row program over another GEMM's result, which is not stored.
 
     ``operands`` are a [batch..., m, k], b [batch..., k, n] and c [batch..., n, d]. ``score`` is the leaf of an element
     of a @ b; ``weight`` is the expression of a row program along n over scores and ``score_inputs`` (broadcast to
@@ -197,7 +195,7 @@ class Attend(Sums):
     weight: Scalar = field(kw_only=True)
     row: Row = field(kw_only=True)
     parts: tuple[Map, ...] = field(kw_only=True)
-    """The three steps that were fused; empty if passes have replaced their tensors since."""
+    """The three fused steps; empty if passes have replaced their tensors since the fusion."""
 
     @property
     def batch(self) -> tuple[Dim, ...]:
@@ -210,11 +208,10 @@ class Attend(Sums):
 
 @dataclass(frozen=True, eq=False)
 class Convolve(Sums):
-    """A convolution with an elementwise epilogue: [images, channels..., space...], with ``channel_axes`` axes of
-    channels.
+    """A convolution with an epilogue; the result is [images, channels..., space...] with ``channel_axes`` channel axes.
 
-    ``operands`` are a contiguous x [images, channels, space...] and weights as ONNX has them. ``windows`` move over x;
-    those of a ``transposed`` one over the result, but their ``size`` is that of x.
+    ``operands`` are a contiguous x [images, channels, space...] and weights in ONNX's layout. ``windows`` slide over x;
+    for a ``transposed`` convolution they slide over the result, but ``windows.size`` is still the size of x.
     """
 
     windows: Windows = field(kw_only=True)
@@ -234,35 +231,35 @@ class Convolve(Sums):
 
     @property
     def places(self) -> tuple[Dim, ...]:
-        """Return the spatial sizes of the result, one for each dimension of `Windows.planar`."""
+        """Return the spatial sizes of the result, one per dimension of `Windows.planar`."""
         sizes = tuple(self.shape[axis] for axis in self.space)
         return sizes if len(sizes) > 1 else (1, *sizes)
 
 
 def joined_nodes(*steps: Map) -> tuple[Node, ...]:
-    """Return the nodes of all ``steps``, in order and each once."""
+    """Return the nodes of all ``steps`` in order, without duplicates."""
     return tuple(dict.fromkeys(chain.from_iterable(step.nodes for step in steps)))
 
 
 def used_inputs(inputs: Iterable[Input], expressions: Iterable[Scalar]) -> tuple[Input, ...]:
-    """Return the inputs that the expressions depend on, those of stages of row programs included."""
+    """Return the inputs that the expressions depend on, also through stages of row programs."""
     used = reachable(expressions)
     return tuple((leaf, x) for leaf, x in inputs if leaf in used)
 
 
 _selections = frozenset({"where", "min", "max", "neg", "abs"})
-"""Operations whose result is one of their operands, except for the sign."""
+"""Operations whose result is one of their operands up to its sign, and so needs no rounding."""
 
 
 def stored(x: Scalar) -> Scalar:
-    """Return the value that a load gives after x was stored: narrow floats are rounded to their type."""
+    """Return the value of x after a store and a load: narrow floats are rounded to their type."""
     if x.dtype not in NARROW_FLOATS or _is_rounded(x):
         return x
     return Scalar(x.dtype, "cast", (x,), (False, "up"))
 
 
 def _is_rounded(x: Scalar) -> bool:
-    """Whether x is a value of its type before it is stored: each number that it selects is one."""
+    """Return whether x is representable in its type before a store, because all values that it selects are."""
     seen: set[Scalar] = set()
     stack = [x]
     while stack:
@@ -281,7 +278,7 @@ def _is_rounded(x: Scalar) -> bool:
 
 
 class Substitution:
-    """Substitutes Scalars in expressions; shared subexpressions stay shared.
+    """Substitution of Scalars in expressions; shared subexpressions stay shared.
 
     A stage of a row program that depends on a substituted Scalar becomes one new stage for all its results.
     """
@@ -309,12 +306,12 @@ class Substitution:
 
 
 def dense(x: Tensor) -> bool:
-    """Whether x is all of its buffer, in row-major order."""
+    """Return whether x is its whole buffer in row-major order."""
     return x.offset == 0 and x.is_contiguous and x.buffer.nbytes == x.nbytes
 
 
 def same_place(x: Tensor, y: Tensor, strides: Sequence[Dim], other_strides: Sequence[Dim]) -> bool:
-    """Whether x and y, read with these strides, are the same elements."""
+    """Return whether x and y, read with these strides, are the same elements."""
     return (
         x.buffer is y.buffer and x.dtype is y.dtype and x.offset == y.offset and tuple(strides) == tuple(other_strides)
     )

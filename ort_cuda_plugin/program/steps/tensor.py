@@ -1,4 +1,4 @@
-"""Tensors of the program IR: strided views of buffers, with known contents if there are any."""
+"""Tensors of the program IR: strided views of buffers, whose contents may be known at lowering."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from ...model.ir import Array, Constant, ConstantView, DType, Node
 from ..expressions.symbolic import Dim, Expr, product
 
 MAX_HOST_ELEMENTS = 1024
-"""Maximum elements of integer tensors whose contents are tracked symbolically. Shape arithmetic has one per
-dimension."""
+"""Maximum elements of integer tensors with symbolic contents; shape arithmetic has one element per dimension."""
 
 
 class BufferKind(enum.IntEnum):
-    """Location of a tensor's elements; the numbers are ``ocp_ref_kind``'s, up to SCRATCH.
+    """Location of a tensor's elements; values up to SCRATCH equal ``ocp_ref_kind``.
 
-    HOST: in host memory only; STATE: a weight of the plan that its node writes.
+    HOST: host memory only; STATE: a weight of the plan that its node writes.
     """
 
     INPUT = 0
@@ -30,11 +29,10 @@ class BufferKind(enum.IntEnum):
 
 
 class Buffer:
-    """Elements that tensors view, compared by identity. ``nbytes`` is the size, ``index`` the number of an INPUT.
+    """Memory that tensors view, compared by identity; ``index`` is the number of an INPUT or OUTPUT.
 
-    Known contents belong to the buffer, so that every view has them: ``data`` of a WEIGHT; ``state``, the initial
-    contents of a STATE; ``host``, the elements of a HOST buffer; ``deferred_host``, which computes the elements on
-    request.
+    Known contents belong to the buffer, and so to every view: ``data`` of a WEIGHT; ``state``, the initial contents of
+    a STATE; ``host``, the elements of a HOST buffer; ``deferred_host``, which computes the elements on request.
     """
 
     __slots__ = ("data", "deferred_host", "host", "index", "kind", "nbytes", "state")
@@ -60,7 +58,7 @@ class Buffer:
 
 @dataclass(eq=False)
 class DeferredContents:
-    """Contents that ``compute`` derives from those of ``sources``, for ``node``; None until they are requested.
+    """Contents that ``compute`` derives on request from the contents of ``sources``, for ``node``.
 
     See `lowering.host.defer_host`.
     """
@@ -72,9 +70,7 @@ class DeferredContents:
 
 
 def dims_of(shape: Sequence[Dim], dtype: DType) -> tuple[Dim, ...]:
-    """Return the sizes as plain numbers and expressions. Raises TypeError for other objects, or for another
-    ``dtype``.
-    """
+    """Return the sizes as integers and expressions. Raises TypeError for other objects, or also for ``dtype``."""
     if not isinstance(dtype, DType):
         raise TypeError(f"expected an element type such as DType.FLOAT32, got {dtype!r}")
     try:
@@ -84,9 +80,9 @@ def dims_of(shape: Sequence[Dim], dtype: DType) -> tuple[Dim, ...]:
 
 
 class Tensor:
-    """A strided view of a buffer, immutable. Strides and ``offset`` count elements.
+    """An immutable strided view of a buffer. Strides and ``offset`` count elements.
 
-    A tensor in a HOST buffer is the result of shape arithmetic; launches that use it materialize it on the device.
+    A tensor in a HOST buffer is a result of shape arithmetic; launches that use it materialise it on the device.
     """
 
     __slots__ = ("_contiguous", "_host", "buffer", "dtype", "offset", "shape", "strides")
@@ -135,12 +131,12 @@ class Tensor:
 
     @property
     def is_constant(self) -> bool:
-        """Whether the contents are known now; unlike ``constant`` this does not read them."""
+        """Return whether the contents are known at lowering; does not read them, unlike ``constant``."""
         return self.buffer.data is not None and self._static
 
     @property
     def static_shape(self) -> tuple[int, ...]:
-        """Return the shape of a tensor whose dimensions are all known now. Raises TypeError for another tensor."""
+        """Return the shape as integers. Raises TypeError if a dimension is symbolic."""
         return tuple(operator.index(dim) for dim in self.shape)
 
     @property
@@ -153,19 +149,18 @@ class Tensor:
         return self.constant_view().array
 
     def constant_view(self) -> ConstantView:
-        """Return the operand of recipes for a constant, without reading its contents. Raises TypeError if the contents
-        are not known.
-        """
+        """Return a constant as an operand of recipes, without reading it. Raises TypeError for other tensors."""
         data = self.buffer.data
         if data is None:
-            raise TypeError(f"the contents of {self!r} are not known")
+            raise TypeError(f"{self!r}: expected a constant, got {self.buffer.kind.name}")
         strides = tuple(operator.index(stride) for stride in self.strides)
         return ConstantView(data, self.static_shape, strides, operator.index(self.offset))
 
     @property
     def host(self) -> tuple[Dim, ...] | None:
-        """Return the elements of an integer or bool tensor in row-major order if they are known symbolically, else
-        None. They are known for results of shape arithmetic and for constants of at most `MAX_HOST_ELEMENTS` elements.
+        """Return the elements of an integer or bool tensor in row-major order, None if they are not known.
+
+        Results of shape arithmetic and constants of at most `MAX_HOST_ELEMENTS` elements are known.
         """
         if self._host is None and (self.buffer.host is not None or self.buffer.data is not None):
             positions = self.positions()
@@ -180,9 +175,7 @@ class Tensor:
         return self._host
 
     def positions(self) -> tuple[int, ...] | None:
-        """Return the elements' positions in the buffer, in row-major order; None if they are many or the shape is
-        symbolic.
-        """
+        """Return the elements' offsets in the buffer in row-major order; None for a large or symbolic shape."""
         size = self.size
         if not self._static or not isinstance(size, int) or size > MAX_HOST_ELEMENTS:
             return None
@@ -202,7 +195,7 @@ class Tensor:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether elements are in row-major order without gaps (strides of dimensions of size 1 do not matter)."""
+        """Return whether elements are in row-major order without gaps; strides of dimensions of size 1 are ignored."""
         if self._contiguous is None:
             self._contiguous = all(
                 dim == 1 or stride == dense
@@ -225,6 +218,6 @@ def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def known_bytes(buffer: Buffer) -> int:
-    """Return the size of a weight or of a fixed intermediate."""
+    """Return the bytes of a buffer with a static size, such as a weight."""
     assert isinstance(buffer.nbytes, int)
     return buffer.nbytes

@@ -1,6 +1,6 @@
-"""The tensors of a step, found and replaced by the fields of its dataclass.
+"""Generic access to the tensors of a step through the fields of its dataclass.
 
-So every pass also rewrites a field that is added later, and no pass lists a step's inputs by hand.
+Passes rewrite tensors through it, so that they include a field that is added later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TensorFields:
         return tuple(x for name in names for x in _found(getattr(self, name)))
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return the object with ``function`` of each tensor in its place; the object itself if no tensor changes."""
+        """Return a copy with ``function`` applied to each tensor, or the object itself if no tensor changes."""
         old = {name: getattr(self, name) for name in _names(self)}
         new = {name: _mapped(value, function) for name, value in old.items()}
         changed: dict[str, Any] = {name: value for name, value in new.items() if value is not old[name]}
@@ -32,7 +32,7 @@ class TensorFields:
 
 
 def _names(holder: TensorFields) -> tuple[str, ...]:
-    """Return the names of the fields, without the nodes, which may be many."""
+    """Return the names of the fields except ``nodes``, which holds no tensors and may be long."""
     return tuple(field.name for field in fields(holder) if field.name != "nodes")  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The trace: launches, library calls, copies, requirements and guards that lowering recorded, in order."""
+"""The trace of lowering: launches, library calls, copies, requirements and guards, in order."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ scalar_types: Final = {Int32: "i32", Int64: "i64", Float32: "f32", Float64: "f64
 
 @dataclass(eq=False)
 class Recorded:
-    """Common part of recorded steps: the ONNX nodes that they compute; errors name the last one first."""
+    """Base of recorded steps: the ONNX nodes that they compute; errors name the last node."""
 
     nodes: tuple[Node, ...]
 
@@ -54,7 +54,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Use:
-    """A kernel's accesses of a tensor, for `traffic`: the maximum number of elements, each accessed ``times`` times."""
+    """A kernel's accesses of a tensor, for `traffic`: at most ``elements`` elements, each ``times`` times."""
 
     times: Dim = 1
     elements: Dim | None = None
@@ -62,10 +62,10 @@ class Use:
 
 @dataclass(frozen=True)
 class InPlace:
-    """Says that a launch may read and write the same memory: an application may bind an input and an output to it.
+    """Permission to bind ``read`` and ``written`` of a launch to the same memory.
 
-    Each element of ``read`` is read before it is written, and by the thread that writes it. With ``kept``, the program
-    does not change the elements of ``read`` that it reads: a cache to which rows are appended.
+    The thread that writes an element has read it before. With ``kept``, the launch does not change elements that it
+    reads, as when it appends rows to a cache.
     """
 
     read: Buffer
@@ -74,10 +74,9 @@ class InPlace:
 
 
 def in_place_of(read: Tensor | None, written: Tensor, *, kept: bool = False) -> tuple[InPlace, ...]:
-    """Return that a launch may write a tensor in the memory of one that it reads, if elements have the same positions
-    in both; else nothing.
+    """Return the permission to write a tensor in place of one that is read, if both have the same layout; else ().
 
-    The two have the same shape in every Run, though perhaps as different expressions.
+    Both must have the same shape in every Run, perhaps by different expressions.
     """
     if read is None or read.dtype.itemsize != written.dtype.itemsize or read.offset != written.offset:
         return ()
@@ -87,11 +86,11 @@ def in_place_of(read: Tensor | None, written: Tensor, *, kept: bool = False) -> 
 
 @dataclass(eq=False)
 class Launch(Recorded):
-    """A kernel launch. ``reads`` and ``writes`` are the buffers it uses.
+    """A kernel launch; ``reads`` and ``writes`` are the buffers that it uses.
 
-    ``uses`` has the arguments that the kernel does not read or write exactly once as a whole. ``note`` tells users why
-    this kernel was chosen; ``schedule`` is that of the contraction that it computes. The grid has ``turns`` groups of
-    blocks, each of which waits for the one before. Buffers that are not ``in_place`` together must not overlap.
+    ``uses`` describes arguments that the kernel does not access exactly once as a whole. ``note`` tells users why this
+    kernel was selected; ``schedule`` is its contraction's. The grid has ``turns`` groups of blocks, each of which waits
+    for the previous one. Buffers without an `InPlace` must not overlap.
     """
 
     kernel: KernelSpec
@@ -111,7 +110,7 @@ class Launch(Recorded):
 
 @dataclass(eq=False)
 class LibraryCall(Recorded):
-    """A call of a vendor library; the meaning of ``args`` is the problem's. ``note`` describes it for users."""
+    """A call of a vendor library; ``problem`` defines the meaning of ``args``. ``note`` describes it for users."""
 
     problem: LibraryProblem
     args: tuple[Arg, ...]
@@ -142,9 +141,9 @@ class Memset(Recorded):
 
 @dataclass(eq=False)
 class ReadBack(Recorded):
-    """The host reads ``source``, contiguous integers or bools; a new segment of the plan starts.
+    """A read of ``source``, contiguous integers or bools, by the host; starts a new segment of the plan.
 
-    The elements become the ``count`` symbols from number ``first_symbol`` on.
+    The elements become the symbols ``first_symbol`` to ``first_symbol + count - 1``.
     """
 
     source: Tensor
@@ -156,7 +155,7 @@ class ReadBack(Recorded):
 
 @dataclass(eq=False)
 class HostCall(Recorded):
-    """A Python call in each Run, with contiguous ``tensors`` and ``numbers``, which enqueues its work."""
+    """A Python call in each Run, with contiguous ``tensors`` and ``numbers``; the callee enqueues work."""
 
     callback: Callback
     tensors: tuple[Tensor, ...]
@@ -166,16 +165,16 @@ class HostCall(Recorded):
 
 
 Recordable: TypeAlias = Launch | LibraryCall | Copy | Memset | ReadBack | HostCall
-"""The steps that a plan can contain."""
+"""Steps that a plan can contain."""
 Step: TypeAlias = Recordable | Map
 View: TypeAlias = Callable[[Tensor], Tensor]
 Remake: TypeAlias = Callable[[View], Sequence[Step]]
-"""Records what does the same with other views of the tensors, and gives the steps."""
+"""Records the same work for other views of the tensors, and returns the steps."""
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """A condition that must hold at Run time, or the Run fails with the node's name and the message."""
+    """A condition that each Run checks; if it does not hold, the Run fails with the node's name and the message."""
 
     node: Node | None
     condition: Expr
@@ -190,12 +189,12 @@ class Trace:
     requirements: list[Requirement] = field(default_factory=list)
     guards: dict[Expr, None] = field(default_factory=dict)
     origins: dict[Expr | Monomial, Node] = field(default_factory=dict)
-    """The first node that needs a value, or a product of symbols and operations in it."""
+    """The first node that needs a symbolic value, or a monomial of one; errors name it."""
     folded: list[list[Recordable]] = field(default_factory=list)
-    """The launches that constant folding moved out of each Run: groups that share no intermediate, each done once."""
+    """Launches that constant folding moved before the first Run, in groups that share no intermediate."""
 
     def originate(self, node: Node | None, dims: Iterable[Dim]) -> None:
-        """Record that ``node`` needs ``dims``: an error names it if one of them has no value in a Run."""
+        """Record that ``node`` needs ``dims``; if a Run cannot evaluate one, the error names the node."""
         if node is None:
             return
         for dim in dims:

@@ -10,7 +10,7 @@ from ..expressions.symbolic import Dim
 
 @dataclass(frozen=True)
 class Windows:
-    """Sliding windows of ``kernel`` positions over spatial dimensions ``size``; one entry per dimension each."""
+    """Sliding windows of shape ``kernel`` over spatial dimensions ``size``; each field has one entry per dimension."""
 
     size: tuple[Dim, ...]
     kernel: tuple[Dim, ...]
@@ -21,29 +21,29 @@ class Windows:
 
     @property
     def extent(self) -> tuple[Dim, ...]:
-        """Return the elements that a window spans, gaps of dilation included."""
+        """Return the elements that a window spans, including gaps by dilation."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
     def pointwise(self) -> bool:
-        """Whether each window is one element, and every element a window."""
+        """Return whether the windows are the single elements (a 1x1 convolution without stride or padding)."""
         ones, pads = (*self.kernel, *self.strides), (*self.begin, *self.end)
         return all(size == 1 for size in ones) and all(pad == 0 for pad in pads)
 
     def is_single(self, axis: int) -> bool:
-        """Whether an axis has a single element, which is the only window."""
+        """Return whether an axis has size 1 and one window of size 1."""
         ones = self.size[axis], self.kernel[axis]
         return all(size == 1 for size in ones) and self.begin[axis] == 0 and self.end[axis] == 0
 
     def of_axes(self, axes: Sequence[int]) -> Windows:
-        """Return the windows along some axes."""
+        """Return the windows restricted to ``axes``."""
         sizes = tuple(self.size[i] for i in axes), tuple(self.kernel[i] for i in axes)
         steps = tuple(self.strides[i] for i in axes), tuple(self.dilations[i] for i in axes)
         return Windows(*sizes, *steps, tuple(self.begin[i] for i in axes), tuple(self.end[i] for i in axes))
 
     @property
     def planar(self) -> Windows:
-        """Return one spatial dimension as two, the first of size 1: kernels have two or three."""
+        """Return windows with at least two spatial dimensions, as kernels need: a first one of size 1 is added."""
         if len(self.size) > 1:
             return self
         sizes = (1, *self.size), (1, *self.kernel), (1, *self.strides), (1, *self.dilations)

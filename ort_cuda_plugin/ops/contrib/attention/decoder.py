@@ -1,4 +1,4 @@
-"""Decoder attention of com.microsoft: one new token of each sequence, or projections and caches in the operator."""
+"""Decoder attention of com.microsoft: one new token per sequence, or an operator with projections and caches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
 
 CHUNK_BYTES: Final = 16
-"""Chunk of a key in a chunked cache, in bytes: what a thread of a GPU reads at once."""
+"""Bytes of a chunk of a key in a chunked cache: one vector load of a thread."""
 
 # ---- one new token ----
 
@@ -52,9 +52,9 @@ def decoder_masked_multi_head_attention(
     past_present_share_buffer: int = 0,
     scale: float = 0.0,
 ) -> tuple[Tensor, ...]:
-    """(output, present key, present value, scores with what is added to them).
+    """Return output, present key, present value and scores with bias.
 
-    A key of rank 4 is that of a cross attention. In a shared buffer, keys lie as in the CPU provider, not in chunks.
+    A key of rank 4 means cross attention. Keys of a shared buffer have the CPU provider's layout, without chunks.
     """
     require.rank(3, query=query)
     require.dim(ctx, 1, 1, query=query)
@@ -100,7 +100,7 @@ def decoder_masked_self_attention(
     past_present_share_buffer: int = 0,
     scale: float = 0.0,
 ) -> tuple[Tensor, ...]:
-    """(output, keys and values with those of the past in one tensor). Keys of a shared buffer lie in chunks."""
+    """Return output, and past and new keys and values in one tensor. Keys of a shared buffer are chunked."""
     if do_rotary:
         raise require.unsupported("attribute", "do_rotary", do_rotary, "0")
     require.rank(3, input=x)
@@ -130,7 +130,7 @@ def _biased(ctx: Lowering, x: Tensor, bias: Tensor) -> Tensor:
 def _new_token(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, bias: Tensor | None, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The query [batch, 1, hidden], and key and value [batch, heads, 1, size], which the query may have beside it."""
+    """Return query [batch, 1, hidden], key and value [batch, heads, 1, size]; without a key, unpack all three."""
     if key is None or value is None:
         sizes = [floordiv(query.shape[2], 3)] * 3
         query, key, value = split_columns(ctx, query, sizes, "the packed query")
@@ -150,9 +150,9 @@ def _with_cache(
     past_length: Tensor | None,
     chunk: int,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """(all keys, all values, what is present); with ``past_length`` the past is a buffer that has room for more.
+    """Return all keys, all values and the present; with ``past_length`` the past is a buffer with spare capacity.
 
-    Keys in such a buffer lie in chunks of ``chunk`` elements: first those of all keys, then the next ones.
+    If ``chunk`` is not 0, keys of that buffer are stored as [size / chunk, capacity, chunk].
     """
     if past_length is None or past_key is None or past_value is None:
         _, keys, values = after_past(ctx, past_key, past_value, k, v)
@@ -182,7 +182,7 @@ def _with_cache(
 def grown(
     ctx: Lowering, past: Sequence[Tensor | None], new: Sequence[Tensor], first: Tensor, capacity: Dim
 ) -> list[Tensor]:
-    """Caches [batch, heads, capacity, size] with new keys and values from ``first`` [batch] on; see `append`."""
+    """Return caches [batch, heads, capacity, size] with new rows from index ``first`` [batch] on; see `append`."""
     parts = []
     for old, x in zip(past, new, strict=True):
         batch, heads, _, size = x.shape
@@ -194,9 +194,9 @@ def grown(
 
 
 def _of_beams(ctx: Lowering, keys: Tensor, values: Tensor, beams: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Keys and values, each from the sequence of its batch's beams that ``beams`` [batch, beam, key] names for it.
+    """Gather keys and values across beams: ``beams`` [batch, beam, key] names the beam that holds each past key.
 
-    The last key is the sequence's own. A beam that does not exist stands for zeros.
+    The last key is the beam's own. An invalid beam index reads zeros.
     """
     if beams is None:
         return keys, values
@@ -254,13 +254,13 @@ def decoder_attention(
     mask_filter_value: float = MASKED,
     num_heads: int,
 ) -> tuple[Tensor, ...]:
-    """(output, keys, values), of inputs [sequence, batch, hidden]. Where the padding mask is set, no key counts."""
+    """Return output, keys and values of inputs [sequence, batch, hidden]. A set padding mask hides its key."""
 
     def flag(x: Tensor, name: str) -> bool:
         return bool(ctx.host_constants(x, name, [0])[0])
 
     is_cross, is_masked = flag(static_kv, "static_kv"), flag(has_key_padding_mask, "has_key_padding_mask")
-    # Each flag is read, whatever the others say: a claim settles which inputs the host reads.
+    # Read all flags unconditionally: the claim fixes the set of inputs that the host reads.
     uses_past, has_state = flag(use_past, "use_past"), flag(has_layer_state, "has_layer_state")
     has_past = uses_past and has_state
     require.rank(3, query=query, key=key)
@@ -273,7 +273,7 @@ def decoder_attention(
     own, others = split_columns(ctx, bias, [hidden, 2 * hidden], "the bias")
 
     def projected(x: Tensor, weights: Tensor, added: Tensor) -> Tensor:
-        """[batch, sequence, columns]"""
+        """Return the projection, [batch, sequence, columns]."""
         result = multiply(ctx, x, weights, added, finish=lambda total, b: total + s.widen(b))
         return permute(ctx, result, (1, 0, 2))
 

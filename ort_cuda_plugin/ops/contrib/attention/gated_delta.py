@@ -25,17 +25,14 @@ from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import expand, part, permute, reshape, unsqueeze
 from ort_cuda_plugin.program.steps.row_program import SUM, Row
 
-"""float32, or of a type of its own in newer versions of the schema."""
-
-_NAME = "GatedDeltaNet"
 _SOFTPLUS = ("qwen", "softplus")
 _BOUNDED = ("sigmoid", "kda")
-"""Names of the activations that make logarithms of decays."""
+"""Values of ``gate_activation``: unbounded ones, and those with the lower bound ``gate_lower_bound``."""
 
 
 @contrib_op("LinearAttentionGate", T=UP_TO_FLOAT32, TF=FLOAT32)
 def linear_attention_gate(ctx: Lowering, a: T, dt_bias: TF, decay_scale: TF, b: T | None = None) -> tuple[Tensor, ...]:
-    """(decay_scale * softplus(a + dt_bias), sigmoid(b)), for each head in float32."""
+    """Return decay_scale * softplus(a + dt_bias) and sigmoid(b), computed in float32."""
     require.rank(3, a=a)
     for x, what in ((dt_bias, "dt_bias"), (decay_scale, "decay_scale")):
         require.shape(ctx, a.shape[2:], **{what: x})
@@ -52,7 +49,7 @@ def linear_attention_gate(ctx: Lowering, a: T, dt_bias: TF, decay_scale: TF, b: 
     return decay, elementwise(ctx, s.sigmoid, b)
 
 
-@contrib_op(_NAME, T=UP_TO_FLOAT32, TS=FLOAT32, TI=INT32)
+@contrib_op("GatedDeltaNet", T=UP_TO_FLOAT32, TS=FLOAT32, TI=INT32)
 def gated_delta_net(
     ctx: Lowering,
     query: T,
@@ -76,10 +73,9 @@ def gated_delta_net(
     state_update_capacity: int = 0,
     update_rule: str = "gated_delta",
 ) -> tuple[Tensor, ...]:
-    """(output, final state, state update). ``chunk_size`` is a hint for other ways to compute the same.
+    """Return output, final state and state update. ``chunk_size``, a hint for chunked algorithms, is ignored.
 
-    The state of each head is transposed, [value size, key size]. Of the state update, what a sequence does not capture
-    is 0.
+    The state of each head is transposed, [value size, key size]. Slots of the update that are not captured are 0.
     """
     require.one_of(UPDATE_RULES, update_rule=update_rule)
     require.one_of(("none", "sigmoid"), beta_activation=beta_activation)
@@ -87,7 +83,7 @@ def gated_delta_net(
     require.all_or_none(a_log=a_log, dt_bias=dt_bias)
     if (gate_activation == "none") != (a_log is None):
         raise require.violation("a_log and dt_bias", "be given exactly with a gate_activation", gate_activation)
-    check_capture(_NAME, state_update_capacity, capture_count)
+    check_capture(state_update_capacity, capture_count)
     require.rank(4, initial_state=initial_state)
     lead, q, k, v = _heads(ctx, query, key, value, initial_state)
     tokens, heads, width = v.shape
@@ -99,7 +95,7 @@ def gated_delta_net(
     gates = None
     if decay is not None and "gated" in update_rule:
         fits = not state_update_capacity or decay.rank == len(lead) + 1
-        require.that(fits, "decay", "be one number a head with state_update_capacity", f"rank {decay.rank}")
+        require.that(fits, "decay", "have one element per head with state_update_capacity", f"rank {decay.rank}")
         bound = gate_lower_bound if gate_activation in _BOUNDED else None
         gates = _decay(ctx, decay, lead, size, heads, a_log, dt_bias, bound)
     require.shape(ctx, (*lead, heads), beta=beta)
@@ -114,14 +110,14 @@ def gated_delta_net(
         q, k = _unit(ctx, q), _unit(ctx, k)
 
     def by_sequence(x: Tensor) -> Tensor:
-        """x of the tokens of each sequence; those with bounds have all, of which the bounds say which are their own."""
+        """Return x by sequence. With bounds each sequence sees all tokens; the kernel takes those within its bounds."""
         if packed is None:
             return reshape(ctx, x, (count, steps, *x.shape[1:]))
         return expand(ctx, unsqueeze(ctx, x, [0]), (count, *x.shape))
 
     outputs = ctx.empty((tokens, heads, width), query.dtype)
     if packed is not None:
-        # Tokens that are in no sequence, where the bounds are wrong, give zeros.
+        # With invalid bounds, tokens outside all sequences have zeros as results.
         ctx.memset(outputs, 0)
     state = ctx.empty((count, heads, size, width), DType.FLOAT32)
     added = None
@@ -157,9 +153,9 @@ def gated_delta_net(
 def _sequences(
     ctx: Lowering, cu_seqlens: Tensor | None, initial_state: Tensor | None, tokens: Dim
 ) -> tuple[PackedTokens | None, Dim, Dim]:
-    """Return the bounds of sequences, if there are, their number, and the tokens of each at most."""
+    """Return the bounds of sequences, if any, their number, and the maximum tokens per sequence."""
     if cu_seqlens is not None:
-        packed = PackedTokens(ctx, cu_seqlens, tokens, _NAME)
+        packed = PackedTokens(ctx, cu_seqlens, tokens)
         return packed, packed.count, tokens
     if initial_state is None:
         raise require.violation("cu_seqlens or initial_state", "be given", "neither")
@@ -172,16 +168,15 @@ def _sequences(
 def _heads(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, state: Tensor | None
 ) -> tuple[tuple[Dim, ...], Tensor, Tensor, Tensor]:
-    """(the dimensions of tokens, query, key, value [tokens, heads, size]); the query may have all three in a row."""
-    if (key is None) != (value is None):
-        raise require.violation("key and value", "be given together or left out together", "one alone")
+    """Return the token dimensions, and Q, K, V [tokens, heads, size]; the query may hold all three packed."""
+    require.all_or_none(key=key, value=value)
     packed = key is None
     lead = query.shape[: query.rank - (1 if packed else 2)]
     require.that(len(lead) in (1, 2), "query", "have one or two dimensions before its heads", f"rank {query.rank}")
     tokens = product(lead)
     if key is None or value is None:
         if state is None:
-            raise require.violation("initial_state", "be given with a query that joins all heads", "none")
+            raise require.violation("initial_state", "be given with a packed query", "none")
         _, heads, width, size = state.shape
         row = reshape(ctx, query, (tokens, query.shape[-1]))
         key_heads = floordiv(query.shape[-1] - heads * width, 2 * size)
@@ -204,9 +199,9 @@ def _decay(
     ctx: Lowering, decay: Tensor, lead: Sequence[Dim], size: Dim, heads: Dim, a_log: Tensor | None, bias: Tensor | None,
     bound: float | None,
 ) -> Tensor:  # fmt: skip
-    """Logarithms of decays [tokens, heads, size]; a model may have one for each head, and what they are made of.
+    """Return logarithms of decays [tokens, heads, size]; the model may have one per head, or their parameters.
 
-    With a ``bound`` they are between that and 0.
+    With a ``bound`` they are in [bound, 0].
     """
     tokens, each = product(lead), decay.rank == len(lead) + 2
     require.shape(ctx, (*lead, heads, size) if each else (*lead, heads), decay=decay)
@@ -224,7 +219,7 @@ def _decay(
 
 
 def _unit(ctx: Lowering, x: Tensor) -> Tensor:
-    """x in float32, with vectors along the last axis that have length 1."""
+    """Return x in float32, scaled to L2 norm 1 along the last axis."""
 
     def program(row: Row, value: Scalar) -> Outputs:
         real = s.widen(value)
@@ -242,15 +237,15 @@ def _captured(
     wanted: Tensor,
     active: Tensor | None,
 ) -> Tensor:
-    """Of the first tokens of each sequence: their decays, keys, and what they add; in one row for each sequence.
+    """Return decays, keys and state additions of the first tokens of each sequence, one row per sequence.
 
-    ``span`` gives where a sequence begins and how many tokens it has.
+    ``span`` returns the first token of a sequence and its number of tokens.
     """
     count, capacity, heads, _ = added.shape
     _, key_heads, size = key.shape
 
     def captured(maps: IndexMap, row: Scalar, slot: Scalar) -> tuple[Scalar, Scalar]:
-        """Where the sequence begins, and whether it captures this token."""
+        """Return the first token of the sequence, and whether the sequence captures this slot."""
         begin, steps = span(maps, row)
         inside = (slot < steps) & (slot < s.cast(maps.source(wanted).at([row]), DType.INT64))
         return begin, inside if active is None else inside & s.not_equal(maps.number(active), 0)

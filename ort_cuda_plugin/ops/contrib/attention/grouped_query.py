@@ -1,7 +1,7 @@
 """GroupQueryAttention: grouped-query attention with a K/V cache that may be quantized and grow in place.
 
-Where a sequence's keys end is read on the device. So a step of a decoder, of which nothing but that changes, has the
-plan and the CUDA graph of the step before it.
+The device reads the lengths of sequences. Successive decoder steps, which differ in nothing else, share a plan and a
+CUDA graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, grouped_hea
 from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation
 from ort_cuda_plugin.ops.contrib.attention.window_cache import (
     bias_of_window,
-    places_in_window,
+    indices_in_window,
     window_after,
     window_step,
 )
@@ -85,11 +85,11 @@ def group_query_attention(
     softcap: float = 0.0,
     v_quant_type: str = "NONE",
 ) -> tuple[Tensor, ...]:
-    """(output, present key, present value, scores). What lies behind the last key of a sequence is zero or the past's.
+    """Return output, present key, present value and scores. Past and present may share a buffer.
 
-    The past's where it is one buffer with the present; then nothing but the new rows is written.
-    A sequence has its new keys behind its own past, which is as long as ``seqlens_k`` says. Where the past is as long
-    as what is there in all, or longer, the present has its length.
+    Then only new rows are written, and rows behind the last key keep the past's contents; otherwise they are zeros.
+    New keys follow the past of their own sequence, at positions that follow from ``seqlens_k``. The present has the
+    past's capacity if all keys fit.
     """
     if sliding_window_cache and past_key is None:
         raise require.unsupported("attribute", "sliding_window_cache", "1 without a past", "0, or 1 with a past")
@@ -102,29 +102,29 @@ def group_query_attention(
     batch, _, rows, _ = q.shape
     require.least_dim(ctx, 1, **{"the number of new tokens": rows})
     lengths = reshape(ctx, seqlens_k, [batch])
-    places = _places(ctx, lengths, rows, total_sequence_length)
+    positions = _positions(ctx, lengths, rows, total_sequence_length)
     prepare = Preparation(
         do_rotary, cos_cache, sin_cache, rotary_interleaved, 0, q_norm_weight, k_norm_weight, qk_norm_epsilon
     )
-    q, k = prepare(ctx, q, k, places if position_ids is None else position_ids)
+    q, k = prepare(ctx, q, k, positions if position_ids is None else position_ids)
     bias = _bias(ctx, attention_bias, batch, rows)
     window = None
     if sliding_window_cache and past_key is not None:
         require.rank(4, past_key=past_key)
-        window = window_step(ctx, places, lengths, past_key.shape[2], local_window_size)
-        # The cache and behind it the new keys, in a buffer of their own: queries attend to what leaves the cache.
+        window = window_step(ctx, positions, lengths, past_key.shape[2], local_window_size)
+        # Cache and new keys, in a separate buffer: queries also attend to keys that this step evicts.
         capacity: Dim = window.capacity + rows
-        places, lengths = places_in_window(ctx, window, places), window.last
+        positions, lengths = indices_in_window(ctx, window, positions), window.last
         bias = None if bias is None else bias_of_window(ctx, bias, batch, capacity, window)
     else:
         capacity = _capacity(ctx, past_key, rows, total_sequence_length)
     keys = _cache(ctx, past_key, k, capacity, k_scale, k_quant_type, kv_cache_bit_width)
     values = _cache(ctx, past_value, v, capacity, v_scale, v_quant_type, kv_cache_bit_width)
-    append(ctx, [keys, values], select_index(ctx, places, 1, 0))
+    append(ctx, [keys, values], select_index(ctx, positions, 1, 0))
     variant = Variant(
         mask=bias,
         count=None if bias is None else bias.shape[-1],
-        position=unsqueeze(ctx, places, (1, 3)),
+        position=unsqueeze(ctx, positions, (1, 3)),
         last=unsqueeze(ctx, lengths, (1, 2, 3)),
         sink=sink_of_heads(ctx, head_sink, num_heads, smooth_softmax),
         reach=window_before(causal, local_window_size),
@@ -151,10 +151,10 @@ def group_query_attention(
     return merge_heads(ctx, output), keys.present, values.present, scores
 
 
-def _places(ctx: Lowering, lengths: Tensor, rows: Dim, total: Tensor) -> Tensor:
-    """Return the positions of the new keys, int64 [batch, rows]: from 0 for a prompt, in which all keys are new.
+def _positions(ctx: Lowering, lengths: Tensor, rows: Dim, total: Tensor) -> Tensor:
+    """Return the positions of the new keys, int64 [batch, rows]: from 0 for a prompt, whose keys are all new.
 
-    ``total`` is read on the device, unless it follows from shapes: it changes with each token.
+    The device reads ``total``, which changes with each token, unless it follows from shapes.
     """
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -168,9 +168,9 @@ def _places(ctx: Lowering, lengths: Tensor, rows: Dim, total: Tensor) -> Tensor:
 
 
 def _capacity(ctx: Lowering, past: Tensor | None, rows: Dim, total: Tensor) -> Dim:
-    """Return the capacity of the present: that of the past, or the number of keys where that is greater.
+    """Return the capacity of the present: the maximum of the past's capacity and the number of keys.
 
-    The host needs the total for that. Exporters compute it from the shape of a mask; then nothing is read back.
+    The host needs the total number of keys. Exporters compute it from a mask's shape; then nothing is read back.
     """
     number = ctx.host_number(total, "total_sequence_length")
     require.least_dim(ctx, rows, total_sequence_length=number)
@@ -180,7 +180,7 @@ def _capacity(ctx: Lowering, past: Tensor | None, rows: Dim, total: Tensor) -> D
 def _cache(
     ctx: Lowering, past: Tensor | None, new: Tensor, capacity: Dim, scale: Tensor | None, kind: str, bits: int
 ) -> CachePart:
-    """The cache of keys or values, with an empty present of ``capacity`` places."""
+    """Return the cache of keys or values, with an uninitialized present of ``capacity`` rows."""
     batch, heads, _, size = new.shape
     require.one_of(("NONE", "PER_TENSOR", "PER_CHANNEL"), quantization=kind)
     require.one_of((0, 4, 8), kv_cache_bit_width=bits)
@@ -192,7 +192,7 @@ def _cache(
     else:
         if past is None or past.dtype not in QUANTIZED or scale is None:
             raise require.violation(
-                "past and scale", "be given with a quantized cache, of its type", "another type or none"
+                "past and scale", "be given, with a quantized past", "another type, or one is missing"
             )
         dtype, bits = past.dtype, bits or 8
         if (dtype is DType.UINT8) != (bits == 4):

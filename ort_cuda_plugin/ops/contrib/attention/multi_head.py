@@ -1,6 +1,6 @@
 """Attention and MultiHeadAttention of com.microsoft: masks, packed Q/K/V and caches.
 
-What is masked there gets ``mask_filter_value`` added to its score. So a row of which all is masked is not zero.
+These operators add ``mask_filter_value`` to the score of a masked key, so that a fully masked row is not zero.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ort_cuda_plugin.ops.onnx.attention.attention import (
     after_past,
     attend,
     merge_heads,
-    query_places,
+    query_positions,
     rotate,
     split_heads,
 )
@@ -35,16 +35,16 @@ from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
 
 MASKED: Final = -10000.0
-"""The default of ``mask_filter_value``."""
+"""Default of the attribute ``mask_filter_value``, added to scores of masked keys."""
 
 # ---- masks ----
 
 
 def _mask_bias(ctx: Lowering, mask: Tensor, batch: Dim, rows: Dim, keys: Dim, masked: float) -> Tensor:
-    """Return the additive bias of a mask of any form for scores [batch, heads, rows, keys]: 0, or ``masked``.
+    """Return the additive bias of a mask for scores [batch, heads, rows, keys]: 0, or ``masked``.
 
-    A vector has the number of keys of each sequence, perhaps followed by where the sequences start, or by cumulated
-    lengths, which say nothing more. Else there is a number for each key, or for each query and key: 0 masks.
+    A vector holds the number of keys of each sequence, optionally followed by start indices, or by cumulative
+    lengths, which are redundant. A matrix has an element per key, or per query and key: 0 masks.
     """
     if mask.rank == 1:
         has_starts = not ctx.guard(eq(mask.size, batch)) and ctx.guard(eq(mask.size, 2 * batch))
@@ -80,7 +80,7 @@ def _mask_bias(ctx: Lowering, mask: Tensor, batch: Dim, rows: Dim, keys: Dim, ma
 def score_bias(
     ctx: Lowering, mask: Tensor | None, attention_bias: Tensor | None, batch: Dim, rows: Dim, keys: Dim, masked: float
 ) -> Tensor | None:
-    """The sum of what is added to the scores, float32 or the type of ``attention_bias``."""
+    """Return mask bias plus ``attention_bias``, in float32 or, without a mask, the type of ``attention_bias``."""
     if attention_bias is not None:
         require.rank(4, attention_bias=attention_bias)
         for axis, wanted in ((2, rows), (3, keys)):
@@ -95,7 +95,7 @@ def score_bias(
 
 @dataclass(frozen=True)
 class Masking:
-    """The masks of attention of com.microsoft, its causality, and the scale of its scores, 0 for 1 / sqrt(size)."""
+    """Masks of attention of com.microsoft, causality, and scale of scores (0: 1 / sqrt(size))."""
 
     mask: Tensor | None
     attention_bias: Tensor | None = None
@@ -104,7 +104,7 @@ class Masking:
     is_causal: int = 0
 
     def variant(self, ctx: Lowering, q: Tensor, keys: Dim) -> Variant:
-        """The attention variant for queries [batch, heads, rows, size], without their positions."""
+        """Return the attention variant for queries [batch, heads, rows, size], without their positions."""
         added = score_bias(ctx, self.mask, self.attention_bias, q.shape[0], q.shape[2], keys, self.filter_value)
         return Variant(mask=added, reach=Reach(is_causal=bool(self.is_causal)), scale=self.scale or None)
 
@@ -113,7 +113,7 @@ class Masking:
 
 
 def split_columns(ctx: Lowering, x: Tensor, sizes: Sequence[Dim], what: str) -> list[Tensor]:
-    """x cut along its last axis into parts of ``sizes``."""
+    """Split x along its last axis into views of ``sizes``."""
     axis = x.rank - 1
     starts: list[Dim] = [0]
     for size in sizes:
@@ -142,7 +142,7 @@ def attention_of_projection(
     scale: float = 0.0,
     unidirectional: int = 0,
 ) -> tuple[Tensor, ...]:
-    """(attention of x @ weights + bias, keys and values with those of the past in one tensor)."""
+    """Return attention over x @ weights + bias, and past and new keys and values in one tensor."""
     if do_rotary:
         raise require.unsupported("attribute", "do_rotary", do_rotary, "0")
     if bool(past_present_share_buffer) != (past_sequence_length is not None and past is not None):
@@ -161,6 +161,13 @@ def attention_of_projection(
     return of_projection(ctx, projected, past, masking, num_heads, past_sequence_length, qkv_hidden_sizes)
 
 
+def projection_sizes(qkv_hidden_sizes: tuple[int, ...] | None, projected: Tensor) -> list[Dim]:
+    """Return the columns of Q, K and V in a merged projection: three equal parts without the attribute."""
+    if qkv_hidden_sizes and (len(qkv_hidden_sizes) != 3 or min(qkv_hidden_sizes) <= 0):
+        raise require.violation("qkv_hidden_sizes", "be three positive sizes", list(qkv_hidden_sizes))
+    return list(qkv_hidden_sizes or [floordiv(projected.shape[-1], 3)] * 3)
+
+
 def of_projection(
     ctx: Lowering,
     projected: Tensor,
@@ -171,9 +178,7 @@ def of_projection(
     qkv_hidden_sizes: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, ...]:
     """Lower Attention over a merged Q/K/V projection [batch, sequence, columns]."""
-    if qkv_hidden_sizes and (len(qkv_hidden_sizes) != 3 or min(qkv_hidden_sizes) <= 0):
-        raise require.violation("qkv_hidden_sizes", "be three positive sizes", list(qkv_hidden_sizes))
-    sizes = list(qkv_hidden_sizes or [floordiv(projected.shape[2], 3)] * 3)
+    sizes = projection_sizes(qkv_hidden_sizes, projected)
     q, k, v = (split_heads(ctx, y, num_heads) for y in split_columns(ctx, projected, sizes, "weights of Attention"))
     past_key = past_value = None
     if past is not None:
@@ -195,14 +200,14 @@ def of_projection(
 
 
 def attended(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, past: Dim, masking: Masking) -> tuple[Tensor, Tensor]:
-    """Return (output [batch, sequence, heads * size], scores without bias).
+    """Return output [batch, sequence, heads * size] and scores without bias.
 
-    Where there are more keys than queries and past, the last query sees all keys, as with ONNX Runtime's CUDA provider.
+    If there are more keys than queries and past, the last query sees all keys, as in ONNX Runtime's CUDA provider.
     """
     rows, keys = q.shape[2], k.shape[2]
     variant = masking.variant(ctx, q, keys)
     if masking.is_causal:
-        variant = replace(variant, position=query_places(ctx, rows, sym_max(past, keys - rows), None))
+        variant = replace(variant, position=query_positions(ctx, rows, sym_max(past, keys - rows), None))
     output, scores = attend(ctx, q, k, v, variant)
     return merge_heads(ctx, output), scores
 
@@ -210,9 +215,9 @@ def attended(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, past: Dim, masking:
 def attended_in_place(
     ctx: Lowering, q: Tensor, keys: CachePart, values: CachePart, past_length: Tensor, masking: Masking
 ) -> Tensor:
-    """Append the new K/V rows to the cache behind ``past_length`` others, and attend to all of them.
+    """Append the new K/V rows to a cache of ``past_length`` rows, and attend to all of them.
 
-    The length is read on the device: nothing that a plan depends on changes from token to token.
+    The device reads the length, so that one plan serves all tokens.
     """
     batch, _, rows, _ = q.shape
     require.least_dim(ctx, 1, **{"the number of new tokens": rows})
@@ -221,17 +226,17 @@ def attended_in_place(
         (_, heads, _, size), capacity = cache.new.shape, cache.present.shape[2]
         require.shape(ctx, (batch, heads, capacity, size), past=cache.past)
     require.dim(ctx, 2, keys.present.shape[2], past_value=values.present)
-    places = gather_map(
+    positions = gather_map(
         ctx, [batch, rows], DType.INT64, lambda maps, c: s.cast(maps.number(past_length), DType.INT64) + c[1]
     )
-    append(ctx, [keys, values], select_index(ctx, places, 1, 0))
+    append(ctx, [keys, values], select_index(ctx, positions, 1, 0))
     given = masking.attention_bias if masking.attention_bias is not None else masking.mask
     count = given.shape[-1] if given is not None and given.rank > 1 else keys.present.shape[2]
     variant = replace(
         masking.variant(ctx, q, count),
         count=count,
-        position=unsqueeze(ctx, places, (1, 3)) if masking.is_causal else None,
-        last=unsqueeze(ctx, part(ctx, places, 1, rows - 1, 1), (1, 2)),
+        position=unsqueeze(ctx, positions, (1, 3)) if masking.is_causal else None,
+        last=unsqueeze(ctx, part(ctx, positions, 1, rows - 1, 1), (1, 2)),
     )
     return flash_attention(ctx, q, keys, values, variant)
 
@@ -255,7 +260,7 @@ def multi_head_attention(
     scale: float = 0.0,
     unidirectional: int = 0,
 ) -> tuple[Tensor, ...]:
-    """(output, present key, present value, scores), where nothing masks the scores or is added to them."""
+    """Return output, present key, present value and scores; scores only without masks and biases."""
     biased = unidirectional or key_padding_mask is not None or attention_bias is not None
     if is_used(ctx, 3) and biased:
         raise require.unsupported(
@@ -283,7 +288,7 @@ def multi_head_attention(
 def heads_of_inputs(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, bias: Tensor | None, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, K and V [batch, heads, sequence, size] of separate inputs, or where two or all three are packed in one."""
+    """Return Q, K and V [batch, heads, sequence, size] of separate inputs, packed K/V or packed Q/K/V."""
 
     def unpacked(x: Tensor, count: int, what: str) -> list[Tensor]:
         require.rank(5, **{what: x})
@@ -306,7 +311,7 @@ def heads_of_inputs(
     has_heads = key is not None and key.rank == 4
     biased = []
     for number, (x, b) in enumerate(zip(given, biases, strict=True)):
-        if number and has_heads:  # keys and values that are projected already have their bias
+        if number and has_heads:  # keys and values with heads are projected, bias included
             biased.append(x)
             continue
         placed = reshape(ctx, b, [x.shape[1], 1, x.shape[3]])
@@ -331,26 +336,26 @@ def rotary_embedding(
     rotary_embedding_dim: int = 0,
     scale: float = 1.0,
 ) -> Tensor:
-    """Positions are given for each place, or as one number: that of the first place. Others give zeros.
+    """Rotate pairs of elements; one position per token, or the first token's. Invalid positions rotate to zeros.
 
-    Where sequences are packed, there may be more places than positions; each token has its position as everywhere.
+    ``is_packed_batching`` changes nothing: packed tokens have explicit positions too.
     """
     if scale != 1.0:
         raise require.unsupported("attribute", "scale", scale, "1.0, since other providers ignore it")
-    heads, sequence, rotated = rotary_heads(ctx, "RotaryEmbedding", x, cos_cache, num_heads, rotary_embedding_dim)
-    places = (x.shape[0], x.shape[sequence])
+    heads, sequence, rotated = rotary_heads(ctx, x, cos_cache, num_heads, rotary_embedding_dim)
+    tokens = (x.shape[0], x.shape[sequence])
     if position_ids.rank < 2:
         require.scalar(ctx, position_ids=position_ids)
         first = position_ids
-        position_ids = gather_map(ctx, places, DType.INT64, lambda maps, c: c[1] + maps.number(first))
+        position_ids = gather_map(ctx, tokens, DType.INT64, lambda maps, c: c[1] + maps.number(first))
     result = rotate(ctx, heads, sequence, cos_cache, sin_cache, position_ids, rotated, interleaved=bool(interleaved))
     return ctx.view(result, x.shape)
 
 
 def rotary_heads(
-    ctx: Lowering, operator: str, x: Tensor, cos_cache: Tensor, num_heads: int, rotary_embedding_dim: int
+    ctx: Lowering, x: Tensor, cos_cache: Tensor, num_heads: int, rotary_embedding_dim: int
 ) -> tuple[Tensor, int, Dim]:
-    """Return (x with separate heads, its sequence axis, the rotated elements of a head)."""
+    """Return x with separate heads, its sequence axis, and the number of rotated elements of a head."""
     require.rank((3, 4), input=x)
     require.rank(2, cos_cache=cos_cache)
     rotated: Dim = rotary_embedding_dim or 2 * cos_cache.shape[1]
@@ -371,7 +376,7 @@ def rotary_heads(
 def grouped_heads(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, K and V [batch, heads, sequence, size]; without a key the query has all three side by side."""
+    """Return Q, K and V [batch, heads, sequence, size]; without a key, unpack all three from the query."""
     if (key is None) != (value is None) or query.rank != 3:
         raise require.violation(
             "key and value", "be given together or left out together", f"query of rank {query.rank}"

@@ -1,7 +1,7 @@
 """Variable-length sequences of com.microsoft: padding, its removal, and attention over packed tokens.
 
-``token_offset`` has the places of all tokens among the padded ones, and behind them those of the padding. What is
-outside its tensor counts as padding.
+``token_offset`` holds the padded index (batch * length + position) of each token, followed by the indices of padding.
+An index out of range counts as padding.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, 
 from ort_cuda_plugin.kernels.scan_sort.select import count_prefixes
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, split_columns
+from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, projection_sizes, split_columns
 from ort_cuda_plugin.ops.onnx.attention.attention import attend
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, M, T, contrib_op
@@ -31,10 +31,7 @@ from ort_cuda_plugin.program.steps.row_program import MAX
 
 @contrib_op("RemovePadding", T=FLOAT_OR_HALF, M=INT32)
 def remove_padding(ctx: Lowering, x: T, sequence_token_count: M) -> tuple[Tensor, ...]:
-    """(tokens one behind the other, places, where each sequence starts among them, length of the longest sequence).
-
-    A length that is none counts as the nearest one.
-    """
+    """Return packed tokens, ``token_offset``, cumulative lengths and the longest one; lengths are clamped."""
     require.rank(3, input=x)
     batch, rows, hidden = x.shape
     require.shape(ctx, (batch,), sequence_token_count=sequence_token_count)
@@ -47,13 +44,13 @@ def remove_padding(ctx: Lowering, x: T, sequence_token_count: M) -> tuple[Tensor
     (count,) = ctx.read_back(total, "number of tokens", 0, batch * rows)
     before = reshape(ctx, before, [batch, rows])
     packed = ctx.empty((count, hidden), x.dtype)
-    places = ctx.empty((batch * rows,), DType.INT32)
+    offsets = ctx.empty((batch * rows,), DType.INT32)
 
     def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
         token = c[:2]
         return [maps.source(before).at(token), c[2]], maps.source(x).at(c), maps.source(is_token).at(token)
 
-    def place(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, None]:
+    def offset(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, None]:
         flat = c[0] * maps.dim(rows) + c[1]
         tokens = maps.source(before).at(c)
         padding = maps.dim(count) + flat - tokens
@@ -65,20 +62,20 @@ def remove_padding(ctx: Lowering, x: T, sequence_token_count: M) -> tuple[Tensor
         return s.cast(maps.source(before).at([c[0], zero], inside, maps.dim(count)), DType.INT32)
 
     scatter_map(ctx, (batch, rows, hidden), packed, move)
-    scatter_map(ctx, (batch, rows), places, place)
+    scatter_map(ctx, (batch, rows), offsets, offset)
     starts = gather_map(ctx, [batch + 1], DType.INT32, start)
     longest = reduce(ctx, lambda row, n: s.cast(s.maximum(row.reduce(MAX, n), 0), DType.INT32), lengths, [0])
-    return packed, reshape(ctx, places, [batch, rows]), starts, longest
+    return packed, reshape(ctx, offsets, [batch, rows]), starts, longest
 
 
 @contrib_op("RestorePadding", T=FLOAT_OR_HALF, M=INT32)
 def restore_padding(ctx: Lowering, x: T, token_offset: M) -> Tensor:
-    """The tokens at their places, and zeros."""
-    return padded_rows(ctx, x, token_offset, "RestorePadding")
+    """Scatter packed tokens to their padded positions; padding is zeros."""
+    return padded_rows(ctx, x, token_offset)
 
 
-def padded_rows(ctx: Lowering, x: Tensor, token_offset: Tensor, what: str) -> Tensor:
-    """x [tokens, size] as [batch, sequence, size], with zeros where no token is; ``what`` names the operator."""
+def padded_rows(ctx: Lowering, x: Tensor, token_offset: Tensor) -> Tensor:
+    """Return x [tokens, size] as [batch, sequence, size], with zeros for padding."""
     require.rank(2, input=x, token_offset=token_offset)
     batch, rows = token_offset.shape
     result = ctx.empty((batch * rows, x.shape[1]), x.dtype)
@@ -86,11 +83,11 @@ def padded_rows(ctx: Lowering, x: Tensor, token_offset: Tensor, what: str) -> Te
     flat = reshape(ctx, token_offset, [batch * rows])
 
     def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
-        # There may be more tokens than places.
+        # There may be more tokens than padded positions.
         known = c[0] < maps.dim(batch * rows)
-        place = s.cast(maps.source(flat).at([c[0]], known, -1), DType.INT64)
-        inside = (place >= 0) & (place < maps.dim(batch * rows))
-        return [place, c[1]], maps.source(x).at(c), inside
+        offset = s.cast(maps.source(flat).at([c[0]], known, -1), DType.INT64)
+        inside = (offset >= 0) & (offset < maps.dim(batch * rows))
+        return [offset, c[1]], maps.source(x).at(c), inside
 
     scatter_map(ctx, x.shape, result, move)
     return ctx.view(result, (batch, rows, x.shape[1]))
@@ -113,14 +110,11 @@ def packed_attention(
     qkv_hidden_sizes: tuple[int, ...] | None = None,
     scale: float = 0.0,
 ) -> Tensor:
-    """Attention of each sequence among the tokens of x @ weights + bias."""
+    """Compute self-attention within each sequence of the packed tokens x @ weights + bias."""
     require.rank(2, input=x, weights=weights)
-    if qkv_hidden_sizes and (len(qkv_hidden_sizes) != 3 or min(qkv_hidden_sizes) <= 0):
-        raise require.violation("qkv_hidden_sizes", "be three positive sizes", list(qkv_hidden_sizes))
     require.shape(ctx, weights.shape[1:], bias=bias)
     projected = multiply(ctx, x, weights, bias, finish=lambda total, added: total + s.widen(added))
-    sizes = list(qkv_hidden_sizes or [floordiv(weights.shape[1], 3)] * 3)
-    tokens = split_columns(ctx, projected, sizes, "weights of PackedAttention")
+    tokens = split_columns(ctx, projected, projection_sizes(qkv_hidden_sizes, projected), "weights of PackedAttention")
     q, k, v = (_heads_of_tokens(ctx, y, num_heads) for y in tokens)
     return _attended(ctx, q, k, v, token_offset, cumulative_sequence_length, attention_bias, scale)
 
@@ -140,9 +134,8 @@ def packed_multi_head_attention(
     num_heads: int,
     scale: float = 0.0,
 ) -> Tensor:
-    """Attention of each sequence among the tokens. No token attends to padding, so nothing has to be filtered."""
-    if (key is None) != (value is None):
-        raise require.violation("key and value", "be given together or left out together", "one alone")
+    """Compute attention within each packed sequence. There is no padding, so ``mask_filter_value`` is unused."""
+    require.all_or_none(key=key, value=value)
     if key is None or value is None:
         require.rank(4, query=query)
         wanted = (query.shape[0], num_heads, 3, query.shape[3])
@@ -160,7 +153,7 @@ def packed_multi_head_attention(
 
 
 def _heads_of_tokens(ctx: Lowering, x: Tensor, heads: int) -> Tensor:
-    """x [tokens, heads * size] as [tokens, heads, size]."""
+    """Return x [tokens, heads * size] as [tokens, heads, size]."""
     require.rank(2, input=x)
     require.least(1, num_heads=heads)
     size = floordiv(x.shape[1], heads)
@@ -178,7 +171,7 @@ def _attended(
     attention_bias: Tensor | None,
     scale: float,
 ) -> Tensor:
-    """The heads' results for each token, side by side."""
+    """Return attention [tokens, heads * size] of packed Q, K, V [tokens, heads, size]."""
     require.rank(2, token_offset=token_offset)
     batch, rows = token_offset.shape
     require.shape(ctx, (batch + 1,), cumulative_sequence_length=cumulative)
@@ -198,14 +191,14 @@ def _attended(
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         known = c[0] < maps.dim(batch * rows)
-        place = s.cast(maps.source(flat).at([c[0]], known, -1), DType.INT64)
-        return maps.source(tokens).at([place, c[1]], (place >= 0) & (place < maps.dim(batch * rows)))
+        offset = s.cast(maps.source(flat).at([c[0]], known, -1), DType.INT64)
+        return maps.source(tokens).at([offset, c[1]], (offset >= 0) & (offset < maps.dim(batch * rows)))
 
     return gather_map(ctx, [q.shape[0], tokens.shape[1]], q.dtype, element)
 
 
 def sequences_of_tokens(ctx: Lowering, x: Tensor, cumulative: Tensor, rows: Dim) -> Tensor:
-    """x [tokens, heads, size] as [batch, heads, rows, size], with zeros behind the last token of a sequence."""
+    """Return x [tokens, heads, size] as [batch, heads, rows, size], with zeros behind the last token of a sequence."""
     batch = cumulative.shape[0] - 1
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:

@@ -1,7 +1,7 @@
 """PagedAttention: attention over a paged K/V cache, whose blocks a table assigns to sequences.
 
-The tokens of all sequences are packed one behind the other. A page or a slot that does not exist reads as zeros and is
-not written; a token of no sequence gives zeros.
+Tokens of all sequences are packed. An invalid page or slot reads as zeros and is not written; a token outside all
+sequences has zeros as its result.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from ort_cuda_plugin.kernels.attention.kv_cache import carry_over
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.ops.contrib.attention.grouped_query import QUANTIZED
 from ort_cuda_plugin.ops.contrib.attention.multi_head import sink_of_heads, split_columns
 from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, int64
@@ -27,55 +28,50 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import part, reshape
 from ort_cuda_plugin.program.steps.row_program import MAX
 
-QUANTIZED = frozenset({DType.INT8, DType.UINT8, DType.FLOAT8E4M3FN})
-
 # ---- tokens ----
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Packed tokens of sequences with a ``past`` [sequences]; ``place`` [tokens] is where in its sequence each one is.
-
-    That is -1 for a token of no sequence.
-    """
+    """Packed tokens: cached keys ``past`` [sequences], and ``positions`` [tokens] in sequences, -1 outside all."""
 
     packed: PackedTokens
     count: Dim
     past: Tensor
-    place: Tensor
+    positions: Tensor
 
     @property
     def sequences(self) -> Dim:
         return self.packed.count
 
     def sequence(self, maps: IndexMap, token: Scalar) -> Scalar:
-        """The number of a token's sequence, or how many there are for a token of none."""
+        """Return the index of a token's sequence, or the number of sequences for a token outside all of them."""
         sequence, _, inside = self.packed.row(maps, token)
         return s.where(inside, sequence, maps.dim(self.sequences))
 
     def length(self, maps: IndexMap, sequence: Scalar) -> Scalar:
-        """Return the number of keys of a sequence with its new ones, 0 for a sequence that does not exist."""
+        """Return the number of past and new keys of a sequence, 0 for an invalid index."""
         known = (sequence >= 0) & (sequence < maps.dim(self.sequences))
         number = s.where(known, sequence, 0)
         new = s.where(known, self.packed.range(maps, number)[1], 0)
         return int64(maps.source(self.past).at([sequence], known)) + new
 
 
-def packed_tokens(ctx: Lowering, count: Dim, starts: Tensor, past: Tensor, name: str) -> Tokens:
-    """``starts`` [sequences + 1] and ``past`` are inputs of the operator ``name``."""
-    packed = PackedTokens(ctx, starts, count, name, empty=True)
+def packed_tokens(ctx: Lowering, count: Dim, starts: Tensor, past: Tensor) -> Tokens:
+    """Return the tokens of the inputs ``starts`` [sequences + 1] and ``past`` [sequences]."""
+    packed = PackedTokens(ctx, starts, count, empty=True)
     require.shape(ctx, (packed.count,), past_seqlens=past)
 
-    def place(maps: IndexMap, c: list[Scalar]) -> Scalar:
+    def position(maps: IndexMap, c: list[Scalar]) -> Scalar:
         sequence, row, inside = packed.row(maps, c[0])
         return s.where(inside, int64(maps.source(past).at([sequence])) + row, -1)
 
-    return Tokens(packed, count, past, gather_map(ctx, [count], DType.INT64, place))
+    return Tokens(packed, count, past, gather_map(ctx, [count], DType.INT64, position))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of attention: ``rows`` for each of ``entries``, which are sequences, or with ``by_token`` tokens."""
+    """Batch of attention: ``entries`` x ``rows`` queries. An entry is a sequence, or with ``by_token`` a token."""
 
     tokens: Tokens
     entries: Dim
@@ -87,14 +83,14 @@ class Batch:
         return self.tokens.sequence(maps, entry) if self.by_token else entry
 
     def token(self, maps: IndexMap, entry: Scalar, row: Scalar) -> tuple[Scalar, Scalar]:
-        """Which token a row is, and whether there is one."""
+        """Return the token of a row, and whether it exists."""
         if self.by_token:
             return entry, s.constant(True, DType.BOOL)
         begin, count = self.tokens.packed.range(maps, entry)
         return begin + row, row < count
 
     def row(self, maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """Entry and row of a token, and whether it has them."""
+        """Return entry and row of a token, and whether they exist."""
         if self.by_token:
             return token, s.constant(0, DType.INT64), s.constant(True, DType.BOOL)
         entry, row, inside = self.tokens.packed.row(maps, token)
@@ -104,8 +100,8 @@ class Batch:
 def batch_of(ctx: Lowering, tokens: Tokens, room: Dim, metadata: Tensor | None, key_bound: int | None) -> Batch:
     """Choose the batch of attention over packed tokens, for sequences of at most ``room`` keys.
 
-    As few tokens as there are sequences are a batch each. ``metadata`` bounds the new tokens of a sequence (its first
-    number) and the keys (number ``key_bound``, if any); 0 is no bound. Without it the Run reads what they are back.
+    If there are at most as many tokens as sequences, each token is an entry. ``metadata`` bounds the new tokens of a
+    sequence (element 0) and its keys (element ``key_bound``); 0 is no bound. Without it the Run reads both back.
     """
 
     def bound(number: int | None, most: Dim) -> Dim:
@@ -137,9 +133,9 @@ def batch_of(ctx: Lowering, tokens: Tokens, room: Dim, metadata: Tensor | None, 
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys or values [blocks, places, heads, size], and the scale of each head's elements where they are integers.
+    """Keys or values [blocks, slots, heads, size], with scales if quantized.
 
-    With 4 ``bits`` a byte has two elements, the first in its low half, 8 added to each; the last one may have one.
+    With 4 ``bits`` a byte holds two elements with offset 8, the first in the low nibble; the last byte may hold one.
     """
 
     blocks: Tensor
@@ -148,17 +144,17 @@ class Cache:
     bits: int = 8
 
     def number(
-        self, maps: IndexMap, place: Sequence[Scalar], head: Scalar, at: Scalar, inside: Scalar, dtype: DType
+        self, maps: IndexMap, slot: Sequence[Scalar], head: Scalar, at: Scalar, inside: Scalar, dtype: DType
     ) -> Scalar:
-        """An element, by the block and the place in it; 0 where it is not ``inside``."""
+        """Return an element by ``slot``, (block, index in it); 0 if it is not ``inside``."""
         source = maps.source(self.blocks)
         if self.scale is None:
-            return source.at([*place, head, at], inside)
+            return source.at([*slot, head, at], inside)
         if self.bits == 4:
-            byte = s.cast(source.at([*place, head, at >> 1], inside, 8 + 8 * 16), DType.INT32)
+            byte = s.cast(source.at([*slot, head, at >> 1], inside, 8 + 8 * 16), DType.INT32)
             code = ((byte >> s.cast((at & 1) << 2, DType.INT32)) & 15) - 8
         else:
-            code = source.at([*place, head, at], inside, s.cast(s.constant(0.0, DType.FLOAT32), self.blocks.dtype))
+            code = source.at([*slot, head, at], inside, s.cast(s.constant(0.0, DType.FLOAT32), self.blocks.dtype))
         return s.cast(s.cast(code, DType.FLOAT32) * self._scale(maps, head, at), dtype)
 
     def stored(self, maps: IndexMap, new: Source, token: Scalar, head: Scalar, at: Scalar) -> Scalar:
@@ -172,7 +168,7 @@ class Cache:
         return s.cast(first | (s.where(high > low, second, 8) << 4), DType.UINT8)
 
     def _code(self, maps: IndexMap, value: Scalar, head: Scalar, at: Scalar, low: int, high: int) -> Scalar:
-        """The number that stands for an element: a float of 8 bits, or an integer."""
+        """Quantize an element to float8 or to an integer in [low, high]."""
         scaled = s.widen(value) / self._scale(maps, head, at)
         if self.blocks.dtype.is_float:
             return s.cast(scaled, self.blocks.dtype)
@@ -207,20 +203,18 @@ def cache_of(
     what: str,
     elements: str = "",
 ) -> Cache:
-    """The cache with its scale; ``kind`` is the granularity of quantization, ``dtype`` that of what is stored.
+    """Return the checked cache; ``kind`` is the granularity of quantization, ``dtype`` the type of the query.
 
-    ``elements`` names the type of the cache's elements, where the model does.
+    ``elements`` is the attribute that names the cache's element type, or empty.
     """
     require.one_of(("NONE", "PER_TENSOR", "PER_CHANNEL"), **{f"quantization of {what}": kind})
     if elements.lower() == "float4e2m1":
         raise require.unsupported("attribute", f"the element type of {what}", elements, ", ".join(_STORED.values()))
     if elements.lower() != _STORED.get(blocks.dtype) and (elements or blocks.dtype is DType.UINT8):
-        raise require.violation(
-            what, f"hold elements of the type {elements!r} that its attribute names", blocks.dtype.short
-        )
+        raise require.violation(what, f"have the element type {elements!r} of its attribute", blocks.dtype.short)
     if (kind == "NONE") != (scale is None) or (kind == "NONE") == (blocks.dtype in QUANTIZED):
         raise require.violation(
-            what, "have a scale and be quantized unless it is 'NONE'", f"{kind!r} of {blocks.dtype.short}"
+            what, "be quantized and have a scale unless its quant_type is 'NONE'", f"{kind!r} of {blocks.dtype.short}"
         )
     if scale is None and blocks.dtype is not dtype:
         raise require.unsupported(
@@ -239,34 +233,34 @@ def cache_of(
 
 
 def written(ctx: Lowering, cache: Cache, new: Tensor, tokens: Tokens, table: Tensor, slots: Tensor | None) -> Cache:
-    """The cache with ``new`` [tokens, heads, size]; where the caller binds one buffer to both, in that buffer."""
-    blocks, places = cache.blocks.shape[:2]
+    """Write ``new`` [tokens, heads, size] into the cache; in place if past and present share a buffer."""
+    blocks, block_size = cache.blocks.shape[:2]
     result = ctx.empty(cache.blocks.shape, cache.blocks.dtype)
     carry_over(ctx, cache.blocks, result)
 
     def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
-        count = maps.dim(places)
+        count = maps.dim(block_size)
         if slots is None:
-            block, place, known = _page(maps, tokens, table, count, c[0])
+            block, at, known = _page(maps, tokens, table, count, c[0])
         else:
             slot = int64(maps.source(slots).at([c[0]]))
-            block, place, known = s.trunc_divide(slot, count), s.trunc_modulo(slot, count), slot >= 0
+            block, at, known = s.trunc_divide(slot, count), s.trunc_modulo(slot, count), slot >= 0
         known = known & (block >= 0) & (block < maps.dim(blocks))
-        return [block, place, c[1], c[2]], cache.stored(maps, maps.source(new), *c), known
+        return [block, at, c[1], c[2]], cache.stored(maps, maps.source(new), *c), known
 
     scatter_map(ctx, (*new.shape[:2], cache.blocks.shape[3]), result, move)
     return Cache(result, cache.size, cache.scale, cache.bits)
 
 
 def _page(
-    maps: IndexMap, tokens: Tokens, table: Tensor, places: Scalar, token: Scalar
+    maps: IndexMap, tokens: Tokens, table: Tensor, block_size: Scalar, token: Scalar
 ) -> tuple[Scalar, Scalar, Scalar]:
-    """Block and place of a token, and whether the table has an entry for it."""
-    at = maps.source(tokens.place).at([token])
+    """Return block and slot of a token, and whether the table has an entry for it."""
+    at = maps.source(tokens.positions).at([token])
     sequence = tokens.sequence(maps, token)
-    page = s.trunc_divide(at, places)
+    page = s.trunc_divide(at, block_size)
     known = (at >= 0) & (sequence < maps.dim(table.shape[0])) & (page < maps.dim(table.shape[1]))
-    return int64(maps.source(table).at([sequence, page], known, -1)), s.trunc_modulo(at, places), known
+    return int64(maps.source(table).at([sequence, page], known, -1)), s.trunc_modulo(at, block_size), known
 
 
 def gathered(
@@ -278,21 +272,21 @@ def gathered(
     more: Dim = 0,
     other: Callable[[IndexMap, Scalar, Scalar, Scalar, Scalar], Scalar] | None = None,
 ) -> Tensor:
-    """Keys or values of each entry, [entries, heads, keys, size] of ``dtype``; zeros behind the last one.
+    """Gather keys or values of each entry, [entries, heads, keys + more, size] of ``dtype``; zeros behind the last.
 
-    Behind them are ``more`` that ``other`` gives for a sequence, a head, a number, and a place in the head.
+    ``other(maps, sequence, head, index, element)`` computes the ``more`` additional ones.
     """
-    _, places, heads, _ = cache.blocks.shape
+    _, block_size, heads, _ = cache.blocks.shape
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        sequence, count = batch.sequence(maps, c[0]), maps.dim(places)
+        sequence, count = batch.sequence(maps, c[0]), maps.dim(block_size)
         page = s.trunc_divide(c[2], count)
         known = (sequence < maps.dim(table.shape[0])) & (page < maps.dim(table.shape[1]))
         known = known & (c[2] < batch.tokens.length(maps, sequence)) & (c[2] < maps.dim(batch.keys))
         block = int64(maps.source(table).at([sequence, page], known, -1))
         inside = (block >= 0) & (block < maps.dim(cache.blocks.shape[0]))
-        place = [block, s.trunc_modulo(c[2], count)]
-        value = cache.number(maps, place, c[1], c[3], inside, dtype)
+        slot = [block, s.trunc_modulo(c[2], count)]
+        value = cache.number(maps, slot, c[1], c[3], inside, dtype)
         if other is None:
             return value
         return s.where(
@@ -308,7 +302,7 @@ def gathered(
 def heads_of_tokens(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, K and V [tokens, heads, size]; without a key the query has all three side by side."""
+    """Return Q, K and V [tokens, heads, size]; without a key, unpack all three from the query."""
     require.heads(heads, kv_heads)
     require.all_or_none(key=key, value=value)
     require.rank(2, query=query, key=key, value=value)
@@ -326,7 +320,7 @@ def heads_of_tokens(
 
 
 def queries(ctx: Lowering, q: Tensor, batch: Batch) -> Tensor:
-    """q [tokens, heads, size] as [entries, heads, rows, size]."""
+    """Return q [tokens, heads, size] as [entries, heads, rows, size]."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         token, inside = batch.token(maps, c[0], c[2])
@@ -336,7 +330,7 @@ def queries(ctx: Lowering, q: Tensor, batch: Batch) -> Tensor:
 
 
 def results(ctx: Lowering, output: Tensor, batch: Batch) -> Tensor:
-    """``output`` [entries, heads, rows, size] as [tokens, heads * size]."""
+    """Return ``output`` [entries, heads, rows, size] as [tokens, heads * size]."""
     heads, size = output.shape[1], output.shape[3]
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -347,12 +341,12 @@ def results(ctx: Lowering, output: Tensor, batch: Batch) -> Tensor:
     return reshape(ctx, gather_map(ctx, shape, output.dtype, element), [shape[0], heads * size])
 
 
-def query_places(ctx: Lowering, batch: Batch) -> Tensor:
+def query_positions(ctx: Lowering, batch: Batch) -> Tensor:
     """Return the position of each query row among the keys, int64 [entries, 1, rows, 1]."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         token, inside = batch.token(maps, c[0], c[2])
-        return maps.source(batch.tokens.place).at([token], inside, -1)
+        return maps.source(batch.tokens.positions).at([token], inside, -1)
 
     return gather_map(ctx, [batch.entries, 1, batch.rows, 1], DType.INT64, element)
 
@@ -407,12 +401,12 @@ def paged_attention(
     v_head_size: int = 0,
     v_quant_type: str = "NONE",
 ) -> tuple[Tensor, ...]:
-    """Return output, updated key cache and updated value cache. A LATENT cache has the values in front of its keys."""
+    """Return output and updated caches. Values of a LATENT cache are the first elements of its keys (MLA)."""
     latent = kv_cache_layout == "LATENT"
     require.one_of(("SEPARATE", "LATENT"), kv_cache_layout=kv_cache_layout)
     require.least(0, rotary_offset=rotary_offset, v_head_size=v_head_size)
     if not is_used(ctx, 1) or (not latent and not is_used(ctx, 2)):
-        raise require.unsupported("op", "an output of a cache", "left out", "a cache that is an output")
+        raise require.unsupported("op", "the output of an updated cache", "left out", "present")
     if latent and (value is not None or value_cache is not None or key is None or kv_num_heads != 1):
         raise require.violation(
             "a latent cache", "have a key of one head and no value", f"kv_num_heads = {kv_num_heads}"
@@ -421,7 +415,7 @@ def paged_attention(
         raise require.violation("value_cache", "be given with separate caches", "none")
     q, k, v = heads_of_tokens(ctx, query, key, key if latent else value, num_heads, kv_num_heads)
     size = q.shape[2]
-    tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens, "PagedAttention")
+    tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens)
     check_pages(ctx, tokens, block_table, slot_mapping)
     prepare = Preparation(
         do_rotary,
@@ -433,7 +427,7 @@ def paged_attention(
         k_norm_weight,
         qk_norm_epsilon,
     )
-    q, k = prepare(ctx, q, k, tokens.place)
+    q, k = prepare(ctx, q, k, tokens.positions)
     keys = cache_of(ctx, key_cache, kv_num_heads, size, k_scale, k_quant_type, q.dtype, "key_cache", k_cache_dtype)
     keys = written(ctx, keys, k, tokens, block_table, slot_mapping)
     batch = batch_of(ctx, tokens, block_table.shape[1] * key_cache.shape[1], attention_metadata, 1)
@@ -453,7 +447,7 @@ def paged_attention(
         present.append(values.blocks)
     rows = queries(ctx, q, batch)
     variant = Variant(
-        position=query_places(ctx, batch),
+        position=query_positions(ctx, batch),
         length=key_counts(ctx, batch),
         sink=sink_of_heads(ctx, head_sink, num_heads, 0),
         reach=window_before(is_causal, local_window_size),

@@ -43,9 +43,9 @@ def relative_position_bias(
     is_bidirectional: int = 0,
     max_distance: int,
 ) -> Tensor:
-    """The bias of T5 for each head, query and key: that of the bucket of their distance.
+    """Return T5's relative position bias: for each head, query and key, the table's value for their distance bucket.
 
-    The table has a row for each bucket by its shape, but stores a head after the other.
+    The table's shape is [buckets, heads], but its memory order is [heads, buckets].
     """
     require.rank(2, bias_table=bias_table)
     require.least(1, max_distance=max_distance)
@@ -69,7 +69,7 @@ def relative_position_bias(
         steps = s.log(s.cast(distance, DType.FLOAT32) / start) / s.log(float(max_distance) / start)
         far = exact + s.cast(steps * s.cast(count - exact, DType.FLOAT32), DType.INT64)
         bucket = first + s.where(distance < exact, distance, s.minimum(far, count - 1))
-        # Few buckets make logarithms of infinity.
+        # With few buckets the logarithm is infinite, and the bucket invalid.
         known = (bucket >= 0) & (bucket < maps.dim(buckets))
         return maps.source(table).at([c[1], bucket], known)
 
@@ -89,11 +89,11 @@ def gated_relative_position_bias(
     *,
     num_heads: int,
 ) -> Tensor:
-    """rel_pos times a gate that each query and head computes. Queries may be packed, see RemovePadding."""
+    """Return rel_pos times a gate computed from each query and head. Queries may be packed (RemovePadding)."""
     require.rank(2, weight=weight)
     require.least(1, num_heads=num_heads)
     if token_offset is not None:
-        query_layer = padded_rows(ctx, query_layer, token_offset, "GatedRelativePositionBias")
+        query_layer = padded_rows(ctx, query_layer, token_offset)
     require.rank(3, query_layer=query_layer)
     batch, rows, hidden = query_layer.shape
     size, columns = weight.shape
@@ -138,15 +138,15 @@ def multimodal_rotary_embedding(
     rotary_embedding_dim: int = 0,
     scale: float = 1.0,
 ) -> Tensor:
-    """Each pair of elements turns by one of a token's three positions: in time, height or width.
+    """Rotate each pair of elements by one of a token's three positions: time, height or width.
 
-    Where sequences are packed, tokens have positions as everywhere.
+    ``is_packed_batching`` changes nothing: packed tokens have explicit positions too.
     """
     require.that(
         len(mrope_section) == 3 and min(mrope_section) >= 0, "mrope_section", "be three sizes", list(mrope_section)
     )
     require.one_of((0, 1), mrope_layout=mrope_layout)
-    heads, sequence, rotated = rotary_heads(ctx, "MRotaryEmbedding", x, cos_cache, num_heads, rotary_embedding_dim)
+    heads, sequence, rotated = rotary_heads(ctx, x, cos_cache, num_heads, rotary_embedding_dim)
     require.holds(
         ctx, eq(2 * sum(mrope_section), rotated), "mrope_section", f"add up to {rotated!r} / 2", mrope_section
     )
@@ -177,7 +177,7 @@ def multimodal_rotary_embedding(
 
 @contrib_op("GemmaRotaryEmbedding", T=frozenset({DType.FLOAT16}), U=FLOAT32)
 def gemma_rotary_embedding(ctx: Lowering, emb: U, q: T, q_rot: T, k: T, k_rot: T) -> tuple[Tensor, ...]:
-    """(q * cos(emb) + q_rot * sin(emb), the same of k), where cosine and sine are rounded to float16."""
+    """Return q * cos(emb) + q_rot * sin(emb), and the same for k, with cosine and sine rounded to float16."""
     require.rank(3, emb=emb)
     require.rank(4, q=q, q_rot=q_rot, k=k, k_rot=k_rot)
     angles = unsqueeze(ctx, emb, (1,))

@@ -25,11 +25,14 @@ class Preparation:
     k_norm_weight: Tensor | None = None
     qk_norm_epsilon: float = 1e-6
 
-    def __call__(self, ctx: Lowering, q: Tensor, k: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Heads [batch, heads, sequence, size] with ``places`` [batch, sequence], or tokens [tokens, heads, size]."""
+    def __call__(self, ctx: Lowering, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalize and rotate q and k: [batch, heads, sequence, size] at ``positions`` [batch, sequence], or tokens.
+
+        Tokens are [tokens, heads, size] at ``positions`` [tokens].
+        """
         require.all_or_none(q_norm_weight=self.q_norm_weight, k_norm_weight=self.k_norm_weight)
         q, k = self._normalized(ctx, q, self.q_norm_weight), self._normalized(ctx, k, self.k_norm_weight)
-        return self._rotated(ctx, q, places), self._rotated(ctx, k, places)
+        return self._rotated(ctx, q, positions), self._rotated(ctx, k, positions)
 
     def _normalized(self, ctx: Lowering, x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:
@@ -37,7 +40,7 @@ class Preparation:
         require.shape(ctx, x.shape[-1:], **{"norm weight": weight})
         return layer_norm(ctx, x, weight, None, [x.rank - 1], self.qk_norm_epsilon, DType.FLOAT32.onnx, center=False)[0]
 
-    def _rotated(self, ctx: Lowering, x: Tensor, places: Tensor) -> Tensor:
+    def _rotated(self, ctx: Lowering, x: Tensor, positions: Tensor) -> Tensor:
         if not self.do_rotary:
             return x
         cos, sin = self.cos_cache, self.sin_cache
@@ -45,10 +48,10 @@ class Preparation:
             raise require.violation("cos_cache and sin_cache", "be given with do_rotary", "one or neither")
         require.rank(2, cos_cache=cos)
         sequence, heads = 2, x
-        if x.rank == 3:  # tokens are one sequence
-            sequence, heads, places = 1, reshape(ctx, x, [1, *x.shape]), reshape(ctx, places, [1, x.shape[0]])
+        if x.rank == 3:  # treat packed tokens as one sequence
+            sequence, heads, positions = 1, reshape(ctx, x, [1, *x.shape]), reshape(ctx, positions, [1, x.shape[0]])
         turned = rotate(
-            ctx, heads, sequence, cos, sin, places, 2 * cos.shape[1],
+            ctx, heads, sequence, cos, sin, positions, 2 * cos.shape[1],
             interleaved=bool(self.rotary_interleaved), offset=self.rotary_offset,
         )  # fmt: skip
         return reshape(ctx, turned, x.shape) if x.rank == 3 else turned

@@ -1,7 +1,7 @@
 """Sliding-window K/V cache: the newest keys of each sequence, in the order of their positions, from index 0 on.
 
-How many it holds follows from the number of tokens so far alone, as the definition of ``sliding_window_cache`` says.
-So the places of a step are numbers that the device computes from the lengths of the sequences.
+The definition of ``sliding_window_cache`` derives the number of cached keys from the number of tokens so far. So the
+device computes all indices of a step from the lengths of the sequences.
 """
 
 from __future__ import annotations
@@ -22,31 +22,27 @@ from ort_cuda_plugin.program.lowering.views import unsqueeze
 
 @dataclass(frozen=True, eq=False)
 class WindowStep:
-    """A step of tokens over a past: what the cache has, with the new keys behind, before old keys leave it.
+    """Indices of one decoder step in a buffer of cached keys, from index 0, and the new keys behind them.
 
-    The tensors are int64 [batch]. The keys that are there stand from 0 on.
+    Old keys are evicted after the step. The tensors are int64 [batch].
     """
 
     capacity: Dim
     first: Tensor
     """Index of the first new key."""
     last: Tensor
-    """Index of the last one."""
+    """Index of the last new key."""
     dropped: Tensor
     """Number of keys that are evicted after the step."""
     position: Tensor
-    """The position in the sequence of the key that stands at 0."""
+    """Position in its sequence of the key at index 0."""
 
 
-def window_step(ctx: Lowering, places: Tensor, lengths: Tensor, capacity: Dim, window: int) -> WindowStep:
-    """Of new tokens at ``places`` [batch, rows] of their sequences, the last one of which is at ``lengths``.
-
-    Raises:
-        InvalidModel: there is no window.
-    """
+def window_step(ctx: Lowering, positions: Tensor, lengths: Tensor, capacity: Dim, window: int) -> WindowStep:
+    """Return the step of new tokens at positions ``positions`` [batch, rows]; ``lengths`` has the last positions."""
     require.that(window > 0, "local_window_size", "be positive with sliding_window_cache", window)
     require.most_dim(ctx, capacity, local_window_size=window)
-    begins = select_index(ctx, places, 1, 0)
+    begins = select_index(ctx, positions, 1, 0)
 
     def kept(maps: IndexMap, count: Scalar) -> Scalar:
         room = maps.dim(capacity)
@@ -55,7 +51,7 @@ def window_step(ctx: Lowering, places: Tensor, lengths: Tensor, capacity: Dim, w
         return s.where(count <= room, count, count - left)
 
     def numbers(maps: IndexMap, c: list[Scalar]) -> tuple[Scalar, Scalar, Scalar]:
-        """The position of the first new token, how many tokens stand before it, and how many tokens there are."""
+        """Return the first new token's position, the number of keys cached before it, and the number of tokens."""
         begin = maps.source(begins).at([c[0]])
         count = s.cast(maps.source(lengths).at([c[0]]), DType.INT64) + 1
         return begin, kept(maps, begin), count
@@ -79,9 +75,9 @@ def window_step(ctx: Lowering, places: Tensor, lengths: Tensor, capacity: Dim, w
     return WindowStep(capacity, *made)
 
 
-def places_in_window(ctx: Lowering, step: WindowStep, places: Tensor) -> Tensor:
+def indices_in_window(ctx: Lowering, step: WindowStep, positions: Tensor) -> Tensor:
     """Return the indices of the new keys in the cache, int64 [batch, rows]."""
-    return elementwise(ctx, lambda place, position: place - position, places, unsqueeze(ctx, step.position, (1,)))
+    return elementwise(ctx, lambda at, position: at - position, positions, unsqueeze(ctx, step.position, (1,)))
 
 
 def bias_of_window(ctx: Lowering, bias: Tensor, batch: Dim, keys: Dim, step: WindowStep) -> Tensor:
@@ -97,7 +93,7 @@ def bias_of_window(ctx: Lowering, bias: Tensor, batch: Dim, keys: Dim, step: Win
 
 
 def window_after(ctx: Lowering, step: WindowStep, whole: Tensor) -> Tensor:
-    """The present: of ``whole`` [batch, heads, places, size], which no other buffer shares, what stays."""
+    """Return the present: the keys of ``whole`` [batch, heads, keys, size] that are not evicted, from index 0."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         at = c[2] + maps.source(step.dropped).at([c[0]])

@@ -1,4 +1,4 @@
-"""N-grams of token ids of com.microsoft: hashes, and masks of n-grams that would repeat."""
+"""N-gram operators of com.microsoft: hashes of token ids, and blocking of repeated n-grams."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ort_cuda_plugin.program.steps.row_program import Reduction, Values
 
 @contrib_op("NGramRepeatBlock", Tid=INT64, T=FLOAT32)
 def ngram_repeat_block(ctx: Lowering, input_ids: Tid, scores: T, *, ngram_size: int) -> Tensor:
-    """The scores, and -inf for each token that would complete an n-gram which the sequence already has.
+    """Return the scores, with -inf for each token that would repeat an n-gram of its sequence.
 
-    A token outside the vocabulary changes nothing.
+    Token ids outside the vocabulary are ignored.
     """
     require.least(1, ngram_size=ngram_size)
     require.rank(2, input_ids=input_ids, scores=scores)
@@ -53,16 +53,15 @@ def ngram_repeat_block(ctx: Lowering, input_ids: Tid, scores: T, *, ngram_size: 
 _ANY = Reduction(lambda dtypes: (s.constant(0, DType.INT64),), lambda a, b: (a[0] | b[0],), lambda a, b: (a[0] | b[0],))
 
 Token = Callable[[Scalar], tuple[Scalar, Scalar]]
-"""The token at a distance back from the one at hand, and whether the tokens from there on back are of another text."""
+"""Maps a distance back from the current token to the token there, and whether it belongs to an earlier text."""
 
 
 class _Hashes:
-    """What both mappings share: the attributes, the inputs of a size of their own, and the hash of a window."""
+    """Attributes, checked tables and hash function that both hash mappings share."""
 
     def __init__(
         self,
         ctx: Lowering,
-        name: str,
         multipliers: Tensor,
         vocab_sizes: Tensor,
         head_offsets: Tensor | None,
@@ -79,7 +78,7 @@ class _Hashes:
         require.that(-limit <= pad_id < limit, "pad_id", f"fit {self.dtype.short}", pad_id)
         self.heads = (max_ngram_size - 1) * n_head_per_ngram
         self.window = max_ngram_size - 1
-        """How many tokens back an n-gram reaches."""
+        """Tokens before the current one in the longest n-gram."""
         self._heads_each, self._pad = n_head_per_ngram, pad_id
         self._multipliers, self._vocabularies = multipliers, vocab_sizes
         self._offsets, self._end_of_text = head_offsets, eos_token_id
@@ -93,11 +92,11 @@ class _Hashes:
         return s.constant(self._pad, self.dtype)
 
     def missing(self, maps: IndexMap) -> Scalar:
-        """The id of a token in front of a text."""
+        """Return the id that stands for tokens before the start of a text."""
         return self.pad() if self._end_of_text is None else maps.number(self._end_of_text)
 
     def hash(self, maps: IndexMap, head: Scalar, token: Token) -> Scalar:
-        """That of the n-gram which ends at the token at hand."""
+        """Return the hash of the n-gram that ends at the current token."""
         missing = self.missing(maps)
 
         def element(back: Scalar) -> list[Scalar]:
@@ -120,7 +119,7 @@ class _Hashes:
 
 
 def _history(maps: IndexMap, past: Tensor | None, row: Scalar, slot: Scalar, when: Scalar, missing: Scalar) -> Scalar:
-    """The id at a slot of the past where ``when`` holds; ``slot`` is a slot of it then."""
+    """Return the id at a slot of the past, or ``missing`` unless ``when``, which implies a valid slot."""
     return missing if past is None else maps.source(past).at([row, slot], when, missing)
 
 
@@ -140,10 +139,9 @@ def ngram_hash_mapping(
     pad_id: int,
     reset_on_eos: int = 0,
 ) -> tuple[Tensor, ...]:
-    """(hashes [batch, length, heads], the last max_ngram_size - 1 ids). A vocabulary without words gives 0."""
-    name = "NGramHashMapping"
+    """Return hashes [batch, length, heads] and the last max_ngram_size - 1 ids. An empty vocabulary hashes to 0."""
     hashes = _Hashes(
-        ctx, name, multipliers, vocab_sizes, head_offsets, eos_token_id,
+        ctx, multipliers, vocab_sizes, head_offsets, eos_token_id,
         max_ngram_size, n_head_per_ngram, pad_id, reset_on_eos,
     )  # fmt: skip
     require.rank(2, input_ids=input_ids)
@@ -152,7 +150,7 @@ def ngram_hash_mapping(
     require.shape(ctx, input_ids.shape, segment_ids=segment_ids)
 
     def id_at(maps: IndexMap, row: Scalar, t: Scalar) -> Scalar:
-        """That at position t, which is negative in the past."""
+        """Return the id at position t, which is negative in the past."""
         past = _history(maps, past_ids, row, t + hashes.window, t < 0, hashes.missing(maps))
         return s.where(t < 0, past, maps.source(input_ids).at([row, t], t >= 0))
 
@@ -174,7 +172,7 @@ def ngram_hash_mapping(
     def newest(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return id_at(maps, c[0], maps.dim(length) - hashes.window + c[1])
 
-    # They may be where those of the past are.
+    # Past and present ids may share a buffer.
     return result, walk_map(ctx, [batch, hashes.window], hashes.dtype, newest, over=past_ids)
 
 
@@ -198,19 +196,18 @@ def varlen_ngram_hash_mapping(
     reset_on_eos: int = 0,
     state_update_capacity: int = 0,
 ) -> tuple[Tensor, ...]:
-    """(hashes [tokens, heads], present_ids, present_segment_ids, state_update); the last two where they are wanted."""
-    name = "VarlenNGramHashMapping"
+    """Return hashes [tokens, heads], present_ids, and if requested present_segment_ids and state_update."""
     hashes = _Hashes(
-        ctx, name, multipliers, vocab_sizes, head_offsets, eos_token_id,
+        ctx, multipliers, vocab_sizes, head_offsets, eos_token_id,
         max_ngram_size, n_head_per_ngram, pad_id, reset_on_eos,
     )  # fmt: skip
-    check_capture(name, state_update_capacity, capture_count)
+    check_capture(state_update_capacity, capture_count)
     require.rank(1, input_ids=input_ids)
     if segment_ids is None and (past_segment_ids is not None or is_used(ctx, 2)):
         raise require.violation(
             "segment_ids", "be given with past_segment_ids or the output present_segment_ids", "none"
         )
-    packed = PackedTokens(ctx, cumulative_sequence_length, input_ids.shape[0], name)
+    packed = PackedTokens(ctx, cumulative_sequence_length, input_ids.shape[0])
     window = hashes.window
     for x, what in ((past_ids, "past_ids"), (past_segment_ids, "past_segment_ids")):
         require.shape(ctx, (packed.count, window), **{what: x})
@@ -218,12 +215,12 @@ def varlen_ngram_hash_mapping(
     require.shape(ctx, (packed.count,), capture_count=capture_count)
 
     def id_at(maps: IndexMap, row: Scalar, begin: Scalar, t: Scalar) -> Scalar:
-        """That at position t of a sequence that begins at ``begin``; t is negative in the past."""
+        """Return the id at position t of a sequence that begins at ``begin``; t is negative in the past."""
         past = _history(maps, past_ids, row, t + window, t < 0, hashes.missing(maps))
         return s.where(t < 0, past, maps.source(input_ids).at([begin + t], t >= 0))
 
     def segment_at(maps: IndexMap, row: Scalar, begin: Scalar, t: Scalar, when: Scalar) -> Scalar:
-        """The segment at position t where ``when`` holds; before the first token, that token's where nobody says."""
+        """Return the segment at position t if ``when``; without past segments, t < 0 has the first token's segment."""
         assert segment_ids is not None
         now = maps.source(segment_ids)
         if past_segment_ids is None:
@@ -232,7 +229,7 @@ def varlen_ngram_hash_mapping(
         return s.where(t < 0, past, now.at([begin + t], when & (t >= 0)))
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        row, begin, at = packed.place(maps, c[0])
+        row, begin, at = packed.locate(maps, c[0])
 
         def token(back: Scalar) -> tuple[Scalar, Scalar]:
             t = at - back
@@ -251,10 +248,10 @@ def varlen_ngram_hash_mapping(
     if capture_count is not None:
 
         def captured(maps: IndexMap, c: list[Scalar]) -> Scalar:
-            row, slot, place = c
+            row, slot, column = c
             begin, count = packed.range(maps, row)
             inside = (slot < count) & (slot < s.cast(maps.source(capture_count).at([row]), DType.INT64))
-            t = slot + 1 - window + place
+            t = slot + 1 - window + column
             past = _history(maps, past_ids, row, t + window, inside & (t < 0), hashes.missing(maps))
             value = s.where(t < 0, past, maps.source(input_ids).at([begin + t], inside & (t >= 0)))
             return s.where(inside, value, hashes.pad())
@@ -265,7 +262,7 @@ def varlen_ngram_hash_mapping(
         begin, count = packed.range(maps, c[0])
         return id_at(maps, c[0], begin, count - window + c[1])
 
-    # What reads the past stands in front: the present may be where the past is.
+    # After the last read of the past: past and present may share a buffer.
     results = [result, walk_map(ctx, [packed.count, window], hashes.dtype, newest, over=past_ids)]
     if segment_ids is not None:
 
@@ -276,5 +273,5 @@ def varlen_ngram_hash_mapping(
         shape = [packed.count, window]
         results.append(walk_map(ctx, shape, DType.INT32, newest_segment, over=past_segment_ids))
     elif update is not None:
-        results.append(results[-1])  # nothing reads it, but it is an output in front of the next
+        results.append(results[-1])  # placeholder for the unused output before state_update
     return tuple(results if update is None else [*results, update])

@@ -1,7 +1,7 @@
 """Token search, shared part: logits processing, the choice of tokens, and the inputs of the next decoder step.
 
-The functions work on batches of rows: the score of each token of the vocabulary, and the tokens found so far, of which
-the first ``length`` count.
+The functions work on batches of rows: scores [rows, vocabulary], and the sequences so far, whose first ``length``
+tokens are valid.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 @dataclass(frozen=True)
 class Rules:
-    """Logits processors that apply before a token is chosen. Tensors are optional inputs of the search."""
+    """Attributes of the logits processors that apply before a token is chosen."""
 
     end: int
     ngram: int = 0
@@ -50,22 +50,22 @@ class RuleInputs:
 
 
 def prompt_inputs(ctx: Lowering, ids: Tensor, pad: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Which tokens of a prompt are no padding, their positions, and [rows, 1] their number; all int32."""
+    """Return the mask of prompt tokens (1: not padding), their positions, and their number [rows, 1]; all int32."""
     counted = elementwise(ctx, lambda x: s.cast(s.not_equal(x, pad), DType.INT32), ids)
     before = scan(ctx, SUM, ctx.materialize(counted), 1, exclusive=True, reverse=False)
-    positions = elementwise(ctx, lambda place, x: s.where(s.equal(x, 0), 0, place), before, counted)
+    positions = elementwise(ctx, lambda before, x: s.where(s.equal(x, 0), 0, before), before, counted)
     return counted, positions, reduce(ctx, lambda row, x: row.reduce(SUM, x), counted, [1])
 
 
 def mask_of_leading_padding(ctx: Lowering, ids: Tensor, pad: int) -> Tensor:
-    """[rows, length] int32: 0 for the padding in front of a row, else 1. The end may be the token of padding."""
+    """Return [rows, length] int32: 0 for leading padding, else 1, since the end token may equal the pad token."""
     counted = elementwise(ctx, lambda x: s.cast(s.not_equal(x, pad), DType.INT32), ids)
     so_far = scan(ctx, SUM, ctx.materialize(counted), 1, exclusive=False, reverse=False)
     return elementwise(ctx, lambda x: s.minimum(x, 1), so_far)
 
 
 def last_scores(ctx: Lowering, logits: Tensor) -> Tensor:
-    """The scores of the last position of each row, as float32."""
+    """Return the scores of the last position of each row, as float32."""
     batch, positions, vocabulary = logits.shape
     at_last = logits.offset + (positions - 1) * logits.strides[1]
     last = ctx.view(logits, (batch, vocabulary), (logits.strides[0], logits.strides[2]), at_last)
@@ -79,7 +79,7 @@ def _marked(
     count: Dim,
     token: Callable[[IndexMap, Scalar, Scalar], tuple[Scalar, Scalar | None]],
 ) -> Tensor:
-    """[rows, vocabulary] bool: the tokens that ``token(maps, row, i)`` gives for i in 0..count-1, and when."""
+    """Return flags [rows, vocabulary] of the tokens that ``token(maps, row, i)`` returns with a true condition."""
     marks = full(ctx, (rows, vocabulary), False, DType.BOOL)
 
     def mark(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
@@ -99,7 +99,7 @@ def _seen(ctx: Lowering, sequences: Tensor, length: Dim, vocabulary: Dim) -> Ten
 
 
 def _after_repeated_ngram(ctx: Lowering, sequences: Tensor, length: Dim, vocabulary: Dim, size: int) -> Tensor:
-    """The tokens that came after what the last ``size`` - 1 tokens are, at an earlier place."""
+    """Flag the tokens that followed an earlier occurrence of the last ``size`` - 1 tokens."""
 
     def token(maps: IndexMap, row: Scalar, i: Scalar) -> tuple[Scalar, Scalar]:
         source = maps.source(sequences)
@@ -114,7 +114,7 @@ def _after_repeated_ngram(ctx: Lowering, sequences: Tensor, length: Dim, vocabul
 def ruled_scores(
     ctx: Lowering, scores: Tensor, sequences: Tensor, length: Dim, rules: Rules, given: RuleInputs
 ) -> Tensor:
-    """``scores`` [rows, vocabulary] after the rules, in the order in which ONNX Runtime applies them."""
+    """Apply the logits processors to ``scores`` [rows, vocabulary], in ONNX Runtime's order."""
     rows, vocabulary = scores.shape
     if given.penalty is not None:
         seen = _seen(ctx, sequences, length, vocabulary)
@@ -158,7 +158,7 @@ def _masked(ctx: Lowering, scores: Tensor, mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Found:
-    """After a choice: whether to go on, all tokens, rows that have ended, and the tokens to go on with."""
+    """State after a choice: whether to continue, all tokens, flags of finished rows, and the next input tokens."""
 
     goes_on: Tensor
     sequences: Tensor
@@ -173,7 +173,7 @@ def best_tokens(ctx: Lowering, scores: Tensor) -> Tensor:
 def append_tokens(
     ctx: Lowering, tokens: Tensor, sequences: Tensor, length: Dim, ended: Tensor | None, end: int, pad: int
 ) -> Found:
-    """Puts ``tokens`` [rows] behind the first ``length`` ones of ``sequences``. Rows that have ended get padding."""
+    """Write ``tokens`` [rows] at index ``length`` of ``sequences``; finished rows get padding."""
     rows, room = sequences.shape
 
     def is_over(token: Scalar, before: Scalar) -> Scalar:
@@ -199,7 +199,7 @@ def append_tokens(
 
 
 def room_for_tokens(ctx: Lowering, ids: Tensor, room: Dim, pad: int) -> Tensor:
-    """[rows, room] int32: ``ids``, and padding."""
+    """Return ``ids``, padded to [rows, room] int32."""
     rows, length = ids.shape
 
     def token(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -209,7 +209,7 @@ def room_for_tokens(ctx: Lowering, ids: Tensor, room: Dim, pad: int) -> Tensor:
 
 
 def longer_mask(ctx: Lowering, mask: Tensor) -> Tensor:
-    """``mask`` [rows, length] with a 1 behind each row."""
+    """Return ``mask`` [rows, length] with a 1 appended to each row."""
     rows, length = mask.shape
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -219,7 +219,7 @@ def longer_mask(ctx: Lowering, mask: Tensor) -> Tensor:
 
 
 def repeated_rows(ctx: Lowering, x: Tensor, times: Dim) -> Tensor:
-    """``x`` [rows, ...] with each row so many times."""
+    """Return ``x`` [rows, ...] with each row repeated ``times`` in succession."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return maps.source(x).at([s.trunc_divide(c[0], maps.dim(times)), *c[1:]])
@@ -228,7 +228,7 @@ def repeated_rows(ctx: Lowering, x: Tensor, times: Dim) -> Tensor:
 
 
 def chosen_rows(ctx: Lowering, x: Tensor, axis: int, rows: Tensor) -> Tensor:
-    """``x`` with its slices ``rows`` along ``axis``, which are there."""
+    """Gather slices ``rows`` of ``x`` along ``axis``; all indices are valid."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return maps.source(x).at([*c[:axis], maps.source(rows).at([c[axis]]), *c[axis + 1 :]])

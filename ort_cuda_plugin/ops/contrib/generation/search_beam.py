@@ -1,7 +1,7 @@
 """Beam search: the choice of beams and hypotheses between two decoder steps.
 
-Each prompt has a number of beams, which are rows one after the other: row ``prompt * beams + beam``. Beams that reach
-the end become hypotheses, of which each prompt keeps as many as it has beams, the best ones first.
+The beams of a prompt are adjacent rows: row ``prompt * beams + beam``. Beams that reach the end become hypotheses.
+Each prompt keeps its ``beams`` best hypotheses, best first.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ort_cuda_plugin.program.steps.row_program import MIN, SUM, Values
 
 _LOWEST: Final = float(np.finfo(np.float32).min)
 _FAR_BEHIND: Final = -1e9
-"""Initial score of all beams of a prompt but the first, so that the beams diverge."""
+"""Initial log probability of all beams of a prompt but the first, so that the beams diverge."""
 
 
 @dataclass(frozen=True)
 class Beams:
-    """``scores`` [prompts, beams] of the sequences so far; ``done`` tells which prompts need no more.
+    """Scores [prompts, beams] of the sequences so far; ``done`` flags finished prompts.
 
-    Hypotheses have scores, lengths (0: there is none yet) and ``tokens`` [prompts, beams, room], padded.
+    Hypotheses have scores ``found``, lengths (0: none yet) and padded ``tokens`` [prompts, beams, room].
     """
 
     scores: Tensor
@@ -51,7 +51,7 @@ class Beams:
 
 
 def no_beams(ctx: Lowering, prompts: Dim, beams: Dim, room: Dim, pad: int) -> Beams:
-    """Those before the first choice."""
+    """Return the state before the first choice."""
 
     def score(_: IndexMap, c: list[Scalar]) -> Scalar:
         return s.where(s.equal(c[1], 0), s.constant(0.0, DType.FLOAT32), _FAR_BEHIND)
@@ -66,13 +66,13 @@ def no_beams(ctx: Lowering, prompts: Dim, beams: Dim, room: Dim, pad: int) -> Be
 
 
 def log_probabilities(ctx: Lowering, scores: Tensor) -> Tensor:
-    """The logarithms of the softmax of each row."""
+    """Return the log-softmax of each row."""
     return row_map(ctx, log_softmax_row, [1], scores)[0]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """``penalty`` is the exponent of the length by which scores are divided; None: 1."""
+    """Attributes; scores of hypotheses are divided by length ** penalty (None: 1)."""
 
     end: int
     pad: int
@@ -81,7 +81,7 @@ class Rules:
 
 
 def _by_length(maps: IndexMap, score: Scalar, length: Scalar, rules: Rules) -> Scalar:
-    """The score of a hypothesis, never so low that it looks as if it were none."""
+    """Return the length-normalized score of a hypothesis, above -inf, which marks a missing hypothesis."""
     size = s.cast(length, DType.FLOAT32)
     if rules.penalty is not None:
         size = s.power(size, s.cast(maps.number(rules.penalty), DType.FLOAT32))
@@ -90,26 +90,26 @@ def _by_length(maps: IndexMap, score: Scalar, length: Scalar, rules: Rules) -> S
 
 @dataclass(frozen=True)
 class _Candidates:
-    """The best continuations [prompts, 2 * beams] of the beams of each prompt, the best one first.
+    """The best continuations [prompts, 2 * beams] of each prompt, best first.
 
-    ``places`` number them: beam * vocabulary + token. ``before`` counts those before that do not end the sequence.
+    ``codes`` holds beam * vocabulary + token. ``before`` counts preceding candidates that do not end their sequence.
     """
 
-    places: Tensor
+    codes: Tensor
     scores: Tensor
     is_end: Tensor
     before: Tensor
     vocabulary: Dim
 
     def beam(self, maps: IndexMap, at: list[Scalar]) -> Scalar:
-        return s.trunc_divide(maps.source(self.places).at(at), maps.dim(self.vocabulary))
+        return s.trunc_divide(maps.source(self.codes).at(at), maps.dim(self.vocabulary))
 
     def token(self, maps: IndexMap, at: list[Scalar]) -> Scalar:
-        return s.cast(s.trunc_modulo(maps.source(self.places).at(at), maps.dim(self.vocabulary)), DType.INT32)
+        return s.cast(s.trunc_modulo(maps.source(self.codes).at(at), maps.dim(self.vocabulary)), DType.INT32)
 
 
 def _candidates(ctx: Lowering, scores: Tensor, now: Beams, end: int) -> _Candidates:
-    """Of ``scores`` [rows, vocabulary], which are added to those of the beams."""
+    """Return the best sums of ``scores`` [rows, vocabulary] and the scores of their beams."""
     prompts, beams = now.scores.shape
     vocabulary = scores.shape[1]
 
@@ -122,31 +122,31 @@ def _candidates(ctx: Lowering, scores: Tensor, now: Beams, end: int) -> _Candida
     totals = gather_map(ctx, (prompts, beams * vocabulary), DType.FLOAT32, total)
     best = (prompts, beams * 2)
     if (top := top_rows(ctx, totals, beams * 2, largest=True)) is not None:
-        _, places = top
+        _, codes = top
     else:
         order, _ = sort_rows(ctx, reshape(ctx, totals, (prompts, beams * vocabulary, 1)), descending=True)
-        places = reshape(ctx, order, (prompts, beams * vocabulary))
+        codes = reshape(ctx, order, (prompts, beams * vocabulary))
 
     def score(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        return maps.source(totals).at([c[0], maps.source(places).at(c)])
+        return maps.source(totals).at([c[0], maps.source(codes).at(c)])
 
     def is_end(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        token = s.trunc_modulo(maps.source(places).at(c), maps.dim(vocabulary))
+        token = s.trunc_modulo(maps.source(codes).at(c), maps.dim(vocabulary))
         return s.where(s.equal(token, end), s.constant(1, DType.INT32), 0)
 
     ends = gather_map(ctx, best, DType.INT32, is_end)
     goes_on = elementwise(ctx, lambda x: 1 - x, ends)
     before = scan(ctx, SUM, ctx.materialize(goes_on), 1, exclusive=True, reverse=False)
-    return _Candidates(places, gather_map(ctx, best, DType.FLOAT32, score), ends, before, vocabulary)
+    return _Candidates(codes, gather_map(ctx, best, DType.FLOAT32, score), ends, before, vocabulary)
 
 
 def _merged(
     ctx: Lowering, now: Beams, sequences: Tensor, others: Tensor, rows: Tensor, length: Dim, pad: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The best hypotheses out of those that there are and of the first ``length`` tokens of some rows.
+    """Merge new hypotheses into the present ones; return scores, lengths and tokens of the best.
 
-    ``others`` [prompts, beams] are scores, -inf where there is none; ``rows`` are of ``sequences``. The result is
-    their scores, lengths and tokens.
+    ``others`` [prompts, beams] are scores of new ones, -inf for none; their tokens are the first ``length`` of the
+    ``rows`` of ``sequences``.
     """
     prompts, beams = now.scores.shape
     room = sequences.shape[1]
@@ -188,7 +188,7 @@ def _merged(
 
 @dataclass(frozen=True)
 class Step:
-    """After a choice; ``rows`` says of which row each row goes on, ``tokens`` are [rows, 1]."""
+    """State after a choice; ``rows`` are the source rows of the new beams, ``tokens`` [rows, 1] the next inputs."""
 
     goes_on: Tensor
     sequences: Tensor
@@ -198,7 +198,7 @@ class Step:
 
 
 def best_beams(ctx: Lowering, scores: Tensor, sequences: Tensor, length: Dim, now: Beams, rules: Rules) -> Step:
-    """The beams to go on with, and the hypotheses; ``length`` tokens of ``sequences`` count."""
+    """Choose the next beams and update the hypotheses; the first ``length`` tokens of ``sequences`` are valid."""
     prompts, beams = now.scores.shape
     room, pad = sequences.shape[1], rules.pad
     candidates = _candidates(ctx, scores, now, rules.end)
@@ -275,9 +275,9 @@ def _chosen(ctx: Lowering, candidates: _Candidates, now: Beams) -> Tensor:
 def _done(
     ctx: Lowering, now: Beams, found: Tensor, lengths: Tensor, scores: Tensor, length: Dim, rules: Rules
 ) -> Tensor:
-    """Which prompts have all hypotheses, and, unless the search stops ``early``, can find no better ones.
+    """Flag prompts with all hypotheses that, unless the search stops ``early``, cannot find better ones.
 
-    ONNX Runtime's CPU provider asks here what candidates of earlier prompts score, and so stops later or too early.
+    ONNX Runtime's CPU provider compares with candidates of earlier prompts, and so stops too late or too early.
     """
     beams = now.scores.shape[1]
 
@@ -295,9 +295,9 @@ def _done(
 def results(
     ctx: Lowering, now: Beams, sequences: Tensor, count: Dim, rules: Rules, score_type: DType
 ) -> tuple[Tensor, Tensor]:
-    """The best ``count`` hypotheses of each prompt, [prompts, count, room], and their scores.
+    """Return the best ``count`` hypotheses of each prompt, [prompts, count, room], and their scores.
 
-    The sequences of prompts that are not done fill the room.
+    The beams of unfinished prompts count as hypotheses of full length.
     """
     prompts, beams = now.scores.shape
     room = sequences.shape[1]

@@ -1,7 +1,7 @@
-"""Top-p sampling of com.microsoft: the least likely tokens are filtered out, then one is drawn.
+"""Top-p sampling of com.microsoft: filters out the least likely tokens, then draws one.
 
-Random numbers are those of the CPU provider on Linux, where C++'s default engine is a linear congruential generator:
-the same seed gives the same tokens.
+The same seed draws the CPU provider's tokens: the generator is C++'s default engine on Linux, a linear congruential
+generator (minstd).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _MODULUS: Final = 2**31 - 1
 
 @dataclass(frozen=True)
 class Filter:
-    """Which tokens are kept: the likeliest ones of ``top_p`` probability in all.
+    """Top-p filter: keeps the likeliest tokens, whose probabilities add up to ``top_p``; others score ``value``.
 
-    ``from_best`` counts them from the likeliest one on, and keeps that; otherwise from the least likely one, where the
-    last ``least`` of the order are kept. The others score ``value``.
+    ``from_best`` sums from the likeliest token on, which stays; otherwise the sum runs from the least likely token on,
+    and the ``least`` likeliest stay.
     """
 
     top_p: float
@@ -44,7 +44,7 @@ class Filter:
 
 
 def filtered_scores(ctx: Lowering, scores: Tensor, how: Filter) -> Tensor:
-    """``scores`` [rows, vocabulary] of float32, with those of the tokens that are not kept replaced."""
+    """Apply the filter to float32 ``scores`` [rows, vocabulary]."""
     rows, vocabulary = scores.shape
     order, _ = sort_rows(ctx, reshape(ctx, scores, (rows, vocabulary, 1)), descending=how.from_best)
     order = reshape(ctx, order, (rows, vocabulary))
@@ -57,7 +57,7 @@ def filtered_scores(ctx: Lowering, scores: Tensor, how: Filter) -> Tensor:
     result = ctx.empty((rows, vocabulary), DType.FLOAT32)
     top_p = np.float32(how.top_p)
 
-    def place(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, None]:
+    def filtered(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, None]:
         token, sum_ = maps.source(order).at(c), maps.source(sums).at(c)
         if how.from_best:
             is_out = (c[1] > 0) & (sum_ > float(top_p))
@@ -66,12 +66,12 @@ def filtered_scores(ctx: Lowering, scores: Tensor, how: Filter) -> Tensor:
         score = maps.source(scores).at([c[0], token])
         return [c[0], token], s.where(is_out, how.value, score), None
 
-    scatter_map(ctx, (rows, vocabulary), result, place)
+    scatter_map(ctx, (rows, vocabulary), result, filtered)
     return result
 
 
 def first_state(ctx: Lowering, seed: Tensor | None) -> Tensor:
-    """The state of the generator, one int64, after ``seed``, one int32; without one the seed is 0."""
+    """Return the generator's int64 state after seeding with the int32 ``seed``, by default 0."""
     given = ctx.constant(np.array([0], np.int32)) if seed is None else seed
 
     def state(maps: IndexMap, _: list[Scalar]) -> Scalar:
@@ -83,7 +83,7 @@ def first_state(ctx: Lowering, seed: Tensor | None) -> Tensor:
 
 
 def _after(maps: IndexMap, state: Scalar, count: Scalar) -> Scalar:
-    """The state after ``count`` numbers."""
+    """Return the state after ``count`` draws."""
 
     def step(totals: Values, _: Values) -> Values:
         return (s.floor_modulo(totals[0] * _FACTOR, _MODULUS),)
@@ -92,7 +92,7 @@ def _after(maps: IndexMap, state: Scalar, count: Scalar) -> Scalar:
 
 
 def drawn_tokens(ctx: Lowering, scores: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """A token of each row, and the state after that. Two numbers of the generator make a float64, as in C++."""
+    """Draw a token per row; return tokens and the next state. Two draws make a float64, as in C++."""
     rows = scores.shape[0]
 
     def draw(maps: IndexMap, row: Scalar, _: Scalar) -> Scalar:

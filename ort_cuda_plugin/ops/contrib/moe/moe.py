@@ -1,7 +1,7 @@
-"""Mixture of experts: a router assigns each token to k feed-forward networks, whose results are weighted.
+"""Mixture of experts: a router assigns each token to k feed-forward networks, and their results are weighted.
 
-Tokens choose on the device, by ranks among their probabilities. `grouped_product` multiplies each choice with the
-weights of its expert and reads no others. In between numbers are float32, and the result is rounded once.
+The device selects each token's experts by the rank of their probabilities. `grouped_product`, a grouped GEMM, reads
+only the weights of chosen experts. Intermediate values are float32; the result is rounded once.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _ACTIVATIONS: Final[dict[str, Callable[[Scalar], Scalar]]] = {
     "identity": lambda x: x,
 }
 INTERLEAVED: Final = 1
-"""`Gate.fusion` of a first product whose columns are gate and linear part in turns."""
+"""`Gate.fusion` of a first GEMM whose columns alternate between gate and linear part."""
 _JITTER: Final = 0.01
-"""Jitter of the sparse mixer: experts farther from the best probability than twice this share are masked."""
+"""Relative jitter of the sparse mixer: masks experts whose distance to the best score exceeds twice this share."""
 
 
 @dataclass(frozen=True)
 class Gate:
     """The gate between the two GEMMs: ``kind`` is an activation, or "swiglu" with its parameters.
 
-    ``fusion`` says where the first product has both parts of swiglu: 0 in two products, 1 in turns, 2 in halves.
+    ``fusion`` says how the first GEMM stores both parts of swiglu: 0 two GEMMs, 1 interleaved, 2 concatenated.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class Gate:
 
     @property
     def parts(self) -> int:
-        """How many rows of the first product's weights an element between the products has."""
+        """Return the columns of the first GEMM per column of the second GEMM's input."""
         return 2 if self.kind == "swiglu" and self.fusion else 1
 
     def swiglu(self, gate: Scalar, linear: Scalar) -> Scalar:
@@ -62,7 +62,7 @@ class Gate:
         return gate * s.sigmoid(self.alpha * gate) * (linear + self.beta)
 
     def apply(self, ctx: Lowering, first: Tensor, third: Tensor | None, width: Dim) -> Tensor:
-        """The elements between the products, float32 [rows, width]."""
+        """Return the input of the second GEMM, float32 [rows, width]."""
         if self.kind != "swiglu":
             activation = _ACTIVATIONS[self.kind]
             if third is None:
@@ -80,15 +80,15 @@ class Gate:
 def make_gate(
     activation: str, fusion: int, alpha: float, beta: float, limit: float | None, third: Tensor | None
 ) -> Gate:
-    """Raises InvalidModel for what does not fit together."""
+    """Check the attributes and return the gate."""
     require.one_of((*_ACTIVATIONS, "swiglu"), activation_type=activation)
     require.one_of((0, 1, 2), swiglu_fusion=fusion)
     require.that(
         activation != "swiglu" or third is None or not fusion, "swiglu_fusion", "be 0 with fc3_experts_weights", fusion
     )
     if activation == "swiglu" and third is None and fusion == 0:
-        # Exporters before ONNX Runtime 1.27 wrote interleaved parts without the attribute, as in the published
-        # gpt-oss-20b. CUDAExecutionProvider takes such a model in the same way.
+        # Exporters before ONNX Runtime 1.27 wrote interleaved parts without the attribute (gpt-oss-20b).
+        # CUDAExecutionProvider reads these models in the same way.
         fusion = INTERLEAVED
     return Gate(activation, fusion, alpha, beta, limit)
 
@@ -98,13 +98,12 @@ def settle_older_shape(
 ) -> bool:
     """Return whether weights declare [experts, inputs, outputs / pack] instead of [experts, outputs, inputs / pack].
 
-    ONNX Runtime decides by the shapes of the first and the second weights alone, and so does this. The order of the
-    bytes is the same for both shapes unless the quantization says otherwise. ``per_output`` has the outputs of the
-    first product in its second dimension.
+    The decision uses the shapes of the first and second weights only, as in ONNX Runtime. Both shapes mean the same
+    byte order unless the quantization says otherwise. Dimension 1 of ``per_output`` is the first GEMM's outputs.
     """
     may_be_older = ctx.settled(eq(second.shape[2] * pack, width))
     if may_be_older is None:
-        # A claim for tokens of unknown width: what belongs to the weights has to fit in any case.
+        # A claim with tokens of unknown width: compare dimensions of the weights among themselves.
         outputs = gate.parts * second.shape[2] * pack if per_output is None else per_output.shape[1]
         return ctx.known(eq(first.shape[1], outputs)) is False
     if not may_be_older:
@@ -115,16 +114,15 @@ def settle_older_shape(
 
 
 def choose(ctx: Lowering, scores: Tensor, k: int) -> Tensor:
-    """The experts with the k largest of a token's scores [tokens, experts], the largest first: int32 [tokens, k].
+    """Return the experts with the k largest scores [tokens, experts], largest first: int32 [tokens, k].
 
-    Of equal scores the last is larger, as in the CPU provider. NaN is the smallest: every token has k experts, whatever
-    its scores are.
+    The last of equal scores wins, as in the CPU provider. NaN ranks last, so that every token has k experts.
     """
     tokens, experts = scores.shape
     require.most_dim(ctx, experts, k=k)
     chosen = ctx.empty((tokens, k), DType.INT32)
 
-    def place(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
+    def ranked(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
         def score(expert: Scalar) -> Scalar:
             value = s.widen(maps.source(scores).at([c[0], expert]))
             return s.where(s.is_nan(value), float("-inf"), value)
@@ -139,18 +137,18 @@ def choose(ctx: Lowering, scores: Tensor, k: int) -> Tensor:
         (rank,) = maps.fold(SUM, maps.dim(experts), before)
         return [c[0], rank], s.cast(c[1], DType.INT32), rank < k
 
-    scatter_map(ctx, (tokens, experts), chosen, place)
+    scatter_map(ctx, (tokens, experts), chosen, ranked)
     return chosen
 
 
 def factors(
     ctx: Lowering, scores: Tensor, chosen: Tensor, given: Tensor | None, normalize: bool, sparse: bool
 ) -> Tensor:
-    """By how much the result of each chosen expert counts, float32 [tokens, k].
+    """Return the weight of each chosen expert, float32 [tokens, k].
 
-    Softmax of the scores, over all experts or with ``normalize`` over the chosen ones; or what is ``given`` for the
-    experts, with ``normalize`` divided by its sum. ``sparse`` is the mixer of two experts: softmax over those whose
-    scores are close to the best one, and then without it over those close to the second.
+    Weights are the softmax of the scores over all experts, or with ``normalize`` over the chosen ones; or weights
+    ``given`` per expert, with ``normalize`` divided by their sum. ``sparse`` selects the sparse mixer of two experts:
+    softmax over scores close to the best, then, without the best, over scores close to the second.
     """
     tokens, k = chosen.shape
     experts = scores.shape[1]
@@ -206,7 +204,7 @@ def mixture(
     normalize: int,
     sparse: int,
 ) -> Tensor:
-    """The weighted sum of what each token's experts make of it; ``scores`` are [tokens, experts]."""
+    """Return the weighted sum of the results of each token's experts; ``scores`` are [tokens, experts]."""
     require.least(1, k=k)
     if sparse and (k != 2 or given is not None):
         raise require.violation("use_sparse_mixer", "have k = 2 and no router_weights", f"k = {k}")
@@ -228,8 +226,8 @@ def mixture(
     return ctx.view(result, x.shape)
 
 
-def check_tokens(ctx: Lowering, x: Tensor, scores: Tensor, name: str) -> tuple[Dim, Dim, Dim]:
-    """The numbers of tokens, of their elements, and of experts."""
+def check_tokens(ctx: Lowering, x: Tensor, scores: Tensor) -> tuple[Dim, Dim, Dim]:
+    """Return the number of tokens, their width, and the number of experts."""
     require.rank((2, 3), input=x)
     tokens = product(x.shape[:-1])
     require.rank(2, router_probs=scores)
@@ -240,7 +238,7 @@ def check_tokens(ctx: Lowering, x: Tensor, scores: Tensor, name: str) -> tuple[D
 def _plain(
     ctx: Lowering, weights: Tensor, bias: Tensor | None, shape: tuple[Dim, Dim, Dim], older: bool, what: str
 ) -> Weights:
-    """Weights that are numbers, with the bytes of ``shape`` [experts, outputs, inputs]."""
+    """Return unquantized weights, stored in the byte order of ``shape`` [experts, outputs, inputs]."""
     experts, columns, inputs = shape
     declared = (experts, inputs, columns) if older else shape
     require.shape(ctx, declared, **{f"{what}_experts_weights": weights})
@@ -280,7 +278,7 @@ def moe(
     swiglu_limit: float | None = None,
     use_sparse_mixer: int = 0,
 ) -> Tensor:
-    """Weights are [experts, outputs, inputs], or declare the older shape; a third product gates the first one."""
+    """Compute a mixture of experts. Weights are [experts, outputs, inputs] or the older shape; fc3 gates fc1."""
     gate = make_gate(
         activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, fc3_experts_weights
     )
@@ -288,7 +286,7 @@ def moe(
         require.rank(3, **{f"{name}_experts_weights": weights})
     if fc3_experts_weights is None and fc3_experts_bias is not None:
         raise require.violation("fc3_experts_bias", "be left out without fc3_experts_weights", "a bias")
-    _, width, count = check_tokens(ctx, x, router_probs, "MoE")
+    _, width, count = check_tokens(ctx, x, router_probs)
     older = settle_older_shape(ctx, fc1_experts_weights, fc1_experts_bias, fc2_experts_weights, width, gate)
     inner = fc2_experts_weights.shape[1 if older else 2]
     first = _plain(ctx, fc1_experts_weights, fc1_experts_bias, (count, gate.parts * inner, width), older, "fc1")

@@ -24,16 +24,16 @@ _FLOATS_4: Final = {
     "wfp4afp8": (32, DType.FLOAT8E8M0),
     "nvfp4": (16, DType.FLOAT8E4M3FN),
 }
-"""Quantization block (inputs per scale) and type of the scale, for the quant_types with 4-bit floats."""
+"""Quantization block (inputs per scale) and type of the scale, by quant_type with 4-bit floats."""
 _Made: TypeAlias = tuple[WeightElement, WeightBlock, tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
 class _Projection:
-    """The inputs of one of the products, and their names in messages; ``block`` is 0 without blocks.
+    """Inputs of one GEMM; ``block`` is the inputs per scale, 0 without blocks, ``name`` the prefix in messages.
 
     The codes declare [experts, outputs, inputs / pack], or with ``older`` [experts, inputs, outputs / pack].
-    ``interleaved`` says that their bytes are in the order of CUTLASS kernels.
+    ``interleaved`` codes are prepacked for CUTLASS mixed GEMM kernels.
     """
 
     name: str
@@ -49,7 +49,7 @@ class _Projection:
     bias: Tensor | None
 
     def weights(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> Weights:
-        """Raises InvalidModel where the inputs do not fit each other, ``columns`` or ``width``."""
+        """Check the inputs and return the weights of [width] x [width, columns] products."""
         stored = DType.FLOAT8E4M3FN if self.kind == "fp8" else DType.UINT8
         require.element_type({stored}, **{f"{self.name}_experts_weights": self.codes})
         rows, row = (width, columns) if self.older else (columns, width)
@@ -77,7 +77,7 @@ class _Projection:
         require.that(x is None, f"{self.name}_{what}", f"be left out for quant_type {self.kind!r}", "an input")
 
     def _integers(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> _Made:
-        """(code - zero) * scale, with both for a column or for each block of it."""
+        """Return weights (code - zero) * scale, with zero and scale per column or per block of a column."""
         scales, zeros, bits = self._given(self.scales, "scales"), self.zeros, self.bits
         require.element_type(UP_TO_FLOAT32, **{f"{self.name}_scales": scales})
         shift = self.block.bit_length() - 1
@@ -112,7 +112,7 @@ class _Projection:
         return element, shared, (packed_codes, scales) if zeros is None else (packed_codes, scales, zeros)
 
     def _floats_8(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> _Made:
-        """Weights times a scale for each square of ``block``, or without blocks times one for each expert."""
+        """Return float8 weights times a scale per ``block`` x ``block`` square, or without blocks per expert."""
         self._none(self.zeros, "zero_points")
         shift = self.block.bit_length() - 1
         if self.block:
@@ -128,8 +128,8 @@ class _Projection:
         rows = self._rows(ctx, experts, columns, width)
 
         def shared(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
-            place = [column >> shift, k >> shift] if self.block else []
-            return s.widen(loads.source(scales).at([expert, *place])), expert * loads.dim(columns) + column
+            at = [column >> shift, k >> shift] if self.block else []
+            return s.widen(loads.source(scales).at([expert, *at])), expert * loads.dim(columns) + column
 
         def element(loads: Loads, expert: Scalar, column: Scalar, k: Scalar, shared: Shared) -> Scalar:
             scale, row = shared
@@ -138,16 +138,16 @@ class _Projection:
         return element, shared, (rows, scales)
 
     def _rows(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> Tensor:
-        """Return the codes as a matrix of bytes, with the columns of all experts one after the other."""
+        """Return the codes as bytes [experts * columns, bytes of a column]."""
         if self.interleaved:
             return raw_codes(ctx, self.codes, experts * columns, width, self.bits)
         return reshape(ctx, self.codes, [experts * columns, ceildiv(width * self.bits, 8)])
 
     def _floats_4(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> _Made:
-        """Weights times a scale for each block, and one for each expert.
+        """Return 4-bit float weights times a scale per block and one per expert.
 
-        In memory a byte has two neighbouring columns, and columns are neighbours: [experts, width, columns / 2]. The
-        schema declares another shape for the same bytes than onnxruntime-genai's builder.
+        The memory order is [experts, width, columns / 2], with two adjacent columns in a byte. The schema and
+        onnxruntime-genai's builder declare different shapes for these bytes.
         """
         self._none(self.zeros, "zero_points")
         scales, total = self._given(self.scales, "scales"), self._given(self.total, "global_scale")
@@ -174,7 +174,7 @@ class _Projection:
 
 
 def _check_block(kind: str, block: int) -> int:
-    """The size of blocks, 0 for none."""
+    """Check and return the inputs per scale, 0 without blocks."""
     if kind in _FLOATS_4:
         return _FLOATS_4[kind][0]
     if block <= 0:
@@ -234,7 +234,7 @@ def qmoe(
     use_sparse_mixer: int = 0,
     weights_prepacked: int = -1,
 ) -> Tensor:
-    """As MoE. Activations keep their type, whatever ``accuracy_level`` or scales of theirs allow."""
+    """Compute MoE with quantized weights. Activations keep their type: ``accuracy_level`` and act_scales are unused."""
     require.one_of(("int", "fp8", *_FLOATS_4), quant_type=quant_type)
     require.one_of((-1, 0, 1), weights_prepacked=weights_prepacked)
     for name, weights in (("fc1", fc1_experts_weights), ("fc2", fc2_experts_weights)):
@@ -258,7 +258,7 @@ def qmoe(
         require.one_of((2, 4, 8), expert_weight_bits=bits)
         return bits
 
-    _, width, experts = check_tokens(ctx, x, router_probs, "QMoE")
+    _, width, experts = check_tokens(ctx, x, router_probs)
     first_bits, second_bits = bits_of(fc1_expert_weight_bits), bits_of(fc2_expert_weight_bits)
     per_output = fc1_scales if quant_type != "fp8" else fc1_experts_bias
     older = settle_older_shape(ctx, fc1_experts_weights, per_output, fc2_experts_weights, width, gate, 8 // second_bits)
@@ -271,8 +271,8 @@ def qmoe(
         raise require.unsupported(
             "attribute",
             "fc3_experts_weights",
-            "in the layout of CUDAExecutionProvider's kernels",
-            "weights in their order",
+            "prepacked for CUDAExecutionProvider's kernels",
+            "weights that are not prepacked",
         )
 
     def projection(name: str, bits: int, *inputs: Tensor | None) -> _Projection:

@@ -16,9 +16,7 @@ from ort_cuda_plugin.program.lowering.views import part, permute, reshape
 from ort_cuda_plugin.program.steps.row_program import SUM
 
 MAX_WINDOW = 8
-"""The most states that a node may be asked to keep."""
-
-
+"""Maximum number of states that a node may keep, by the schema."""
 _PLAIN = (0, 0, -1, 0, 0)
 """Defaults of the attributes of newer schemas: (input_channel_offset, input_channels, state_channels_last, ...)."""
 
@@ -42,14 +40,13 @@ def microsoft_causal_conv_with_state(
     state_update_capacity: int = 0,
     state_window: int = 0,
 ) -> tuple[Tensor, ...]:
-    """(output, present state). With a ``state_window`` there are so many states, one behind each of the last steps."""
-
+    """Return output and present state; ``state_window`` returns the states after each of that many last steps."""
     if ndim != 1:
-        # Only the last dimension is causal, and the schema says of no other what stands beside its ends.
+        # Only the last dimension is causal; the schema does not define the padding of others.
         raise require.unsupported("attribute", "ndim", ndim, "1")
     if (input_channel_offset, input_channels, state_channels_last, state_length, state_update_capacity) != _PLAIN:
         raise require.unsupported(
-            "attribute", "a slice of channels or another state layout", "asked for", f"the defaults {_PLAIN}"
+            "attribute", "a slice of channels or another state layout", "requested", f"the defaults {_PLAIN}"
         )
     require.within(0, MAX_WINDOW, state_window=state_window)
     require.one_of((0, 1), channels_last=channels_last)
@@ -70,10 +67,10 @@ def microsoft_causal_conv_with_state(
     if state_window:
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-            window, row, place, channel = c
+            window, row, step, channel = c
             first = maps.dim(length) - state_window + window + 1
             is_last = s.equal(window, state_window - 1)
-            return maps.source(padded).at([row, channel, first + place], (first > 0) | is_last)
+            return maps.source(padded).at([row, channel, first + step], (first > 0) | is_last)
 
         state = gather_map(ctx, (state_window, batch, reach, channels), x.dtype, element)
         if not channels_last:
@@ -89,7 +86,7 @@ def microsoft_causal_conv_with_state(
 
 
 def _channels_first(ctx: Lowering, x: Tensor) -> Tensor:
-    """x [batch, steps, ...] as [batch, channels, steps]."""
+    """Return x [batch, steps, ...] as [batch, channels, steps]."""
     batch, steps, *channels = x.shape
     return permute(ctx, reshape(ctx, x, (batch, steps, product(channels))), (0, 2, 1))
 
@@ -113,12 +110,11 @@ def varlen_causal_conv_with_state(
     group_size: int = 1,
     state_update_capacity: int = 0,
 ) -> tuple[Tensor, ...]:
-    """(output [tokens, channels], final state, the first ``capture_count`` tokens of each sequence).
+    """Return output [tokens, channels], final state, and the first ``capture_count`` tokens of each sequence.
 
-    ``delta_offset`` and ``group_size`` are for inputs that newer schemas have.
+    ``delta_offset`` and ``group_size`` belong to inputs of newer schemas.
     """
-    name = "VarlenCausalConvWithState"
-    check_capture(name, state_update_capacity, capture_count)
+    check_capture(state_update_capacity, capture_count)
     check_convolution(activation, dilation)
     require.rank(2, input=x)
     require.rank(3, weight=weight)
@@ -126,18 +122,18 @@ def varlen_causal_conv_with_state(
     width = weight.shape[2]
     require.least_dim(ctx, 1, **{"the length of a filter": width})
     require.shape(ctx, (channels, 1, width), weight=weight)
-    packed = PackedTokens(ctx, cumulative_sequence_length, tokens, name)
+    packed = PackedTokens(ctx, cumulative_sequence_length, tokens)
     reach = (width - 1) * dilation
     require.shape(ctx, (packed.count, channels, reach), initial_state=initial_state)
     require.shape(ctx, (channels,), bias=bias)
 
     def sample(maps: IndexMap, row: Scalar, begin: Scalar, channel: Scalar, t: Scalar) -> Scalar:
-        """The element at position t of a sequence that begins at ``begin``; t is negative in its state."""
+        """Return the element at position t of a sequence that begins at ``begin``; t < 0 reads its state."""
         before = maps.source(initial_state).at([row, channel, t + maps.dim(reach)], t < 0)
         return s.where(t < 0, before, maps.source(x).at([begin + t, channel], t >= 0))
 
     def convolved(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        row, begin, at = packed.place(maps, c[0])
+        row, begin, at = packed.locate(maps, c[0])
 
         def tap(j: Scalar) -> list[Scalar]:
             value = sample(maps, row, begin, c[1], at - (maps.dim(width) - 1 - j) * dilation)
@@ -155,7 +151,7 @@ def varlen_causal_conv_with_state(
 
     results = [
         gather_map(ctx, (tokens, channels), x.dtype, convolved),
-        # The state may be where the initial one is: it moves to the front.
+        # Initial and final state may share a buffer: elements only move towards the front.
         walk_map(ctx, (packed.count, channels, reach), x.dtype, final, over=initial_state),
     ]
     if capture_count is not None:

@@ -1,4 +1,4 @@
-"""ConvTransposeWithDynamicPads."""
+"""ConvTransposeWithDynamicPads of com.microsoft."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def conv_transpose_with_dynamic_pads(
     b: T | None = None,
     **attributes: Unpack[TransposedConvAttributes],
 ) -> Tensor:
-    """ConvTranspose whose pads are an input."""
-
+    """Compute ConvTranspose with pads from an input."""
     require.rank(1, pads=pads)
     values = None if pads is None else ctx.host_values(pads, "pads")
     for pad in values or ():

@@ -1,4 +1,4 @@
-"""Dropout of com.microsoft whose mask has one bit for each element."""
+"""Dropout of com.microsoft with a mask of one bit per element."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BITS = 32
 
 
 def _packed(ctx: Lowering, mask: Tensor, training_mode: Tensor | None) -> Tensor:
-    """Bit i % 32 of word i // 32 says whether element i stays; bits behind the last element are 1 out of training."""
+    """Pack the mask: bit i % 32 of word i // 32 keeps element i; bits past the end are 1 outside training."""
     words = ceildiv(mask.size, _BITS)
     if training_mode is None or constant_number(training_mode) is False:
         return full(ctx, [words], 2**_BITS - 1, DType.UINT32)
@@ -44,7 +44,7 @@ def _packed(ctx: Lowering, mask: Tensor, training_mode: Tensor | None) -> Tensor
 def bitmask_dropout(
     ctx: Lowering, data: T, ratio: T1 | None = None, training_mode: T2 | None = None, *, seed: int | None = None
 ) -> tuple[Tensor, ...]:
-    """(dropout(data), mask)."""
+    """Return dropout(data) and its mask."""
     kept, *mask = dropout_12(ctx, data, ratio, training_mode, seed=seed)
     return (kept, *(_packed(ctx, x, training_mode) for x in mask))
 
@@ -60,7 +60,7 @@ def bitmask_bias_dropout(
     *,
     seed: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """(dropout(data + bias) + residual, mask)."""
+    """Return dropout(data + bias) + residual and the mask."""
     total = sum_like_first(ctx, data, bias)
     kept, *mask = bitmask_dropout(ctx, total, ratio, training_mode, seed=seed)
     return (kept if residual is None else sum_like_first(ctx, kept, residual), *mask)

@@ -1,4 +1,4 @@
-"""Fourier transforms of real signals, of com.microsoft."""
+"""Fourier transforms of real signals: Rfft and Irfft of com.microsoft."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import squeeze, unsqueeze
 
 
-def _check(name: str, rank: int, signal_ndim: int, onesided: int, normalized: int) -> None:
-    """``rank`` is that of the real signals."""
+def _check(rank: int, signal_ndim: int, onesided: int, normalized: int) -> None:
+    """Check the attributes; ``rank`` is the rank of the real signal."""
     if onesided != 1 or normalized != 0:
         raise require.unsupported("attribute", "(onesided, normalized)", (onesided, normalized), "(1, 0)")
     require.that(1 <= signal_ndim <= rank, "signal_ndim", f"be in [1, {rank}]", signal_ndim)
@@ -18,8 +18,8 @@ def _check(name: str, rank: int, signal_ndim: int, onesided: int, normalized: in
 
 @contrib_op("Rfft", T=NO_BFLOAT16)
 def rfft(ctx: Lowering, x: Tensor, *, normalized: int = 0, onesided: int = 1, signal_ndim: int = 1) -> Tensor:
-    """The last ``signal_ndim`` dimensions are transformed; of the very last, the frequencies up to the middle stay."""
-    _check("Rfft", x.rank, signal_ndim, onesided, normalized)
+    """Transform the last ``signal_ndim`` dimensions; the last one keeps its non-negative frequencies."""
+    _check(x.rank, signal_ndim, onesided, normalized)
     result = discrete_transform(ctx, unsqueeze(ctx, x, [x.rank]), None, x.rank - 1, inverse=0, onesided=1)
     for axis in range(x.rank - signal_ndim, x.rank - 1):
         result = discrete_transform(ctx, result, None, axis, inverse=0, onesided=0)
@@ -28,9 +28,9 @@ def rfft(ctx: Lowering, x: Tensor, *, normalized: int = 0, onesided: int = 1, si
 
 @contrib_op("Irfft", T=NO_BFLOAT16)
 def irfft(ctx: Lowering, x: Tensor, *, normalized: int = 0, onesided: int = 1, signal_ndim: int) -> Tensor:
-    """The inverse of Rfft for a last dimension of even size."""
+    """Invert Rfft for an even size of the last dimension."""
     rank = x.rank - 1
-    _check("Irfft", rank, signal_ndim, onesided, normalized)
+    _check(rank, signal_ndim, onesided, normalized)
     require.dim(ctx, -1, 2, X=x)
     for axis in range(rank - signal_ndim, rank - 1):
         x = discrete_transform(ctx, x, None, axis, inverse=1, onesided=0)

@@ -1,6 +1,6 @@
-"""Operators of com.microsoft that ONNX Runtime's fusions and optimizers make: two or three operators in one node.
+"""Fused operators of com.microsoft, which ONNX Runtime's graph optimizers create from two or three nodes.
 
-Each is the composition of the operators that it stands for; the passes make one step of them.
+Each is lowered as its original operators; the passes fuse them into one step.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ort_cuda_plugin.program.lowering.views import part, permute
 
 
 def _operand(ctx: Lowering, x: Tensor, transpose: int, transpose_batch: int) -> Tensor:
-    """x as the product reads it: the first dimension behind the batch dimensions, the last two exchanged.
+    """Transpose an operand: transBatch moves dimension 0 behind the batch, trans swaps the last two.
 
-    A vector has nothing to exchange.
+    A vector stays as it is.
     """
     if transpose_batch:
         require.least_rank(3, **{"an input with transBatchA or transBatchB": x})
@@ -66,7 +66,7 @@ def transpose_matmul(
 
 
 def _activated(ctx: Lowering, x: Tensor, activation: str, parameters: Mapping[str, float]) -> Tensor:
-    """The operator of ai.onnx named ``activation`` of x, with those of ``parameters`` that it has; "" is x itself."""
+    """Apply the ai.onnx operator ``activation``, with those of ``parameters`` that it has; "" returns x."""
     if not activation:
         return x
     row = lookup("", activation, _ACTIVATIONS_OF) if activation in _ACTIVATIONS else None
@@ -78,7 +78,7 @@ def _activated(ctx: Lowering, x: Tensor, activation: str, parameters: Mapping[st
 
 
 _ACTIVATIONS_OF: Final = 6
-"""The opset whose definition of an activation is meant: Clip has its limits as attributes there."""
+"""Opset of the activations' definitions: in it, Clip's limits are attributes."""
 _ACTIVATIONS: Final = {
     "Clip": ("min", "max"),
     "Elu": ("alpha",),
@@ -92,7 +92,7 @@ _ACTIVATIONS: Final = {
     "Tanh": (),
     "ThresholdedRelu": ("alpha",),
 }
-"""The activations that fused nodes have, with their parameters in the order of ``activation_params``."""
+"""Activations of fused nodes, with their parameters in the order of ``activation_params``."""
 
 
 @contrib_op("FusedGemm", T=FLOATS)
@@ -133,7 +133,7 @@ def fused_conv(
     activation_params: tuple[float, ...] = (),
     **attributes: Unpack[ConvAttributes],
 ) -> Tensor:
-    """activation(conv(x, w) + b + z)."""
+    """Return activation(conv(x, w) + b + z)."""
     result = conv(ctx, x, w, b, **attributes)
     if z is not None:
         require.shape(ctx, result.shape, **{"addend Z": z})
@@ -145,7 +145,7 @@ def fused_conv(
 
 @contrib_op("NhwcConv", T=FLOATS)
 def nhwc_conv(ctx: Lowering, x: T, w: T, b: T | None = None, **attributes: Unpack[ConvAttributes]) -> Tensor:
-    """Input, weights and output are channels-last."""
+    """Compute Conv with channels-last input, weights and output."""
     x, w = (channels_first(ctx, tensor) for tensor in (x, w))
     return channels_last(ctx, conv(ctx, x, w, b, **attributes))
 
@@ -155,7 +155,7 @@ def nhwc_conv(ctx: Lowering, x: T, w: T, b: T | None = None, **attributes: Unpac
 
 @contrib_op("BiasSoftmax", T=NO_BFLOAT16)
 def bias_softmax(ctx: Lowering, data: Tensor, bias: Tensor, *, is_inner_broadcast: int, axis: int = 1) -> Tensor:
-    """The dimensions from ``axis`` on are one row, as in Softmax before version 13."""
+    """Return softmax(data + bias) over all dimensions from ``axis`` on, as Softmax before version 13."""
     if bias.rank > data.rank or (is_inner_broadcast and bias.rank != data.rank):
         raise require.unsupported(
             "shape", "the rank of bias", bias.rank, f"that of data, {data.rank}, or less without is_inner_broadcast"
@@ -165,7 +165,7 @@ def bias_softmax(ctx: Lowering, data: Tensor, bias: Tensor, *, is_inner_broadcas
 
 
 def sum_like_first(ctx: Lowering, first: Tensor, *others: Tensor) -> Tensor:
-    """The sum, in the shape of the first, to which the others broadcast."""
+    """Return the sum; the others broadcast to the shape of the first."""
     for other in others:
         require.broadcast(ctx, first.shape, **{"an addend": other})
     return elementwise(ctx, lambda *x: functools.reduce(lambda a, b: a + b, x), first, *others)
@@ -182,7 +182,7 @@ def bias_dropout(
     *,
     seed: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """(dropout(data + bias) + residual, mask)."""
+    """Return dropout(data + bias) + residual and the mask."""
     kept, *mask = dropout_12(ctx, sum_like_first(ctx, data, bias), ratio, training_mode, seed=seed)
     return (kept if residual is None else sum_like_first(ctx, kept, residual), *mask)
 
@@ -194,7 +194,7 @@ def bias_add(ctx: Lowering, x: Tensor, bias: Tensor, skip: Tensor) -> Tensor:
 
 @contrib_op("BiasSplitGelu", T=NO_BFLOAT16 - {DType.FLOAT64})
 def bias_split_gelu(ctx: Lowering, x: Tensor, bias: Tensor) -> Tensor:
-    """x + bias is cut in two along the last axis: the first half times the Gelu of the second."""
+    """Split x + bias in two along the last axis; return the first half times the Gelu of the second."""
     require.least_rank(1, X=x)
     last = x.rank - 1
     width = x.shape[last]

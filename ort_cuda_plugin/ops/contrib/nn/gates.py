@@ -1,4 +1,4 @@
-"""Elementwise operators and norms of com.microsoft: gates, complex products, variants of ai.onnx operators."""
+"""Gates, gated norms and complex products of com.microsoft, and its variants of ai.onnx operators."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ort_cuda_plugin.program.lowering.shapes import broadcast_shapes
 from ort_cuda_plugin.program.lowering.views import expand, reshape
 from ort_cuda_plugin.program.steps.row_program import Row
 
-# ---- operators that ai.onnx has as well ----
+# ---- variants of ai.onnx operators ----
 
 
 @contrib_op("Trilu", T=ALL_TENSORS)
@@ -52,7 +52,7 @@ def microsoft_grid_sample(
 
 @contrib_op("ScaledSiLU", T=UP_TO_FLOAT32, M=UP_TO_FLOAT32)
 def scaled_silu(ctx: Lowering, x: T, scale: M | None = None, *, alpha: float = 1.0) -> Tensor:
-    """z * sigmoid(z) of z, which is x times a number. z and its sigmoid are rounded to the type of x."""
+    """Return z * sigmoid(z) for z = scale * x; z and sigmoid(z) are rounded to the type of x."""
 
     def gated(value: Scalar, *factor: Scalar) -> Scalar:
         z = s.cast(s.widen(value) * (s.widen(factor[0]) if factor else alpha), x.dtype)
@@ -65,7 +65,7 @@ def scaled_silu(ctx: Lowering, x: T, scale: M | None = None, *, alpha: float = 1
 
 @contrib_op("GatedAdd", T=UP_TO_FLOAT32)
 def gated_add(ctx: Lowering, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
-    """x + y * gate, with one gate for each row; the product is rounded to their type."""
+    """Return x + y * gate with one gate per row; the product is rounded to their type."""
     require.least_rank(1, X=x)
     require.shape(ctx, x.shape, **{"second input": y})
     require.shape(ctx, (*x.shape[:-1], 1), gate=gate)
@@ -76,7 +76,7 @@ def gated_add(ctx: Lowering, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
 def gated_rms_norm(
     ctx: Lowering, x: Tensor, scale: Tensor, gate: Tensor, *, activation: str = "silu", epsilon: float = 1e-5
 ) -> Tensor:
-    """Rows are as long as ``scale``; the last dimension of x has a whole number of them."""
+    """Return gated RMS norm over rows as long as ``scale``; the last dimension of x holds a whole number of rows."""
     require.one_of(("silu", "swish", "sigmoid"), activation=activation)
     require.least_rank(1, X=x)
     require.rank(1, scale=scale)
@@ -100,7 +100,7 @@ def gated_rms_norm(
 
 
 def _complex_product(name: str, sign: float) -> None:
-    """Enters the product of complex numbers, whose parts are the last dimension; ``sign`` is that of b's second."""
+    """Register a complex product; the last dimension is (real, imaginary), ``sign`` multiplies b's imaginary part."""
 
     @contrib_op(name, T=NO_BFLOAT16)
     def function(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:

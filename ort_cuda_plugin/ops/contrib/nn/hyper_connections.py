@@ -1,4 +1,4 @@
-"""Hyper-connections of com.microsoft: C residual streams of H features each, mixed by gates."""
+"""Hyper-connections of com.microsoft: C residual streams with H features each, mixed by gates."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ort_cuda_plugin.program.steps.row_program import SUM, Row
 _TYPES = {"T": UP_TO_FLOAT32, "M": UP_TO_FLOAT32}
 
 
-def _grouped(ctx: Lowering, name: str, x: Tensor, num_branches: int) -> Tensor:
-    """x as [..., C, H]; ``num_branches`` is C where x is [..., C * H], else 0."""
+def _grouped(ctx: Lowering, x: Tensor, num_branches: int) -> Tensor:
+    """Return x as [..., C, H]; ``num_branches`` is C if x is [..., C * H], else 0."""
     require.least(0, num_branches=num_branches)
     require.least_rank(1 if num_branches else 2, X=x)
     if not num_branches:
@@ -30,8 +30,8 @@ def _grouped(ctx: Lowering, name: str, x: Tensor, num_branches: int) -> Tensor:
     return reshape(ctx, x, [*x.shape[:-1], num_branches, width])
 
 
-def _gates(ctx: Lowering, name: str, gates: Tensor, streams: Tensor) -> Tensor:
-    """Gates [..., C], [..., C, 1], [..., C, H] or [..., C * H] in the shape of ``streams`` [..., C, H]."""
+def _gates(ctx: Lowering, gates: Tensor, streams: Tensor) -> Tensor:
+    """Expand gates [..., C], [..., C, 1], [..., C, H] or [..., C * H] to the shape of ``streams`` [..., C, H]."""
     *outer, branches, width = streams.shape
     if gates.rank == streams.rank:
         each = ctx.guard(eq(gates.shape[-1], 1))
@@ -53,8 +53,8 @@ def _product(a: Scalar, b: Scalar) -> Scalar:
 def branchwise_rms_norm(
     ctx: Lowering, x: T, scale: M | None = None, *, epsilon: float = 1e-5, num_branches: int = 0
 ) -> Tensor:
-    """``scale`` is [C * H], [C, H] or [H]."""
-    streams = _grouped(ctx, "BranchwiseRMSNorm", x, num_branches)
+    """Return the RMS norm of each stream; ``scale`` is [C * H], [C, H] or [H]."""
+    streams = _grouped(ctx, x, num_branches)
     branches, width = streams.shape[-2:]
     factors: list[Tensor] = []
     if scale is not None:
@@ -80,9 +80,9 @@ def branchwise_rms_norm(
 def hyper_connection_pre_mix(
     ctx: Lowering, streams: T, pre_mix: M, *, num_branches: int = 0, reduction_scale: float = 1.0
 ) -> Tensor:
-    """The sum of the streams times their gates."""
-    grouped = _grouped(ctx, "HyperConnectionPreMix", streams, num_branches)
-    gates = _gates(ctx, "HyperConnectionPreMix", pre_mix, grouped)
+    """Return the sum of gate * stream over the streams."""
+    grouped = _grouped(ctx, streams, num_branches)
+    gates = _gates(ctx, pre_mix, grouped)
     axis = grouped.rank - 2
 
     def program(row: Row, x: Scalar, gate: Scalar) -> Outputs:
@@ -96,9 +96,9 @@ def hyper_connection_pre_mix(
 def hyper_connection_post_mix(
     ctx: Lowering, streams: T, block_output: T, post_mix: M, stream_mix: M | None = None, *, num_branches: int = 0
 ) -> Tensor:
-    """The streams, mixed by a matrix [C (from), C (to)] of each place, plus the block's output times a gate of each."""
-    grouped = _grouped(ctx, "HyperConnectionPostMix", streams, num_branches)
-    gates = _gates(ctx, "HyperConnectionPostMix", post_mix, grouped)
+    """Mix the streams by a matrix [C (from), C (to)] per token, and add gate * block_output to each stream."""
+    grouped = _grouped(ctx, streams, num_branches)
+    gates = _gates(ctx, post_mix, grouped)
     *outer, branches, width = grouped.shape
     require.shape(ctx, (*outer, width), **{"block output": block_output})
     block, axis = unsqueeze(ctx, block_output, [len(outer)]), len(outer)
@@ -130,10 +130,9 @@ def engram_gate(
     *,
     epsilon: float = 1e-5,
 ) -> tuple[Tensor, ...]:
-    """(the value times the gate of each stream, that normalized).
+    """Return value * gate for each stream, and its RMS norm.
 
-    The gate is sigmoid(sign(d) * sqrt(max(abs(d), 1e-6))) of d, the product of the normalized key and query of a
-    stream over the root of its size.
+    The gate is sigmoid(sign(d) * sqrt(max(abs(d), 1e-6))) with d = dot(norm(key), norm(query)) / sqrt(H).
     """
     require.rank(4, key=key)
     batch, steps, branches, width = key.shape

@@ -1,4 +1,4 @@
-"""Normalizations of com.microsoft: of a sum, of embeddings, and of groups of channels with an activation."""
+"""Normalizations of com.microsoft: with a skip connection, of embeddings, and group norm with an activation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def skip_layer_normalization(
     *,
     epsilon: float = 1e-12,
 ) -> tuple[Tensor, ...]:
-    """(normalized, mean, reciprocal standard deviation, the sum x + skip + bias that was normalized)."""
+    """Return the layer norm of x + skip + bias, mean, reciprocal standard deviation, and the sum."""
     total = _skipped(ctx, x, skip, bias)
     return *layer_norm(ctx, total, gamma, beta, [total.rank - 1], epsilon, _FLOAT32), total
 
@@ -44,9 +44,11 @@ def skip_layer_normalization(
 def skip_simplified_layer_normalization(
     ctx: Lowering, x: Tensor, skip: Tensor, gamma: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-12
 ) -> tuple[Tensor, ...]:
-    """As SkipLayerNormalization, with the root of the mean square for the standard deviation."""
+    """Compute SkipLayerNormalization with RMS norm in place of layer norm."""
     if is_used(ctx, 1):
-        raise require.unsupported("attribute", "the output mean", "used", "none, since the operator computes no mean")
+        raise require.unsupported(
+            "attribute", "the output mean", "used", "the other outputs, since RMS norm has no mean"
+        )
     total = _skipped(ctx, x, skip, bias)
     return *layer_norm(ctx, total, gamma, None, [total.rank - 1], epsilon, _FLOAT32, center=False), total
 
@@ -72,14 +74,11 @@ def embed_layer_normalization(
     epsilon: float = 1e-12,
     mask_index_type: int = 0,
 ) -> tuple[Tensor, ...]:
-    """(normalized, the number of ones in each row of the mask, the sum of the embeddings).
+    """Return the layer norm of the embeddings, the number of ones in each row of the mask, and the embeddings' sum.
 
-    An id outside its table stands for zeros. ``mask_index_type`` says what the second output is for.
+    An id outside its table reads zeros. ``mask_index_type`` describes the second output and changes nothing.
     """
-    if (segment_ids is None) != (segment_embedding is None):
-        raise require.violation(
-            "segment_ids and segment_embedding", "be given together or left out together", "one alone"
-        )
+    require.all_or_none(segment_ids=segment_ids, segment_embedding=segment_embedding)
     require.rank(2, input_ids=input_ids)
     require.rank(
         2, word_embedding=word_embedding, position_embedding=position_embedding, segment_embedding=segment_embedding
@@ -114,7 +113,7 @@ def group_norm(
     channels_last: int = 1,
     epsilon: float = 1e-5,
 ) -> Tensor:
-    """A normalization of groups of channels, and with ``activation`` 1 x * sigmoid(x)."""
+    """Normalize groups of channels; ``activation`` 1 applies x * sigmoid(x)."""
     require.one_of((0, 1), activation=activation)
 
     def normalized(first: Tensor) -> Tensor:
@@ -138,7 +137,7 @@ def skip_group_norm(
     channels_last: int = 1,
     epsilon: float = 1e-5,
 ) -> tuple[Tensor, ...]:
-    """(GroupNorm of the sum x + skip + bias, that sum)."""
+    """Return the GroupNorm of x + skip + bias, and the sum."""
     require.rank(4, X=x)
     spatial, after = ((1, 2), ()) if channels_last else ((2, 3), (1, 2))
     if skip.rank == 2:

@@ -1,4 +1,4 @@
-"""DynamicTimeWarping."""
+"""DynamicTimeWarping of com.microsoft."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TYPES = {"F": FLOAT32, "I": INT32}
 
 @contrib_op("DynamicTimeWarping", **_TYPES)
 def dynamic_time_warping(ctx: Lowering, cost: F) -> Tensor:
-    """The rows and columns [2, steps] of the cheapest path through a matrix of costs."""
+    """Return rows and columns [2, steps] of the cheapest path through a cost matrix."""
     if cost.rank == 3:
         require.dim(ctx, 0, 1, input=cost)
         cost = squeeze(ctx, cost, [0])

@@ -1,4 +1,4 @@
-"""UnfoldTensor."""
+"""UnfoldTensor of com.microsoft."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 @contrib_op("UnfoldTensor", T=ARITHMETIC | BOOL)
 def unfold_tensor(ctx: Lowering, x: Tensor, *, dim: int = -1, size: int, step: int = 1) -> Tensor:
-    """All slices of ``size`` along ``dim``, ``step`` apart: a view, with the elements of a slice along a last axis."""
+    """Return a view of all windows of ``size`` along ``dim`` with stride ``step``; a new last axis holds a window."""
     require.least(1, size=size, step=step)
     axis = normalize_axis(dim, x.rank)
     require.most_dim(ctx, x.shape[axis], size=size)

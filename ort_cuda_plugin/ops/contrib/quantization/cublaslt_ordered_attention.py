@@ -1,8 +1,6 @@
-"""QOrderedAttention: int8 attention, with int8 scores and weights."""
+"""QOrderedAttention and QOrderedLongformerAttention: attention with int8 operands in cuBLASLt's tile orders."""
 
 from __future__ import annotations
-
-from typing import Final
 
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
@@ -29,10 +27,8 @@ from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import permute
 
-_NAME: Final = "QOrderedAttention"
 
-
-@contrib_op(_NAME, Q=INT8, S=FLOAT32, G=INT32)
+@contrib_op("QOrderedAttention", Q=INT8, S=FLOAT32, G=INT32)
 def qordered_attention(
     ctx: Lowering,
     x: Q,
@@ -63,9 +59,9 @@ def qordered_attention(
     qkv_hidden_sizes: tuple[int, ...] | None = None,
     unidirectional: int = 0,
 ) -> Tensor:
-    """Weights are column-major, all else row-major. Each product and the softmax give codes with a scale of theirs."""
+    """Compute int8 attention: column-major weights; each product and the softmax is quantized by its own scale."""
     for order, wanted in ((order_input, ROW), (order_weight, COL), (order_output, ROW)):
-        check_order(order, _NAME, wanted)
+        check_order(order, wanted)
     if past is not None or attention_bias is not None or unidirectional:
         raise require.unsupported(
             "attribute", "one of past, attention_bias and unidirectional", "given", "none of them"
@@ -138,11 +134,10 @@ def qordered_longformer_attention(
     order_weight: int,
     window: int,
 ) -> Tensor:
-    """Projections are rounded to codes, to which the biases are added as they are; attention is of float16."""
-    name = "QOrderedLongformerAttention"
+    """Compute int8 projections, quantized with unscaled biases, and Longformer attention in float16."""
     orders = ((order_input, ROW), (order_output, ROW), (order_weight, COL), (order_global_weight, COL))
     for order, wanted in orders:
-        check_order(order, name, wanted)
+        check_order(order, wanted)
     require.rank(3, input=x)
     require.rank(2, weight=weight, global_weight=global_weight)
     require.least(1, num_heads=num_heads)

@@ -25,17 +25,17 @@ from ort_cuda_plugin.program.steps.row_program import Row
 
 COL, ROW, COL32 = 0, 1, 2
 _WIDTH: Final = 32
-"""Columns that stand together in the order COL32."""
+"""Columns per tile of the order COL32."""
 
 
-def check_order(order: int, name: str, *supported: int) -> None:
+def check_order(order: int, *supported: int) -> None:
     require.that(order in range(5), "order", "be one of cuBLASLt's orders 0 to 4", order)
     if order not in supported:
         raise require.unsupported("attribute", "order", order, ", ".join(map(str, supported)))
 
 
 def from_order(ctx: Lowering, x: Tensor, order: int) -> Tensor:
-    """Matrices in row-major order of those that lie in memory in ``order``."""
+    """Convert matrices from memory order ``order`` to row-major order."""
     if order == ROW:
         return x
     *batch, rows, columns = x.shape
@@ -47,7 +47,7 @@ def from_order(ctx: Lowering, x: Tensor, order: int) -> Tensor:
 
 
 def _in_order(ctx: Lowering, x: Tensor, order: int) -> Tensor:
-    """The inverse of `from_order`."""
+    """Invert `from_order`."""
     if order == ROW:
         return x
     *batch, rows, columns = x.shape
@@ -60,10 +60,10 @@ def _in_order(ctx: Lowering, x: Tensor, order: int) -> Tensor:
     return reshape(ctx, turned, x.shape)
 
 
-def _reordered(ctx: Lowering, x: Tensor, name: str, before: int, after: int) -> Tensor:
-    """x, of at least one dimension, from one order in the other."""
+def _reordered(ctx: Lowering, x: Tensor, before: int, after: int) -> Tensor:
+    """Convert x from one memory order to another."""
     for order in (before, after):
-        check_order(order, name, COL, ROW, COL32)
+        check_order(order, COL, ROW, COL32)
         if order == COL32 and x.rank:
             require.multiple_of(ctx, x.shape[-1], _WIDTH, "the last dimension in the order COL32")
     if before == after or x.rank < 2:
@@ -74,7 +74,7 @@ def _reordered(ctx: Lowering, x: Tensor, name: str, before: int, after: int) -> 
 @contrib_op("QuantizeWithOrder", F=FLOAT_OR_HALF, S=FLOAT32, Q=INT8)
 def quantize_with_order(ctx: Lowering, x: F, scale: S, *, order_input: int, order_output: int) -> Tensor:
     real = elementwise(ctx, lambda value: s.cast(value, DType.FLOAT32), x)
-    return _reordered(ctx, code_of(ctx, real, scale, None, DType.INT8), "QuantizeWithOrder", order_input, order_output)
+    return _reordered(ctx, code_of(ctx, real, scale, None, DType.INT8), order_input, order_output)
 
 
 @contrib_op("DequantizeWithOrder", Q=INT8, S=FLOAT32, F=FLOAT_OR_HALF)
@@ -83,13 +83,13 @@ def dequantize_with_order(
 ) -> Tensor:  # fmt: skip
     dtype = DType.of_attribute(to)
     require.that(dtype in FLOAT_OR_HALF, "to", "be float32 or float16", dtype.name)
-    real = real_of(ctx, _reordered(ctx, x, "DequantizeWithOrder", order_input, order_output), scale, None)
+    real = real_of(ctx, _reordered(ctx, x, order_input, order_output), scale, None)
     return elementwise(ctx, lambda value: s.cast(value, dtype), real)
 
 
 @contrib_op("QOrderedGelu", Q=INT8, S=FLOAT32)
 def qordered_gelu(ctx: Lowering, x: Q, scale_x: S, scale_y: S, *, order_X: int = ROW, order_Y: int = ROW) -> Tensor:
-    """The order does not matter, as long as it is one."""
+    """Compute Gelu of int8 codes; input and output have the same order."""
     require.that(order_X == order_Y, "order_Y", f"be order_X = {order_X}", order_Y)
     return code_of(ctx, elementwise(ctx, gelu_erf, real_of(ctx, x, scale_x, None)), scale_y, None, DType.INT8)
 
@@ -108,8 +108,8 @@ def qordered_layer_normalization(
     order_X: int = ROW,
     order_Y: int = ROW,
 ) -> Tensor:
-    check_order(order_X, "QOrderedLayerNormalization", ROW)
-    check_order(order_Y, "QOrderedLayerNormalization", ROW)
+    check_order(order_X, ROW)
+    check_order(order_Y, ROW)
 
     def program(row: Row, value: Scalar, factor: Scalar, *added: Scalar) -> Outputs:
         difference = value - row.mean(value)
@@ -140,12 +140,11 @@ def qordered_matmul(
     order_B: int,
     order_Y: int,
 ) -> Tensor:
-    """(a @ b * scale_a * scale_b + c * scale_c) / scale_y + bias, as int8; b is column-major, all else row-major."""
+    """Return (a @ b * scale_a * scale_b + c * scale_c) / scale_y + bias as int8; only b is column-major."""
     for order, wanted in ((order_A, ROW), (order_B, COL), (order_Y, ROW)):
-        check_order(order, "QOrderedMatMul", wanted)
+        check_order(order, wanted)
     require.rank((2, 3), A=a, B=b, C=c)
-    if (c is None) != (scale_c is None):
-        raise require.violation("C and scale_C", "be given together or left out together", "one alone")
+    require.all_or_none(C=c, scale_C=scale_c)
     columns = b.shape[-1]
     right = shifted(ctx, from_order(ctx, b, COL), None)
     total = matrix_product(ctx, shifted(ctx, a, None), right)

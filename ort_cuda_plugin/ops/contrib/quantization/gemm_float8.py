@@ -1,4 +1,4 @@
-"""GemmFloat8: GEMM of float8 or wider operands, with one scale for each matrix."""
+"""GemmFloat8: GEMM of float8 or wider operands, with one scale per matrix."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def gemm_float8(
     transA: int = 0,
     transB: int = 0,
 ) -> Tensor:
-    """scale_y * activation(alpha * (scale_a * a) @ (scale_b * b) + beta * c) as ``dtype``."""
+    """Return scale_y * activation(alpha * (scale_a * a) @ (scale_b * b) + beta * c) as ``dtype``."""
     result = DType.of_attribute(dtype)
     require.that(result in UP_TO_FLOAT32 | _EIGHT, "dtype", "be a float of at most 32 bits", result.name)
     require.one_of(_ACTIVATIONS, activation=activation)
@@ -62,7 +62,7 @@ def gemm_float8(
 
 
 def _real(ctx: Lowering, x: Tensor, scale: Tensor | None) -> Tensor:
-    """x times its scale, float32."""
+    """Return x times its scale, in float32."""
     if scale is None:
         return elementwise(ctx, lambda value: s.cast(value, DType.FLOAT32), x)
     return elementwise(ctx, lambda value, by: s.cast(value, DType.FLOAT32) * by, x, as_number(ctx, scale))

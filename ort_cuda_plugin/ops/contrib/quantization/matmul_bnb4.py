@@ -20,7 +20,7 @@ from ort_cuda_plugin.program.lowering.views import reshape
 
 
 def _product(ctx: Lowering, a: Tensor, weights: Weights, width: Dim, bias: Tensor | None, dtype: DType) -> Tensor:
-    """a @ weights + bias as ``dtype``: the product of a mixture with one expert."""
+    """Return a @ weights + bias as ``dtype``: a grouped GEMM with one group."""
     require.least_rank(1, A=a)
     require.dim(ctx, -1, width, A=a)
     rows = product(a.shape[:-1])
@@ -43,7 +43,7 @@ def _blocked(
     scale: Callable[[Loads, Scalar, Scalar], Scalar],
     value: Callable[[Loads, Scalar, Scalar], Scalar],
 ) -> Weights:
-    """Weights ``value(loads, column, k) * scale(loads, column, block)``, with ``block`` elements along k in one."""
+    """Return weights ``value(loads, column, k) * scale(loads, column, k // block)``."""
     together = block % BLOCK == 0
 
     def scale_at(loads: Loads, column: Scalar, k: Scalar) -> Scalar:
@@ -72,33 +72,33 @@ def matmul_bnb4(
     training_mode: int = 0,
     transB: int = 1,
 ) -> Tensor:
-    """a @ B.T, or without ``transB`` a @ B, of B [N, K]: codes with a scale for each block of all of them in a row."""
+    """Return a @ B.T, or without ``transB`` a @ B, for codes B [N, K] with a scale per block of the flat matrix."""
     require.one_of((0, 1), quant_type=quant_type)
     require.least(1, N=N, K=K)
     require.block(block_size)
     require.size(ctx, (N * K + 1) // 2, B=b)
     require.size(ctx, ceildiv(N * K, block_size), absmax=absmax)
     table = ctx.constant(NF4 if quant_type else FP4)
-    # Rows of whole bytes have places of their own, which are quicker to find.
+    # Rows of whole bytes are addressed as rows, which takes fewer instructions than flat indices.
     whole = K % 2 == 0
     codes = reshape(ctx, b, [N, K // 2] if whole else [1, (N * K + 1) // 2])
     scales = reshape(ctx, absmax, [ceildiv(N * K, block_size)])
     together = bool(transB) and K % BLOCK == 0
 
-    def place(column: Scalar, k: Scalar) -> Scalar:
+    def flat_index(column: Scalar, k: Scalar) -> Scalar:
         return column * K + k if transB else k * K + column
 
     def scale(loads: Loads, column: Scalar, k: Scalar) -> Scalar:
-        return s.widen(loads.source(scales).at([place(column, k) >> block_size.bit_length() - 1]))
+        return s.widen(loads.source(scales).at([flat_index(column, k) >> block_size.bit_length() - 1]))
 
     def shared(loads: Loads, _: Scalar, column: Scalar, k: Scalar) -> Shared:
         return (scale(loads, column, k),) if together else ()
 
     def element(loads: Loads, _: Scalar, column: Scalar, k: Scalar, common: Shared) -> Scalar:
-        # The first of two codes has the higher bits.
+        # The first of two codes is in the high nibble.
         row, at = (column, k) if transB else (k, column)
         if not whole:
-            row, at = s.constant(0, DType.INT64), place(column, k)
+            row, at = s.constant(0, DType.INT64), flat_index(column, k)
         code = loads.code(loads.source(codes), row, at ^ 1, 4)
         value = loads.source(table).at([s.cast(code, DType.INT64)])
         return value * (common[0] if together else scale(loads, column, k))
@@ -119,7 +119,7 @@ def matmul_fp4(
     *,
     block_size: int = 16,
 ) -> Tensor:
-    """a @ B.T of B [N, K], two codes in a byte; its scales are the bytes of float8e4m3fn. Those of a change nothing."""
+    """Return a @ B.T for B [N, K], two codes per byte, scales as bytes of float8e4m3fn. ``input_scale`` is unused."""
     require.rank(2, B=b)
     require.least(1, block_size=block_size)
     columns, width = b.shape[0], 2 * b.shape[1]
@@ -145,7 +145,7 @@ def matmul_fp4(
 def matmul_fp8(
     ctx: Lowering, a: T, b: T1, b_scale: T2, a_scale: T2 | None = None, bias: T | None = None, *, block_size: int = 128
 ) -> Tensor:
-    """a @ B.T of B [N, K] with a scale for each block of a row; a is rounded to 8 bits where it has a scale."""
+    """Return a @ B.T for B [N, K] with a scale per block of a row; with ``a_scale``, a is rounded to float8."""
     require.rank(2, B=b)
     require.least(1, block_size=block_size)
     columns, width = b.shape

@@ -1,7 +1,7 @@
-"""Weight-only quantised GEMM and gather: integer codes of 2 to 8 bits in bytes, with a scale for each block.
+"""Weight-only quantised GEMM and gather: packed integer codes of 2 to 8 bits, with a scale per block.
 
-A GEMM reads packed weights as the model stores them, and dequantizes them in its prologue. If a map has to dequantize
-constant weights, the plan does so once, before the first Run.
+A GEMM loads the packed weights and dequantizes them in its prologue. Where a separate map must dequantize constant
+weights, constant folding runs it once, before the first Run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WIDTHS = (2, 4, 8)
 
 
 def _unpacked(ctx: Lowering, x: Tensor, bits: int) -> Tensor:
-    """The codes in the bytes of x, int32: the lowest bits first, in one more dimension."""
+    """Unpack the codes in the bytes of x to int32, lowest bits first, along a new last dimension."""
     per_byte = 8 // bits
     bytes_ = unsqueeze(ctx, x, (x.rank,))
     if per_byte == 1:
@@ -57,16 +57,16 @@ def matmul_nbits(
     block_size: int,
     weight_prepacked: int = 0,
 ) -> Tensor:
-    """a @ ((b - zero points) * scales) + bias; ``accuracy_level`` allows less than we do.
+    """Return a @ ((b - zero_points) * scales) + bias. ``accuracy_level``, a permitted loss of accuracy, is unused.
 
-    ``g_idx`` names the block, that is the scale and zero point, of each row of the weights.
+    ``g_idx`` maps each row of the weights to its block, that is, its scale and zero point.
     """
     if bits not in WIDTHS or weight_prepacked:
         raise require.unsupported(
             "attribute",
             "(bits, weight_prepacked)",
             (bits, weight_prepacked),
-            f"bits among {WIDTHS}, weights as they are",
+            f"bits among {WIDTHS}, weights that are not prepacked",
         )
     require.least(1, N=N, K=K)
     require.block(block_size)
@@ -91,7 +91,7 @@ def matmul_nbits(
         return ctx.view(result, (*a.shape[:-1], N))
     codes = _unpacked(ctx, reshape(ctx, b, [N, blocks, block_size * bits // 8]), bits)
     if g_idx is None:
-        # One dimension for blocks, one for bytes, one for the codes in them.
+        # codes: [N, blocks, bytes of a block, codes of a byte]
         weights = elementwise(ctx, number, codes, *(unsqueeze(ctx, p, (2, 3)) for p in parameters))
         rows = part(ctx, reshape(ctx, weights, [N, blocks * block_size]), 1, 0, K)
     else:
@@ -121,7 +121,7 @@ _WORDS = {2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}
 
 
 def _words(b: Tensor, rows: int, columns: int, pitch: int, bits: int) -> Tensor | None:
-    """The codes of b as a product's operand; None where nobody knows that b begins where a word may."""
+    """Return b's codes as a GEMM operand, K x N words; None unless b is a weight, which is aligned to words."""
     if b.buffer.kind is not BufferKind.WEIGHT or b.offset != 0 or not b.is_contiguous:
         return None
     return Tensor(_WORDS[bits], (rows, columns), b.buffer, strides=(1, pitch))
@@ -130,7 +130,7 @@ def _words(b: Tensor, rows: int, columns: int, pitch: int, bits: int) -> Tensor 
 def _conversion(
     ctx: Lowering, number: Callable[..., Scalar], parameters: Sequence[Tensor], bits: int, block: int
 ) -> Conversion:
-    """What makes numbers of codes, with parameters [columns, blocks]."""
+    """Return the GEMM prologue that dequantizes codes, with parameters [columns, blocks]."""
     code = Scalar(DType.INT32, "leaf")
     placed = [permute(ctx, ctx.materialize(x), (1, 0)) for x in parameters]
     leaves = [Scalar(x.dtype, "leaf") for x in placed]
@@ -138,7 +138,7 @@ def _conversion(
 
 
 def _zero_points(ctx: Lowering, zeros: Tensor, rows: int, blocks: int, bits: int) -> Tensor:
-    """[rows, blocks]: codes that are packed as the weights are, or numbers."""
+    """Return zero points [rows, blocks] from codes, packed like the weights, or from unpacked values."""
     if zeros.dtype is not DType.UINT8:
         require.size(ctx, rows * blocks, zero_points=zeros)
         return reshape(ctx, zeros, [rows, blocks])
@@ -165,7 +165,7 @@ def gather_block_quantized(
     gather_axis: int = 0,
     quantize_axis: int = 1,
 ) -> Tensor:
-    """Gather of (data - zero points) * scales. An index outside its dimension gives 0."""
+    """Gather (data - zero_points) * scales. An index out of range yields 0."""
     floats = data.dtype in _FLOAT_CODES
     if (block_size < 16 or block_size & (block_size - 1)) and not (floats and block_size == 0):
         raise require.violation("block_size", "be a power of two of at least 16, or 0 for floats", block_size)
@@ -196,16 +196,16 @@ def gather_block_quantized(
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         table = maps.source(codes)
         index, inside = wrapped(maps.source(indices).at(c[at : at + indices.rank]), table.dim(at))
-        place = [*c[:at], index, *c[at + indices.rank :]]
-        block = list(place)
-        block[along] = s.trunc_divide(place[along], block_size) if block_size else s.constant(0, DType.INT64)
+        coordinates = [*c[:at], index, *c[at + indices.rank :]]
+        block = list(coordinates)
+        block[along] = s.trunc_divide(coordinates[along], block_size) if block_size else s.constant(0, DType.INT64)
         if floats:
             by = maps.source(scales)
             for axis in range(codes.rank):
                 block[axis] = s.minimum(block[axis], by.dim(axis) - 1)
-            value = s.cast(table.at(place, inside, 0.0), DType.FLOAT32) * s.widen(by.at(block, inside, 0.0))
+            value = s.cast(table.at(coordinates, inside, 0.0), DType.FLOAT32) * s.widen(by.at(block, inside, 0.0))
             return s.cast(s.where(inside, value, 0.0), scales.dtype)
-        code = s.cast(table.at(place, inside), DType.INT32)
+        code = s.cast(table.at(coordinates, inside), DType.INT32)
         offset = s.constant(default, DType.INT32)
         if zeros is not None:
             offset = s.cast(maps.source(zeros).at(block, inside), DType.INT32)
@@ -216,5 +216,5 @@ def gather_block_quantized(
 
 
 def _along_last(ctx: Lowering, x: Tensor, bits: int) -> Tensor:
-    """The codes that are packed along the last dimension."""
+    """Unpack codes along the last dimension."""
     return reshape(ctx, _unpacked(ctx, x, bits), [*x.shape[:-1], x.shape[-1] * (8 // bits)])

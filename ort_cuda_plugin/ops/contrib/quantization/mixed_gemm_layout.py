@@ -1,13 +1,13 @@
 """Unpacks weights from CUTLASS's layout for GEMMs of 16-bit activations with weights of 2, 4 or 8 bits.
 
-CUDAExecutionProvider's ``QMoE`` reads integer weights in this layout, and onnxruntime-genai's builder stores them so.
-It is a permutation of the codes of a matrix [outputs, inputs], where J is 16 / bits::
+CUDAExecutionProvider's ``QMoE`` reads integer weights in this layout, and onnxruntime-genai's builder writes it. It
+permutes the codes of a matrix [outputs, inputs]; with J = 16 / bits::
 
-    inputs   8j + 2i + p of 8J neighbours  ->  2J*i + 2j + p: what a thread has of a tensor core's operand is together
-    outputs  J neighbours take turns, each with 64 inputs
-    codes    of 32 bits  ->  first those at even places, then those at odd places
+    inputs   8j + 2i + p within 8J  ->  2J*i + 2j + p: the elements of a thread's mma fragment are contiguous
+    outputs  J adjacent ones are interleaved in runs of 64 inputs
+    words    of 32 bits: codes with even indices first, then codes with odd indices
 
-The layout is that of GPUs of compute capability 8.0, which CUDAExecutionProvider takes on later ones, too.
+CUDAExecutionProvider uses this layout, made for compute capability 8.0, on later GPUs too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import reshape
 
-TILE: Final = 64  # inputs of an output that are neighbours, elements
-PACKED_COLUMNS: Final = 8  # a multiple of so many bytes are the outputs of an input
+TILE: Final = 64  # contiguous inputs of one output, elements
+PACKED_COLUMNS: Final = 8  # the outputs of an input occupy a multiple of this many bytes
 ACTIVATION_BITS: Final = 16
 
 
 def try_interleaved(ctx: Lowering, activations: DType, sizes: Iterable[tuple[int, Dim, Dim]]) -> bool:
-    """Return whether matrices of (bits, outputs, inputs) can have this layout; it has no padding."""
+    """Return whether matrices of (bits, outputs, inputs) can have this layout, which has no padding."""
     if activations.itemsize * 8 != ACTIVATION_BITS:
         return False
     return all(
@@ -44,7 +44,7 @@ def _settle_multiple(ctx: Lowering, size: Dim, divisor: int) -> bool:
 
 
 def raw_codes(ctx: Lowering, codes: Tensor, rows: Dim, width: Dim, bits: int) -> Tensor:
-    """Return the codes of ``rows`` outputs in their order: uint8 [rows, width * bits / 8], the lowest bits first."""
+    """Return the codes in plain order: uint8 [rows, width * bits / 8], lowest bits first."""
     turns, pack = ACTIVATION_BITS // bits, 8 // bits
     for size, name, divisor in ((width, "inputs", TILE), (rows, "outputs", PACKED_COLUMNS * pack)):
         require.multiple_of(ctx, size, divisor, f"the number of {name} of weights in the layout of CUTLASS")
@@ -54,8 +54,8 @@ def raw_codes(ctx: Lowering, codes: Tensor, rows: Dim, width: Dim, bits: int) ->
     def byte(maps: IndexMap, c: list[Scalar]) -> Scalar:
         row, found = c[0], maps.source(source)
         result = s.constant(0, DType.INT32)
-        for place in range(pack):
-            k = c[1] * pack + place
+        for number in range(pack):
+            k = c[1] * pack + number
             inside = k & 8 * turns - 1
             fragment = (inside & 7) >> 1
             k = k - inside + 2 * turns * fragment + (inside >> 3) * 2 + (inside & 1)
@@ -64,7 +64,7 @@ def raw_codes(ctx: Lowering, codes: Tensor, rows: Dim, width: Dim, bits: int) ->
             word = 32 // bits
             inside = at & word - 1
             at = at - inside + (inside & 1) * (word // 2) + (inside >> 1)
-            result = result | maps.code(found, s.constant(0, DType.INT64), at, bits) << place * bits
+            result = result | maps.code(found, s.constant(0, DType.INT64), at, bits) << number * bits
         return s.cast(result, DType.UINT8)
 
     return gather_map(ctx, [rows, packed], DType.UINT8, byte)

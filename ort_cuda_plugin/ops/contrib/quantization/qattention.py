@@ -29,7 +29,7 @@ def qattention(
     scale: float = 0.0,
     unidirectional: int = 0,
 ) -> tuple[Tensor, ...]:
-    """As Attention of com.microsoft; the sums of the projection are int32."""
+    """Compute Attention of com.microsoft with a quantized projection, which has int32 accumulators."""
     if do_rotary or past_present_share_buffer:
         raise require.unsupported("attribute", "do_rotary or past_present_share_buffer", "1", "0")
     require.rank(3, input=x)

@@ -68,12 +68,12 @@ def microsoft_dequantize_linear(
 
 
 def real_of(ctx: Lowering, x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """The float32 numbers that x stands for; the parameters are for all of it."""
+    """Dequantize x to float32, with per-tensor parameters."""
     return dequantize_linear(ctx, x, as_number(ctx, scale), None if zero is None else as_number(ctx, zero))
 
 
 def code_of(ctx: Lowering, x: Tensor, scale: Tensor, zero: Tensor | None, dtype: DType) -> Tensor:
-    """x as ``dtype``; the parameters are for all of it."""
+    """Quantize x to ``dtype``, with per-tensor parameters."""
     offset = None if zero is None else as_number(ctx, zero)
     return quantize_linear_10(ctx, x, as_number(ctx, scale), offset, output_dtype=dtype.onnx)
 
@@ -103,9 +103,9 @@ _binary("QLinearMul", lambda a, b: a * b)
 
 
 def _unary(name: str) -> Callable[[Callable[..., Tensor]], None]:
-    """Enters a QLinear operator of one input: the function gets the float32 numbers that it stands for.
+    """Register a QLinear operator with one input; the decorated function gets the dequantized input.
 
-    Its keyword parameters are the operator's attributes.
+    The function's keyword parameters are the operator's attributes.
     """
 
     def enter(function: Callable[..., Tensor]) -> None:
@@ -142,7 +142,7 @@ def _leaky_relu(ctx: Lowering, x: Tensor, *, alpha: float = 0.01) -> Tensor:
 
 @_unary("QLinearSoftmax")
 def _softmax(ctx: Lowering, x: Tensor, *, opset: int, axis: int = -1) -> Tensor:
-    """Since ``opset`` 13 that axis is a row, before all dimensions from it on."""
+    """Compute softmax along the axis, or before ``opset`` 13 over all dimensions from it on."""
     first = normalize_axis(axis, x.rank)
     return row_map(ctx, softmax_row, range(first, x.rank if opset < 13 else first + 1), x)[0]
 
@@ -176,7 +176,7 @@ def _global_average_pool(ctx: Lowering, x: Tensor, *, channels_last: int = 0) ->
 
 @contrib_op("QLinearConcat", T8=BYTES, TF=FLOAT32, TV=BYTES | FLOAT32)
 def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, axis: int) -> Tensor:
-    """Each of the inputs is followed by its scale and zero point."""
+    """Concatenate inputs, each of which is followed by its scale and zero point."""
     require.that(len(inputs) % 3 == 0 < len(inputs), "inputs", "be triples: tensor, scale, zero point", len(inputs))
     parts = []
     for x, scale, zero in zip(inputs[::3], inputs[1::3], inputs[2::3], strict=True):
@@ -190,7 +190,7 @@ def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, ax
 
 
 def _of_columns(ctx: Lowering, x: Tensor, columns: Tensor) -> Tensor:
-    """A parameter of all of a matrix, or one for each of its columns."""
+    """Check a per-tensor or per-column parameter; return it as a scalar or a vector."""
     if x.rank > 1:
         raise require.unsupported("shape", "the rank of a scale or zero point", x.rank, "0 and 1")
     width = columns.shape[-1]
@@ -208,7 +208,7 @@ def scaled_product(
     b_zero: Tensor | None,
     bias: Tensor | None,
 ) -> Tensor:
-    """(a - a_zero) @ (b - b_zero) * a_scale * b_scale + bias, in the type of the scales; the sums are int32."""
+    """Return (a - a_zero) @ (b - b_zero) * a_scale * b_scale + bias in the scales' type; accumulators are int32."""
     require.least_rank(1, B=b)
     left = shifted(ctx, a, None if a_zero is None else as_number(ctx, a_zero))
     right = shifted(ctx, b, None if b_zero is None else _of_columns(ctx, b_zero, b))
@@ -261,7 +261,7 @@ def qgemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Tensor:
-    """alpha * (A @ B + C), as float32 or with ``y_scale`` quantized; C is in units of both scales."""
+    """Return alpha * (A @ B + C) as float32, or quantized with ``y_scale``; C is in units of a_scale * b_scale."""
     require.rank(2, A=a, B=b)
     require.rank((0, 1, 2), C=c)
     a = permute(ctx, a, (1, 0)) if transA else a
@@ -303,7 +303,7 @@ def dynamic_quantize_lstm(
     input_forget: int = 0,
     **attributes: Unpack[CellAttributes],
 ) -> tuple[Tensor, ...]:
-    """An LSTM whose weights are quantized; its inputs and states stay float32."""
+    """Compute an LSTM with quantized weights; inputs and states stay float32."""
     return lstm(
         ctx,
         x,
@@ -320,7 +320,7 @@ def dynamic_quantize_lstm(
 
 
 def _recurrent_weights(ctx: Lowering, codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """Weights [directions, inputs, gates] as float32 [directions, gates, inputs]."""
+    """Dequantize weights [directions, inputs, gates] to float32 [directions, gates, inputs]."""
     require.rank(3, **{"W and R": codes})
     directions, _, gates = codes.shape
     placed = []

@@ -1,4 +1,4 @@
-"""Attention with a fixed sparsity pattern of com.microsoft: blocks of keys, or a window and global tokens."""
+"""Attention of com.microsoft with a fixed sparsity pattern: blocks of keys, or a window and global tokens."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def sparse_attention(
     scale: float = 0.0,
     sparse_block_size: int,
 ) -> tuple[Tensor, ...]:
-    """(output, present key, present value), where a query attends to the blocks of keys that its head's layout names.
+    """Return output, present key and present value; a query attends to the key blocks of its head's layout.
 
-    Heads take the layouts in turn. Without a past, new keys begin at 0; else they are the last ones of a sequence.
+    Head h has layout h % layouts. New keys begin at 0 for a prompt; otherwise they are the last ones of a sequence.
     """
     require.heads(num_heads, kv_num_heads)
     require.least(1, sparse_block_size=sparse_block_size)
@@ -68,18 +68,18 @@ def sparse_attention(
         return s.where(s.equal(maps.dim(rows), maps.dim(total)), 0, last - maps.dim(rows))
 
     first = gather_map(ctx, [batch], DType.INT64, begin)
-    places = gather_map(ctx, [batch, rows], DType.INT64, lambda maps, c: maps.source(first).at([c[0]]) + c[1])
-    q, k = Preparation(do_rotary, cos_cache, sin_cache, rotary_interleaved)(ctx, q, k, places)
+    positions = gather_map(ctx, [batch, rows], DType.INT64, lambda maps, c: maps.source(first).at([c[0]]) + c[1])
+    q, k = Preparation(do_rotary, cos_cache, sin_cache, rotary_interleaved)(ctx, q, k, positions)
     present = grown(ctx, (past_key, past_value), (k, v), first, past_key.shape[2])
     blocks = _blocks(ctx, block_row_indices, block_col_indices)
     layouts, count = blocks.shape[:2]
     require.multiple_of(ctx, num_heads, layouts, "num_heads")
 
     def counts(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        place = maps.source(places).at([c[0], c[2]])
-        row, column = (s.trunc_divide(x, sparse_block_size) for x in (place, c[3]))
-        # A key that is no later than its query has a place, and so has the query.
-        known = (c[3] <= place) & (row < maps.dim(count)) & (column < maps.dim(count))
+        position = maps.source(positions).at([c[0], c[2]])
+        row, column = (s.trunc_divide(x, sparse_block_size) for x in (position, c[3]))
+        # ``c[3] <= position`` implies a query at a valid position.
+        known = (c[3] <= position) & (row < maps.dim(count)) & (column < maps.dim(count))
         return maps.source(blocks).at([s.trunc_modulo(c[1], maps.dim(layouts)), row, column], known)
 
     keys, values = (part(ctx, x, 2, 0, total) for x in present)
@@ -89,7 +89,7 @@ def sparse_attention(
 
 
 def _blocks(ctx: Lowering, starts: Tensor, columns: Tensor) -> Tensor:
-    """Which blocks count, bool [layouts, blocks, blocks]: those of ``columns`` that ``starts`` gives to a row."""
+    """Expand CSR block indices (row ``starts``, ``columns``) to flags [layouts, blocks, blocks]."""
     require.rank(2, block_row_indices=starts, block_col_indices=columns)
     layouts, count = starts.shape[0], starts.shape[1] - 1
     require.shape(ctx, (layouts, columns.shape[1]), block_col_indices=columns)
@@ -124,9 +124,9 @@ def longformer_attention(
     num_heads: int,
     window: int,
 ) -> Tensor:
-    """A token attends to those at most ``window`` places away and to global ones, a global token to all.
+    """Attend to tokens at most ``window`` positions away and to global tokens; a global token attends to all.
 
-    Queries, keys and values of what a global token attends to have weights of their own. The mask is added to scores.
+    Global queries, and the keys and values that they read, have separate weights. The mask is added to scores.
     """
     require.rank(3, input=x)
     require.least(1, num_heads=num_heads)
@@ -145,7 +145,7 @@ def longformer_attention(
 def longformer_of_projections(
     ctx: Lowering, projected: tuple[Tensor, Tensor], mask: Tensor, is_global: Tensor, num_heads: int, window: int
 ) -> Tensor:
-    """LongformerAttention where queries, keys and values stand side by side, those of global tokens in the second."""
+    """Compute LongformerAttention of packed Q/K/V; the second projection serves global queries."""
     batch, rows, columns = projected[0].shape
     for flags, what in ((mask, "mask"), (is_global, "global")):
         require.shape(ctx, (batch, rows), **{what: flags})
@@ -155,13 +155,13 @@ def longformer_of_projections(
         return [split_heads(ctx, y, num_heads) for y in parts]
 
     added, flags = unsqueeze(ctx, mask, (1, 2)), unsqueeze(ctx, is_global, (1, 2))
-    places = gather_map(ctx, [rows], DType.INT64, lambda maps, c: c[0])
+    positions = gather_map(ctx, [rows], DType.INT64, lambda maps, c: c[0])
 
     def nearby(bias: Scalar, flag: Scalar, row: Scalar, column: Scalar) -> Scalar:
         near = (column - row <= window) & (row - column <= window)
         return s.where(near | s.not_equal(flag, 0), s.widen(bias), -math.inf)
 
-    near = elementwise(ctx, nearby, added, flags, reshape(ctx, places, [rows, 1]), places)
+    near = elementwise(ctx, nearby, added, flags, reshape(ctx, positions, [rows, 1]), positions)
     q, k, v = heads(projected[0])
     local, _ = attend(ctx, q, k, v, Variant(mask=near))
     q, k, v = heads(projected[1])

@@ -1,6 +1,6 @@
 """SparseAttentionIndexer: top-k selection of keys by block of tokens ("qsa") or by compressed entry ("csa").
 
-Everything is computed in float32. What is equally good comes in the order of its number.
+All computation is in float32. Equal scores are ordered by index.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ from ort_cuda_plugin.program.steps.row_program import SUM
 def scores_of_heads(
     ctx: Lowering, q: Tensor, keys: Tensor, weights: Tensor | None, scale: float | None, weight_scale: float | None
 ) -> Tensor:
-    """The heads' max(q . k, 0) * scale, weighted and added up; q [batch, rows, heads, size], keys [batch, n, size]."""
+    """Return sum over heads of weight * max(q . k, 0) * scale; q [batch, rows, heads, size], keys [batch, n, size].
+
+    A scale of None means 1 / sqrt(size), a weight_scale of None 1 / sqrt(heads).
+    """
     batch, rows, heads, size = q.shape
     products = multiply(
         ctx, reshape(ctx, q, [batch, rows * heads, size]), permute(ctx, keys, (0, 2, 1))
@@ -94,7 +97,7 @@ def sparse_attention_indexer(
     scale: float | None = None,
     token_budget: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """(selected indices, -1 behind them; keys with the new ones; what is not compressed yet)."""
+    """Return selected indices, padded by -1; past and new keys; and projections that are not compressed yet."""
     check_policy(policy_mode, compress_ratio, token_budget, index_topk)
     require.rank(3, query=query, past_key=past_key)
     require.rank(1, query_norm_weight=query_norm_weight)
@@ -113,7 +116,7 @@ def sparse_attention_indexer(
     q = normalized(ctx, reshape(ctx, query, [batch, rows, heads, size]), query_norm_weight, epsilon)
 
     def appended(new: Tensor) -> Tensor:
-        """The state with new rows; it may be a buffer that has room for them."""
+        """Append new rows to the state: in place with ``past_sequence_length``, otherwise by concatenation."""
         if past_sequence_length is None:
             return concat(ctx, past_key, new, axis=1)
         require.most_dim(ctx, past_key.shape[1], **{"the number of keys": before + new.shape[1]})
@@ -140,7 +143,11 @@ def sparse_attention_indexer(
         scores = scores_of_heads(ctx, q, pooled, None, scale, None)
         return _chosen_tokens(ctx, scores, visible, compress_ratio, token_budget), present
     if gate is None or position_bias is None or head_weights is None or position_ids is None or mask is not None:
-        raise require.violation("gate, position_bias, head_weights and position_ids", "be given, and no mask", "others")
+        raise require.violation(
+            "gate, position_bias, head_weights and position_ids",
+            "be given without mask for policy_mode 'csa'",
+            "other inputs",
+        )
     assert index_topk is not None
     ids = position_ids
     require.shape(ctx, (batch, rows), position_ids=ids)
@@ -170,7 +177,7 @@ def sparse_attention_indexer(
 
 
 class _Visible:
-    """The tokens that queries see: all up to their own, or those of them that a mask has."""
+    """Tokens visible to queries: all up to the query's own, if there is a mask those that it admits."""
 
     def __init__(self, ctx: Lowering, mask: Tensor | None, batch: Dim, before: Dim, rows: Dim) -> None:
         self.before, self.total, self.rows = before, before + rows, rows
@@ -204,7 +211,7 @@ class _Visible:
 
 
 def _pooled(ctx: Lowering, keys: Tensor, visible: _Visible, ratio: int) -> Tensor:
-    """The means of the keys of blocks, float32 [batch, blocks, size]."""
+    """Return the mean key of each block, float32 [batch, blocks, size]."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(keys)
@@ -219,7 +226,7 @@ def _pooled(ctx: Lowering, keys: Tensor, visible: _Visible, ratio: int) -> Tenso
 
 
 def _chosen_tokens(ctx: Lowering, scores: Tensor, visible: _Visible, ratio: int, budget: int) -> Tensor:
-    """The tokens of the best complete blocks, and behind them those of the block that is not complete."""
+    """Return the tokens of the best complete blocks, followed by those of the incomplete block."""
     batch, rows = scores.shape[:2]
 
     def complete(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -244,9 +251,9 @@ def _chosen_tokens(ctx: Lowering, scores: Tensor, visible: _Visible, ratio: int,
 
 
 class _Windows:
-    """Windows of ``ratio`` tokens: of those that wait in a buffer, and of the new ones behind them.
+    """Windows of ``ratio`` tokens over buffered tokens followed by new ones.
 
-    The buffer may begin with the last complete window, which the next entry looks at as well.
+    The buffer may begin with the last complete window, which overlaps the next entry.
     """
 
     def __init__(
@@ -271,7 +278,7 @@ class _Windows:
         self._start = select(closes, self._overlap + (self.count - 1) * ratio, 0)
 
     def _at(self, maps: IndexMap, plane: int, batch: Scalar, token: Scalar, at: Scalar, when: Scalar) -> Scalar:
-        """A key (plane 0) or a gate, counted from the begin of the buffer on."""
+        """Return element ``at`` of a key (plane 0) or gate (1) of a token, counted from the buffer's first."""
         waiting = maps.dim(self._waiting)
         new = maps.source(self._new[plane]).at([batch, token - waiting, at], when & (token >= waiting))
         if self._buffer is None:
@@ -281,7 +288,7 @@ class _Windows:
         return s.where(token < waiting, old.at([s.constant(plane, DType.INT64), batch, token, at], in_buffer), new)
 
     def pooled(self) -> Tensor:
-        """For each window the mean of its keys and those of the one before, weighted by a softmax of the gates."""
+        """Return, per window, the softmax(gate)-weighted mean of its keys and the previous window's keys."""
         ratio, size = self._ratio, self._size
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:

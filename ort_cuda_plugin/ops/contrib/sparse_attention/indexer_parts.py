@@ -18,12 +18,13 @@ from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import reshape
 from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row
 
-Place: TypeAlias = Callable[[IndexMap, list[Scalar]], Scalar]
+PositionOf: TypeAlias = Callable[[IndexMap, list[Scalar]], Scalar]
+Predicate: TypeAlias = Callable[[IndexMap, list[Scalar]], Scalar]
 FLOAT: Final = DType.FLOAT32
 
 
 def normalized(ctx: Lowering, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """x / sqrt(mean of squares + epsilon) * weight along the last dimension, float32."""
+    """Return the RMS norm along the last dimension, float32."""
     require.shape(ctx, x.shape[-1:], **{"norm weight": weight})
 
     def program(row: Row, value: Scalar, factor: Scalar) -> tuple[Sequence[Scalar], Sequence[Scalar]]:
@@ -34,10 +35,10 @@ def normalized(ctx: Lowering, x: Tensor, weight: Tensor, epsilon: float) -> Tens
 
 
 class Rotary:
-    """Rotates elements by the tables' row for a place, clamped to the rows that there are.
+    """Rotary embedding by the tables' row for a position, clamped to the table.
 
-    ``leading`` elements pair up with those half their number away, and have an angle each; of the last ones, neighbours
-    pair up and share an angle. Tables of rank 3 have one for each of ``sequences``.
+    With ``leading`` the first elements rotate, in pairs (i, i + half) with an angle per element; otherwise the last
+    ones, in adjacent pairs that share an angle. A table of rank 3 holds one table per sequence.
     """
 
     def __init__(self, ctx: Lowering, cos: Tensor, sin: Tensor, sequences: Dim, *, leading: bool) -> None:
@@ -47,8 +48,8 @@ class Rotary:
             require.shape(ctx, (sequences, *cos.shape[1:]), cos_cache=cos)
         self._ctx, self._cos, self._sin, self._leading = ctx, cos, sin, leading
 
-    def __call__(self, x: Tensor, place: Place, sequence: Place = lambda maps, c: c[0]) -> Tensor:
-        """x [..., size] in float32; ``place`` and ``sequence`` are those of an element."""
+    def __call__(self, x: Tensor, position: PositionOf, sequence: PositionOf = lambda maps, c: c[0]) -> Tensor:
+        """Rotate x [..., size] to float32; ``position`` and ``sequence`` map coordinates to position and sequence."""
         cos, sin, leading = self._cos, self._sin, self._leading
         width, size = cos.shape[-1], x.shape[-1]
         rotated = width if leading else 2 * width
@@ -67,7 +68,7 @@ class Rotary:
                 first, angle, partner = s.equal(at & 1, 0), at >> 1, at ^ 1
 
             def number(table: Source) -> Scalar:
-                row = s.minimum(s.maximum(place(maps, c), 0), table.dim(table.rank - 2) - 1)
+                row = s.minimum(s.maximum(position(maps, c), 0), table.dim(table.rank - 2) - 1)
                 lead = [sequence(maps, c)] if table.rank == 3 else []
                 return s.widen(table.at([*lead, row, angle], inside & (row >= 0)))
 
@@ -88,20 +89,19 @@ def pooled_by_gates(
     ratio: int,
     slots: Scalar,
 ) -> Scalar:
-    """The mean of the keys of two windows of ``ratio`` tokens, weighted by a softmax of their gates; one column of it.
+    """Return one column of the softmax(gate)-weighted mean key of two adjacent windows of ``ratio`` tokens.
 
-    ``at`` gives a key (0) or a gate (1) by token and column where a condition holds. Tokens before the first one, 0, do
-    not exist. The two windows are the ``slots`` from ``begin`` on; of the second one, the columns from ``size`` on
-    count.
+    ``at(plane, token, column, when)`` reads a key (plane 0) or gate (1). The windows are ``slots`` tokens from
+    ``begin`` on; negative tokens do not exist. The second window uses the columns from ``size`` on.
     """
 
     def slot(i: Scalar) -> tuple[Scalar, Scalar, Scalar]:
         return begin + i, s.where(i < ratio, column, column + maps.dim(size)), begin + i >= 0
 
     def gate(i: Scalar) -> Scalar:
-        token, place, exists = slot(i)
-        raw = s.widen(at(1, token, place, exists))
-        added = s.widen(maps.source(bias).at([s.trunc_modulo(i, ratio), place]))
+        token, own, exists = slot(i)
+        raw = s.widen(at(1, token, own, exists))
+        added = s.widen(maps.source(bias).at([s.trunc_modulo(i, ratio), own]))
         return s.where(exists, raw + added, -math.inf)
 
     most = maps.fold(MAX, slots, lambda i: [gate(i)])[0]
@@ -109,16 +109,16 @@ def pooled_by_gates(
     total = maps.fold(SUM, slots, lambda i: [s.exp(gate(i) - most)])[0]
 
     def weighted(i: Scalar) -> Sequence[Scalar]:
-        token, place, exists = slot(i)
-        return [s.exp(gate(i) - most) * s.widen(at(0, token, place, exists))]
+        token, own, exists = slot(i)
+        return [s.exp(gate(i) - most) * s.widen(at(0, token, own, exists))]
 
     result = maps.fold(SUM, slots, weighted)[0] / total
-    # A sum that is not a positive number gives 0.
+    # 0 unless the sum is positive and finite.
     return s.where((total > 0.0) & (total < math.inf), result, 0.0)
 
 
-def best_first(ctx: Lowering, scores: Tensor, allowed: Place) -> Tensor:
-    """The numbers along the last dimension of ``scores``, the best first, those that are not ``allowed`` last."""
+def best_first(ctx: Lowering, scores: Tensor, allowed: Predicate) -> Tensor:
+    """Argsort the last dimension of ``scores``, best first, indices that are not ``allowed`` last."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return ranked(maps.source(scores).at(c), allowed(maps, c))
@@ -127,19 +127,19 @@ def best_first(ctx: Lowering, scores: Tensor, allowed: Place) -> Tensor:
 
 
 def ranked(score: Scalar, allowed: Scalar) -> Scalar:
-    """The score as `order_of` takes it: the least one where it is not a number or not allowed."""
+    """Return the score, or -inf if it is NaN or not allowed."""
     return s.where(allowed & s.equal(score, score), score, -math.inf)
 
 
 def order_of(ctx: Lowering, scores: Tensor) -> Tensor:
-    """The numbers along the last dimension of ``scores`` [..., count], the greatest score first."""
+    """Argsort the last dimension of ``scores`` [..., count], greatest first."""
     *outer, count = scores.shape
     order, _ = sort_rows(ctx, reshape(ctx, scores, [product(outer), count, 1]), descending=True)
     return reshape(ctx, order, scores.shape)
 
 
 def complete(position: Scalar, ratio: int) -> Scalar:
-    """How many blocks of ``ratio`` tokens end at a position or before it, which may be any integer."""
+    """Return the number of blocks of ``ratio`` tokens that end at or before a position; 0 for a negative one."""
     count = s.trunc_divide(position, ratio)
     count = count + s.cast(s.equal(s.trunc_modulo(position, ratio), ratio - 1), DType.INT64)
     return s.where(position >= 0, count, 0)

@@ -1,8 +1,8 @@
 """PackedSparseAttentionIndexer: top-k selection of keys for packed variable-length sequences.
 
-A sequence has a state of fixed room: keys of complete blocks, ready to be compared with queries, and a buffer of tokens
-behind them. What the sequences have is data: it is read on the device, and checked there. A sequence whose state has no
-room for what is new, or contradicts its lengths, keeps its state and selects nothing.
+A sequence has a state of fixed capacity: entries, the pooled keys of complete blocks, and a buffer of the tokens after
+the last complete block. The device reads and checks the lengths. A sequence whose new entries exceed the capacity, or
+whose state contradicts its lengths, keeps its state and selects nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ort_cuda_plugin.ops.contrib.attention.multi_head import split_columns
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture, int64
 from ort_cuda_plugin.ops.contrib.sparse_attention.indexer_parts import (
     FLOAT,
-    Place,
+    PositionOf,
     Rotary,
     check_policy,
     complete,
@@ -35,12 +35,10 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import reshape
 from ort_cuda_plugin.program.steps.row_program import SUM
 
-_NAME = "PackedSparseAttentionIndexer"
-
 # ---- the operator ----
 
 
-@contrib_op(_NAME, T=UP_TO_FLOAT32, I=INT64, M=INT32)
+@contrib_op("PackedSparseAttentionIndexer", T=UP_TO_FLOAT32, I=INT64, M=INT32)
 def packed_sparse_attention_indexer(
     ctx: Lowering,
     query: T,
@@ -72,16 +70,20 @@ def packed_sparse_attention_indexer(
     state_update_capacity: int = 0,
     token_budget: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """(selected indices, -1 behind them; how many; keys, buffer, buffer of gates, lengths; the first tokens' keys).
+    """Return selected indices, padded by -1, their counts, the present states, and the captured keys.
 
-    Of the buffers, what is behind a sequence's tokens is the past's. A sequence that changes nothing updates nothing.
+    Buffers keep the past's contents behind a sequence's tokens. An invalid sequence captures nothing.
     """
     check_policy(policy_mode, compress_ratio, token_budget, index_topk)
     by_tokens, ratio = policy_mode == "qsa", compress_ratio
     of_entries = (gate, position_bias, head_weights, position_ids, past_gate_buffer)
     if any((x is None) != by_tokens for x in of_entries) or (by_tokens and head_weight_scale is not None):
-        raise require.violation("the inputs of policy_mode 'csa'", "be given exactly with it", repr(policy_mode))
-    check_capture(_NAME, state_update_capacity, state_update_capture_count)
+        raise require.violation(
+            "gate, position_bias, head_weights, position_ids and past_gate_buffer",
+            "be given if and only if policy_mode is 'csa'",
+            repr(policy_mode),
+        )
+    check_capture(state_update_capacity, state_update_capture_count)
     if state_capacity <= 0 or (not by_tokens and (state_update_capacity or key is None)):
         raise require.violation("state_capacity", "be positive, with a key and no updates for 'csa'", state_capacity)
     if by_tokens and is_used(ctx, 4):
@@ -90,10 +92,10 @@ def packed_sparse_attention_indexer(
     require.rank(1, query_norm_weight=query_norm_weight)
     size = query_norm_weight.shape[0]
     if key is None:
-        query, key = split_columns(ctx, query, [query.shape[1] - size, size], f"the packed query of {_NAME}")
+        query, key = split_columns(ctx, query, [query.shape[1] - size, size], "the packed query")
     count, heads, columns = query.shape[0], floordiv(query.shape[1], size), size if by_tokens else 2 * size
     require.multiple_of(ctx, query.shape[1], size, "the last dimension of query")
-    tokens = PackedTokens(ctx, cumulative_sequence_lengths, count, _NAME, empty=True)
+    tokens = PackedTokens(ctx, cumulative_sequence_lengths, count, empty=True)
     room = 2 * ratio - 1
     shapes = [
         (key, (count, columns), "key"),
@@ -117,7 +119,7 @@ def packed_sparse_attention_indexer(
     gates = None if gate is None or past_gate_buffer is None else _Series(past_gate_buffer, gate)
 
     def sequence(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        return tokens.place(maps, c[0])[0]
+        return tokens.locate(maps, c[0])[0]
 
     def position(maps: IndexMap, c: list[Scalar]) -> Scalar:
         if position_ids is not None:
@@ -138,7 +140,7 @@ def packed_sparse_attention_indexer(
     order = order_of(ctx, _scores(ctx, steps, seen, q, state, head_weights, scale, head_weight_scale))
     picked = (token_budget or 0) // ratio if by_tokens else index_topk or 0
     chosen = _chosen(ctx, steps, seen, order, picked)
-    # What reads the past comes first: a caller may have it where the present is.
+    # After all reads of the past: the caller may bind past and present to one buffer.
     buffers = [_buffer(ctx, steps, x, room) for x in (keys, gates) if x is not None]
     results = [*chosen, state, buffers[0], buffers[-1], steps.lengths()]
     return tuple(results if update is None else [*results, update])
@@ -149,7 +151,7 @@ def packed_sparse_attention_indexer(
 
 @dataclass(frozen=True)
 class _Series:
-    """Keys or gates of tokens: those in the ``buffer`` of a sequence, [sequences, room, columns], and ``new`` ones."""
+    """Keys or gates of buffered tokens, [sequences, room, columns], and of ``new`` ones, [tokens, columns]."""
 
     buffer: Tensor
     new: Tensor
@@ -157,7 +159,7 @@ class _Series:
 
 @dataclass(frozen=True)
 class _Row:
-    """The new token ``row`` of a sequence, of which the first one is ``begin``; ``counts`` if the sequence changes."""
+    """New token ``row`` of a sequence that begins at token ``begin``; ``counts`` if row and sequence are valid."""
 
     sequence: Scalar
     begin: Scalar
@@ -168,8 +170,8 @@ class _Row:
 class _Steps:
     """Update of the state of each sequence by a Run.
 
-    The tokens of a sequence are those that wait in its buffer, and behind them the new ones; they are counted from the
-    begin of the buffer on. The buffer of compressed entries may begin with the last complete block.
+    The tokens of a sequence are the buffered ones followed by the new ones, with indices from the buffer's start. In
+    mode "csa" the buffer may begin with the last complete block.
     """
 
     def __init__(
@@ -191,7 +193,7 @@ class _Steps:
         self._before, self._ctx = gather_map(ctx, [tokens.count, 3], DType.INT64, before), ctx
 
     def _state(self, maps: IndexMap, sequence: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """Return (past entries, buffered tokens, whether the sequence changes)."""
+        """Return past entries, buffered tokens, and whether the sequence is valid."""
         source = maps.source(self._before)
         entries, waiting, changes = (source.at([sequence, s.constant(i, DType.INT64)]) for i in range(3))
         return entries, waiting, changes > 0
@@ -212,25 +214,25 @@ class _Steps:
         return _Row(sequence, begin, row, self._state(maps, sequence)[2] & (row >= 0) & (row < count))
 
     def closes(self, maps: IndexMap, row: _Row) -> tuple[Scalar, Scalar]:
-        """Whether a new token is the last one of a block, and the number of the entry that the block becomes."""
+        """Return whether a new token completes a block, and the index of the block's entry."""
         entries, waiting, _ = self._state(maps, row.sequence)
         end = waiting - self._overlap(waiting) + row.row + 1
         is_last = row.counts & s.equal(s.trunc_modulo(end, self.ratio), 0)
         return is_last, entries + s.trunc_divide(end, self.ratio) - 1
 
     def end(self, maps: IndexMap, row: _Row) -> Scalar:
-        """The place behind a new token among the tokens of its sequence."""
+        """Return the index behind a new token among the tokens of its sequence."""
         return self._state(maps, row.sequence)[1] + row.row + 1
 
     def at(self, maps: IndexMap, x: _Series, row: _Row, token: Scalar, column: Scalar, when: Scalar) -> Scalar:
-        """An element of the ``token``-th of the tokens of a row's sequence."""
+        """Return element ``column`` of token ``token`` of a row's sequence."""
         waiting = self._state(maps, row.sequence)[1]
         old = maps.source(x.buffer).at([row.sequence, token, column], when & (token < waiting))
         new = maps.source(x.new).at([row.begin + token - waiting, column], when & (token >= waiting))
         return s.where(token < waiting, old, new)
 
     def after(self, maps: IndexMap, sequence: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """Return (entries, buffered tokens, first buffered token)."""
+        """Return the present's entries, buffered tokens, and first buffered token."""
         entries, waiting, changes = self._state(maps, sequence)
         pending = self._pending(maps, sequence, waiting)
         new = s.trunc_divide(pending, self.ratio)
@@ -242,7 +244,7 @@ class _Steps:
         return s.where(changes, entries + new, entries), s.where(changes, kept, waiting), s.where(changes, start, 0)
 
     def lengths(self) -> Tensor:
-        """The state's lengths, as the operator gives them."""
+        """Return the operator's output of lengths: entries and buffered tokens, int32 [sequences, 2]."""
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
             entries, waiting, _ = self.after(maps, c[0])
@@ -254,7 +256,7 @@ class _Steps:
 def _pooled(
     ctx: Lowering, steps: _Steps, keys: _Series, gates: _Series | None, bias: Tensor | None, size: Dim
 ) -> Tensor:
-    """For each token that is the last one of a block, the mean of the block's keys, float32 [tokens, size]."""
+    """Return the pooled key of the block that each token completes, float32 [tokens, size]; others are unused."""
     ratio = steps.ratio
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -278,7 +280,7 @@ def _pooled(
 
 
 def _with_new(ctx: Lowering, steps: _Steps, past: Tensor, fresh: Tensor) -> Tensor:
-    """The keys of blocks with the new ones; where the caller binds one buffer to both, in that buffer."""
+    """Write new entries into the state; in place if past and present share a buffer."""
     present = ctx.empty(past.shape, past.dtype)
     carry_over(ctx, past, present)
 
@@ -292,15 +294,15 @@ def _with_new(ctx: Lowering, steps: _Steps, past: Tensor, fresh: Tensor) -> Tens
 
 
 def _buffer(ctx: Lowering, steps: _Steps, x: _Series, room: int) -> Tensor:
-    """The buffer behind the Run, which may be where the past is: what waits moves to the front."""
+    """Return the present buffer, which may share memory with the past: elements only move towards the front."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        sequence, place, column = c
+        sequence, slot, column = c
         _, kept, start = steps.after(maps, sequence)
         row = steps.row(maps, sequence, s.constant(0, DType.INT64))
-        token = s.where(place < kept, start + place, place)
+        token = s.where(slot < kept, start + slot, slot)
         waiting = steps.end(maps, row) - 1
-        is_new = (place < kept) & (token >= waiting)
+        is_new = (slot < kept) & (token >= waiting)
         old = maps.source(x.buffer).at([sequence, token, column], ~is_new)
         new = maps.source(x.new).at([row.begin + token - waiting, column], is_new)
         return s.where(is_new, new, old)
@@ -312,16 +314,16 @@ def _buffer(ctx: Lowering, steps: _Steps, x: _Series, room: int) -> Tensor:
 def _update(
     ctx: Lowering, steps: _Steps, key: Tensor, fresh: Tensor, wanted: Tensor, active: Tensor | None, capacity: int
 ) -> Tensor:
-    """The first tokens of each sequence: the key of the block that a token is the last one of, or the token's."""
+    """Capture the first tokens of each sequence: the entry that a token completes, otherwise the token's key."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         row = steps.row(maps, c[0], c[1])
         inside = row.counts & (c[1] < int64(maps.source(wanted).at([c[0]])))
         if active is not None:
             inside = inside & s.not_equal(maps.number(active), 0)
-        closes, place = steps.closes(maps, row)[0], [row.begin + c[1], c[2]]
-        block = s.cast(maps.source(fresh).at(place, inside & closes), key.dtype)
-        return s.where(closes, block, maps.source(key).at(place, inside & ~closes))
+        closes, at = steps.closes(maps, row)[0], [row.begin + c[1], c[2]]
+        block = s.cast(maps.source(fresh).at(at, inside & closes), key.dtype)
+        return s.where(closes, block, maps.source(key).at(at, inside & ~closes))
 
     return gather_map(ctx, [steps.tokens.count, capacity, key.shape[1]], key.dtype, element)
 
@@ -329,7 +331,7 @@ def _update(
 # ---- choices ----
 
 
-def _seen(ctx: Lowering, steps: _Steps, count: Dim, position: Place) -> Tensor:
+def _seen(ctx: Lowering, steps: _Steps, count: Dim, position: PositionOf) -> Tensor:
     """Return the number of tokens, or of compressed entries, that each token may attend to."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -352,13 +354,13 @@ def _scores(
     scale: float | None,
     weight_scale: float | None,
 ) -> Tensor:
-    """The heads' max(q . k, 0) * scale, weighted and added up, [tokens, entries]; the least where a token sees none."""
+    """Return sum over heads of weight * max(q . k, 0) * scale, [tokens, entries]; -inf for invisible entries."""
     count, heads, size = q.shape
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         number = maps.source(seen).at(c[:1])
         is_seen = c[1] < (s.trunc_divide(number, steps.ratio) if steps.by_tokens else number)
-        sequence = steps.tokens.place(maps, c[0])[0]
+        sequence = steps.tokens.locate(maps, c[0])[0]
 
         def head(h: Scalar) -> list[Scalar]:
             def products(d: Scalar) -> list[Scalar]:
@@ -376,12 +378,12 @@ def _scores(
 
 
 def _chosen(ctx: Lowering, steps: _Steps, seen: Tensor, order: Tensor, picked: int) -> tuple[Tensor, Tensor]:
-    """(indices, how many they are): the ``picked`` best entries; or the tokens of the best blocks and those behind."""
+    """Return indices and counts: the ``picked`` best entries, or the tokens of the best blocks and of the last one."""
     ratio, count = steps.ratio, order.shape[0]
     room = picked * ratio + ratio - 1 if steps.by_tokens else picked
 
     def lengths(maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """Return (indices taken from the ranking, indices in all, first index behind the ranking)."""
+        """Return the number of ranked indices, of all indices, and the first index of the incomplete block."""
         number = maps.source(seen).at([token])
         if not steps.by_tokens:
             best = s.minimum(number, picked)

@@ -1,6 +1,6 @@
 """Attention to keys that an indexer selected, from the main cache or an auxiliary one.
 
-An index outside its keys selects nothing; one that is there twice counts once.
+An invalid index selects nothing; a duplicate index counts once.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from ort_cuda_plugin.program.lowering.views import part, reshape
 
 Local: TypeAlias = Callable[[IndexMap, Scalar, Scalar, Scalar], Scalar]
 """Predicate (entry, row, key): the query attends to the key without a selection."""
-Place: TypeAlias = Callable[[IndexMap, Scalar, Scalar], tuple[list[Scalar], Scalar]]
+Locate: TypeAlias = Callable[[IndexMap, Scalar, Scalar], tuple[list[Scalar], Scalar]]
 """Maps (token, index) to (entry, row, key) and whether this key exists."""
 
 
 def selection(
-    ctx: Lowering, shape: tuple[Dim, Dim, Dim], local: Local | None, indices: Tensor, counts: Tensor, place: Place
+    ctx: Lowering, shape: tuple[Dim, Dim, Dim], local: Local | None, indices: Tensor, counts: Tensor, locate: Locate
 ) -> Tensor:
-    """Which keys count, bool [entries, 1, rows, keys]: those of ``local``, and the first ``counts`` of ``indices``."""
+    """Return the mask [entries, 1, rows, keys] of keys in ``local`` or among the first ``counts`` ``indices``."""
     require.rank(2, selected_indices=indices)
     require.shape(ctx, indices.shape[:1], selected_counts=counts)
     entries, rows, keys = shape
@@ -75,7 +75,7 @@ def selection(
 
     def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
         index = int64(maps.source(indices).at(c))
-        (entry, row, key), known = place(maps, c[0], index)
+        (entry, row, key), known = locate(maps, c[0], index)
         known = known & (index >= 0) & (c[1] < int64(maps.source(counts).at([c[0]])))
         return [entry, s.constant(0, DType.INT64), row, key], s.constant(True, DType.BOOL), known
 
@@ -92,7 +92,7 @@ def _check_modes(mode: str, source: str, window: int) -> None:
 def _auxiliary(
     key: Tensor | None, value: Tensor | None, shared: int, is_selected: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Keys and values of the auxiliary cache; its keys are its values, too, where the two are ``shared``."""
+    """Return keys and values of the auxiliary cache, which are the same tensor if ``shared``."""
     if not is_selected:
         return None, None
     if key is None or (value is None and not shared):
@@ -148,16 +148,16 @@ def sparse_paged_attention(
     softcap: float = 0.0,
     v_quant_type: str = "NONE",
 ) -> tuple[Tensor, ...]:
-    """(output, keys with the new ones, values with the new ones), see PagedAttention."""
+    """Compute PagedAttention with selected keys; return output and updated caches."""
     _check_modes(attention_mode, selected_kv_source, local_window_size)
     require.one_of(("contiguous",), auxiliary_cache_layout=auxiliary_cache_layout)
     require.least(0, rotary_offset=rotary_offset)
     if not is_used(ctx, 1) or not is_used(ctx, 2):
-        raise require.unsupported("op", "an output of a cache", "left out", "a cache that is an output")
+        raise require.unsupported("op", "the output of an updated cache", "left out", "present")
     from_main = selected_kv_source == "main"
     q, k, v = heads_of_tokens(ctx, query, key, value, num_heads, kv_num_heads)
     size = q.shape[2]
-    tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens, "SparsePagedAttention")
+    tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens)
     check_pages(ctx, tokens, block_table, slot_mapping)
     prepare = Preparation(
         do_rotary,
@@ -169,13 +169,13 @@ def sparse_paged_attention(
         k_norm_weight,
         qk_norm_epsilon,
     )
-    q, k = prepare(ctx, q, k, tokens.place)
+    q, k = prepare(ctx, q, k, tokens.positions)
     require.shape(ctx, key_cache.shape, value_cache=value_cache)
     keys = cache_of(ctx, key_cache, kv_num_heads, size, k_scale, k_quant_type, q.dtype, "key_cache")
     values = cache_of(ctx, value_cache, kv_num_heads, size, v_scale, v_quant_type, q.dtype, "value_cache")
     keys = written(ctx, keys, k, tokens, block_table, slot_mapping)
     values = written(ctx, values, v, tokens, block_table, slot_mapping)
-    # No number of the metadata bounds the keys that a selection may name.
+    # The metadata do not bound the keys that a selection may name.
     batch = batch_of(ctx, tokens, block_table.shape[1] * key_cache.shape[1], attention_metadata, None)
     others = _auxiliary(auxiliary_key, auxiliary_value, auxiliary_kv_shared, not from_main)
     room = others[0].shape[1] if others[0] is not None and others[0].rank == 4 else 0
@@ -196,15 +196,15 @@ def sparse_paged_attention(
 
     def local(maps: IndexMap, entry: Scalar, row: Scalar, at: Scalar) -> Scalar:
         token, inside = batch.token(maps, entry, row)
-        place = maps.source(tokens.place).at([token], inside, -1)
-        near = inside & _is_visible(maps, batch, batch.sequence(maps, entry), place, at, is_causal)
-        return near & (at > place - local_window_size) if local_window_size > 0 else near
+        position = maps.source(tokens.positions).at([token], inside, -1)
+        near = inside & _is_visible(maps, batch, batch.sequence(maps, entry), position, at, is_causal)
+        return near & (at > position - local_window_size) if local_window_size > 0 else near
 
-    def place(maps: IndexMap, token: Scalar, index: Scalar) -> tuple[list[Scalar], Scalar]:
+    def locate(maps: IndexMap, token: Scalar, index: Scalar) -> tuple[list[Scalar], Scalar]:
         entry, row, inside = batch.row(maps, token)
         sequence = tokens.sequence(maps, token)
         if from_main:
-            at = maps.source(tokens.place).at([token])
+            at = maps.source(tokens.positions).at([token])
             return [entry, row, index], inside & _is_visible(maps, batch, sequence, at, index, is_causal)
         assert auxiliary_lengths is not None
         inside = inside & (sequence < maps.dim(tokens.sequences))
@@ -217,7 +217,7 @@ def sparse_paged_attention(
         local if attention_mode == "local_plus_selected" else None,
         selected_indices,
         selected_counts,
-        place,
+        locate,
     )
     rows = queries(ctx, q, batch)
     sink = sink_of_heads(ctx, head_sink, num_heads, 0)
@@ -226,14 +226,16 @@ def sparse_paged_attention(
     return results(ctx, output, batch), keys.blocks, values.blocks
 
 
-def _is_visible(maps: IndexMap, batch: Batch, sequence: Scalar, place: Scalar, key: Scalar, is_causal: int) -> Scalar:
-    """Whether the query at ``place`` of a sequence may attend to a key of the main cache."""
+def _is_visible(
+    maps: IndexMap, batch: Batch, sequence: Scalar, position: Scalar, key: Scalar, is_causal: int
+) -> Scalar:
+    """Return whether the query at ``position`` of a sequence may attend to a key of the main cache."""
     visible = (key < batch.tokens.length(maps, sequence)) & (key < maps.dim(batch.keys))
-    return visible & (key <= place) if is_causal else visible
+    return visible & (key <= position) if is_causal else visible
 
 
 def _other(x: Tensor) -> Callable[[IndexMap, Scalar, Scalar, Scalar, Scalar], Scalar]:
-    """The elements of an auxiliary cache [sequences, keys, heads or 1, size]."""
+    """Return the element function of an auxiliary cache [sequences, keys, heads or 1, size]."""
 
     def element(maps: IndexMap, sequence: Scalar, head: Scalar, number: Scalar, at: Scalar) -> Scalar:
         source = maps.source(x)
@@ -281,12 +283,14 @@ def dynamic_sparse_attention(
     selected_kv_source: str = "main",
     smooth_softmax: int = 0,
 ) -> tuple[Tensor, ...]:
-    """(output, present key, present value), see GroupQueryAttention."""
+    """Compute GroupQueryAttention with selected keys; return output and present caches."""
     _check_modes(attention_mode, selected_kv_source, local_window_size)
     from_main = selected_kv_source == "main"
     if from_main != (attention_mode == "selected_only") or (not from_main and local_window_size < 0):
         raise require.violation(
-            "selected_kv_source", "be 'main' exactly with 'selected_only'", repr(selected_kv_source)
+            "selected_kv_source",
+            "be 'main' with attention_mode 'selected_only', else 'auxiliary' with a window",
+            f"{selected_kv_source!r}, local_window_size = {local_window_size}",
         )
     require.one_of((1,), is_causal=is_causal)
     require.heads(num_heads, kv_num_heads)
@@ -325,10 +329,10 @@ def dynamic_sparse_attention(
         keys, values = concat(ctx, keys, other_keys, axis=2), concat(ctx, values, other_values, axis=2)
 
     def local(maps: IndexMap, entry: Scalar, row: Scalar, at: Scalar) -> Scalar:
-        place = maps.source(first).at([entry]) + row
-        return (at <= place) & (at > place - local_window_size) & (at < maps.dim(total))
+        position = maps.source(first).at([entry]) + row
+        return (at <= position) & (at > position - local_window_size) & (at < maps.dim(total))
 
-    def place(maps: IndexMap, token: Scalar, index: Scalar) -> tuple[list[Scalar], Scalar]:
+    def locate(maps: IndexMap, token: Scalar, index: Scalar) -> tuple[list[Scalar], Scalar]:
         entry, row = s.trunc_divide(token, maps.dim(rows)), s.trunc_modulo(token, maps.dim(rows))
         if not from_main:
             return [entry, row, maps.dim(total) + index], index < maps.dim(room)
@@ -342,7 +346,7 @@ def dynamic_sparse_attention(
         None if from_main else local,
         selected_indices,
         reshape(ctx, selected_counts, [batch * rows]),
-        place,
+        locate,
     )
     sink = sink_of_heads(ctx, head_sink, num_heads, smooth_softmax)
     output, _ = attend(ctx, q, keys, values, Variant(mask=mask, sink=sink, scale=scale or None))

@@ -41,7 +41,7 @@ from ort_cuda_plugin.schedule.flash import FEW_ROWS, SPLIT_KEYS, has_tensor_core
 
 
 def split_heads(ctx: Lowering, x: Tensor, heads: int | None) -> Tensor:
-    """x [batch, sequence, heads * size] as [batch, heads, sequence, size]; one of rank 4 is that already."""
+    """Return x [batch, sequence, heads * size] as [batch, heads, sequence, size], the layout of rank 4."""
     if x.rank == 4:
         return x
     require.rank((3, 4), **{"query, key and value": x})
@@ -53,18 +53,18 @@ def split_heads(ctx: Lowering, x: Tensor, heads: int | None) -> Tensor:
 
 
 def merge_heads(ctx: Lowering, x: Tensor) -> Tensor:
-    """x [batch, heads, sequence, size] as [batch, sequence, heads * size]."""
+    """Return x [batch, heads, sequence, size] as [batch, sequence, heads * size]."""
     batch, heads, length, size = x.shape
     return reshape(ctx, permute(ctx, x, (0, 2, 1, 3)), [batch, length, heads * size])
 
 
 def _grouped(ctx: Lowering, x: Tensor, kv_heads: Dim) -> Tensor:
-    """x [batch, heads, ...] as [batch, kv_heads, heads per kv head, ...]."""
+    """Return x [batch, heads, ...] as [batch, kv_heads, heads per kv head, ...]."""
     return reshape(ctx, x, [x.shape[0], kv_heads, floordiv(x.shape[1], kv_heads), *x.shape[2:]])
 
 
 def _product_of_heads(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
-    """a [batch, heads, m, k] @ b [batch, kv heads, k, n]: neighbouring heads of a share one of b."""
+    """Return a [batch, heads, m, k] @ b [batch, kv heads, k, n]; adjacent heads of a share a head of b."""
     heads, kv_heads = a.shape[1], b.shape[1]
     if heads == kv_heads:
         return multiply(ctx, a, b)
@@ -73,8 +73,8 @@ def _product_of_heads(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
     return reshape(ctx, result, [a.shape[0], heads, *result.shape[3:]])
 
 
-def query_places(ctx: Lowering, rows: Dim, past: Dim, lengths: Tensor | None) -> Tensor:
-    """Return the position of each query among the keys, int64 [batch or 1, 1, rows, 1]; the last is the last key."""
+def query_positions(ctx: Lowering, rows: Dim, past: Dim, lengths: Tensor | None) -> Tensor:
+    """Return the position of each query among the keys, int64 [batch or 1, 1, rows, 1], up to the last key's."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         if lengths is None:
@@ -85,7 +85,7 @@ def query_places(ctx: Lowering, rows: Dim, past: Dim, lengths: Tensor | None) ->
 
 
 def _padded_mask(ctx: Lowering, mask: Tensor, keys: Dim) -> Tensor:
-    """The mask for all keys: those that it has no column for are masked."""
+    """Pad the mask to all keys; keys without a column are masked."""
     if mask.rank == 0 or mask.shape[-1] == keys:
         return mask
     require.most_dim(ctx, keys, **{"the number of columns of attn_mask": mask.shape[-1]})
@@ -106,14 +106,14 @@ def after_past(
 
 
 def _probability(row: Row, score: Scalar, sink: Scalar | None) -> Scalar:
-    """Softmax along the row; zeros where all scores are -inf, or where the row has none.
+    """Return the softmax along the row, zeros for an empty row or one with all scores -inf.
 
-    The ``sink`` is the score of one more key, whose value is zero.
+    ``sink`` is the score of an additional key with the value zero.
     """
     largest = row.reduce(MAX, score)
     if sink is not None:
         largest = s.maximum(largest, sink)
-    # A row without a key has no maximum, and its sum is 0.
+    # An empty row has the maximum -inf and the sum 0.
     largest = s.where(s.equal(largest, -math.inf), 0.0, largest)
     e = s.exp(score - largest)
     total = row.reduce(SUM, e)
@@ -143,10 +143,7 @@ def attention(
     softcap: float = 0.0,
     softmax_precision: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """(output, present key, present value, intermediate scores); keys and values without a past are present as given.
-
-    A query that may attend to no key gives zeros.
-    """
+    """Return output, present key, present value and scores. A query without visible keys has zeros as output."""
     require.one_of((RAW, CAPPED, BIASED, PROBABILITIES), qk_matmul_output_mode=qk_matmul_output_mode)
     flat = q.rank == 3
     q, k, v = split_heads(ctx, q, q_num_heads), split_heads(ctx, k, kv_num_heads), split_heads(ctx, v, kv_num_heads)
@@ -155,7 +152,7 @@ def attention(
     lengths = nonpad_kv_seqlen if past_key is None else None
     variant = Variant(
         mask=None if attn_mask is None else _padded_mask(ctx, attn_mask, k.shape[2]),
-        position=query_places(ctx, q.shape[2], past, lengths) if reach.is_limited else None,
+        position=query_positions(ctx, q.shape[2], past, lengths) if reach.is_limited else None,
         length=None if nonpad_kv_seqlen is None else unsqueeze(ctx, nonpad_kv_seqlen, (1, 2, 3)),
         reach=reach,
         scale=scale,
@@ -168,11 +165,11 @@ def attention(
 
 
 MANY_SCORES = 1 << 26
-"""Number of scores above which they are not stored (256 MiB of float32): FlashAttention is used instead."""
+"""Number of scores above which FlashAttention is used, which does not store them (256 MiB of float32)."""
 
 
 def prefers_flash_attention(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether FlashAttention is faster: on tensor cores, for very many scores, or few rows of many keys."""
+    """Return whether FlashAttention is faster: on tensor cores, for very many scores, or few queries and many keys."""
     (batch, heads, rows, _), keys = q.shape, k.shape[2]
     if ctx.device.emulated or not ctx.options.fuses_attention or not isinstance(heads, int):
         return False
@@ -184,17 +181,17 @@ def prefers_flash_attention(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> b
 
 
 def attend(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, variant: Variant) -> tuple[Tensor, Tensor]:
-    """softmax(q @ k * scale) @ v for tensors [batch, heads, sequence, size], and the scores that the variant returns.
+    """Return softmax(q @ k * scale) @ v for tensors [batch, heads, sequence, size], and the variant's scores.
 
-    The scores are computed where the node's fourth output is used; otherwise that tensor is anything.
+    The second tensor is valid only if the node's fourth output is used.
     """
     k, v = require_head_shapes(ctx, q, k, v)
     assert ctx.node is not None
     wants_scores = is_used(ctx, 3)
     if not wants_scores and not variant.precise and prefers_flash_attention(ctx, q, k, v):
-        walked = flash_attention(ctx, q, CachePart(None, k, k), CachePart(None, v, v), variant)
-        return split_heads(ctx, walked, operator.index(q.shape[1])), walked
-    # The query is scaled rather than the products, which would leave the range of float16.
+        flat = flash_attention(ctx, q, CachePart(None, k, k), CachePart(None, v, v), variant)
+        return split_heads(ctx, flat, operator.index(q.shape[1])), flat
+    # Scale the query, not the products: unscaled products may overflow float16.
     scores = _product_of_heads(ctx, scaled_by(ctx, q, q.shape[3], variant.scale), permute(ctx, k, (0, 1, 3, 2)))
     operands, softcap, kept = {"score": scores} | variant.operands, variant.softcap, variant.returned
     precision = DType.FLOAT64 if variant.precise or q.dtype is DType.FLOAT64 else DType.FLOAT32
@@ -231,7 +228,7 @@ def rotary_embedding(
     num_heads: int | None = None,
     rotary_embedding_dim: int = 0,
 ) -> Tensor:
-    """Rotates pairs of elements of each head; positions outside the caches rotate to zeros."""
+    """Rotate pairs of elements of each head; positions outside the caches rotate to zeros."""
     heads = split_heads(ctx, x, num_heads)
     if x.rank == 3:
         heads = permute(ctx, heads, (0, 2, 1, 3))
@@ -255,20 +252,19 @@ def rotate(
     stream: Callable[[Scalar], Scalar] | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """The ``rotated`` elements from ``offset`` on of each head, in a tensor whose axis ``sequence`` is the sequence,
-    turned and times ``scale``.
+    """Rotate and scale ``rotated`` elements of each head from ``offset`` on; axis ``sequence`` is the sequence.
 
-    The caches have a row for each position, or without ``position_ids`` [batch, sequence] one for each place. With
-    ``stream`` there are three positions for each place, in the first dimension; it says which of them a pair takes.
+    The caches have a row per position, or without ``position_ids`` [batch, sequence] a row per token. With ``stream``
+    ``position_ids`` are [3, batch, sequence], and ``stream(pair)`` selects one of a token's three positions.
     """
     require.most_dim(ctx, heads.shape[3], **{"the number of rotated elements": rotated + offset})
     require.multiple_of(ctx, rotated, 2, "the number of rotated elements")
-    places = (heads.shape[0], heads.shape[sequence])
+    tokens = (heads.shape[0], heads.shape[sequence])
     if position_ids is not None:
-        wanted = places if stream is None else (3, *places)
+        wanted = tokens if stream is None else (3, *tokens)
         require.shape(ctx, wanted, position_ids=position_ids)
     for cache in (cos_cache, sin_cache):
-        rows = places if position_ids is None else cos_cache.shape[:1]
+        rows = tokens if position_ids is None else cos_cache.shape[:1]
         require.shape(ctx, (*rows, floordiv(rotated, 2)), cache=cache)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -305,7 +301,7 @@ def rotate(
 def tensor_scatter(
     ctx: Lowering, past_cache: T, update: T, write_indices: Int64 | None = None, *, axis: int = -2, mode: str = "linear"
 ) -> Tensor:
-    """A copy of the cache with ``update`` from write_indices[batch] on; what lies outside of it is not written."""
+    """Return a copy of the cache with ``update`` from write_indices[batch] on, clipped to the cache."""
     require.one_of(("linear", "circular"), mode=mode)
     require.rank(past_cache.rank, update=update)
     at = normalize_axis(axis, past_cache.rank)

@@ -24,10 +24,10 @@ __all__ = ["CachePart", "append", "flash_attention"]
 
 
 def flash_attention(ctx: Lowering, q: Tensor, keys: CachePart, values: CachePart, variant: Variant) -> Tensor:
-    """FlashAttention over what ``present`` of keys and values has; the result is [batch, rows, heads * width].
+    """Compute FlashAttention over ``present`` of keys and values; the result is [batch, rows, heads * width].
 
-    No device stores scores, and no key is read that no row may attend to by the variant's ``last`` or ``length`` and by
-    its ``position``: what stands behind it may be anything.
+    Scores are never stored, also on the emulated device. Keys beyond the variant's ``last``, ``length`` or ``position``
+    are not read, so that the cache may be uninitialized there.
     """
     k, v = require_head_shapes(ctx, q, keys.elements, values.elements)
     batch, heads, rows, size = q.shape
@@ -84,9 +84,9 @@ def flash_attention(ctx: Lowering, q: Tensor, keys: CachePart, values: CachePart
 
 
 def _grouped_query(ctx: Lowering, q: Tensor, keys: CachePart, kv_heads: Dim, is_scaled: bool) -> Tensor:
-    """q as a dense [batch, kv heads, heads per kv head, rows, size], times the scale of the keys.
+    """Return q as dense [batch, kv heads, heads per kv head, rows, size], times the scale of the keys.
 
-    Unless the scores are scaled later, times 1 / sqrt(size).
+    If scores are not scaled later (``is_scaled``), q is also multiplied by 1 / sqrt(size).
     """
     batch, heads, rows, size = q.shape
     shape = [batch, kv_heads, floordiv(heads, kv_heads), rows, size]
@@ -101,7 +101,7 @@ def _grouped_query(ctx: Lowering, q: Tensor, keys: CachePart, kv_heads: Dim, is_
 
 
 def _by_group(ctx: Lowering, x: Tensor, shape: tuple[Dim, ...], kv_heads: Dim, groups: Dim) -> Tensor:
-    """x, which broadcasts to scores [batch, heads, rows, keys], as it broadcasts to [batch, kv heads, groups, ...]."""
+    """View x, which broadcasts to [batch, heads, rows, keys], for [batch, kv heads, groups, rows, keys]."""
     x = aligned(ctx, ctx.materialize(x) if x.size != 1 else x, shape)
     lead = 4 - x.rank
     dims, strides = [*[1] * lead, *x.shape], [*[0] * lead, *x.strides]

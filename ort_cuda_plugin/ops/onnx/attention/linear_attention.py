@@ -1,4 +1,4 @@
-"""Linear attention of ai.onnx and com.microsoft: a recurrent state matrix for each head replaces keys and values."""
+"""Linear attention of ai.onnx and com.microsoft: a recurrent state matrix per head replaces cached keys and values."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering.views import expand, part, reshape, squeeze
 
 UPDATE_RULES = ("linear", "gated", "delta", "gated_delta")
-""""gated": the state decays. "delta": the value is corrected by the value that the state holds for its key."""
+""""gated": the state decays. "delta": the state's present value for the key is subtracted from the new value."""
 MAX_WINDOW = 8
-"""Maximum of state_window, in states."""
+"""Maximum of state_window, states, by the schema."""
 
 
 @op("LinearAttention", since=27, types={"T": FLOATS, "S": FLOATS})
@@ -34,9 +34,11 @@ def linear_attention_27(
     scale: float | None = None,
     update_rule: str = "gated_delta",
 ) -> tuple[Tensor, ...]:
-    """(output, present state). ``chunk_size`` is a hint for other ways to compute the same."""
+    """Return output and present state. ``chunk_size``, a hint for chunked algorithms, is ignored."""
     if ("gated" in update_rule) != (decay is not None) or ("delta" in update_rule) != (beta is not None):
-        raise require.violation("decay and beta", f"be given exactly for {update_rule!r}", "one too many or too few")
+        given = [name for name, x in (("decay", decay), ("beta", beta)) if x is not None]
+        expected = f"be given as update_rule {update_rule!r} needs: decay if gated, beta if delta"
+        raise require.violation("decay and beta", expected, " and ".join(given) or "neither")
     require.that(q_num_heads >= kv_num_heads, "q_num_heads", f"be at least kv_num_heads = {kv_num_heads}", q_num_heads)
     return _linear_attention(
         ctx, query, key, value, past_state, decay, beta, kv_num_heads, q_num_heads, scale or 0.0, update_rule, 0
@@ -60,9 +62,9 @@ def microsoft_linear_attention(
     state_window: int = 0,
     update_rule: str = "gated_delta",
 ) -> tuple[Tensor, ...]:
-    """As that of ai.onnx; heads may share a query or a key, and there may be a state behind each of the last steps."""
-    if ("gated" in update_rule and decay is None) or ("delta" in update_rule and beta is None):
-        raise require.violation("decay and beta", f"be given as {update_rule!r} needs", "one too few")
+    """Compute LinearAttention; heads may share queries or keys; ``state_window`` returns the last states."""
+    for x, name, kind in ((decay, "decay", "gated"), (beta, "beta", "delta")):
+        require.that(kind not in update_rule or x is not None, name, f"be given for {update_rule!r}", "none")
     require.within(0, MAX_WINDOW, state_window=state_window)
     return _linear_attention(
         ctx, query, key, value, past_state, decay if "gated" in update_rule else None,
@@ -74,7 +76,7 @@ def _linear_attention(
     ctx: Lowering, query: Tensor, key: Tensor, value: Tensor, past: Tensor | None, decay: Tensor | None,
     beta: Tensor | None, heads: int, query_heads: int, scale: float, update_rule: str, window: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(output, present state), which has a first dimension of ``window`` states unless that is 0."""
+    """Return output and present state, with a leading dimension of ``window`` states unless that is 0."""
     require.one_of(UPDATE_RULES, update_rule=update_rule)
     if heads <= 0 or query_heads <= 0 or (query_heads % heads and heads % query_heads):
         raise require.violation("q_num_heads", f"be a positive multiple or divisor of {heads}", query_heads)

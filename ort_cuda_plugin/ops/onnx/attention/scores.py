@@ -17,9 +17,9 @@ from ort_cuda_plugin.program.steps.row_program import Row
 
 
 def require_head_shapes(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """k and v [batch, heads, sequence, size] with the sizes that they share with q, and each other, named alike.
+    """Check k and v [batch, heads, sequence, size], and return views that share q's and each other's symbolic sizes.
 
-    A Run fails where they are not the same. Steps over sizes of one name can be joined.
+    A Run fails if the sizes differ. Steps over equal symbols can be fused.
     """
     (batch, _, _, size), (_, heads, keys, _), width = q.shape, k.shape, v.shape[3]
     require.shape(ctx, (batch, heads, keys, size), key=k)
@@ -63,7 +63,7 @@ def window_before(is_causal: int, size: int) -> Reach:
 
 
 RAW, CAPPED, BIASED, PROBABILITIES = range(4)
-"""The scores that attention may return: as multiplied, capped, masked, and normalised."""
+"""Scores that attention may return: q @ k, after softcap, after masks, after softmax."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +71,14 @@ class Variant:
     """An attention variant: how the scores of queries and keys are scaled, masked and normalised.
 
     Attributes:
-        mask: a bias, or whether the key counts; for the first ``count`` keys, by default for all.
-        position: the place of each query among the keys, from which ``reach`` counts.
-        length, last: the number of keys, or the place of the last one. At most one of them is given.
-        sink: the score of one more key, whose value is zero.
-        scale: of the scores, by default 1 / sqrt(size of a head).
+        mask: additive bias, or bool (attend); for the first ``count`` keys, by default for all.
+        position: index of each query among the keys, the origin of ``reach``.
+        length, last: number of keys, or index of the last one; at most one of the two.
+        sink: score of an additional key with the value zero.
+        scale: factor of the scores, by default 1 / sqrt(size of a head).
         softcap: c of ``c * tanh(score / c)``, 0 for none.
-        returned: the scores that attention returns beside its result.
-        precise: computes the softmax in float64.
+        returned: scores that attention returns beside its result.
+        precise: compute the softmax in float64.
 
     ``mask``, ``position``, ``length``, ``last`` and ``sink`` broadcast to the scores [batch, heads, queries, keys].
     """
@@ -97,16 +97,15 @@ class Variant:
 
     @property
     def operands(self) -> dict[str, Tensor]:
-        """The tensors that a kernel reads beside queries, keys and values, by name."""
+        """Return the tensors that a kernel reads beside queries, keys and values, by name."""
         names = ("mask", "position", "last", "length", "sink")
         return {name: x for name in names if (x := getattr(self, name)) is not None}
 
 
 def biased_score(row: Row, value: Scalar, given: Mapping[str, Scalar], reach: Reach) -> Scalar:
-    """The score ``value`` with its bias, -inf for a key that is not attended to.
+    """Return the score ``value`` with its bias, -inf for a masked key.
 
-    ``given`` may have the "mask" (a bias, or whether the key counts), the "position" of the query among the keys, and
-    the "length": the number of keys.
+    ``given`` may hold "mask" (bias or bool), "position" (index of the query among the keys) and "length" (of keys).
     """
     attended = s.constant(True, DType.BOOL)
     if "mask" in given:
@@ -125,7 +124,7 @@ def biased_score(row: Row, value: Scalar, given: Mapping[str, Scalar], reach: Re
 
 
 def scaled_by(ctx: Lowering, q: Tensor, size: Dim, scale: float | None) -> Tensor:
-    """q times ``scale``, by default 1 / sqrt(size)."""
+    """Return q times ``scale``, by default 1 / sqrt(size)."""
     if scale is not None or isinstance(size, int):
         factor = scale if scale is not None else 1.0 / math.sqrt(max(hint(size), 1))
         return elementwise(ctx, lambda x: x * factor, q)

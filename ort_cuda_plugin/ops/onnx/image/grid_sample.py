@@ -17,7 +17,7 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 @op("AffineGrid", since=20, types={"T1": FLOATS, "T2": INT64})
 def affine_grid(ctx: Lowering, theta: T1, size: HostTensor, *, align_corners: int = 0) -> Tensor:
-    """``theta`` is [n, 2, 3] for images or [n, 3, 4] for volumes; grid coordinates run from the last dimension on."""
+    """Return the grid of ``theta`` [n, 2, 3] or [n, 3, 4]; coordinates are in order x, y, z (last dimension first)."""
     sizes = ctx.host_values(size, "size")
     rank = len(sizes) - 2
     require.rank(3, theta=theta)
@@ -36,11 +36,11 @@ def affine_grid(ctx: Lowering, theta: T1, size: HostTensor, *, align_corners: in
             axis = rank - 1 - column
             at, count = (s.cast(value, real) for value in (c[1 + axis], maps.dim(sizes[2 + axis])))
             if align_corners:
-                # A single place is at the first corner, as for ONNX Runtime.
-                place = at * 2.0 / s.maximum(count - 1.0, 1.0) - 1.0
+                # A dimension of size 1 is at -1, as in ONNX Runtime.
+                position = at * 2.0 / s.maximum(count - 1.0, 1.0) - 1.0
             else:
-                place = (at * 2.0 + 1.0) / count - 1.0
-            total = total + factor(column) * place
+                position = (at * 2.0 + 1.0) / count - 1.0
+            total = total + factor(column) * position
         return s.cast(total, theta.dtype)
 
     return gather_map(ctx, [sizes[0], *sizes[2:], rank], theta.dtype, element)
@@ -56,14 +56,14 @@ class Sampling:
     real: DType
 
     def taps(self, coordinate: Scalar, size: Scalar) -> list[tuple[Scalar, Scalar, Scalar]]:
-        """Indices, weights, and whether they are inside an axis of ``size``, for a coordinate from -1 to 1."""
-        place = self._place(coordinate, size)
+        """Return (clamped index, weight, whether it was inside) of each tap for a coordinate in [-1, 1]."""
+        position = self._position(coordinate, size)
         weight, support = (cubic(-0.75), 2) if self.mode == "cubic" else (triangle, 1)
-        first = s.cast(s.floor(place), DType.INT64)
+        first = s.cast(s.floor(position), DType.INT64)
         result = []
         for k in [0] if self.mode == "nearest" else range(1 - support, 1 + support):
             index = first + k
-            factor = weight(s.absolute(s.cast(index, self.real) - place))
+            factor = weight(s.absolute(s.cast(index, self.real) - position))
             if self.padding == "reflection":
                 mirrored = self._reflected(s.cast(index, self.real), size)
                 index = s.cast(s.round_half_even(mirrored), index.dtype)
@@ -71,21 +71,21 @@ class Sampling:
             result.append((clamped(index, size), factor, inside))
         return result
 
-    def _place(self, coordinate: Scalar, size: Scalar) -> Scalar:
-        """Where a coordinate is on the axis, in elements."""
+    def _position(self, coordinate: Scalar, size: Scalar) -> Scalar:
+        """Convert a coordinate to a real index on the axis."""
         length = s.cast(size, self.real)
         g = s.cast(coordinate, self.real) + 1.0
-        place = g * 0.5 * (length - 1.0) if self.align_corners else (g * length - 1.0) * 0.5
+        position = g * 0.5 * (length - 1.0) if self.align_corners else (g * length - 1.0) * 0.5
         if self.mode == "nearest":
-            return s.round_half_even(place)
-        if self.padding == "zeros" or self.mode == "cubic":  # each element that a cubic reads is moved inside alone
-            return place
+            return s.round_half_even(position)
+        if self.padding == "zeros" or self.mode == "cubic":  # `taps` pads each of a cubic's indices by itself
+            return position
         if self.padding == "reflection":
-            place = self._reflected(place, size)
-        return s.minimum(s.maximum(place, 0.0), s.cast(size - 1, self.real))
+            position = self._reflected(position, size)
+        return s.minimum(s.maximum(position, 0.0), s.cast(size - 1, self.real))
 
     def _reflected(self, x: Scalar, size: Scalar) -> Scalar:
-        """``x`` mirrored at both ends of the axis until it lies inside: at the elements' centres, or their borders."""
+        """Reflect ``x`` at both ends of the axis, at the centres (align_corners) or borders of the outer elements."""
         low = 0.0 if self.align_corners else -0.5
         span = s.cast(size, x.dtype) - (1.0 if self.align_corners else 0.0)
         m = s.trunc_modulo(s.absolute(x - low), span * 2.0)
@@ -96,7 +96,7 @@ class Sampling:
 def grid_sample(
     ctx: Lowering, x: T1, grid: T2, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
 ) -> Tensor:
-    """``x`` is [n, channels, *dims], ``grid`` [n, *places, rank]; version 16 says "bilinear" and "bicubic"."""
+    """Sample ``x`` [n, channels, *dims] at ``grid`` [n, *output dims, rank]; version 16 has "bilinear", "bicubic"."""
     mode = mode.removeprefix("bi")
     rank = x.rank - 2
     require.one_of(("linear", "cubic", "nearest"), mode=mode)
@@ -112,9 +112,9 @@ def grid_sample(
     sampling = Sampling(mode, padding_mode, bool(align_corners), s.accumulation_type(x.dtype))
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        source, places = maps.source(x), maps.source(grid)
+        source, points = maps.source(x), maps.source(grid)
         per_axis = [
-            sampling.taps(places.at([c[0], *c[2:], s.constant(rank - 1 - axis, DType.INT64)]), source.dim(2 + axis))
+            sampling.taps(points.at([c[0], *c[2:], s.constant(rank - 1 - axis, DType.INT64)]), source.dim(2 + axis))
             for axis in range(rank)
         ]
         total: Scalar | None = None

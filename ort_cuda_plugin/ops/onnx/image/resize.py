@@ -23,22 +23,22 @@ from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.steps.row_program import Reduction, highest, lowest
 
 SHORT_SCALE = 1 << 10
-"""Numerators of scales whose product with a dimension is exact, so that its integer part has an integer formula."""
+"""Maximum numerator of a scale whose float32 product with a dimension is exact, and so floors to an integer formula."""
 
 SUMS = Reduction(
     lambda dtypes: tuple(s.constant(0, dtype) for dtype in dtypes),
     lambda totals, elements: tuple(total + element for total, element in zip(totals, elements, strict=True)),
     lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)),
 )
-"""Component-wise addition of several sums."""
+"""Component-wise addition of several accumulators."""
 
 ONE_8_BIT = 1 << 22
-"""The weight 1 in fixed point, in which ONNX Runtime and Pillow resample 8-bit images with antialias."""
+"""Fixed-point 1 of the weights with which ONNX Runtime and Pillow resample 8-bit images with antialias."""
 
 
 @dataclass(frozen=True)
 class Resampling:
-    """Resampling of one axis. ``scale(maps)`` and ``roi(maps)`` give float32 Scalars; ``unscaled``: surely by 1."""
+    """Resampling of one axis. ``scale(maps)`` and ``roi(maps)`` return float32 Scalars; ``unscaled``: scale is 1."""
 
     axis: int
     size: Dim
@@ -69,8 +69,8 @@ def _original(mode: str, maps: IndexMap, at: Scalar, old: Scalar, new: Scalar, h
     if mode == "align_corners":
         return s.where(new > 1, x * (length - 1.0) / s.maximum(resized - 1.0, 1.0), 0.0)
     if mode == "half_pixel_symmetric":
-        # The centre of the input maps to the centre of the output, whose size was rounded. float64 as in ONNX Runtime:
-        # at many places the nearest element depends on the last bit.
+        # Input and output centres coincide although the output size is rounded. float64 as in ONNX Runtime: the nearest
+        # element often depends on the last bit.
         offset = length * 0.5 * (1.0 - resized / (scale * length))
         exact = (s.cast(x, DType.FLOAT64) + 0.5) / s.cast(scale, DType.FLOAT64)
         return s.cast(s.cast(offset, DType.FLOAT64) + exact - 0.5, real)
@@ -84,7 +84,7 @@ def _original(mode: str, maps: IndexMap, at: Scalar, old: Scalar, new: Scalar, h
 
 
 def _nearest(mode: str, x: Scalar, scale: Scalar) -> Scalar:
-    """``x`` rounded by ``nearest_mode``; "simple" is that of versions before the attribute."""
+    """Round ``x`` by ``nearest_mode``; "simple" is the rule of versions without the attribute."""
     modes: dict[str, Callable[[], Scalar]] = {
         "round_prefer_floor": lambda: s.ceil(x - 0.5),
         "round_prefer_ceil": lambda: s.floor(x + 0.5),
@@ -101,18 +101,18 @@ def clamped(index: Scalar, size: Scalar) -> Scalar:
 
 
 def clamped_integer(x: Scalar, low: Operand, high: Operand) -> Scalar:
-    """A float in low..high (int64) as int64, cut off toward zero; ``low`` for NaN."""
+    """Convert a float to int64, truncated and clamped to [low, high]; ``low`` for NaN."""
     least, most = (s.cast(y if isinstance(y, Scalar) else s.constant(y, DType.INT64), x.dtype) for y in (low, high))
     return s.cast(s.where(x > least, s.where(x < most, x, most), least), DType.INT64)
 
 
 def triangle(distance: Scalar) -> Scalar:
-    """The weight of an element at a ``distance`` >= 0 in linear interpolation."""
+    """Return the weight of an element at a ``distance`` >= 0 in linear interpolation."""
     return s.maximum(1.0 - distance, 0.0)
 
 
 def cubic(a: float) -> Callable[[Scalar], Scalar]:
-    """The weight of an element at a ``distance`` >= 0 in cubic convolution with parameter ``a``."""
+    """Return the weight function of distances >= 0 for cubic convolution with parameter ``a``."""
 
     def weight(t: Scalar) -> Scalar:
         near = ((a + 2) * t - (a + 3)) * t * t + 1.0
@@ -124,7 +124,7 @@ def cubic(a: float) -> Callable[[Scalar], Scalar]:
 
 @dataclass(frozen=True)
 class Interpolation:
-    """What the axes of one Resize have in common; ``support`` is the distance at which ``weight`` becomes 0."""
+    """Parameters that all axes of a Resize share; ``weight`` is 0 at distances from ``support`` on."""
 
     weight: Callable[[Scalar], Scalar]
     support: int
@@ -135,21 +135,21 @@ class Interpolation:
 
 
 def _interpolate(ctx: Lowering, x: Tensor, how: Resampling, by: Interpolation, dtype: DType) -> Tensor:
-    """x resampled along one axis, as ``dtype``."""
+    """Resample x along one axis, to ``dtype``."""
     real = s.accumulation_type(x.dtype)
     shape = [*x.shape[: how.axis], how.size, *x.shape[how.axis + 1 :]]
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(x)
         size = source.dim(how.axis)
-        place = _original(by.transformation, maps, c[how.axis], size, maps.dim(how.size), how, real)
-        # The order of operations is ONNX Runtime's: results halfway between integers depend on the last bit of weights.
+        position = _original(by.transformation, maps, c[how.axis], size, maps.dim(how.size), how, real)
+        # ONNX Runtime's order of operations: rounding of ties depends on the last bit of the weights.
         shrink = 1.0 / s.maximum(1.0 / s.cast(how.scale(maps), real), 1.0) if by.antialias else s.constant(1, real)
-        first = s.cast(s.floor(place), DType.INT64)
+        first = s.cast(s.floor(position), DType.INT64)
         reach = s.cast(s.ceil(by.support / shrink), DType.INT64)
 
         def weight_of(index: Scalar) -> Scalar:
-            distance = s.cast(index, real) - (place + 0.5) + 0.5 if by.antialias else s.cast(index, real) - place
+            distance = s.cast(index, real) - (position + 0.5) + 0.5 if by.antialias else s.cast(index, real) - position
             weight = by.weight(s.absolute(distance) * shrink)
             return s.where((index >= 0) & (index < size), weight, 0.0) if by.exclude_outside else weight
 
@@ -162,7 +162,7 @@ def _interpolate(ctx: Lowering, x: Tensor, how: Resampling, by: Interpolation, d
             return s.cast(element_at(index), real) * weight, weight
 
         def rounded() -> Scalar:
-            """The sum with normalised weights, rounded to an integer. What is outside adds its weight to the edge."""
+            """Return the sum with normalised weights, rounded; weights outside the axis are added to the edges'."""
             start = first - reach + 1
 
             def weights_of_parts(i: Scalar) -> tuple[Scalar, Scalar, Scalar]:
@@ -200,7 +200,7 @@ def _interpolate(ctx: Lowering, x: Tensor, how: Resampling, by: Interpolation, d
         if by.antialias or by.exclude_outside:
             total = total / weights
         if by.transformation == "tf_crop_and_resize":
-            outside = (place < 0.0) | (place > s.cast(size - 1, real))
+            outside = (position < 0.0) | (position > s.cast(size - 1, real))
             total = s.where(outside, by.extrapolation, total)
         return from_real(total, dtype)
 
@@ -208,12 +208,12 @@ def _interpolate(ctx: Lowering, x: Tensor, how: Resampling, by: Interpolation, d
 
 
 def round_half_away(x: Scalar) -> Scalar:
-    """Return a float rounded to an integer, halves away from zero."""
+    """Round a float to an integer, ties away from zero."""
     return s.where(x < 0.0, s.ceil(x - 0.5), s.floor(x + 0.5))
 
 
 def from_real(x: Scalar, dtype: DType) -> Scalar:
-    """A weighted sum as an element: integers are cut off toward zero, and kept in their range."""
+    """Convert a weighted sum to ``dtype``; integers are truncated and clamped."""
     if dtype.is_integer:
         x = s.minimum(s.maximum(x, float(lowest(dtype))), float(highest(dtype)))
     return s.cast(x, dtype)
@@ -231,9 +231,9 @@ def _nearest_elements(
         inside = s.constant(True, DType.BOOL)
         for axis, how in by_axis.items():
             size = source.dim(axis)
-            place = _original(transformation, maps, c[axis], size, maps.dim(how.size), how, DType.FLOAT32)
-            coordinates[axis] = clamped(_nearest(rounding, place, how.scale(maps)), size)
-            inside = inside & (place >= 0.0) & (place <= s.cast(size - 1, DType.FLOAT32))
+            position = _original(transformation, maps, c[axis], size, maps.dim(how.size), how, DType.FLOAT32)
+            coordinates[axis] = clamped(_nearest(rounding, position, how.scale(maps)), size)
+            inside = inside & (position >= 0.0) & (position <= s.cast(size - 1, DType.FLOAT32))
         if transformation == "tf_crop_and_resize":
             return source.at(coordinates, inside, s.cast(s.constant(extrapolation, DType.FLOAT32), x.dtype))
         return source.at(coordinates)
@@ -242,7 +242,7 @@ def _nearest_elements(
 
 
 def _scaled(ctx: Lowering, x: Tensor, axes: Sequence[int], scales: Tensor) -> list[Resampling]:
-    """The sizes that ``scales`` give, the integer parts of float32 products."""
+    """Return the resampling by ``scales``; sizes are the integer parts of float32 products."""
     dims = [x.shape[axis] for axis in axes]
     known = scales.constant if scales.is_constant else None
     if known is None:
@@ -254,7 +254,9 @@ def _scaled(ctx: Lowering, x: Tensor, axes: Sequence[int], scales: Tensor) -> li
 
         sizes: list[Dim] = list(ctx.read_back(elementwise(ctx, whole_size, given, scales), "sizes of the result", -1))
         for size in sizes:
-            require.holds(ctx, le(0, size), "each of scales", "be positive and finite", "another number")
+            require.holds(
+                ctx, le(0, size), "each of scales", "be positive and finite", "0, a negative value, inf or NaN"
+            )
     else:
         sizes = [_scaled_size(ctx, dim, np.float32(f)) for dim, f in zip(dims, known.reshape(-1), strict=True)]
     result = []
@@ -271,13 +273,13 @@ def _scaled_size(ctx: Lowering, dim: Dim, scale: np.float32) -> Dim:
     if not isinstance(dim, int):
         if exact.numerator <= SHORT_SCALE and exact.denominator <= 1 << 20:
             return floordiv(dim * exact.numerator, exact.denominator)
-        # What float32 rounds the product to has no formula in integers: the plan is for this size only.
+        # The rounded float32 product has no integer formula: the plan holds for this size only.
         ctx.guard(eq(dim, hint(dim)))
     return int(np.floor(np.float32(hint(dim)) * scale))
 
 
 def _sized(ctx: Lowering, x: Tensor, axes: Sequence[int], sizes: Sequence[Dim], policy: str) -> list[Resampling]:
-    """Resampling to ``sizes``, or with "not_larger" and "not_smaller" to near them with one scale for all axes."""
+    """Return the resampling to ``sizes``; "not_larger" and "not_smaller" use one scale for all axes."""
     dims = [x.shape[axis] for axis in axes]
     ratios = list(zip(sizes, dims, strict=True))
     for size, dim in ratios:
@@ -300,7 +302,7 @@ def _sized(ctx: Lowering, x: Tensor, axes: Sequence[int], sizes: Sequence[Dim], 
 
 
 def _present(x: Tensor | None) -> Tensor | None:
-    """Optional inputs may be left out by being empty."""
+    """Return None for an empty optional input, which counts as left out."""
     return None if x is None or x.size == 0 else x
 
 
@@ -315,10 +317,10 @@ def _resize(
         require.least_dim(ctx, 0, **{"each resized dimension": how.size})
     if mode == "nearest":
         return _nearest_elements(ctx, x, axes, by.transformation, rounding, by.extrapolation)
-    require.one_of(("nearest", "linear", "cubic"), mode=mode) if mode not in ("linear", "cubic") else None
+    require.one_of(("nearest", "linear", "cubic"), mode=mode)
     if x.dtype is DType.BOOL:
         raise require.unsupported("dtype", "mode of booleans", repr(mode), "'nearest'")
-    # With antialias integers are rounded after each axis, and the last axis comes first, as in ONNX Runtime and Pillow.
+    # With antialias, integers are rounded after each axis, last axis first, as in ONNX Runtime and Pillow.
     order = axes[::-1] if by.antialias else axes
     keeps_type = by.antialias and x.dtype.is_integer
     result = x
@@ -341,7 +343,7 @@ def _interpolation(
 
 
 def _check_one_per_axis(given: Tensor, axes: int) -> None:
-    """``given`` are the scales or the sizes."""
+    """Check the length of ``given``, which is scales or sizes."""
     if not isinstance(given.size, int):
         raise require.unsupported("shape", "the number of scales or sizes", "known only in a Run", "a known one")
     require.that(given.rank == 1 and given.size == axes, "scales or sizes", f"have {axes} elements", list(given.shape))
@@ -385,12 +387,12 @@ def resize(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> Tensor:
-    """Exactly one of ``scales`` and ``sizes`` is given and not empty."""
+    """Resize by ``scales`` or ``sizes``; exactly one is given and not empty."""
     chosen = normalize_axes(range(x.rank) if axes is None else axes, x.rank)
     roi, scales, sizes = _present(roi), _present(scales), _present(sizes)
     given = scales if scales is not None else sizes
     if given is None or (scales is not None and sizes is not None):
-        raise require.violation("scales or sizes", "be given, and not both", "both or neither")
+        raise require.violation("either scales or sizes", "be given", "neither" if given is None else "both")
     _check_one_per_axis(given, len(chosen))
     if scales is not None:
         resampled = _scaled(ctx, x, chosen, scales)

@@ -9,7 +9,7 @@ from typing import TypedDict, Unpack
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.image.resize import clamped, clamped_integer
+from ort_cuda_plugin.ops.onnx.image.resize import clamped, clamped_integer, round_half_away
 from ort_cuda_plugin.ops.registry import FLOATS, INT64, T1, T2, T, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
@@ -17,7 +17,7 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Reduction, lowest
 
 FAR = 1 << 30
-"""Bound of coordinates as integers: beyond any image, and far from overflow."""
+"""Bound of integer coordinates: beyond any image, without overflow in int64 arithmetic."""
 
 
 def _check(ctx: Lowering, x: Tensor, rois: Tensor, columns: int) -> None:
@@ -32,24 +32,23 @@ def _column(rois: Source, row: Scalar, column: int, real: DType) -> Scalar:
 
 @dataclass(frozen=True)
 class _Samples:
-    """The samples of one bin along one axis: ``count`` of them from number ``first`` on lie in the image of all."""
+    """Samples of one bin along one axis; of ``all`` samples only ``count`` from ``first`` on may lie in the image."""
 
     all: Scalar
     first: Scalar
     count: Scalar
-    place: Callable[[Scalar], Scalar]
+    position: Callable[[Scalar], Scalar]
 
 
 def _samples(start: Scalar, extent: Scalar, bins: Scalar, at: Scalar, ratio: Scalar | None, size: Scalar) -> _Samples:
-    """``bins`` bins divide what begins at ``start``; only samples near the image are counted, so that work is bounded
-    by the image and not by the region."""
+    """Return the samples of bin ``at``; restricting them to the image bounds the work by the image, not the region."""
     real = start.dtype
     width = extent / s.cast(bins, real)
     samples = ratio if ratio is not None else clamped_integer(s.ceil(width), 0, FAR)
     number = s.cast(samples, real)
     begin = start + s.cast(at, real) * width
     step = width / s.maximum(number, 1.0)
-    # A sample more than needed on either side: each is tested when it is taken.
+    # One sample more on each side against rounding; each sample is tested again.
     before = s.where(step > 0.0, (-1.0 - begin) / step - 2.0, 0.0)
     after = s.where(step > 0.0, (s.cast(size, real) - begin) / step + 2.0, number)
     first = clamped_integer(s.floor(before), 0, samples)
@@ -58,20 +57,20 @@ def _samples(start: Scalar, extent: Scalar, bins: Scalar, at: Scalar, ratio: Sca
 
 
 MAX_SAMPLING_RATIO = 1024
-"""Its square is the number of samples that a thread takes one after another."""
+"""Maximum of sampling_ratio; a thread takes its square of samples in sequence."""
 
 
-def _around(place: Scalar, size: Scalar) -> list[tuple[Scalar, Scalar]]:
-    """The two elements next to a place, with their weights; places before the first or after the last are moved."""
-    place = s.maximum(place, 0.0)
-    low = clamped(clamped_integer(s.floor(place), 0, size), size)
+def _around(position: Scalar, size: Scalar) -> list[tuple[Scalar, Scalar]]:
+    """Return the two neighbours of a real index with their weights, clamped to the axis."""
+    position = s.maximum(position, 0.0)
+    low = clamped(clamped_integer(s.floor(position), 0, size), size)
     high = s.minimum(low + 1, size - 1)
-    fraction = s.where(low >= size - 1, 0.0, place - s.cast(low, place.dtype))
+    fraction = s.where(low >= size - 1, 0.0, position - s.cast(low, position.dtype))
     return [(low, 1.0 - fraction), (high, fraction)]
 
 
 class RoiAlignAttributes(TypedDict, total=False):
-    """The attributes of all versions; see `_roi_align`."""
+    """Attributes of all versions; see `_roi_align`."""
 
     mode: str
     output_height: int
@@ -112,10 +111,10 @@ def _roi_align(
 
         def sample(k: Scalar) -> list[Scalar]:
             across = s.maximum(columns.count, 1)
-            y, x_ = rows.place(s.trunc_divide(k, across)), columns.place(s.trunc_modulo(k, across))
+            y, x_ = rows.position(s.trunc_divide(k, across)), columns.position(s.trunc_modulo(k, across))
             inside = exists
-            for place, axis in ((y, 2), (x_, 3)):
-                inside = inside & (place >= -1.0) & (place <= s.cast(source.dim(axis), real))
+            for position, axis in ((y, 2), (x_, 3)):
+                inside = inside & (position >= -1.0) & (position <= s.cast(source.dim(axis), real))
             values = [
                 s.cast(source.at([image, c[1], row, column], inside), real) * row_weight * column_weight
                 for row, row_weight in _around(y, source.dim(2))
@@ -130,12 +129,17 @@ def _roi_align(
         if mode == "avg":
             (total,) = maps.fold(SUM, near, sample)
             return s.cast(total / s.cast(s.maximum(every, 1), real), x.dtype)
-        # A sample that is not taken is one outside of the image, which is 0.
-        start = s.where((near < every) | s.equal(every, 0), s.constant(0, real), float(lowest(real)))
-        largest = Reduction(lambda dtypes: (start,), MAX.step, MAX.combine)
-        return s.cast(maps.fold(largest, near, sample)[0], x.dtype)
+        # Samples that are not taken lie outside the image, and are 0.
+        return s.cast(_largest(maps, (near < every) | s.equal(every, 0), near, sample), x.dtype)
 
     return gather_map(ctx, [rois.shape[0], x.shape[1], height, width], x.dtype, element)
+
+
+def _largest(maps: IndexMap, with_zero: Scalar, count: Scalar, value: Callable[[Scalar], list[Scalar]]) -> Scalar:
+    """Return the maximum of ``count`` values, and of 0 if ``with_zero``."""
+    real = value(count)[0].dtype
+    start = s.where(with_zero, s.constant(0, real), float(lowest(real)))
+    return maps.fold(Reduction(lambda dtypes: (start,), MAX.step, MAX.combine), count, value)[0]
 
 
 @op("RoiAlign", since=10, types={"T1": FLOATS, "T2": INT64})
@@ -160,7 +164,7 @@ def roi_align_16(
 
 @op("MaxRoiPool", since=1, types={"T": FLOATS})
 def max_roi_pool(ctx: Lowering, x: T, rois: T, *, pooled_shape: tuple[int, ...], spatial_scale: float = 1.0) -> Tensor:
-    """A bin without elements gives 0."""
+    """Return the maximum of each bin; an empty bin yields 0."""
     _check(ctx, x, rois, 5)
     require.count(2, pooled_shape=pooled_shape)
     require.least(1, pooled_shape=min(pooled_shape))
@@ -190,13 +194,10 @@ def max_roi_pool(ctx: Lowering, x: T, rois: T, *, pooled_shape: tuple[int, ...],
             at = [firsts[0] + s.trunc_divide(k, across), firsts[1] + s.trunc_modulo(k, across)]
             return [s.cast(source.at([image, c[1], *at]), real)]
 
-        start = s.where(s.equal(count, 0), s.constant(0, real), float(lowest(real)))
-        largest = Reduction(lambda dtypes: (start,), MAX.step, MAX.combine)
-        return s.cast(maps.fold(largest, count, value)[0], x.dtype)
+        return s.cast(_largest(maps, s.equal(count, 0), count, value), x.dtype)
 
     return gather_map(ctx, [rois.shape[0], x.shape[1], *pooled_shape], x.dtype, element)
 
 
 def _rounded(x: Scalar) -> Scalar:
-    """The nearest integer, halves away from 0."""
-    return clamped_integer(s.where(x < 0.0, s.ceil(x - 0.5), s.floor(x + 0.5)), -FAR, FAR)
+    return clamped_integer(round_half_away(x), -FAR, FAR)

@@ -17,7 +17,7 @@ from ort_cuda_plugin.program.lowering.views import unsqueeze
 
 
 def softplus(x: Scalar) -> Scalar:
-    """log(1 + exp(x)), where the exponential cannot overflow."""
+    """Return log(1 + exp(x)) without overflow."""
     return s.maximum(x, 0.0) + s.log1p(s.exp(-s.absolute(x)))
 
 
@@ -66,7 +66,7 @@ unary("Gelu", 1, gelu_erf, domain="com.microsoft")
 
 @op("SwiGLU", since=28, types={"T": FLOATS})
 def swiglu(ctx: Lowering, a: Tensor, b: Tensor, *, alpha: float = 1.0) -> Tensor:
-    """a gates b: a * sigmoid(alpha * a) * b, which do not broadcast to each other."""
+    """Return a * sigmoid(alpha * a) * b for a and b of equal shape."""
     require.shape(ctx, a.shape, **{"the second input": b})
     return elementwise(ctx, lambda a, b: a * s.sigmoid(alpha * a) * b, a, b)
 
@@ -78,7 +78,7 @@ def prelu(ctx: Lowering, x: Tensor, slope: Tensor) -> Tensor:
 
 @op("PRelu", since=1, types={"T": FLOATS})
 def prelu_1(ctx: Lowering, x: Tensor, slope: Tensor) -> Tensor:
-    """One slope, or one per channel."""
+    """Compute PRelu with one slope, or one per channel."""
     if slope.rank == 1 and x.rank > 1:
         slope = unsqueeze(ctx, slope, range(1, x.rank - 1))
         require.one_or_size(ctx, x.shape[1], slope=slope)

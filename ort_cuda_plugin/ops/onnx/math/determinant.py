@@ -13,8 +13,8 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, elementwise_into
 
 
-def _matrices(ctx: Lowering, name: str, x: Tensor) -> Tensor:
-    """A copy of x in the type that sums have, for a kernel to write over."""
+def _matrices(ctx: Lowering, x: Tensor) -> Tensor:
+    """Return a copy of x in the accumulation type, which a kernel may overwrite."""
     require.least_rank(2, X=x)
     require.holds(ctx, eq(x.shape[-1], x.shape[-2]), "X", "be square matrices", list(x.shape))
     matrices = ctx.empty(x.shape, s.accumulation_type(x.dtype))
@@ -28,9 +28,9 @@ def _rounded(ctx: Lowering, result: Tensor, dtype: DType) -> Tensor:
 
 @op("Det", since=11, types={"T": FLOATS})
 def det(ctx: Lowering, x: Tensor) -> Tensor:
-    return _rounded(ctx, determinants(ctx, _matrices(ctx, "Det", x)), x.dtype)
+    return _rounded(ctx, determinants(ctx, _matrices(ctx, x)), x.dtype)
 
 
 @contrib_op("Inverse", T=NO_BFLOAT16)
 def inverse(ctx: Lowering, x: Tensor) -> Tensor:
-    return _rounded(ctx, inverses(ctx, _matrices(ctx, "Inverse", x)), x.dtype)
+    return _rounded(ctx, inverses(ctx, _matrices(ctx, x)), x.dtype)

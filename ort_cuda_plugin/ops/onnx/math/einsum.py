@@ -1,4 +1,4 @@
-"""Einsum, as matrix products and reductions."""
+"""Einsum, lowered to matrix products and reductions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _term_pattern = re.compile(r"[A-Za-z]*(\.\.\.[A-Za-z]*)?")
 
 
 def _labels(term: str, rank: int) -> Labels:
-    """One label per dimension; those that "..." stands for are "...0", "...1", ... from the last one on."""
-    require.that(bool(_term_pattern.fullmatch(term)), "a term of equation", "be letters and one ellipsis", repr(term))
+    """Return one label per dimension; the ellipsis stands for "...n", ..., "...1", "...0"."""
+    valid = bool(_term_pattern.fullmatch(term))
+    require.that(valid, "a term of equation", "have only letters and at most one ellipsis", repr(term))
     before, ellipsis, after = term.partition("...")
     hidden = rank - len(before) - len(after)
     if hidden < 0 or (hidden and not ellipsis):
@@ -37,9 +38,9 @@ def _hidden_labels(count: int) -> Labels:
 
 
 def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], Labels]:
-    """Labels of each input's dimensions, and of the output's. Raises InvalidModel for an equation that has no meaning.
+    """Return the labels of each input's dimensions, and of the output's. Raises InvalidModel for a malformed equation.
 
-    Without "->" the output has the broadcast dimensions, then the labels that occur once in alphabetical order.
+    Without "->" the output has the ellipsis dimensions, then the labels that occur once, in alphabetical order.
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
@@ -52,12 +53,12 @@ def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], L
     letters = len(right.replace("...", ""))
     output = _labels(right, letters + (len(hidden) if "..." in right else 0))
     if len(set(output)) != len(output) or not set(output) <= set(every):
-        raise require.violation("the output of equation", "have labels of inputs, each once", repr(equation))
+        raise require.violation("the output of equation", "have distinct labels of inputs", repr(equation))
     return inputs, output
 
 
 def _diagonal(ctx: Lowering, x: Tensor, labels: Labels) -> tuple[Tensor, Labels]:
-    """The view in which each label has one dimension."""
+    """Return the diagonal view, in which each label has one dimension."""
     kept = list(dict.fromkeys(labels))
     shape: dict[str, Dim] = {}
     strides: dict[str, Dim] = {}
@@ -82,7 +83,7 @@ def _summed(ctx: Lowering, x: Tensor, labels: Labels, keep: Collection[str]) -> 
 
 
 def _ordered(ctx: Lowering, x: Tensor, labels: Labels, order: Iterable[str]) -> Tensor:
-    """x with its dimensions in ``order``, of size 1 for labels that it does not have."""
+    """Return x with its dimensions in ``order``, with size 1 for missing labels."""
     order = list(order)
     present = permute(ctx, x, [labels.index(label) for label in order if label in labels])
     return unsqueeze(ctx, present, [axis for axis, label in enumerate(order) if label not in labels])
@@ -91,7 +92,7 @@ def _ordered(ctx: Lowering, x: Tensor, labels: Labels, order: Iterable[str]) -> 
 def _contract(
     ctx: Lowering, a: Tensor, a_labels: Labels, b: Tensor, b_labels: Labels, keep: Collection[str]
 ) -> tuple[Tensor, Labels]:
-    """The product of two operands, summed over the labels that are not in ``keep``."""
+    """Return the product of two operands, summed over the labels that are not in ``keep``."""
     a, a_labels = _summed(ctx, a, a_labels, {*keep, *b_labels})
     b, b_labels = _summed(ctx, b, b_labels, {*keep, *a_labels})
     common = [label for label in a_labels if label in b_labels]
@@ -118,7 +119,7 @@ def _contract(
 
 @op("Einsum", since=12, types={"T": FLOATS | INTS})
 def einsum(ctx: Lowering, *inputs: Tensor, equation: str) -> Tensor:
-    """Operands are contracted from left to right."""
+    """Contract the operands from left to right."""
     terms, output = parse_equation(equation, [x.rank for x in inputs])
     operands = [_diagonal(ctx, x, labels) for x, labels in zip(inputs, terms, strict=True)]
     sizes: dict[str, Dim] = {}

@@ -1,4 +1,4 @@
-"""Arithmetic, comparison, logic and type conversion, element by element."""
+"""Elementwise operators: arithmetic, comparison, logic and type conversion."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def unary(
     until: int | None = None,
     **defaults: float,
 ) -> None:
-    """Enters an operator of one input: ``fn`` of each element and the attributes, numbers with these defaults."""
+    """Register an elementwise operator with one input: ``fn(x, **attributes)``, attributes with these defaults."""
 
     def function(ctx: Lowering, x: Tensor, **attributes: float) -> Tensor:
         return elementwise(ctx, lambda a: fn(a, **(defaults | attributes)), x)
@@ -72,15 +72,9 @@ unary("Ceil", 1, s.ceil)
 unary("Round", 11, s.round_half_even)
 unary("Sin", 7, s.sin)
 unary("Cos", 7, s.cos)
-unary("Tan", 7, lambda x: s.unary_float("tan", x))
-unary("Asin", 7, lambda x: s.unary_float("asin", x))
-unary("Acos", 7, lambda x: s.unary_float("acos", x))
-unary("Atan", 7, lambda x: s.unary_float("atan", x))
-unary("Sinh", 9, lambda x: s.unary_float("sinh", x))
-unary("Cosh", 9, lambda x: s.unary_float("cosh", x))
-unary("Asinh", 9, lambda x: s.unary_float("asinh", x))
-unary("Acosh", 9, lambda x: s.unary_float("acosh", x))
-unary("Atanh", 9, lambda x: s.unary_float("atanh", x))
+for _name, _since in (*((x, 7) for x in ("Tan", "Asin", "Acos", "Atan")),
+                      *((x, 9) for x in ("Sinh", "Cosh", "Asinh", "Acosh", "Atanh"))):  # fmt: skip
+    unary(_name, _since, functools.partial(s.unary_float, _name.lower()))
 unary("Erf", 9, _erf, ARITHMETIC)
 unary("Not", 1, lambda x: ~x, BOOL)
 unary("BitwiseNot", 18, lambda x: ~x, INTS)
@@ -88,13 +82,13 @@ unary("IsNaN", 9, s.is_nan, FLOATS | FLOATS_8, "T1")
 
 
 BROADCAST_SINCE = 7
-"""The version from which on two inputs broadcast to each other; before it attributes place the second in the first."""
+"""First opset in which two inputs broadcast; earlier ones align the second input by attributes."""
 
 
 def aligned(ctx: Lowering, a: Tensor, b: Tensor, axis: int | None, broadcast: int) -> Tensor:
-    """b as versions before `BROADCAST_SINCE` have it: as large as a, or with ``broadcast`` placed at ``axis`` of a.
+    """Align b as versions before `BROADCAST_SINCE` do: equal to a's shape, or with ``broadcast`` from ``axis`` on.
 
-    Without an axis it is placed at the end.
+    Without an axis, b has the last dimensions.
     """
     start = a.rank - b.rank if axis is None else normalize_axis(axis, a.rank)
     if start < 0 or start + b.rank > a.rank or (a.rank != b.rank and not broadcast):
@@ -106,9 +100,9 @@ def aligned(ctx: Lowering, a: Tensor, b: Tensor, axis: int | None, broadcast: in
 
 
 def binary(name: str, since: int, fn: Callable[[Scalar, Scalar], Scalar], types: frozenset[DType]) -> None:
-    """Enters an operator of two inputs of one type, which broadcast to each other, and no attributes.
+    """Register an elementwise operator with two inputs of one type, which broadcast.
 
-    One of version 7 is older: earlier ones have the attributes of `aligned`.
+    An operator since version 7 also has version 1, with the attributes of `aligned`.
     """
 
     def function(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
@@ -144,7 +138,7 @@ binary("BitwiseXor", 18, lambda a, b: a ^ b, INTS)
 
 
 MAX_TOGETHER = 6
-"""Inputs of a variadic operator that one kernel combines."""
+"""Maximum inputs of a variadic operator that one kernel combines."""
 
 
 def variadic(
@@ -157,7 +151,7 @@ def variadic(
     """Register a variadic operator: ``finish(step(step(a, b), c), 3)``."""
 
     def function(ctx: Lowering, *inputs: Tensor) -> Tensor:
-        require.that(bool(inputs), "inputs", "be at least one", "none")
+        require.that(bool(inputs), "inputs", "not be empty", "none")
         # A kernel has a limited number of parameters.
         rest = list(inputs)
         while len(rest) > MAX_TOGETHER:
@@ -181,7 +175,7 @@ def pow_(ctx: Lowering, x: T, y: T1) -> Tensor:
             return elementwise(ctx, s.SIMPLE_EXPONENTS[exponent], x)
         if exponent == 2:
             return elementwise(ctx, lambda a: a * a, x)
-    # Double precision holds the integers up to 2**53 that a power may be.
+    # float64 represents integer powers up to 2**53 exactly.
     compute = DType.FLOAT64 if x.dtype.is_integer or x.dtype is DType.FLOAT64 else DType.FLOAT32
     return elementwise(ctx, lambda a, b: s.cast(s.power(s.cast(a, compute), s.cast(b, compute)), x.dtype), x, y)
 
@@ -202,7 +196,7 @@ def bit_shift(ctx: Lowering, x: Tensor, y: Tensor, *, direction: str) -> Tensor:
     width = 8 * x.dtype.itemsize
 
     def shift(a: Scalar, b: Scalar) -> Scalar:
-        # Every bit leaves in a shift by the width or more, which a negative count stands for as well.
+        # A shift by the width or more, or by a negative count, shifts out every bit.
         some_stay = (b >= 0) & (b < width)
         count = s.where(some_stay, b, width - 1)
         if direction == "RIGHT" and a.dtype in SIGNED_INTS:
@@ -236,12 +230,12 @@ def clip_1(ctx: Lowering, x: Tensor, *, min: float = float("-inf"), max: float =
 
 
 def _at_least(a: Scalar, bound: Scalar | float) -> Scalar:
-    """The larger one; a bound that is NaN is none."""
+    """Return the maximum; ignore a NaN bound."""
     return s.where(a < bound, bound, a) if a.dtype.is_float else s.maximum(a, bound)
 
 
 def _at_most(a: Scalar, bound: Scalar | float) -> Scalar:
-    """The smaller one; a bound that is NaN is none."""
+    """Return the minimum; ignore a NaN bound."""
     return s.where(a > bound, bound, a) if a.dtype.is_float else s.minimum(a, bound)
 
 
@@ -251,12 +245,12 @@ _LARGEST: Final = {
     DType.FLOAT32: float.fromhex("0x1.fffffep127"),
     DType.FLOAT64: sys.float_info.max,
 }
-"""The largest finite number of each type."""
+"""Largest finite value of each float type."""
 
 
 @op("Clip", since=11, types={"T": ARITHMETIC})
 def clip(ctx: Lowering, x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
-    """Without a bound a float still becomes a finite number: ONNX has the type's least and largest one for it."""
+    """Clip to the bounds; the defaults are the float type's finite limits, so that infinities become finite."""
     bounds = [bound for bound in (min, max) if bound is not None]
     if not bounds and not x.dtype.is_float:
         return x
@@ -277,7 +271,7 @@ def clip(ctx: Lowering, x: Tensor, min: Tensor | None = None, max: Tensor | None
 
 @op("Cast", since=1, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
 def cast_1(ctx: Lowering, x: T1, *, to: str) -> Tensor:
-    """The type is given by its name in ONNX."""
+    """Cast to the type named ``to`` in ONNX."""
     name = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64"}.get(to.upper(), to.upper())
     if name not in DType.__members__:
         raise require.unsupported("dtype", "to", repr(to), ", ".join(DType.__members__))
@@ -300,10 +294,10 @@ def cast_like(ctx: Lowering, x: T1, target: T2, *, saturate: int = 1, round_mode
 
 @op("BitCast", since=26, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
 def bit_cast(ctx: Lowering, x: T1, *, to: int) -> Tensor:
-    """A copy of the bytes: what is known of the contents of x must not be taken for those of the result."""
+    """Reinterpret a copy of the bytes, since facts about the values of x do not hold for the result."""
     dtype = DType.of_attribute(to, "a cast to")
     require.that(dtype.bits == x.dtype.bits, "to", f"have the {x.dtype.bits} bits of {x.dtype.name}", dtype.name)
-    # The byte of a packed integer is sign-extended, that of a float is its code: as those of an unsigned integer.
+    # Elements of packed types have a byte each: sign-extended for integers, the code for floats and unsigned integers.
     code = (DType.UINT2 if x.dtype.bits == 2 else DType.UINT4) if x.dtype.is_packed else None
     if code is not None and x.dtype.is_integer:
         x = cast(ctx, x, to=code.onnx)

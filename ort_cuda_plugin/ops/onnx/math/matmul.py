@@ -22,7 +22,7 @@ def matmul(ctx: Lowering, a: T, b: T) -> Tensor:
 
 
 def matrix_product(ctx: Lowering, a: Tensor, b: Tensor, finish: Callable[[Scalar], Scalar] | None = None) -> Tensor:
-    """``finish`` of the sums of a @ b, where a vector is a row on the left and a column on the right."""
+    """Return a @ b with the epilogue ``finish``; a vector is a row on the left and a column on the right."""
     require.least_rank(1, A=a, B=b)
     left, right = a, b
     if a.rank == 1:
@@ -49,7 +49,7 @@ def gemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Tensor:
-    if a.rank == 1 and not transA:  # a row, as the CPU provider has it
+    if a.rank == 1 and not transA:  # a vector is a row, as in the CPU provider
         a = unsqueeze(ctx, a, (0,))
     require.rank(2, A=a, B=b)
     if transA:
@@ -74,7 +74,7 @@ def gemm(
 
 
 class GemmAttributes(TypedDict, total=False):
-    """The factors and transpositions of `gemm`."""
+    """Attributes of `gemm`."""
 
     alpha: float
     beta: float
@@ -84,5 +84,5 @@ class GemmAttributes(TypedDict, total=False):
 
 @op("Gemm", since=1, types={"T": FLOATS})
 def gemm_1(ctx: Lowering, a: T, b: T, c: T, *, broadcast: int = 0, **attributes: Unpack[GemmAttributes]) -> Tensor:
-    """``broadcast`` allows what `gemm` does anyway."""
+    """Compute Gemm; ``broadcast``, which permits c to broadcast, is ignored since c always may."""
     return gemm(ctx, a, b, c, **attributes)

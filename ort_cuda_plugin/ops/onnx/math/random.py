@@ -1,4 +1,4 @@
-"""Operators that draw random numbers. What ``seed`` means is said at `kernels.random.RandomRun`."""
+"""Random number operators and Dropout; `RandomRun` defines the meaning of ``seed``."""
 
 from __future__ import annotations
 
@@ -39,16 +39,18 @@ from ort_cuda_plugin.program.lowering.views import reshape
 from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row, Values
 
 Distribution = Callable[[Bits, DType], Scalar]
-"""A draw in the given element type."""
+"""Maps random bits to a draw in the given element type."""
 
 _DIGITS = {DType.FLOAT16: (11, -24), DType.BFLOAT16: (8, -133), DType.FLOAT32: (24, -149)}
-"""Binary digits of a type's numbers, and the exponent of the smallest positive one."""
+"""Bits of a type's significand, and the exponent of its smallest positive value."""
 
 
 def _draw(ctx: Lowering, shape: Sequence[Dim], dtype: DType, seed: float | None, distribution: Distribution) -> Tensor:
-    """A tensor of independent draws."""
+    """Return a tensor of independent draws."""
     require.that(dtype in FLOATS, "dtype", "be a floating-point type", dtype.name)
-    require.that(min((n for n in shape if isinstance(n, int)), default=0) >= 0, "shape", "be sizes", tuple(shape))
+    require.that(
+        min((n for n in shape if isinstance(n, int)), default=0) >= 0, "shape", "have no negative size", tuple(shape)
+    )
     random = RandomRun(ctx, seed)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -67,14 +69,14 @@ def _uniform(low: float, high: float) -> Distribution:
     def between(bits: Bits, dtype: DType) -> Scalar:
         u = uniform(bits, s.accumulation_type(dtype))
         value = s.cast((1.0 - u) * low + u * high, dtype)
-        # A number just below the upper limit may have been rounded to it.
+        # Rounding may have reached the upper limit, which is exclusive.
         return s.maximum(s.minimum(value, _largest_below(high, dtype)), low)
 
     return between
 
 
 def _largest_below(x: float, dtype: DType) -> float:
-    """The largest number of a floating-point type that is less than x."""
+    """Return the largest value of a float type that is less than x."""
     if dtype is DType.FLOAT64:
         return math.nextafter(x, -math.inf)
     digits, least = _DIGITS[dtype]
@@ -84,9 +86,9 @@ def _largest_below(x: float, dtype: DType) -> float:
 
 
 def _random(name: str, distribution: Callable[..., Distribution], **defaults: float) -> None:
-    """Enters ``name``, whose shape is an attribute, and ``name``Like, which takes that of its input.
+    """Register ``name``, whose shape is an attribute, and ``name``Like, which takes its input's shape.
 
-    Both have the attributes of the distribution, numbers with these defaults.
+    Both have the distribution's parameters as attributes, with these defaults.
     """
 
     def by_shape(ctx: Lowering, shape: tuple[int, ...], dtype: int = 1, **given: Any) -> Tensor:
@@ -109,9 +111,9 @@ _random("RandomUniform", _uniform, low=0.0, high=1.0)
 
 @op("Bernoulli", since=15, types={"T1": FLOATS})
 def bernoulli(ctx: Lowering, x: T1, *, dtype: int | None = None, seed: float | None = None) -> Tensor:
-    """Probabilities of float32 and half types count in steps of 2**-24."""
+    """Draw from Bernoulli distributions; probabilities of float32 and 16-bit types have a resolution of 2**-24."""
     result = x.dtype if dtype is None else DType.of_attribute(dtype)
-    require.that(result in ARITHMETIC | BOOL, "dtype", "be a number or bool", result.name)
+    require.that(result in ARITHMETIC | BOOL, "dtype", "be an arithmetic type or bool", result.name)
     probabilities = reshape(ctx, x, (x.size,))
     random = RandomRun(ctx, seed)
 
@@ -123,7 +125,7 @@ def bernoulli(ctx: Lowering, x: T1, *, dtype: int | None = None, seed: float | N
 
 
 def _upper_bound(maps: IndexMap, sorted_rows: Tensor, row: Scalar, limit: Scalar) -> Scalar:
-    """How many elements of a row, which ascends, are not greater than ``limit`` (int64)."""
+    """Return the number (int64) of elements of an ascending row that are at most ``limit``."""
     source = maps.source(sorted_rows)
     count = source.dim(1)
 
@@ -140,9 +142,9 @@ def _upper_bound(maps: IndexMap, sorted_rows: Tensor, row: Scalar, limit: Scalar
 
 @op("Multinomial", since=7, types={"T1": FLOATS})
 def multinomial(ctx: Lowering, x: T1, *, dtype: int = 6, sample_size: int = 1, seed: float | None = None) -> Tensor:
-    """``x`` [batch, classes] are logarithms of probabilities, up to a summand; the result is [batch, sample_size].
+    """Draw [batch, sample_size] classes; ``x`` [batch, classes] are unnormalized log probabilities.
 
-    As in ONNX Runtime a class whose logarithm is infinite or NaN is never drawn.
+    As in ONNX Runtime, a class with an infinite or NaN logarithm is never drawn.
     """
     result = DType.of_attribute(dtype)
     require.that(result in INDICES, "dtype", "be int32 or int64", result.name)
@@ -159,9 +161,9 @@ def multinomial(ctx: Lowering, x: T1, *, dtype: int = 6, sample_size: int = 1, s
 def drawn_classes(
     ctx: Lowering, x: Tensor, count: int, dtype: DType, draw: Callable[[IndexMap, Scalar, Scalar], Scalar]
 ) -> Tensor:
-    """[batch, count] classes for logarithms of weights ``x`` [batch, classes].
+    """Draw [batch, count] classes; ``x`` [batch, classes] are logarithms of weights.
 
-    ``draw(maps, row, number)`` gives a random number of float64, at least 0 and less than 1.
+    ``draw(maps, row, number)`` returns a random float64 in [0, 1).
     """
     batch, classes = x.shape
     require.least_dim(ctx, 1, **{"the number of classes": classes})
@@ -179,7 +181,7 @@ def drawn_classes(
         row = c[0]
         total = maps.source(sums).at([row, maps.dim(classes) - 1])
         found = _upper_bound(maps, sums, row, draw(maps, row, c[1]) * total)
-        # In a row without any class that can be drawn.
+        # In a row without a class that can be drawn, the search ends behind the last class.
         return s.cast(s.minimum(found, maps.dim(classes) - 1), dtype)
 
     return gather_map(ctx, (batch, count), dtype, sample)
@@ -194,7 +196,7 @@ def dropout_1(ctx: Lowering, data: Tensor, *, is_test: int = 0, ratio: float = 0
 
 @op("Dropout", since=7, types={"T": FLOATS})
 def dropout_7(ctx: Lowering, data: Tensor, *, ratio: float = 0.5) -> tuple[Tensor, ...]:
-    # The mask of inference is undefined before opset 12; ONNX Runtime fills it with zeros.
+    # Before opset 12 the mask of inference is undefined; ONNX Runtime fills it with zeros.
     return _kept(ctx, data, data.dtype, 0)
 
 
@@ -207,7 +209,7 @@ def dropout_10(ctx: Lowering, data: Tensor, *, ratio: float = 0.5) -> tuple[Tens
 def dropout_12(
     ctx: Lowering, data: T, ratio: T1 | None = None, training_mode: T2 | None = None, *, seed: int | None = None
 ) -> tuple[Tensor, ...]:
-    """A ratio of 1 drops everything. One that only a Run knows is not checked: below 0 it drops nothing."""
+    """Drop elements with probability ``ratio``. A ratio that only a Run knows is not checked; below 0 drops nothing."""
     if training_mode is None or constant_number(training_mode) is False:
         return _kept(ctx, data, DType.BOOL, True)
     if ratio is None:
@@ -218,14 +220,14 @@ def dropout_12(
 
 
 def _kept(ctx: Lowering, data: Tensor, mask_dtype: DType, mask: float) -> tuple[Tensor, ...]:
-    """Inference keeps every element; the mask has one value."""
+    """Return data and a constant mask: inference keeps every element."""
     return (data, full(ctx, data.shape, mask, mask_dtype)) if is_used(ctx, 1) else (data,)
 
 
 def _dropped(
     ctx: Lowering, data: Tensor, ratio: Tensor, training_mode: Tensor | None, seed: int | None, mask_dtype: DType
 ) -> tuple[Tensor, ...]:
-    """The device looks whether it is training, and how many elements to drop."""
+    """Return data with dropped elements, and the mask; the device reads ``training_mode`` and ``ratio``."""
     for x in (ratio, training_mode):
         require.that(x is None or x.size == 1, "ratio and training_mode", "be scalars", x and x.shape)
     random = RandomRun(ctx, seed)

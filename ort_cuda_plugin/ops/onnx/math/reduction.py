@@ -1,4 +1,4 @@
-"""Reductions along axes, and the indices of extremes."""
+"""Reductions along axes, ArgMax and ArgMin."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def reduction(
     types: frozenset[DType] = FLOATS | WIDE_INTS,
     empty_fn: RowFunction | None = None,
 ) -> None:
-    """Enters a reduction: ``fn`` of the row; ``element`` is the result for a row that is one element on its own.
+    """Register a reduction by ``fn``; ``element`` computes the result of a row with one element.
 
-    ``empty_fn`` takes the place of ``fn`` where rows are or may be empty.
-    ``axes`` is an attribute before version ``axes_input_since`` and an input from then on.
+    ``empty_fn`` replaces ``fn`` if rows may be empty. ``axes`` is an attribute before version ``axes_input_since`` and
+    an input from it on.
     """
 
     def run(ctx: Lowering, x: Tensor, axes: tuple[Dim, ...] | None, keepdims: int, noop: int) -> Tensor:
         if not axes and noop:
             return elementwise(ctx, element, x)
-        # An axis that is named twice counts once, and a scalar has an axis 0, as the CPU provider has it.
+        # Duplicate axes count once, and a scalar has an axis 0, as in the CPU provider.
         named = {normalize_axis(axis, max(x.rank, 1)) for axis in axes} if axes else range(x.rank)
         if x.rank == 0:
             return elementwise(ctx, element, x)
@@ -64,7 +64,7 @@ def _mean(row: Row, x: Scalar) -> Scalar:
 
 
 def _mean_or_zero(row: Row, x: Scalar) -> Scalar:
-    """The mean, and 0 of an empty row, as the CPU provider has it."""
+    """Return the mean, 0 for an empty row, as the CPU provider does."""
     count = s.maximum(row.count, 1)
     if x.dtype.is_integer:
         return s.trunc_divide(row.reduce(SUM, x), s.cast(count, x.dtype))
@@ -73,19 +73,19 @@ def _mean_or_zero(row: Row, x: Scalar) -> Scalar:
 
 
 def _float(x: Scalar) -> Scalar:
-    """x in a type that has logarithms and roots."""
+    """Convert x to a float type that is at least float32."""
     return s.cast(x, DType.FLOAT64) if x.dtype.is_integer else s.widen(x)
 
 
 def _sum_of(element: Callable[[Scalar], Scalar], finish: Callable[[Scalar], Scalar] = lambda x: x) -> RowFunction:
-    """finish(sum(element(x))), computed in a float type."""
+    """Return the reduction finish(sum(element(x))), computed in a float type."""
     return lambda row, x: s.cast(finish(row.reduce(SUM, element(_float(x)))), x.dtype)
 
 
 def _log_sum_exp(row: Row, x: Scalar) -> Scalar:
     value = _float(x)
     largest = row.reduce(MAX, value)
-    # An infinite maximum would make inf - inf.
+    # An infinite maximum would yield inf - inf.
     shift = s.where(s.equal(s.absolute(largest), float("inf")), 0.0, largest)
     return s.cast(s.log(row.reduce(SUM, s.exp(value - shift))) + shift, x.dtype)
 
@@ -106,7 +106,7 @@ reduction("ReduceLogSumExp", 18, _log_sum_exp)
 
 def _extreme(name: str, arithmetic: RowFunction) -> None:
     def fn(row: Row, x: Scalar) -> Scalar:
-        # Booleans are compared as integers, which shuffles move; the least of these is 0, so no elements give False.
+        # Compare booleans as uint8, which warp shuffles support; its minimum 0 makes ReduceMax of an empty row False.
         if x.dtype is DType.BOOL:
             return s.cast(arithmetic(row, s.cast(x, DType.UINT8)), DType.BOOL)
         return arithmetic(row, x)
@@ -120,7 +120,7 @@ _extreme("ReduceMin", lambda row, x: row.reduce(MIN, x))
 
 def _arg(ctx: Lowering, x: Tensor, axis: int, keepdims: int, last: int, largest: bool) -> Tensor:
     axis = normalize_axis(axis, max(x.rank, 1))
-    if x.rank == 0:  # as the CPU provider has it
+    if x.rank == 0:  # as in the CPU provider
         return ctx.constant(np.array(0, np.int64))
     rest = product(dim for index, dim in enumerate(x.shape) if index != axis)
     has_rows_with_elements = logical_or(lt(0, x.shape[axis]), eq(rest, 0))

@@ -1,4 +1,4 @@
-"""Fourier transforms and what surrounds them: windows, mel filters."""
+"""Signal operators: DFT, STFT, window functions and mel filters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _element_type(number: int) -> DType:
 
 
 def _window(name: str, *cosines: float) -> None:
-    """Enters a window: cosines[0] - cosines[1] * cos(angle) + cosines[2] * cos(2 * angle), over a period of angles."""
+    """Register a window function: cosines[0] - cosines[1] * cos(t) + cosines[2] * cos(2 * t) over one period of t."""
 
     @op(name, since=17, types={"T1": INDICES})
     def function(ctx: Lowering, size: HostTensor, *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
@@ -75,12 +75,12 @@ def mel_weight_matrix(
         low, high = mel(lower_edge_hertz), mel(upper_edge_hertz)
         step = (high - low) / s.cast(maps.dim(bins) + 2, real)
 
-        def place(band: Scalar) -> Scalar:
+        def edge(band: Scalar) -> Scalar:
             hertz = 700.0 * (s.power(s.constant(10.0, real), (s.cast(band, real) * step + low) / 2595.0) - 1.0)
             return s.floor(s.cast(maps.dim(length) + 1, real) * hertz / s.cast(maps.dim(rate), real))
 
         at = s.cast(c[0], real)
-        lower, center, higher = (place(c[1] + k) for k in range(3))
+        lower, center, higher = (edge(c[1] + k) for k in range(3))
         rising = s.where(lower < center, (at - lower) / (center - lower), 1.0)
         falling = (higher - at) / (higher - center)
         value = s.where((at > center) & (at < higher), falling, 0.0)
@@ -90,13 +90,13 @@ def mel_weight_matrix(
 
 
 _FEW = 32
-"""Maximum length of a directly evaluated DFT, in elements; longer ones are factorised."""
+"""Maximum length of a directly evaluated DFT, elements; longer ones are factorised."""
 _LARGEST_DIVISOR = 2**16
-"""Larger ones are not looked for, which finds the factors of all lengths below 2**32."""
+"""Largest candidate divisor of a length: enough to factorise any composite length below 2**32."""
 
 
 def _terms(length: Dim) -> Dim:
-    """How many terms to sum for a frequency after the other inputs were transformed; all of them, or a divisor."""
+    """Return the radix of the last Cooley-Tukey step: a divisor of the length, or the length for a direct DFT."""
     if not isinstance(length, int) or length <= _FEW:
         return length
     largest = min(math.isqrt(length), _LARGEST_DIVISOR)
@@ -105,7 +105,7 @@ def _terms(length: Dim) -> Dim:
 
 
 Sample: TypeAlias = Callable[[IndexMap, list[Scalar], Scalar], tuple[Scalar, Scalar | None]]
-"""``sample(maps, c, i)`` gives the real and imaginary part (None for 0) of input i for the frequency at c."""
+"""``sample(maps, c, i)`` returns the real and imaginary part (None for 0) of input i for the frequency at c."""
 
 
 def _spectrum(
@@ -119,17 +119,16 @@ def _spectrum(
     inverse: bool = False,
     divisor: Dim = 1,
 ) -> Tensor:
-    """Discrete Fourier transforms of ``length``: frequencies along ``axis`` of ``shape``.
+    """Return discrete Fourier transforms of ``length``, with frequencies along ``axis`` of ``shape``.
 
-    The last dimension is 2, or 1 for the real part alone. A known length that is composite is taken apart, as Cooley
-    and Tukey do: a sum of few terms for each factor.
+    The last dimension is 2, or 1 for the real part only. A known composite length is factorised (Cooley-Tukey).
     """
-    # Frequencies that are absent are sums that cancel: in float32 the rest would be far from 0.
+    # float64, since the terms of absent frequencies cancel: float32 would leave residues far from 0.
     real = DType.FLOAT64
     require.least_dim(ctx, 1, **{"the length of the transform": length})
     terms = _terms(length)
     if terms != length:
-        # The inputs terms * j + r are transformed for each r, which is the last dimension but one.
+        # Transform the inputs terms * j + r for each r, which is the second-last dimension.
         part = length // terms
         parts = _spectrum(
             ctx,
@@ -145,8 +144,8 @@ def _spectrum(
         if terms == length:
             return sample(maps, c, r)
         source = maps.source(parts)
-        place = [*c[:axis], s.trunc_modulo(c[axis], maps.dim(part)), *c[axis + 1 : -1], r]
-        a, b = (source.at([*place, s.constant(k, DType.INT64)]) for k in (0, 1))
+        index = [*c[:axis], s.trunc_modulo(c[axis], maps.dim(part)), *c[axis + 1 : -1], r]
+        a, b = (source.at([*index, s.constant(k, DType.INT64)]) for k in (0, 1))
         return a, b
 
     def root(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -176,7 +175,7 @@ def _spectrum(
 
 
 def _parts(ctx: Lowering, x: Tensor) -> int:
-    """How many numbers make an element: 1, or 2 for complex ones."""
+    """Return the parts of an element: 1 (real) or 2 (complex)."""
     if ctx.guard(eq(x.shape[-1], 1)):
         return 1
     require.holds(
@@ -192,10 +191,10 @@ def _parts(ctx: Lowering, x: Tensor) -> int:
 def discrete_transform(
     ctx: Lowering, x: Tensor, dft_length: Tensor | None, axis: int, *, inverse: int, onesided: int
 ) -> Tensor:
-    """DFT of ai.onnx along ``axis``: the last dimension has the parts of numbers."""
+    """Compute the DFT of ai.onnx along ``axis``; the last dimension holds real and imaginary parts."""
     require.that(axis != x.rank - 1, "axis", "not be the dimension of real and imaginary parts", axis)
     parts = _parts(ctx, x)
-    # The inverse of one side continues the frequencies symmetrically, and its result is real.
+    # A one-sided inverse extends the spectrum by conjugate symmetry, and its result is real.
     mirrored = bool(inverse and onesided)
     given = (x.shape[axis] - 1) * 2 if mirrored else x.shape[axis]
     length = given if dft_length is None else ctx.host_number(dft_length, "dft_length")
@@ -206,9 +205,9 @@ def discrete_transform(
         source = maps.source(x)
         second = i > s.trunc_divide(maps.dim(length), 2)
         at = s.where(second, maps.dim(length) - i, i) if mirrored else i
-        place = [*c[:axis], at, *c[axis + 1 : -1]]
+        index = [*c[:axis], at, *c[axis + 1 : -1]]
         inside = None if length == x.shape[axis] else at < source.dim(axis)
-        a, *b = (source.at([*place, s.constant(part, DType.INT64)], inside) for part in range(parts))
+        a, *b = (source.at([*index, s.constant(part, DType.INT64)], inside) for part in range(parts))
         if not b:
             return a, None
         return a, s.where(second, -b[0], b[0]) if mirrored else b[0]
@@ -248,7 +247,7 @@ def stft(
     *,
     onesided: int = 1,
 ) -> Tensor:
-    """The signal is [batch, samples, 1 or 2], or [batch, samples]."""
+    """Compute the STFT of a signal [batch, samples, 1 or 2] or [batch, samples]."""
     parts = _parts(ctx, signal) if signal.rank == 3 else 1
     require.rank((2, 3), signal=signal)
     if window is None and frame_length is None:
@@ -269,9 +268,9 @@ def stft(
 
     def sample(maps: IndexMap, c: list[Scalar], i: Scalar) -> tuple[Scalar, Scalar | None]:
         source = maps.source(signal)
-        place = [c[0], c[1] * maps.dim(step) + i]
+        index = [c[0], c[1] * maps.dim(step) + i]
         tails = [[s.constant(part, DType.INT64)] for part in range(parts)] if signal.rank == 3 else [[]]
-        values = [s.widen(source.at([*place, *tail])) for tail in tails]
+        values = [s.widen(source.at([*index, *tail])) for tail in tails]
         if window is not None:
             weight = s.widen(maps.source(window).at([i]))
             values = [value * weight for value in values]

@@ -1,4 +1,4 @@
-"""BatchNormalization: the affine map of inference, and the statistics of training."""
+"""BatchNormalization: an affine map in inference, batch statistics in training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Parameters = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _folded_batch_norm(ctx: Lowering, parameters: Parameters, epsilon: float) -> tuple[Tensor, Tensor] | None:
-    """Factor and offset per channel where they can be computed once: from constants of a type that is wide enough."""
+    """Return factor and offset per channel, folded from constants of at least float32; otherwise None."""
     scale = parameters[0]
     wide = (DType.FLOAT32, DType.FLOAT64)
     if not all(x.is_constant and x.dtype is scale.dtype and x.shape == scale.shape for x in parameters):
@@ -37,12 +37,12 @@ _PARAMETER = "parameter of BatchNormalization"
 
 
 def _parameter_shape(x: Tensor, spatial: bool) -> tuple[Dim, ...]:
-    """One parameter per channel of x [N, C, ...], or without ``spatial`` one per [C, ...]."""
+    """Return the shape of parameters: [C] for x [N, C, ...], or without ``spatial`` [C, ...]."""
     return x.shape[1 : 2 if spatial else x.rank] or (1,)
 
 
 def _placed(ctx: Lowering, x: Tensor, y: Tensor, spatial: bool) -> Tensor:
-    """Parameters y as they broadcast to x."""
+    """Check the parameter y and view it so that it broadcasts to x."""
     require.shape(ctx, _parameter_shape(x, spatial), **{_PARAMETER: y})
     return unsqueeze(ctx, y, range(y.rank, x.rank - 1))
 
@@ -52,7 +52,7 @@ def _compute_type(*tensors: Tensor) -> DType:
 
 
 def batch_norm(ctx: Lowering, x: Tensor, parameters: Parameters, epsilon: float, *, spatial: bool = True) -> Tensor:
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias, each per channel (axis 1), or per element of a sample."""
+    """Return (x - mean) / sqrt(variance + epsilon) * scale + bias, per channel or without ``spatial`` per element."""
     scale, _, mean, _ = parameters
     folded = _folded_batch_norm(ctx, parameters, epsilon)
     if folded is not None and x.dtype is scale.dtype:
@@ -71,9 +71,9 @@ def batch_norm(ctx: Lowering, x: Tensor, parameters: Parameters, epsilon: float,
 def batch_norm_training(
     ctx: Lowering, x: Tensor, parameters: Parameters, epsilon: float, momentum: float, *, spatial: bool = True
 ) -> tuple[Tensor, ...]:
-    """x normalized by the statistics of this batch, running mean and variance, the batch's mean and variance.
+    """Return x normalized by batch statistics, the running mean and variance, and the batch's mean and variance.
 
-    The variance is that of the population. Running statistics are old * momentum + new * (1 - momentum).
+    Variances are population variances. Running statistics are old * momentum + new * (1 - momentum).
     """
     require.least_rank(2, X=x)
     scale, bias, mean, variance = parameters
@@ -134,7 +134,7 @@ def batch_normalization_7(
     momentum: float = 0.9,
     spatial: int = 1,
 ) -> tuple[Tensor, ...]:
-    """``spatial`` ended with version 9. More than one output means training."""
+    """Normalize a batch; more than one output means training. Version 9 removed ``spatial``."""
     training = ctx.node is not None and any(output is not None for output in ctx.node.outputs[1:])
     return batch_normalization_1(
         ctx, x, scale, bias, mean, variance,

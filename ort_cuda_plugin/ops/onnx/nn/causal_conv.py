@@ -1,4 +1,4 @@
-"""Causal convolution with a state that carries the last inputs from Run to Run."""
+"""Causal depthwise convolution with a state: the last inputs of the previous Run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ort_cuda_plugin.program.steps.row_program import SUM
 def causal_conv_with_state(
     ctx: Lowering, x: T, weight: T, bias: T | None = None, past_state: T | None = None, *, activation: str = "none"
 ) -> tuple[Tensor, ...]:
-    """(output, present state, which is the end of what was convolved)."""
+    """Return output and present state, the last elements of past and input."""
     output, padded = causal_convolution(ctx, x, weight, bias, past_state, activation, 1)
     length = x.shape[2]
     return output, part(ctx, padded, 2, length, padded.shape[2] - length)
 
 
 def check_convolution(activation: str, dilation: int) -> None:
-    """Raises InvalidModel for an activation or a distance between taps that no causal convolution has."""
+    """Check the attributes of a causal convolution."""
     require.one_of(("none", "silu", "swish"), activation=activation)
     require.least(1, dilation=dilation)
 
@@ -33,10 +33,9 @@ def check_convolution(activation: str, dilation: int) -> None:
 def causal_convolution(
     ctx: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, past: Tensor | None, activation: str, dilation: int
 ) -> tuple[Tensor, Tensor]:
-    """(x [batch, channels, length] convolved, x behind its past), each channel with its own filter.
+    """Return the depthwise convolution of x [batch, channels, length], and past and x concatenated.
 
-    The filters are windows times ``weight`` [channels, 1, k], summed. The past has (k - 1) * ``dilation`` elements for
-    each channel, zeros without one.
+    ``weight`` is [channels, 1, k]. The past has (k - 1) * ``dilation`` elements per channel, by default zeros.
     """
     check_convolution(activation, dilation)
     require.rank(3, input=x, weight=weight)

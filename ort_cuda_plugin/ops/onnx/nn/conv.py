@@ -63,7 +63,7 @@ def conv(
         ctx,
         eq(x.shape[1], w.shape[1] * group),
         "W",
-        f"be for {x.shape[1]!r} input channels in {group} groups",
+        f"have {x.shape[1]!r} input channels / {group} groups in dimension 1",
         w.shape[1],
     )
     require.size(ctx, w.shape[0], B=b)
@@ -82,10 +82,10 @@ def _convolve(
     groups: int,
     transposed: bool = False,
 ) -> Tensor:
-    """Records a convolution with a bias b for each channel; gives its result of ``shape``. See `Convolve`.
+    """Record a `Convolve` step with a bias per channel; return its result of ``shape``.
 
-    Without last axes that have a single place: neighbours in memory, which kernels have vectors of, are then along the
-    last axis of the convolution, as in a network for sound that is written with images one element wide.
+    Trailing spatial axes of size 1 are removed, as in audio networks written as 2-D with width 1: kernels vectorise
+    along the last spatial axis.
     """
     last = len(window.size)
     while last > 1 and window.is_single(last - 1) and window.size[last - 2] != 1:
@@ -140,7 +140,7 @@ def transposed_convolution(
     *, auto_pad: str = "NOTSET", dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None,
     output_padding: Ints | None = None, strides: Ints | None = None,
 ) -> Tensor:  # fmt: skip
-    """ConvTranspose with these attributes; ``pads`` may be sizes that only a Run knows, which are not negative."""
+    """Compute ConvTranspose; ``pads`` may be non-negative sizes that only a Run knows."""
     check_ranks(x, w)
     kernel = _static_kernel(w, kernel_shape)
     rows = w.shape[1] * group
@@ -176,11 +176,11 @@ def transposed_convolution(
     for size in spatial:
         require.least_dim(ctx, 1, **{"each spatial dimension of the result": size})
     window = Windows(plain.size, plain.kernel, plain.strides, plain.dilations, begin, plain.end)
-    apart = window.strides == kernel and all(gap == 1 for gap in window.dilations)
+    disjoint = window.strides == kernel and all(gap == 1 for gap in window.dilations)
     whole = all(pad == 0 for pad in begin) and all(
         size == n * step for size, n, step in zip(spatial, window.size, window.strides, strict=True)
     )
-    if apart and whole and group == 1 and (not ctx.device.emulated or "cudnn" in ctx.device.libraries):
+    if disjoint and whole and group == 1 and (not ctx.device.emulated or "cudnn" in ctx.device.libraries):
         return _without_overlap(ctx, x, w, b, window)
     return _convolve(ctx, x, w, b, (x.shape[0], rows, *spatial), window, group, transposed=True)
 
@@ -188,7 +188,7 @@ def transposed_convolution(
 def _without_overlap(ctx: Lowering, x: Tensor, w: Tensor, b: Tensor | None, window: Windows) -> Tensor:
     """Lower a transposed convolution without overlap to a 1x1 convolution and a depth-to-space map.
 
-    That runs on tensor cores, where a kernel that gathers what reaches each element does not.
+    A 1x1 convolution runs on tensor cores; the gather kernel of ConvTranspose does not.
     """
     rank, rows, kernel = x.rank - 2, w.shape[1], window.strides
     taps = product(kernel)
@@ -202,6 +202,6 @@ def _without_overlap(ctx: Lowering, x: Tensor, w: Tensor, b: Tensor | None, wind
     points = Windows(window.size, tuple(ones), tuple(ones), tuple(ones), (0,) * rank, (0,) * rank)
     found = _convolve(ctx, x, weights, bias, (x.shape[0], taps * rows, *window.size), points, 1)
     parted = reshape(ctx, found, [x.shape[0], *kernel, rows, *window.size])
-    places = [axis for i in range(rank) for axis in (2 + rank + i, 1 + i)]
+    interleaved = [axis for i in range(rank) for axis in (2 + rank + i, 1 + i)]
     spatial = [n * step for n, step in zip(window.size, kernel, strict=True)]
-    return reshape(ctx, permute(ctx, parted, (0, 1 + rank, *places)), [x.shape[0], rows, *spatial])
+    return reshape(ctx, permute(ctx, parted, (0, 1 + rank, *interleaved)), [x.shape[0], rows, *spatial])

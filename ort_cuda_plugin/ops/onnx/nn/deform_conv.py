@@ -1,4 +1,4 @@
-"""DeformConv: a convolution that samples its input at learned offsets."""
+"""DeformConv: convolution with learned sampling offsets, as im2col and a matrix product."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ort_cuda_plugin.program.steps.windows import Windows
 def _patches(
     ctx: Lowering, x: Tensor, offset: Tensor, mask: Tensor | None, window: Windows, spatial: Sequence[Dim]
 ) -> Tensor:
-    """The sampled elements of each window, [N, C, taps, positions].
+    """Return the sampled elements of each window, [N, C, taps, output pixels].
 
-    x is [N, C, in...], ``offset`` [N, offset groups, taps, axes, positions], ``mask`` the same without axes. Places
-    between elements are interpolated linearly; elements outside of x count as 0.
+    x is [N, C, in...], ``offset`` [N, offset groups, taps, axes, output pixels], ``mask`` the same without axes.
+    Samples are interpolated linearly, with zeros outside of x.
     """
     rank = x.rank - 2
     real = s.accumulation_type(x.dtype)
@@ -44,10 +44,10 @@ def _patches(
         for axis in range(rank):
             regular = out[axis] * steps[axis] + kernel[axis] * gaps[axis] - begin[axis]
             shift = offsets.at([batch, group, tap, s.constant(axis, DType.INT64), position])
-            place = s.cast(regular, real) + s.cast(shift, real)
-            low = s.floor(place)
+            sampled = s.cast(regular, real) + s.cast(shift, real)
+            low = s.floor(sampled)
             firsts.append(clamped_integer(low, -2, source.dim(2 + axis)))
-            fractions.append(place - low)
+            fractions.append(sampled - low)
         total = s.constant(0, real)
         for corner in itertools.product((0, 1), repeat=rank):
             weight = s.constant(1, real)
@@ -83,7 +83,7 @@ def deform_conv(
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """The windows' elements are gathered, then multiplied by the weights as matrices."""
+    """Gather the elements of each window (im2col), then multiply them by the weights."""
     require.least_rank(3, X=x)
     require.rank(x.rank, W=w, offset=offset, mask=mask)
     require.least(1, group=group, offset_group=offset_group)
@@ -92,11 +92,14 @@ def deform_conv(
     if kernel_shape is not None:
         require.that(len(kernel_shape) == rank, "kernel_shape", f"have {rank} entries", list(kernel_shape))
         for dim, wanted in zip(kernel, kernel_shape, strict=True):
-            require.holds(ctx, eq(dim, wanted), "kernel_shape", f"be that of W, {list(kernel)}", list(kernel_shape))
+            require.holds(
+                ctx, eq(dim, wanted), "kernel_shape", f"be W's kernel shape {list(kernel)}", list(kernel_shape)
+            )
     window = windows(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads)
     spatial = count_windows(ctx, window)
     positions, taps = product(spatial), product(kernel)
-    require.holds(ctx, eq(depth * group, channels), "W", f"be for {channels!r} input channels in {group} groups", depth)
+    expected = f"have {channels!r} input channels / {group} groups in dimension 1"
+    require.holds(ctx, eq(depth * group, channels), "W", expected, depth)
     require.multiple_of(ctx, w.shape[0], group, "the number of output channels of W")
     require.multiple_of(ctx, channels, offset_group, "the number of channels of X")
     require.shape(ctx, (samples, offset_group * taps * rank, *spatial), offset=offset)

@@ -1,4 +1,4 @@
-"""Losses of classification: negative log likelihood, and cross entropy of scores."""
+"""Classification losses: negative log likelihood and softmax cross entropy."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ort_cuda_plugin.program.steps.row_program import SUM
 def _class_losses(
     ctx: Lowering, x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int | None, *, weights: bool
 ) -> Tensor:
-    """-x[n, target, ...] times the weight of the target's class, or with ``weights`` that weight itself.
+    """Return -x[n, target, ...] times the weight of the target's class, or with ``weights`` the weight.
 
-    Both are 0 for targets that are ignored or no class. Half types give float32.
+    Both are 0 for ignored and invalid targets. 16-bit types yield float32.
     """
     dtype = s.widen(Scalar(x.dtype, "leaf")).dtype
 
@@ -43,9 +43,9 @@ def _class_losses(
 def class_loss(
     ctx: Lowering, x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int | None, reduction: str
 ) -> Tensor:
-    """The negative log likelihood of classes ``target`` [N, ...] for log probabilities x [N, C, ...].
+    """Return the negative log likelihood of ``target`` [N, ...] under log probabilities x [N, C, ...].
 
-    ``weight`` [C] or None is 1 per class. ``reduction`` "mean" divides by the sum of the targets' weights.
+    ``weight`` [C] defaults to 1. ``reduction`` "mean" divides by the sum of the targets' weights.
     """
     require.least_rank(2, scores=x)
     require.shape(ctx, (x.shape[0], *x.shape[2:]), target=target)

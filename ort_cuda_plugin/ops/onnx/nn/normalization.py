@@ -1,4 +1,4 @@
-"""Softmax and normalizations: row programs, and the affine maps of inference."""
+"""Softmax and normalizations as row programs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def softmax_row(row: Row, x: Scalar) -> Outputs:
 
 
 def stepwise_softmax_row(row: Row, x: Scalar) -> Outputs:
-    """The body by which ONNX defines Softmax since version 13: of float16, the exponentials and their sum are float16.
+    """Compute Softmax as ONNX's function body since version 13: for float16, exponentials and sum round to float16.
 
-    The sum is made in float32, and stays there where float16 would not hold it. Of bfloat16 nothing but the result is
-    rounded: each step would cost 0.4 % of it.
+    The sum accumulates in float32, and is not rounded if it would overflow float16. For bfloat16 only the result is
+    rounded, since each rounding would add an error of 0.4 %.
     """
     if x.dtype is not DType.FLOAT16:
         return softmax_row(row, x)
@@ -51,11 +51,11 @@ RowFunction = Callable[[Row, Scalar], Outputs]
 
 
 def _softmax(name: str, row: RowFunction, row_13: RowFunction | None = None) -> None:
-    """Before version 13 all dimensions from ``axis`` on are one row; from then on only that axis is."""
+    """Register versions 1, over all dimensions from ``axis`` on, and 13, along ``axis`` only."""
 
     @op(name, since=1, types={"T": FLOATS})
     def coerced(ctx: Lowering, x: Tensor, *, axis: int = 1) -> Tensor:
-        # The axis may be the rank: then each row is one element.
+        # If the axis equals the rank, each element is a row.
         first = x.rank if axis == x.rank else normalize_axis(axis, x.rank)
         return row_map(ctx, row, range(first, x.rank), x)[0]
 
@@ -76,7 +76,7 @@ _softmax("Hardmax", hardmax_row)
 
 @op("LpNormalization", since=1, types={"T": FLOATS})
 def lp_normalization(ctx: Lowering, x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
-    """A row of zeros stays one."""
+    """Divide each row by its p-norm; a row of zeros is unchanged."""
     require.one_of((1, 2), p=p)
 
     def program(row: Row, x: Scalar) -> Outputs:
@@ -88,7 +88,7 @@ def lp_normalization(ctx: Lowering, x: Tensor, *, axis: int = -1, p: int = 2) ->
 
 
 def stash(x: Scalar, stash_type: int) -> Scalar:
-    """x in the type that a normalization computes in: ``stash_type``, but not narrower than float32."""
+    """Convert x to the compute type of a normalization: ``stash_type``, but at least float32."""
     dtype = DType(stash_type)
     return s.cast(x, dtype) if dtype is DType.FLOAT64 else s.widen(x)
 
@@ -109,9 +109,9 @@ def layer_norm(
     *,
     center: bool = True,
 ) -> tuple[Tensor, ...]:
-    """(normalized, mean, reciprocal standard deviation) along ``axes``; without ``center`` the mean is taken as 0.
+    """Return normalized x, mean and reciprocal standard deviation along ``axes``; without ``center`` (RMS) mean is 0.
 
-    The variance is that of a second pass over differences from the mean, which does not cancel.
+    A second pass computes the variance from differences, which avoids cancellation.
     """
     _check_stash(stash_type)
 
@@ -120,7 +120,7 @@ def layer_norm(
         mean = row.mean(value) if center else s.constant(0.0, value.dtype)
         difference = value - mean if center else value
         reciprocal = 1.0 / s.sqrt(row.mean(difference * difference) + epsilon)
-        # The product is rounded to x's type before scale and bias apply, as the operators' definitions have it.
+        # ONNX's function body rounds the product to x's type before it applies scale and bias.
         result = s.cast(difference * reciprocal, x.dtype)
         result = s.cast(result, affine[0].dtype) * affine[0]
         if len(affine) > 1:
@@ -132,7 +132,7 @@ def layer_norm(
 
 
 class LayerNormAttributes(TypedDict, total=False):
-    """The attributes of normalizations of rows; see `_layer_norm_from`."""
+    """Attributes of layer and RMS normalization; see `_layer_norm_from`."""
 
     axis: int
     epsilon: float
@@ -143,7 +143,7 @@ def _layer_norm_from(
     ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5,
     stash_type: int = 1, center: bool = True,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """`layer_norm` of all dimensions from ``axis`` on."""
+    """Apply `layer_norm` over all dimensions from ``axis`` on."""
     axes = range(normalize_axis(axis, x.rank), x.rank)
     return layer_norm(ctx, x, scale, bias, axes, epsilon, stash_type, center=center)
 
@@ -159,7 +159,7 @@ def layer_normalization(
 def contributed_layer_normalization(
     ctx: Lowering, x: T, scale: V, bias: V | None = None, **attributes: Unpack[LayerNormAttributes]
 ) -> tuple[Tensor, ...]:
-    """ONNX Runtime's fusion writes it into models of older opsets."""
+    """Serve LayerNormalization in models of older opsets, where ONNX Runtime's fusion inserts it."""
     return _layer_norm_from(ctx, x, scale, bias, **attributes)
 
 
@@ -190,7 +190,7 @@ def instance_normalization(ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor
 
 
 def standardized(ctx: Lowering, x: Tensor, axes: Iterable[int], *, scale: bool = True) -> Tensor:
-    """x less its mean along ``axes``, divided by its standard deviation with ``scale``."""
+    """Subtract the mean along ``axes``, and with ``scale`` divide by the standard deviation."""
 
     def program(row: Row, x: Scalar) -> Outputs:
         difference = s.widen(x) - row.mean(x)
@@ -210,7 +210,7 @@ def mean_variance_normalization(ctx: Lowering, x: Tensor, *, axes: tuple[int, ..
 def _group_norm(
     ctx: Lowering, x: Tensor, affine: Sequence[Tensor], groups: int, epsilon: float, stash_type: int
 ) -> Tensor:
-    """x [N, C, ...] normalized per sample and group of channels; affine: scale and bias, [groups, 1 or C / groups]."""
+    """Normalize x [N, C, ...] per sample and group of channels; affine: scale and bias, [groups, 1 or C / groups]."""
     _check_stash(stash_type)
     depth = floordiv(x.shape[1], groups)
     require.multiple_of(ctx, x.shape[1], groups, "the number of channels of X")
@@ -236,7 +236,7 @@ def _check_groups(x: Tensor, groups: int) -> None:
 def group_normalization_18(
     ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5
 ) -> Tensor:
-    """Scale and bias are per group."""
+    """Normalize groups of channels, with scale and bias per group."""
     _check_groups(x, num_groups)
     require.size(ctx, num_groups, scale=scale, bias=bias)
     affine = [reshape(ctx, y, [num_groups, 1]) for y in (scale, bias)]
@@ -254,7 +254,7 @@ def group_normalization_21(
     epsilon: float = 1e-5,
     stash_type: int = 1,
 ) -> Tensor:
-    """Scale and bias are per channel."""
+    """Normalize groups of channels, with scale and bias per channel."""
     _check_groups(x, num_groups)
     require.size(ctx, x.shape[1], scale=scale, bias=bias)
     depth: Dim = floordiv(x.shape[1], num_groups)

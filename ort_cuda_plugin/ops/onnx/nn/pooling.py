@@ -77,7 +77,7 @@ def global_max_pool(ctx: Lowering, x: T) -> Tensor:
 
 
 def _norm_pool(ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim], p: float) -> Tensor:
-    """The p-norm of every window; positions outside of x count as 0."""
+    """Return the p-norm of each window, with zeros outside of x."""
     require.least(1, p=p)
     real = s.accumulation_type(x.dtype)
 
@@ -89,13 +89,13 @@ def _norm_pool(ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim]
         )
 
         def power(k: Scalar) -> list[Scalar]:
-            places: list[Scalar] = []
+            coordinates: list[Scalar] = []
             inside = s.constant(True, DType.BOOL)
             for axis, within in enumerate(unravel(k, kernel)):
-                place = c[2 + axis] * steps[axis] - begin[axis] + within * gaps[axis]
-                inside = inside & (place >= 0) & (place < source.dim(2 + axis))
-                places.append(place)
-            value = s.absolute(s.cast(source.at([*c[:2], *places], inside), real))
+                at = c[2 + axis] * steps[axis] - begin[axis] + within * gaps[axis]
+                inside = inside & (at >= 0) & (at < source.dim(2 + axis))
+                coordinates.append(at)
+            value = s.absolute(s.cast(source.at([*c[:2], *coordinates], inside), real))
             return [s.power(value, float(p))]
 
         (total,) = maps.fold(SUM, maps.dim(product(window.kernel)), power)
@@ -137,9 +137,9 @@ def max_unpool(
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """Indices count in the shape that the attributes give; ``output_shape`` adds zeros after it, or cuts it off.
+    """Scatter x to flat ``indices`` of the inferred shape, which ``output_shape`` pads or crops at the end.
 
-    Indices outside of it are ignored.
+    Indices out of range are ignored.
     """
     rank = x.rank - 2
     require.least_rank(3, X=x)
@@ -160,10 +160,10 @@ def max_unpool(
     def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
         index = maps.source(indices).at(c)
         inside = (index >= 0) & (index < maps.dim(product(inferred)))
-        place = unravel(index, maps.dims(inferred))
-        for at, limit in zip(place, shape, strict=True):
+        target = unravel(index, maps.dims(inferred))
+        for at, limit in zip(target, shape, strict=True):
             inside = inside & (at < maps.dim(limit))
-        return place, maps.source(x).at(c), inside
+        return target, maps.source(x).at(c), inside
 
     scatter_map(ctx, x.shape, result, move)
     return result
@@ -180,10 +180,10 @@ def col2im(
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """Every element of the image sums those of the blocks that lie over it."""
+    """Sum, for each image element, the elements of the blocks that cover it."""
     require.rank(3, input=x)
     image, block = ctx.host_values(image_shape, "image_shape"), ctx.host_values(block_shape, "block_shape")
-    require.that(len(image) > 0, "image_shape", "have an entry", "none")
+    require.that(len(image) > 0, "image_shape", "not be empty", "none")
     require.count(len(image), block_shape=block)
     rank = len(image)
     steps, gaps = per_axis("strides", strides, 1, rank), per_axis("dilations", dilations, 1, rank)

@@ -1,6 +1,6 @@
 """Quantisation: QuantizeLinear, DequantizeLinear, and integer MatMul and Conv.
 
-A quantized x stands for (x - zero_point) * scale. Products are those of int32, after the zero points are taken off.
+A quantized x represents (x - zero_point) * scale. Products subtract zero points, then multiply in int32.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def _limits(dtype: DType) -> tuple[int, int]:
 
 
 def saturate(x: Scalar, dtype: DType) -> Scalar:
-    """The float32 integer x as the nearest element of ``dtype`` (2 to 16 bits); the smallest for NaN."""
+    """Convert an integral float32 to ``dtype`` (2 to 16 bits), clamped; NaN becomes the minimum."""
     low, high = _limits(dtype)
     not_low = s.where(x > low, x, low)
-    # A conversion to int32 is faster than one that may be of any number.
+    # Clamped values fit int32, whose conversion takes one instruction.
     return s.cast(s.cast(s.where(not_low < high, not_low, high), DType.INT32), dtype)
 
 
@@ -48,9 +48,9 @@ def _float32(x: Scalar) -> Scalar:
 
 
 def _quantized(x: Scalar, zero: Scalar | None, dtype: DType, saturates: bool = True) -> Scalar:
-    """x, which is divided by its scale already, rounded half to even and moved by the zero point.
+    """Quantize x, already divided by its scale: round half to even, then add the zero point.
 
-    ``saturates`` concerns 8-bit floats; they are moved before they are rounded.
+    8-bit floats add it before they round; ``saturates`` concerns them only.
     """
     if dtype.is_float:
         return s.cast(x if zero is None else x + _float32(zero), dtype, saturate=saturates)
@@ -67,18 +67,17 @@ def _by_groups(
     axis: int,
     block_size: int,
 ) -> Tensor:
-    """``fn(element of x, *its parameters)``, a tensor of ``dtype``.
+    """Return ``fn(x, *parameters)`` of each element, as ``dtype``.
 
-    Each parameter is one for all of x, one per index of ``axis``, or with ``block_size`` one per block along ``axis``.
+    A parameter is per tensor, per index of ``axis``, or with ``block_size`` per block along ``axis``.
     """
     if block_size == 0:
         placed = []
         for parameter in parameters:
             require.rank((0, 1), **{"scale and zero point without a block_size": parameter})
-            if parameter.size == 1:
-                placed.append(ctx.view(parameter, (), (), parameter.offset))
-            else:
-                placed.append(unsqueeze(ctx, parameter, range(1, x.rank - normalize_axis(axis, x.rank))))
+            if parameter.size != 1:
+                parameter = unsqueeze(ctx, parameter, range(1, x.rank - normalize_axis(axis, x.rank)))
+            placed.append(_scalar(ctx, parameter))
         return elementwise(ctx, fn, x, *placed)
     along = normalize_axis(axis, x.rank)
     require.least(0, block_size=block_size)
@@ -111,7 +110,7 @@ def _element_type(number: int, served: frozenset[DType]) -> DType:
 
 
 class QuantizeAttributes(TypedDict, total=False):
-    """The attributes of all versions of QuantizeLinear; see `_quantize`."""
+    """Attributes of all versions of QuantizeLinear; see `_quantize`."""
 
     axis: int
     saturate: int
@@ -123,10 +122,10 @@ def _quantize(
     ctx: Lowering, x: Tensor, scale: Tensor, zero: Tensor | None, precision: int, *, axis: int = 1, saturate: int = 1,
     block_size: int = 0, output_dtype: int = 0,
 ) -> Tensor:  # fmt: skip
-    """x quantized, divided by its scale in the type ``precision``, 0 for float32."""
+    """Quantize x; ``precision`` is the type of the division by the scale, 0 for float32."""
     dtype = zero.dtype if zero is not None else _element_type(output_dtype or DType.UINT8.onnx, QUANTIZED)
     if output_dtype and output_dtype != dtype.onnx:
-        raise require.violation("output_dtype", f"be that of the zero point, {dtype.name}", output_dtype)
+        raise require.violation("output_dtype", f"be the zero point's type, {dtype.name}", output_dtype)
     divided = _element_type(precision, SCALES) if precision else DType.FLOAT32
 
     def fn(value: Scalar, factor: Scalar, offset: Scalar | None = None) -> Scalar:
@@ -140,7 +139,7 @@ def _quantize(
 def quantize_linear_10(
     ctx: Lowering, x: T1, y_scale: T1, y_zero_point: T2 | None = None, **attributes: Unpack[QuantizeAttributes]
 ) -> Tensor:
-    """ONNX says nothing of the precision of the division: float32, as in the CPU provider."""
+    """Quantize x with a division in float32, as in the CPU provider; ONNX leaves its precision undefined."""
     return _quantize(ctx, x, y_scale, y_zero_point, 0, **attributes)
 
 
@@ -158,7 +157,7 @@ def quantize_linear(
     precision: int = 0,
     **attributes: Unpack[QuantizeAttributes],
 ) -> Tensor:
-    """Without ``precision`` the division has that of the scale, as ONNX says."""
+    """Quantize x; ``precision`` defaults to the scale's type, as ONNX defines."""
     if not precision and y_scale.dtype in SCALES:
         precision = y_scale.dtype.onnx
     return _quantize(ctx, x, y_scale, y_zero_point, precision, **attributes)
@@ -193,7 +192,7 @@ def dequantize_linear(
 
 @op("DynamicQuantizeLinear", since=11, types={"T1": FLOAT32})
 def dynamic_quantize_linear(ctx: Lowering, x: T1) -> tuple[Tensor, Tensor, Tensor]:
-    """As ONNX Runtime's, the scale is 1 where every element is 0."""
+    """Quantize x to uint8; the scale is 1 if all elements are 0, as in ONNX Runtime."""
 
     def fit(row: Row, value: Scalar) -> tuple[list[Scalar], list[Scalar]]:
         low, high = s.minimum(row.reduce(MIN, value), 0.0), s.maximum(row.reduce(MAX, value), 0.0)
@@ -206,16 +205,15 @@ def dynamic_quantize_linear(ctx: Lowering, x: T1) -> tuple[Tensor, Tensor, Tenso
 
 
 def _per_row(ctx: Lowering, x: Tensor) -> Tensor:
-    """A parameter of the rows of a matrix, such that it broadcasts to the matrix."""
+    """View a per-row parameter of a matrix so that it broadcasts to the matrix."""
     return unsqueeze(ctx, x, [1]) if x.rank == 1 and x.size != 1 else x
 
 
 def shifted(ctx: Lowering, x: Tensor, zero: Tensor | None, dtype: DType = DType.INT32) -> Tensor:
-    """x - zero as ``dtype``; x keeps its shape."""
+    """Return x - zero as ``dtype``, in the shape of x."""
     if zero is None:
         return elementwise(ctx, lambda value: s.cast(value, dtype), x)
-    if zero.size == 1:
-        zero = ctx.view(zero, (), (), zero.offset)
+    zero = _scalar(ctx, zero)
     require.that(zero.rank <= x.rank, "zero point", f"have at most rank {x.rank}", f"rank {zero.rank}")
     return elementwise(ctx, lambda value, offset: s.cast(value, dtype) - s.cast(offset, dtype), x, zero)
 
@@ -228,7 +226,7 @@ def matmul_integer(
 
 
 def _product(ctx: Lowering, a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None, dtype: DType) -> Tensor:
-    """(a - a_zero) @ (b - b_zero), computed in ``dtype``; zero points are scalars, or one per row and column."""
+    """Return (a - a_zero) @ (b - b_zero), computed in ``dtype``; zero points are scalars, or per row and column."""
     rows = None if a_zero is None else _per_row(ctx, a_zero)
     return matmul(ctx, shifted(ctx, a, rows, dtype), shifted(ctx, b, b_zero, dtype))
 
@@ -242,7 +240,7 @@ def _requantize(
     zero: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """The product x of quantized tensors, plus ``bias``, quantized; all parameters broadcast to x."""
+    """Quantize the integer product x plus ``bias``; all parameters broadcast to x."""
 
     def fn(value: Scalar, a: Scalar, b: Scalar, y: Scalar, offset: Scalar, *added: Scalar) -> Scalar:
         total = value + added[0] if added else value
@@ -274,7 +272,7 @@ def qlinear_matmul(
 
 
 def _per_channel(ctx: Lowering, x: Tensor, after: int) -> Tensor:
-    """A parameter of one element, or one per channel, which ``after`` dimensions follow."""
+    """View a scalar or per-channel parameter so that it broadcasts; ``after`` dimensions follow the channels."""
     if x.size == 1:
         return _scalar(ctx, x)
     require.rank(1, **{"a parameter per channel": x})

@@ -1,6 +1,6 @@
 """RNN, GRU and LSTM: gates as scalar expressions, one launch per direction for all steps.
 
-``output_sequence`` of versions before 7 says that the first output is used; the node's outputs say the same.
+``output_sequence`` of versions before 7 is redundant: the node's outputs show whether the first one is used.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _of_alpha: dict[str, tuple[float, Callable[[float], Activation]]] = {
     "thresholdedrelu": (1.0, lambda alpha: lambda x: s.where(x > alpha, x, 0.0)),
     "elu": (1.0, lambda alpha: lambda x: elu(x, alpha)),
 }
-"""Functions of one parameter, with its default."""
+"""Activations with one parameter, and its default."""
 
 _of_alpha_beta: dict[str, tuple[float, float, Callable[[float, float], Activation]]] = {
     "affine": (1.0, 0.0, lambda alpha, beta: lambda x: alpha * x + beta),
     "scaledtanh": (1.0, 1.0, lambda alpha, beta: lambda x: alpha * s.tanh(beta * x)),
     "hardsigmoid": (0.2, 0.5, lambda alpha, beta: lambda x: s.maximum(0.0, s.minimum(1.0, alpha * x + beta))),
 }
-"""Functions of two parameters, with their defaults."""
+"""Activations with two parameters, and their defaults."""
 
 
 def _activations(
     names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None, clips: Sequence[float | None]
 ) -> list[Activation]:
-    """The functions by name; each takes its parameters from the front of what is left of ``alphas`` and ``betas``."""
+    """Return the activations by name; each consumes its parameters from the front of ``alphas`` and ``betas``."""
     alpha, beta = iter(alphas or ()), iter(betas or ())
 
     def of(name: str) -> Activation:
@@ -77,7 +77,7 @@ def _activations(
 
 
 class CellAttributes(TypedDict, total=False):
-    """Attributes of recurrent operators that choose the functions of each direction; see `_per_direction`."""
+    """Attributes of recurrent operators that select the activations of each direction; see `_per_direction`."""
 
     activation_alpha: tuple[float, ...] | None
     activation_beta: tuple[float, ...] | None
@@ -92,32 +92,32 @@ def _per_direction(
     activation_alpha: Sequence[float] | None = None, activation_beta: Sequence[float] | None = None,
     clip: float | None = None, direction: str = "forward", hidden_size: int | None = None,
 ) -> tuple[list[tuple[list[Activation], bool]], bool]:  # fmt: skip
-    """For each direction its functions and whether it runs backward; and whether two have the same functions.
+    """Return (activations, runs backward) of each direction, and whether all directions have the same activations.
 
-    ``hidden_size`` says nothing that the shape of the weights does not.
+    ``hidden_size`` is redundant: the weights have it in their shape.
     """
-    # The schema of GRU-1 misspells its default.
+    # "foward": the schema of GRU-1 misspells its default.
     backward = {"forward": [False], "foward": [False], "reverse": [True], "bidirectional": [False, True]}.get(direction)
     if backward is None:
         raise require.violation("direction", "be one of 'forward', 'reverse', 'bidirectional'", repr(direction))
     names = activations or [*defaults] * len(backward)
     size = len(defaults)
-    # The schema's default of RNN has one too many for one direction.
-    require.that(len(names) >= size * len(backward), "activations", f"be {size} a direction", names)
-    # ONNX Runtime bounds what goes into the gates, and not the cell, which goes into the third function of LSTM.
+    # RNN's default has two activations, also for one direction.
+    require.that(len(names) >= size * len(backward), "activations", f"have {size} entries per direction", names)
+    # ONNX Runtime clips the inputs of gates, but not the cell state, the input of LSTM's third activation.
     clips = [clip if number % size < 2 else None for number in range(len(names))]
     functions = _activations(names, activation_alpha, activation_beta, clips)
     half = len(activations or ()) // 2
-    alike = not activation_alpha and not activation_beta and (activations or ())[:half] == (activations or ())[half:]
-    return [(functions[at * size : (at + 1) * size], reverse) for at, reverse in enumerate(backward)], alike
+    uniform = not activation_alpha and not activation_beta and (activations or ())[:half] == (activations or ())[half:]
+    return [(functions[at * size : (at + 1) * size], reverse) for at, reverse in enumerate(backward)], uniform
 
 
 def _run(
     ctx: Lowering, cells: Sequence[tuple[Cell, bool, Sequence[tuple[Scalar, Tensor]]]],
     x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, lengths: Tensor | None,
-    initial_h: Tensor | None, initial_c: Tensor | None, layout: int, alike: bool, peepholes: Tensor | None = None,
+    initial_h: Tensor | None, initial_c: Tensor | None, layout: int, uniform: bool, peepholes: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """(Y, last hidden[, last cell]) of one cell per direction; ``alike`` says that these differ in parameters only."""
+    """Return Y, last hidden and perhaps last cell state; ``uniform`` directions differ in parameters only."""
     require.rank(3, X=x, W=w, R=r)
     require.one_of((0, 1), layout=layout)
     count, size = len(cells), r.shape[2]
@@ -170,15 +170,15 @@ def _run(
         final_c = own(last_c, direction_axis)
         final_h = select_index(ctx, last_h, direction_axis, number)
         directions.append(Direction(cell, given, parameters, outputs, final_h, final_c, backward))
-    run_cells(ctx, directions, alike=alike)
+    run_cells(ctx, directions, alike=uniform)
     return (y, last_h) if last_c is None else (y, last_h, last_c)
 
 
 def _products(ctx: Lowering, x: Tensor, weights: Tensor) -> Tensor:
-    """x [steps, batch, depth] times the weights.
+    """Return x [steps, batch, depth] @ weights.
 
-    Where sequences lie one after the other, as behind a Transpose, the product's rows do too: the rows of a step are
-    few, and those of all steps are one product in this order alone. The kernel of the cell reads any order.
+    The product keeps x's memory order: for a batch-major x (after a Transpose) all steps are one GEMM only in this
+    order. The cell kernel reads either order.
     """
     x = ctx.materialize(x)
     if hint(x.strides[0]) >= hint(x.strides[1]):
@@ -203,13 +203,13 @@ def rnn(
     def cell(f: Activation) -> Cell:
         return Cell(1, lambda inputs, sums, hidden, state: (f(inputs[0] + sums[0]), None))
 
-    directions, alike = _per_direction(["Tanh"], **attributes)
+    directions, uniform = _per_direction(["Tanh"], **attributes)
     cells = [(cell(*functions), backward, ()) for functions, backward in directions]
-    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, None, layout, alike)
+    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, None, layout, uniform)
 
 
 def _gru_cell(f: Activation, g: Activation, linear_before_reset: int) -> Cell:
-    """Gates in the order update, reset, hidden."""
+    """Return a GRU cell, with gates in the order update, reset, hidden."""
 
     def reset(inputs: Gates, sums: Gates) -> Scalar:
         return f(inputs[1] + sums[1])
@@ -238,13 +238,13 @@ def gru(
     output_sequence: int = 0,
     **attributes: Unpack[CellAttributes],
 ) -> tuple[Tensor, ...]:
-    directions, alike = _per_direction(["Sigmoid", "Tanh"], **attributes)
+    directions, uniform = _per_direction(["Sigmoid", "Tanh"], **attributes)
     cells = [(_gru_cell(f, g, linear_before_reset), backward, ()) for (f, g), backward in directions]
-    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, None, layout, alike)
+    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, None, layout, uniform)
 
 
 def _lstm_cell(f: Activation, g: Activation, h: Activation, peepholes: Sequence[Scalar], input_forget: int) -> Cell:
-    """Gates in the order input, output, forget, cell; ``peepholes`` are those of the first three, or none."""
+    """Return an LSTM cell, with gates in the order input, output, forget, cell; ``peepholes`` of the first three."""
 
     def update(inputs: Gates, sums: Gates, hidden: Scalar, state: Scalar | None) -> tuple[Scalar, Scalar]:
         assert state is not None
@@ -281,7 +281,7 @@ def lstm(
     defaults = ["Sigmoid", "Tanh", "Tanh"]
     compute = s.accumulation_type(x.dtype)
     cells = []
-    directions, alike = _per_direction(defaults, **attributes)
+    directions, uniform = _per_direction(defaults, **attributes)
     for number, ((f, g, h), backward) in enumerate(directions):
         parameters: list[tuple[Scalar, Tensor]] = []
         if p is not None:
@@ -290,4 +290,4 @@ def lstm(
                 part = ctx.view(row, (size,), row.strides, row.offset + gate * size * row.strides[0])
                 parameters.append((Scalar(compute, "leaf"), part))
         cells.append((_lstm_cell(f, g, h, [leaf for leaf, _ in parameters], input_forget), backward, parameters))
-    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, initial_c, layout, alike, p)
+    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, initial_c, layout, uniform, p)

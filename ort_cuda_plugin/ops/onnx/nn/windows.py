@@ -1,4 +1,4 @@
-"""The attributes that convolutions and pooling share: kernel, strides, dilations and padding of sliding windows."""
+"""Attributes shared by convolutions and pooling: kernel, strides, dilations and padding of sliding windows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ort_cuda_plugin.program.lowering.context import Lowering
 from ort_cuda_plugin.program.steps.windows import Windows
 
 Ints = Sequence[int]
-MAX_SPATIAL = 3
+MAX_SPATIAL = 3  # maximum number of spatial dimensions
 
 
 class PaddingAttributes(TypedDict, total=False):
-    """How sliding windows are placed; the meaning and the defaults are those of `windows`."""
+    """Padding and strides of sliding windows; see `windows`."""
 
     auto_pad: str
     pads: Ints | None
@@ -23,20 +23,20 @@ class PaddingAttributes(TypedDict, total=False):
 
 
 class WindowAttributes(PaddingAttributes, total=False):
-    """With dilations."""
+    """Padding, strides and dilations of sliding windows."""
 
     dilations: Ints | None
 
 
 class ConvAttributes(WindowAttributes, total=False):
-    """The attributes of Conv."""
+    """Attributes of Conv."""
 
     group: int
     kernel_shape: Ints | None
 
 
 class TransposedConvAttributes(TypedDict, total=False):
-    """The attributes of ConvTranspose but those that give its padding as numbers."""
+    """Attributes of ConvTranspose except ``pads`` and ``output_shape``."""
 
     auto_pad: str
     dilations: Ints | None
@@ -47,7 +47,7 @@ class TransposedConvAttributes(TypedDict, total=False):
 
 
 def per_axis(name: str, values: Ints | None, default: int, rank: int, minimum: int = 1) -> tuple[int, ...]:
-    """An attribute of ``rank`` integers, all ``default`` where it is left out. Raises InvalidModel for a wrong one."""
+    """Check and return an attribute of ``rank`` integers, by default all ``default``."""
     values = (default,) * rank if values is None else tuple(values)
     require.that(len(values) == rank, name, f"have {rank} entries", len(values))
     require.that(all(value >= minimum for value in values), name, f"have entries of at least {minimum}", list(values))
@@ -58,9 +58,9 @@ def windows(
     size: Sequence[Dim], kernel: Sequence[Dim], *, auto_pad: str = "NOTSET", dilations: Ints | None = None,
     pads: Ints | None = None, strides: Ints | None = None,
 ) -> Windows:  # fmt: skip
-    """Resolves the attributes that convolutions and pooling share.
+    """Resolve the attributes that convolutions and pooling share.
 
-    Raises Unsupported for a rank or padding that the kernels do not have, InvalidModel for contradictions.
+    Raises Unsupported for a rank or padding that kernels do not support, InvalidModel for contradictions.
     """
     rank = len(size)
     require.count(rank, kernel_shape=kernel)
@@ -90,10 +90,10 @@ def windows(
 def count_windows(
     ctx: Lowering, windows: Windows, ceil_mode: bool = False, *, may_exceed: bool = False
 ) -> tuple[Dim, ...]:
-    """Windows along each dimension. With ``ceil_mode`` the last may reach over the end, but not begin there.
+    """Return the number of windows along each dimension.
 
-    With ``may_exceed`` a window may be larger than the padded input: there are none, or one, as ONNX's formula
-    has it with quotients that are rounded toward zero.
+    With ``ceil_mode`` the last window may extend past the end, but not start there. With ``may_exceed`` a window may be
+    larger than the padded input; then there are 0 or 1, by ONNX's formula with truncating division.
     """
     result = []
     for size, extent, stride, begin, end in zip(

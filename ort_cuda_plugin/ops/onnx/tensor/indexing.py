@@ -1,4 +1,4 @@
-"""Gather operators: elements read at indices that another tensor holds."""
+"""Gather operators, OneHot, Trilu and CumSum."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from ort_cuda_plugin.program.steps.row_program import SUM
 
 
 def wrapped(index: Scalar, dim: Scalar) -> tuple[Scalar, Scalar]:
-    """The index counted from the front, and whether it lies in the dimension: data must not lead out of a buffer."""
+    """Return the index counted from the front, and whether it is valid, so that no data leads out of a buffer."""
     position = s.cast(index, DType.INT64)
     position = s.where(position < 0, position + dim, position)
     return position, (position >= 0) & (position < dim)
 
 
 def select_index(ctx: Lowering, x: Tensor, axis: int, index: Dim) -> Tensor:
-    """The view ``x[..., index, ...]`` without that dimension."""
+    """Return the view ``x[..., index, ...]`` without dimension ``axis``."""
     dim = x.shape[axis]
     position = select(lt(index, 0), index + dim, index)
     require.holds(
-        ctx, logical_and(le(0, position), lt(position, dim)), "an index", f"be in dimension {axis}, {dim!r}", index
+        ctx, logical_and(le(0, position), lt(position, dim)), "an index", f"be in [-n, n) with n = {dim!r}", index
     )
     offset = x.offset + position * x.strides[axis]
     kept = [other for other in range(x.rank) if other != axis]
@@ -58,14 +58,14 @@ def select_index(ctx: Lowering, x: Tensor, axis: int, index: Dim) -> Tensor:
 
 @op("Gather", since=1, types={"T": ALL_TENSORS, "Tind": INDICES})
 def gather(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> Tensor:
-    """An index outside its dimension gives 0."""
+    """Gather slices; an index out of range yields 0."""
     axis = normalize_axis(axis, data.rank)
     if indices.rank == 0 and indices.host is not None:
         return select_index(ctx, data, axis, indices.host[0])
     shape = [*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]]
 
     def on_device() -> Tensor:
-        # Three dimensions are enough: before the axis, the axis, after it.
+        # Merge dimensions to three: before the axis, the axis, after it.
         before, after = product(data.shape[:axis]), product(data.shape[axis + 1 :])
         table = reshape(ctx, data, [before, data.shape[axis], after])
         flat = reshape(ctx, indices, [indices.size])
@@ -78,8 +78,8 @@ def gather(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> Tensor:
         result = gather_map(ctx, [before, indices.size, after], data.dtype, element)
         return ctx.view(result, shape, None, result.offset)
 
-    def on_symbols(values: HostArray, places: HostArray) -> HostArray:
-        index, size = integers(places), values.shape[axis]
+    def on_symbols(values: HostArray, given: HostArray) -> HostArray:
+        index, size = integers(given), values.shape[axis]
         index = np.where(index < 0, index + size, index)
         outside = np.zeros([1 if i == axis else dim for i, dim in enumerate(values.shape)], object)
         padded = np.concatenate([values, outside], axis)
@@ -89,7 +89,7 @@ def gather(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> Tensor:
 
 
 def check_within(ctx: Lowering, data: Tensor, indices: Tensor, axis: int) -> None:
-    """Raises InvalidModel, or makes the Run fail, where ``indices`` reach over ``data`` in a dimension but ``axis``."""
+    """Check that ``indices`` are not larger than ``data`` in any dimension except ``axis``."""
     require.rank(data.rank, indices=indices)
     for other in range(data.rank):
         if other != axis:
@@ -110,7 +110,7 @@ def gather_elements(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> 
 
 
 def tuple_length(ctx: Lowering, indices: Tensor, most: int) -> int:
-    """The last dimension of ``indices``: how many dimensions one index tuple selects from. A plan is for one length."""
+    """Return the last dimension of ``indices``, the length of index tuples; a plan holds for one length."""
     dim = indices.shape[-1] if indices.rank else 0
     length = ctx.chosen(dim, "the length of index tuples", range(1, max(most, 1) + 1))
     require.that(0 < length <= most, "index tuples", f"have a length in [1, {most}]", length)
@@ -120,7 +120,7 @@ def tuple_length(ctx: Lowering, indices: Tensor, most: int) -> int:
 def index_tuple(
     indices: Source, target: Source, at: Sequence[Scalar], first: int, length: int
 ) -> tuple[list[Scalar], Scalar]:
-    """The index tuple ``indices[at, :]``, which selects from dimensions ``first`` on, and whether it is inside them."""
+    """Return the index tuple ``indices[at, :]`` for dimensions ``first`` on of ``target``, and whether it is valid."""
     coordinates = []
     everywhere = s.constant(True, DType.BOOL)
     for k in range(length):
@@ -136,7 +136,7 @@ def gather_nd(ctx: Lowering, data: T, indices: Int64, *, batch_dims: int = 0) ->
     length = tuple_length(ctx, indices, data.rank - batch_dims)
     lead = indices.rank - 1
     for own, other in zip(indices.shape[:batch_dims], data.shape, strict=False):
-        require.holds(ctx, eq(own, other), "each batch dimension of indices", f"be that of data, {other!r}", own)
+        require.holds(ctx, eq(own, other), "each batch dimension of indices", f"be equal to data's, {other!r}", own)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(data)

@@ -1,4 +1,4 @@
-"""Scatter operators: updates written at indices that another tensor holds."""
+"""Scatter operators."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, elementwise_into
 from ort_cuda_plugin.program.steps.row_program import Reduction
 
-Place: TypeAlias = Callable[[IndexMap, list[Scalar]], tuple[list[Scalar], Scalar]]
-"""The coordinates in the result where an update goes, and whether they are inside of it."""
+Target: TypeAlias = Callable[[IndexMap, list[Scalar]], tuple[list[Scalar], Scalar]]
+"""Maps the coordinates of an update to coordinates in the result, and whether these are valid."""
 
 REDUCTIONS = {
     "none": None,
@@ -32,25 +32,25 @@ REDUCTIONS = {
 
 
 def _accumulator(dtype: DType) -> DType:
-    """The type that updates are combined in: that of arithmetic, and wide enough for an atomic instruction."""
+    """Return the type in which updates are combined: at least 32 bits, for atomic instructions."""
     if dtype.is_float:
         return dtype if dtype.itemsize >= 4 else DType.FLOAT32
     return dtype if dtype.itemsize >= 4 else DType.INT32
 
 
-def _scatter(ctx: Lowering, data: Tensor, updates: Tensor, place: Place, reduction: str) -> Tensor:
-    """A copy of ``data`` with ``updates`` at their places, or combined with what is there."""
+def _scatter(ctx: Lowering, data: Tensor, updates: Tensor, target: Target, reduction: str) -> Tensor:
+    """Return a copy of ``data`` with ``updates`` written, or combined with its elements."""
     require.one_of(REDUCTIONS, reduction=reduction)
     how = REDUCTIONS[reduction]
     if data.dtype is DType.BOOL and how is not None:
-        # The sum of truth values is that one is true, their product that all are.
+        # For booleans, add is "any" (max) and mul is "all" (min).
         how = REDUCTIONS[{"add": "max", "mul": "min"}.get(reduction, reduction)]
     dtype = data.dtype if how is None else _accumulator(data.dtype)
     result = ctx.empty(data.shape, dtype)
     elementwise_into(ctx, lambda x: s.cast(x, dtype), result, data)
 
     def move(maps: IndexMap, c: list[Scalar]) -> tuple[Sequence[Scalar], Scalar, Scalar]:
-        coordinates, inside = place(maps, c)
+        coordinates, inside = target(maps, c)
         return coordinates, s.cast(maps.source(updates).at(c), dtype), inside
 
     scatter_map(ctx, updates.shape, result, move, how)
@@ -58,7 +58,7 @@ def _scatter(ctx: Lowering, data: Tensor, updates: Tensor, place: Place, reducti
 
 
 def _in_order(ctx: Lowering, data: Tensor, reduction: str) -> Combination | None:
-    """The combination, where its result depends on an order that has to be the same in every Run."""
+    """Return the combination if its result depends on an order that must be the same in every Run, else None."""
     if not (ctx.options.deterministic and data.dtype.is_float):
         return None
     return REDUCTIONS.get(reduction)
@@ -71,8 +71,11 @@ def _gather_updates(
     count: Dim,
     update: Callable[[IndexMap, list[Scalar], Scalar], tuple[Scalar, Scalar]],
 ) -> Tensor:
-    """Every element takes in its updates in order: ``update(maps, c, j)`` is number j of ``count`` and whether it is
-    one of element c. Takes time for every pair of an element and an update, and gives the same bits in every Run."""
+    """Combine each element with its updates in order, for the same bits in every Run.
+
+    ``update(maps, c, j)`` returns update j of ``count``, and whether it belongs to element c. The work is the number of
+    elements times ``count``.
+    """
     dtype = _accumulator(data.dtype)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -97,19 +100,19 @@ def _gather_updates(
 def scatter_elements(
     ctx: Lowering, data: T, indices: Tind, updates: T, *, axis: int = 0, reduction: str = "none"
 ) -> Tensor:
-    """Indices outside their dimension are ignored; of several updates of one element, any one stays."""
+    """Scatter elements. Indices out of range are ignored; of several updates of an element any one remains."""
     axis = normalize_axis(axis, data.rank)
     check_within(ctx, data, indices, axis)
     require.shape(ctx, indices.shape, updates=updates)
     dim = data.shape[axis]
 
-    def place(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar]:
+    def target(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar]:
         index, inside = wrapped(maps.source(indices).at(c), maps.dim(dim))
         return [*c[:axis], index, *c[axis + 1 :]], inside
 
     ordered = _in_order(ctx, data, reduction)
     if ordered is None:
-        return _scatter(ctx, data, updates, place, reduction)
+        return _scatter(ctx, data, updates, target, reduction)
 
     def update(maps: IndexMap, c: list[Scalar], j: Scalar) -> tuple[Scalar, Scalar]:
         at = [*c[:axis], j, *c[axis + 1 :]]
@@ -125,28 +128,28 @@ def scatter_elements(
 
 
 def _length_by_ranks(ctx: Lowering, data: Tensor, indices: Tensor, updates: Tensor) -> int:
-    """The length of the index tuples, which the ranks tell even where the dimension is not known."""
+    """Return the length of index tuples, derived from ranks since the dimension may be unknown."""
     length = data.rank + indices.rank - 1 - updates.rank
     if not 0 < length <= data.rank or indices.rank == 0:
-        raise require.violation("updates", f"leave index tuples of 1 to {data.rank} numbers", f"rank {updates.rank}")
+        raise require.violation("updates", f"have a rank for index tuples of 1 to {data.rank} entries", updates.rank)
     require.dim(ctx, -1, length, indices=indices)
     return length
 
 
 @op("ScatterND", since=11, types={"T": ALL_TENSORS})
 def scatter_nd(ctx: Lowering, data: T, indices: Int64, updates: T, *, reduction: str = "none") -> Tensor:
-    """As `scatter_elements` for slices that index tuples name."""
+    """Scatter slices to index tuples. Tuples out of range are ignored; of several updates any one remains."""
     length = _length_by_ranks(ctx, data, indices, updates)
     lead = indices.rank - 1
     require.shape(ctx, (*indices.shape[:-1], *data.shape[length:]), updates=updates)
 
-    def place(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar]:
+    def target(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar]:
         index, inside = index_tuple(maps.source(indices), maps.source(data), c[:lead], 0, length)
         return [*index, *c[lead:]], inside
 
     ordered = _in_order(ctx, data, reduction)
     if ordered is None:
-        return _scatter(ctx, data, updates, place, reduction)
+        return _scatter(ctx, data, updates, target, reduction)
 
     def update(maps: IndexMap, c: list[Scalar], j: Scalar) -> tuple[Scalar, Scalar]:
         at: list[Scalar] = []

@@ -1,4 +1,4 @@
-"""Operators that choose elements by their values: sorting, compaction, suppression, and sequences of given lengths."""
+"""TopK, NonZero, Compress, Unique, NonMaxSuppression, ReverseSequence and CumProd."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _top_k(ctx: Lowering, x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[
     flat = reshape(ctx, by_row, (product(others), n))
     if (found := top_rows(ctx, flat, k, largest=largest)) is not None:
         back = [*range(at), len(others), *range(at, len(others))]
-        values, places = (permute(ctx, reshape(ctx, y, (*others, k)), back) for y in found)
-        return values, places
+        values, indices = (permute(ctx, reshape(ctx, y, (*others, k)), back) for y in found)
+        return values, indices
     order, _ = sort_rows(ctx, reshape(ctx, flat, (product(others), n, 1)), descending=largest)
     order = reshape(ctx, order, (*others, n))
     shape = [*x.shape[:at], k, *x.shape[at + 1 :]]
@@ -67,7 +67,7 @@ def top_k_1(ctx: Lowering, x: T, *, k: int, axis: int = -1) -> tuple[Tensor, ...
 def top_k(
     ctx: Lowering, x: T, k: HostTensor, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Tensor, ...]:
-    # The order of unsorted results is free; the sorted one serves. NaN is larger than every number.
+    # Unsorted results may have any order, so they are sorted too. NaN ranks above all other values.
     return _top_k(ctx, x, ctx.host_number(k, "k"), axis, bool(largest))
 
 
@@ -81,14 +81,14 @@ def _found(ctx: Lowering, flags: Tensor, what: str) -> tuple[Tensor, Dim]:
 @op("NonZero", since=9, types={"T": ALL_TENSORS})
 def non_zero(ctx: Lowering, x: T) -> Tensor:
     flags = ctx.contiguous(elementwise(ctx, lambda v: v if x.dtype is DType.BOOL else s.not_equal(v, 0), x))
-    places, count = _found(ctx, flags, "number of nonzero elements")
+    before, count = _found(ctx, flags, "number of nonzero elements")
     result = ctx.empty((x.rank, count), DType.INT64)
 
     def coordinate(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
         value = s.constant(0, DType.INT64)
         for axis, own in enumerate(c[1:]):
             value = s.where(s.equal(c[0], axis), own, value)
-        return [c[0], maps.source(places).at(c[1:])], value, maps.source(flags).at(c[1:])
+        return [c[0], maps.source(before).at(c[1:])], value, maps.source(flags).at(c[1:])
 
     if x.rank:
         scatter_map(ctx, (x.rank, *x.shape), result, coordinate)
@@ -101,14 +101,14 @@ def compress(ctx: Lowering, x: T, condition: T1, *, axis: int | None = None) -> 
     if axis is None:
         x = reshape(ctx, x, (x.size,))
     at = 0 if axis is None else normalize_axis(axis, x.rank)
-    # A condition that is shorter than the axis drops the rest.
+    # A condition shorter than the axis drops the rest.
     n = sym_min(condition.size, x.shape[at])
     flags = ctx.view(condition, (n,), condition.strides, condition.offset)
-    places, count = _found(ctx, flags, "number of elements that Compress keeps")
+    before, count = _found(ctx, flags, "number of elements that Compress keeps")
     result = ctx.empty((*x.shape[:at], count, *x.shape[at + 1 :]), x.dtype)
 
     def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
-        target = [*c[:at], maps.source(places).at([c[at]]), *c[at + 1 :]]
+        target = [*c[:at], maps.source(before).at([c[at]]), *c[at + 1 :]]
         return target, maps.source(x).at(c), maps.source(flags).at([c[at]])
 
     scatter_map(ctx, (*x.shape[:at], n, *x.shape[at + 1 :]), result, move)
@@ -125,7 +125,7 @@ def unique(ctx: Lowering, x: T, *, axis: int | None = None, sorted: int = 1) -> 
     slices = permute(ctx, x, [at, *(a for a in range(x.rank) if a != at)])
     order, heads = (reshape(ctx, t, (n,)) for t in sort_rows(ctx, reshape(ctx, slices, (1, n, product(others)))))
     groups, count = _found(ctx, heads, "number of unique elements")
-    # Of a group of equal elements the first in order is the one that comes first in x, since the sort is stable.
+    # The sort is stable: the first member of a group of equal elements is the first in x.
     starts, first = (ctx.empty((count,), DType.INT64) for _ in range(2))
     for target, of in ((starts, None), (first, order)):
 
@@ -160,7 +160,7 @@ def unique(ctx: Lowering, x: T, *, axis: int | None = None, sorted: int = 1) -> 
 
 
 def _order_of_appearance(ctx: Lowering, first: Tensor, n: Dim) -> Tensor:
-    """For distinct places ``first`` below n: how many of them are smaller than each, int64."""
+    """Return the rank of each of the distinct indices ``first`` < n among them, int64."""
 
     def mark(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, None]:
         return [maps.source(first).at(c)], s.constant(True, DType.BOOL), None
@@ -172,10 +172,10 @@ def _order_of_appearance(ctx: Lowering, first: Tensor, n: Dim) -> Tensor:
     return gather_map(ctx, first.shape, DType.INT64, lambda maps, c: maps.source(before).at([maps.source(first).at(c)]))
 
 
-def _scattered(ctx: Lowering, x: Tensor, places: Tensor) -> Tensor:
-    """The elements of a vector at other places, a permutation."""
+def _scattered(ctx: Lowering, x: Tensor, targets: Tensor) -> Tensor:
+    """Permute a vector: element i moves to index ``targets[i]``."""
     result = ctx.empty(x.shape, x.dtype)
-    scatter_map(ctx, x.shape, result, lambda maps, c: ([maps.source(places).at(c)], maps.source(x).at(c), None))
+    scatter_map(ctx, x.shape, result, lambda maps, c: ([maps.source(targets).at(c)], maps.source(x).at(c), None))
     return result
 
 
@@ -208,14 +208,14 @@ def non_max_suppression(
     kept = suppress_boxes(ctx, boxes, scores, order, limit, overlap, score_threshold, center=bool(center_point_box))
     shape = (batches, classes, n)
     flags, order = reshape(ctx, kept, shape), reshape(ctx, order, shape)
-    places, count = _found(ctx, flags, "number of boxes that NonMaxSuppression keeps")
+    before, count = _found(ctx, flags, "number of boxes that NonMaxSuppression keeps")
     result = ctx.empty((count, 3), DType.INT64)
 
     def box(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
-        place, column = c[:3], c[3]
-        value = s.where(s.equal(column, 1), c[1], maps.source(order).at(place))
+        at, column = c[:3], c[3]
+        value = s.where(s.equal(column, 1), c[1], maps.source(order).at(at))
         value = s.where(s.equal(column, 0), c[0], value)
-        return [maps.source(places).at(place), column], value, maps.source(flags).at(place)
+        return [maps.source(before).at(at), column], value, maps.source(flags).at(at)
 
     scatter_map(ctx, (*shape, 3), result, box)
     return result
@@ -229,10 +229,10 @@ def reverse_sequence(ctx: Lowering, x: T, sequence_lens: Int64, *, batch_axis: i
     require.shape(ctx, (x.shape[batch],), sequence_lens=sequence_lens)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        # A length beyond the dimension must not lead out of the buffer.
+        # A length beyond the dimension must not read outside the buffer.
         end = s.minimum(maps.source(sequence_lens).at([c[batch]]), maps.dim(x.shape[time]))
-        place = s.where(c[time] < end, end - 1 - c[time], c[time])
-        return maps.source(x).at([*c[:time], place, *c[time + 1 :]])
+        at = s.where(c[time] < end, end - 1 - c[time], c[time])
+        return maps.source(x).at([*c[:time], at, *c[time + 1 :]])
 
     return gather_map(ctx, x.shape, x.dtype, element)
 

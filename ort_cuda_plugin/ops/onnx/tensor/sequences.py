@@ -1,4 +1,4 @@
-"""Operators on sequences and optional values of tensors; see `program.containers`."""
+"""Operators on tensor sequences and optional values; see `program.steps.containers`."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ort_cuda_plugin.program.lowering.views import squeeze, unsqueeze
 from ort_cuda_plugin.program.steps.containers import Operand, TensorOptional, TensorSequence
 
 MAX_LENGTH = 1024
-"""Maximum length of a sequence, in tensors: the size of a plan grows with it."""
+"""Maximum length of a sequence, tensors, since plans grow with it."""
 
 
 def _sequence(x: Operand) -> TensorSequence:
     if not isinstance(x, TensorSequence):
-        raise require.violation("the input", "be a sequence", "another value")
+        raise require.violation("the input", "be a sequence", "a tensor or an optional value")
     return x
 
 
 def _position(ctx: Lowering, position: Tensor, length: int, ends: int = 0, choices: Sequence[int] | None = None) -> int:
-    """The position counted from the front; ``ends`` is 1 where the place after the last element counts as well.
+    """Return the position counted from the front; ``ends`` is 1 if the position after the last element is valid.
 
-    ``choices`` are positions that stand for all; default: all.
+    ``choices`` are the positions that a claim tries, by default all.
     """
-    places = length + ends
-    require.that(places != 0, "the sequence", "have an element", "none")
+    limit = length + ends
+    require.that(limit != 0, "the sequence", "have an element", "none")
     given = ctx.host_number(position, "position")
-    number = ctx.chosen(given, "position", range(places) if choices is None else choices)
-    require.that(-length <= number < places, "position", f"be in [{-length}, {places})", number)
+    number = ctx.chosen(given, "position", range(limit) if choices is None else choices)
+    require.that(-length <= number < limit, "position", f"be in [{-length}, {limit})", number)
     return number + length if number < 0 else number
 
 

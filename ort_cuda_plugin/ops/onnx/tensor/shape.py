@@ -1,4 +1,4 @@
-"""Operators that look at shapes or change them: views, shape arithmetic, and tensors made from nothing."""
+"""Shape operators: views, shape arithmetic, and generated tensors (Constant, Range, EyeLike)."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def _reshape(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) 
 
 
 def _stands_for(ctx: Lowering, value: Dim, number: int) -> bool:
-    """Whether a size is ``number``, which stands for another size. A size that is guessed is none of these.
+    """Return whether a size is ``number`` (-1 or 0), which stands for another size; a guessed size never is.
 
-    A formula of sizes may be -1 or 0 for the guess alone, as that of a convolution for a sequence that is shorter than
-    the window: the model is not valid then anyway.
+    A formula may yield -1 or 0 for guessed sizes only, for example the output of a convolution whose guessed input is
+    shorter than the window, where the model would be invalid.
     """
     same = eq(value, number)
     if ctx.is_guess and ctx.known(same) is None:
@@ -99,7 +99,7 @@ def _stands_for(ctx: Lowering, value: Dim, number: int) -> bool:
 
 
 def _inferred_dim(ctx: Lowering, x: Tensor, dims: Sequence[Dim], allow_zero: bool) -> Dim:
-    """What -1 stands for, which is a 1 in ``dims``. Beside an empty dimension the others decide, as in ONNX Runtime."""
+    """Return the size of -1, which is 1 in ``dims``. With an empty dimension the others decide, as in ONNX Runtime."""
     others = product(dims)
     if others != 0 and x.size != 0:
         quotient = floordiv(x.size, others)
@@ -121,12 +121,12 @@ def _inferred_dim(ctx: Lowering, x: Tensor, dims: Sequence[Dim], allow_zero: boo
 
 
 def _size_of_filled(shape: Sequence[Dim]) -> Dim:
-    """The product of the dimensions that are not 0."""
+    """Return the product of the dimensions that are not 0."""
     return product(select(eq(dim, 0), 1, dim) for dim in shape)
 
 
 def _reshape_to_computed(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) -> Tensor:
-    """Reshape to values that nothing may be guarded on: -1 and 0 are told apart by the expressions."""
+    """Reshape to values that a Run reads back and no guard may use: expressions resolve -1 and 0."""
     copied = [
         value if allow_zero or axis >= x.rank else select(eq(value, 0), x.shape[axis], value)
         for axis, value in enumerate(values)
@@ -154,12 +154,12 @@ def _squeeze(ctx: Lowering, x: Tensor, axes: Sequence[Dim] | None) -> Tensor:
 
 
 def _axes_of_size_1(ctx: Lowering, x: Tensor) -> list[int]:
-    """The plan holds only for inputs that have the same ones."""
+    """Return the axes of size 1; the plan holds only for inputs with the same ones."""
     flags = [eq(dim, 1) for dim in x.shape]
     certain = [axis for axis, flag in enumerate(flags) if flag == 1]
     possible = [axis for axis, flag in enumerate(flags) if isinstance(flag, Expr)]
     output = ctx.node.outputs[0] if ctx.node is not None else None
-    # While sizes are not known, as many as the model's output tells.
+    # For unknown sizes, guess as many axes as the rank of the model's output implies.
     dropped = len(certain) if output is None or output.shape is None else x.rank - len(output.shape)
     guess = (certain + possible)[:dropped]
     found = ctx.host_constants(
@@ -233,7 +233,7 @@ def constant(
         if number is not None:
             return ctx.constant(np.array(number, dtype))
     if value is None:
-        raise require.violation("an attribute with the value", "be given", "none")
+        raise require.violation("one of the value attributes", "be given", "none")
     return ctx.initializer(value)
 
 
@@ -243,7 +243,7 @@ def constant_of_shape(ctx: Lowering, shape: HostTensor, *, value: Constant | Non
     require.that(fill.size == 1, "value", "have one element", fill.size)
     dims = _sizes(ctx, shape)
     if all(isinstance(dim, int) for dim in dims):
-        # A weight is uploaded once, a tensor that every Run fills is not.
+        # A weight is uploaded once instead of filled in every Run.
         static = tuple(dim for dim in dims if isinstance(dim, int))
         return ctx.initializer(Constant(fill.dtype, static, lambda: np.full(static, fill.array.reshape(()))))
     return elementwise(ctx, lambda x: x, expand(ctx, ctx.initializer(fill), dims))
@@ -251,7 +251,7 @@ def constant_of_shape(ctx: Lowering, shape: HostTensor, *, value: Constant | Non
 
 _RANGE_TYPES = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT16, DType.INT32, DType.INT64})
 _MAX_RANGE = 2**62
-"""Maximum element count of a floating-point Range; the allocation of a longer one fails anyway."""
+"""Maximum elements of a floating-point Range, whose allocation fails anyway."""
 
 
 @op("Range", since=11, types={"T": _RANGE_TYPES})
@@ -268,7 +268,7 @@ def range_27(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor, *, stas
 
 
 def _range(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor, stash: DType) -> Tensor:
-    """``start + i * delta``, computed in ``stash``."""
+    """Return ``start + i * delta``, computed in ``stash``."""
     inputs = (start, limit, delta)
     require.that(all(x.size == 1 for x in inputs), "start, limit and delta", "be scalars", [x.size for x in inputs])
     dtype = start.dtype
@@ -293,8 +293,8 @@ def _count_of_integers(ctx: Lowering, inputs: Sequence[Tensor]) -> Dim:
     first, last, step = map(ctx.host_number, inputs, ("start", "limit", "delta"))
     require.holds(ctx, ne(step, 0), "delta", "not be 0", step)
     require.holds(ctx, lt(-(2**63), step), "delta", "be above -2**63", step)
-    # Nothing may be guarded on values that a Run computes; for a constant delta all this folds. The distance can
-    # overflow where the number of elements does not: so it is counted in whole steps.
+    # Values that a Run computes cannot be guarded; with a constant delta the expressions fold. The distance may
+    # overflow int64 although the count does not, so count whole steps.
     falls = lt(step, 0)
     step = select(falls, 0 - step, step)
     low, high = select(falls, last, first), select(falls, first, last)
@@ -302,11 +302,11 @@ def _count_of_integers(ctx: Lowering, inputs: Sequence[Tensor]) -> Dim:
     return sym_max(count, 0)
 
 
-_RANGE = ("start, limit and delta", "give a number of elements, with a delta other than 0")
+_RANGE = ("start, limit and delta", "define an element count, with a delta other than 0")
 
 
 def _count_of_floats(ctx: Lowering, inputs: Sequence[Tensor], stash: DType) -> Dim:
-    """As ONNX Runtime has it: the difference in ``stash``, the quotient in float64. The device knows the numbers."""
+    """Return the element count as ONNX Runtime does: difference in ``stash``, quotient in float64, on the device."""
 
     def count(first: Scalar, last: Scalar, step: Scalar) -> Scalar:
         distance = s.cast(last, stash) - s.cast(first, stash)
@@ -318,12 +318,12 @@ def _count_of_floats(ctx: Lowering, inputs: Sequence[Tensor], stash: DType) -> D
     if all(number is not None for number in numbers):
         first, last, step = (stash.numpy.type(number) for number in numbers)
         require.that(step != 0, *_RANGE, numbers)
-        with np.errstate(all="ignore"):  # infinities and NaN give what they give on the device
+        with np.errstate(all="ignore"):  # infinities and NaN propagate as on the device
             steps = np.ceil(np.float64(last - first) / np.float64(step))
         require.that(not np.isnan(steps), *_RANGE, numbers)
         return int(min(steps, _MAX_RANGE)) if steps > 0 else 0
     (found,) = ctx.read_back(elementwise(ctx, count, *inputs), "number of elements", -1, _MAX_RANGE)
-    require.holds(ctx, le(0, found), *_RANGE, "none")
+    require.holds(ctx, le(0, found), *_RANGE, "delta 0 or NaN")
     return sym_max(found, 0)
 
 

@@ -38,23 +38,23 @@ def clamp(value: Dim, low: Dim, high: Dim) -> Dim:
 
 
 _INT_MAX = (2**31 - 1, 2**63 - 1)
-"""Ends that mean the end of the dimension in the direction of the step."""
+"""Values of ``end`` that mean the end of the dimension in the direction of the step."""
 
 
 def slice_axis(ctx: Lowering, x: Tensor, axis: int, start: Dim, end: Dim, step: Dim = 1) -> Tensor:
-    """The view that Python's ``x[start:end:step]`` is along one axis, with `_INT_MAX`.
+    """Return the view ``x[start:end:step]`` along one axis, as Python does, with `_INT_MAX`.
 
-    Going backward, one that starts before the first element has this one, as in ONNX.
+    A backward slice that starts before the first element holds the first element, as in ONNX.
     """
     require.holds(ctx, 1 - eq(step, 0), "each step", "not be 0", step)
     dim = x.shape[axis]
     if not isinstance(step, int) or abs(step) > _INT_MAX[0]:
         longest = sym_max(dim, 1)
-        step = clamp(step, -longest, longest)  # one step leaves the dimension anyway
+        step = clamp(step, -longest, longest)  # a step of the dimension's size leaves it anyway
 
     def from_front(index: Dim) -> Dim:
         if not isinstance(index, int):
-            index = ctx.settled_size(clamp(index, -1 * dim - 1, dim))  # it may be near the ends of 64 bits
+            index = ctx.settled_size(clamp(index, -1 * dim - 1, dim))  # avoids int64 overflow
         from_end = ctx.settled(lt(index, 0))
         return select(lt(index, 0), index + dim, index) if from_end is None else index + dim if from_end else index
 
@@ -134,7 +134,7 @@ def _num_outputs(ctx: Lowering) -> int:
 
 
 def _float_counts(ctx: Lowering, x: Tensor, what: str) -> tuple[Dim, ...]:
-    """Counts that opset 1 gives as floating-point numbers."""
+    """Return counts as integers, which opset 1 stores as floats."""
     if x.is_constant and x.constant is not None:
         return tuple(int(value) for value in x.constant.reshape(-1))
     whole = elementwise(ctx, lambda a: s.cast(s.widen(a), DType.INT64), x)
@@ -160,11 +160,11 @@ def split_2(ctx: Lowering, x: Tensor, *, axis: int = 0, split: tuple[int, ...] |
 def split_13(
     ctx: Lowering, x: T, split: HostTensor | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> tuple[Tensor, ...]:
-    """``num_outputs`` came with version 18, where the last part may be smaller."""
+    """Split x; with ``num_outputs``, of version 18, the last part may be smaller."""
     axis = normalize_axis(axis, x.rank)
     dim = x.shape[axis]
     if split is not None and num_outputs is not None:
-        raise require.violation("split and num_outputs", "be given one at a time", "both")
+        raise require.violation("split or num_outputs", "be given, not both", "both")
     if split is not None:
         return _split(ctx, x, axis, ctx.host_values(split, "split"))
     require.one_of((_num_outputs(ctx),), num_outputs=num_outputs)
@@ -185,9 +185,9 @@ def concat_1(ctx: Lowering, *inputs: Tensor, axis: int = 1) -> Tensor:
 
 @op("Concat", since=4, types={"T": ALL_TENSORS})
 def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
-    """Each input is copied into its place in the result.
+    """Copy each input into its slice of the result.
 
-    As in ONNX Runtime the other dimensions of an input that adds nothing do not matter.
+    As in ONNX Runtime, the other dimensions of an empty input may differ.
     """
     at = normalize_axis(axis, inputs[0].rank)
     for x in inputs:
@@ -208,9 +208,9 @@ def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
         result = empty_in_order(ctx, shape, first.dtype, inputs)
         offset = result.offset
         for x in inputs:
-            place = [*first.shape[:at], x.shape[at], *first.shape[at + 1 :]]
+            part = [*first.shape[:at], x.shape[at], *first.shape[at + 1 :]]
             if x.shape[at] != 0:
-                copy_into(ctx, ctx.view(result, place, result.strides, offset), x)
+                copy_into(ctx, ctx.view(result, part, result.strides, offset), x)
             offset = offset + x.shape[at] * result.strides[at]
         return result
 
@@ -221,7 +221,7 @@ def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
 
 
 def _inputs_that_add(ctx: Lowering, inputs: Sequence[Tensor], at: int) -> list[Tensor]:
-    """Those that are not empty along axis ``at``, and those whose other dimensions are the others' anyway."""
+    """Return the inputs that are not empty along axis ``at``; all inputs if their other dimensions agree."""
     others = {(*x.shape[:at], *x.shape[at + 1 :]) for x in inputs}
     if len(others) == 1:
         return list(inputs)
@@ -231,7 +231,7 @@ def _inputs_that_add(ctx: Lowering, inputs: Sequence[Tensor], at: int) -> list[T
 
 @op("Tile", since=1, types={"T": FLOATS})
 def tile_1(ctx: Lowering, x: Tensor, tiles: Tensor, axis: Tensor) -> Tensor:
-    """``tiles`` copies along one axis."""
+    """Repeat x ``tiles`` times along one axis."""
     number = constant_number(axis)
     if number is None:
         raise require.unsupported("shape", "axis", "known only in a Run", "a known one")
@@ -247,7 +247,7 @@ def tile(ctx: Lowering, x: T, repeats: HostTensor) -> Tensor:
 
 
 def _tile(ctx: Lowering, x: Tensor, counts: Sequence[Dim]) -> Tensor:
-    """A copy from a view in which each dimension has a second one of stride 0 before it."""
+    """Copy from a view with a dimension of stride 0 before each dimension."""
     require.count(x.rank, repeats=counts)
     shape: list[Dim] = []
     strides: list[Dim] = []
@@ -260,7 +260,7 @@ def _tile(ctx: Lowering, x: Tensor, counts: Sequence[Dim]) -> Tensor:
 
 
 def _outside(mode: str) -> Callable[[Scalar, Scalar], Scalar]:
-    """Where an index outside 0..dim-1 reads, for the modes that read."""
+    """Return the function that maps an index outside [0, dim) to the index that Pad reads, by ``mode``."""
 
     def reflect(i: Scalar, dim: Scalar) -> Scalar:
         period = (dim - 1) * 2
@@ -278,7 +278,7 @@ def _outside(mode: str) -> Callable[[Scalar, Scalar], Scalar]:
 
 
 def _cut(ctx: Lowering, x: Tensor, begins: Sequence[Dim], ends: Sequence[Dim]) -> Tensor:
-    """x without the elements that negative counts of Pad remove."""
+    """Return the view of x without the elements that negative pads remove."""
     removed = [(sym_max(0 - begin, 0), sym_max(0 - end, 0)) for begin, end in zip(begins, ends, strict=True)]
     shape = [dim - first - last for dim, (first, last) in zip(x.shape, removed, strict=True)]
     for dim in shape:
@@ -290,7 +290,7 @@ def _cut(ctx: Lowering, x: Tensor, begins: Sequence[Dim], ends: Sequence[Dim]) -
 
 
 def pad(ctx: Lowering, x: Tensor, begins: Sequence[Dim], ends: Sequence[Dim], mode: str, fill: Tensor | None) -> Tensor:
-    """x with elements added, or for negative counts removed, at both ends of each dimension; ``fill`` None is 0."""
+    """Add elements, or for negative counts remove them, at both ends of each dimension; ``fill`` None is 0."""
     shape = [dim + begin + end for dim, begin, end in zip(x.shape, begins, ends, strict=True)]
     for dim in shape:
         require.least_dim(ctx, 0, **{"each dimension of the result": dim})
@@ -298,10 +298,9 @@ def pad(ctx: Lowering, x: Tensor, begins: Sequence[Dim], ends: Sequence[Dim], mo
         return x
     outside = None if mode == "constant" else _outside(mode)
     if outside is not None:
-        # What is added is made from what is left.
+        # Padding reads only elements that negative counts do not remove.
         x = _cut(ctx, x, begins, ends)
         begins, ends = ([sym_max(count, 0) for count in counts] for counts in (begins, ends))
-    if outside is not None:
         for dim, padded in zip(x.shape, shape, strict=True):
             if dim != padded:
                 require.holds(

@@ -1,4 +1,4 @@
-"""TfIdfVectorizer of integers: counts of the n-grams of a pool."""
+"""TfIdfVectorizer of integers: occurrence counts of the n-grams of a pool."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.views import reshape
 
 MAX_GRAM_LENGTH = 16
-"""Elements of an n-gram that a kernel compares one after another."""
+"""Maximum length of an n-gram, elements; a kernel compares them in unrolled code."""
 
 
 def _pool(pool: Sequence[int], starts: Sequence[int], columns: Sequence[int]) -> dict[int, dict[tuple[int, ...], int]]:
-    """By length: n-grams and their columns of the result. ``starts`` says where in ``pool`` those of each length are.
+    """Return, by length, the n-grams and their result columns; ``starts`` are the offsets in ``pool`` by length.
 
-    Raises InvalidModel where the three do not fit to each other.
+    Raises InvalidModel for inconsistent attributes.
     """
     ends = [*starts[1:], len(pool)]
     if not starts or any(not 0 <= start <= end <= len(pool) for start, end in zip(starts, ends, strict=True)):
-        raise require.violation("ngram_counts", f"be offsets into a pool of {len(pool)}, in order", list(starts))
+        raise require.violation("ngram_counts", f"be ascending offsets into a pool of {len(pool)}", list(starts))
     remaining = iter(columns)
     result: dict[int, dict[tuple[int, ...], int]] = {}
     for length, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
         grams = [tuple(pool[at : at + length]) for at in range(start, end - length + 1, length)]
         require.that(
-            len(grams) * length == end - start, "the pool", f"have whole n-grams of length {length}", end - start
+            len(grams) * length == end - start, "the pool", f"hold whole n-grams of length {length}", end - start
         )
         taken = [next(remaining, None) for _ in grams]
         require.that(None not in taken, "ngram_indexes", "have an entry for each n-gram of the pool", len(columns))
-        # Of equal n-grams the last one counts.
+        # The last of equal n-grams wins.
         result[length] = {gram: column for gram, column in zip(grams, taken, strict=True) if column is not None}
     return result
 
 
 def _before(table: Source, row: Scalar, gram: Sequence[Scalar]) -> tuple[Scalar, Scalar]:
-    """Whether a row of ``table`` comes before ``gram`` in lexicographic order, and whether it is equal."""
+    """Return whether a row of ``table`` precedes ``gram`` lexicographically, and whether they are equal."""
     less, equal = s.constant(False, DType.BOOL), s.constant(True, DType.BOOL)
     for j, value in enumerate(gram):
         element = table.at([row, s.constant(j, DType.INT64)])
@@ -55,9 +55,9 @@ def _before(table: Source, row: Scalar, gram: Sequence[Scalar]) -> tuple[Scalar,
 
 
 def _count(ctx: Lowering, counts: Tensor, x: Tensor, grams: dict[tuple[int, ...], int], skips: int) -> None:
-    """Adds to int32 ``counts`` [rows, columns] the occurrences in x [rows, n] with up to ``skips`` places between.
+    """Add to int32 ``counts`` [rows, columns] the occurrences in x [rows, n] with up to ``skips`` elements skipped.
 
-    Every place looks its n-gram up in the sorted pool.
+    A thread per start looks its n-gram up in the sorted pool.
     """
     ordered = sorted(grams)
     length = len(ordered[0])
@@ -99,9 +99,10 @@ def tf_idf_vectorizer(
     require.one_of(("TF", "IDF", "TFIDF"), mode=mode)
     require.within(1, max_gram_length, min_gram_length=min_gram_length)
     require.least(0, max_skip_count=max_skip_count)
-    require.that(min(ngram_indexes, default=-1) >= 0, "ngram_indexes", "be indices", list(ngram_indexes))
+    require.that(min(ngram_indexes, default=-1) >= 0, "ngram_indexes", "be non-negative indices", list(ngram_indexes))
     columns = max(ngram_indexes) + 1
-    require.that(not weights or len(weights) >= columns, "weights", f"be at least {columns}", weights and len(weights))
+    enough = not weights or len(weights) >= columns
+    require.that(enough, "weights", f"have at least {columns} entries", weights and len(weights))
     rows = x if x.rank == 2 else reshape(ctx, x, [1, x.size])
     counts = ctx.empty([rows.shape[0], columns], DType.INT32)
     ctx.memset(counts, 0)
