@@ -1,4 +1,4 @@
-"""Compiled cluster: what a fused node needs to build plans after ORT has freed its graph."""
+"""Compiled cluster: builds the plans of a fused node, also after ORT has freed its graph."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from .nodes.node_lowering import InputSymbols, NodeLowering, UnknownValue, symbo
 from .nodes.ranks import LIKELY, Ranks
 
 _SMALL_CONSTANT = 64 * 1024
-"""Bytes up to which a constant stays in host memory. Larger ones are read back from the device when needed."""
+"""Maximum bytes of a constant that stays in host memory; larger ones are read back from the device when needed."""
 
 
 @dataclass(frozen=True)
 class Variant:
     """A plan, with the kernels, weights and problems that no earlier plan of the cluster added.
 
-    Indices in ``plan`` count the cluster's kernels, weights and problems in the order in which all variants added
-    theirs. So add each list, tell the cluster (`CompiledCluster.kernels_added`, ...), and add the plan last. ``plan``
-    is None if shapes are not known yet; the lists are then those that plans will probably need. ``stored`` are plans
-    that were built before, in the form of `plan.format.encode`.
+    Indices in ``plan`` number the cluster's kernels, weights and problems in the order in which all variants added
+    them. So add each list, notify the cluster (`CompiledCluster.kernels_added`, ...), and add the plan last. If shapes
+    are unknown, ``plan`` is None, and the lists hold entries that plans will probably need. ``stored`` are plans built
+    earlier, encoded by `plan.format.encode`.
     """
 
     plan: Plan | None
@@ -59,7 +59,7 @@ class Variant:
 
 
 def _agrees(value: Value, shape: Sequence[int] | None) -> bool:
-    """Whether an input has the shape that the model declares, as far as both are known."""
+    """Return whether an input has the shape that the model declares, as far as both are known."""
     if value.shape is None or shape is None:
         return True
     pairs = zip(value.shape, shape, strict=False)
@@ -74,21 +74,20 @@ class WeightReader:
 
     def array(self, number: int, dtype: DType, shape: tuple[int, ...]) -> Array:
         if self.read is None:
-            raise RuntimeError("the weights of this fused node were released")
+            raise RuntimeError(f"weight {number}: the fused node's weights were released. Report the model")
         return np.frombuffer(self.read(number), dtype.numpy).reshape(shape)
 
 
 class CompiledCluster:
-    """The nodes of one fused node. Not thread safe: add each variant before the next `build`.
+    """The nodes of one fused node. Not thread-safe: add each variant before the next `build`.
 
-    ``inputs`` and ``outputs`` name the fused node's, in its order; default: those of the graph. ``ranks`` are those
-    that were assumed when the nodes were claimed. ``fed`` names the values that the application feeds, so that ORT
-    checks their shapes; default: all inputs. ``compiled`` as for `NodeLowering`. ``known`` has the entries that other
-    clusters' plans added before, and ``tuner`` chooses kernels by measured times. The owner sets ``weight_reader.read``
-    while the weights that were added exist. ``host_inputs`` are the indices of the inputs whose contents decide shapes;
-    set by `prepare`. ``show_program``, if set, receives the program of each plan as text, from a `ProgramHistory`, and
-    ``show_plan`` its `plan_record`; ``watch`` receives the program after each pass. ``traffic`` is the last plan's, at
-    the sizes that it was built for. ``states`` has the states of stateful nodes.
+    ``inputs`` and ``outputs`` are the fused node's, in order, by default the graph's. ``ranks`` are the ranks assumed
+    by the claim. ``fed`` names the values that the application feeds, whose shapes ORT checks, by default all inputs.
+    ``compiled`` as for `NodeLowering`. ``known`` holds the entries of other clusters' plans, ``tuner`` selects kernels
+    by measured times. The owner sets ``weight_reader.read`` while added weights exist. `prepare` sets ``host_inputs``,
+    the indices of inputs whose contents determine shapes. ``show_program``, if set, receives the program of each plan
+    as text, from a `ProgramHistory`, and ``show_plan`` its `plan_record`; ``watch`` receives the program after each
+    pass. ``traffic`` is the last plan's, at its sizes. ``states`` holds the states of stateful nodes.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class CompiledCluster:
         self._ranks = ranks or Ranks()
         self._compiled = compiled
         self._fed = [fed is None or value.name in fed for value in self.inputs]
-        # ORT checks the shape of a fed value against the model's, except for inputs that the model declares as scalars.
+        # ORT compares the shape of a fed value with the model's, except for inputs declared as scalars.
         self._checked = [is_fed and value.shape != () for is_fed, value in zip(self._fed, self.inputs, strict=True)]
         self._known = known or KnownEntries()
         self._tuner = tuner
@@ -133,12 +132,11 @@ class CompiledCluster:
         return [value.name for value in self.inputs]
 
     def prepare(self) -> Variant:
-        """Must be called, and its result added, while ORT's graph is alive.
+        """Return the first variant. Call this, and add the variant, while ORT's graph is alive.
 
-        If the model fixes every dimension and no input is a host input, the result has the cluster's only plan.
-
-        For other clusters it has the weights, so that host memory can drop them, and the kernels, so that they are
-        compiled with the session and not in the first Run. Raises NodeError if a node cannot be run after all.
+        If all dimensions are static and there is no host input, the variant has the cluster's only plan. Otherwise it
+        has the weights, which host memory can then drop, and the kernels, which session creation then compiles instead
+        of the first Run. Raises NodeError if a node cannot be run after all.
         """
         shapes = [value.shape for value in self.inputs]
         try:
@@ -159,12 +157,12 @@ class CompiledCluster:
         except NodeError as error:
             if not error.invalid_input:
                 raise
-            # Guessed sizes may contradict each other even if those of every Run are consistent.
+            # Guessed sizes may be inconsistent although the sizes of every Run are consistent.
             found.clear()
             return *self._plan(nothing, {}, found, settles=False, trial=trial), found
 
     def _prepare_by_trials(self) -> Variant:
-        """Like `prepare`, for unknown ranks: with the most likely ranks that are possible."""
+        """Return the first variant for unknown ranks, with the most likely ranks that are possible."""
         tables: Tables | None = None
         found: set[int] = set()
         for trial in LIKELY:
@@ -201,7 +199,7 @@ class CompiledCluster:
         return found
 
     def build(self, input_shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Variant:
-        """Build the variant for inputs of these shapes. ``host_values`` has the elements of each of ``host_inputs``.
+        """Build the variant for these input shapes; ``host_values`` holds the elements of each of ``host_inputs``.
 
         Raises NodeError, or InvalidModel if the shapes contradict the model.
         """
@@ -209,14 +207,14 @@ class CompiledCluster:
             return self._variant(*self._plan(input_shapes, dict(zip(self.host_inputs, host_values, strict=True)), None))
         except NodeError as error:
             pairs = [*zip(self.inputs, input_shapes, strict=True)]
-            wrong = [f"{value!r} came as {list(shape)}" for value, shape in pairs if not _agrees(value, shape)]
+            wrong = [f"{value!r} is {list(shape)} in the Run" for value, shape in pairs if not _agrees(value, shape)]
             if wrong:
                 reason = f"{error.reason}. The model declares a wrong shape, correct it: {', '.join(wrong)}"
                 raise NodeError(error.node, reason, invalid_input=True) from error
-            open_ = [f"{value.name!r} came with rank {len(shape)}" for value, shape in pairs if value.shape is None]
+            open_ = [f"{value.name!r} has rank {len(shape)}" for value, shape in pairs if value.shape is None]
             if not open_:
                 raise
-            reason = f"{error.reason}; ONNX Runtime knew no rank before the Run, and {', '.join(open_)}"
+            reason = f"{error.reason}; ranks that ONNX Runtime did not know before the Run: {', '.join(open_)}"
             raise NodeError(error.node, reason, invalid_input=error.invalid_input) from error
 
     def kernels_added(self, variant: Variant) -> None:
@@ -234,8 +232,8 @@ class CompiledCluster:
     def weights_added(self, variant: Variant) -> None:
         """Record that ``variant.weights`` were added after those of earlier variants.
 
-        Large constants among them are forgotten; all others that a later plan may need are copied. After the only plan
-        of a cluster none is needed; a plan is the only one if ORT has checked that no input can have another shape.
+        Large constants are released; others that a later plan may need are copied. A static cluster has no later plan,
+        if ORT checks that no input can have another shape.
         """
         variant.tables.weights.commit()
         for constant in variant.weights:
@@ -249,7 +247,7 @@ class CompiledCluster:
                 constant.forget_borrowed()
 
     def keep_constants(self) -> None:
-        """Record that ORT frees its constants, although no variant was added."""
+        """Copy all constants before ORT frees them, if no variant was added."""
         for value in self.graph.used_values:
             if value.initializer is not None:
                 value.initializer.keep()
@@ -267,11 +265,11 @@ class CompiledCluster:
         settles: bool = True,
         trial: int | None = None,
     ) -> tuple[Plan, Tables]:
-        """Return the plan for these shapes; None stands for unknown ones.
+        """Return the plan for these shapes; None is an unknown shape.
 
-        Host inputs are the keys of ``host_values``. With ``found``, every input whose contents are requested becomes a
-        host input, and its index is added to ``found``; such a plan is not complete enough to run. ``settles`` and
-        ``trial`` as for `Lowering`. Raises UnknownRank if there is no trial and a rank is not known.
+        Host inputs are the keys of ``host_values``. With ``found``, an input whose contents are requested becomes a
+        host input, and its index is added to ``found``; such a plan cannot run. ``settles`` and ``trial`` as for
+        `Lowering`. Raises UnknownRank for an unknown rank without a trial.
         """
         symbols = InputSymbols()
         plan_inputs: list[PlanInput] = []
@@ -279,8 +277,8 @@ class CompiledCluster:
         for index, (value, shape) in enumerate(zip(self.inputs, input_shapes, strict=True)):
             first = symbols.count
             if shape is not None and not (self._checked[index] or _agrees(value, shape)):
-                # These are the shapes of a Run. Values other than scalars, and values that the host reads, seldom
-                # change their rank.
+                # A Run contradicts the model. Keep the Run's shape for fed and host-read values, which seldom change
+                # rank; assume an unknown shape for others.
                 value = replace(value, shape=tuple(shape) if self._fed[index] or index in host_values else None)
             tensor = symbolic_input(symbols, value, index, shape, self._ranks.under(trial))
             tensors.append(tensor)
@@ -296,7 +294,8 @@ class CompiledCluster:
                 return symbols.host_values(buffer, [1] * count, self.inputs[buffer.index].name)
             known = symbols.host_values(buffer, [])
             if len(known) != count:
-                raise Unsupported("shape", f"the contents of {self.inputs[buffer.index].name!r} are not read back")
+                reason = f"{self.inputs[buffer.index].name!r} is an input on the device; supported: host inputs"
+                raise Unsupported("shape", reason)
             return known
 
         lowering = NodeLowering(
@@ -332,14 +331,14 @@ class CompiledCluster:
         return plan, tables
 
     def _history(self, show: Callable[[str], None] | None, formulas: bool = False) -> ProgramHistory | None:
-        """Return the watch that passes each pass's changes to ``show``, if that is wanted."""
+        """Return the watch that formats each pass's changes for ``show``; None without ``show``."""
         if show is None:
             return None
         text = ProgramText([v.name for v in self.inputs], [v.name for v in self.outputs], formulas)
         return ProgramHistory(text, show, [each.name for each in PASSES], whole={"emission"})
 
     def _watch(self, live: list[Step], histories: Sequence[ProgramHistory]) -> Watch | None:
-        """Return the watch of passes. ``live`` receives the steps before fusion, if ``show_plan`` needs them."""
+        """Return the watch of passes, None if there is none; ``live`` receives the unfused steps for ``show_plan``."""
         watches: list[Watch] = [*histories] if self.watch is None else [self.watch, *histories]
         if self.show_plan is not None:
             watches.append(lambda name, steps: live.extend(steps if name == "dead_code_elimination" else ()))

@@ -1,6 +1,4 @@
-"""Compiles the recorded steps of a cluster into the launches of its plan: places outputs, runs the passes, emits
-kernels.
-"""
+"""Compilation of a cluster's recorded steps into launches: places outputs, runs passes, emits kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ Output = tuple[Tensor, Node | None]
 
 
 def place_outputs(ctx: Lowering, outputs: Sequence[Output]) -> list[Output]:
-    """Place the outputs in separate buffers. Producers write to them directly if they can; the others are copied."""
+    """Assign separate buffers to the outputs. Producers write them directly if possible; other outputs are copied."""
     placed = []
     for index, (output, node) in enumerate(outputs):
         ctx.node = node
@@ -51,8 +49,8 @@ def make_launches(
 ) -> tuple[list[list[Recordable]], list[Recordable], ProgramTraffic]:
     """Compile the steps in ``ctx.trace``.
 
-    Returns independent groups of launches that are done once, the launches of each Run, and the memory traffic of a
-    Run. ``watch`` receives the program after each pass.
+    Returns independent groups of launches that run once, the launches of each Run, and the memory traffic of a Run.
+    ``watch`` receives the program after each pass.
     """
     watch = _verified(ctx, watch)
     if watch is not None:
@@ -68,13 +66,13 @@ def make_launches(
 
     launches = [step for step in run_passes(ctx, fused, KERNELS, note) if not isinstance(step, Map)]
     if folded and any(each.when(ctx) for each in KERNEL_SELECTION):
-        folded = [fold_dequantize(fused)]  # those that were noted have library calls, which take no prologue
+        folded = [fold_dequantize(fused)]  # the noted program has library calls, which have no prologues
     compulsory = _compulsory(ctx, folded[0] if folded else fused)
     return ctx.trace.folded, launches, ProgramTraffic(compulsory, traffic(launches))
 
 
 def _verified(ctx: Lowering, watch: Watch | None) -> Watch | None:
-    """Return ``watch``, with the verifier in front if verification is on."""
+    """Return ``watch``, preceded by the verifier if verification is on."""
     if not is_wanted():
         return watch
     verify = Verifier(ctx.stand_ins)
@@ -89,6 +87,6 @@ def _verified(ctx: Lowering, watch: Watch | None) -> Watch | None:
 
 
 def _compulsory(ctx: Lowering, steps: Sequence[Step]) -> Traffic:
-    """Count the minimum bytes that kernels for a program must move in a Run."""
+    """Return the minimum traffic of kernels for a program in a Run."""
     fixed = fixed_buffers(steps) if ctx.options.fusion else {}
     return traffic(step for step in steps if not is_fixed(step, fixed))

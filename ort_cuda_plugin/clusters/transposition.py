@@ -1,4 +1,4 @@
-"""The cluster that transposes for a Scan along another axis than the first."""
+"""Transpose cluster for a Scan along an axis other than the first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .cluster import CompiledCluster
 def transposition(
     permutation: tuple[int, ...], dtype: DType, device: DeviceProperties, options: LoweringOptions
 ) -> CompiledCluster:
-    """Return a cluster of one Transpose, for every size."""
+    """Return a cluster with one Transpose, for all sizes."""
     any_shape = (None,) * len(permutation)
     source, result = Value("input", dtype, any_shape), Value("output", dtype, any_shape)
     node = Node("Transpose for Scan", "Transpose", "", 1, (source,), (result,), {"perm": permutation})

@@ -1,8 +1,8 @@
 """Autotuner: chooses kernels of steps by measuring each candidate once per problem and device.
 
-It compiles a step at the present sizes, with memory of its own, once for each of its tactics. Each candidate is a small
-program without inputs (as in `plan.precompute`), which the owner of a device runs. Times go to the cache on disk, where
-the next session finds them.
+It compiles each candidate of a step at the sizes of the current Run, as a small program without inputs (as in
+`plan.precompute`) and with its own memory. A ``Measure`` function runs the programs on the device. The timing cache on
+disk keeps the times for later sessions.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from .cluster import Variant
 logger = logging.getLogger("ort_cuda_plugin")
 
 Measure = Callable[[Sequence[Variant]], Sequence[float | None]]
-"""Returns for each program the median seconds of a Run; infinity if it can never run, None if it could not run now."""
+"""Returns each program's median time of a Run in seconds; infinity if it can never run, None if it cannot run now."""
 
 
 class MeasuringTuner:
-    """A `Tuner` that measures problems which the cache of times does not have. ``device`` is a `device_identity`."""
+    """A `Tuner` that measures the problems that the timing cache lacks. ``device`` is a `device_identity`."""
 
     def __init__(self, cache: TimingCache, device: str, measure: Measure) -> None:
         self._cache = cache
@@ -49,10 +49,10 @@ class MeasuringTuner:
         self._measure = measure
 
     def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
-        """The fastest of ``choices`` at the sizes at hand.
+        """Return the fastest of ``choices`` at the sizes of the current Run.
 
-        A plan with a measured schedule holds for sizes up to the next power of two; larger sizes get another plan,
-        which is measured again. Sizes that are guessed, or computed in the Run, are not measured.
+        A plan with a measured schedule is valid for sizes up to the next power of two; larger sizes get another plan
+        and another measurement. Guessed sizes, and sizes that a Run computes, are not measured.
         """
         by_text = {schedule_text(choice.schedule): choice for choice in choices}
         best = self._fastest(
@@ -70,7 +70,7 @@ class MeasuringTuner:
     def fastest(
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
     ) -> Tactic | None:
-        """Like `choice`, for custom operators: see `Tuner`."""
+        """Return the fastest tactic of a custom operator, by the same rules as `choice`. See `Tuner`."""
         given = [x for x in inputs if x is not None]
         options = asdict(ctx.options)
         parts = [problem, [_layout(x) for x in given], [options[name] for name in sorted(options)], kernels_digest()]
@@ -95,9 +95,9 @@ class MeasuringTuner:
         label: str,
         shown: Callable[[str], str] = str,
     ) -> Tactic | None:
-        """Measure candidates that are not in the cache. ``program`` returns the program of one, None if it cannot run.
+        """Return the fastest candidate, after measuring those that the cache lacks.
 
-        ``shown`` is a candidate in words.
+        ``program`` returns the program of a candidate, or None if it cannot run; ``shown`` describes a candidate.
         """
         unknown = [size for size in sizes if not isinstance(size, int)]
         if any(map(is_read_back, unknown)) or (unknown and ctx.is_guess):
@@ -134,7 +134,7 @@ class MeasuringTuner:
 
 
 def _program(ctx: Lowering, step: Sums, schedule: Schedule) -> Variant | None:
-    """Return the program that computes only the step, by that schedule; None if a library declines."""
+    """Return a program that computes only ``step``, with ``schedule``; None if the library does not support it."""
     own = Lowering(ctx.device, ctx.options)
     own.nodes = step.nodes
     alone = Concrete().step(step)
@@ -146,7 +146,7 @@ def _program(ctx: Lowering, step: Sums, schedule: Schedule) -> Variant | None:
 
 
 def _operator_program(ctx: Lowering, inputs: Sequence[Tensor | None], name: str, make: Make) -> Variant:
-    """Return the program that runs a custom operator by that tactic."""
+    """Return a program that runs only a custom operator, with the tactic ``name``."""
     own = Lowering(ctx.device, ctx.options)
     own.node, own.opset = ctx.node, ctx.opset
     concrete = Concrete()
@@ -155,7 +155,7 @@ def _operator_program(ctx: Lowering, inputs: Sequence[Tensor | None], name: str,
 
 
 class _Rules:
-    """The tuner while a program is measured: rules decide what the measured schedule leaves open."""
+    """The tuner of a measured program: it measures nothing, so heuristics decide what the schedule leaves open."""
 
     def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
         return None
@@ -188,7 +188,7 @@ def _tensors(step: Sums) -> list[Tensor]:
 
 
 def _sizes(step: Sums) -> list[Dim]:
-    """Return all numbers that decide how much work there is."""
+    """Return all dimensions on which the amount of work depends."""
     sizes: list[Dim] = [*step.shape]
     for x in step.operands:
         sizes += x.shape
@@ -202,7 +202,7 @@ def _types(step: Sums) -> list[str]:
 
 
 def _timing_id(ctx: Lowering, step: Sums) -> str:
-    """Identify the step apart from sizes and types: layouts, epilogue, options, and the kernels' sources."""
+    """Return a key of the step without sizes and types: layouts, epilogue, options, and the kernels' sources."""
     parts: list[object] = [type(step).__name__, [_layout(x) for x in _tensors(step)], _operations(step)]
     if isinstance(step, Convolve):
         parts += [step.windows.strides, step.windows.dilations, step.groups, step.transposed]
@@ -213,7 +213,7 @@ def _timing_id(ctx: Lowering, step: Sums) -> str:
 
 
 def _layout(x: Tensor) -> str:
-    """Describe the layout of x: broadcast dimensions, contiguous dimensions, and the order of the others."""
+    """Return a text for the layout of x: broadcast and contiguous dimensions, and the order of all by stride."""
     strides = [hint(stride) for stride in x.strides]
     order = sorted(range(x.rank), key=lambda axis: -strides[axis])
     kinds = ["b" if stride == 0 else "n" if stride == 1 else "s" for stride in strides]
@@ -221,7 +221,7 @@ def _layout(x: Tensor) -> str:
 
 
 def _operations(step: Sums) -> list[tuple[str, int]]:
-    """Describe the computation: the epilogue and the operands' prologues."""
+    """Return how often each operation occurs in the epilogue and in the operands' prologues."""
     expressions: list[Scalar] = [value for value, _ in step.outputs]
     expressions += [conversion.value for conversion in step.conversions if conversion is not None]
     if isinstance(step, Attend):
@@ -233,7 +233,7 @@ def _operations(step: Sums) -> list[tuple[str, int]]:
 
 @cache
 def kernels_digest() -> str:
-    """Hash the sources of kernels: times of other kernels say nothing about these."""
+    """Return a hash of the kernels' sources: a change of the sources invalidates measured times."""
     root = Path(__file__).parent.parent
     rooms = ("kernels", "schedule", "passes")
     sources = [path.relative_to(root).as_posix() for room in rooms for path in root.glob(f"{room}/**/*.py")]
@@ -245,14 +245,14 @@ def kernels_digest() -> str:
 
 
 def _keep_near(ctx: Lowering, size: Dim) -> None:
-    """Guard the plan to sizes above one power of two and up to the next: the range for which it was measured."""
+    """Add guards for the measured range of ``size``: above one power of two, and up to the next."""
     most = 1 << max(hint(size) - 1, 0).bit_length()
     ctx.guard(le(size, most))
     ctx.guard(lt(most // 2, size))
 
 
 def _account(best: str, times: dict[str, float], shown: Callable[[str], str]) -> str:
-    """Return the times in words, the fastest first. ``shown`` is a candidate in words."""
+    """Return a text with all times, the fastest first. ``shown`` describes a candidate."""
     order = sorted(times, key=lambda name: (times[name], name != best))
     others = [f"{shown(name)} {_duration(times[name])}" for name in order if name != best]
     return f"measured {_duration(times[best])}{'; ' if others else ''}{', '.join(others)}"

@@ -1,7 +1,7 @@
-"""Descriptions of GPUs: a JSON file of public figures and their sources for each.
+"""GPU descriptions: per GPU a JSON file with public figures and their sources.
 
-The choice of schedules and the estimates read the same figures. For a GPU without a file, `closest` scales those of the
-most similar one: rates per clock and multiprocessor are properties of an architecture.
+Schedules and estimates use the same figures. For a GPU without a file, `closest` scales the most similar description,
+since rates per clock and multiprocessor are properties of an architecture.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ FOLDER = Path(__file__).parent / "devices"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. Rates are at the boost clock, for all multiprocessors together.
+    """A GPU. Rates are per second at the boost clock, for all multiprocessors.
 
-    ``float32_lanes`` and ``special_lanes`` are results per clock of a multiprocessor; ``tflops`` are those of tensor
-    cores without sparsity, of int8 in operations, and of float32 and float64 without tensor cores. ``tensor_share`` is
-    the fraction of them that the largest GEMMs sustain, where the power limit lowers the clock. ``l2_read`` and
-    ``l2_written`` are bytes per second of the L2 in benchmarks.
+    ``float32_lanes`` and ``special_lanes`` are results per clock and multiprocessor. ``flops`` are peak rates by type,
+    of dense tensor cores except for float32 and float64. ``tensor_share`` is the fraction that the largest GEMMs
+    sustain, since the power limit lowers the clock. ``l2_read`` and ``l2_written`` are measured L2 bandwidths.
     """
 
     key: str
@@ -47,7 +46,7 @@ class Gpu:
 
     @property
     def sharing(self) -> int:
-        """Multiprocessors that load the same bytes from the L2 once: those of a thread block cluster."""
+        """Return the multiprocessors that share a load from the L2 (multicast in a thread block cluster)."""
         return 2 if self.compute_capability[0] in (9, 10) else 1
 
     def flops_per_clock(self, kind: str) -> float:
@@ -59,7 +58,7 @@ class Gpu:
         return rate / self.multiprocessors / self.clock
 
     def l2_seconds(self, read: float, written: float) -> float:
-        """Return the time of the L2 for so many bytes."""
+        """Return the seconds that the L2 takes for these bytes."""
         return read / self.l2_read + written / self.l2_written
 
 
@@ -99,9 +98,7 @@ def gpu(key: str) -> Gpu:
 
 @cache
 def typical_multiprocessors(compute_capability: tuple[int, int]) -> int:
-    """Return the number of multiprocessors of a large GPU of that compute capability; for an unknown one, the
-    H100's.
-    """
+    """Return the multiprocessors of a large GPU with that compute capability, the H100's for an unknown one."""
     known = json.loads(FOLDER.with_name("multiprocessors.json").read_text(encoding="utf-8"))
     major, minor = compute_capability
     return int(known.get(f"{major}.{minor}", known["9.0"])["multiprocessors"])
@@ -109,9 +106,9 @@ def typical_multiprocessors(compute_capability: tuple[int, int]) -> int:
 
 @cache
 def closest(compute_capability: tuple[int, int], multiprocessors: int) -> Gpu:
-    """Return a GPU with that architecture and number of multiprocessors, scaled from the most similar description: the
-    same architecture with the most similar number of multiprocessors, else the most similar compute capability. Memory
-    and L2 are in proportion to the multiprocessors.
+    """Return a GPU with these properties, scaled from the description with the closest compute capability and count.
+
+    Memory and L2 are scaled in proportion to the multiprocessors.
     """
 
     def distance(known: Gpu) -> tuple[int, int, int]:

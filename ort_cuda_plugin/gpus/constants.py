@@ -1,6 +1,4 @@
-"""The constants of the performance model that data sheets do not have. `estimate.fit` derives them from measurements of
-a GPU.
-"""
+"""Constants of the performance model that data sheets lack; `estimate.fit` derives them from measurements."""
 
 from __future__ import annotations
 
@@ -9,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Constants:
-    """Shares of peak rates that kernels reach at best, latencies, and the floor of a launch.
+    """Attainable fractions of peak rates, latencies, and launch overheads.
 
-    Until a GPU has been measured they are round numbers from published microbenchmarks; `SOURCES` says which.
+    Without measurements of a GPU they are rounded values from published microbenchmarks, listed in `SOURCES`.
     """
 
     dram: float = 0.92  # fraction of the peak rate that long sequential reads and writes reach
     l2: float = 1.0  # fraction of the L2 rates in the device's description
     l2_share: float = 0.80  # fraction of the L2's bytes that hold reused data
-    tensor_kernel: float = 0.80  # fraction of the device's sustained tensor rate that our mma kernels reach
-    tensor_library: float = 1.0  # the same for a library's largest tiles
+    tensor_kernel: float = 0.80  # fraction of the sustained tensor rate that the plugin's mma kernels reach
+    tensor_library: float = 1.0  # fraction of the sustained tensor rate that a library's largest tiles reach
     float32_library: float = 0.85
     issue: float = 0.80  # fraction of four instructions per clock
-    launch_seconds: float = 1.6e-6  # from a kernel in a CUDA graph to the next dependent one
-    library_seconds: float = 1.8e-6  # beyond our kernels: pipeline fill and last tile of a library's kernel
+    launch_seconds: float = 1.6e-6  # gap between dependent kernels in a CUDA graph
+    library_seconds: float = 1.8e-6  # extra overhead of a library's kernel: pipeline fill and last tile
     dram_latency: float = 420e-9
     l2_latency: float = 200e-9
     shared_cycles: float = 30.0
@@ -38,6 +36,6 @@ SOURCES = {
     "shared_cycles, dependent_cycles": "https://arxiv.org/abs/2402.13499",
     "launch_seconds": "https://developer.nvidia.com/blog/constant-time-launch-for-straight-line-cuda-graphs-and-other-"
     "performance-enhancements/; https://github.com/te42kyfo/gpu-benches/tree/master/gpu-small-kernels has 1.26 us and,"
-    " of another driver, 2.26 us for a kernel of an H200 that takes about 0.25 us itself",
+    " with another driver, 2.26 us for a kernel on an H200 that itself takes about 0.25 us",
     "tensor_library": "the devices' tensor_share",
 }

@@ -1,6 +1,6 @@
-"""Cost model of a library's GEMM: the fastest of some tiles and split-K factors, in whole waves of blocks.
+"""Cost model of a library's GEMM: the fastest of several tiles and split-K factors, in whole waves of blocks.
 
-Efficiencies are those of good kernels; real libraries choose by their own measurements.
+Efficiencies are typical of well-tuned kernels; real libraries select by their own heuristics.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from dataclasses import dataclass
 __all__ = ["CONVOLUTION", "SPLIT_K_SECONDS", "Rates", "library_time"]
 
 TILES = {(256, 128): 1.0, (128, 256): 1.0, (128, 128): 0.92, (128, 64): 0.75, (64, 128): 0.75, (64, 64): 0.55}
-"""Efficiency of a tile: fraction of the multiprocessor's rate when it has enough tiles."""
+"""Efficiency by tile: fraction of the multiprocessor's peak rate when all multiprocessors have tiles."""
 SMALL_TILES = {(64, 32): 0.35, (32, 64): 0.35, (32, 32): 0.22}
+"""Efficiency of smaller tiles, for GEMMs with few blocks."""
 SPLITS = (1, 2, 3, 4, 6, 8, 16)
 CONVOLUTION = 0.88
-"""Share of a GEMM's rate that an implicit GEMM reaches: it gathers sliding windows."""
+"""Fraction of a GEMM's rate that an implicit GEMM reaches, which gathers sliding windows."""
 SPLIT_K_SECONDS = 1e-6
-"""Seconds of the reduction over the partial results of a split-K GEMM."""
+"""Time of the reduction of a split-K GEMM, seconds."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Rates:
     """Rates of a GPU, in any unit of time.
 
     ``operations``: of one multiprocessor; ``l2_bytes``: of the L2; ``parts``: time of a split-K reduction; ``sharing``:
-    multiprocessors that load the same bytes once, as in a thread block cluster.
+    multiprocessors that share a load, as in a thread block cluster.
     """
 
     multiprocessors: int

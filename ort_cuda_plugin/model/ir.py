@@ -1,4 +1,4 @@
-"""The IR of a model: values, nodes and graphs, independent of the ORT objects that they were read from."""
+"""Intermediate representation of a model: values, nodes and graphs, independent of ONNX Runtime's objects."""
 
 from __future__ import annotations
 
@@ -43,19 +43,18 @@ _storage: Final[Mapping[int, tuple[str, str, str]]] = {
     25: ("u2", "uint8", "integer"),
     26: ("i2", "int8", "integer"),
 }
-"""By ONNX number: short name, NumPy type of the same storage, and kind of the element types that device memory can
-hold."""
+"""Element types that tensors in device memory can have: ONNX number -> short name, NumPy type of the same storage, kind
+of arithmetic."""
 _packed_bits: Final[Mapping[int, int]] = {21: 4, 22: 4, 23: 4, 25: 2, 26: 2}
 _ort_numbers: Final[Mapping[int, int]] = {24: 26, 25: 24, 26: 25}
-"""Element types whose number in ONNXTensorElementDataType differs from that in ONNX's TensorProto."""
+"""Numbers in ONNXTensorElementDataType of the element types that have another number in ONNX's TensorProto."""
 
 
 class DType(enum.Enum):
-    """Element types. A value is the number in ONNX's TensorProto.
+    """Element types. The value of a member is its number in ONNX's TensorProto.
 
-    Types of fewer than 8 bits are packed, the first element in the lowest bits, where ORT sees them: in inputs and
-    outputs of a cluster. Inside a cluster, and in `Constant`, each element has its own bytes; an integer
-    is sign-extended. See `kernels.packed`.
+    In inputs and outputs of a cluster, elements of fewer than 8 bits are packed, the first in the lowest bits. Inside a
+    cluster, and in `Constant`, each element has its own byte, and integers are sign-extended. See `kernels.packed`.
     """
 
     FLOAT32 = 1
@@ -97,14 +96,12 @@ class DType(enum.Enum):
         self.is_integer: bool = kind == "integer"
         self.is_supported: bool = bool(short)  # device memory can hold tensors of it
 
-    __hash__ = object.__hash__  # enum.Enum's own hash is computed from the name, in Python
+    __hash__ = object.__hash__  # faster than enum.Enum's, which hashes the name in Python code
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """Return the NumPy type of the same storage (uint16 for bfloat16, uint8 for smaller floats, (u)int8 for
-        integers).
-
-        Raises ValueError if there is none.
+        """Return the NumPy type of the same storage: uint16 for bfloat16, uint8 for smaller floats, (u)int8 for small
+        integers. Raises ValueError if there is none.
         """
         if not self.is_supported:
             raise ValueError(f"{self.name} has no NumPy type")
@@ -118,11 +115,12 @@ class DType(enum.Enum):
 
     @staticmethod
     def of_attribute(number: int, what: str = "a result of element type") -> DType:
-        """Return the type that a node's attribute names by its number in TensorProto; ``what`` describes it in
-        messages. Raises InvalidModel if there is no such type, Unsupported if device memory cannot hold it.
+        """Return the type with this number in TensorProto; ``what`` comes before its name in messages.
+
+        Raises InvalidModel if no type has the number, Unsupported if tensors in device memory cannot have the type.
         """
         if number not in DType._value2member_map_:
-            raise InvalidModel(f"no element type has the number {number}")
+            raise InvalidModel(f"ONNX defines no element type with the number {number}")
         dtype = DType(number)
         if not dtype.is_supported:
             raise Unsupported("dtype", f"{what} {dtype.name}")
@@ -130,12 +128,10 @@ class DType(enum.Enum):
 
     @staticmethod
     def from_numpy(dtype: npt.DTypeLike) -> DType:
-        """Return the type of NumPy arrays of ``dtype``, one of NumPy's own types. Raises ValueError if there is
-        none.
-        """
+        """Return the element type for one of NumPy's own types. Raises ValueError if there is none."""
         name = np.dtype(dtype).name.upper()
         if np.dtype(dtype).isbuiltin == 2 or name not in DType.__members__:
-            raise ValueError(f"{np.dtype(dtype)} is not the element type of a tensor")
+            raise ValueError(f"no tensor element type corresponds to NumPy's {np.dtype(dtype)}")
         return DType[name]
 
     def __repr__(self) -> str:
@@ -143,27 +139,27 @@ class DType(enum.Enum):
 
 
 FLOATS_8: Final = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ})
-"""Storage types without arithmetic; ONNX defines conversions only, which may saturate or not."""
+"""Floats of 8 bits, for which ONNX defines only conversions, with and without saturation."""
 NARROW_FLOATS: Final = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT4E2M1, DType.FLOAT8E8M0}) | FLOATS_8
-"""Floats that are float32 in registers."""
+"""Float types that kernels convert to float32 when they load an element."""
 
 
 _KEPT_BYTES: Final = 1 << 16
-"""Maximum bytes of a constant from a file that stays in memory after it was read."""
+"""Maximum size in bytes of a constant that stays in memory after it was read from a file."""
 
 
 class Constant:
-    """The contents of an initializer or a constant, read when first asked for.
+    """A constant tensor, for example an initializer, whose contents are loaded on first use.
 
-    ``load`` gives an array of ``dtype.numpy`` and ``shape``. With ``borrowed`` the array is a view of memory that ORT
-    frees after Compile: `keep` before that, or never read it again. ``is_initializer`` tells the model's constants,
-    which are the same object in every plan, from those that operators make. ``is_state``: the initial contents of a
-    node's memory before the first Run (see `Lowering.state`); one node owns that memory, and Runs change it.
+    ``load`` returns an array of ``dtype.numpy`` and ``shape``. With ``borrowed`` the array is a view of memory that ORT
+    frees after Compile: call `keep` before that, or do not read the array again. ``is_initializer`` is true for the
+    model's constants, which are the same object in every plan, and false for constants that operators make.
+    ``is_state`` marks the initial contents of a node's state (see `Lowering.state`), which Runs change.
 
-    ``is_file``: the contents are read from a file each time unless they are small, since host memory may not hold all
-    weights at once. Attributes: name: the initializer's name, "" for other constants. recipe: derives the contents from
-    other constants (``model.recipes``), or None. decides: whether plans or kernels depend on the contents, because they
-    were inspected (see `look`). derived: the constants that recipes derived from this one.
+    With ``is_file``, contents above 64 KiB are read from a file each time, because host memory may not hold all weights
+    at once. Attributes: name: the initializer's name, "" for other constants. recipe: derives the contents from other
+    constants (``model.recipes``), or None. decides: whether a plan or kernel depends on the contents (see `look`).
+    derived: the constants that recipes derived from this one.
     """
 
     __slots__ = (
@@ -210,7 +206,7 @@ class Constant:
 
     @staticmethod
     def of(array: Array, dtype: DType | None = None) -> Constant:
-        """Make a constant of an array; ``dtype`` is needed for types that NumPy lacks."""
+        """Return a constant with the contents of an array; ``dtype`` is needed for types that NumPy lacks."""
         return Constant(dtype or DType.from_numpy(array.dtype), array.shape, lambda: array, is_initializer=False)
 
     @property
@@ -229,18 +225,18 @@ class Constant:
         return found
 
     def look(self) -> Array:
-        """Return the contents for a decision; the plans and kernels that follow hold for these contents only."""
+        """Return the contents and set ``decides``: plans and kernels made from now on are valid for them only."""
         self.decides = True
         for part in self.recipe.parts if self.recipe is not None else ():
             part.constant.look()
         return self.array
 
     def drop(self) -> None:
-        """Drop the contents; they are loaded again when they are needed."""
+        """Free the contents; the next use loads them again."""
         self._array = self._recent = None
 
     def keep(self) -> None:
-        """Copy borrowed contents, so that they outlive ORT's memory."""
+        """Copy borrowed contents, so that they stay valid after ORT frees its memory."""
         if self._borrowed:
             self._array = self.array.copy()
             self._borrowed = False
@@ -249,13 +245,13 @@ class Constant:
         """Make reading borrowed contents an error, because ORT is about to free them."""
 
         def gone() -> Array:
-            raise RuntimeError("an initializer was asked for after ONNX Runtime freed it")
+            raise RuntimeError(f"initializer {self.name!r} was read after ONNX Runtime freed it")
 
         if self._borrowed:
             self.release(gone)
 
     def release(self, load: Callable[[], Array]) -> None:
-        """Drop the contents; from now on ``load`` gets them from elsewhere."""
+        """Free the contents; the next use loads them with ``load``."""
         self.drop()
         self._load = load
         self._borrowed = self.is_file = False
@@ -276,7 +272,7 @@ def dense_strides(shape: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class ConstantView:
-    """Some elements of a constant; strides and ``offset`` count elements."""
+    """A strided view of a constant; strides and ``offset`` count elements."""
 
     constant: Constant
     shape: tuple[int, ...]
@@ -285,7 +281,7 @@ class ConstantView:
 
     @property
     def array(self) -> Array:
-        """Return the elements; they may share memory with the constant."""
+        """Return the elements, which may share memory with the constant."""
         whole = self.constant.array
         flat = np.ascontiguousarray(whole).reshape(-1)[self.offset :]
         steps = [stride * flat.itemsize for stride in self.strides]
@@ -293,7 +289,7 @@ class ConstantView:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the view has all elements of the constant, in their order."""
+        """Return whether the view has all elements of the constant, in their order."""
         return (
             self.offset == 0
             and self.strides == tuple(dense_strides(self.shape))
@@ -303,7 +299,7 @@ class ConstantView:
 
     @property
     def is_inside(self) -> bool:
-        """Whether all elements of the view lie inside of the constant."""
+        """Return whether all elements of the view are elements of the constant."""
         if len(self.shape) != len(self.strides) or min((*self.shape, *self.strides, self.offset), default=0) < 0:
             return False
         if 0 in self.shape:
@@ -314,10 +310,10 @@ class ConstantView:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the contents of a constant follow from other constants (see ``model.recipes``).
+    """Derivation of a constant from other constants (see ``model.recipes``).
 
     function: a key of ``recipes.FUNCTIONS``. parts: its operands. parameters: its other arguments. Equal recipes make
-    equal contents of a type and shape.
+    equal contents for the same type and shape.
     """
 
     function: str
@@ -327,10 +323,11 @@ class Recipe:
 
 @dataclass(eq=False)
 class Value:
-    """A named value. ``dtype`` is None where it is unknown or no tensor, ``shape`` is None where the rank is unknown.
+    """A named value. ``dtype`` is None if unknown or if the value is not a tensor; ``shape`` is None if the rank is
+    unknown.
 
-    A dimension is an int, a symbolic name, or None where nothing is known about it. ``is_container`` is set for a
-    sequence, an optional value or a map.
+    A dimension is an int, a symbolic name, or None if unknown. ``is_container`` is set for a sequence, an optional
+    value or a map.
     """
 
     name: str
@@ -350,9 +347,9 @@ class Value:
 
 
 class LongList(Sequence[float]):
-    """A long list of numbers in an attribute, stored as an array: that takes a tenth of a tuple's memory and time.
+    """A long list attribute, stored as an array: an array takes a tenth of a tuple's memory and time.
 
-    A tree ensemble may have millions of numbers in each of a dozen attributes.
+    A tree ensemble may have millions of elements in each of a dozen attributes.
     """
 
     def __init__(self, array: Array) -> None:
@@ -362,13 +359,13 @@ class LongList(Sequence[float]):
         return len(self._array)
 
     @overload
-    def __getitem__(self, place: int) -> float: ...
+    def __getitem__(self, index: int) -> float: ...
     @overload
-    def __getitem__(self, place: slice) -> LongList: ...
-    def __getitem__(self, place: int | slice) -> float | LongList:
-        if isinstance(place, slice):
-            return LongList(self._array[place])
-        number: float = self._array[place].item()
+    def __getitem__(self, index: slice) -> LongList: ...
+    def __getitem__(self, index: int | slice) -> float | LongList:
+        if isinstance(index, slice):
+            return LongList(self._array[index])
+        number: float = self._array[index].item()
         return number
 
     def __iter__(self) -> Iterator[float]:
@@ -384,7 +381,7 @@ class LongList(Sequence[float]):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if dtype is None and self._array.dtype == np.float32:
-            dtype = np.float64  # NumPy's default for Python's numbers
+            dtype = np.float64  # NumPy's type for a tuple of Python floats
         return np.array(self._array, dtype, copy=copy)
 
 
@@ -392,16 +389,16 @@ AttrValue: TypeAlias = "int | float | str | Constant | tuple[int, ...] | tuple[f
 
 
 MAX_SUBGRAPH_DEPTH: Final = 16
-"""Depth of nested bodies above which bodies are not read."""
+"""Maximum nesting depth of bodies that are read."""
 
 
 @dataclass(eq=False)
 class Node:
     """One operator. ``domain`` is "" for ai.onnx. None stands for an omitted optional input or output.
 
-    ``implicit_inputs`` are the values of outer scopes that the node's bodies read; ``subgraphs`` are the bodies by the
-    names of their attributes, empty where they nest deeper than `MAX_SUBGRAPH_DEPTH`. ``provider`` is the execution
-    provider that ORT has given the node to already, or "".
+    ``implicit_inputs`` are the values of outer scopes that the node's bodies read. ``subgraphs`` has the bodies by
+    attribute name, without those nested deeper than `MAX_SUBGRAPH_DEPTH`. ``provider`` is the execution provider to
+    which ORT has assigned the node, or "".
     """
 
     name: str
@@ -425,11 +422,11 @@ class Node:
 
     @property
     def label(self) -> str:
-        """Return the name of the node in messages: its own name, and its type."""
+        """Return how messages name the node: its own name, then its operator."""
         return f"{self.own_name} ({self.op_type})"
 
     def reads(self) -> Iterator[Value]:
-        """Return every value that the node depends on, implicit ones included."""
+        """Yield every input of the node, implicit inputs included."""
         for value in self.inputs:
             if value is not None:
                 yield value
@@ -438,11 +435,11 @@ class Node:
 
 @dataclass(eq=False)
 class Graph:
-    """Nodes in topological order. Values are shared objects: one Value per name, also where a body reads it.
+    """Nodes in topological order. A graph and its bodies share one Value object per name.
 
-    ``parent`` is the node of a body that ORT shows alone; it has values of its own. ``operators`` are those that the
-    application had registered when the session was made, a snapshot of `custom.registry`; None stands for the present
-    ones.
+    ``parent`` is the control-flow node around a body that ORT presents without its outer graph; it does not share
+    Values with the body. ``operators`` are the custom operators at the creation of the session, a snapshot of
+    `custom.registry`; None stands for the current ones.
     """
 
     name: str
@@ -456,13 +453,13 @@ class Graph:
 
     @cached_property
     def used_values(self) -> frozenset[Value]:
-        """Return the values that a node reads or that leave the graph, and those of its bodies."""
+        """Return the values that nodes read or the graph outputs, in the graph and its bodies."""
         read = frozenset(value for node in self.nodes for value in node.reads())
         bodies = (body for node in self.nodes for body in node.subgraphs.values())
         return read.union(self.outputs, *(body.used_values for body in bodies))
 
     def all_nodes(self) -> Iterator[Node]:
-        """Return the nodes of the graph, each followed by those of its bodies."""
+        """Yield the nodes of the graph, each followed by the nodes of its bodies."""
         for node in self.nodes:
             yield node
             for body in node.subgraphs.values():
@@ -473,7 +470,7 @@ class Graph:
 
 
 class Unsupported(Exception):
-    """The plugin does not run this node; ORT gives it to another execution provider.
+    """The plugin does not run this node; ORT assigns it to another execution provider.
 
     ``kind`` is one of "op", "version", "dtype", "attribute", "shape", "control-flow", "cost".
     """
@@ -488,7 +485,7 @@ class Unsupported(Exception):
 
 
 class UnknownRank(Unsupported):
-    """A node cannot be judged, because the rank of an input, or a number that decides the rank of a result, is
+    """A node cannot be lowered yet, because the rank of an input, or a value that decides a result's rank, is
     unknown.
     """
 
@@ -497,11 +494,10 @@ class UnknownRank(Unsupported):
 
 
 class DeclinedLayout(Unsupported):
-    """A node is declined only because of the layout of tensors, so its results are known.
+    """A node is declined only because of the layout of its tensors, so the types of its results are known.
 
-    ``results`` has the element type and the dimensions of each result; None: a dimension that a Run computes. ONNX
-    Runtime needs the types even of a node that no provider runs: otherwise its error is about types and does not name
-    the reason.
+    ``results`` has the element type and the dimensions of each result, None for a dimension that a Run computes. ONNX
+    Runtime needs the types even of a node that no provider runs; without types, its error would not name the reason.
     """
 
     def __init__(self, reason: str, results: Sequence[tuple[DType, tuple[Any, ...]]]) -> None:
@@ -523,7 +519,7 @@ class NodeError(Exception):
     """A node of a cluster could not be lowered; the message names the node and the reason."""
 
     def __init__(self, node: Node, reason: str, *, invalid_input: bool = False) -> None:
-        reason = reason.removeprefix(f"{node.op_type}: ")  # the label has it
+        reason = reason.removeprefix(f"{node.op_type}: ")  # the label already names the operator
         super().__init__(f"node {node.label}: {reason}")
         self.node = node
         self.reason = reason

@@ -1,10 +1,11 @@
-"""Finds the widths of attention_mask at which a decoder computes something else.
+"""Widths of attention_mask at which a decoder switches between branches.
 
-onnxruntime-genai's builder chooses the factors of LongRoPE by the width, which in its loop is the number of tokens::
+Models of onnxruntime-genai's builder choose the factors of LongRoPE by the mask's width, in its loop the number of
+tokens::
 
     attention_mask -> Shape -> Gather -> Greater(original length) -> If -> cos and sin of short or long factors
 
-A loop whose mask is wider than the tokens has to know where that happens.
+A loop that pads the mask to a fixed width needs these widths.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _LAST_BEFORE: Final[Mapping[str, tuple[int, int]]] = {
     "Less": (-1, 0),
     "LessOrEqual": (0, -1),
 }
-"""For a comparison with a number: the amounts to add to the number to get the last width before the answer changes, for
-(width, number) and for (number, width)."""
+"""Comparison -> offsets from its constant to the last width before its result changes, for the operand orders (width,
+constant) and (constant, width)."""
 _INTEGERS: Final[Mapping[object, tuple[int, int]]] = {6: (5, 4), 7: (7, 8)}
-"""By element type in TensorProto, int32 and int64: the field that lists elements, and the bytes of one."""
+"""Element type in TensorProto (int32, int64) -> field number of its elements, bytes of an element."""
 
 
 class _Node(NamedTuple):
@@ -34,10 +35,10 @@ class _Node(NamedTuple):
 
 
 def width_limits(model: bytes, mask: str, initializer: Callable[[str], int | None]) -> list[int]:
-    """Return the widths of the input ``mask`` after which an If or a Where takes its other side, in ascending order.
+    """Return the widths of the input ``mask`` after which an If or a Where changes its branch, in ascending order.
 
-    ``initializer`` returns the number of an initializer that is one integer, else None. Raises ValueError unless the
-    bytes are those of an ONNX model.
+    ``initializer`` returns the value of an initializer with one integer, None for any other initializer. Raises
+    ValueError unless the bytes are an ONNX model.
     """
     producers: dict[str, _Node] = {}
     choices: list[str] = []
@@ -49,7 +50,7 @@ def width_limits(model: bytes, mask: str, initializer: Callable[[str], int | Non
                 choices.append(node.inputs[0])
 
     def origin(name: str) -> tuple[str, _Node | None]:
-        """Return the value that this one is a part or a cast of."""
+        """Return the value of which this value is a cast or a part, and the node that computes it."""
         seen = set()
         while (node := producers.get(name)) and node.operator in _KEEPS_VALUE and name not in seen:
             seen.add(name)
@@ -65,7 +66,7 @@ def width_limits(model: bytes, mask: str, initializer: Callable[[str], int | Non
         return initializer(name) if node is None else _constant(node) if node.operator == "Constant" else None
 
     def comparison(name: str) -> _Node | None:
-        """Return the comparison whose result, or its negation, a condition is."""
+        """Return the comparison that computes a condition or its negation; None if there is none."""
         _, found = origin(name)
         while found is not None and found.operator == "Not":
             _, found = origin(found.inputs[0])
@@ -73,9 +74,9 @@ def width_limits(model: bytes, mask: str, initializer: Callable[[str], int | Non
 
     limits = set()
     for compared in filter(None, map(comparison, choices)):
-        for place, change in enumerate(_LAST_BEFORE[compared.operator]):
-            bound = number(compared.inputs[1 - place])
-            if bound is not None and is_width(compared.inputs[place]):
+        for index, change in enumerate(_LAST_BEFORE[compared.operator]):
+            bound = number(compared.inputs[1 - index])
+            if bound is not None and is_width(compared.inputs[index]):
                 limits.add(bound + change)
     return sorted(limits)
 

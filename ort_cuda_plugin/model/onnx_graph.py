@@ -1,6 +1,4 @@
-"""Reads the IR of an ONNX model without ONNX Runtime, for reports and tests. Sessions read ORT's own graph
-(`ort_graph`).
-"""
+"""Reader of ONNX models into the IR without ONNX Runtime, for reports and tests. Sessions use `ort_graph` instead."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ MICROSOFT = "com.microsoft"
 
 
 def storage(array: Array) -> tuple[Array, DType]:
-    """Return the array as `Constant` stores it (bfloat16 as uint16, smaller floats as uint8), and its element type."""
+    """Return the array as `Constant` stores it (bfloat16 as uint16, smaller floats as uint8) and its element type."""
     if array.dtype.isbuiltin == 2:  # a type of ml_dtypes
         dtype = DType(helper.np_dtype_to_tensor_dtype(array.dtype))
         return (array.astype(dtype.numpy) if dtype.is_integer else array.view(dtype.numpy)), dtype
@@ -46,14 +44,14 @@ def _value(info: onnx.ValueInfoProto, dynamic: bool) -> Value:
 
 
 def read_model(model: onnx.ModelProto, dynamic: bool = False) -> Graph:
-    """Return the IR of a model; ``dynamic`` drops the sizes of its inputs."""
+    """Return the IR of a model; ``dynamic`` makes all dimensions of its inputs unknown."""
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     inferred = onnx.shape_inference.infer_shapes(model).graph
     return _Reader(opsets, inferred, dynamic, {}, 0).read("harness")
 
 
 class _Reader:
-    """Reads a graph whose types are inferred; ``outer`` has the values of the graphs around it."""
+    """Reads a graph with inferred types; ``outer`` has the values of the graphs around it."""
 
     def __init__(
         self, opsets: Mapping[str, int], graph: onnx.GraphProto, dynamic: bool, outer: dict[str, Value], depth: int
@@ -69,7 +67,7 @@ class _Reader:
         self.results = {info.name: _value(info, dynamic=True) for info in (*graph.value_info, *graph.output)}
         self.own = {name for proto in graph.node for name in proto.output}
         for info in graph.output if depth == 0 else ():
-            # ONNX infers no type for some of its functions; theirs is that of their first input.
+            # ONNX infers no result types for some function operators; those results have the type of the first input.
             if self.results[info.name].dtype is None and info.type.WhichOneof("value") in (None, "tensor_type"):
                 self.results[info.name] = Value(info.name, next(iter(self.values.values())).dtype, None)
 

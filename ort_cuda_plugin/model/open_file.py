@@ -1,7 +1,7 @@
-"""Files that are read piece by piece through a handle, and never mapped into memory.
+"""Files that are read with pread through a handle, never mapped into memory.
 
-A mapped file that another process makes shorter ends this process with SIGBUS when it is read. A read through a handle
-gives an error instead, and data that was read before stays valid. The handle keeps a file that is deleted or replaced.
+If another process truncates a mapped file, reading the mapping ends this process with SIGBUS. pread reports an error
+instead, and earlier reads stay valid. The handle also keeps a deleted or replaced file readable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _open: Final[weakref.WeakValueDictionary[tuple[int, ...], OpenFile]] = weakref.W
 
 
 class FileChanged(OSError):
-    """A file became shorter or was written while it was read."""
+    """A file was truncated or written while it was read."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{str(path)!r} changed while it was read; files that are in use must not change")
@@ -49,27 +49,26 @@ class OpenFile:
             target, offset = target[count:], offset + count
 
     def read(self, offset: int, length: int) -> memoryview:
-        """Return bytes of the file, in memory of their own. Raises OSError."""
+        """Return a copy of ``length`` bytes from ``offset`` on. Raises OSError."""
         data = np.empty(length, np.uint8).data
         self.read_into(data, offset)
         return data
 
     def check_unchanged(self) -> None:
-        """Raise FileChanged if the file was written since it was opened."""
+        """Raise FileChanged if the file was written after it was opened."""
         if _state(os.fstat(self.handle)) != self._state:
             raise FileChanged(self.path)
 
 
 def open_file(path: Path, check: Callable[[Path], None] = lambda real: None) -> OpenFile:
-    """Open a file.
+    """Open a file, or return its `OpenFile` if it is already open and unchanged.
 
-    Users share a handle while the file is open and unchanged. ``check`` is called with the path after all links, and
-    may raise.
+    ``check`` receives the path after all symbolic links and may raise.
 
     Raises:
         OSError: it cannot be opened, or it is not a regular file.
     """
-    # A FIFO would block.
+    # O_NONBLOCK: opening a FIFO would block.
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         status = os.fstat(handle)
@@ -83,9 +82,7 @@ def open_file(path: Path, check: Callable[[Path], None] = lambda real: None) -> 
 
 
 def adopt(path: Path, handle: int, status: os.stat_result) -> OpenFile:
-    """Make an `OpenFile` of an open handle, which it owns; if the file is open already, close the handle and return
-    that one.
-    """
+    """Return an `OpenFile` that owns ``handle``. If the file is already open, close ``handle`` and return that one."""
     key = (status.st_dev, status.st_ino, *_state(status))
     with _lock:
         known = _open.get(key)

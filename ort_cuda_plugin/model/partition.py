@@ -1,7 +1,7 @@
-"""Groups claimed nodes into clusters, each of which becomes one fused node.
+"""Partitioning of claimed nodes into clusters, each of which becomes one fused node.
 
-Clusters are convex and have no joint cycle: contracting all of them at once leaves a graph without cycles. That is
-stronger than convexity of each, and ORT requires it.
+Contracting all clusters at once leaves an acyclic graph. ORT requires this, and it is stronger than convexity of each
+cluster.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def partition(graph: Graph, claimed: Sequence[bool]) -> list[list[Node]]:
 
     ``graph.nodes`` must be in topological order. No two clusters of the result could be merged.
 
-    A node's level counts the changes between claimed and other nodes on the way to it: claimed nodes have odd levels.
-    Those of one level are a cluster, since edges lead up, or from claimed to claimed on a level. Two clusters cannot be
-    merged: by the definition of levels, an unclaimed node lies between them.
+    The level of a node is the maximum number of changes between claimed and unclaimed nodes on a path to it; claimed
+    nodes have odd levels. The claimed nodes of a level are a cluster: an edge leads to a higher level or stays within a
+    cluster. Merging two clusters would create a cycle through an unclaimed node between them.
     """
     producers = graph.producers()
     sources = {node: {producers[value] for value in node.reads() if value in producers} for node in graph.nodes}
@@ -28,8 +28,8 @@ def partition(graph: Graph, claimed: Sequence[bool]) -> list[list[Node]]:
     for node in graph.nodes:
         least = int(is_claimed[node])
         levels[node] = max((_level_after(levels[source], is_claimed[node]) for source in sources[node]), default=least)
-    # A node that reads no cluster's result moves up to its first reader's level, so its results cross no border on the
-    # way. So does a node that makes a sequence: it costs nothing, and a sequence cannot cross a border.
+    # A node of level 1, which reads no result of a cluster, moves up to its first reader's level, so that its results
+    # stay inside one cluster. A node that makes a sequence moves as well: a sequence cannot leave a cluster.
     latest: dict[Node, int] = {}
     for node in reversed(graph.nodes):
         makes_container = any(value is not None and value.is_container for value in node.outputs)

@@ -1,4 +1,4 @@
-"""Constants that are computed from other constants on the host: other layouts, and what can be folded.
+"""Recipes of constants that the host derives from other constants: weight layouts and folded batch normalisations.
 
 A recipe is plain data, so a compiled model can store the recipe instead of the contents. If the source constants
 change, the derived contents change with them.
@@ -15,7 +15,7 @@ from .ir import Array, Constant, ConstantView, DType, Recipe, dense_strides
 
 
 def derived_constant(recipe: Recipe, dtype: DType, shape: tuple[int, ...]) -> Constant:
-    """Return the constant that the recipe makes, computed when needed; the same object each time."""
+    """Return the constant that the recipe makes: the same object each time, computed on first use."""
     first = recipe.parts[0].constant
     known = first.derived.get((recipe, dtype, shape))
     if known is None:
@@ -35,7 +35,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 def parts_inside(home: Constant) -> Iterator[tuple[Constant, ConstantView]]:
-    """Return the constants whose contents appear unchanged in one that a recipe made of them, with their positions."""
+    """Yield the source constants whose elements ``home`` contains unchanged, each with its view into ``home``."""
     recipe = home.recipe
     if recipe is None or any(part.constant.dtype is not home.dtype for part in recipe.parts):
         return
@@ -97,11 +97,11 @@ def pack_tiles(weights: Array, shape: Shape) -> Array:
 def pack_strips(weights: Array, shape: Shape, taps: Sequence[int], transposed: bool) -> Array:
     """Pack ONNX weights as [groups, tiles of rows, channels, taps, rows of a thread], which is ``shape``.
 
-    ``taps`` is the order of the filter's positions.
+    ``taps`` is the order of the filter taps.
     """
     groups, tiles, channels, count, thread_rows = shape
     if len(taps) != count:
-        raise ValueError(f"expected weights of {len(taps)} taps, got the shape {shape}")
+        raise ValueError(f"packed weights: got the shape {shape} with {count} taps, expected {len(taps)} taps")
     flat = weights.reshape(*weights.shape[:2], -1)[:, :, list(taps)]
     matrix = flat.reshape(groups, -1, *flat.shape[1:])
     if transposed:
@@ -124,7 +124,7 @@ def _strips(parts: Parts, dtype: DType, shape: Shape, taps: tuple[int, ...], tra
 
 
 def _full(parts: Parts, dtype: DType, shape: Shape, value: float) -> Array:
-    """Return an array filled with one number; ignores its operand."""
+    """Return an array filled with ``value``; the operand is not used."""
     if dtype is DType.BFLOAT16:
         return np.full(shape, np.float32(value).view(np.uint32) >> 16, dtype.numpy)
     return np.full(shape, value, dtype.numpy)
@@ -139,4 +139,4 @@ FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "strips": _strips,
     "full": _full,
 }
-"""The functions by their names in compiled models: of the operands, the result's type and shape, and parameters."""
+"""Name in compiled models -> function of the operands, the result's type and shape, and the recipe's parameters."""

@@ -1,8 +1,8 @@
-"""Appends the choice of the next token to a decoder's model: a Run returns a token, and logits stay on the device.
+"""Greedy and sampling nodes appended to a decoder's model: a Run returns a token, and logits stay on the device.
 
-A model is a message of protocol buffers, where two messages one after the other are one: repeated fields are appended
-and embedded messages are joined. So the nodes are appended to the model as bytes, which needs no library and leaves the
-model unchanged. https://onnx.ai/onnx/repo-docs/IR.html has the fields.
+A model is a Protocol Buffers message, and concatenating two encoded messages merges them: repeated fields are appended,
+embedded messages are merged. Therefore the nodes are appended to the model's bytes, without a library and without
+changing the bytes before them. https://onnx.ai/onnx/repo-docs/IR.html has the fields.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .ir import Array, DType
 from .wire import field, fields, message, messages, text
 
 TOKEN, MASK, POSITION = "ocp.token", "ocp.mask", "ocp.position"
-"""Outputs: the token [batch, 1], the mask including that token, and the token's position, [batch, 1]; all int64."""
+"""Appended outputs, int64: the token [batch, 1], the mask including the token, and the token's position [batch, 1]."""
 UNIFORM, TEMPERATURE, TOP_K, TOP_P = "ocp.uniform", "ocp.temperature", "ocp.top_k", "ocp.top_p"
-"""Inputs of a model that samples: [batch, n] random numbers of [0, 1), one for each position; float32, int64, float32
-[1]."""
+"""Appended inputs of a model that samples: random numbers in [0, 1) for each position, float32 [batch, n]; then the
+settings, each [1]: float32, int64 and float32."""
 IDS, ATTENTION, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
 """Names of a decoder's inputs and output in onnxruntime-genai."""
 
@@ -28,8 +28,8 @@ _INT, _LEAST_OPSET, _RANK_WITH_PLANES = 2, 13, 3
 
 @dataclass(frozen=True)
 class DecoderInputs:
-    """The interface of a model: its inputs with shapes (None: a size that it does not fix) and ONNX's numbers of
-    element types; the names of its outputs; and its opset of ai.onnx.
+    """The interface of a model: shapes of its inputs (None for a dynamic dimension), their element types as numbers in
+    TensorProto, the names of its outputs, and its opset version of ai.onnx.
     """
 
     shapes: Mapping[str, tuple[int | None, ...]]
@@ -39,7 +39,7 @@ class DecoderInputs:
 
     @property
     def position_planes(self) -> int | None:
-        """Return how many positions a token has, as in multimodal rotary embeddings; None without such a dimension."""
+        """Return the number of positions per token in multimodal rotary embeddings; None for other models."""
         shape = self.shapes.get(POSITIONS, ())
         return shape[0] or 1 if len(shape) == _RANK_WITH_PLANES else None
 
@@ -65,16 +65,16 @@ def read_inputs(model: bytes) -> DecoderInputs:
 
 
 def _number(part: memoryview) -> int | None:
-    """Return the first field of a message if it is a number: a size, or an element type."""
+    """Return the first field of a message (a dimension, or an element type); None if it is not an integer."""
     value = dict(fields(part)).get(1)
     return value if isinstance(value, int) else None
 
 
 def with_token(model: bytes, candidates: int) -> bytes:
-    """Return the model with outputs `TOKEN`, `MASK` and, if it has positions, `POSITION` with the rank of these.
+    """Return the model with outputs `TOKEN`, `MASK` and, if it has an input `POSITIONS`, `POSITION` of that rank.
 
-    With ``candidates`` it samples among that many most probable tokens, else it takes the most probable one. In each
-    row of a mask the ones, for tokens, come before the zeros.
+    The model samples from the ``candidates`` most probable tokens; with 0 it takes the most probable token. In each row
+    of the mask, ones (for tokens) must come before zeros.
 
     Raises:
         ValueError: the model is not a decoder in the form of onnxruntime-genai's builder.
@@ -84,12 +84,12 @@ def with_token(model: bytes, candidates: int) -> bytes:
     missing += [] if LOGITS in known.outputs else [LOGITS]
     if missing or known.opset < _LEAST_OPSET:
         raise ValueError(
-            f"a decoder has inputs {IDS} and {ATTENTION}, an output {LOGITS}, and version {_LEAST_OPSET} or later of "
-            f"ai.onnx: this model lacks {', '.join(missing) or 'nothing else'}, and has version {known.opset}"
+            f"the model is not a decoder: got opset {known.opset}, missing: {', '.join(missing) or 'none'}; expected "
+            f"inputs {IDS} and {ATTENTION}, an output {LOGITS}, and opset {_LEAST_OPSET} or later"
         )
     for name in (IDS, ATTENTION, POSITIONS):
         if known.types.get(name, DType.INT64.onnx) != DType.INT64.onnx:
-            raise ValueError(f"the input {name} has elements of ONNX type {known.types[name]}, expected int64")
+            raise ValueError(f"input {name}: got elements of ONNX type {known.types[name]}, expected int64")
     graph = _Graph()
     one = graph.constant([1])
     count = graph.node("ReduceSum", ATTENTION, one, keepdims=1)
@@ -100,12 +100,12 @@ def with_token(model: bytes, candidates: int) -> bytes:
         _sample(graph, logits, graph.node("Sub", count, one), candidates)
     else:
         graph.node("ArgMax", logits, result=TOKEN, axis=1, keepdims=1)
-    # The new value of an input depends on the token, so a caller may bind both to the same memory: the input is read
-    # first.
+    # Make MASK and POSITION depend on TOKEN: the model then reads its inputs first, so that callers may bind an input
+    # and its new value to the same memory.
     after = graph.node("Min", TOKEN, graph.constant([0]))
     width = graph.node("Gather", graph.node("Shape", ATTENTION), one)
-    place = graph.node("Min", count, graph.node("Sub", width, one))
-    graph.node("ScatterElements", ATTENTION, place, graph.node("Add", after, one), result=MASK, axis=1)
+    column = graph.node("Min", count, graph.node("Sub", width, one))
+    graph.node("ScatterElements", ATTENTION, column, graph.node("Add", after, one), result=MASK, axis=1)
     outputs = [TOKEN, MASK]
     if POSITIONS in known.shapes:
         position, planes = graph.node("Add", count, after), known.position_planes
@@ -119,8 +119,8 @@ def with_token(model: bytes, candidates: int) -> bytes:
     return model + graph.message(inputs, {name: ranks.get(name, 2) for name in outputs})
 
 
-def _sample(graph: _Graph, logits: str, place: str, candidates: int) -> None:
-    """Sample by temperature, top-k and top-p in this order, like Hugging Face and onnxruntime-genai."""
+def _sample(graph: _Graph, logits: str, position: str, candidates: int) -> None:
+    """Add nodes that apply temperature, top-k and top-p, in the order of Hugging Face and onnxruntime-genai."""
     zero, axis = graph.constant([0.0]), graph.constant(1)
     scaled = graph.node("Div", logits, TEMPERATURE)
     best, indices = graph.nodes("TopK", 2, scaled, graph.constant([candidates]), axis=1)
@@ -130,7 +130,7 @@ def _sample(graph: _Graph, logits: str, place: str, candidates: int) -> None:
     kept = graph.node("Where", graph.node("Less", before, TOP_P), likely, zero)
     sums = graph.node("CumSum", kept, axis)
     whole = graph.node("Gather", sums, graph.constant([candidates - 1]), axis=1)
-    drawn = graph.node("Mul", graph.node("GatherElements", UNIFORM, place, axis=1), whole)
+    drawn = graph.node("Mul", graph.node("GatherElements", UNIFORM, position, axis=1), whole)
     passed = graph.node("Cast", graph.node("LessOrEqual", sums, drawn), to=DType.INT64.onnx)
     chosen = graph.node("ReduceSum", passed, graph.constant([1]), keepdims=1)
     chosen = graph.node("Min", chosen, graph.constant([candidates - 1]))
@@ -170,9 +170,7 @@ class _Graph:
         return results
 
     def message(self, inputs: Mapping[str, DType], outputs: Mapping[str, int]) -> bytes:
-        """Return a ModelProto of the graph, with the ranks of its outputs. Settings are vectors, and random numbers
-        have rows.
-        """
+        """Return a ModelProto with the graph. ``outputs`` has ranks; inputs have rank 1, except `UNIFORM` with 2."""
         parts = [*self._parts]
         for name, dtype in inputs.items():
             parts.append(field(11, _value(name, dtype, rank=2 if name == UNIFORM else 1)))

@@ -1,4 +1,4 @@
-"""Protocol buffers on the wire: the fields of a message, and fields as bytes.
+"""Protocol Buffers wire format: reads the fields of a message, and encodes fields.
 
 https://protobuf.dev/programming-guides/encoding describes the format.
 """
@@ -12,7 +12,7 @@ _DAMAGED = "the bytes are not those of an ONNX model"
 
 
 def field(number: int, value: int | str | bytes) -> bytes:
-    """Return a field: a number, or bytes with their length."""
+    """Return an encoded field: an integer as a varint, text or bytes with their length."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     data = value.encode() if isinstance(value, str) else value
@@ -28,14 +28,14 @@ def _varint(value: int) -> bytes:
 
 
 def messages(data: memoryview, number: int) -> Iterator[memoryview]:
-    """Yield the contents of the embedded messages, texts and bytes with a field number."""
+    """Yield the contents of all length-delimited fields (messages, texts, bytes) with a field number."""
     for n, value in fields(data):
         if n == number and isinstance(value, memoryview):
             yield value
 
 
 def message(data: memoryview, number: int) -> memoryview:
-    """Return the first of `messages`, or an empty one."""
+    """Return the first of `messages`, or an empty message."""
     return next(messages(data, number), memoryview(b""))
 
 
@@ -45,7 +45,7 @@ def text(data: memoryview, number: int) -> str:
 
 
 def numbers(data: memoryview) -> Iterator[int]:
-    """Yield the numbers of a packed field. Raises ValueError if the bytes end within one."""
+    """Yield the integers of a packed field. Raises ValueError if the last integer is incomplete."""
     at = 0
     while at < len(data):
         value, at = _read_varint(data, at)
@@ -53,7 +53,7 @@ def numbers(data: memoryview) -> Iterator[int]:
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield the fields of a message, with the number or the bytes of each. Raises ValueError if it is malformed."""
+    """Yield the number and the integer or bytes of each field. Raises ValueError if the message is malformed."""
     at = 0
     while at < len(data):
         key, at = _read_varint(data, at)
@@ -72,7 +72,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return a number, and the offset after it."""
+    """Return a varint at an offset, and the offset after it."""
     value = shift = 0
     while at < len(data) and shift <= 63:
         byte = data[at]

@@ -1,4 +1,4 @@
-"""Reads the binary form of a plan back into its dataclasses."""
+"""Decoder of binary plans into the dataclasses of `plan.format`."""
 
 from __future__ import annotations
 
@@ -61,19 +61,21 @@ def element_types(blob: bytes) -> tuple[list[int], list[int]]:
 
 
 class Reader:
-    """Takes the arrays of a blob in order."""
+    """Reads the sections of a binary plan in order."""
 
     def __init__(self, blob: bytes) -> None:
         self.blob = blob
         self.position = header_layout.size
         fields = header_layout.unpack_from(blob)
         if fields[:2] != (magic, version):
-            raise ValueError(f"not a plan of version {version}: magic {fields[0]:#x}, version {fields[1]}")
+            raise ValueError(
+                f"not a plan: got magic {fields[0]:#x} and version {fields[1]}, expected {magic:#x} and {version}"
+            )
         self.header = Header(*fields)
 
     def take(self, nbytes: int) -> bytes:
         if nbytes > len(self.blob) - self.position:
-            raise ValueError("the plan is truncated")
+            raise ValueError(f"the plan is truncated at byte {len(self.blob)}")
         taken = self.blob[self.position : self.position + nbytes]
         self.position += -(-nbytes // 8) * 8
         return taken

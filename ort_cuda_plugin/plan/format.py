@@ -1,12 +1,12 @@
 """The plan of one cluster variant as dataclasses, and its binary form.
 
-``csrc_shim/plan/format.h`` is the contract and says what every field means; ``csrc_shim/plan/check.c`` checks it when a
-plan is loaded. The classes mirror it with three conveniences: data that C stores in side arrays is nested (an output
+``csrc_shim/plan/format.h`` defines the format and every field; ``csrc_shim/plan/check.c`` checks a plan when it is
+loaded. The classes mirror the C structs with three differences: data that C stores in side arrays is nested (an output
 has its dimensions, a record its parameters), strings are ``str``, and "no register" is None.
 
-Registers are int64 values. Those of the inputs' dimensions come first, input by input, then the host values of the host
-inputs in the same order; expressions and read-backs define the others, each once. ``exprs``, ``asserts``, ``readbacks``
-and ``records`` are ordered by segment.
+Registers are int64 values. The first hold the inputs' dimensions, input by input, the next the values of host inputs in
+the same order. Expressions and read-backs define the others, each once. ``exprs``, ``asserts``, ``readbacks`` and
+``records`` are ordered by segment.
 """
 
 from __future__ import annotations
@@ -96,15 +96,13 @@ class ParamKind(enum.IntEnum):
 
 
 def param_kind(signature_entry: str) -> ParamKind:
-    """Return the kind of a kernel parameter, given its entry in ``KernelSpec.signature``. Raises KeyError for an
-    unknown type.
-    """
+    """Return the kind of a kernel parameter from its entry in ``KernelSpec.signature``. Raises KeyError if unknown."""
     return ParamKind.POINTER if signature_entry.startswith("*") else ParamKind[signature_entry.upper()]
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Memory that a record or a read-back refers to: input, output, weight or buffer ``index`` of the plan."""
+    """Reference to memory: input, output, weight or buffer ``index`` of the plan."""
 
     kind: RefKind
     index: int
@@ -112,7 +110,10 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """``dtype`` is an ONNXTensorElementDataType. A host input has ``host_register`` and ``host_count`` elements."""
+    """An input. ``dtype`` is an ONNXTensorElementDataType.
+
+    The ``host_count`` elements of a host input are in the registers from ``host_register`` on.
+    """
 
     dtype: int
     rank: int
@@ -123,7 +124,7 @@ class PlanInput:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutput:
-    """``dims`` are registers; ``segment`` allocates it; it is the result of node ``node``."""
+    """A result of node ``node``, allocated at the start of ``segment``. ``dims`` are registers."""
 
     dtype: int
     dims: tuple[int, ...]
@@ -135,7 +136,7 @@ class PlanOutput:
 class PlanExpr:
     """Register ``dst`` = ``op`` of registers ``a``, ``b``, ``c`` (all smaller than dst), or ``imm`` for CONST.
 
-    ``node``, the first that needs the value, is named in the error if the value overflows.
+    If the value overflows, the error names ``node``, the first node that needs the value.
     """
 
     op: ExprOp
@@ -150,7 +151,7 @@ class PlanExpr:
 
 @dataclass(frozen=True, slots=True)
 class PlanAssert:
-    """The Run fails with the name of node ``node`` and ``message`` when ``register`` is 0."""
+    """Check that fails the Run if ``register`` is 0. The error consists of the label of ``node`` and ``message``."""
 
     register: int
     node: int
@@ -160,7 +161,7 @@ class PlanAssert:
 
 @dataclass(frozen=True, slots=True)
 class PlanReadback:
-    """``count`` elements of an integer type or bool, read before ``segment`` into the registers from ``dst`` on."""
+    """Copy of ``count`` integers or booleans from the device to the registers from ``dst`` on, before ``segment``."""
 
     ref: Ref
     dtype: int
@@ -172,7 +173,7 @@ class PlanReadback:
 
 @dataclass(frozen=True, slots=True)
 class PlanBuffer:
-    """Scratch of ``size_register`` bytes, alive from record ``first_record`` to ``last_record``, both inclusive."""
+    """Scratch memory that the records ``first_record`` to ``last_record`` use; ``size_register`` has its bytes."""
 
     size_register: int
     first_record: int
@@ -182,9 +183,9 @@ class PlanBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One parameter of a record: an address (``ref``, plus ``imm`` and ``register`` bytes) or a number.
+    """One parameter of a record: an address (``ref``, plus ``imm`` and ``register`` bytes) or a scalar.
 
-    A number is ``register``, or ``imm`` if that is None; F32 and F64 hold their bits in ``imm``.
+    A scalar is the value of ``register``, or ``imm`` if ``register`` is None. F32 and F64 have their bits in ``imm``.
     """
 
     kind: ParamKind
@@ -215,11 +216,10 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One piece of work on the stream. ``grid`` are registers, ``block`` numbers of threads; both only for LAUNCH.
+    """One operation on the stream. Only a LAUNCH has ``grid`` (registers) and ``block`` (threads).
 
-    ``index`` is the entry of ``Plan.kernels`` (LAUNCH) or ``Plan.problems`` (LIBRARY), or the number of one of the
-    cluster's callbacks (CALL); ``node`` is the entry of ``Plan.nodes`` that errors name; ``nodes`` are all nodes that
-    the record computes.
+    ``index`` is the entry of ``Plan.kernels`` (LAUNCH), of ``Plan.problems`` (LIBRARY) or of the cluster's callbacks
+    (CALL). ``node`` is the entry of ``Plan.nodes`` that errors name; ``nodes`` are all nodes that the record computes.
     """
 
     kind: RecordKind
@@ -243,9 +243,7 @@ class Record:
         condition: int | None = None,
         nodes: tuple[int, ...] = (),
     ) -> Record:
-        """Return a record that copies ``nbytes`` (I64) bytes from pointer ``src`` to pointer ``dst``, device to
-        device.
-        """
+        """Return a record that copies ``nbytes`` (I64) bytes from ``src`` to ``dst``, both in device memory."""
         moved = (dst, src, nbytes)
         return Record(RecordKind.COPY, node, moved, segment=segment, condition_register=condition, nodes=nodes)
 
@@ -266,7 +264,9 @@ class Record:
 
 @dataclass(frozen=True, order=True, slots=True)
 class PlanInPlace:
-    """Output ``output`` may be the memory of input ``input``: the record that writes it first reads that last."""
+    """An output that may share the memory of an input: the first record that writes the output is the last that reads
+    the input.
+    """
 
     output: int
     input: int
@@ -275,10 +275,9 @@ class PlanInPlace:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``weights``, ``kernels`` and ``problems`` are indices into those of the cluster.
+    """The plan of one variant. ``weights``, ``kernels`` and ``problems`` are indices into the tables of the cluster.
 
-    ``nodes`` are labels; ``op_types`` has the types of the first of them, the rest have no type. ``in_place`` is
-    sorted.
+    ``nodes`` are labels; ``op_types`` are the operators of the first ``len(op_types)`` nodes. ``in_place`` is sorted.
     """
 
     num_registers: int
@@ -318,8 +317,8 @@ class Strings:
 def encode(plan: Plan) -> bytes:
     """Encode the plan for ``ocp_cluster_add_plan``.
 
-    Raises ValueError if a number does not fit its field or records are not ordered by segment. The loader in C checks
-    that the plan is consistent.
+    Raises ValueError if a number does not fit its field or records are not ordered by segment. All other checks are in
+    ``csrc_shim/plan/check.c``.
     """
     strings = Strings()
     dims = [register for output in plan.outputs for register in output.dims]
@@ -392,7 +391,7 @@ def pack_indices(values: Sequence[int]) -> bytes:
 
 
 def optional_field(index: int | None) -> int:
-    """A register or a node; ``no_register`` also means no node."""
+    """Return the field of an optional register or node: ``no_register`` for None."""
     return no_register if index is None else index
 
 
@@ -445,5 +444,6 @@ def segment_fields(plan: Plan) -> list[tuple[int, ...]]:
         rows.append((first, end - first))
         first = end
     if first != len(plan.records):
-        raise ValueError(f"record {first} is in segment {plan.records[first].segment}: not ordered, or no such segment")
+        segment = plan.records[first].segment
+        raise ValueError(f"record {first}: segment {segment} is out of order or not below {plan.num_segments}")
     return rows

@@ -1,4 +1,4 @@
-"""Makes plans from launches: buffers with lifetimes, registers, and the tables of the cluster."""
+"""Planner: turns launches into a plan, with lifetimes of buffers, registers, and entries in the cluster's tables."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def make_plan(
 ) -> Plan:
     """Return the plan of ``launches`` under the guards and requirements of ``trace``.
 
-    ``outputs`` have buffers of their own, and come with their nodes. The ``num_symbols`` symbols are the registers of
-    ``inputs``. Raises NodeError if a node needs a number beyond 64 bits.
+    ``outputs`` are tensors in OUTPUT buffers, each with the node that computes it. Symbols 0 to ``num_symbols`` - 1
+    are the registers of ``inputs``. Raises NodeError if a node needs a constant beyond 64 bits.
     """
     writer = _Writer(trace, num_symbols, tables, launches)
     try:
@@ -71,7 +71,7 @@ _Work: TypeAlias = Launch | LibraryCall | Copy | Memset | HostCall
 
 
 class _NodeNames:
-    """Numbers the nodes that a plan names in errors and profiles."""
+    """Indices of the nodes that errors and profiles of a plan name."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -91,7 +91,7 @@ class _Writer:
         self.nodes = _NodeNames()
         self.registers = registers = Registers(num_symbols, trace.origins, self.nodes.number)
         self.tables = tables
-        # A step and its segment; adjacent read-backs are read before one segment.
+        # Each step with its segment; adjacent read-backs belong to the same segment.
         self.steps: list[tuple[_Work, int]] = []
         self.read_backs: list[tuple[ReadBack, int, int]] = []
         self.num_segments = 1
@@ -116,7 +116,7 @@ class _Writer:
         input_guards: Iterable[Dim],
     ) -> Plan:
         registers = self.registers
-        # Guards first: a plan whose guards fail is rejected after little evaluation.
+        # Guards first, so that the runtime can reject a plan before it evaluates the other expressions.
         conditions = dict.fromkeys([*input_guards, *_strongest(self.trace.guards)])
         guards = tuple(registers.of(condition) for condition in conditions if not isinstance(condition, int))
         first_to_require = {r.condition: r for r in reversed(self.trace.requirements)}
@@ -205,10 +205,10 @@ class _Writer:
         return Record.memset(node, destination, Param.i32(value=step.byte), nbytes, segment, nodes=nodes)
 
     def _in_place(self, records: Sequence[Record], read_backs: Sequence[PlanReadback]) -> tuple[PlanInPlace, ...]:
-        """Return the pairs of an input and an output that may share memory although one record reads one and writes the
-        other.
+        """Return the pairs of an input and an output that may share memory.
 
-        All other records must read the input before it, and write the output after it.
+        One record reads the input and writes the output; no later record reads the input, no earlier record writes the
+        output.
         """
         end: dict[int, int] = {}
         begin: dict[int, int] = {}
@@ -244,7 +244,7 @@ class _Writer:
 
     def _param(self, arg: Arg) -> Param:
         if isinstance(arg, Tensor):
-            # A view without elements may begin outside its buffer, and a launch that does not access it still runs.
+            # An empty view may begin outside its buffer; its offset becomes 0, since launches may still receive it.
             offset = select(eq(arg.size, 0), 0, arg.offset * arg.dtype.itemsize)
             if isinstance(offset, int):
                 return Param.pointer(self._ref(arg.buffer), offset=offset)
@@ -255,7 +255,7 @@ class _Writer:
             return Param.f64(arg.value)
         make = Param.i32 if isinstance(arg, Int32) else Param.i64
         if isinstance(arg.value, int):
-            # Large uint64 constants are stored as negative numbers of the same bits.
+            # uint64 constants from 2**63 on are stored as negative int64 values with the same bits.
             return make(value=arg.value - 2**64 if arg.value >= 2**63 else arg.value)
         return make(register=self.registers.of(arg.value))
 
@@ -268,7 +268,7 @@ class _Writer:
 
 
 def _in_place_of(step: _Work) -> tuple[InPlace, ...]:
-    """Return the pairs that a step declares; a copy onto itself does nothing."""
+    """Return the buffers that a step may read and write in place; copying a buffer onto itself has no effect."""
     if isinstance(step, Launch):
         return tuple(pair for pair in step.in_place if pair.read in step.reads and pair.written in step.writes)
     if isinstance(step, Copy) and step.source.offset == step.destination.offset:
@@ -277,7 +277,7 @@ def _in_place_of(step: _Work) -> tuple[InPlace, ...]:
 
 
 def _strongest(guards: Iterable[Expr]) -> list[Dim]:
-    """Remove guards that follow from others: of ``le(c * x, limit)`` only the largest c matters."""
+    """Return the guards without implied ones: among guards ``le(c * x, limit)``, the largest c implies the others."""
     kept: list[Dim] = []
     limits: dict[tuple[Monomial, int], tuple[int, Expr]] = {}
     for guard in guards:
@@ -292,7 +292,7 @@ def _strongest(guards: Iterable[Expr]) -> list[Dim]:
 
 
 def _monomial_limit(guard: Expr) -> tuple[Monomial, int, int] | None:
-    """Decompose a guard ``le(c * x, limit)`` with positive c into (x, c, limit); else None."""
+    """Return (x, c, limit) of a guard ``le(c * x, limit)`` with positive c; None for any other guard."""
     (monomial, factor), *more = guard.terms
     if more or guard.const or factor != 1 or len(monomial) != 1 or monomial[0].op is not ExprOp.LE:
         return None

@@ -1,5 +1,5 @@
-"""Constant folding on the device: launches that depend on weights only are taken out of a plan and run once; their
-results are weights of the plan.
+"""Constant folding on the device: launches that depend only on weights run once, and the plan uses their results as
+weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .tables import KnownEntries, Precomputation, Precomputed, Tables, weight_ke
 
 
 def precompute(groups: Sequence[Sequence[Recordable]], rest: Sequence[Recordable], tables: Tables) -> None:
-    """Make a program of each group of launches, and weights of those results that ``rest`` reads."""
+    """Make a program of each group of launches, and weights of the results that ``rest`` reads."""
     wanted = {buffer for launch in rest for buffer in launch.reads}
     for group in groups:
         makers = {buffer: launch.node for launch in group for buffer in launch.writes}

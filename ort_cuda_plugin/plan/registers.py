@@ -1,4 +1,4 @@
-"""Compiles symbolic integers to the register expressions of a plan, with each subexpression once."""
+"""Compiler from symbolic integers to a plan's register expressions, with common subexpression elimination."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .format import PlanExpr
 class Registers:
     """The registers of one plan.
 
-    The first ``num_inputs`` hold the dimensions of the inputs and the host values: symbol number n is register n. Those
-    of `read_back` follow; ``exprs`` defines the others in order. An expression's node is the one that ``origins`` has
-    for the value, or for the innermost value around it, else ``node``, the node that is being planned. ``number``
-    returns the numbers of nodes.
+    The first ``num_inputs`` registers hold the inputs' dimensions and host values: symbol n is register n. Registers of
+    `read_back` follow; ``exprs`` defines the others in order. The node of an expression is the entry of ``origins`` for
+    the value or for the innermost value around it, else ``node``, the node that is being planned. ``number`` returns
+    the index of a node.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class Registers:
         self._number = number
 
     def read_back(self, first_symbol: int, count: int, segment: int) -> int:
-        """Assign registers to symbols that are read back before ``segment``; return the first one.
+        """Assign registers to symbols that are read back before ``segment``; return the first register.
 
-        Must be called before any expression is compiled, since operands have smaller registers than results.
+        Call it before compiling any expression, because operands must have smaller registers than results.
         """
         first = self.count
         self._read_back.update({first_symbol + i: first + i for i in range(count)})
@@ -49,7 +49,7 @@ class Registers:
         return first
 
     def segment(self, register: int) -> int:
-        """Return the segment from which on a register is defined."""
+        """Return the first segment in which a register has a value."""
         return self._segments[register]
 
     def of(self, dim: Dim) -> int:
@@ -60,7 +60,10 @@ class Registers:
         return register
 
     def _nested(self, dim: Expr) -> int:
-        """Compile operands first, with an explicit stack: the model decides how deeply operations are nested."""
+        """Return the register of ``dim``; compile its operands first.
+
+        An explicit stack replaces recursion, because a model may nest operations without limit.
+        """
         outer = self.node
         pending = [(dim, outer)]
         while pending:
@@ -90,7 +93,7 @@ class Registers:
     def _constant(self, value: int) -> int:
         if value not in self._constants:
             if not -(2**63) <= value < 2**63:
-                raise InvalidModel(f"the number {value} does not fit 64 bits")
+                raise InvalidModel(f"the integer {value} does not fit 64 bits")
             self._constants[value] = self._append(PlanExpr(ExprOp.CONST, self.count, imm=value), 0)
         return self._constants[value]
 
@@ -124,7 +127,7 @@ class Registers:
         return total
 
     def _enter(self, value: Expr | Monomial) -> Node | None:
-        """Make the node of ``value``, if it has one, the node of later expressions; return the previous one."""
+        """Set ``node`` to the origin of ``value``, if it has one; return the previous node."""
         outer = self.node
         self.node = self._origins.get(value, outer)
         return outer

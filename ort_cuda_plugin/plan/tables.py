@@ -1,4 +1,4 @@
-"""The tables that a cluster's plans share and refer to by number: kernels, weights, library problems."""
+"""Tables of kernels, weights and library problems that the plans of a cluster share and refer to by index."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..program.steps.tensor import Buffer
 from .format import Plan
 
 _LARGE_CONSTANT = 2**20
-"""Bytes above which a constant is not compared by its contents."""
+"""Size in bytes above which a constant is not compared by its contents."""
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 class Table(Generic[K, V]):
-    """Numbered entries of a cluster that its plans share: those of earlier plans, and the new ones of one plan."""
+    """Indexed entries of a cluster: ``known`` ones of earlier plans, and ``new`` ones of the plan in the making."""
 
     def __init__(self, known: dict[K, int]) -> None:
         self.known = known
@@ -32,12 +32,12 @@ class Table(Generic[K, V]):
         self.used: dict[int, int] = {}
 
     def use(self, key: K, value: V) -> int:
-        """Return the plan's own number of an entry; ``used`` maps the cluster's numbers to these."""
+        """Return the index of an entry in the plan; ``used`` maps indices in the cluster to indices in the plan."""
         number = self.number(key, value)
         return self.used.setdefault(number, len(self.used))
 
     def number(self, key: K, value: V) -> int:
-        """Return the cluster's number of an entry."""
+        """Return the index of an entry in the cluster; add the entry if it is new."""
         number = self.known.get(key)
         if number is None:
             number = self.keys.get(key)
@@ -53,9 +53,9 @@ class Table(Generic[K, V]):
 
 @dataclass(frozen=True, eq=False)
 class Precomputation:
-    """A plan without inputs and the entries that it refers to: a computation on weights only, done once on the device.
+    """A computation on weights only, which runs once on the device: a plan without inputs, and its table entries.
 
-    Its outputs are bytes. Equal computations have equal ``key``.
+    Its outputs are byte tensors. Equal computations have equal ``key``.
     """
 
     plan: Plan
@@ -77,7 +77,7 @@ Weight: TypeAlias = Constant | Precomputed
 
 
 class KnownEntries:
-    """The numbers that a cluster has assigned to kernels, weights, library problems and callbacks."""
+    """The indices that a cluster has assigned to kernels, weights, library problems and callbacks."""
 
     def __init__(self) -> None:
         self.kernels: dict[KernelSpec, int] = {}
@@ -87,10 +87,7 @@ class KnownEntries:
 
 
 class Tables:
-    """Kernels, weights, library problems and callbacks of a cluster while one plan is made.
-
-    ``precomputed`` maps intermediates that became weights.
-    """
+    """The tables of a cluster while one plan is made. ``precomputed`` has the intermediates that became weights."""
 
     def __init__(self, known: KnownEntries) -> None:
         self.kernels: Table[KernelSpec, KernelSpec] = Table(known.kernels)
@@ -100,7 +97,7 @@ class Tables:
         self.precomputed: dict[Buffer, Precomputed] = {}
 
     def weight(self, buffer: Buffer) -> int:
-        """Return the number of a WEIGHT's or STATE's contents."""
+        """Return the index, in the plan, of the contents of a WEIGHT or STATE buffer."""
         weight = buffer.data or buffer.state or self.precomputed[buffer]
         return self.weights.use(weight_key(weight), weight)
 
@@ -108,9 +105,9 @@ class Tables:
 def weight_key(weight: Weight) -> Hashable:
     """Return the key under which equal weights of a cluster are shared.
 
-    Initializers and states are the same object in every plan, and derived constants have a recipe. Constants that
-    operators compute are compared by contents if they are small; the weight store of the device finds equal large ones,
-    since it hashes them anyway.
+    Initializers and states are the same object in every plan; derived constants are compared by recipe. Constants that
+    operators make are compared by contents if small; the device's weight store hashes large ones and finds equal
+    contents there.
     """
     if isinstance(weight, Precomputed):
         return weight.program.key, weight.number

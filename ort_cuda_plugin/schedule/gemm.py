@@ -35,20 +35,20 @@ __all__ = [
 ]
 
 GEMV_ROWS = 4
-"""Rows up to which a product is a GEMV."""
+"""Maximum rows of a GEMV."""
 MAX_TUNED_GEMV_ROWS = 16
-"""Rows up to which a GEMV is measured beside tiles."""
+"""Maximum rows for which the autotuner also times a GEMV."""
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
-"""Time of one multiply-add in each of `matrix_tiles`, relative to the first. Estimates: larger tiles load less."""
+"""Time of a multiply-add in each of `matrix_tiles`, relative to the first; estimates, since larger tiles load less."""
 SPLIT_STEPS = 8
-"""Minimum k steps per split of split-K. An estimate: with fewer, the reduction dominates."""
+"""Minimum k steps per split of split-K; an estimate, since with fewer steps the reduction dominates."""
 MAX_SPLIT_K = 8
 MAX_MEASURED = 6
 """Maximum tensor-core tiles that the autotuner compiles and times."""
 
 
 def gemm_choices(ctx: Lowering, step: Contract) -> Iterator[Choice]:
-    """The ways to compute the product, first what rules prefer. A library may decline when it is asked."""
+    """Yield the candidates for the GEMM, the rules' preference first. A library may still decline a candidate."""
     own = own_gemm_schedules(ctx, step)
     if "cublaslt" in ctx.device.libraries:
         preferred = _gemv_before_library(ctx, step, own) or sliced_k_before_library(ctx, step, own)
@@ -60,9 +60,9 @@ def gemm_choices(ctx: Lowering, step: Contract) -> Iterator[Choice]:
 
 
 def own_gemm_choices(ctx: Lowering, step: Contract, own: list[Schedule] | None = None) -> Iterator[Choice]:
-    """Yield our kernels for the product, first the one that rules prefer.
+    """Yield the plugin's kernels for the GEMM, the rules' preference first.
 
-    Tensor cores that multiply integers are for more rows than a GEMV has, which reads the weights as fast.
+    Integer tensor cores serve more than `GEMV_ROWS` rows; for fewer rows a GEMV reads the weights as fast.
     """
     for schedule in own or own_gemm_schedules(ctx, step):
         is_integer = schedule.operands in INTEGERS
@@ -71,7 +71,7 @@ def own_gemm_choices(ctx: Lowering, step: Contract, own: list[Schedule] | None =
 
 
 def own_gemm_schedules(ctx: Lowering, step: Contract) -> list[Schedule]:
-    """Our kernels for the product, first what rules prefer."""
+    """Return the schedules of the plugin's kernels for the GEMM, the rules' preference first."""
     found = []
     if _has_few_columns(ctx, step):
         found = [replace(_schedules(ctx, transposed(ctx, step))[0], is_transposed=True)]
@@ -97,14 +97,14 @@ def _schedules(ctx: Lowering, step: Contract) -> list[Schedule]:
         gemv = Schedule(Engine.GEMV)
         if has_compact_columns(ctx, step):
             gemv = replace(gemv, weights=WeightLayout.F16_ALONG_N)
-        elif is_first:  # as the GEMV beside this tile reads them where the number of rows is not known
+        elif is_first:  # the layout of plans with an unknown number of rows, so that plans share the weights
             gemv = replace(gemv, weights=_weights(ctx, step, call, replace(tiles[0], gemv_rows=GEMV_ROWS)))
         found.insert(0 if is_first else 1 if hint(m) <= GEMV_ROWS else len(found), gemv)
     return found
 
 
 def simt_schedules(device: DeviceProperties, rows: Dim, expected: int, dtype: DType) -> list[Schedule]:
-    """Return tiles without tensor cores that may be the fastest for ``rows``, as rules prefer them."""
+    """Return tiles without tensor cores that may be the fastest for ``rows``, the rules' preference first."""
     others = [] if dtype.itemsize == 8 else [tile for tile, _ in simt_tiles(device) if tile.m < 2 * expected]
     return [Schedule(Engine.SIMT, tile) for tile in dict.fromkeys([choose_tile(device, rows, dtype), *others])]
 
@@ -112,10 +112,10 @@ def simt_schedules(device: DeviceProperties, rows: Dim, expected: int, dtype: DT
 def mma_schedules(
     device: DeviceProperties, kind: str, rows: Dim, columns: Dim, batch: Dim, depth: Dim, config: TileConfig | None
 ) -> list[Schedule]:
-    """Tiles on tensor cores that may be the fastest, first what rules prefer: sliced-K with ``config``, if given.
+    """Return tiles on tensor cores that may be the fastest, the rules' preference first: sliced-K ``config``, if given.
 
-    Without it, that is the tile with which blocks on all multiprocessors at once take the least time, and split-K in
-    powers of two while there are fewer blocks than multiprocessors.
+    Without it, rules prefer the tile with the least time of a wave of blocks, with a power-of-two split-K factor that
+    keeps at most one block per multiprocessor.
     """
     ways: list[tuple[float, Tile, int]] = []
     first = (math.inf, matrix_tiles(kind)[0], 1)
@@ -140,11 +140,11 @@ def mma_schedules(
     return found if config is None else [Schedule(Engine.MMA, config.tile, kind, sliced_k=config.sliced_k), *found]
 
 
-# ---- against a library ----
+# ---- comparison with a library ----
 
 
 def _gemv_before_library(ctx: Lowering, step: Contract, own: list[Schedule]) -> Choice | None:
-    """Return our GEMV for one row: it is bound by memory, and a library's tiles would be mostly padding."""
+    """Return a GEMV for one row: it is memory-bound, and a library's tiles would be mostly padding."""
     call = folded(ctx, step)
     is_one = le(call.sizes[0], 1)
     if ctx.device.emulated or hint(call.sizes[0]) != 1 or not takes(operand_elements(step)[0], *call.contiguous):
@@ -158,9 +158,9 @@ def _gemv_before_library(ctx: Lowering, step: Contract, own: list[Schedule]) -> 
 
 
 def sliced_k_before_library(ctx: Lowering, step: Contract, own: list[Schedule] | None = None) -> Choice | None:
-    """Sliced-K where it takes less for the product than a library's call, which takes long to begin; else None.
+    """Return sliced-K if it is faster for the GEMM than a library call, which has a high launch overhead; else None.
 
-    It copies 16-byte chunks: rows of operands begin at multiples of these.
+    It copies 16-byte chunks, so that the row pitches of operands must be multiples of 16 bytes.
     """
     call = folded(ctx, step)
     kind = _kind(ctx, step, call)
@@ -181,10 +181,10 @@ def sliced_k_before_library(ctx: Lowering, step: Contract, own: list[Schedule] |
 
 
 def _tile_config(ctx: Lowering, step: Contract, kind: str, call: Folded, *, in_f16: bool = False) -> TileConfig | None:
-    """See `choose_tile_config`; operands that are converted have none, but for codes.
+    """Return `choose_tile_config` for the step; None for operand prologues other than integer codes.
 
-    Where cuBLASLt leaves a part of the epilogue, that is a kernel of its own. With ``in_f16`` the operands have 16
-    bits, in place of those that a library would multiply.
+    A part of the epilogue that cuBLASLt does not support counts as a separate kernel. With ``in_f16`` the plugin's
+    operands have 16 bits, and the library's the type ``kind``.
     """
     m, n, k = call.sizes
     if kind in INTEGERS:
@@ -197,13 +197,13 @@ def _tile_config(ctx: Lowering, step: Contract, kind: str, call: Folded, *, in_f
     if in_f16:
         return choose_tile_config(ctx.device, "f16", m, n, product(call.batch), k, along_k=True, **more)
     is_compact = has_compact_lines(ctx, step)
-    along_k = is_compact or kind in INTEGERS or _can_lie_along_k(call, kind)  # codes are laid along k
+    along_k = is_compact or kind in INTEGERS or _can_be_along_k(call, kind)  # codes are copied along k
     more |= {"is_compact": is_compact, "along_k": along_k}
     return choose_tile_config(ctx.device, kind, m, n, product(call.batch), k, **more)
 
 
 def _beside_library(ctx: Lowering, step: Contract, kind: str) -> dict[str, Any]:
-    """Whether cuBLASLt can do the product, and what it leaves, as parameters of `choose_tile_config`."""
+    """Return cuBLASLt's operand type and unfinished bytes, as parameters of `choose_tile_config`."""
     if "cublaslt" not in ctx.device.libraries:
         return {}
     form = product_form(ctx, step)
@@ -211,11 +211,11 @@ def _beside_library(ctx: Lowering, step: Contract, kind: str) -> dict[str, Any]:
     return {"left": left, "library": kind if form else ""}
 
 
-# ---- properties of a product ----
+# ---- properties of a GEMM ----
 
 
 def _kind(ctx: Lowering, step: Contract, call: Folded) -> str:
-    """The type that tensor cores multiply, "" where they do not do the product."""
+    """Return the operand type on tensor cores, "" if they do not support the GEMM."""
     integers = integer_kind(ctx, step)
     if integers:
         return integers
@@ -225,7 +225,7 @@ def _kind(ctx: Lowering, step: Contract, call: Folded) -> str:
 def integer_kind(ctx: Lowering, step: Contract) -> str:
     """Return the type of both operands' codes if tensor cores multiply it, else "".
 
-    Few rows take as long as the weights' bytes do, which other kernels read as well.
+    GEMMs with few rows are excluded: they are memory-bound, and other kernels read the weights as fast.
     """
     a, b = step.operands
     depth = a.shape[-1]
@@ -238,7 +238,7 @@ def integer_kind(ctx: Lowering, step: Contract) -> str:
 
 
 def is_faster_in_f16(ctx: Lowering, step: Contract) -> bool:
-    """Whether our kernel takes less than a library with a TF32 product's operands in 16 bits."""
+    """Return whether the plugin's kernel, with 16-bit operands for a TF32 GEMM, is faster than a library."""
     call = folded(ctx, step)
     kind = _kind(ctx, step, call)
     is_long = hint(call.sizes[0]) > GEMV_ROWS and call.contiguous[0] == "k"
@@ -246,32 +246,32 @@ def is_faster_in_f16(ctx: Lowering, step: Contract) -> bool:
 
 
 def fused_split_k(ctx: Lowering, step: Contract) -> int:
-    """The split-K factor for a step after the product that adds up the parts; 1 where that takes no less time."""
+    """Return the split-K factor of a GEMM whose next step reduces the splits; 1 if that is not faster."""
     call = folded(ctx, step)
     m, n, k = call.sizes
     kind = _kind(ctx, step, call)
     is_one = product(call.batch) == 1 and not step.is_converted and not step.column_parts and step.schedule is None
     if kind not in ("f16", "bf16") or not is_one or not isinstance(k, int) or call.contiguous[0] != "k":
         return 1
-    if hint(m) <= GEMV_ROWS or step.b.rank != 2 or not _can_lie_along_k(call, kind):
+    if hint(m) <= GEMV_ROWS or step.b.rank != 2 or not _can_be_along_k(call, kind):
         return 1
     more = {**_beside_library(ctx, step, kind), **epilogue_cost(step, n)}
     return choose_split_k(ctx.device, kind, m, n, k, along_k=True, **more)
 
 
-def _can_lie_along_k(call: Folded, kind: str) -> bool:
-    """Whether rows of both operands run along k, or will where a tile has to have them so."""
+def _can_be_along_k(call: Folded, kind: str) -> bool:
+    """Return whether both operands are contiguous along k, or weights can be copied to be."""
     a, b = call.contiguous
     return a == "k" and (b == "k" or (has_weights_along_n(call) and divides(piece_of(kind), call.sizes[2])))
 
 
 def _needs_rows_along_k(call: Folded, kind: str, config: TileConfig) -> bool:
-    """Whether weights are copied: sliced-K loads float32 one by one that is not along k, uneven tiles do not at all."""
+    """Return whether weights must be copied along k: for uneven tiles, and TF32 sliced-K, which is slow otherwise."""
     return has_weights_along_n(call) and (not config.is_even or (kind == "tf32" and config.sliced_k > 1))
 
 
 def _weights(ctx: Lowering, step: Contract, call: Folded, schedule: Schedule) -> WeightLayout:
-    """The layout of weights that a tile reads. A GEMV beside it, in the same plan, reads them, too."""
+    """Return the layout of weights that a tile reads, and also the GEMV in the same plan."""
     if schedule.engine is not Engine.MMA or step.is_converted:
         return WeightLayout.STORED
     if schedule.operands == "tf32" and not schedule.gemv_rows and has_compact_lines(ctx, step):
@@ -282,7 +282,7 @@ def _weights(ctx: Lowering, step: Contract, call: Folded, schedule: Schedule) ->
 
 
 def _has_few_columns(ctx: Lowering, step: Contract) -> bool:
-    """Whether tiles would have columns for nothing: those of the emulated device are all as wide."""
+    """Return whether tiles of the emulated device, which have one width, would be mostly padding."""
     rows, columns = product(step.a.shape[:-1]), step.b.shape[-1]
     is_plain = not step.column_parts and not any(conversion and conversion.bits for conversion in step.conversions)
     if not ctx.device.emulated or not is_plain:

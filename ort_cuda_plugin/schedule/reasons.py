@@ -1,4 +1,4 @@
-"""Why a step has its schedule, in words, and where people read it."""
+"""Texts of the reasons for schedules, and notes on launches."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..program.steps.trace import Launch, Step
 
 
 def by_rules(ctx: Lowering) -> str:
-    """Say that no measurement chose."""
+    """Return the reason of a schedule that was selected without measurements."""
     return "chosen by rules, which deterministic=1 pins" if ctx.options.deterministic else "chosen by rules"
 
 
 def note_schedule(steps: Iterable[Step], schedule: Schedule, why: str) -> None:
-    """Note the schedule at its launches among ``steps``, with the reason for it."""
+    """Store the schedule and its reason in the launches among ``steps``."""
     for launch in steps:
         if isinstance(launch, Launch):
             launch.schedule, launch.note = schedule, explained(schedule, why)

@@ -283,13 +283,13 @@ def test_the_head_size_is_the_argument_or_that_of_the_configuration(tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        (("float[b, s, 7] logits", "float[b, s, 7] scores"), "lacks logits"),
+        (("float[b, s, 7] logits", "float[b, s, 7] scores"), "missing: logits"),
         (("float[b, 2, p, d] past", "float[b, 2, p] past"), r"shape \['b', 2, 'p'\], expected \[batch, heads"),
         (("float[b, 2, p, d] past", "float past"), r"shape \[\], expected \[batch, heads"),
         (("float[b, 2, p, d]", "float[b, h, p, 4]"), "the sizes of past_key_values.0.key are unknown"),
         (
             ("int64[b, t] attention", "int32[b, t] attention"),
-            "attention_mask has elements of ONNX type 6",
+            "attention_mask: got elements of ONNX type 6",
         ),
         (("d] past)", "d] past, float[b, s, 4] extra)"), "no input extra"),
         (("present", "next"), "no output that continues it, expected present.0.key"),

@@ -217,15 +217,15 @@ DECLINED = {
         LOOP.format(nodes="m = Constant<value_int = 3>()", arguments="m, ", still="Greater(s, zero)").replace(
             "{ still", "{ zero = Constant<value_float = 0.0>() s = ReduceSum<keepdims = 0>(carried) still"
         ),
-        "the condition of Loop is only known in a Run",
+        "the condition of Loop is known only in a Run",
     ),
     "too many": (
         LOOP.format(nodes=f"m = Constant<value_int = {MAX_UNROLLED_NODES}>()", arguments="m, ", still="Identity(on)"),
-        f"{MAX_UNROLLED_NODES} iterations of 2 nodes; at most {MAX_UNROLLED_NODES} nodes are unrolled",
+        f"{MAX_UNROLLED_NODES} iterations of 2 nodes; supported: up to {MAX_UNROLLED_NODES} nodes in all",
     ),
     "endless": (
         LOOP.format(nodes="", arguments=", ", still="Identity(on)"),
-        f"{MAX_UNROLLED_NODES // 2 + 1} iterations of 2 nodes; at most {MAX_UNROLLED_NODES} nodes are unrolled",
+        f"{MAX_UNROLLED_NODES // 2 + 1} iterations of 2 nodes; supported: up to {MAX_UNROLLED_NODES} nodes in all",
     ),
     "computed branch": (
         """(float[n, 4] x) => (float[n, 4] y) { zero = Constant<value_float = 0.0>() s = ReduceSum<keepdims = 0>(x)

@@ -234,8 +234,8 @@ def test_beams_come_in_any_number_and_wrong_numbers_are_errors() -> None:
         feeds["num_return_sequences"] = np.array([results], np.int32)
         np.testing.assert_array_equal(session.run(None, feeds)[0], on_cpu(model, feeds)[0])
     for name, value, message in (
-        ("num_beams", 129, "num_beams is not between 1 and 128"),
-        ("num_return_sequences", 5, "num_return_sequences is not between 1 and num_beams"),
+        ("num_beams", 129, r"num_beams must be in \[1, 128\]"),
+        ("num_return_sequences", 5, r"num_return_sequences must be in \[1, num_beams\]"),
     ):
         with pytest.raises(Exception, match=message):
             session.run(None, fed(inputs) | {name: np.array([value], np.int32)})
@@ -248,7 +248,7 @@ def test_a_prompt_without_room_for_a_token_is_an_error() -> None:
         "GreedySearch", inputs, ["sequences"], {"decoder": decoder}, weights, eos_token_id=END, pad_token_id=PAD
     )
     session = ep_session(model)
-    with pytest.raises(Exception, match=r"GreedySearch.*max_length is not greater"):
+    with pytest.raises(Exception, match=r"GreedySearch.*max_length must be greater"):
         session.run(None, fed(inputs) | {"max_length": np.array([5], np.int32)})
     assert session.run(None, fed(inputs))[0].shape == (ROWS, ROOM)
 

@@ -88,7 +88,7 @@ def test_an_operator_that_takes_one_rank_runs_here_and_a_run_with_another_names_
     pair = sessions(after_reshape("a = Neg(r) y = Conv(a, kernel)"))
     assert elsewhere(pair[0]) == ["Reshape"]
     assert_equal(pair, of_shape(1, 2, 3, 1))
-    with pytest.raises(Exception, match=r"node y \(Conv\).*'r' came with rank 3"):
+    with pytest.raises(Exception, match=r"node y \(Conv\).*'r' has rank 3"):
         pair[0].run(None, of_shape(1, 2, 3))
     assert_equal(pair, of_shape(2, 2, 1, 3))
 

@@ -81,8 +81,8 @@ def one_node(**changes: object) -> Graph:
             "internal error: LookupError: a mistake",
         ),
         ({"attributes": {"axis": 1}}, "attribute", "axis"),
-        ({"unreadable_attributes": ("body",)}, "attribute", "the type of attribute 'body' is not supported"),
-        ({"has_subgraphs": True}, "control-flow", "the bodies of Add nest too deeply"),
+        ({"unreadable_attributes": ("body",)}, "attribute", "attribute 'body' has an unsupported type"),
+        ({"has_subgraphs": True}, "control-flow", "the bodies of Add are nested too deeply"),
         ({"inputs": (Value("s", DType.STRING, ("n",)),) * 2}, "dtype", "'s' has element type STRING"),
         ({"inputs": (Value("q", None, None),) * 2}, "dtype", "'q' is not a tensor"),
         (
@@ -90,12 +90,16 @@ def one_node(**changes: object) -> Graph:
             "shape",
             "nothing for rank 5 (a rank of its inputs is not known)",
         ),
-        ({"op_type": "Square", "inputs": (Value("u", DType.FLOAT32, (2, 3)),)}, "shape", "the model is not valid here"),
+        (
+            {"op_type": "Square", "inputs": (Value("u", DType.FLOAT32, (2, 3)),)},
+            "shape",
+            "the model is invalid at this node",
+        ),
         ({"inputs": (Value("a", DType.FLOAT32, (2,)), Value("b", DType.FLOAT32, (3,)))}, "shape", "broadcast"),
         (
             {"outputs": (Value("o", DType.INT8, None),)},
             "dtype",
-            "the model says that 'o' is INT8, Add makes it FLOAT32",
+            "the model declares 'o' as INT8, but Add returns FLOAT32",
         ),
         ({"outputs": (None, Value("o", DType.FLOAT32, None))}, "attribute", "output 1 of Add is not implemented"),
     ],
@@ -205,7 +209,7 @@ def test_a_body_that_alone_reads_a_value_is_declined_where_ort_does_not_pass_it(
         claims = claim(graph, DEVICE, passes_implicit_inputs=False)
         assert [len(cluster) for cluster in claims.clusters] == [count]
         assert claims.verdicts[1].supported is (count == 2)
-    assert "does not pass 'z' to a cluster where only a body reads it" in claims.verdicts[1].reason
+    assert "does not pass 'z', which only a body reads, to a cluster" in claims.verdicts[1].reason
 
 
 def test_claims_do_not_read_large_initializers() -> None:

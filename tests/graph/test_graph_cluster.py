@@ -269,11 +269,11 @@ def test_inputs_that_contradict_the_model_are_refused() -> None:
     b = Builder()
     x = b.input("x", 2, "n")
     made = Session(b, b.node("Add", x, x)).cluster
-    with pytest.raises(InvalidModel, match="'x' came with 3 in dimension 0, the model declares 2: feed"):
+    with pytest.raises(InvalidModel, match="'x': got 3 in dimension 0, the model declares 2"):
         made.build([(3, 4)], [])
-    with pytest.raises(InvalidModel, match="'x' came with rank 1, the model declares rank 2: feed"):
+    with pytest.raises(InvalidModel, match="'x': got rank 1, the model declares rank 2"):
         made.build([(2,)], [])
-    with pytest.raises(InvalidModel, match="'x' has 2199023255552 in dimension 1"):
+    with pytest.raises(InvalidModel, match="'x': got 2199023255552 in dimension 1"):
         made.build([(2, 2**41)], [])
 
 

@@ -63,14 +63,14 @@ def agree(proto: onnx.ModelProto, **feeds: np.ndarray[Any, Any]) -> None:
 def test_a_rank_above_that_of_plans_is_declined(dims: list[int | str | None]) -> None:
     proto = model([NODE("Neg", ["x"], ["n"]), NODE("ReduceSum", ["n"], ["y"])], {"x": (TensorProto.FLOAT, dims)})
     values = {"Neg": "x", "ReduceSum": "n"}
-    assert reasons(proto) == {op: f"'{name}' has rank 20; at most 16 is possible" for op, name in values.items()}
+    assert reasons(proto) == {op: f"the rank of '{name}' is 20; supported: up to 16" for op, name in values.items()}
     agree(proto, x=np.ones([1] * 20, f32))
 
 
 def test_a_result_of_a_rank_above_that_of_plans_is_declined() -> None:
     nodes = [NODE("Abs", ["x"], ["a"]), NODE("Unsqueeze", ["a", "axes"], ["y"])]
     proto = model(nodes, {"x": (TensorProto.FLOAT, ["n"])}, {"axes": np.arange(1, 17)})
-    assert reasons(proto) == {"Unsqueeze": "'y' has rank 17; at most 16 is possible"}
+    assert reasons(proto) == {"Unsqueeze": "the rank of 'y' is 17; supported: up to 16"}
     agree(proto, x=np.ones(3, f32))
 
 
@@ -85,7 +85,7 @@ def test_an_index_outside_a_shape_gives_0_as_on_the_device(index: int) -> None:
 def test_the_number_of_no_element_type_is_an_error_with_a_reason() -> None:
     assert DType.of_attribute(1) is DType.FLOAT32
     for number in (0, -1, 99, 2**32):
-        with pytest.raises(InvalidModel, match=f"no element type has the number {number}"):
+        with pytest.raises(InvalidModel, match=f"no element type with the number {number}"):
             DType.of_attribute(number)
     with pytest.raises(Unsupported, match="a cast to STRING"):
         DType.of_attribute(8, "a cast to")

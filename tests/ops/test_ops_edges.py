@@ -278,7 +278,7 @@ def test_constants_that_no_plan_can_hold_name_their_node() -> None:
         helper.make_node("Neg", ["b"], ["y"], "neg"),
     ]
     inputs = [info("x", TensorProto.FLOAT, [1, 1, "n"])]
-    with pytest.raises(Exception, match=r"node (expand \(Expand\)|neg \(Neg\)): the number \d+ does not fit 64 bits"):
+    with pytest.raises(Exception, match=r"node (expand \(Expand\)|neg \(Neg\)): the integer \d+ does not fit 64 bits"):
         Pair(nodes, inputs, [info("y", FLOAT, None)], shape=ints(2**40, 2**40, 1))
 
 

@@ -1,7 +1,7 @@
-"""Memory budget of a session: estimates the device memory of nodes, and ends the claims where the budget ends.
+"""Memory budget of a session: estimates the device memory of nodes, and limits claims to the budget.
 
-The estimate is ONNX Runtime's for the CUDA execution provider. It adds the bytes of a node's constants, each counted
-once, and of its results if their sizes are known, and half as much again for scratch memory.
+The estimate is ONNX Runtime's for the CUDA execution provider: the bytes of a node's constants, each counted once, and
+of its results with known sizes, plus 50 % for scratch memory.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from ...model.ir import Node, Value
 
 
 class MemoryBudget:
-    """The memory budget of a session, which the nodes of its clusters use up in the order of the graph.
-
-    Attributes: nbytes: the whole budget.
-    """
+    """The memory budget of a session, ``nbytes``, spent on the nodes of its clusters in graph order."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -24,7 +21,7 @@ class MemoryBudget:
         self._counted: set[str] = set()
 
     def first_beyond(self, nodes: Iterable[Node]) -> Node | None:
-        """Return the first of these nodes that does not fit in the rest of the budget; None if all fit."""
+        """Return the first of these nodes that does not fit in the remaining budget, None if all fit."""
         counted, total = set(self._counted), self._spent
         for node in nodes:
             total += _nbytes(node, counted)
@@ -39,7 +36,7 @@ class MemoryBudget:
 
 
 def _nbytes(node: Node, counted: set[str]) -> int:
-    """Return the bytes of a node. ``counted`` has the constants of other nodes, and gets those of this one."""
+    """Return the bytes of a node; skips constants in ``counted``, and adds the node's constants to it."""
     total = 0
     for value in node.reads():
         if value.initializer is not None and value.name not in counted:

@@ -1,4 +1,4 @@
-"""Claims: decides which nodes the plugin runs, with the reason for each node that it declines."""
+"""Claims: decides which nodes the plugin runs, with a reason for each declined node."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeVerdict:
-    """Whether the plugin runs a node. ``kind`` and ``reason`` explain a declined node and are empty for a supported
-    one.
+    """The decision whether the plugin runs a node; ``kind`` and ``reason`` explain a declined node, else "".
 
-    ``kind`` is one of `Unsupported.kinds`. ``body_of`` names the control-flow node in whose body it is, "" in the main
-    graph. If a custom operator runs the node, ``note`` names its origin, and whether it calls Python in each Run.
+    ``kind`` is one of `Unsupported.kinds`. ``body_of`` names the control-flow node whose body contains the node, "" in
+    the main graph. For a custom operator ``note`` names its origin, and says whether it calls Python in each Run.
     ``cluster`` is the fused node that contains the node, or "". ``provider`` names the execution provider that runs it,
     "" if unknown or none. ``inputs`` and ``outputs`` are the names of its values, without weights.
     """
@@ -54,7 +53,7 @@ class NodeVerdict:
 
     @property
     def label(self) -> str:
-        """The node's name, or else the name of its first output."""
+        """Return the node's name, or else the name of its first output."""
         return self.name or next(iter(self.outputs), "") or "(unnamed)"
 
     def __str__(self) -> str:
@@ -68,8 +67,8 @@ class Claims:
     """The nodes of a graph that the plugin runs.
 
     Attributes:
-        clusters: nodes to fuse, in topological order, and after them searches, each by itself.
-        singles: control-flow nodes, whose kernels are ONNX Runtime's.
+        clusters: nodes to fuse, in topological order, followed by searches, each a cluster by itself.
+        singles: control-flow nodes that ONNX Runtime's kernels run.
         verdicts: one per node of the graph, in order.
     """
 
@@ -89,10 +88,9 @@ def analyze(
 ) -> list[NodeVerdict]:
     """Return one verdict per node of ``graph``, in order.
 
-    Runs operators on symbolic shapes; reads no large initializer. A declined node does not stop the analysis: its
-    results get the types and shapes that ORT infers. ``ranks`` has further known ranks, and learns ranks from the
-    operators' functions. ``provider`` is the plugin's own name, because ORT asks again about the plugin's nodes after
-    it changed their layout.
+    Calls operators' functions on symbolic shapes; reads no large initializer. After a declined node the analysis
+    continues with the types and shapes that ORT infers. ``ranks`` holds further known ranks, and learns ranks from the
+    operators' functions. ``provider`` is the plugin's own name: after layout changes, ORT asks again about its nodes.
     """
     analysis = _Analysis(graph, device, options or LoweringOptions(), ranks or Ranks(), provider)
     verdicts = analysis.verdicts(graph.nodes)
@@ -100,9 +98,9 @@ def analyze(
 
 
 def is_unrolled(body: Graph, device: DeviceProperties, options: LoweringOptions, passes_implicit_inputs: bool) -> bool:
-    """Whether the node of ``body`` will be lowered together with its bodies, so that their nodes must not be fused.
+    """Return whether the node of ``body`` will be lowered together with its bodies, whose nodes then must not be fused.
 
-    ORT shows a body before the graph around it, so only the node itself can decide: an If is not unrolled unless its
+    ORT presents a body before the surrounding graph, so that the node alone must decide: an If is unrolled only if its
     condition is a constant.
     """
     parent = body.parent
@@ -129,27 +127,27 @@ def claim(
     budget: MemoryBudget | None = None,
     compiled: Mapping[str, CompiledBody] | None = None,
 ) -> Claims:
-    """Decide what the plugin runs of ``graph``. ``ranks`` gets what the analysis of the whole graph infers.
+    """Decide which nodes of ``graph`` the plugin runs. ``ranks`` receives the ranks inferred for the whole graph.
 
-    ``passes_implicit_inputs`` tells whether ORT passes a fused node the values that only bodies in it read;
-    ``has_kernel`` whether the kernel registry has a kernel for a control-flow node. With ``claim_unprofitable_nodes``
-    nodes are claimed also if their copies cost more than they gain. With ``single_nodes`` each node is a cluster of its
-    own, and shape arithmetic is left to the CPU. ``compiled`` has the clusters of bodies, by the names of their nodes.
-    The first node that does not fit in the ``budget`` and all later ones are declined.
+    ``passes_implicit_inputs``: ORT passes a fused node the values that only its bodies read; ``has_kernel``: the kernel
+    registry has a kernel for a control-flow node. ``claim_unprofitable_nodes`` also claims nodes whose copies cost more
+    than they gain. With ``single_nodes`` each node is a separate cluster, and the CPU does shape arithmetic.
+    ``compiled`` holds the clusters of bodies, by the names of their nodes. The first node that does not fit in the
+    ``budget``, and all later ones, are declined.
 
-    An operator may know less about its inputs in its cluster (say the contents of a shape) than in the whole graph, if
-    a declined node or another cluster lies between. So each cluster is analysed again alone, and nodes that are
-    declined there are removed until nothing changes.
+    In its cluster an operator may know less about its inputs (for example a shape's contents) than in the whole graph,
+    if a declined node or another cluster is in between. So each cluster is analysed again alone, and nodes declined
+    there are removed, until nothing changes.
     """
     options = options or LoweringOptions()
     ranks = ranks or Ranks()
     reason = ""
     if graph.parent is not None and graph.parent.op_type not in CONTROL_FLOW:
-        reason = f"ONNX Runtime puts other nodes in place of {graph.parent.op_type}, which take no compiled nodes"
+        reason = f"ONNX Runtime replaces {graph.parent.op_type} by other nodes, which cannot contain compiled nodes"
         if is_search(graph.parent):
-            reason = f"ONNX Runtime's {graph.parent.op_type} reads on the host what its bodies give"
+            reason = f"ONNX Runtime's {graph.parent.op_type} reads the results of its bodies on the host"
     elif not single_nodes and is_unrolled(graph, device, options, passes_implicit_inputs):
-        reason = "the node that it is a body of is lowered with it"
+        reason = "its control-flow node is lowered together with its bodies"
     if reason:
         return Claims([], [], [decline(node, "control-flow", reason) for node in graph.nodes])
     compiled = compiled or {}
@@ -164,16 +162,15 @@ def claim(
     while True:
         ours = {node for node in graph.nodes if verdicts[node].supported}
         fused = [node in ours and node not in singles for node in graph.nodes]
-        measure.fall(
-            len(ours) + sum(fused)
-        )  # each turn declines nodes, or moves them from clusters to kernels of their own
+        # Each iteration declines nodes, or moves them from clusters to kernels of ORT.
+        measure.fall(len(ours) + sum(fused))
         clusters = partition(graph, fused)
         searches = [[node] for node in graph.nodes if node in ours and node in singles and is_search(node)]
         if single_nodes:
             clusters = [[node] for cluster in clusters for node in cluster]
         changed: dict[Node, NodeVerdict] = {}
         for node, missing in _not_passed([*clusters, *searches]) if not passes_implicit_inputs else ():
-            reason = f"this ONNX Runtime does not pass {missing.name!r} to a cluster where only a body reads it"
+            reason = f"this ONNX Runtime does not pass {missing.name!r}, which only a body reads, to a cluster"
             changed[node] = whole.as_single(node, Unsupported("control-flow", reason))
         for node, value in _crossing(graph, clusters):
             changed[node] = decline(node, "op", f"{value.name!r} is not a tensor, and only tensors can leave a cluster")
@@ -184,7 +181,9 @@ def claim(
                     if not verdict.supported or node in singles:
                         changed[node] = verdict
         if not changed and not claim_unprofitable_nodes:
-            reason = "it is not worth copying to the device and back: all that it reads and gives is in host memory"
+            reason = (
+                "copies to the device and back would cost more than they gain: inputs and outputs are in host memory"
+            )
             runs_here = graph.parent is None or not _why_no_kernel(graph.parent, has_kernel)
             for island in islands.unprofitable_islands(graph, runs_here, clusters, ours):
                 changed.update((node, decline(node, "cost", reason)) for node in island)
@@ -232,11 +231,10 @@ def _crossing(graph: Graph, clusters: list[list[Node]]) -> Iterator[tuple[Node, 
 
 
 class _Analysis:
-    """Runs operators' functions on symbolic shapes.
+    """Calls operators' functions on symbolic shapes.
 
-    Nodes that wait for an unknown rank are judged once for each trial: see `ranks`. ``singles`` gets the control-flow
-    nodes that a kernel runs; nodes that read their results get unknown inputs. Without ``inlines`` these are all
-    control-flow nodes.
+    Nodes that need an unknown rank are analysed once per trial, see `ranks`. ``singles`` receives the control-flow
+    nodes that ORT's kernels run, without ``inlines`` all of them; nodes that read their results get unknown inputs.
     """
 
     def __init__(
@@ -290,11 +288,10 @@ class _Analysis:
         return [found[node] for node in nodes]
 
     def _by_trials(self, nodes: list[Node]) -> dict[Node, NodeVerdict]:
-        """Return verdicts of nodes that wait for a rank: a node is supported if some trials accept it and none declines
-        it.
+        """Return verdicts of nodes that need a rank: supported if some trials accept a node and none declines it.
 
-        A trial in which the node, or a node that it reads, is invalid counts for neither. A node with bodies that is
-        not supported goes to a kernel of ONNX Runtime.
+        A trial in which the node, or a producer of its inputs, is invalid counts as neither. An unsupported node with
+        bodies goes to a kernel of ONNX Runtime.
         """
         taken: dict[Node, NodeVerdict] = {}
         declined: dict[Node, NodeVerdict] = {}
@@ -327,9 +324,9 @@ class _Analysis:
         return found
 
     def without_idle_nodes(self, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
-        """Decline shape arithmetic that only declined nodes use: on the device it would cost launches and copies.
+        """Decline shape arithmetic that only declined nodes use, since on the device it costs launches and copies.
 
-        If the plugin runs all nodes, nothing is declined: unused results cost nothing.
+        If the plugin runs all nodes, nothing is declined, since unused results cost nothing.
         """
         if all(verdict.supported for verdict in verdicts):
             return verdicts
@@ -349,9 +346,9 @@ class _Analysis:
         return result[::-1]
 
     def without_shape_arithmetic(self, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
-        """Decline nodes that the host can compute, if each node is a launch: their results would be copied to the host.
+        """Decline shape arithmetic if each node is a launch, since its results would be copied to the host.
 
-        A kernel of Shape or Size leaves its result in host memory.
+        Shape and Size stay: their kernels write the result in host memory.
         """
         tensors = self.lowering.tensors
         result = []
@@ -376,9 +373,9 @@ class _Analysis:
                 return self.as_single(node, error)
             return decline(node, error.kind, error.reason)
         except (InvalidModel, ZeroDivisionError, OverflowError) as error:
-            return decline(node, "shape", f"the model is not valid here: {error}", _Invalid)
+            return decline(node, "shape", f"the model is invalid at this node: {error}", _Invalid)
         except Exception as error:
-            # A mistake in one operator's function must not lose the claims of all other nodes.
+            # A bug in one operator's function must not lose the claims of all other nodes.
             logger.exception("node %s", node.label)
             return decline(node, "op", f"internal error: {type(error).__name__}: {error}")
         if node.provider and node.provider != self.provider:  # one such node makes ORT drop its whole cluster
@@ -386,8 +383,7 @@ class _Analysis:
         return _supported(node, self.lowering.served.get(node), self.lowering.ctx.notes.get(node, ""))
 
     def as_single(self, node: Node, why_not_fused: Unsupported) -> NodeVerdict:
-        """Return the verdict for a node whose bodies cannot be lowered with it: ORT's kernel runs it, or it is
-        declined.
+        """Return the verdict for a node whose bodies cannot be lowered with it: ORT's kernel runs it, or none does.
 
         Nodes in the bodies were claimed before.
         """
@@ -403,9 +399,7 @@ class _Analysis:
         return _supported(node)
 
     def _check_search(self, node: Node) -> None:
-        """Register a search that the plugin can run; its results are unknown inputs. Otherwise raise the errors of
-        `_lower`.
-        """
+        """Register a search that the plugin can run; its results are unknown inputs. Raises the errors of `_lower`."""
         repetition = as_repetition(node, self._graph.opsets)
         for part in repetition.parts:
             inner = _Analysis(part.graph, self._device, self._options, self._ranks, self.provider)
@@ -446,27 +440,27 @@ def _supported(node: Node, by: CustomOperator | None = None, note: str = "") -> 
 
 
 def _why_no_kernel(node: Node, has_kernel: Callable[[Node], bool]) -> str:
-    """Return why no kernel of the registry can run a control-flow node; "" if one can.
+    """Return why no kernel of the registry can run a control-flow node, "" if one can.
 
-    The states and results of If and Loop may have different types, but ONNX Runtime compares only the first of them
-    with the types of a kernel. It would then copy a string or a sequence to the device, and that fails.
+    States and results of If and Loop may differ in type, but ONNX Runtime compares only the first one with a kernel's
+    types, and would copy a string or a sequence to the device, which fails.
     """
     if (node.op_type, node.since_version) == ("Scan", 8):
         return "ONNX Runtime has no kernel of Scan-8 for plugins"
     for value in (*node.inputs, *node.outputs):
         if value is None or (value.dtype is not None and value.dtype.is_supported):
             continue
-        what = "a string tensor" if value.dtype is DType.STRING else "not a tensor of a device"
+        what = "a string tensor" if value.dtype is DType.STRING else "not a tensor on a device"
         return f"{value.name!r} is {what}: strings, sequences and optional values stay on the host"
-    return "" if has_kernel(node) else "no kernel takes it with these types"
+    return "" if has_kernel(node) else "no kernel supports its types"
 
 
 class _Waiting(NodeVerdict):
-    """The operator's function asked for a rank that is not known."""
+    """The operator's function needs an unknown rank."""
 
 
 class _Invalid(NodeVerdict):
-    """The node is not valid for its inputs."""
+    """The node is invalid for its inputs."""
 
 
 def decline(node: Node, kind: str, reason: str, how: type[NodeVerdict] = NodeVerdict) -> NodeVerdict:

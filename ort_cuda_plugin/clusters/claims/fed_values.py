@@ -1,7 +1,7 @@
-"""Finds the values of a graph whose contents depend on contents that an application feeds, and not on sizes alone.
+"""Data dependence on fed values: finds the values of a graph that depend on contents of inputs, not only on sizes.
 
-A CUDA graph of a whole Run repeats what the host read when it was captured. That is right for sizes, which a replay
-cannot change, and wrong for contents.
+A CUDA graph of a whole Run repeats the values that the host read during capture. This is correct for sizes, which are
+the same in a replay, and wrong for contents.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ...ops.kernel_definitions import HOST_RESULTS
 
 
 def fed_values(graph: Graph) -> set[str]:
-    """Return the names of these values: inputs of the graph, and everything computed from their elements."""
+    """Return the names of inputs of the graph, and of all values computed from their elements."""
     found = {value.name for value in graph.inputs if value.initializer is None}
     for node in graph.nodes:
         if node.domain == "" and node.op_type in HOST_RESULTS:

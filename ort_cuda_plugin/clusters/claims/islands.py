@@ -1,4 +1,4 @@
-"""Finds parts of clusters whose copies cost more than they gain: all their inputs and results are in host memory."""
+"""Unprofitable islands: parts of clusters with all inputs and results in host memory, not worth their copies."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final
 from ...model.ir import Graph, Node, Value
 
 CONTROL_FLOW: Final = {"If": 1, "Loop": 2, "Scan": 0}
-"""Number of first inputs of a control-flow node that ORT wants in host memory.
+"""Number of leading inputs of a control-flow node that ORT keeps in host memory.
 
-The same inputs of a Loop's body are there, and its first output must be.
+The same inputs of a Loop's body, and its first output, are in host memory too.
 """
 _HEAVY: Final = re.compile("MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|Einsum")
 """Operators whose run time outweighs any copy."""
@@ -22,8 +22,8 @@ def unprofitable_islands(
 ) -> list[list[Node]]:
     """Return the connected parts of ``clusters`` whose copies cost more than they gain.
 
-    ``ours`` are all nodes that the plugin runs; ``runs_here`` tells it for nodes of bodies. A part pays if it has more
-    nodes than values to copy, or a node that takes long.
+    ``ours`` are all nodes that the plugin runs; ``runs_here``: the plugin runs the control-flow node of this body. A
+    part is profitable if it has more nodes than values to copy, or a heavy operator.
     """
     borders = _Borders(graph, runs_here, ours)
     parts = [part for cluster in clusters for part in _connected(cluster)]
@@ -57,7 +57,7 @@ def _connected(cluster: Sequence[Node]) -> list[list[Node]]:
 
 
 class _Borders:
-    """Where the inputs and results of a part of a graph are: in host memory or on the device."""
+    """Location of the inputs and results of a part of a graph: host memory or device."""
 
     def __init__(self, graph: Graph, runs_here: bool, ours: Collection[Node]) -> None:
         self.graph = graph
@@ -71,7 +71,7 @@ class _Borders:
                 self.readers.setdefault(value, []).append(node)
 
     def copies(self, part: Sequence[Node]) -> int:
-        """Count the values that would be copied for a part; 0 if one of them is on the device anyway."""
+        """Count the values that would be copied for a part; 0 if one of them is on the device already."""
         members = set(part)
         given = {value for node in part for value in node.outputs if value is not None}
         read = {value for node in part for value in node.reads() if value not in given and value.initializer is None}
@@ -101,6 +101,6 @@ class _Borders:
 
 
 def _only_for_host(reader: Node, value: Value) -> bool:
-    """Whether a node of ours wants the value in host memory only."""
+    """Return whether a node of the plugin reads the value in host memory only."""
     count = CONTROL_FLOW.get(reader.op_type, 0) if reader.has_subgraphs else 0
     return value in reader.inputs[:count] and value not in (*reader.inputs[count:], *reader.implicit_inputs)

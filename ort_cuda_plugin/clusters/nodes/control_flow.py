@@ -1,8 +1,7 @@
-"""Lowers If, Loop and Scan inside a plan: the taken branch, or unrolled iterations.
+"""Lowering of If, Loop and Scan inside a plan: the taken branch, or unrolled iterations.
 
-That is possible if the branch or the number of iterations is known when the plan is built: from constants, shapes, or
-host inputs, on which the plan is then guarded. ONNX Runtime runs all other such nodes, with kernels that take their
-bodies as they are.
+The branch or the number of iterations must be known when the plan is built: from constants, shapes, or host inputs, on
+which the plan is guarded. Kernels of ONNX Runtime run all other control-flow nodes, with their bodies as subgraphs.
 """
 
 from __future__ import annotations
@@ -29,19 +28,17 @@ if TYPE_CHECKING:
     from ...program.lowering.context import Lowering
 
 MAX_UNROLLED_NODES = 1024
-"""Number of nodes, in all iterations and inner bodies, up to which a Loop or Scan is unrolled."""
+"""Maximum nodes of an unrolled Loop or Scan, over all iterations and inner bodies."""
 
 MAX_EXPANDED_BYTES = 2**22
-"""Bytes of constants up to which a cluster in a body is lowered again with the graph around it."""
+"""Maximum bytes of constants of a cluster in a body that is lowered again with the surrounding graph."""
 
 Inputs = Sequence[Operand | None]
 
 
 @dataclass(frozen=True)
 class CompiledBody:
-    """A cluster in a body, before ORT replaced it by a fused node; its inputs and outputs are those of the fused
-    node.
-    """
+    """A cluster in a body, before ORT replaced it by a fused node; inputs and outputs are the fused node's."""
 
     graph: Graph
     inputs: Sequence[Value]
@@ -55,16 +52,13 @@ class CompiledBody:
 
 @dataclass(frozen=True)
 class CompiledBodies:
-    """Clusters that the provider has compiled in bodies, by the names of their fused nodes. ORT shows bodies first.
-
-    ``by_name`` has the clusters by the names of their nodes.
-    """
+    """Clusters that ``provider`` compiled in bodies, by the names of their fused nodes. ORT presents bodies first."""
 
     provider: str = ""
     by_name: Mapping[str, CompiledBody] = field(default_factory=dict)
 
     def find(self, node: Node) -> CompiledBody | None:
-        """Return the cluster that ``node`` stands for, if it may be expanded."""
+        """Return the cluster of the fused node ``node`` if it may be expanded, else None."""
         body = self.by_name.get(node.name) if node.provider and node.provider == self.provider else None
         return body if body is not None and body.is_small else None
 
@@ -87,10 +81,10 @@ class BodyLowering(Protocol):
 def inline(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
     """Lower the bodies of a node in place of the node, and return its results.
 
-    Raises Unsupported if the branch or the number of iterations is not known, or as the body's nodes do.
+    Raises Unsupported for an unknown branch or number of iterations, and the errors of the body's nodes.
     """
     if not node.subgraphs:
-        raise Unsupported("control-flow", f"the bodies of {node.op_type} nest too deeply")
+        raise Unsupported("control-flow", f"the bodies of {node.op_type} are nested too deeply to be read")
     if (node.domain, node.op_type) == ("", "If"):
         return _if(lowering, node, inputs)
     if (node.domain, node.op_type) == ("", "Loop"):
@@ -101,13 +95,13 @@ def inline(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
 
 
 def unrolled_nodes(body: Graph, compiled: CompiledBodies) -> int:
-    """Return the least number of nodes that an iteration of ``body`` has."""
+    """Return the minimum number of nodes of an iteration of ``body``."""
     clusters = [compiled.find(node) for node in body.all_nodes()]
     return sum(1 if cluster is None else len(cluster.graph.nodes) for cluster in clusters)
 
 
 def expand(lowering: BodyLowering, cluster: CompiledBody, inputs: Inputs) -> list[Operand]:
-    """Lower the nodes of a cluster that was compiled in a body, in the place of its fused node; return its results."""
+    """Lower the nodes of a cluster in a body instead of its fused node; return its results."""
     for value, operand in zip(cluster.inputs, inputs, strict=True):
         if operand is not None:
             lowering.set(value, operand)
@@ -128,7 +122,7 @@ def _body(lowering: BodyLowering, node: Node, name: str, arguments: Sequence[Ope
     for inner in body.nodes:
         try:
             if inner.provider not in ("", lowering.compiled.provider):
-                raise Unsupported("control-flow", f"{inner.provider} runs it")
+                raise Unsupported("control-flow", f"it is assigned to {inner.provider}")
             lowering.lower(inner)
         except UnknownRank as error:
             raise UnknownRank(_within(name, inner, error.reason)) from error
@@ -158,7 +152,7 @@ def _if(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
     for number, (x, other) in enumerate(zip(results, others, strict=True)):
         if not isinstance(x, Tensor) or not isinstance(other, Tensor):
             raise Unsupported(
-                "control-flow", f"result {number} of If is not a tensor, and its branch is only known in a Run"
+                "control-flow", f"result {number} of If is not a tensor, and the branch is known only in a Run"
             )
         if x.dtype is not other.dtype:
             types = f"{x.dtype.short} in one branch, {other.dtype.short} in the other"
@@ -166,12 +160,12 @@ def _if(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
         if x.rank != other.rank and ctx.trial is None:
             raise UnknownRank(f"result {number} of If has rank {x.rank} in one branch, {other.rank} in the other")
         possible.append(_either(ctx, x, other) if (ctx.trial or 0) % 2 == 0 else _either(ctx, other, x))
-    ctx.guessed = True  # the results stand for those of either branch
+    ctx.guessed = True  # a Run may take either branch
     return possible
 
 
 def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
-    """Return a value with x's type and shape and unknown contents, because a Run may take either branch."""
+    """Return a tensor with x's type and shape and unknown contents, since a Run may take either branch."""
     if x is other or x.positions() is None:
         return x
 
@@ -181,7 +175,7 @@ def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
         if len(own) != len(others):
             raise Unsupported(
                 "control-flow",
-                "the branches of If have results of different sizes, of which one is computed in the Run",
+                "the branches of If have results of different sizes, one of them known only in a Run",
             )
         return others
 
@@ -189,7 +183,7 @@ def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
 
 
 def _valid_branches(lowering: BodyLowering, node: Node) -> list[list[Operand]]:
-    """Return the results of each branch; None for a branch that no valid Run takes."""
+    """Return the results of the valid branches; no Run takes an invalid one."""
     results: list[list[Operand]] = []
     for name in ("then_branch", "else_branch"):
         try:
@@ -214,7 +208,7 @@ def _loop(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
     scanned = len(body.outputs) - 1 - len(states)
     if scanned < 0:
         raise InvalidModel(
-            f"Loop: the body has {len(body.outputs)} results, fewer than a condition and {len(states)} states"
+            f"Loop: the body has {len(body.outputs)} results, expected at least a condition and {len(states)} states"
         )
     count = 0
     while most is None or count < most:
@@ -246,16 +240,16 @@ def _scan(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
     backwards = _numbers(node, "scan_input_directions", count)
     states, rows = _steps_of_scan(lowering, node, states, [*zip(sequences, axes, backwards, strict=True)])
     outputs = list(states)
-    places, reversed_ = _numbers(node, "scan_output_axes", scanned), _numbers(node, "scan_output_directions", scanned)
+    out_axes, reversed_ = _numbers(node, "scan_output_axes", scanned), _numbers(node, "scan_output_directions", scanned)
     for k in range(scanned):
         parts = _tensors(node, (row[k] for row in rows))
         declared = body.outputs[len(states) + k]
-        outputs.append(_stacked(lowering, parts[::-1] if reversed_[k] else parts, places[k], declared))
+        outputs.append(_stacked(lowering, parts[::-1] if reversed_[k] else parts, out_axes[k], declared))
     return outputs
 
 
 def _scan_8(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
-    """Lower Scan-8, which scans each item of a batch (the first dimension of all inputs) by itself."""
+    """Lower Scan-8, which scans each item of a batch (dimension 0 of all inputs) separately."""
     if not _is_missing(inputs, 0):
         raise Unsupported("control-flow", "Scan-8 with sequence_lens is not implemented")
     body, states, sequences = _parts_of_scan(node, inputs[1:])
@@ -263,7 +257,7 @@ def _scan_8(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]
     if any(x.rank < 1 + (k >= len(states)) for k, x in enumerate(batched)):
         raise InvalidModel("Scan-8: each input must have the dimensions batch and sequence")
     for x in batched[1:]:
-        lowering.ctx.require(eq(batched[0].shape[0], x.shape[0]), "Scan-8: the inputs have different batch sizes")
+        lowering.ctx.require(eq(batched[0].shape[0], x.shape[0]), "Scan-8: all inputs must have the same batch size")
     batch = _known(batched[0].shape[0], "the batch of Scan")
     directions = _numbers(node, "directions", len(sequences))
     items: list[list[Tensor]] = []
@@ -287,23 +281,21 @@ def _parts_of_scan(node: Node, inputs: Inputs) -> tuple[Graph, list[Operand], li
     body, count = node.subgraphs.get("body"), node.attributes.get("num_scan_inputs")
     given = _given(node, inputs)
     if body is None or not isinstance(count, int) or not 0 < count <= len(given):
-        raise InvalidModel(f"Scan: a body and num_scan_inputs from 1 to {len(given)} are required, got {count}")
+        raise InvalidModel(f"Scan: must have a body and num_scan_inputs in [1, {len(given)}], got {count}")
     states, sequences = given[:-count], _tensors(node, given[-count:])
     if len(body.outputs) < len(states):
-        raise InvalidModel(f"Scan: the body has {len(body.outputs)} results, fewer than its {len(states)} states")
+        raise InvalidModel(f"Scan: the body has {len(body.outputs)} results, expected at least {len(states)} states")
     return body, states, sequences
 
 
 def _steps_of_scan(
     lowering: BodyLowering, node: Node, states: Sequence[Operand], scanned: Sequence[tuple[Tensor, int, int]]
 ) -> tuple[list[Operand], list[list[Operand]]]:
-    """Return the last states, and the other results of each step. ``scanned`` has tensor, axis, and whether it runs
-    backwards.
-    """
+    """Return the last states, and the other results of each step; ``scanned`` holds (tensor, axis, is backward)."""
     ctx = lowering.ctx
     lengths = [x.shape[axis] for x, axis, _ in scanned]
     for other in lengths[1:]:
-        ctx.require(eq(lengths[0], other), "the inputs of Scan have different lengths")
+        ctx.require(eq(lengths[0], other), "Scan: all scanned inputs must have the same length")
     length = _known(lengths[0], "the length of Scan")
     size = unrolled_nodes(node.subgraphs["body"], lowering.compiled)
     _check_count(length, size, "Scan")
@@ -319,18 +311,19 @@ def _steps_of_scan(
 
 
 def _stacked(lowering: BodyLowering, parts: Sequence[Tensor], axis: int, declared: Value) -> Tensor:
-    """Stack tensors along a new dimension ``axis``. ``declared`` gives type and shape if there are none."""
+    """Stack tensors along a new dimension ``axis``; ``declared`` supplies type and shape if there are none."""
     ctx = lowering.ctx
     if not parts:
         shape = [dim for dim in declared.shape or [None] if isinstance(dim, int)]
         if declared.dtype is None or declared.shape is None or len(shape) != len(declared.shape):
-            raise Unsupported("control-flow", f"there is no iteration, so the shape of {declared.name!r} is not known")
+            raise Unsupported("control-flow", f"the shape of {declared.name!r} is unknown without an iteration")
         shape.insert(normalize_axis(axis, len(shape) + 1), 0)
         return ctx.empty(shape, declared.dtype)
     at = normalize_axis(axis, parts[0].rank + 1)
     for part in parts:
         if part.dtype is not parts[0].dtype:
-            raise InvalidModel(f"{declared.name!r} changes its element type between iterations")
+            types = f"got {part.dtype.short} after {parts[0].dtype.short}"
+            raise InvalidModel(f"{declared.name!r} must have one element type in all iterations, {types}")
         require.shape(ctx, parts[0].shape, **{f"result {declared.name!r} of an iteration": part})
     return concat(ctx, *(unsqueeze(ctx, part, (at,)) for part in parts), axis=at)
 
@@ -341,14 +334,14 @@ def _known_number(x: Tensor, what: str) -> int:
 
 def _known(value: Dim | None, what: str) -> int:
     if not isinstance(value, int):
-        raise Unsupported("control-flow", f"{what} is only known in a Run")
+        raise Unsupported("control-flow", f"{what} is known only in a Run")
     return value
 
 
 def _check_count(iterations: int, size: int, what: str) -> None:
     if iterations * size > MAX_UNROLLED_NODES:
-        nodes = f"{what} with {iterations} iterations of {size} nodes"
-        raise Unsupported("cost", f"{nodes}; at most {MAX_UNROLLED_NODES} nodes are unrolled")
+        nodes = f"{what} has {iterations} iterations of {size} nodes"
+        raise Unsupported("cost", f"{nodes}; supported: up to {MAX_UNROLLED_NODES} nodes in all")
 
 
 def _is_missing(inputs: Inputs, index: int) -> bool:
@@ -366,7 +359,7 @@ def _tensors(node: Node, operands: Iterable[Operand]) -> list[Tensor]:
     operands = list(operands)
     tensors = [x for x in operands if isinstance(x, Tensor)]
     if len(tensors) != len(operands):
-        raise InvalidModel(f"{node.op_type}: scanned inputs and stacked results must be tensors")
+        raise InvalidModel(f"{node.op_type}: scanned inputs and stacked results must be tensors, got a container")
     return tensors
 
 

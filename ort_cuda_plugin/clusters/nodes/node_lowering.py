@@ -1,4 +1,4 @@
-"""Lowers the nodes of a graph in order: makes symbolic tensors for inputs, and runs operators' functions on them."""
+"""Lowering of a graph's nodes in order: symbolic tensors for inputs, and calls of operators' functions."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .ranks import RanksOfTrial
 from .repetition import FunctionNode
 
 MAX_DIM = 2**40
-"""Largest dimension of an input. Plans check it, so that expressions can fold clamps to INT64_MAX."""
+"""Maximum size of an input's dimension. Plans check it, so that expressions can fold clamps to INT64_MAX."""
 MAX_RANK = 16
-"""Largest rank of inputs and outputs of clusters, which is the executor's (``OCP_MAX_RANK``)."""
+"""Maximum rank of inputs and outputs of clusters, equal to the executor's ``OCP_MAX_RANK``."""
 _TYPICAL_DIM = 16
-"""Hint for a dimension that is not known yet."""
+"""Hint for the size of an unknown dimension."""
 
 
 class InputSymbols:
-    """Symbols for the dimensions and the host values of the inputs of one plan.
+    """Symbols for the dimensions and host values of a plan's inputs.
 
-    They are numbered in the order of creation. If all inputs are made in order, and then all host inputs, a symbol's
-    number is the plan's register. ``guards`` are the conditions under which the symbols stand for the sizes.
+    Symbols are numbered in the order of creation. If all inputs are created in order, followed by all host inputs, a
+    symbol's number is its register in the plan. ``guards`` are the conditions under which symbols equal the sizes.
     """
 
     def __init__(self) -> None:
@@ -43,9 +43,7 @@ class InputSymbols:
         return symbol(self.count - 1, name, hint, lower, upper)
 
     def dimension(self, dim: int | str | None, hint: int | None = None) -> Dim:
-        """Return the symbol of a dimension. ``dim`` is the model's. Equal names with equal hints share a symbol, under
-        a guard.
-        """
+        """Return the symbol of the model's dimension ``dim``; equal names with equal hints share one, under a guard."""
         if isinstance(dim, int):
             self.guards.append(eq(self._fresh("", dim, 0, None), dim))
             return dim
@@ -62,17 +60,17 @@ class InputSymbols:
         return bounded
 
     def number(self) -> Dim:
-        """Return a symbol of an integer about which nothing is known."""
+        """Return a symbol of an unknown integer."""
         return self._fresh("", 1, None, None)
 
     def host_values(self, buffer: Buffer, hints: Sequence[int], name: str = "") -> tuple[Dim, ...]:
-        """Return symbols for the elements of the host input ``name``; the same ones when asked again."""
+        """Return the symbols of the elements of the host input ``name``, the same ones in each call."""
         if buffer not in self._host:
             self._host[buffer] = tuple(self._fresh(f"{name}[{i}]", hint, None, None) for i, hint in enumerate(hints))
         return self._host[buffer]
 
 
-_MEND = "feed that shape, or correct what the model declares"
+_REMEDY = "Feed that shape, or correct the model's declaration"
 
 
 def symbolic_input(
@@ -82,11 +80,11 @@ def symbolic_input(
     hints: Sequence[int] | None = None,
     ranks: RanksOfTrial | None = None,
 ) -> Tensor:
-    """Return the tensor of an input of a cluster or of the graph; its elements are packed like ORT's.
+    """Return the tensor of an input of a cluster or of the graph, with sub-byte elements packed as in ORT.
 
     ``hints`` are its dimensions in the Run for which the plan is built. Without them ``ranks`` supplies the rank if ORT
-    does not know it. Raises Unsupported if the device cannot hold the tensor, UnknownRank, or InvalidModel if ``hints``
-    contradict the model.
+    does not know it. Raises Unsupported for a type that the device does not support, UnknownRank, or InvalidModel if
+    ``hints`` contradict the model.
     """
     if value.dtype is None:
         raise Unsupported("dtype", f"{value.name!r} is not a tensor")
@@ -96,21 +94,21 @@ def symbolic_input(
     if known is None:
         rank = len(hints) if hints is not None else ranks.rank(value) if ranks is not None else None
         if rank is None:
-            raise UnknownRank(f"the rank of {value.name!r} is not known")
+            raise UnknownRank(f"the rank of {value.name!r} is known only in a Run")
         known = (None,) * rank
     _check_rank(value, len(known))
     if hints is not None and len(hints) != len(known):
         raise InvalidModel(
-            f"input {value.name!r} came with rank {len(hints)}, the model declares rank {len(known)}: {_MEND}"
+            f"input {value.name!r}: got rank {len(hints)}, the model declares rank {len(known)}. {_REMEDY}"
         )
     shape: list[Dim] = []
     for axis, dim in enumerate(known):
         if isinstance(dim, int) and hints is not None and hints[axis] != dim:
-            came = f"input {value.name!r} came with {hints[axis]} in dimension {axis}"
-            raise InvalidModel(f"{came}, the model declares {dim}: {_MEND}")
+            wrong = f"input {value.name!r}: got {hints[axis]} in dimension {axis}"
+            raise InvalidModel(f"{wrong}, the model declares {dim}. {_REMEDY}")
         if hints is not None and hints[axis] > MAX_DIM:
             raise InvalidModel(
-                f"input {value.name!r} has {hints[axis]} in dimension {axis}; at most {MAX_DIM} is possible"
+                f"input {value.name!r}: got {hints[axis]} in dimension {axis}, expected at most {MAX_DIM}"
             )
         shape.append(symbols.dimension(dim, None if hints is None else hints[axis]))
     size = product(shape)
@@ -119,15 +117,15 @@ def symbolic_input(
 
 
 class UnknownValue(KeyError):
-    """The value is neither an input nor a result of a node that was lowered."""
+    """The value is neither an input nor a result of a lowered node."""
 
 
 class NodeLowering:
-    """Lowers nodes one after the other on tensors that are made for values as they are needed.
+    """Lowers nodes in order, on the tensors of their values.
 
-    ``read_host_input(buffer, count)`` returns the symbols of a host input's elements. ``guesses`` are given if contents
-    of host inputs are not known yet: they make symbols for values that depend on these. ``compiled`` are clusters that
-    bodies may contain. ``trial``, ``states`` and ``settles`` as for `Lowering`.
+    ``read_host_input(buffer, count)`` returns the symbols of a host input's elements. While contents of host inputs are
+    unknown, ``guesses`` creates symbols for values that depend on them. ``compiled`` are clusters that bodies may
+    contain. ``trial``, ``states`` and ``settles`` as for `Lowering`.
     """
 
     def __init__(
@@ -159,13 +157,13 @@ class NodeLowering:
         self.tensors: dict[Value, Tensor] = {}
         self.containers: dict[Value, TensorSequence | TensorOptional] = {}
         self.served: dict[Node, CustomOperator] = {}
-        """Custom operators that run nodes."""
+        """The custom operator of each node that has one."""
         self._guesses = guesses
         self._nodes_unrolled = 0
         self._depth = 0
 
     def tensor(self, value: Value) -> Tensor:
-        """Return the tensor of an initializer, or of a value that is known already."""
+        """Return the tensor of an initializer, an input or a result of a lowered node."""
         tensor = self.tensors.get(value)
         if tensor is None:
             if value.initializer is None:
@@ -182,26 +180,26 @@ class NodeLowering:
         return {**self.tensors, **self.containers}
 
     def set(self, value: Value, operand: Operand) -> None:
-        """Set the operand that ``value`` stands for."""
+        """Set the operand of ``value``."""
         if isinstance(operand, Tensor):
             self.tensors[value] = operand
         else:
             self.containers[value] = operand
 
     def knows(self, value: Value) -> bool:
-        """Whether `operand` has the value."""
+        """Return whether `operand` has the value."""
         return value in self.tensors or value in self.containers or value.initializer is not None
 
     def add_input(self, value: Value, tensor: Tensor) -> None:
-        """Add an input of the cluster or graph. ``tensor`` is what `symbolic_input` made for it."""
+        """Add an input of the cluster or graph, with its tensor from `symbolic_input`."""
         self.ctx.node = None
         self.tensors[value] = unpack(self.ctx, tensor) if tensor.dtype.is_packed else tensor
 
     def spend_nodes(self, count: int) -> None:
-        """Count nodes of iterations. Raises Unsupported if a node of the graph unrolls to too many."""
+        """Count nodes of iterations. Raises Unsupported if a node of the graph unrolls to too many nodes."""
         self._nodes_unrolled += count
         if self._nodes_unrolled > MAX_UNROLLED_NODES:
-            raise Unsupported("cost", f"more than {MAX_UNROLLED_NODES} nodes when it is unrolled")
+            raise Unsupported("cost", f"the unrolled node has too many nodes; supported: up to {MAX_UNROLLED_NODES}")
 
     def lower(self, node: Node) -> None:
         """Run the operator's function and store its results.
@@ -209,8 +207,8 @@ class NodeLowering:
         Raises the function's errors, and UnknownValue for an input.
         """
         inputs = [None if value is None else self.operand(value) for value in node.inputs]
-        if node.unreadable_attributes and node.op_type != "Optional":  # the type of the result follows from the input's
-            raise Unsupported("attribute", f"the type of attribute {node.unreadable_attributes[0]!r} is not supported")
+        if node.unreadable_attributes and node.op_type != "Optional":  # Optional's result has its input's type
+            raise Unsupported("attribute", f"attribute {node.unreadable_attributes[0]!r} has an unsupported type")
         self.ctx.node = node
         self.ctx.guessed = False
         self.ctx.opset = self.graph.opsets.get(node.domain, node.since_version)
@@ -232,18 +230,18 @@ class NodeLowering:
                 continue
             if self.ctx.guessed and self._guesses and (value.shape is None or len(value.shape) == result.rank):
                 result = self._guessed(self._guesses, value, result)
-            # The shape that the model declares does not matter: nothing here depends on it.
+            # The shape that the model declares is not compared: nothing depends on it.
             if value.dtype is not None and value.dtype is not result.dtype:
-                declared = f"the model says that {value.name!r} is {value.dtype.name}"
-                raise Unsupported("dtype", f"{declared}, {node.op_type} makes it {result.dtype.name}")
+                declared = f"the model declares {value.name!r} as {value.dtype.name}"
+                raise Unsupported("dtype", f"{declared}, but {node.op_type} returns {result.dtype.name}")
             _check_rank(value, result.rank)
             self.tensors[value] = result
 
     def _guessed(self, symbols: InputSymbols, value: Value, result: Tensor) -> Tensor:
-        """Return an operand for ``value`` if ``result`` is only one of the results that a Run may give.
+        """Return an operand for ``value`` if ``result`` is only one of several possible results of a Run.
 
-        Rank and type of ``result`` hold for every Run, and its shape as far as ORT infers it. An operator that asks for
-        the contents gets unknown numbers, or those of ``result`` if they are read back.
+        Rank and type of ``result`` hold for every Run, and its shape as far as ORT infers it. On request its contents
+        are unknown integers, or ``result``'s if they are read back.
         """
         known = value.shape or [None] * result.rank
         guess = self.ctx.stand_in([d if isinstance(d, int) else symbols.dimension(d) for d in known], result.dtype)
@@ -256,7 +254,7 @@ class NodeLowering:
                 return tuple(symbols.number() for _ in positions)
             if len(found) != len(positions):
                 raise Unsupported(
-                    "shape", f"{value.name!r} does not have the number of elements that the model declares"
+                    "shape", f"{value.name!r} has {len(found)} elements; supported: {len(positions)}, as declared"
                 )
             return tuple(found)
 
@@ -276,9 +274,7 @@ class NodeLowering:
         return self._implemented(node, inputs)
 
     def _implemented(self, node: Node, inputs: Sequence[Operand | None]) -> Sequence[Operand]:
-        """Lower by the first implementation that does not decline the node. If all decline it, raise the last one's
-        reason.
-        """
+        """Lower by the first implementation that does not decline the node; if all do, raise the last one's reason."""
         *others, last = snapshot_of(self.graph).implementations(node, self.ctx.opset)
         for implementation in others:
             try:
@@ -296,7 +292,7 @@ class NodeLowering:
             return implementation.lower(self.ctx, inputs, node.attributes)
         tensors = [x for x in inputs if isinstance(x, Tensor | None)]
         if len(tensors) < len(inputs):
-            raise Unsupported("dtype", f"{implementation.label} takes tensors, not sequences or optional values")
+            raise Unsupported("dtype", f"{implementation.label}: an input is a container; supported: tensors")
         results = implementation.lower(self.ctx, tensors, node.attributes)
         self.served[node] = implementation
         return results
@@ -313,4 +309,4 @@ class NodeLowering:
 
 def _check_rank(value: Value, rank: int) -> None:
     if rank > MAX_RANK:
-        raise Unsupported("shape", f"{value.name!r} has rank {rank}; at most {MAX_RANK} is possible")
+        raise Unsupported("shape", f"the rank of {value.name!r} is {rank}; supported: up to {MAX_RANK}")

@@ -1,8 +1,8 @@
-"""Ranks that ORT does not infer: those that the plugin infers itself, and those that it assumes to judge a node.
+"""Unknown ranks: ranks that the plugin infers where ORT does not, and ranks that a claim assumes.
 
-A plan needs the rank of each input, and gets it from the Run. A claim comes before all Runs. If a rank is not known,
-operators' functions run once for each of several trials: a trial assumes a rank for every such value. The plugin claims
-a node that no trial declines, so that a Run with any of these ranks finds a plan.
+A plan gets the rank of each input from the Run, but a claim precedes all Runs. For unknown ranks a claim calls
+operators' functions in several trials, each of which assumes a rank for every such value. The plugin claims a node that
+no trial declines, so that a Run with any of these ranks has a plan.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ...model.ir import Node, Value
 from ...program.lowering.context import NUM_TRIALS
 
 _SAME = range(NUM_TRIALS - 2)
-"""Trials in which all values of unknown rank have the same rank. In later trials the ranks differ."""
+"""Trials that assume one rank for all values of unknown rank; later trials assume different ranks."""
 LIKELY = (2, 3, 4, 1, 0, 5, 6, 7, 8)
-"""All trials, those first that real models are likely to need."""
+"""All trials, most likely ranks of real models first."""
 
 
 class Ranks:
-    """Ranks by the names of values. ``known`` are the ranks that follow from the model."""
+    """Ranks by name of value; ``known`` are ranks that follow from the model."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
@@ -28,11 +28,11 @@ class Ranks:
         self._numbers: dict[str, int] = {}
 
     def under(self, trial: int | None) -> RanksOfTrial:
-        """Return the ranks that hold in a trial; with None, those that are known."""
+        """Return the ranks of a trial, for None the known ranks."""
         return RanksOfTrial(self, trial)
 
     def settle(self, values: Iterable[Value | None]) -> None:
-        """Merge the trials: a rank that all of them found for a result is known."""
+        """Merge the trials: a result's rank is known if all trials found the same."""
         for value in values:
             if value is not None and value.shape is None:
                 found = {trial[value.name] for trial in self._trials if value.name in trial}
@@ -47,14 +47,14 @@ class Ranks:
 
 
 class RanksOfTrial:
-    """The ranks of a trial. ``trial`` is its number; None: nothing is assumed."""
+    """The ranks of trial ``trial``; None assumes nothing."""
 
     def __init__(self, ranks: Ranks, trial: int | None) -> None:
         self.trial = trial
         self._ranks = ranks
 
     def rank(self, value: Value) -> int | None:
-        """Return the rank of a value. None if it is not known; a trial then assumes one."""
+        """Return the rank of a value: the known one, the trial's assumption, or None without a trial."""
         if value.shape is not None:
             return len(value.shape)
         ranks, trial, name = self._ranks, self.trial, value.name
@@ -64,7 +64,7 @@ class RanksOfTrial:
         return ranks._trials[trial].setdefault(name, ranks._assumed(name, trial))
 
     def follows(self, result: Value, source: Value) -> bool:
-        """Whether the ranks of a result and a source agree in every trial that has both, and one has."""
+        """Return whether the ranks of a result and a source agree in all trials with both, at least one."""
         both = [trial for trial in self._ranks._trials if result.name in trial and source.name in trial]
         return bool(both) and all(trial[result.name] == trial[source.name] for trial in both)
 
@@ -96,13 +96,13 @@ _FIXED: Final = {
     "TreeEnsembleClassifier": (1, 2),
     "TreeEnsembleRegressor": (2,),
 }
-"""Ranks of the results of operators of ai.onnx.ml."""
+"""Ranks of the results of ai.onnx.ml operators that do not depend on inputs."""
 
 
 def learn_declined(node: Node, ranks: RanksOfTrial) -> None:
-    """Record the ranks of results of a node that others run, as far as they follow from its operator.
+    """Record result ranks of a declined node, as far as they follow from its operator.
 
-    ORT infers no shapes for ai.onnx.ml, and no ranks of states that a Loop carries.
+    ORT infers no shapes for ai.onnx.ml, and no ranks of a Loop's states.
     """
     for result, rank in _results_of_bodies(node, ranks):
         ranks.learn(result, rank)
@@ -124,10 +124,9 @@ def learn_declined(node: Node, ranks: RanksOfTrial) -> None:
 
 
 def _results_of_bodies(node: Node, ranks: RanksOfTrial) -> Iterator[tuple[Value, int]]:
-    """Record results of an If that have one rank in both branches, and states of a Loop whose rank no iteration
-    changes.
+    """Yield results of an If with one rank in both branches, and states of a Loop whose rank no iteration changes.
 
-    ORT shows bodies first, so their values are known here by name.
+    ORT presents bodies first, so that ranks of their values are known by name.
     """
     if node.domain or not node.subgraphs:
         return

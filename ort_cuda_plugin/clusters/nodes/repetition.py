@@ -1,8 +1,6 @@
-"""A node as three clusters: the first computes states from the node's inputs, the second updates them repeatedly, the
-third computes the outputs.
+"""Repetition: a node as three clusters, which compute states from inputs, update them repeatedly, and return results.
 
-``csrc_shim/run/repeat.h`` runs them. States stay on the device; only the flag that asks for another step is copied
-back.
+``csrc_shim/run/repeat.h`` runs them. States stay on the device; only the flag "continue" is copied back.
 """
 
 from __future__ import annotations
@@ -14,21 +12,19 @@ from ...model.ir import Graph, Node, Value
 from ...program.steps.containers import Operand
 
 Function = Callable[..., Sequence[Operand]]
-"""Function of the lowering context and the node's inputs, like an operator's function."""
+"""``function(ctx, *inputs)`` lowers a node, like an operator's function."""
 
 
 @dataclass(eq=False)
 class FunctionNode(Node):
-    """A node outside of the operator table: ``function`` lowers it."""
+    """A node that is not in the operator table; ``function`` lowers it."""
 
     function: Function = field(default=lambda ctx, *inputs: inputs)
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of the three clusters. Its inputs are states and inputs of the node; ``results`` numbers the states that it
-    writes.
-    """
+    """One of the three clusters; inputs are states and the node's inputs, ``results`` the indices of written states."""
 
     graph: Graph
     results: tuple[int, ...]
@@ -36,10 +32,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Repetition:
-    """A node in the form of three clusters and their states.
+    """Three clusters and their states; the first state is the flag "continue".
 
-    The first of ``states`` is the flag; the values are inputs of the step and of the last cluster. ``first`` computes
-    all states. A state that ``step`` does not compute stays constant.
+    ``step`` and ``last`` have ``states`` as inputs. ``first`` computes all states; a state that ``step`` does not
+    compute stays constant.
     """
 
     node: Node
@@ -53,7 +49,7 @@ class Repetition:
         return self.first, self.step, self.last
 
     def sources(self, part: Part, inputs: Sequence[Value]) -> list[int]:
-        """Return the source of each input of a part: the number of a state, or behind the states that of an input."""
+        """Return the index of each input of a part in the list of states followed by ``inputs``."""
         known = {value: number for number, value in enumerate((*self.states, *inputs))}
         return [known[value] for value in part.graph.inputs]
 
@@ -66,9 +62,9 @@ def part(
     opsets: dict[str, int],
     results: Iterable[int] | None = None,
 ) -> Part:
-    """Make a part of ``nodes``, with those inputs from ``available`` that they read.
+    """Return the part with ``nodes``, whose inputs are the values of ``available`` that they read.
 
-    ``made`` are the states with the numbers ``results``; default: the first ones.
+    ``made`` are the states with the indices ``results``, by default the first ones.
     """
     read = {value for node in nodes for value in node.reads()}.union(made)
     inputs = [value for value in available if value in read and value.initializer is None]

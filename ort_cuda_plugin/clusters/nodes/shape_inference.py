@@ -19,19 +19,17 @@ _fresh = itertools.count()
 
 
 def unknown_dim() -> str:
-    """Return a name for an unknown dimension. ONNX Runtime takes equal names for equal sizes."""
+    """Return a new name for an unknown dimension, since ONNX Runtime assumes equal sizes for equal names."""
     return f"ocp_unknown_{next(_fresh)}"
 
 
 def infer_results(
     operator: CustomOperator, inputs: Sequence[Value | None], attributes: Mapping[str, AttrValue]
 ) -> list[tuple[DType, NamedShape]]:
-    """Return type and shape of each result of the operator. A dimension is a number or a name.
+    """Return type and shape of each result of the operator; a dimension is an integer or a name.
 
-    A dimension that is computed from others has the text of the expression as its name.
-
-    Raises:
-        Unsupported, InvalidModel, ZeroDivisionError, OverflowError: the operator has no results for these inputs.
+    The name of a computed dimension is the text of its expression. Raises Unsupported, InvalidModel, ZeroDivisionError
+    or OverflowError if the operator has no results for these inputs.
     """
     named = [None if value is None else _with_names(value) for value in inputs]
     outputs = tuple(Value(f"output {number}", None, None) for number in range(len(operator.outputs)))
@@ -42,9 +40,8 @@ def infer_results(
     symbols = InputSymbols()
 
     def read_host_input(buffer: Buffer, count: int) -> tuple[Dim, ...]:
-        return symbols.host_values(
-            buffer, [1] * count, unknown_dim()
-        )  # nodes must not share names of unknown dimensions
+        # Nodes must not share names of unknown dimensions.
+        return symbols.host_values(buffer, [1] * count, unknown_dim())
 
     lowering = NodeLowering(
         graph, DeviceProperties(), LoweringOptions(), read_host_input, record=False, guesses=symbols

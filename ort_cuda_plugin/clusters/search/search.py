@@ -1,8 +1,7 @@
-"""Token searches of com.microsoft (GreedySearch, BeamSearch, ...): the decoder and the choice of tokens, as a
-repetition.
+"""Token searches of com.microsoft (GreedySearch, BeamSearch, ...) as a repetition of decoder and choice of tokens.
 
-ONNX Runtime's own kernels read the decoder's results on the host, so the plugin runs a decoder on the device together
-with the search around it. The C API lets plugins have kernels of Loop, but not of these operators.
+ONNX Runtime's kernels read the decoder's results on the host, so the plugin runs decoder and search together on the
+device. Its C API has helpers for a plugin's kernels of Loop, but not of these operators.
 """
 
 from __future__ import annotations
@@ -25,22 +24,18 @@ _KINDS: Final[Mapping[str, type[Search]]] = {
     "WhisperBeamSearch": WhisperBeamSearch,
 }
 _GPT, _T5, _WHISPER = 0, 1, 2
-"""Values of model_type."""
+"""Values of the attribute model_type."""
 
 
 def is_search(node: Node | None) -> bool:
-    """Whether the plugin may run the node, with its bodies, as a repetition."""
+    """Return whether the plugin may run the node, with its bodies, as a repetition."""
     if node is None or isinstance(node, FunctionNode):
         return False
     return node.domain == "com.microsoft" and node.op_type in _KINDS
 
 
 def as_repetition(node: Node, opsets: Mapping[str, int]) -> Repetition:
-    """Return the repetition of a node for which `is_search` holds.
-
-    Raises:
-        Unsupported, InvalidModel: it cannot be run.
-    """
+    """Return the repetition of a search. Raises Unsupported or InvalidModel if it cannot run."""
     kind = _KINDS[node.op_type](node, dict(opsets))
     model = attribute_number(node, "model_type", _WHISPER if node.op_type == "WhisperBeamSearch" else _GPT)
     if model == _GPT:

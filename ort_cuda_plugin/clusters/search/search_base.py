@@ -14,17 +14,17 @@ from ...program.lowering.context import Lowering, Tensor
 from ..nodes.repetition import FunctionNode
 
 MOST_ROOM: Final = 4096
-"""Largest max_length, as in ONNX Runtime."""
+"""Maximum of the input max_length, tokens, as in ONNX Runtime."""
 
 Given = Mapping[str, Tensor | None]
-"""Tensors by names: inputs of the search, ``logits``, ``sequences``, and the search's own states."""
+"""Tensors by name: inputs of the search, ``logits``, ``sequences``, and the search's own states."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The result of one choice of tokens.
+    """Result of a choice of tokens.
 
-    ``own`` are the search's own states. ``rows`` names the row that each row continues, if it is not the same one.
+    ``own`` are the search's own states. ``rows`` is the source row of each row, None if rows continue themselves.
     """
 
     goes_on: Tensor
@@ -49,12 +49,7 @@ def attribute_real(node: Node, name: str, default: float) -> float:
 
 
 class Search(ABC):
-    """A kind of search: which tokens it chooses, and how.
-
-    Attributes:
-        input_names: the operator's inputs.
-        given: those that the node has, by name.
-    """
+    """A kind of search; ``input_names`` are the operator's inputs, ``given`` the node's inputs by name."""
 
     input_names: str
 
@@ -78,30 +73,30 @@ class Search(ABC):
     # ---- what each kind of search defines ----
 
     def beams(self, ctx: Lowering, given: Given) -> Dim:
-        """The number of sequences for each prompt."""
+        """Return the number of sequences per prompt."""
         return 1
 
     @abstractmethod
     def own_states(self) -> list[Value]:
-        """The states that only this kind of search has."""
+        """Return the states of this kind of search."""
 
     @abstractmethod
     def choose(self, ctx: Lowering, given: Given, length: Dim, *, is_first: bool) -> Choice:
-        """Choose the tokens after the first ``length`` tokens of ``sequences``. At first there are no own states."""
+        """Choose the tokens after the first ``length`` tokens of ``sequences``; ``is_first``: without own states."""
 
     @abstractmethod
     def finish(self, ctx: Lowering, given: Given) -> list[Tensor]:
         """Return the outputs of the node."""
 
-    # ---- what decoders use ----
+    # ---- interface for decoders ----
 
     @property
     def inputs(self) -> list[Value]:
-        """Return the values that the node reads in a Run, implicit inputs included."""
+        """Return the values that the node reads in a Run, including implicit inputs."""
         return [*dict.fromkeys(value for value in self.node.reads() if value.initializer is None)]
 
     def body(self, name: str) -> Graph:
-        """Return a body of the node. Raises InvalidModel if the node lacks it."""
+        """Return a body of the node. Raises InvalidModel if it is missing."""
         body = self.node.subgraphs.get(name)
         if body is None:
             raise InvalidModel(f"{self.node.op_type}: body {name!r} is missing")
@@ -110,8 +105,8 @@ class Search(ABC):
     def room(self, ctx: Lowering, given: Given, length: Dim) -> Dim:
         """Return max_length, which must be greater than the length of the prompt."""
         room = ctx.host_number(needed(given, "max_length"), "max_length")
-        ctx.require(lt(length, room), "max_length is not greater than the length of input_ids")
-        ctx.require(lt(room, MOST_ROOM + 1), f"max_length is greater than {MOST_ROOM}")
+        ctx.require(lt(length, room), "max_length must be greater than the length of input_ids")
+        ctx.require(lt(room, MOST_ROOM + 1), f"max_length must be at most {MOST_ROOM}")
         return room
 
     def function(
@@ -120,7 +115,7 @@ class Search(ABC):
         inputs: Mapping[str, Value],
         outputs: Sequence[Value | None],
     ) -> FunctionNode:
-        """Return a node with a function of the search."""
+        """Return a node that ``function`` lowers."""
         node, names = self.node, list(inputs)
 
         def lowered(ctx: Lowering, *tensors: Tensor) -> Sequence[Tensor]:
@@ -149,7 +144,7 @@ def rule_inputs(given: Given) -> search.RuleInputs:
 
 
 def needed(given: Given, name: str) -> Tensor:
-    """Return an input. Raises InvalidModel if it is missing."""
+    """Return an input that the search requires."""
     tensor = given[name]
     assert tensor is not None
     return tensor
@@ -160,5 +155,5 @@ def by_name(values: Iterable[Value]) -> dict[str, Value]:
 
 
 def following(values: Iterable[Value]) -> list[Value]:
-    """Return the states after a choice."""
+    """Return new values for the states after a choice."""
     return [Value(f"next {value.name}", value.dtype, value.shape) for value in values]

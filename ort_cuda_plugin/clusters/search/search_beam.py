@@ -12,7 +12,7 @@ from ...program.lowering.context import Lowering, Tensor
 from .search_base import Choice, Given, Search, attribute_number, needed, rule_inputs
 
 MOST_BEAMS = 128
-"""Largest number of beams, as in ONNX Runtime."""
+"""Maximum number of beams, as in ONNX Runtime."""
 
 
 class BeamSearch(Search):
@@ -37,7 +37,7 @@ class BeamSearch(Search):
 
     def beams(self, ctx: Lowering, given: Given) -> Dim:
         beams = ctx.host_number(needed(given, "num_beams"), "num_beams")
-        ctx.require(logical_and(le(1, beams), le(beams, MOST_BEAMS)), f"num_beams is not between 1 and {MOST_BEAMS}")
+        ctx.require(logical_and(le(1, beams), le(beams, MOST_BEAMS)), f"num_beams must be in [1, {MOST_BEAMS}]")
         return beams
 
     def own_states(self) -> list[Value]:
@@ -70,7 +70,7 @@ class BeamSearch(Search):
         now = self._now(given)
         count = ctx.host_number(needed(given, "num_return_sequences"), "num_return_sequences")
         possible = logical_and(le(1, count), le(count, now.scores.shape[1]))
-        ctx.require(possible, "num_return_sequences is not between 1 and num_beams")
+        ctx.require(possible, "num_return_sequences must be in [1, num_beams]")
         wanted = self.node.outputs[1] if len(self.node.outputs) > 1 else None
         score_type = wanted.dtype if wanted is not None and wanted.dtype is not None else DType.FLOAT32
         rules = self._beam_rules(given)

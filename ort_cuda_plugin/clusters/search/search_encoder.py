@@ -1,7 +1,6 @@
-"""Encoder-decoder searches, such as those of T5 and Whisper: the decoder has caches of its own attention and of the
-encoder's.
+"""Encoder-decoder searches (T5, Whisper): the decoder has self-attention and cross-attention caches.
 
-The encoder's body may contain the decoder's first pass. Then it also returns logits.
+The encoder's body may contain the decoder's first pass, and then also returns logits.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ _REALS = (DType.FLOAT32, DType.FLOAT16)
 
 
 class EncoderDecoder:
-    """A search with such bodies as a repetition.
+    """A search with encoder and decoder as a repetition.
 
     States are the flag, ``sequences``, the decoder's inputs, and the search's own. The decoder's inputs from the
-    encoder are the same for all beams of a prompt, and stay constant.
+    encoder are equal for all beams of a prompt, and stay constant.
     """
 
     def __init__(self, kind: Search, has_mask: bool) -> None:
@@ -35,7 +34,7 @@ class EncoderDecoder:
         self._check_names("decoder", self._decoder.inputs, names)
         self._check_names("decoder", self._decoder.outputs, ["logits"])
         if len(self._decoder.inputs) == len(names):
-            raise InvalidModel("the decoder has no inputs for caches")
+            raise InvalidModel("the decoder must have inputs for caches, got none")
         self._has_hidden = self._decoder.inputs[len(names)].name == "encoder_hidden_states"
         self._first_cache = len(names) + self._has_hidden
         self._caches = self._decoder.inputs[self._first_cache :]
@@ -43,9 +42,9 @@ class EncoderDecoder:
         if len(self._caches) != 2 * self._num_self or self._num_self < 2:
             raise Unsupported("control-flow", "a decoder whose past and present share a buffer is not implemented")
         if (shape := self._decoder.inputs[0].shape) is None or len(shape) != 2 or shape[1] != 1:
-            raise Unsupported("control-flow", "a decoder that takes all tokens again is not implemented")
+            raise Unsupported("control-flow", "a decoder without a cache, which reads all tokens, is not implemented")
         if any(value.dtype not in _REALS or len(value.shape or ()) != 4 for value in self._caches):
-            raise InvalidModel("the caches of the decoder must have 4 dimensions, and be float32 or float16")
+            raise InvalidModel("the decoder's caches must have rank 4 and type float32 or float16, got another")
         encoder_names = ["encoder_input_ids", *names[1:]]
         self._decodes_first = len(self._encoder.inputs) > len(encoder_names)
         if self._decodes_first:
@@ -54,15 +53,17 @@ class EncoderDecoder:
         expected = 2 * self._decodes_first + len(self._caches) - (0 if self._decodes_first else self._num_self)
         self._check_names("encoder", self._encoder.inputs, encoder_names)
         if len(self._encoder.outputs) != expected or len(self._encoder.inputs) != len(encoder_names):
-            raise InvalidModel(f"the encoder has {len(self._encoder.outputs)} outputs, expected {expected}")
+            raise InvalidModel(f"the encoder must have {expected} outputs, got {len(self._encoder.outputs)}")
         if not self._decodes_first and self._has_hidden:
-            raise InvalidModel("the decoder has the input encoder_hidden_states, and the encoder has no such output")
+            raise InvalidModel(
+                "the encoder must have the output encoder_hidden_states, which the decoder reads, got none"
+            )
 
     @staticmethod
     def _check_names(body: str, values: Sequence[Value], wanted: Sequence[str]) -> None:
         names = [value.name for value in values[: len(wanted)]]
         if names != list(wanted):
-            raise InvalidModel(f"the {body} has {names}, expected {list(wanted)}")
+            raise InvalidModel(f"the {body} must have {list(wanted)}, got {names}")
 
     def repetition(self) -> Repetition:
         kind, name, opsets = self._search, self._search.node.name, self._search.opsets
@@ -105,7 +106,7 @@ class EncoderDecoder:
         )
 
     def _all_states(self, made: list[Value], kept: list[Value]) -> list[Value]:
-        """Return all states: those that a choice updates, and those that stay constant."""
+        """Return all states, in order: states that a choice updates, and constant ones."""
         before = self._first_cache - 1
         first_own = 3 + self._num_self
         return [*made[:3], *kept[:before], *made[3:first_own], *kept[before:], *made[first_own:]]
@@ -113,7 +114,7 @@ class EncoderDecoder:
     # ---- the three clusters ----
 
     def _start(self, ctx: Lowering, given: Given) -> list[Tensor]:
-        """Compute the first tokens, the encoder's mask, and the token buffer with room for all."""
+        """Compute the first tokens, the encoder's mask, and the token buffer of full length."""
         kind = self._search
         encoded, tokens, mask = needed(given, "input_ids"), given.get("decoder_input_ids"), given.get("attention_mask")
         prompts = encoded.shape[0]
@@ -139,7 +140,7 @@ class EncoderDecoder:
         return x if beams == 1 else search.repeated_rows(ctx, x, beams)
 
     def _after_encoder(self, prompt: Value, mask: Value) -> tuple[FunctionNode, list[Value]]:
-        """Choose the first token, if the encoder returns its logits; return all states."""
+        """Return the node that chooses the first token from the encoder's logits, and all states."""
         kind = self._search
         hidden, caches = self._encoder.outputs[1], self._encoder.outputs[2:]
         of_encoder = [*[mask] * self._has_mask, *[hidden] * self._has_hidden, *caches]
@@ -162,7 +163,7 @@ class EncoderDecoder:
         return kind.function(states, inputs, results), results
 
     def _begin(self, tokens: Value, mask: Value) -> FunctionNode:
-        """Compute the decoder's first inputs, if the encoder does not call the decoder."""
+        """Return the node that computes the decoder's first inputs from the encoder's results."""
         of_encoder = [*[mask] * self._has_mask, *self._encoder.outputs]
         inputs = {**self._search.given, "tokens": tokens, **{str(i): value for i, value in enumerate(of_encoder)}}
 
@@ -176,7 +177,7 @@ class EncoderDecoder:
         return self._search.function(begin, inputs, self._decoder.inputs)
 
     def _after(self, sequences: Value, own: Sequence[Value], *, is_first: bool) -> tuple[FunctionNode, list[Value]]:
-        """Choose tokens after a call of the decoder; return the states that change."""
+        """Return the node that chooses tokens after a call of the decoder, and the states that change."""
         kind, presents = self._search, self._decoder.outputs[1:]
         inputs = {
             **kind.given,
@@ -201,7 +202,7 @@ class EncoderDecoder:
         return kind.function(states, inputs, results), results
 
     def _results(self, values: Sequence[Value]) -> list[Value]:
-        """Return the flag, the tokens, these values and the own states after a choice."""
+        """Return values for flag, sequences, tokens, ``values`` and own states after a choice."""
         unknown = (Value(value.name, value.dtype, (None,) * len(value.shape or ())) for value in values)
         return [
             Value("goes on after this", DType.BOOL, ()),

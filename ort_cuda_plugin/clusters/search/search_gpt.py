@@ -1,4 +1,4 @@
-"""Searches with a decoder like GPT-2's: inputs are tokens, positions, a mask, and the caches of the layers."""
+"""Searches with a decoder-only model (GPT-2): inputs are tokens, positions, a mask, and the layers' caches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Cache:
 
 
 class GptDecoder:
-    """A search with such a decoder as a repetition.
+    """A search with a decoder-only model as a repetition.
 
     States are the flag, ``sequences``, the decoder's inputs, and the search's own.
     """
@@ -64,7 +64,7 @@ class GptDecoder:
         )
 
     def _start(self, ctx: Lowering, given: Given) -> list[Tensor]:
-        """Compute the token buffer with room for all, the lengths of the prompts, and the decoder's first inputs."""
+        """Compute the token buffer of full length, the lengths of the prompts, and the decoder's first inputs."""
         ids, mask = needed(given, "input_ids"), given.get("attention_mask")
         if ids.rank != 2:
             raise InvalidModel(f"{self._search.node.op_type}: input_ids must have rank 2, got {ids.rank}")
@@ -82,8 +82,9 @@ class GptDecoder:
     def _after(
         self, body: Graph, sequences: Value, lengths: Value | None, own: Sequence[Value]
     ) -> tuple[FunctionNode, list[Value]]:
-        """Choose tokens after a call of the decoder; return all states. ``lengths`` are those of prompts, after the
-        first pass.
+        """Return the node that chooses tokens after a call of the decoder, and all states.
+
+        ``lengths`` are the prompts' lengths after the first call, else None.
         """
         _, positions, mask = body.inputs[:_NUM_FIRST]
         caches = body.outputs[1:]
@@ -102,7 +103,7 @@ class GptDecoder:
         def states(ctx: Lowering, given: Given) -> list[Tensor]:
             logits, mask, positions = (needed(given, name) for name in ("logits", "mask", "positions"))
             if logits.rank != 3:
-                raise InvalidModel(f"the logits of the decoder must have rank 3, got {logits.rank}")
+                raise InvalidModel(f"the decoder's logits must have rank 3, got {logits.rank}")
             made = self._search.choose(ctx, given, mask.shape[1], is_first=lengths is not None)
             later = positions if lengths is not None else elementwise(ctx, lambda x: x + 1, positions)
             kept: list[Tensor] = []
@@ -124,12 +125,12 @@ class GptDecoder:
         return self._search.function(states, inputs, results), results
 
     def _caches_of(self, name: str, body: Graph) -> list[Cache]:
-        """Return the decoder's caches. Raises Unsupported or InvalidModel for another form of decoder."""
+        """Return the decoder's caches. Raises Unsupported or InvalidModel for other inputs and outputs."""
         inputs, outputs = body.inputs, body.outputs
         first = [value.name for value in inputs[: _NUM_FIRST + 1]]
         wanted = ["input_ids", "position_ids", "attention_mask", "past_0"]
         if first != wanted or [value.name for value in outputs[:2]] != ["logits", "present_0"]:
-            raise InvalidModel(f"{self._search.node.op_type}: the {name} has inputs {first}, expected {wanted}")
+            raise InvalidModel(f"{self._search.node.op_type}: the {name} must have inputs {wanted}, got {first}")
         if len(inputs) != len(outputs) + _NUM_FIRST - 1:
             raise Unsupported("control-flow", f"a {name} whose past and present share a buffer is not implemented")
         if any(value.dtype is not DType.INT32 for value in inputs[:_NUM_FIRST]):
@@ -138,8 +139,8 @@ class GptDecoder:
         for value in inputs[_NUM_FIRST:]:
             shape = value.shape or ()
             if len(shape) != 5 or shape[0] != 2 or not isinstance(shape[2], int) or not isinstance(shape[4], int):
-                raise InvalidModel(f"{value!r} must have 5 dimensions: 2, batch, heads, length, width of a head")
+                raise InvalidModel(f"{value.name!r} must be [2, batch, heads, length, head size], got {list(shape)}")
             if value.dtype not in (DType.FLOAT32, DType.FLOAT16):
-                raise InvalidModel(f"{value!r} must be float32 or float16")
+                raise InvalidModel(f"{value.name!r} must be float32 or float16, got {value.dtype}")
             caches.append(Cache(shape[2], shape[4], value.dtype))
         return caches

@@ -11,7 +11,7 @@ from .search_base import Choice, Given, Search, attribute_number, attribute_real
 
 
 class GreedySearch(Search):
-    """Greedy search: takes the most likely token."""
+    """Greedy search: chooses the most likely token."""
 
     input_names = "input_ids max_length min_length repetition_penalty vocab_mask prefix_vocab_mask attention_mask"
 
@@ -27,7 +27,7 @@ class GreedySearch(Search):
         return Choice(found.goes_on, found.sequences, found.tokens, [found.ended, *more])
 
     def tokens(self, ctx: Lowering, given: Given, scores: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the next token of each row, and the own states behind ``ended``."""
+        """Return the next token of each row, and the own states other than ``ended``."""
         return search.best_tokens(ctx, scores), []
 
     def finish(self, ctx: Lowering, given: Given) -> list[Tensor]:

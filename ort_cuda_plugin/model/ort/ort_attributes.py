@@ -1,4 +1,4 @@
-"""Reads an ``OrtOpAttr`` through ORT's C API."""
+"""Reader of ``OrtOpAttr`` through ORT's C API."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from ..ir import Array, AttrValue, Constant, LongList
 from .ort_calls import OrtCallError, OrtCalls
 
 LONG = 1 << 12
-"""Length from which on a list stays an array. Lists of sizes and axes, which operators compute with, are shorter."""
+"""Minimum length of a list attribute that becomes a `LongList`. Lists of sizes and axes are shorter."""
 
 
 def read_attribute(ort: OrtCalls, attribute: Any) -> AttrValue | None:
-    """Return the value of ``attribute`` (``const OrtOpAttr *``); None if this IR cannot express it or ORT cannot read
-    it.
-    """
+    """Return the value of an attribute (``const OrtOpAttr *``); None if ORT cannot read it or the IR lacks its type."""
     try:
         return _readable(ort, attribute)
     except OrtCallError:
@@ -38,7 +36,7 @@ def _readable(ort: OrtCalls, attribute: Any) -> AttrValue | None:
         return bytes(ffi.buffer(_data(ort, attribute, kind, "char"))).decode(errors="replace")
     if kind == lib.ORT_OP_ATTR_STRINGS:
         parts = bytes(ffi.buffer(_data(ort, attribute, kind, "char"))).split(b"\0")[:-1]
-        texts = {part: part.decode(errors="replace") for part in set(parts)}  # lists of kinds repeat few distinct texts
+        texts = {part: part.decode(errors="replace") for part in set(parts)}  # long lists repeat few distinct strings
         return tuple(map(texts.__getitem__, parts))
     if kind == lib.ORT_OP_ATTR_TENSOR:
         return _tensor(ort, attribute)
@@ -46,7 +44,7 @@ def _readable(ort: OrtCalls, attribute: Any) -> AttrValue | None:
 
 
 def _numbers(data: Any, dtype: type[np.int64] | type[np.float32]) -> AttrValue:
-    """Return the numbers of a list; a long one stays an array."""
+    """Return a list of numbers as a tuple, or as a `LongList` if it is long."""
     array: Array = np.frombuffer(ffi.buffer(data), dtype)
     if len(array) < LONG:
         return tuple(array.tolist())
@@ -56,7 +54,7 @@ def _numbers(data: Any, dtype: type[np.int64] | type[np.float32]) -> AttrValue:
 
 def _data(ort: OrtCalls, attribute: Any, kind: int, element: str) -> Any:
     size = ffi.new("size_t *")
-    # With a buffer of size 0 the call fails and returns the size that it needs. That status is not an error.
+    # With a buffer of 0 bytes, ReadOpAttr stores the required size and returns a status, which is not an error here.
     status = ort.api.ReadOpAttr(attribute, kind, ffi.NULL, 0, size)
     if status != ffi.NULL:
         ort.api.ReleaseStatus(status)

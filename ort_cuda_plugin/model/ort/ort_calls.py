@@ -1,4 +1,4 @@
-"""Calls ONNX Runtime's C API, and reads its tensors and types."""
+"""Calls of ONNX Runtime's C API, and readers of its tensors and types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OrtCallError(RuntimeError):
 
 
 class OrtCalls:
-    """Calls functions of ``const OrtApi *``, or with ``ep_api`` of ``const OrtEpApi *``."""
+    """Calls functions of ``const OrtApi *``, or of ``const OrtEpApi *`` if ``ep_api`` is given."""
 
     def __init__(self, api: Any, ep_api: Any = None) -> None:
         self.api = api
@@ -35,7 +35,7 @@ class OrtCalls:
             raise OrtCallError(f"{name}: {message}")
 
     def out(self, name: str, kind: str, *args: Any) -> Any:
-        """Call a function whose last parameter is an out pointer to ``kind``; return what it wrote."""
+        """Call a function whose last parameter is an out pointer to ``kind``; return the value that it stores."""
         out = ffi.new(f"{kind}*" if kind.endswith("*") else f"{kind} *")
         self.call(name, *args, out)
         return out[0]
@@ -47,9 +47,7 @@ class OrtCalls:
         return [*items]
 
     def tensor_data(self, tensor: Any, dtype: DType, dims: tuple[int, ...]) -> Array:
-        """Return the elements of an OrtValue in host memory; zero copy, except that packed elements are unpacked to
-        bytes.
-        """
+        """Return a view of the elements of an OrtValue in host memory; packed elements are unpacked into a copy."""
         size = stored_bytes(dtype, dims)
         if size == 0:
             return np.empty(dims, dtype.numpy)
@@ -60,12 +58,12 @@ class OrtCalls:
         finally:
             self.api.ReleaseTensorTypeAndShapeInfo(info)
         if actual is not dtype or count != math.prod(dims):
-            raise OrtCallError(f"a tensor of {count} {actual} elements is declared as {dtype}{list(dims)}")
+            raise OrtCallError(f"tensor data: got {count} elements of {actual}, expected {dtype}{list(dims)}")
         data = self.out("GetTensorData", "const void *", tensor)
         return elements(np.frombuffer(ffi.buffer(data, size), np.uint8), dtype, dims)
 
     def tensor_constant(self, tensor: Any) -> Constant | None:
-        """Return a copy of an OrtValue in host memory; None for an element type that device memory cannot hold."""
+        """Return a copy of an OrtValue in host memory; None if its element type is not supported."""
         info = self.out("GetTensorTypeAndShape", "OrtTensorTypeAndShapeInfo *", tensor)
         try:
             dtype = element_type(self.out("GetTensorElementType", "ONNXTensorElementDataType", info))
@@ -79,7 +77,7 @@ class OrtCalls:
         return Constant.of(self.tensor_data(tensor, dtype, tuple(int(dim) for dim in dims)).copy(), dtype)
 
     def is_container(self, info: Any) -> bool:
-        """Whether a ``const OrtTypeInfo *`` is not a tensor's."""
+        """Return whether a ``const OrtTypeInfo *`` is known and describes no dense tensor."""
         kinds = (lib.ONNX_TYPE_UNKNOWN, lib.ONNX_TYPE_TENSOR)
         return info != ffi.NULL and self.out("GetOnnxTypeFromTypeInfo", "ONNXType", info) not in kinds
 
@@ -106,15 +104,15 @@ def text(pointer: Any) -> str:
 
 
 def element_type(number: int) -> DType | None:
-    """Return the type with this number in ONNXTensorElementDataType; None if this package does not know it."""
+    """Return the type with this number in ONNXTensorElementDataType; None if `DType` lacks it."""
     try:
         return DType.from_ort(int(number))
-    except ValueError:  # undefined, or newer than this list
+    except ValueError:  # undefined, or added to ONNX later
         return None
 
 
 def stored_bytes(dtype: DType, dims: tuple[int, ...]) -> int:
-    """Return the bytes of a tensor in ORT's packed storage."""
+    """Return the size in bytes of a tensor in ORT's packed storage."""
     return (math.prod(dims) * dtype.bits + 7) // 8
 
 

@@ -1,7 +1,7 @@
-"""Reads an ``OrtGraph`` into the IR through ORT's C API.
+"""Reader of ``OrtGraph`` into the IR through ORT's C API.
 
-Initializers are not read here: each becomes a `Constant` that knows where its contents are. Names and strings are
-copied. Whatever ORT cannot tell about a value stays unknown; a call that fails raises `OrtCallError`.
+Each initializer becomes a `Constant` that reads its contents on first use. Names and strings are copied. Types and
+dimensions that ORT does not know stay unknown; a failed call raises `OrtCallError`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .ort_calls import OrtCallError, OrtCalls, elements, stored_bytes, text
 def read_graph(api: Any, ort_graph: Any) -> Graph:
     """Return the IR of ``ort_graph`` (``const OrtGraph *``); ``api`` is ``const OrtApi *``.
 
-    Borrowed constants of the result become invalid with the graph: see `Constant.keep`.
+    Borrowed constants of the result are valid only as long as ``ort_graph``: see `Constant.keep`.
 
     Raises:
         OrtCallError: a call failed.
@@ -79,7 +79,7 @@ class _GraphReader:
     # ---- values ----
 
     def _value(self, info: Any) -> Value | None:
-        """Return the value that ``info`` describes; None for an omitted one."""
+        """Return the value that ``info`` describes; None for an omitted value."""
         if info == ffi.NULL:
             return None
         name = text(self.ort.out("GetValueInfoName", "const char *", info))
@@ -97,7 +97,7 @@ class _GraphReader:
         return value
 
     def _outer_value(self, name: str) -> Value | None:
-        """Return the value from a surrounding graph; None if no graph that was read has it."""
+        """Return the value of a surrounding graph; None if those graphs lack it."""
         reader = self.outer
         while reader is not None and name not in reader.values:
             reader = reader.outer
@@ -114,7 +114,7 @@ class _GraphReader:
         if external is not None:
             return external
 
-        ort, name = self.ort, value.name  # locals, since the constant must not keep all other values alive
+        ort, name = self.ort, value.name  # locals: the closure must not keep the reader and all values alive
 
         def load() -> Array:
             try:
@@ -127,7 +127,7 @@ class _GraphReader:
     def _external(self, info: Any, name: str, dtype: DType, dims: tuple[int, ...]) -> Constant | None:
         """Return a constant that reads its external file; None if the data are inline or the file is invalid.
 
-        Then ORT reads the contents, and reports what is wrong with them.
+        ORT reads the contents of an invalid file itself and reports the error.
         """
         external = self.ort.out("ValueInfo_GetExternalInitializerInfo", "OrtExternalInitializerInfo *", info)
         if external == ffi.NULL:

@@ -1,4 +1,4 @@
-"""Reads the node that a kernel is made for, through ORT's ``OrtKernelInfo``."""
+"""Reader of a kernel's node through ORT's ``OrtKernelInfo``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..ir import Array, AttrValue, Constant, DType, Graph, Node, Value
 from .ort_calls import OrtCallError, OrtCalls, elements, stored_bytes, text
 
 ReadDevice = Callable[[int, bytearray], None]
-"""Fills a buffer from an address in device memory."""
+"""Copies device memory at an address into a buffer."""
 
 
 def read_operator(ort: OrtCalls, info: Any) -> tuple[str, str, int]:
@@ -28,9 +28,7 @@ def read_name(ort: OrtCalls, info: Any) -> str:
 
 
 def read_attributes(ort: OrtCalls, info: Any, kinds: Mapping[str, str]) -> dict[str, AttrValue]:
-    """Return those of the named attributes that the node has; ``kinds`` has the Python types of their values as
-    text.
-    """
+    """Return the node's attributes among ``kinds``, which maps names to Python annotations."""
     found = {name: _attribute(ort, info, name, kind) for name, kind in kinds.items()}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -42,16 +40,15 @@ def read_node(
     read_device: ReadDevice,
     passed_on: Collection[int] = (),
 ) -> Graph:
-    """Return a graph of the one node. Its inputs are the node's inputs that are not constant; constants are
-    initializers.
+    """Return a graph of the kernel's node. Constant inputs are its initializers, the other inputs are its inputs.
 
     Args:
         ort: calls of the OrtApi.
         info: ``const OrtKernelInfo *``.
-        attributes: the names that the node may have, and the Python types of their values as text. ORT does not list
-            the attributes of a node for its kernel.
-        read_device: for constants that ORT has moved to the device.
-        passed_on: positions of inputs that are read in each Run, constants or not.
+        attributes: the attributes that the node may have, with their Python annotations. OrtKernelInfo cannot list
+            a node's attributes.
+        read_device: reads constants that ORT has moved to the device.
+        passed_on: indices of inputs that are read in each Run even if they are constant.
 
     Raises:
         OrtCallError: a call failed.
@@ -62,7 +59,7 @@ def read_node(
     for index, value in enumerate(inputs):
         if value is not None and index not in passed_on:
             value.initializer = _constant(ort, info, index, value, read_device)
-    # A value that the node has twice is one input of the graph.
+    # A value that the node reads twice is one input of the graph.
     by_name = {value.name: value for value in reversed(inputs) if value is not None}
     unique = [None if value is None else by_name[value.name] for value in inputs]
     node = Node(
@@ -102,7 +99,7 @@ def _value(ort: OrtCalls, info: Any, side: str, index: int) -> Value | None:
 
 
 def _constant(ort: OrtCalls, info: Any, index: int, value: Value, read_device: ReadDevice) -> Constant | None:
-    """Return the contents of a constant input; None if it differs from Run to Run."""
+    """Return the contents of a constant input; None if the input is not constant."""
     tensor = ffi.new("const OrtValue **")
     is_constant = ffi.new("int *")
     ort.call("KernelInfoGetConstantInput_tensor", info, index, is_constant, tensor)
@@ -130,7 +127,7 @@ def _attribute(ort: OrtCalls, info: Any, name: str, kind: str) -> AttrValue | No
     """Return the value of an attribute; None if the node lacks it."""
     read = READERS.get(kind.removesuffix(" | None"))
     if read is None:
-        raise TypeError(f"attributes of type {kind} cannot be read for a kernel")
+        raise TypeError(f"attribute {name}: a kernel cannot read the type {kind}; supported: {', '.join(READERS)}")
     try:
         return read(ort, info, name.encode())
     except OrtCallError:  # the node lacks the attribute
@@ -196,4 +193,4 @@ READERS: Mapping[str, Callable[[OrtCalls, Any, bytes], AttrValue | None]] = {
     "tuple[float, ...]": _numbers,
     "tuple[str, ...]": _texts,
 }
-"""Functions that read an attribute, by the annotation of the operator's parameter."""
+"""Annotation of an operator's parameter -> function that reads the attribute."""

@@ -1,4 +1,4 @@
-"""Reads ONNX Runtime's schemas of an operator, version by version."""
+"""Reader of ONNX Runtime's schemas of an operator, version by version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES: Final[Mapping[DType, str]] = {
 
 
 def type_name(dtype: DType) -> str:
-    """Return a tensor type's name in schemas: "tensor(float)"."""
+    """Return the name of a tensor type in schemas, such as "tensor(float)"."""
     return f"tensor({_NAMES.get(dtype, dtype.name.lower())})"
 
 
@@ -30,8 +30,8 @@ TENSOR_TYPES: Final[Mapping[str, DType]] = {type_name(dtype): dtype for dtype in
 class OpSchema:
     """One version of an operator.
 
-    ``inputs`` and ``outputs`` name the type constraint of each, "" if its type is fixed. ``constraints`` has the tensor
-    types that each allows; other types, such as sequences, are left out.
+    ``inputs`` and ``outputs`` have the type constraint of each, "" if the type is fixed. ``constraints`` has the tensor
+    types that a constraint allows, without other types, such as sequences.
     """
 
     name: str
@@ -43,10 +43,10 @@ class OpSchema:
 
 
 def read_schemas(ort: OrtCalls, name: str, domain: str) -> Iterator[OpSchema]:
-    """Return all versions of an operator that ORT has a schema of, the newest first. ``ort`` calls the OrtEpApi.
+    """Yield ORT's schemas of an operator, the newest first; none if ORT has no schema. ``ort`` calls the OrtEpApi.
 
     Raises:
-        OrtCallError: a call failed for another reason than that there is no schema.
+        OrtCallError: a call failed.
     """
     newest = _NEWEST
     while newest > 0:
