@@ -245,7 +245,7 @@ def kernels_digest() -> str:
 
 
 def _keep_near(ctx: Lowering, size: Dim) -> None:
-    """Add guards for the measured range of ``size``: above one power of two, and up to the next."""
+    """Add guards for the measured range of ``size``: between two successive powers of two."""
     most = 1 << max(hint(size) - 1, 0).bit_length()
     ctx.guard(le(size, most))
     ctx.guard(lt(most // 2, size))

@@ -46,11 +46,11 @@ class Gpu:
 
     @property
     def sharing(self) -> int:
-        """Return the multiprocessors that share a load from the L2 (multicast in a thread block cluster)."""
+        """Return the number of multiprocessors that share a load from the L2 (multicast in a thread block cluster)."""
         return 2 if self.compute_capability[0] in (9, 10) else 1
 
     def flops_per_clock(self, kind: str) -> float:
-        """Return the operations per clock of one multiprocessor, by a key of ``flops``."""
+        """Return a multiprocessor's operations per clock; ``kind`` is a key of ``flops``."""
         return self.flops[kind] / self.multiprocessors / self.clock
 
     def per_clock(self, rate: float) -> float:
@@ -58,7 +58,7 @@ class Gpu:
         return rate / self.multiprocessors / self.clock
 
     def l2_seconds(self, read: float, written: float) -> float:
-        """Return the seconds that the L2 takes for these bytes."""
+        """Return the time in seconds for reading and writing these bytes in the L2."""
         return read / self.l2_read + written / self.l2_written
 
 
@@ -98,7 +98,7 @@ def gpu(key: str) -> Gpu:
 
 @cache
 def typical_multiprocessors(compute_capability: tuple[int, int]) -> int:
-    """Return the multiprocessors of a large GPU with that compute capability, the H100's for an unknown one."""
+    """Return the number of multiprocessors of a large GPU with ``compute_capability``; of an H100 if unknown."""
     known = json.loads(FOLDER.with_name("multiprocessors.json").read_text(encoding="utf-8"))
     major, minor = compute_capability
     return int(known.get(f"{major}.{minor}", known["9.0"])["multiprocessors"])

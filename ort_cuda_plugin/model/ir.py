@@ -338,7 +338,7 @@ class Value:
 
     @property
     def constant(self) -> Array | None:
-        """Return the contents of an initializer that no Run can change, else None."""
+        """Return the initializer's contents if no Run can change them, else None."""
         return None if self.initializer is None else self.initializer.look()
 
     def __repr__(self) -> str:

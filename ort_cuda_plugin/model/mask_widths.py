@@ -50,7 +50,7 @@ def width_limits(model: bytes, mask: str, initializer: Callable[[str], int | Non
                 choices.append(node.inputs[0])
 
     def origin(name: str) -> tuple[str, _Node | None]:
-        """Return the value of which this value is a cast or a part, and the node that computes it."""
+        """Return the value before casts and selections of elements, and the node that computes it."""
         seen = set()
         while (node := producers.get(name)) and node.operator in _KEEPS_VALUE and name not in seen:
             seen.add(name)
@@ -93,7 +93,7 @@ def _constant(node: _Node) -> int | None:
 
 
 def _element(tensor: memoryview) -> int | None:
-    """Return the integer of a tensor that has one element and no external data, None for anything else."""
+    """Return the value of an integer tensor with one element and no external data; None for other tensors."""
     known = dict(fields(tensor))
     dims = [x for number, x in fields(tensor) if number == 1]
     if any(x not in (1, b"\x01") for x in dims) or known.get(2) not in _INTEGERS:

@@ -15,7 +15,7 @@ def normalize_axis(axis: Dim, rank: int) -> int:
     Raises InvalidModel for an axis outside -rank..rank-1, Unsupported for one that only a Run knows.
     """
     if not isinstance(axis, int):
-        raise require.unsupported("shape", "axis", "known only in a Run", "a known one")
+        raise require.unsupported("shape", "axis", "known only in a Run", "values known earlier")
     require.that(-rank <= axis < rank, "axis", f"be in [{-rank}, {rank})", axis)
     return axis % rank
 
@@ -30,7 +30,7 @@ def normalize_axes(axes: Iterable[Dim], rank: int) -> tuple[int, ...]:
 def axes_count(axes: Tensor) -> int:
     """Return the number of axes that a one-dimensional input names. Raises Unsupported if only a Run knows it."""
     if not isinstance(axes.size, int):
-        raise require.unsupported("shape", "the number of axes", "known only in a Run", "a known one")
+        raise require.unsupported("shape", "the number of axes", "known only in a Run", "values known earlier")
     return axes.size
 
 

@@ -337,7 +337,7 @@ def is_built_in(domain: str, op_type: str, since_version: int) -> bool:
 
 
 def versions(domain: str, op_type: str) -> tuple[Operator, ...]:
-    """Return the rows of an operator that are registered so far, in order of versions."""
+    """Return the registered declarations of an operator, in order of versions."""
     return tuple(_table.get((domain, op_type), ()))
 
 

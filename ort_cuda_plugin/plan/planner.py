@@ -277,7 +277,7 @@ def _in_place_of(step: _Work) -> tuple[InPlace, ...]:
 
 
 def _strongest(guards: Iterable[Expr]) -> list[Dim]:
-    """Return the guards without implied ones: among guards ``le(c * x, limit)``, the largest c implies the others."""
+    """Return the guards that no other guard implies: of ``le(c * x, limit)``, the largest c implies the others."""
     kept: list[Dim] = []
     limits: dict[tuple[Monomial, int], tuple[int, Expr]] = {}
     for guard in guards:

@@ -152,7 +152,7 @@ def _tile_config(ctx: Lowering, step: Convolve, convolutions: int = 1) -> TileCo
 
 
 def _left_by_cudnn(ctx: Lowering, step: Convolve) -> int:
-    """Return the bytes of a result that a separate kernel must copy, or finish with the epilogue, after cuDNN.
+    """Return how many result bytes a separate kernel must copy, or finish with the epilogue, after cuDNN.
 
     cuDNN writes dense pixels only; a strided result, such as a part of a concatenation, needs a copy.
     """

@@ -180,7 +180,7 @@ def choose_split_k(
 
 
 def _left_cycles(rates: _Rates, problem: Problem, left: int) -> float:
-    """Return the cycles of a kernel that copies ``left`` bytes of a result or applies the epilogue to them."""
+    """Return the duration in cycles of a kernel that copies ``left`` result bytes or applies the epilogue to them."""
     if not left:
         return 0.0
     finished = left / SIZES[problem.kind] / 32 * problem.finish / rates.instructions
@@ -220,7 +220,7 @@ def _fastest(capability: tuple[int, int], multiprocessors: int, problem: Problem
 
 
 def _cycles(rates: _Rates, problem: Problem, config: TileConfig) -> tuple[float, float]:
-    """Return the cycles, and the latency of a lone thread, which decides between tiles with equal cycles."""
+    """Return the duration and the latency of a single thread in cycles; latency decides between equal durations."""
     tile = config.tile
     parts = _parts(problem, config)
     steps = -(-problem.depth // tile.k)
@@ -259,7 +259,7 @@ def _cycles(rates: _Rates, problem: Problem, config: TileConfig) -> tuple[float,
 
 
 def _loads(problem: Problem, config: TileConfig) -> float:
-    """Return the ldmatrix instructions of a warp in a step."""
+    """Return the number of ldmatrix instructions per warp and step of the main loop."""
     height, width = config.warp
     return (height * 2 + width * (1 if problem.is_compact else 2)) / 16 * _parts(problem, config)
 

@@ -42,8 +42,8 @@ BLOCKS_PER_MULTIPROCESSOR = 2
 SHARED_SPLIT_KEYS = 512
 """Minimum keys per split if warps of a block share keys: the second launch costs as much as several tiles."""
 WARP, WARPS_PER_MULTIPROCESSOR = 32, 16
-"""Threads of a warp; minimum one-warp blocks per multiprocessor. Their splits may be half a tile, so that no split
-takes two tiles when the number of tiles is just above a power of two."""
+"""Threads of a warp; minimum one-warp blocks per multiprocessor. A split of one-warp blocks may be half a tile, so that
+none has two tiles when the number of tiles is just above a power of two."""
 EMULATED_SPLIT_KEYS, EMULATED_MANY_BLOCKS = 512, 128
 """Minimum keys per split, and blocks from which on keys are not split, on the emulated device."""
 WIDEST, WIDEST_FLOAT32 = 128, 64
@@ -120,7 +120,7 @@ def _mma_tile(
     tile = small_tile(batches, rows, width, itemsize, ctx.device.multiprocessors)
     if tile is None:
         m = WARPS * MATRIX_ROWS
-        # 4-byte keys and values take as long to load as to multiply: give warps more rows per load.
+        # 4-byte keys and values load as slowly as they multiply: more rows per warp reuse each load.
         is_long = itemsize == 4 and hint(rows) > m
         return _tile(2 * m, 32, columns, warp_rows=2 * MATRIX_ROWS) if is_long else _tile(m, 32, columns), ()
     for most in TILES_OF_ALL_KEYS[itemsize]:

@@ -211,8 +211,14 @@ LOOP = """(float[n, 4] x, int64 trips, bool c) => (float[n, 4] y)
     {{ {nodes} y = Loop({arguments}, x) <body = b (int64 i, bool on, float[p, 4] carried)
         => (bool still, float[p, 4] next) {{ still = {still} next = Add(carried, x) }}> }}"""
 DECLINED = {
-    "trip count": (LOOP.format(nodes="", arguments="trips, ", still="Identity(on)"), "the trip count of Loop is only"),
-    "condition": (LOOP.format(nodes="", arguments="trips, c", still="Identity(on)"), "the trip count of Loop is only"),
+    "trip count": (
+        LOOP.format(nodes="", arguments="trips, ", still="Identity(on)"),
+        "trip count of Loop is known only",
+    ),
+    "condition": (
+        LOOP.format(nodes="", arguments="trips, c", still="Identity(on)"),
+        "trip count of Loop is known only",
+    ),
     "condition of the body": (
         LOOP.format(nodes="m = Constant<value_int = 3>()", arguments="m, ", still="Greater(s, zero)").replace(
             "{ still", "{ zero = Constant<value_float = 0.0>() s = ReduceSum<keepdims = 0>(carried) still"

@@ -105,7 +105,7 @@ def test_equal_strings_are_stored_once() -> None:
 
 def test_records_out_of_segment_order_are_refused() -> None:
     late, early = (Record(RecordKind.LAUNCH, 0, (), segment=s) for s in (1, 0))
-    with pytest.raises(ValueError, match="not ordered"):
+    with pytest.raises(ValueError, match="out of order"):
         encode(Plan(num_registers=0, inputs=(), outputs=(), records=(late, early), num_segments=2))
 
 

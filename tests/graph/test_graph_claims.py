@@ -126,7 +126,7 @@ def test_a_shape_of_unknown_rank_that_the_device_computes_is_declined() -> None:
     computed = b.node("Negative", x, dtype=DType.INT64)
     assert reasons(b.graph(b.node("Reshape", y, computed))) == [
         ("", ""),
-        ("shape", "Reshape: the number of elements of shape is known only in a Run; supported: a known one"),
+        ("shape", "Reshape: the number of elements of shape is known only in a Run; supported: values known earlier"),
     ]
 
 

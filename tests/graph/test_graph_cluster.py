@@ -162,7 +162,7 @@ def test_a_shape_computed_from_floats_on_the_device_is_declined() -> None:
     b = Builder()
     x = b.input("x", 2)
     bad = b.node("Reshape", x, b.node("Add", x, x))
-    with pytest.raises(NodeError, match=r"Reshape_1 \(Reshape\): shape has element type FLOAT32"):
+    with pytest.raises(NodeError, match=r"Reshape_1 \(Reshape\): the type of shape is FLOAT32"):
         Session(b, bad)
 
 

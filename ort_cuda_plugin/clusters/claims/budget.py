@@ -36,7 +36,7 @@ class MemoryBudget:
 
 
 def _nbytes(node: Node, counted: set[str]) -> int:
-    """Return the bytes of a node; skips constants in ``counted``, and adds the node's constants to it."""
+    """Return the size in bytes of a node's results and of its constants not in ``counted``; add these to the set."""
     total = 0
     for value in node.reads():
         if value.initializer is not None and value.name not in counted:

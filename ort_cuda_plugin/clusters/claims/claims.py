@@ -90,7 +90,8 @@ def analyze(
 
     Calls operators' functions on symbolic shapes; reads no large initializer. After a declined node the analysis
     continues with the types and shapes that ORT infers. ``ranks`` holds further known ranks, and learns ranks from the
-    operators' functions. ``provider`` is the plugin's own name: after layout changes, ORT asks again about its nodes.
+    operators' functions. ``provider`` is the plugin's own name, which its nodes have when ORT calls again after layout
+    changes.
     """
     analysis = _Analysis(graph, device, options or LoweringOptions(), ranks or Ranks(), provider)
     verdicts = analysis.verdicts(graph.nodes)
@@ -379,7 +380,7 @@ class _Analysis:
             logger.exception("node %s", node.label)
             return decline(node, "op", f"internal error: {type(error).__name__}: {error}")
         if node.provider and node.provider != self.provider:  # one such node makes ORT drop its whole cluster
-            return decline(node, "op", f"{node.provider} runs it")
+            return decline(node, "op", f"it is assigned to {node.provider}")
         return _supported(node, self.lowering.served.get(node), self.lowering.ctx.notes.get(node, ""))
 
     def as_single(self, node: Node, why_not_fused: Unsupported) -> NodeVerdict:

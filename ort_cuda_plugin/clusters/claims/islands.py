@@ -1,4 +1,4 @@
-"""Unprofitable islands: parts of clusters with all inputs and results in host memory, not worth their copies."""
+"""Unprofitable islands: parts of clusters with all inputs and results in host memory, faster on the CPU."""
 
 from __future__ import annotations
 

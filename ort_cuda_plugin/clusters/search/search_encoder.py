@@ -106,7 +106,7 @@ class EncoderDecoder:
         )
 
     def _all_states(self, made: list[Value], kept: list[Value]) -> list[Value]:
-        """Return all states, in order: states that a choice updates, and constant ones."""
+        """Return all states in order: ``made`` states, which each iteration updates, and constant ``kept`` states."""
         before = self._first_cache - 1
         first_own = 3 + self._num_self
         return [*made[:3], *kept[:before], *made[3:first_own], *kept[before:], *made[first_own:]]

@@ -174,7 +174,7 @@ class _GraphReader:
         domain = text(self.ort.out("Node_GetDomain", "const char *", node))
         inputs, outputs, implicit = values("Inputs"), values("Outputs"), values("ImplicitInputs")
         num_subgraphs = self.ort.out("Node_GetNumSubgraphs", "size_t", node)
-        subgraphs = self._subgraphs(node, num_subgraphs)  # after the implicit inputs, which they share
+        subgraphs = self._subgraphs(node, num_subgraphs)  # bodies share the implicit inputs, which are read above
         attributes: dict[str, AttrValue] = {}
         unreadable: list[str] = []
         for attribute in self.ort.list("Node_GetNumAttributes", "Node_GetAttributes", "const OrtOpAttr *", node):

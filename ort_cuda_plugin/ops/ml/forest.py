@@ -62,8 +62,8 @@ class Forest:
 
     ``features``, ``thresholds``, ``comparisons`` and ``children`` [nodes, 2] have a row for each node, ``roots`` and
     ``depths`` an entry for each tree. Leaf l adds ``weights[i]`` to ``targets[i]`` for i in [starts[l], starts[l + 1]);
-    if ``starts`` is None, each leaf has one weight for each target. ``used`` are the targets that have weights,
-    ``always`` those that have one in each leaf.
+    if ``starts`` is None, each leaf has one weight for each target. ``used`` are the targets with weights, ``always``
+    the targets with a weight in each leaf.
     """
 
     features: Constant

@@ -38,7 +38,7 @@ def _probit(x: Scalar) -> Scalar:
 
 
 def _softmax_zero(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
-    """Compute softmax over scores that are not nearly 0; those that are stay near 0."""
+    """Compute softmax over scores that are not nearly 0, as ONNX's SOFTMAX_ZERO; scores near 0 stay near 0."""
     largest = row.reduce(MAX, x)
     counts = (x > _NEARLY_ZERO) | (x < -_NEARLY_ZERO)
     zero = s.constant(0, x.dtype)

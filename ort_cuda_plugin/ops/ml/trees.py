@@ -437,7 +437,7 @@ def _two_classes(
     def both(
         first: Scalar, second: Scalar, has_first: Scalar, has_second: Scalar, *bases: Scalar
     ) -> tuple[Scalar, Scalar, Scalar]:
-        """Return both scores and the deciding one. A score without weights is 0."""
+        """Return both scores, and the score that decides the label. A score without weights is 0."""
         one, two = first, s.where(has_second, second, zero)
         if len(bases) == 2:
             joined = bases[1] + first

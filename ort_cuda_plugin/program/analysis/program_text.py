@@ -58,7 +58,7 @@ class ProgramText:
 
     def _block(self, step: Step) -> Block:
         if not isinstance(step, Map):
-            return tuple(self._lines(step))  # its note may change
+            return tuple(self._lines(step))  # not cached: a launch's note may change
         if step not in self._known:
             self._known[step] = tuple(self._lines(step))
         return self._known[step]

@@ -101,9 +101,9 @@ class Lowering(Recorder):
 
     It extends the `Recorder` by contents on the host and states of nodes. ``opset`` is the imported version of the
     node's domain. Claims pass ``try_step``, which generates a step's kernel to see whether that fails. ``guessed``:
-    `host_constants` has returned an arbitrary hint since this was set to False. ``trial`` numbers the assumption about
-    a number on which a rank depends, see `chosen`. ``states`` holds the states of the cluster's nodes, shared by its
-    plans. ``notes`` holds remarks for users, by node.
+    `host_constants` has returned an arbitrary hint since this was set to False. ``trial`` selects the value that
+    `chosen` assumes for an unknown dimension. ``states`` holds the states of the cluster's nodes, shared by its plans.
+    ``notes`` holds remarks for users, by node.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class Lowering(Recorder):
         if isinstance(dim, int):
             return dim
         if self._speculative or is_read_back(dim):
-            reason = f"the number of elements of {what} is known only in a Run; supported: a known one"
+            reason = f"the number of elements of {what} is known only in a Run; supported: values known earlier"
             # A claimed node gets its plan in the first Run, whose shapes are known.
             waits = self._is_recording and self._speculative and self.trial is None and not is_read_back(dim)
             raise UnknownRank(reason) if waits else Unsupported("shape", reason)
@@ -267,9 +267,9 @@ class Lowering(Recorder):
         return values[0]
 
     def host_constants(self, x: Tensor, what: str, guess: Sequence[int]) -> tuple[int, ...]:
-        """Return `host_values` as numbers that lowering needs, such as axes; the plan holds for these contents only.
+        """Return `host_values` as integers, such as axes, and guard the plan to them.
 
-        ``guess`` is any valid contents, used while a claim knows none.
+        ``guess`` has any valid values, which a claim uses while the contents are unknown.
         """
         values = self.host_values(x, what)
         if any(is_read_back(value) for value in values):
@@ -300,7 +300,7 @@ class Lowering(Recorder):
             reason = f"{what} is known only in a Run, with {len(choices)} choices; supported: up to {NUM_TRIALS}"
             raise Unsupported("shape", reason)
         if self.trial is None:
-            raise UnknownRank(f"{what} is known only in a Run; supported: a known one")
+            raise UnknownRank(f"{what} is known only in a Run; supported: values known earlier")
         return choices[self.trial % len(choices)]
 
     def read_back(

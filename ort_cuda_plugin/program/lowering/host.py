@@ -17,8 +17,8 @@ from ort_cuda_plugin.program.lowering.recorder import Recorder
 from ort_cuda_plugin.program.steps.tensor import MAX_HOST_ELEMENTS, BufferKind, DeferredContents, Tensor
 
 MAX_HOST_WORK = 200_000
-"""Maximum terms of symbolic integers that one lowering computes on the host. Beyond it, which would take minutes, the
-device computes tensors, and sizes are read back."""
+"""Maximum terms of symbolic integers that one lowering computes on the host; more would take minutes. Beyond the limit
+the device computes the tensors, and the host reads sizes back."""
 MAX_SYMBOLIC_ELEMENTS = 64
 """Maximum elements of a host tensor with symbols; larger tensors are not shapes, and the device computes them."""
 HostArray: TypeAlias = npt.NDArray[np.object_]

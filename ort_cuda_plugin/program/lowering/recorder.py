@@ -61,7 +61,7 @@ class Recorder(Conditions):
 
     @property
     def is_guess(self) -> bool:
-        """Return whether the present sizes are guesses, so that an error about them may not occur in a Run."""
+        """Return whether sizes are guesses. An error about a guessed size need not occur in a Run."""
         return self._speculative or not self._is_recording
 
     # ---- tensors ----
@@ -81,7 +81,7 @@ class Recorder(Conditions):
         return x
 
     def _countable_bytes(self, shape: Sequence[Dim], dtype: DType) -> Dim:
-        """Return the bytes of a tensor. Raises InvalidModel if they exceed 64 bits."""
+        """Return the size of a tensor in bytes. Raises InvalidModel if it exceeds 64 bits."""
         nbytes = product(shape) * dtype.itemsize
         self.trace.originate(self.node, (*shape, nbytes))
         known = isinstance(nbytes, int) or not (self._speculative or is_read_back(nbytes))
@@ -147,7 +147,7 @@ class Recorder(Conditions):
 
     @contextmanager
     def recording(self, nodes: tuple[Node, ...] | None = None) -> Iterator[list[Step]]:
-        """Collect the steps recorded in the block, for ``nodes``, in a list that the caller may place or drop.
+        """Collect the steps that the block records for ``nodes`` in a list, which the caller may append or drop.
 
         Host values that these steps read are materialised in the list, for these steps only.
         """

@@ -50,7 +50,7 @@ class DeviceArray:
             "data": (self.address if self.size else 0, False),
             "version": 3,
             "strides": None,
-            "stream": self.stream or 1,  # the interface numbers the default stream 1
+            "stream": self.stream or 1,  # __cuda_array_interface__: 1 is the default stream
         }
 
 
@@ -75,7 +75,7 @@ class CallStream(Protocol):
         args: Sequence[DeviceArray | Number],
         shared_bytes: int = 0,
     ) -> None:
-        """Enqueue a kernel; numbers are converted to the types of the signature."""
+        """Enqueue a kernel; scalars are converted to the types of its signature."""
 
     def copy(self, destination: DeviceArray, source: DeviceArray) -> None:
         """Enqueue a copy of all bytes."""
@@ -93,7 +93,7 @@ class CallStream(Protocol):
 
 
 class CallFunction(Protocol):
-    """The type of a callback; ``numbers`` are the `HostCall`'s."""
+    """The type of a callback; ``numbers`` are those of the `HostCall`."""
 
     def __call__(self, tensors: Sequence[DeviceArray], numbers: Sequence[int], stream: CallStream) -> None: ...
 
@@ -124,5 +124,5 @@ class Callback:
 
     @property
     def num_dims(self) -> int:
-        """Return the number of dimensions of all tensors, which precede the other numbers of a record."""
+        """Return the total rank of all tensors: a record has their dimensions before its other integers."""
         return sum(rank for _, rank in self.tensors)

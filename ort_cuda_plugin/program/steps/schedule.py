@@ -75,12 +75,12 @@ class Tile:
 
     @property
     def operands(self) -> int:
-        """Return the elements of the operands' double-buffered tiles."""
+        """Return the number of elements in the operands' double-buffered tiles."""
         return 2 * self.k * (self.a_pitch + self.b_pitch)
 
     @property
     def columns(self) -> int:
-        """Return the threads along n; thread t owns column t % columns of the grid of thread tiles."""
+        """Return the number of threads along n; thread t owns column t % columns of the grid of thread tiles."""
         return self.n // self.thread_n
 
     @property
@@ -145,7 +145,7 @@ class AttentionTile:
 
     @property
     def warp_keys(self) -> int:
-        """Return the keys of a tile per warp."""
+        """Return the number of keys of a tile per warp."""
         return self.keys // self.sharing_warps
 
     @property
@@ -237,7 +237,7 @@ def schedule_text(schedule: Schedule) -> str:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Parse `schedule_text`. Raises ValueError for another text."""
+    """Parse a text of `schedule_text`. Raises ValueError for other texts."""
     try:
         return schedule_of(json.loads(text))
     except (TypeError, KeyError) as error:
@@ -250,7 +250,7 @@ def explained(schedule: Schedule, why: str) -> str:
 
 
 def describe(schedule: Schedule) -> str:
-    """Return the schedule in words, such as "mma 64x64x32, sliced_k=4"."""
+    """Return a text for the schedule, such as "mma 64x64x32, sliced_k=4"."""
     parts = [f"{schedule.engine.value}{'' if schedule.tile is None else f' {schedule.tile.name}'}"]
     parts += [f"{name}={getattr(schedule, name)}" for name in ("split_k", "sliced_k") if getattr(schedule, name) > 1]
     if schedule.operands in ("i8", "u8"):

@@ -86,7 +86,7 @@ class Map(TensorFields):
 
     @property
     def node(self) -> Node | None:
-        """Return the node that errors of the step's launch name first."""
+        """Return the node that error messages about the step's launch name."""
         return self.nodes[-1] if self.nodes else None
 
 

@@ -125,7 +125,7 @@ class Tensor:
 
     @property
     def distinct_bytes(self) -> Dim:
-        """Return the bytes of the distinct elements of the view; broadcast elements count once."""
+        """Return the size in bytes of the view's distinct elements; broadcast elements count once."""
         dims = [dim for dim, stride in zip(self.shape, self.strides, strict=True) if stride != 0]
         return product(dims) * self.dtype.itemsize
 
@@ -218,6 +218,6 @@ def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def known_bytes(buffer: Buffer) -> int:
-    """Return the bytes of a buffer with a static size, such as a weight."""
+    """Return the size in bytes of a buffer with a static size, such as a weight."""
     assert isinstance(buffer.nbytes, int)
     return buffer.nbytes

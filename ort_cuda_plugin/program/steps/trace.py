@@ -74,7 +74,7 @@ class InPlace:
 
 
 def in_place_of(read: Tensor | None, written: Tensor, *, kept: bool = False) -> tuple[InPlace, ...]:
-    """Return the permission to write a tensor in place of one that is read, if both have the same layout; else ().
+    """Return the in-place pair of two tensors with the same layout, else (): the result may overwrite the input.
 
     Both must have the same shape in every Run, perhaps by different expressions.
     """

@@ -21,7 +21,7 @@ class Windows:
 
     @property
     def extent(self) -> tuple[Dim, ...]:
-        """Return the elements that a window spans, including gaps by dilation."""
+        """Return the extent of a window in elements along each dimension, with dilation."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property

@@ -100,7 +100,7 @@ def decoder_masked_self_attention(
     past_present_share_buffer: int = 0,
     scale: float = 0.0,
 ) -> tuple[Tensor, ...]:
-    """Return output, and past and new keys and values in one tensor. Keys of a shared buffer are chunked."""
+    """Return the output, and a tensor of past and new keys and values. Keys of a shared buffer are chunked."""
     if do_rotary:
         raise require.unsupported("attribute", "do_rotary", do_rotary, "0")
     require.rank(3, input=x)
@@ -150,7 +150,7 @@ def _with_cache(
     past_length: Tensor | None,
     chunk: int,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Return all keys, all values and the present; with ``past_length`` the past is a buffer with spare capacity.
+    """Return all keys, all values and the present cache; with ``past_length`` the past has spare capacity.
 
     If ``chunk`` is not 0, keys of that buffer are stored as [size / chunk, capacity, chunk].
     """

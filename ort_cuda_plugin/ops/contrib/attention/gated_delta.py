@@ -27,7 +27,7 @@ from ort_cuda_plugin.program.steps.row_program import SUM, Row
 
 _SOFTPLUS = ("qwen", "softplus")
 _BOUNDED = ("sigmoid", "kda")
-"""Values of ``gate_activation``: unbounded ones, and those with the lower bound ``gate_lower_bound``."""
+"""Values of ``gate_activation`` without and with the lower bound ``gate_lower_bound``."""
 
 
 @contrib_op("LinearAttentionGate", T=UP_TO_FLOAT32, TF=FLOAT32)
@@ -110,7 +110,7 @@ def gated_delta_net(
         q, k = _unit(ctx, q), _unit(ctx, k)
 
     def by_sequence(x: Tensor) -> Tensor:
-        """Return x by sequence. With bounds each sequence sees all tokens; the kernel takes those within its bounds."""
+        """Return x with a dimension of sequences; packed tokens are broadcast, and the kernel reads each sequence's."""
         if packed is None:
             return reshape(ctx, x, (count, steps, *x.shape[1:]))
         return expand(ctx, unsqueeze(ctx, x, [0]), (count, *x.shape))

@@ -162,7 +162,7 @@ def attention_of_projection(
 
 
 def projection_sizes(qkv_hidden_sizes: tuple[int, ...] | None, projected: Tensor) -> list[Dim]:
-    """Return the columns of Q, K and V in a merged projection: three equal parts without the attribute."""
+    """Return the widths of Q, K and V in a merged projection: equal without the attribute."""
     if qkv_hidden_sizes and (len(qkv_hidden_sizes) != 3 or min(qkv_hidden_sizes) <= 0):
         raise require.violation("qkv_hidden_sizes", "be three positive sizes", list(qkv_hidden_sizes))
     return list(qkv_hidden_sizes or [floordiv(projected.shape[-1], 3)] * 3)

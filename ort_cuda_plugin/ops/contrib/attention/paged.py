@@ -58,7 +58,7 @@ class Tokens:
 
 
 def packed_tokens(ctx: Lowering, count: Dim, starts: Tensor, past: Tensor) -> Tokens:
-    """Return the tokens of the inputs ``starts`` [sequences + 1] and ``past`` [sequences]."""
+    """Return the packed tokens for the inputs ``starts`` [sequences + 1] and ``past`` [sequences]."""
     packed = PackedTokens(ctx, starts, count, empty=True)
     require.shape(ctx, (packed.count,), past_seqlens=past)
 
@@ -101,7 +101,7 @@ def batch_of(ctx: Lowering, tokens: Tokens, room: Dim, metadata: Tensor | None, 
     """Choose the batch of attention over packed tokens, for sequences of at most ``room`` keys.
 
     If there are at most as many tokens as sequences, each token is an entry. ``metadata`` bounds the new tokens of a
-    sequence (element 0) and its keys (element ``key_bound``); 0 is no bound. Without it the Run reads both back.
+    sequence (element 0) and its keys (element ``key_bound``); 0: no bound. Without it the Run reads both back.
     """
 
     def bound(number: int | None, most: Dim) -> Dim:
@@ -274,7 +274,7 @@ def gathered(
 ) -> Tensor:
     """Gather keys or values of each entry, [entries, heads, keys + more, size] of ``dtype``; zeros behind the last.
 
-    ``other(maps, sequence, head, index, element)`` computes the ``more`` additional ones.
+    ``other(maps, sequence, head, index, element)`` computes the ``more`` additional rows.
     """
     _, block_size, heads, _ = cache.blocks.shape
 

@@ -93,7 +93,7 @@ def bias_of_window(ctx: Lowering, bias: Tensor, batch: Dim, keys: Dim, step: Win
 
 
 def window_after(ctx: Lowering, step: WindowStep, whole: Tensor) -> Tensor:
-    """Return the present: the keys of ``whole`` [batch, heads, keys, size] that are not evicted, from index 0."""
+    """Return the present cache: the keys of ``whole`` [batch, heads, keys, size] that are not evicted, from index 0."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         at = c[2] + maps.source(step.dropped).at([c[0]])

@@ -262,7 +262,7 @@ def varlen_ngram_hash_mapping(
         begin, count = packed.range(maps, c[0])
         return id_at(maps, c[0], begin, count - window + c[1])
 
-    # After the last read of the past: past and present may share a buffer.
+    # Write the present ids after the last read of the past ids: both may share a buffer.
     results = [result, walk_map(ctx, [packed.count, window], hashes.dtype, newest, over=past_ids)]
     if segment_ids is not None:
 

@@ -143,10 +143,10 @@ def _candidates(ctx: Lowering, scores: Tensor, now: Beams, end: int) -> _Candida
 def _merged(
     ctx: Lowering, now: Beams, sequences: Tensor, others: Tensor, rows: Tensor, length: Dim, pad: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Merge new hypotheses into the present ones; return scores, lengths and tokens of the best.
+    """Merge new hypotheses into the current hypotheses; return scores, lengths and tokens of the best.
 
-    ``others`` [prompts, beams] are scores of new ones, -inf for none; their tokens are the first ``length`` of the
-    ``rows`` of ``sequences``.
+    ``others`` [prompts, beams] are the scores of new hypotheses, -inf for none; their tokens are the first ``length``
+    of the ``rows`` of ``sequences``.
     """
     prompts, beams = now.scores.shape
     room = sequences.shape[1]
@@ -275,7 +275,7 @@ def _chosen(ctx: Lowering, candidates: _Candidates, now: Beams) -> Tensor:
 def _done(
     ctx: Lowering, now: Beams, found: Tensor, lengths: Tensor, scores: Tensor, length: Dim, rules: Rules
 ) -> Tensor:
-    """Flag prompts with all hypotheses that, unless the search stops ``early``, cannot find better ones.
+    """Return which prompts are done: they have all hypotheses, and unless ``early`` cannot get better hypotheses.
 
     ONNX Runtime's CPU provider compares with candidates of earlier prompts, and so stops too late or too early.
     """

@@ -52,7 +52,7 @@ class Gate:
 
     @property
     def parts(self) -> int:
-        """Return the columns of the first GEMM per column of the second GEMM's input."""
+        """Return the number of columns of the first GEMM per column of the second GEMM's input."""
         return 2 if self.kind == "swiglu" and self.fusion else 1
 
     def swiglu(self, gate: Scalar, linear: Scalar) -> Scalar:
@@ -146,7 +146,7 @@ def factors(
 ) -> Tensor:
     """Return the weight of each chosen expert, float32 [tokens, k].
 
-    Weights are the softmax of the scores over all experts, or with ``normalize`` over the chosen ones; or weights
+    Weights are the softmax of the scores over all experts, with ``normalize`` over the chosen experts; or the weights
     ``given`` per expert, with ``normalize`` divided by their sum. ``sparse`` selects the sparse mixer of two experts:
     softmax over scores close to the best, then, without the best, over scores close to the second.
     """

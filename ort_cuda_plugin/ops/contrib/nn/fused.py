@@ -78,7 +78,7 @@ def _activated(ctx: Lowering, x: Tensor, activation: str, parameters: Mapping[st
 
 
 _ACTIVATIONS_OF: Final = 6
-"""Opset of the activations' definitions: in it, Clip's limits are attributes."""
+"""Opset version of the activations, in which Clip has its limits as attributes."""
 _ACTIVATIONS: Final = {
     "Clip": ("min", "max"),
     "Elu": ("alpha",),

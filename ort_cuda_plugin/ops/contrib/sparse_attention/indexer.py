@@ -177,7 +177,7 @@ def sparse_attention_indexer(
 
 
 class _Visible:
-    """Tokens visible to queries: all up to the query's own, if there is a mask those that it admits."""
+    """Tokens visible to queries: all up to the query's own token, restricted by the mask if there is one."""
 
     def __init__(self, ctx: Lowering, mask: Tensor | None, batch: Dim, before: Dim, rows: Dim) -> None:
         self.before, self.total, self.rows = before, before + rows, rows

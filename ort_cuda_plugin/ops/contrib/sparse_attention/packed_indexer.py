@@ -232,7 +232,7 @@ class _Steps:
         return s.where(token < waiting, old, new)
 
     def after(self, maps: IndexMap, sequence: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """Return the present's entries, buffered tokens, and first buffered token."""
+        """Return a sequence's counts of entries and buffered tokens after the step, and its first buffered token."""
         entries, waiting, changes = self._state(maps, sequence)
         pending = self._pending(maps, sequence, waiting)
         new = s.trunc_divide(pending, self.ratio)

@@ -54,7 +54,7 @@ from ort_cuda_plugin.program.lowering.views import part, reshape
 Local: TypeAlias = Callable[[IndexMap, Scalar, Scalar, Scalar], Scalar]
 """Predicate (entry, row, key): the query attends to the key without a selection."""
 Locate: TypeAlias = Callable[[IndexMap, Scalar, Scalar], tuple[list[Scalar], Scalar]]
-"""Maps (token, index) to (entry, row, key) and whether this key exists."""
+"""Maps (token, index in the selection) to the key's mask coordinates (entry, row, key), and whether the key exists."""
 
 
 def selection(

@@ -162,7 +162,7 @@ def _interpolate(ctx: Lowering, x: Tensor, how: Resampling, by: Interpolation, d
             return s.cast(element_at(index), real) * weight, weight
 
         def rounded() -> Scalar:
-            """Return the sum with normalised weights, rounded; weights outside the axis are added to the edges'."""
+            """Return the rounded sum with normalised weights. Samples outside the axis repeat the edge elements."""
             start = first - reach + 1
 
             def weights_of_parts(i: Scalar) -> tuple[Scalar, Scalar, Scalar]:
@@ -302,7 +302,7 @@ def _sized(ctx: Lowering, x: Tensor, axes: Sequence[int], sizes: Sequence[Dim], 
 
 
 def _present(x: Tensor | None) -> Tensor | None:
-    """Return None for an empty optional input, which counts as left out."""
+    """Return x, or None for an empty optional input, which ONNX treats as omitted."""
     return None if x is None or x.size == 0 else x
 
 
@@ -345,7 +345,9 @@ def _interpolation(
 def _check_one_per_axis(given: Tensor, axes: int) -> None:
     """Check the length of ``given``, which is scales or sizes."""
     if not isinstance(given.size, int):
-        raise require.unsupported("shape", "the number of scales or sizes", "known only in a Run", "a known one")
+        raise require.unsupported(
+            "shape", "the number of scales or sizes", "known only in a Run", "values known earlier"
+        )
     require.that(given.rank == 1 and given.size == axes, "scales or sizes", f"have {axes} elements", list(given.shape))
 
 
@@ -387,7 +389,7 @@ def resize(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> Tensor:
-    """Resize by ``scales`` or ``sizes``; exactly one is given and not empty."""
+    """Resize by ``scales`` or ``sizes``. Exactly one of both must be present and not empty."""
     chosen = normalize_axes(range(x.rank) if axes is None else axes, x.rank)
     roi, scales, sizes = _present(roi), _present(scales), _present(sizes)
     given = scales if scales is not None else sizes

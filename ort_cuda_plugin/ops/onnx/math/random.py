@@ -86,7 +86,7 @@ def _largest_below(x: float, dtype: DType) -> float:
 
 
 def _random(name: str, distribution: Callable[..., Distribution], **defaults: float) -> None:
-    """Register ``name``, whose shape is an attribute, and ``name``Like, which takes its input's shape.
+    """Register operator ``name``, which has a shape attribute, and ``name``Like, which uses its input's shape.
 
     Both have the distribution's parameters as attributes, with these defaults.
     """

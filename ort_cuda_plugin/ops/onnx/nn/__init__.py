@@ -1,1 +1,1 @@
-"""Layers of networks of ai.onnx: convolutions, pooling, normalizations, recurrences, quantization, losses."""
+"""Neural-network operators of ai.onnx: convolution, pooling, normalization, recurrence, quantization, loss."""

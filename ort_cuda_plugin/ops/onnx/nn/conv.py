@@ -28,7 +28,7 @@ from ort_cuda_plugin.program.steps.windows import Windows
 def _static_kernel(w: Tensor, kernel_shape: Ints | None) -> tuple[int, ...]:
     kernel = tuple(dim for dim in w.shape[2:] if isinstance(dim, int))
     if len(kernel) != w.rank - 2 or not all(isinstance(dim, int) for dim in w.shape):
-        raise require.unsupported("shape", "the shape of W", "known only in a Run", "a known one")
+        raise require.unsupported("shape", "the shape of W", "known only in a Run", "a shape known earlier")
     require.one_of((kernel,), kernel_shape=kernel_shape and tuple(kernel_shape))
     return kernel
 

@@ -119,7 +119,7 @@ def _part_sizes(ctx: Lowering, dim: Dim, split: Tensor | None) -> list[Dim]:
         return list(ctx.host_values(split, "sizes"))
     size = 1 if split is None else ctx.host_number(split, "size")
     if not isinstance(dim, int) or not isinstance(size, int):
-        raise require.unsupported("shape", "the number of parts", "known only in a Run", "a known one")
+        raise require.unsupported("shape", "the number of parts", "known only in a Run", "values known earlier")
     require.least(1, split=size)
     if dim > size * MAX_LENGTH:
         raise require.unsupported("cost", "the number of parts", -(-dim // size), f"up to {MAX_LENGTH}")

@@ -99,7 +99,7 @@ def _stands_for(ctx: Lowering, value: Dim, number: int) -> bool:
 
 
 def _inferred_dim(ctx: Lowering, x: Tensor, dims: Sequence[Dim], allow_zero: bool) -> Dim:
-    """Return the size of -1, which is 1 in ``dims``. With an empty dimension the others decide, as in ONNX Runtime."""
+    """Return the size of dimension -1, given as 1 in ``dims``. As in ONNX Runtime, empty dimensions are ignored."""
     others = product(dims)
     if others != 0 and x.size != 0:
         quotient = floordiv(x.size, others)
@@ -306,7 +306,7 @@ _RANGE = ("start, limit and delta", "define an element count, with a delta other
 
 
 def _count_of_floats(ctx: Lowering, inputs: Sequence[Tensor], stash: DType) -> Dim:
-    """Return the element count as ONNX Runtime does: difference in ``stash``, quotient in float64, on the device."""
+    """Return the element count like ONNX Runtime: difference in type ``stash``, quotient in float64, on the device."""
 
     def count(first: Scalar, last: Scalar, step: Scalar) -> Scalar:
         distance = s.cast(last, stash) - s.cast(first, stash)

@@ -234,7 +234,7 @@ def tile_1(ctx: Lowering, x: Tensor, tiles: Tensor, axis: Tensor) -> Tensor:
     """Repeat x ``tiles`` times along one axis."""
     number = constant_number(axis)
     if number is None:
-        raise require.unsupported("shape", "axis", "known only in a Run", "a known one")
+        raise require.unsupported("shape", "axis", "known only in a Run", "values known earlier")
     at = normalize_axis(int(number), x.rank)
     require.that(tiles.size == 1, "tiles", "be a scalar", f"{tiles.size} elements")
     (count,) = _float_counts(ctx, tiles, "tiles of Tile")
