@@ -1,9 +1,8 @@
 """Block-to-tile mappings: which tile, row or elements of the result a block or thread computes, from its index.
 
 Blocks enumerate columns first, so that consecutive blocks read the same rows, then rows, then batches. A GEMV
-enumerates
-rows first, so that consecutive blocks read the same columns of b. Each mapping defines ``batch`` and the coordinates
-that epilogues read: ``row0`` or ``row``, and ``column0``.
+enumerates rows first, so that consecutive blocks read the same columns of b. Each mapping defines ``batch`` and the
+coordinates that epilogues read: ``row0`` or ``row``, and ``column0``.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def steps_of(depth: int) -> Fragment:
 
 
 def columns_of_row(columns: int) -> Fragment:
-    """Assign ``columns`` columns of one row to each block; `first_column` computes the column from ``rest``.
+    """Assign ``columns`` columns of one row to each block. A kernel's `first_column` must follow it.
 
     The grid is (rows * ceil(columns of the result / ``columns``) * batches, 1, 1).
     """

@@ -70,7 +70,7 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class RowDestination:
-    """Address of a row of the result. ``row_lines`` compute it where those of an `Epilogue` stand; ``row`` is set."""
+    """Address of a row of the result. ``row_lines`` compute it, and follow the definition of ``row`` in a kernel."""
 
     pointer: str = ""
     row_lines: tuple[str, ...] = ()
@@ -159,45 +159,45 @@ def make_epilogue(
         emit.suffix = MARK
         count_along(ctx, builder, step, last, placed, along, MARK)
         emit.suffix = ROW
-    places = [sum_text(base, offset_text(mine)) for base, mine in zip(bases, along, strict=True)]
-    loads = list(zip(loaded, pointers, places, terms, along, strict=False))
+    offsets = [sum_text(base, offset_text(mine)) for base, mine in zip(bases, along, strict=True)]
+    loads = list(zip(loaded, pointers, offsets, terms, along, strict=False))
 
-    def load(pointer: str, place: str, x: Tensor) -> str:
+    def load(pointer: str, offset: str, x: Tensor) -> str:
         """Return the element's value; the load of its whole vector goes to ``together``."""
         if not is_wide:
-            return load_text(pointer, place, x.dtype)
+            return load_text(pointer, offset, x.dtype)
         lanes = emit.fresh().removesuffix(lane)
-        together.extend(vector_load(lanes, pointer, place, whole, VECTOR))
+        together.extend(vector_load(lanes, pointer, offset, whole, VECTOR))
         return load_text(lanes, LANE, x.dtype)
 
-    for (leaf, x), pointer, place, _, mine in loads:
+    for (leaf, x), pointer, offset, _, mine in loads:
         if not mine:
-            emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
+            emit.bind(leaf, emit.assign(load_text(pointer, offset, x.dtype)))
     row_lines = emit.taken()
     together = list(counting)
     emit.suffix = f"{MARK}{lane}"
     shared = {leaf for leaf, _ in step.inputs} - {leaf for leaf, _ in loaded}
-    for (leaf, x), pointer, place, beneath, mine in loads:
+    for (leaf, x), pointer, offset, beneath, mine in loads:
         if mine and not beneath:
-            emit.bind(leaf, emit.assign(load(pointer, place, x)))
+            emit.bind(leaf, emit.assign(load(pointer, offset, x)))
             shared.add(leaf)
     _hoist([value for value, _ in step.outputs], shared, emit)
     column_lines, column_loads, together = emit.taken(), together, []
     emit.suffix = f"{MARK}{ROW}{lane}"
-    for (leaf, x), pointer, place, *_ in loads:
+    for (leaf, x), pointer, offset, *_ in loads:
         if emit.bound(leaf) is None:
-            emit.bind(leaf, emit.assign(load(pointer, place, x)))
+            emit.bind(leaf, emit.assign(load(pointer, offset, x)))
     emit.bind(total, f"total{MARK}{ROW}{lane}")
     stores = []
-    written = zip(pointers, places, conditions, strict=True)
-    for (expression, _), (pointer, place, condition) in zip(step.outputs, list(written)[len(loaded) :], strict=True):
+    written = zip(pointers, offsets, conditions, strict=True)
+    for (expression, _), (pointer, offset, condition) in zip(step.outputs, list(written)[len(loaded) :], strict=True):
         if not is_wide:
-            stores.append(f"{condition}{pointer}[{place}] = {emit.assign(emit.memory_form(expression))}")
+            stores.append(f"{condition}{pointer}[{offset}] = {emit.assign(emit.memory_form(expression))}")
             continue
         lanes = emit.fresh().removesuffix(lane)
         together.append(f"{lanes} = lanes_of({pointer}, {VECTOR})")
         emit.store(lanes, LANE, expression)
-        stores.append(condition + vector_store(lanes, pointer, place, whole, VECTOR))
+        stores.append(condition + vector_store(lanes, pointer, offset, whole, VECTOR))
     element_lines = emit.taken()
     epilogue = Epilogue(
         (*numbers, *row_lines),

@@ -9,8 +9,7 @@ from ...model.ir import NARROW_FLOATS, DType
 from ...program.expressions.scalar import Scalar, operands_first
 from .source import register_type
 
-MAX_SLOTS = 2
-"""Maximum values per element that a kernel caches; more registers or shared memory would lower occupancy."""
+MAX_SLOTS = 2  # maximum values per element that a kernel caches; more registers or shared memory would lower occupancy
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ NO_CACHE = RowCache({}, {}, {})
 
 
 def find_row_cache(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool]) -> RowCache:
-    """Choose the values to cache. Pass i evaluates ``walks[i]`` for each element; ``varies``: leaves with columns.
+    """Choose the values to cache. Pass i evaluates ``walks[i]``; ``varies`` tells which leaves differ by column.
 
     It caches the outermost values that a pass shares with a later one. A product is not cached: each pass may contract
     it into an FMA with a following sum, and caching would round it.

@@ -148,8 +148,7 @@ class Operand:
 
     Element (x, k) is at ``<name>_base + x*stride + k*inner_stride`` of ``pointer``. x is the operand's own dimension (m
     or n), from ``origin`` to ``bound``; k ends at ``inner_bound``. With ``inner_major`` a thread moves elements that
-    are
-    adjacent along k, else along x.
+    are adjacent along k, else along x.
     """
 
     name: str

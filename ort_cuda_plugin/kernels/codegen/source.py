@@ -289,10 +289,7 @@ class Emitter:
         return self.value(x)
 
     def combine(self, pointer: str, index: str, x: Scalar, how: Combination) -> None:
-        """Emit ``pointer[index] = how(pointer[index], x)``, atomically.
-
-        ``pointer`` has the `atomic_type` of x's type.
-        """
+        """Emit the atomic ``pointer[index] = how(pointer[index], x)``; ``pointer`` has x's `atomic_type`."""
         short, stored = x.dtype.short, atomic_type(x.dtype, how).short
         value = self.value(x)
         if stored == short and how.instruction:
@@ -498,8 +495,7 @@ class KernelBuilder(Parameters):
         """Launch a kernel of the emitted lines, or of ``body``, which is generated for exactly this block size.
 
         ``resident`` is the number of blocks of ``body`` that a multiprocessor should hold. Emitted lines get the
-        register
-        limit of 256-thread blocks, or with ``bounded`` that of ``block``.
+        register limit of 256-thread blocks, or with ``bounded`` that of ``block``.
         """
         names, signature = tuple(self._names), tuple(self._signature)
         if is_wanted():

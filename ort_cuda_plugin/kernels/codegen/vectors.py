@@ -10,8 +10,7 @@ from ...program.expressions.symbolic import Dim, divides, hint, product
 from ...program.lowering.context import DeviceProperties, Tensor
 from ...program.steps.tensor import BufferKind, contiguous_strides
 
-VECTOR_BYTES = 16
-"""Maximum bytes of one vectorised access."""
+VECTOR_BYTES = 16  # maximum bytes of one vectorised access
 FEW_ELEMENTS = 1024
 """Minimum elements of a tensor for a vectorised kernel, which compiles longer."""
 MAX_WORK = 512
@@ -20,8 +19,7 @@ CALL_WORK = 12
 """Operations that a call of a math library function counts as (estimate)."""
 cheap = frozenset({"leaf", "constant", "cast", "abs", "neg", "not", "min", "max", "where", "add", "sub", "mul"})
 cheap |= {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "shl", "shr", "rint", "floor", "ceil"}
-MOST_THREADS, LEAST_THREADS = 256, 64
-"""Threads per block."""
+MOST_THREADS, LEAST_THREADS = 256, 64  # threads per block
 BLOCKS_PER_MULTIPROCESSOR = 2
 """Minimum blocks per multiprocessor: below this number, blocks get smaller."""
 
@@ -44,18 +42,18 @@ def begins_at_vectors(x: Tensor, width: int) -> bool:
     return x.buffer.kind in own and divides(width, x.offset)
 
 
-def vector_load(lanes: str, pointer: str, place: str, whole: str, width: int) -> list[str]:
+def vector_load(lanes: str, pointer: str, offset: str, whole: str, width: int) -> list[str]:
     """Return lines that load one vector into new ``lanes``: by one access if ``whole``, else element by element."""
-    last = f"{place} + {width - 1}"
+    last = f"{offset} + {width - 1}"
     return [
         f"{lanes} = lanes_of({pointer}, {width})",
-        f"load_lanes({lanes}, 0, {pointer}, {place}, 0, {last}, {whole}, {width}, 1)",
+        f"load_lanes({lanes}, 0, {pointer}, {offset}, 0, {last}, {whole}, {width}, 1)",
     ]
 
 
-def vector_store(lanes: str, pointer: str, place: str, whole: str, width: int) -> str:
+def vector_store(lanes: str, pointer: str, offset: str, whole: str, width: int) -> str:
     """Return the line that stores one vector of lanes: by one access if ``whole``, else element by element."""
-    return f"store_lanes({lanes}, 0, {pointer}, {place}, 0, {place} + {width}, {whole}, {width}, 1)"
+    return f"store_lanes({lanes}, 0, {pointer}, {offset}, 0, {offset} + {width}, {whole}, {width}, 1)"
 
 
 def work_of(expressions: Sequence[Scalar]) -> int:
