@@ -30,8 +30,7 @@ class Offer:
     """Epilogue that a library supports: factors, then a residual and a bias, then an activation.
 
     A bias broadcasts along ``bias_axes`` of the result. A residual has strides ``residual_strides``, by default those
-    of
-    a contiguous tensor. ``factors`` are constants that multiply accumulators and residual.
+    of a contiguous tensor. ``factors`` are constants that multiply accumulators and residual.
     """
 
     library: str
@@ -47,8 +46,7 @@ class LibraryForm:
     """Matched epilogue: ``value`` = activation(alpha * accumulator + beta * residual + bias).
 
     ``leftover`` says why a map must follow the library's call, "" if none does. The plan needs ``guards``: they exclude
-    a
-    broadcast residual.
+    a broadcast residual.
     """
 
     value: Scalar
@@ -82,7 +80,7 @@ def find_form(ctx: Lowering, step: Sums, offer: Offer) -> LibraryForm | None:
 
 
 def product_form(ctx: Lowering, step: Contract) -> LibraryForm | None:
-    """Do `find_form` for cuBLASLt."""
+    """Match the part of the epilogue that cuBLASLt can fuse (`find_form`)."""
     columns = range(len(step.shape) - step.column_axes, len(step.shape))
     # The accuracy of cuBLASLt's GELU for float64 is not documented.
     activations = frozenset({RELU} if step.a.dtype is DType.FLOAT64 else {RELU, GELU})
@@ -92,7 +90,7 @@ def product_form(ctx: Lowering, step: Contract) -> LibraryForm | None:
 def convolution_form(
     ctx: Lowering, step: Convolve, residual_strides: Sequence[Dim] = (), compiles: bool = False
 ) -> LibraryForm | None:
-    """Do `find_form` for cuDNN, whose prebuilt engines fuse a bias, a residual and a ReLU.
+    """Match the part of the epilogue that cuDNN can fuse; its prebuilt engines have bias, residual and ReLU.
 
     With ``compiles`` cuDNN may compile an engine at run time, which supports more activations.
     """
@@ -205,13 +203,13 @@ class _Search:
 
     def _activations(self, x: Scalar) -> Iterator[tuple[str, Scalar]]:
         """Yield the activations of x, and their results, of which x has no other use."""
+        known: dict[Scalar, Array | float] = {x: _points, **self.numbers}
+        tolerance = _tolerances.get(self.dtype, 0.0)
         for end in self._ends(x):
             if self._is_relu(end, x):
                 yield RELU, end
-            elif self._is_gelu(end, x):
-                yield GELU, end
-            elif self._is_silu(end, x):
-                yield SILU, end
+            elif not self._has_other_casts(end, x):
+                yield from ((name, end) for name in (GELU, SILU) if _is_smooth(name, end, known, tolerance))
 
     def _ends(self, x: Scalar) -> Iterator[Scalar]:
         """Yield the values computed from x such that x and all values between have no other use."""
@@ -233,14 +231,6 @@ class _Search:
     def _has_other_casts(self, y: Scalar, x: Scalar) -> bool:
         types = (self.dtype, self.step.total.dtype)
         return any(part.op == "cast" and part.dtype not in types for part in reachable([y]) - reachable([x]))
-
-    def _is_gelu(self, y: Scalar, x: Scalar) -> bool:
-        known: dict[Scalar, Array | float] = {x: _points, **self.numbers}
-        return not self._has_other_casts(y, x) and _is_gelu(y, known, _tolerances.get(self.dtype, 0.0))
-
-    def _is_silu(self, y: Scalar, x: Scalar) -> bool:
-        known: dict[Scalar, Array | float] = {x: _points, **self.numbers}
-        return not self._has_other_casts(y, x) and _is_silu(y, known, _tolerances.get(self.dtype, 0.0))
 
     def _is_limited(self, y: Scalar, x: Scalar) -> bool:
         """Tell whether y is min(x, 6)."""
@@ -310,22 +300,15 @@ _smooth: Mapping[str, Callable[..., Array]] = {
 """Smooth operations: agreement at a few points identifies a function composed of them."""
 
 
-def _is_gelu(y: Scalar, known: Mapping[Scalar, Array | float], tolerance: float) -> bool:
-    """Tell whether y is x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2, in any algebraic form.
+def _is_smooth(name: str, y: Scalar, known: Mapping[Scalar, Array | float], tolerance: float) -> bool:
+    """Tell whether y is the GELU (by tanh) or the SiLU of x, in any algebraic form, up to an error of ``tolerance``.
 
-    ``known`` are the values of leaves: ``_points`` for x, numbers for the others. ``tolerance`` is the maximum error.
+    ``known`` are the values of leaves: ``_points`` for x, numbers for the others.
     """
     with np.errstate(all="ignore"):
         value = _evaluate(y, known)
         cubic = np.sqrt(2.0 / np.pi) * (_points + 0.044715 * _points**3)
-        wanted = 0.5 * _points * (1.0 + np.tanh(cubic))
-    return value is not None and bool(np.all(np.abs(value - wanted) <= tolerance * np.maximum(np.abs(_points), 1.0)))
-
-
-def _is_silu(y: Scalar, known: Mapping[Scalar, Array | float], tolerance: float) -> bool:
-    """Tell whether y is x / (1 + exp(-x)), as `_is_gelu` does."""
-    with np.errstate(all="ignore"):
-        value, wanted = _evaluate(y, known), _points / (1.0 + np.exp(-_points))
+        wanted = 0.5 * _points * (1.0 + np.tanh(cubic)) if name == GELU else _points / (1.0 + np.exp(-_points))
     return value is not None and bool(np.all(np.abs(value - wanted) <= tolerance * np.maximum(np.abs(_points), 1.0)))
 
 

@@ -1,9 +1,8 @@
 """Integer GEMM and convolution: products of dequantised int8 operands, computed on tensor cores from the codes.
 
-An operand is (code - zero point) * scale. If scales and zero points are constant along k, then
-``sum(a * b) = scale_a * scale_b * (sum(code_a * code_b) - zero_a * sum(code_b))`` for weights b with zero point 0. The
-integer sums are exact, and the epilogue rounds once. Unfused steps, or a dequantising prologue, round each operand and
-each product.
+An operand is (code - zero point) * scale. If scales and zero points are constant along k, then ``sum(a * b) = scale_a *
+scale_b * (sum(code_a * code_b) - zero_a * sum(code_b))`` for weights b with zero point 0. The integer sums are exact,
+and the epilogue rounds once. Unfused steps, or a dequantising prologue, round each operand and each product.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ...program.lowering.reduce import reduce
 from ...program.steps.row_program import SUM
 from ...program.steps.steps import Contract, Conversion, Convolve, Input, Substitution, Sums
 from ...program.steps.tensor import Buffer, BufferKind
-from .operand_axes import axes_of_elements, over_result
+from .operand_axes import axes_of_elements, over_result, weights_axis
 
 AnySums = TypeVar("AnySums", bound=Sums)
 
@@ -100,7 +99,7 @@ def integer_step(ctx: Lowering, step: Sums, form: IntegerForm) -> Sums:
         w = elementwise(ctx, lambda code: s.cast(s.cast(code, DType.INT32) - _middle, DType.INT8), w)
     sums = None
     if form.a.known != 0:
-        along = [axis for axis in range(w.rank) if axis != _column_axis(step)]
+        along = [axis for axis in range(w.rank) if axis != weights_axis(step)]
         sums = reduce(ctx, lambda row, code: row.reduce(SUM, s.cast(code, DType.INT32)), w, along)
     return integer_epilogue(replace(step, operands=(step.operands[0], w)), form, sums)
 
@@ -114,7 +113,7 @@ def integer_epilogue(step: AnySums, form: IntegerForm, sums: Tensor | None = Non
     if form.a.known != 0:
         assert a.zero is not None
         if sums is None:
-            shape = [dim if axis == _column_axis(step) else 1 for axis, dim in enumerate(w.shape)]
+            shape = [dim if axis == weights_axis(step) else 1 for axis, dim in enumerate(w.shape)]
             sums = Tensor(DType.INT32, shape, Buffer(BufferKind.SCRATCH, 0))
         leaf = Scalar(DType.INT32, "leaf")
         inputs.append((leaf, over_result(step, 1, sums)))
@@ -126,11 +125,6 @@ def integer_epilogue(step: AnySums, form: IntegerForm, sums: Tensor | None = Non
     used = reachable(y for y, _ in outputs)
     kept = tuple((leaf, y) for leaf, y in inputs if leaf in used)
     return replace(step, conversions=(None, None), total=total, inputs=kept, outputs=outputs)
-
-
-def _column_axis(step: Sums) -> int:
-    """Return the axis of the weights that the result has."""
-    return 0 if isinstance(step, Convolve) else step.operands[1].rank - 1
 
 
 def _affine(conversion: Conversion | None) -> Affine | None:

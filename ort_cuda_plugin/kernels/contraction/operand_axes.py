@@ -9,12 +9,17 @@ from ...program.lowering.context import Tensor
 from ...program.steps.steps import Contract, Convolve, Sums
 from ...program.steps.tensor import contiguous_strides
 
-__all__ = ["axes_of_elements", "over_result"]
+__all__ = ["axes_of_elements", "over_result", "weights_axis"]
 
 
 def axes_of_elements(x: Tensor) -> set[int]:
     """Return the axes along which the elements of x differ in address."""
     return {axis for axis, (dim, stride) in enumerate(zip(x.shape, x.strides, strict=True)) if dim != 1 and stride != 0}
+
+
+def weights_axis(step: Sums) -> int:
+    """Return the axis of the weights that the result has."""
+    return 0 if isinstance(step, Convolve) else step.operands[1].rank - 1
 
 
 def over_result(step: Sums, number: int, y: Tensor) -> Tensor:

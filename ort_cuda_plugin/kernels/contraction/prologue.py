@@ -82,8 +82,7 @@ def make_element(
     """Return the loader of operand x, and the parameters that it needs.
 
     ``outer`` is x's axis along the result; a conversion's inputs may otherwise vary only along k. ``first`` is the
-    origin
-    of the kernel's coordinate along the result. ``prefix`` makes the loader's names distinct from the kernel's.
+    origin of the kernel's coordinate along the result. ``prefix`` makes the loader's names distinct from the kernel's.
     """
     if conversion is None:
         return Element(x.dtype.short), Parameters()
