@@ -1,4 +1,4 @@
-"""GEMM kernels: launches those of a step's schedule."""
+"""Launches the GEMM kernels of a step's schedule."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ __all__ = [
 ]
 
 ProductFields: TypeAlias = tuple[tuple[Element, Element], Epilogue, str, str, int, DType]
-"""The fields of `Product`, which all its kernels have."""
+"""The fields of `Product`, common to all GEMM kernels."""
 
 
 @dataclass(frozen=True)
 class Folded:
-    """One product as our kernels and cuBLASLt take it: a [m, k] and b [k, n], for each index of ``batch``."""
+    """A product in the form of our kernels and of cuBLASLt: a [m, k] and b [k, n] for each index of ``batch``."""
 
     a: Tensor
     b: Tensor
@@ -60,24 +60,24 @@ class Folded:
 
     @property
     def sizes(self) -> tuple[Dim, Dim, Dim]:
-        """m, n, k."""
+        """GEMM sizes m, n and k."""
         return self.a.shape[-2], self.b.shape[-1], self.a.shape[-1]
 
     @property
     def contiguous(self) -> tuple[str, str]:
-        """The dimensions along which neighbours of a and of b lie."""
+        """The axes of stride 1 of a and of b."""
         return contiguous_axis(self.a, "m", "k"), contiguous_axis(self.b, "k", "n")
 
 
 def contiguous_axis(x: Tensor, row: str, column: str) -> str:
-    """The name of the dimension of matrices x along which neighbours in memory lie, "" for neither."""
+    """Return the name of the axis of stride 1 of the matrices x, "" if there is none."""
     if x.strides[-1] == 1 or x.shape[-1] == 1:
         return column if x.strides[-1] == 1 else (row if x.strides[-2] == 1 else "")
     return row if x.strides[-2] == 1 else ""
 
 
 def folded(ctx: Lowering, step: Contract) -> Folded:
-    """The product with as few dimensions as it has."""
+    """Return the product with as few dimensions as possible."""
     a, b = _with_rows_folded(ctx, step.a, step.b), step.b
     batch = step.batch
     folded = a.rank == 2 and all(dim == 1 for dim in b.shape[:-2])
@@ -91,7 +91,7 @@ def folded(ctx: Lowering, step: Contract) -> Folded:
 
 
 def _with_rows_folded(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
-    """a [batch..., m, k] as [batch * m, k] where b is one matrix and a's memory allows it."""
+    """View a [batch..., m, k] as [batch * m, k], if b is one matrix and the strides of a allow it; else return a."""
     if a.rank == 2 or any(dim != 1 for dim in b.shape[:-2]):
         return a
     dims, (strides,) = collapse(a.shape[:-1], [a.strides[:-1]])
@@ -107,7 +107,7 @@ def batch_strides(x: Tensor, batch: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def split_along_k(ctx: Lowering, step: Contract, parts: int) -> tuple[Contract, Map]:
-    """The product of each part of k, and the step that adds these up and finishes the sums."""
+    """Return the batched product over splits of k, and the step that reduces them and computes the epilogue."""
     call = folded(ctx, step)
     if has_weights_along_n(call):
         call = _along_k(ctx, call)
@@ -124,7 +124,7 @@ def split_along_k(ctx: Lowering, step: Contract, parts: int) -> tuple[Contract, 
 
 
 def _with_integers(ctx: Lowering, step: Contract) -> Contract:
-    """The step whose operands are codes, in whose weights those along k are neighbours."""
+    """Return the step over integer codes, with weights that are contiguous along k."""
     form = integer_form(step)
     assert form is not None
     changed = integer_step(ctx, step, form)
@@ -137,7 +137,7 @@ def _with_integers(ctx: Lowering, step: Contract) -> Contract:
 
 
 def operand_elements(step: Contract) -> tuple[tuple[Element, Element], tuple[Parameters, Parameters]]:
-    """How the operands are read, and the parameters of that."""
+    """Return the loaders of the operands, and their parameters."""
     a_element, of_a = make_element(step.a, step.conversions[0], -2, "pa_")
     converted = step.conversions[1]
     b_element: Element
@@ -149,18 +149,18 @@ def operand_elements(step: Contract) -> tuple[tuple[Element, Element], tuple[Par
 
 
 def has_weights_along_n(call: Folded) -> bool:
-    """Whether b are weights whose lines run along n, of which a copy may have them along k."""
+    """Tell whether b is a constant matrix that is contiguous along n, so that a transposed copy can be made once."""
     return call.contiguous[1] == "n" and call.b.is_constant and call.b.rank == 2
 
 
 def _along_k(ctx: Lowering, call: Folded) -> Folded:
-    """The product with its weights along k: a copy, which the device makes once."""
+    """Return the product with a copy of its weights that is contiguous along k, made once on the device."""
     copy = rearranged(ctx, permute(ctx, call.b, (1, 0)))
     return replace(call, b=permute(ctx, copy, (1, 0)))
 
 
 def transposed(ctx: Lowering, step: Contract) -> Contract:
-    """The same product with rows for columns: those of the second operand times the first one's rows."""
+    """Return the transposed product: b^T @ a^T."""
     (a, b), rank, end = step.operands, len(step.batch), len(step.shape)
     columns = end - step.column_axes
     a = _with_rows_folded(ctx, a, b)
@@ -176,7 +176,7 @@ def transposed(ctx: Lowering, step: Contract) -> Contract:
         return permute(ctx, x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
 
     def converted(conversion: Conversion | None, old: Tensor, x: Tensor) -> Conversion | None:
-        """That of an operand which was ``old``. Along batches that became rows its inputs have one element."""
+        """Return the conversion for operand x, a view of ``old``; its inputs must be constant along folded axes."""
         if conversion is None:
             return None
         inputs = []
@@ -199,7 +199,7 @@ def transposed(ctx: Lowering, step: Contract) -> Contract:
 
 
 def launch_contract(ctx: Lowering, step: Contract) -> None:
-    """Launch the kernels of the step's schedule: two, one of them with an empty grid, where a Run decides."""
+    """Launch the kernels of the step's schedule. If m is known only in a Run: both kernels, one with an empty grid."""
     schedule = step.schedule
     assert schedule is not None
     if schedule.is_transposed:
@@ -262,7 +262,7 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
 
 
 def _gemv(ctx: Lowering, call: Folded, general: Gemv) -> EmulatedGemv | Gemv | VectorGemv:
-    """The kernel for few rows: the device's own, where the operands are what it takes."""
+    """Return the kernel for few rows: the device's vectorised one if it supports the operands, else the general one."""
     m, n, k = call.sizes
     if not ctx.device.emulated:
         return few_row_form(ctx.device, general, product(call.batch) * m, n, k) or general
@@ -295,7 +295,7 @@ def _launch_kernel(
 
 
 def add_batch(builder: Parameters, batch: Sequence[Dim], **strides: Sequence[Dim]) -> None:
-    """What `batch_offsets` needs: batch sizes but the first, and the batch strides of each operand."""
+    """Add the parameters of `batch_offsets`: sizes of all batch dimensions but the first, and batch strides."""
     for number, dim in enumerate(batch[1:], 1):
         builder.integer(dim, DType.INT32, f"batch{number}")
     for operand, along in strides.items():

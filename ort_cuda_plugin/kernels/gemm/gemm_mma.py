@@ -1,4 +1,4 @@
-"""Matrix products by tensor cores, for 16-bit and float32 operands on GPUs that have ``mma.sync`` (sm_80)."""
+"""Tensor-core GEMM for float16, bfloat16, float32 (TF32) and int8, on GPUs with ``mma.sync`` (sm_80)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .tile_shapes import TileConfig, matrix_tiles
 
 
 def matrix_kind(ctx: Lowering, elements: tuple[Element, Element]) -> str:
-    """The type that tensor cores multiply, "" where they cannot do the product.
+    """Return the operand type of the mma instruction, "" if tensor cores cannot compute the product.
 
-    Codes of few bits become numbers of the other operand's type.
+    Block-quantised codes are converted to the other operand's type.
     """
     a, b = elements
     return kind_of(ctx.device, ctx.options, a.storage) if b.storage == a.storage or isinstance(b, BlockElement) else ""
 
 
 def kind_of(device: DeviceProperties, options: LoweringOptions, storage: str) -> str:
-    """As what the device's tensor cores multiply elements of a storage type, a kind of `matrix_tiles`; else ""."""
+    """Return the mma operand type for elements of a storage type on the device, a kind of `matrix_tiles`; else ""."""
     if device.emulated or device.compute_capability < (8, 0):
         return ""
     if storage == "f32":
@@ -40,29 +40,29 @@ def kind_of(device: DeviceProperties, options: LoweringOptions, storage: str) ->
 
 
 def multiplies_integers(device: DeviceProperties) -> bool:
-    """Whether the device's tensor cores multiply bytes for our kernels."""
+    """Tell whether our kernels multiply 8-bit integers on the device's tensor cores."""
     return not device.emulated and device.compute_capability >= (8, 0)
 
 
 @dataclass(frozen=True)
 class MatrixProduct(Product):
-    """One block per tile of out and part of k: the grid is (tiles along n * along m * ``splits`` * batches, 1, 1).
+    """Tensor-core GEMM. The grid is (tiles along n * tiles along m * ``splits`` * batches, 1, 1).
 
-    With several parts the epilogue is `parts_epilogue`.
+    With several splits the epilogue is `parts_epilogue`.
     """
 
     tile: Tile = matrix_tiles("f16")[0]
     kind: str = "f16"
     splits: int = 1
-    teams: int = 1
+    sliced_k: int = 1
 
     @property
     def resident(self) -> int:
-        return TileConfig(self.tile, self.teams).resident
+        return TileConfig(self.tile, self.sliced_k).resident
 
     @property
     def threads(self) -> int:
-        return self.tile.threads * self.teams
+        return self.tile.threads * self.sliced_k
 
     @property
     def shared_bytes(self) -> int:
@@ -71,7 +71,7 @@ class MatrixProduct(Product):
     @property
     def name(self) -> str:
         types = self.types.replace("f32", "tf32", 1) if self.kind == "tf32" else self.types
-        return f"matmul_mma{form_name(self.splits, self.teams)}_{self.tile.name}_{types}"
+        return f"matmul_mma{form_name(self.splits, self.sliced_k)}_{self.tile.name}_{types}"
 
     @text_property
     def body(self) -> str:
@@ -89,18 +89,18 @@ class MatrixProduct(Product):
     def _matrices(self) -> MatrixTile:
         a = Operand("a", "a", "row0", "m", "k_end", self.stride("a_m"), self.stride("a_k"), self.a_contiguous == "k")
         b = Operand("b", "b", "column0", "n", "k_end", self.stride("b_n"), self.stride("b_k"), self.b_contiguous == "k")
-        return MatrixTile(self.tile, self.kind, a, b, self.elements, self.index_type, self.teams)
+        return MatrixTile(self.tile, self.kind, a, b, self.elements, self.index_type, self.sliced_k)
 
 
-def form_name(splits: int, teams: int) -> str:
-    """Part of a kernel's name."""
-    return f"{'_split' if splits > 1 else ''}{f'_teams{teams}' if teams > 1 else ''}"
+def form_name(splits: int, sliced_k: int) -> str:
+    """Return the part of a kernel's name that describes split-K and sliced-K."""
+    return f"{'_split' if splits > 1 else ''}{f'_teams{sliced_k}' if sliced_k > 1 else ''}"
 
 
 def parts_epilogue(parts: Tensor, columns: Dim) -> tuple[Epilogue, Parameters]:
-    """Stores the sums of each part of k in ``parts`` [splits, rows of all batches, columns], of the sums' type.
+    """Return an epilogue that stores split-K accumulators in ``parts`` [splits, rows of all batches, columns].
 
-    They are ``columns`` for each group of columns.
+    ``columns`` is the number of columns of a group; `VECTOR` must divide it for vectorised stores.
     """
     parameters = Parameters()
     parameters.tensor(parts, "parts", written=True)
@@ -116,7 +116,7 @@ def parts_epilogue(parts: Tensor, columns: Dim) -> tuple[Epilogue, Parameters]:
 
 
 def sum_of_parts(ctx: Lowering, step: Sums, parts: Tensor, splits: int) -> Map:
-    """The step that adds the parts of `parts_epilogue`, in order, and computes the epilogue of ``step``."""
+    """Return the split-K reduction: a step that sums the splits in order and computes the epilogue of ``step``."""
     size = product(step.shape)
     views = [ctx.view(parts, step.shape, None, parts.offset + number * size) for number in range(splits)]
     leaves = [Scalar(parts.dtype, "leaf") for _ in views]

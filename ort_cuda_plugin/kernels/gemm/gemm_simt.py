@@ -1,6 +1,6 @@
-"""GEMM without tensor cores: a block-tiled kernel (SIMT), and `Product`, the base of all kernels of matrix products.
+"""GEMM without tensor cores (SIMT): a tiled kernel, and `Product`, the base of all GEMM and GEMV kernels.
 
-They compute a[batch] @ b[batch], give each accumulator to an epilogue, and take the same parameters (`dispatch`). The
+They compute a[batch] @ b[batch] and apply an epilogue to each accumulator; `dispatch` adds their common parameters. The
 epilogue's coordinates are ``batch``, ``row`` and ``column``.
 """
 
@@ -16,21 +16,20 @@ from ..codegen.simt_fragments import Element, Operand, Tile, declare, fill_matri
 from ..codegen.source import register_type, text_property
 from ..contraction.prologue import conversion_setup, type_names
 
-# One width, so that the number of rows alone decides which of them does the least work.
+# Tiles have one width, so that the number of rows alone decides which one has the least padding.
 TALL = Tile(128, 64, gap=4)
 SQUARE = Tile(64, 64, gap=4)
 FLAT = Tile(32, 64, thread_m=4, gap=4)
 LONG = Tile(32, 64, thread_m=4, gap=2)
-"""For elements of 8 bytes: larger tiles have too many registers and too much shared memory for a GPU."""
+"""Tile for 8-byte elements: a larger one would exceed a GPU's registers and shared memory."""
 
 
 @dataclass(frozen=True)
 class Product:
     """A kernel of a matrix product.
 
-    ``a_contiguous`` ("m", "k" or "") and ``b_contiguous`` ("n", "k" or "") name the dimension along which neighbours in
-    memory lie. Batches have ``batch_rank`` dimensions, over which operands are broadcast with strides of 0.
-    ``index`` is the type of offsets within one matrix.
+    ``a_contiguous`` ("m", "k" or "") and ``b_contiguous`` ("n", "k" or "") name the axis of stride 1. The batch has
+    ``batch_rank`` dimensions; a broadcast operand has batch strides of 0. ``index`` is the type of offsets in a matrix.
     """
 
     elements: tuple[Element, Element]
@@ -42,18 +41,18 @@ class Product:
 
     @property
     def strides(self) -> tuple[str, ...]:
-        """Names of the strides that are parameters, out of a_m, a_k, b_k, b_n."""
+        """Strides that are parameters, out of a_m, a_k, b_k, b_n."""
         known = (f"a_{self.a_contiguous}", f"b_{self.b_contiguous}")
         return tuple(name for name in ("a_m", "a_k", "b_k", "b_n") if name not in known)
 
     @property
     def element(self) -> Element:
-        """Says the type of sums."""
+        """The operand that determines the accumulators' type."""
         return self.elements[0]
 
     @property
     def types(self) -> str:
-        """Ends the kernel's name."""
+        """Operand types, the end of the kernel's name."""
         return type_names(*self.elements)
 
     @property
@@ -62,12 +61,12 @@ class Product:
 
     @property
     def resident(self) -> int:
-        """Blocks that a multiprocessor should hold at once; 0 for any number."""
+        """Blocks that a multiprocessor should hold at a time; 0 for any number."""
         return 0
 
     @property
     def shared_bytes(self) -> int:
-        """That launches ask for."""
+        """Dynamic shared memory of a launch in bytes."""
         return 0
 
     @property
@@ -82,7 +81,7 @@ class Product:
         return name if name in self.strides else "1"
 
     def tile_fragments(self, tile: Tile, a: Operand, b: Operand) -> list[Fragment]:
-        """The block's tile without tensor cores: accumulators, pipeline, epilogue."""
+        """Return the SIMT fragments of the block's tile: accumulators, pipeline, epilogue."""
         pairs = zip((a, b), (tile.m, tile.n), self.elements, strict=True)
         fill = [fill_matrix(x, extent, tile, element, self.index_type) for x, extent, element in pairs]
         return [
@@ -94,7 +93,7 @@ class Product:
 
 @dataclass(frozen=True)
 class TiledProduct(Product):
-    """One block of ``tile.threads`` per tile of out; the grid is (ceil(m/tile.m) * ceil(n/tile.n) * batches, 1, 1)."""
+    """SIMT GEMM, one block per tile; the grid is (ceil(m/tile.m) * ceil(n/tile.n) * batches, 1, 1)."""
 
     tile: Tile = SQUARE
 

@@ -1,7 +1,7 @@
-"""GEMV: products of few rows. `VectorGemv` reads b at the bandwidth of memory, `Gemv` takes operands of any type.
+"""GEMV: products of few rows. `VectorGemv` reads b at memory bandwidth, `Gemv` supports operands of any type.
 
-Each thread of `VectorGemv` has several vectors of b in flight. It adds up in one order whatever the addresses are:
-operands that are not aligned are read by single elements.
+Each thread of `VectorGemv` has several vector loads of b in flight. Alignment does not change the order of additions:
+unaligned operands are loaded element by element.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from ..contraction.prologue import conversion_setup
 from .gemm_simt import Product
 
 MOST_COLUMNS = 4
-"""Maximum columns of a block where b is contiguous along k: a thread reuses each element of a for all of them."""
+"""Maximum columns per block if b is contiguous along k; a thread reuses each element of a for all of them."""
 MOST_VECTORS = 4
-"""Maximum vectors of a column that a thread has in flight there, unless another number divides better."""
-MOST_THREADS = 512
+"""Vector loads of a column that a thread has in flight if b is contiguous along k, at most."""
+MOST_THREADS = 512  # maximum threads per block if b is contiguous along n
 ROWS_IN_FLIGHT = 8
-"""Vectors of b that a thread has in flight where b is contiguous along n."""
+"""Vector loads of b that a thread has in flight if b is contiguous along n."""
 _itemsize = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True)
 class GemvKernel(Product):
-    """A product of few rows: a block has ``block_columns`` columns of one row.
+    """A product of few rows: a block computes ``block_columns`` columns of one row.
 
-    Blocks of the same columns are neighbours, so that all rows but the first find the elements of b in a cache. A
-    subclass adds up where b is contiguous along k, and where it is along n; ``b_contiguous`` must not be "".
+    Blocks of the same columns are adjacent, so that all rows but the first read b from the cache. Subclasses implement
+    `along_k` and `along_n`, by the contiguous axis of b, which must exist.
     """
 
     @property
@@ -50,10 +50,10 @@ class GemvKernel(Product):
         if self.b_contiguous not in ("k", "n"):
             raise ValueError(f"{type(self).__name__}: b_contiguous: expected 'k' or 'n', got {self.b_contiguous!r}")
         lines = self.along_k() if self.b_contiguous == "k" else self.along_n()
-        return join([*self.place(), Fragment(f"along_{self.b_contiguous}", "\n".join(lines))])
+        return join([*self.setup(), Fragment(f"along_{self.b_contiguous}", "\n".join(lines))])
 
-    def place(self) -> list[Fragment]:
-        """The block's row and columns, and where operands begin."""
+    def setup(self) -> list[Fragment]:
+        """Compute the block's row and columns, and the operands' base offsets."""
         return [
             conversion_setup(*self.elements),
             columns_of_row(self.block_columns),
@@ -81,22 +81,22 @@ class GemvKernel(Product):
 
     def load_a(self, k: str) -> str:
         factor = k if k.endswith(")") else f"({k})"
-        place = f"a_base + int64({self.index_type}({factor} * {self.stride('a_k')}))"
-        return self.elements[0].load("a", place, "row", k)
+        offset = f"a_base + int64({self.index_type}({factor} * {self.stride('a_k')}))"
+        return self.elements[0].load("a", offset, "row", k)
 
     def column(self, first: str, number: int) -> str:
-        """Source of a column of b; those beyond n repeat the last one."""
+        """Return the source of a column of b, clamped to the last one."""
         return f"min(int32({first} + {number}), int32(n - 1))"
 
     def column_of_b(self, first: str, number: int) -> str:
-        """The line that says where a column of b begins."""
+        """Return the line that computes the base offset of a column of b."""
         return f"b{number} = b_base + int64({self.index_type}({self.column(first, number)} * b_n))"
 
     def multiply_add(self, x: str, y: str, total: str) -> str:
         return f"fma_f32({x}, {y}, {total})" if self.element.accumulator == "float32" else f"{total} + {x} * {y}"
 
     def element_lines(self, column: str, total: str) -> list[str]:
-        """Lines that give one accumulator to the epilogue."""
+        """Return lines that apply the epilogue to one accumulator."""
         return [
             f"column_0 = int32({column})",
             f"total_0 = {total}",
@@ -105,19 +105,19 @@ class GemvKernel(Product):
         ]
 
     def finish(self) -> list[str]:
-        """What a thread does with ``total`` of the element (``row``, ``column0 + thread``)."""
+        """Return the epilogue of ``total`` at (``row``, ``column0 + thread``)."""
         accumulator = self.element.accumulator
-        # Numba adds integers of 32 bits as those of 64.
+        # Numba widens int32 sums to int64.
         total = f"{accumulator}(total)" if "int" in accumulator else "total"
         return [*self.epilogue.rows(), *self.element_lines("column0 + thread", total)]
 
 
 @dataclass(frozen=True)
 class Gemv(GemvKernel):
-    """GEMV of operands of any type.
+    """GEMV for operands of any type.
 
-    Where b is contiguous along k, a thread multiplies chunks of 8 neighbours for 4 columns; where it is contiguous
-    along n, a thread owns 8 neighbouring columns and every sixteenth k. Accumulators meet in shared memory.
+    If b is contiguous along k, a thread multiplies chunks of 8 elements for 4 columns. If b is contiguous along n, a
+    thread owns 8 adjacent columns and every sixteenth k. Partial sums are reduced in shared memory.
     """
 
     @property
@@ -205,11 +205,11 @@ class Gemv(GemvKernel):
 
 @dataclass(frozen=True)
 class VectorGemv(GemvKernel):
-    """GEMV by vectors, of elements that no prologue converts.
+    """Vectorised GEMV for elements without prologues.
 
-    Where b is contiguous along k, all ``threads`` share the block's columns, with ``vectors`` of each at a time.
-    Where it is contiguous along n, ``side`` threads have a vector of neighbouring columns each, and those that have the
-    same columns share k. Sums meet by shuffles, and across warps in shared memory.
+    If b is contiguous along k, all ``threads`` share the block's columns and load ``vectors`` of each at once. If b is
+    contiguous along n, ``side`` threads own a vector of adjacent columns each, and threads of the same columns share k.
+    Partial sums are reduced by shuffles in a warp, and across warps in shared memory.
     """
 
     threads: int = 128
@@ -222,15 +222,15 @@ class VectorGemv(GemvKernel):
 
     @property
     def width(self) -> int:
-        """Elements of a vector."""
+        """Elements per vector."""
         return vector_width(self.elements[1])
 
     @property
     def side(self) -> int:
         return self.block_columns // self.width
 
-    def place(self) -> list[Fragment]:
-        return super().place()[1:]
+    def setup(self) -> list[Fragment]:
+        return super().setup()[1:]
 
     def along_k(self) -> list[str]:
         a, b = self.elements
@@ -262,7 +262,7 @@ class VectorGemv(GemvKernel):
         ]
         for r in columns:
             lines.append(f"    total{r} = {self.multiply_add('value', b.load('b', f'b{r} + last'), f'total{r}')}")
-        return [*lines, *self._add_up([f"total{r}" for r in columns], 1)]
+        return [*lines, *self._reduce([f"total{r}" for r in columns], 1)]
 
     def along_n(self) -> list[str]:
         a, b = self.elements
@@ -290,13 +290,13 @@ class VectorGemv(GemvKernel):
                 weight = b.load(f"w{count}", f"u * {self.width} + {i}")
                 lines.append(f"        total{i} = {self.multiply_add('value', weight, f'total{i}')}")
             lines.append(f"    k = int32(k + {count * slices})")
-        return [*lines, *self._add_up([f"total{i}" for i in each], self.side)]
+        return [*lines, *self._reduce([f"total{i}" for i in each], self.side)]
 
     def _load(self, lanes: str, pointer: str, at: str, step: str, count: int) -> str:
         return f"load_lanes({lanes}, 0, {pointer}, int64({at}), int64({step}), int64(0), True, {self.width}, {count})"
 
-    def _add_up(self, totals: Sequence[str], side: int) -> list[str]:
-        """Lines that add up ``totals`` of threads; of ``side`` adjacent ones each has some of the block's columns."""
+    def _reduce(self, totals: Sequence[str], side: int) -> list[str]:
+        """Reduce ``totals`` across threads; each of ``side`` adjacent threads holds some of the block's columns."""
         short = suffix(self.element.accumulator)
         lines = []
         distance = WARP // 2
@@ -321,13 +321,13 @@ class VectorGemv(GemvKernel):
 
 
 def vector_width(element: Element) -> int:
-    """Return the elements of a vector; 0 for types that are not loaded by vectors."""
+    """Return the elements per vector; 0 for types without vectorised loads."""
     size = _itemsize.get(element.storage, 0)
     return VECTOR_BYTES // size if size and type(element) is Element else 0
 
 
 def takes(elements: tuple[Element, Element], a_contiguous: str, b_contiguous: str) -> bool:
-    """Return whether `VectorGemv` multiplies these operands."""
+    """Tell whether `VectorGemv` supports these operands."""
     a, b = elements
     if not vector_width(a) or not vector_width(b) or not b_contiguous:
         return False
@@ -335,9 +335,9 @@ def takes(elements: tuple[Element, Element], a_contiguous: str, b_contiguous: st
 
 
 def few_row_form(device: DeviceProperties, product: Product, blocks: Dim, n: Dim, k: Dim) -> VectorGemv | None:
-    """Return the kernel for the expected sizes, each right for all sizes; None for operands that it does not take.
+    """Choose the vectorised kernel by the expected sizes; it is correct for all sizes. None for unsupported operands.
 
-    ``blocks`` are rows of all results: blocks of each column.
+    ``blocks`` is the number of rows of all batches: each column gets this many blocks.
     """
     if not takes(product.elements, product.a_contiguous, product.b_contiguous):
         return None

@@ -1,4 +1,4 @@
-"""GEMV on the emulated device: a thread has vectors of columns of one row, and meets no barrier."""
+"""GEMV on the emulated device: a thread computes vectors of columns of one row, without barriers."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from ..contraction.block_quantized import BlockElement
 from .gemv import GemvKernel
 
 ACCUMULATORS = 128
-"""Accumulators of a thread: eight of its longest vectors."""
+"""Accumulators per thread: eight of its longest vectors."""
 COLUMNS = 4
-"""Columns of a thread where b is contiguous along k."""
+"""Columns per thread if b is contiguous along k."""
 _STORAGES = frozenset({"f32", "f64", "f16", "bf16", "i32"})
-"""What vectors are loaded of."""
+"""Storage types that have vectorised loads."""
 _ACCUMULATORS = frozenset({"float32", "float64", "int32"})
-"""What vectors are summed in."""
+"""Accumulator types that have vectors."""
 
 
 @dataclass(frozen=True)
 class EmulatedGemv(GemvKernel):
-    """A product whose result has ``columns``, 0 for any number where b is contiguous along k.
+    """GEMV with ``columns`` columns; 0 for any number, if b is contiguous along k.
 
-    Where b is contiguous along n, a thread has strips of b, and the last one ends with the last column: columns that
-    the thread before it has are computed twice and stored once. Else it has four columns, each of which is summed in
-    as many parts as vectors have elements. Elements that vectors are not loaded of are converted a strip at a time,
-    into an array of the thread's, those of a once for all of the thread's columns.
+    If b is contiguous along n, a thread owns a strip of columns. The last strip is shifted back to end at the last
+    column: it computes some columns again and does not store them. Otherwise a thread owns 4 columns, with a vector of
+    partial sums for each. Operands without vectorised loads are converted a strip at a time into a local array, a once
+    for all columns of the thread.
     """
 
     columns: int = 0
 
     @property
     def is_possible(self) -> bool:
-        """Whether sums are vectors, and the neighbours along which they are made lie side by side."""
+        """Whether accumulators have vectors, and b is contiguous along the vectors."""
         if self.element.accumulator not in _ACCUMULATORS:
             return False
         return self.b_contiguous == "k" or (self.b_contiguous == "n" and bool(self.columns))
@@ -67,22 +67,22 @@ class EmulatedGemv(GemvKernel):
         return Fragment("first_column", text, "start")
 
     def _is_loaded(self, number: int) -> bool:
-        """Whether vectors are loaded of the operand as memory holds it."""
+        """Tell whether the operand has vectorised loads in its storage type."""
         element = self.elements[number]
         return type(element) is Element and element.storage in _STORAGES
 
-    def _converted(self, number: int, strip: str, place: str, outer: str, inner: str) -> list[str]:
-        """Lines that fill ``strip`` with elements of an operand: neighbours along n where ``outer`` has an i, else k.
+    def _converted(self, number: int, strip: str, start: str, outer: str, inner: str) -> list[str]:
+        """Fill ``strip`` with adjacent converted elements of an operand from offset ``start``, along n or along k.
 
-        ``place`` is where the first lies.
+        Coordinate ``outer`` advances along n, ``inner`` along k.
         """
         element, pointer = self.elements[number], "ab"[number]
         along = f"({self.stride('a_k')})" if number == 0 else "1"
         if isinstance(element, BlockElement) and number == 1 and self.b_contiguous == "k":
-            lines, values = element.neighbours(pointer, f"{place} + i", outer, f"{inner} + i", WORD, f"{strip}_near")
+            lines, values = element.neighbours(pointer, f"{start} + i", outer, f"{inner} + i", WORD, f"{strip}_near")
             stores = [f"{strip}[i + {i}] = {value}" for i, value in enumerate(values)]
             return [f"for i in range(0, {self.width}, {WORD}):", *indented([*lines, *stores], 1)]
-        at = f"{place} + i" if along == "1" else f"{place} + int64({self.index_type}(i * {along}))"
+        at = f"{start} + i" if along == "1" else f"{start} + int64({self.index_type}(i * {along}))"
         coordinates = (f"{outer} + i", inner) if self.b_contiguous == "n" else (outer, f"{inner} + i")
         value = element.load(pointer, at, *coordinates)
         return [f"for i in range({self.width}):", f"    {strip}[i] = {value}"]

@@ -1,9 +1,8 @@
-"""Products of rows with one of many matrices each: the rows of a mixture of experts, in one launch for all experts.
+"""Grouped GEMM: rows of a mixture of experts, each multiplied with its expert's weights, in one launch.
 
-A row has chosen an expert, whose weights it is multiplied with; weights that no row has chosen are not read. Few rows
-go to a kernel with blocks for each row. Many are first sorted by expert, without moving them, so that a tile of the
-result has rows of one expert and reads its weights once. How an element of the weights is found in memory is a scalar
-expression of the expert and of two coordinates, so that packed and scaled weights stay as they are.
+Weights of an expert that no row has chosen are not read. Few rows get a kernel with blocks per row. Many rows are first
+sorted by expert (an index, no copy), so that a tile of the result has rows of one expert and reads its weights once.
+Weights are a scalar expression of expert and coordinates, so that packed and scaled weights need no conversion pass.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK", "Choices", "Shared", "WeightBlock", "WeightElement", "Weights", "group_rows", "grouped_product"]
 
 MAX_FEW_ROWS = 16
-"""Maximum rows that each get a block of their own. Blocks of one expert share its weights in the L2."""
-THREADS = 128
+"""Maximum rows for the kernel with blocks per row, whose blocks of one expert share its weights in the L2."""
+THREADS = 128  # threads per block of the kernel that sorts rows
 
 Shared: TypeAlias = tuple[Scalar, ...]
 WeightElement: TypeAlias = Callable[[Loads, Scalar, Scalar, Scalar, Shared], Scalar]
 WeightBlock: TypeAlias = Callable[[Loads, Scalar, Scalar, Scalar], Shared]
 
 BLOCK: Final = 16
-"""Elements along k that have what is shared in common, at least."""
+"""Minimum consecutive elements along k that have the same shared values (scale, zero point)."""
 
 
 def _nothing(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
@@ -57,12 +56,12 @@ def _nothing(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """The weights of all experts, ``columns`` x the length of a row each.
+    """The weights of all experts: [columns, k] each.
 
     ``element(loads, expert, column, k, shared)`` is a float32 expression of an element; the coordinates are int64 and
-    inside. ``shared(loads, expert, column, k)`` is loaded once for neighbours along k: it is the same for `BLOCK`
-    elements from a multiple of that on. ``read`` are the tensors that both load, whose first dimension is the expert.
-    ``bias`` is added: None, or [experts, columns].
+    inside. ``shared(loads, expert, column, k)`` are values that `BLOCK` aligned elements along k have in common, loaded
+    once for them. ``read`` are the tensors that both load, with the expert as first dimension. ``bias`` is None or
+    [experts, columns].
     """
 
     columns: Dim
@@ -74,10 +73,10 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """Which of ``count`` experts each row has chosen, int32 [rows].
+    """The expert of each row, int32 [rows], out of ``count`` experts.
 
-    Where rows are sorted: ``order`` has the rows by expert, ``starts`` where an expert's rows begin in it, and
-    ``tiles`` where its tiles of ``tile.m`` rows begin among all; ``few`` is 1 where nothing needs that.
+    ``sorted`` is empty or has three tensors: the row order by expert, the start of each expert in it, and the start of
+    each expert among all tiles of ``tile.m`` rows. ``few`` is 1 if the kernel for few rows needs none of them.
     """
 
     experts: Tensor
@@ -96,7 +95,7 @@ def _group(order: Pointer[int], starts: Pointer[int], experts: Pointer[int], n: 
     expert = int64(cuda.blockIdx.x)
     lane = int64(cuda.threadIdx.x)
     counts = cuda.shared.array(2 * threads, int64)
-    # Every thread has a run of neighbours: two passes over it, so that rows of one expert keep their order.
+    # Each thread scans consecutive rows twice, so that rows of one expert keep their order.
     share = (n + threads - 1) // threads
     start = min(lane * share, n)
     end = min(start + share, n)
@@ -127,7 +126,7 @@ def _group(order: Pointer[int], starts: Pointer[int], experts: Pointer[int], n: 
 
 
 def group_rows(ctx: Lowering, experts: Tensor, count: Dim) -> Choices:
-    """The choices ``experts``, int32 [rows] below ``count``, as `grouped_product` takes them."""
+    """Return the choices ``experts``, int32 [rows] below ``count``, for `grouped_product`."""
     rows = experts.shape[0]
     few = le(rows, MAX_FEW_ROWS)
     settled = ctx.settled(few)
@@ -149,20 +148,20 @@ def group_rows(ctx: Lowering, experts: Tensor, count: Dim) -> Choices:
 
         return maps.fold(SUM, c[0], tiles_of)[0]
 
-    # Where rows are few, nothing is sorted, and the count of them must not be read.
+    # For few rows nothing is sorted, and ``starts`` must not be read.
     tiles = gather_map(ctx, (select(few, 0, count + 1),), DType.INT32, tiles_before)
     return Choices(experts, count, few, tile, (order, starts, tiles))
 
 
 @dataclass(frozen=True)
 class GroupedRows(Gemv):
-    """One block per row and 4 columns of its expert's weights; see `Gemv`, whose dot product this is."""
+    """Grouped GEMV: one block per row and 4 columns of its expert's weights; the dot product is that of `Gemv`."""
 
     @property
     def name(self) -> str:
         return f"grouped_row_{self.types}"
 
-    def place(self) -> list[Fragment]:
+    def setup(self) -> list[Fragment]:
         text = f"""
             block = int32(cuda.blockIdx.x)
             rest = int32(block // m)
@@ -179,7 +178,7 @@ class GroupedRows(Gemv):
 
 @dataclass(frozen=True)
 class GroupedTiles(Product):
-    """One block per tile of rows of one expert and of columns; blocks of the tiles that there are not end at once."""
+    """SIMT grouped GEMM: one block per tile of columns and of rows of one expert; surplus blocks return at once."""
 
     tile: Tile = field(kw_only=True)
 
@@ -196,7 +195,7 @@ class GroupedTiles(Product):
 
 
 def _tile_of_rows(tile: Tile) -> Fragment:
-    """The block's tile: its ``expert``, and where its rows and columns begin and end."""
+    """Compute the block's ``expert``, and the bounds of its rows and columns."""
     text = f"""
         tiles_n = int32((n + {tile.n - 1}) >> {log2(tile.n)})
         block = int32(cuda.blockIdx.x)
@@ -204,7 +203,7 @@ def _tile_of_rows(tile: Tile) -> Fragment:
         if number >= tiles[count]:
             return
         column0 = int32((block - number * tiles_n) * {tile.n})
-        # The last expert whose tiles begin here or before: one without rows has the next one's beginning.
+        # The last expert whose tiles start at or before the block's; an expert without rows has no tiles.
         low = int32(0)
         high = int32(count)
         while high - low > 1:
@@ -225,7 +224,7 @@ def _tile_of_rows(tile: Tile) -> Fragment:
 
 @dataclass(frozen=True)
 class GroupedMatrices(Product):
-    """As `GroupedTiles`, by tensor cores, which multiply numbers of ``kind``; ``a_row`` is the row of x for a row."""
+    """Grouped GEMM on tensor cores with operand type ``kind``; ``a_row`` is the format of x's row for a result row."""
 
     tile: Tile = field(kw_only=True)
     kind: str = field(kw_only=True)
@@ -257,9 +256,9 @@ class GroupedMatrices(Product):
 def grouped_product(
     ctx: Lowering, choices: Choices, x: Tensor, share: Dim, weights: Weights, real: DType = DType.FLOAT32
 ) -> Tensor:
-    """float32 [rows, columns]: the result's row i is row i // ``share`` of x [.., k] times its expert's weights.
+    """Return float32 [rows, columns]: row i is row i // ``share`` of x [.., k] times its expert's weights.
 
-    Tensor cores may multiply elements that are rounded to ``real``, or to TF32 in place of float32.
+    Tensor cores may round the operands to ``real``, or to TF32 if that is float32.
     """
     x = ctx.contiguous(x)
     result = ctx.empty((choices.rows, weights.columns), DType.FLOAT32)
@@ -323,25 +322,25 @@ def _builder(
 
 
 def _weight_element(weights: Weights) -> tuple[Element, Parameters, list[Tensor]]:
-    """How an element of the weights is loaded, the parameters that this needs, and the tensors among them."""
+    """Return the loader of the weights' elements, its parameters, and the tensors among them."""
     emit = Inline("w_", indent=0)
     builder = KernelBuilder("w_", emit)
     loads = Loads(builder)
-    place = [Scalar(DType.INT64, "coordinate") for _ in range(3)]
-    for coordinate, text in zip(place, ("expert", f"int64({OUTER})", f"int64({INNER})"), strict=True):
+    coordinates = [Scalar(DType.INT64, "coordinate") for _ in range(3)]
+    for coordinate, text in zip(coordinates, ("expert", f"int64({OUTER})", f"int64({INNER})"), strict=True):
         emit.bind(coordinate, text)
-    shared = weights.shared(loads, place[0], place[1], place[2])
+    shared = weights.shared(loads, coordinates[0], coordinates[1], coordinates[2])
     texts = tuple(emit.value(x) for x in shared)
     leaves = tuple(Scalar(x.dtype, "leaf") for x in shared)
     for number, leaf in enumerate(leaves):
         emit.bind(leaf, shared_name(number))
-    value = emit.value(weights.element(loads, place[0], place[1], place[2], leaves))
+    value = emit.value(weights.element(loads, coordinates[0], coordinates[1], coordinates[2], leaves))
     element = ConvertedElement("f32", weights.read[0].dtype, value, tuple(emit.taken()), texts)
     return element, builder, loads.tensors
 
 
-def _row_element(x: Tensor, place: str) -> Element:
-    return ConvertedElement("f32", x.dtype, load_text("a", place, x.dtype))
+def _row_element(x: Tensor, offset: str) -> Element:
+    return ConvertedElement("f32", x.dtype, load_text("a", offset, x.dtype))
 
 
 def _epilogue(bias: Tensor | None, row: str) -> Epilogue:

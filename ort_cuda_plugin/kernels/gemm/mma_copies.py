@@ -1,9 +1,8 @@
 """Operand tiles of tensor-core kernels in shared memory: swizzled rows, and the copies that fill a pipeline stage.
 
-A row of a tile has chunks of 16 bytes along the dimension in which elements are neighbours in memory. Where a chunk
-stands in its row depends on the row (a swizzle), so that neither the eight rows that ``ldmatrix`` reads nor neighbours
-that are stored together share a bank. Chunks that memory has as they are needed are copied by ``cp.async``; the others
-are loaded one element at a time, converted, and stored.
+A row of a tile has 16-byte chunks along the contiguous axis of the operand. Chunks are permuted within a row by an XOR
+with the row's index (a swizzle), so that neither the eight rows of an ``ldmatrix`` nor adjacent stores conflict in
+shared memory banks. ``cp.async`` copies aligned chunks that need no conversion; others are loaded element by element.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from ..contraction.prologue import ConvertedElement
 from .tile_shapes import SIZES, TileConfig, operand_sizes, piece_of, stages_of
 
 MOST_SUMS = 128
-"""Accumulators of a thread above which addresses would spill: several blocks are resident."""
+"""Accumulators per thread from which address registers would spill (several resident blocks)."""
 
 
 def is_compact(kind: str, elements: Sequence[Element]) -> bool:
-    """Whether the second operand is float32 weights that memory has in 16 bits, in whole chunks."""
+    """Tell whether the second operand is float32 weights stored as float16 in whole chunks."""
     return kind == "tf32" and elements[1].storage == "f16"
 
 
 @dataclass(frozen=True)
 class OperandTile:
-    """The tile of an operand in shared memory: ``extent`` elements along its own dimension x, ``depth`` along k.
+    """The tile of an operand in shared memory: ``extent`` elements along m or n (x), ``depth`` along k.
 
-    An element has ``size`` bytes; ``first`` is the tile's first byte in a stage. Rows run along k, or along x.
+    An element has ``size`` bytes; the tile begins at byte ``first`` of a stage. Rows run along k or along x.
     """
 
     operand: Operand
@@ -47,7 +46,7 @@ class OperandTile:
 
     @property
     def chunk_size(self) -> int:
-        """Elements of a chunk."""
+        """Elements of a 16-byte chunk."""
         return 16 // self.size
 
     @property
@@ -60,25 +59,25 @@ class OperandTile:
         return self.operand.inner_major or self.size == 2
 
     def swizzle(self, line: str) -> str:
-        """Source of the number that the chunks of a row are XORed with."""
+        """Return the expression with which chunk indices of row ``line`` are XORed."""
         if self.is_loaded_by_matrices:
             return {2: f"(({line} >> 2) & 1)", 4: f"(({line} >> 1) & 3)"}.get(self.row_chunks, f"({line} & 7)")
-        # A warp reads two adjacent chunks in each of four consecutive rows at once.
+        # A warp reads two adjacent chunks of each of four consecutive rows at a time.
         return f"({line} & 2)" if self.row_chunks == 4 else f"(({line} & 3) << 1)"
 
     @property
     def period(self) -> int:
-        """Rows after which `swizzle` repeats."""
+        """Number of rows after which `swizzle` repeats."""
         return 4 if not self.is_loaded_by_matrices else 8
 
-    def chunk_place(self, line: str, piece: str) -> str:
-        """Source of the place of a row's chunk in the tile, in chunks."""
-        return f"({line} * {self.row_chunks} + (({piece}) ^ {self.swizzle(line)}))"
+    def chunk_index(self, line: str, chunk: str) -> str:
+        """Return the index of a row's chunk in the tile, swizzled."""
+        return f"({line} * {self.row_chunks} + (({chunk}) ^ {self.swizzle(line)}))"
 
 
 @dataclass(frozen=True)
 class OperandCopies:
-    """The tiles of both operands, whose elements are multiplied as ``kind``, one of `SIZES`; ``tile`` is one of its."""
+    """Copies of both operands' tiles. ``kind`` is the operand type of mma, a key of `SIZES`; ``tile`` is one for it."""
 
     tile: Tile
     kind: str
@@ -86,12 +85,12 @@ class OperandCopies:
     b: Operand
     elements: tuple[Element, Element]
     index: str
-    teams: int = 1
+    sliced_k: int = 1
 
     @property
     def depth(self) -> int:
-        """Elements along k that the block multiplies in a step: ``tile.k`` for each group of warps (sliced-K)."""
-        return self.tile.k * self.teams
+        """k elements per step of a block: ``tile.k`` for each group of warps (sliced-K)."""
+        return self.tile.k * self.sliced_k
 
     @property
     def is_compact(self) -> bool:
@@ -103,12 +102,12 @@ class OperandCopies:
 
     @property
     def has_contiguous_steps(self) -> bool:
-        """Whether the steps of a group of warps follow each other along k; else groups take turns."""
+        """Whether the k steps of a warp group are consecutive; otherwise groups alternate."""
         return False
 
     @property
     def step_distance(self) -> int:
-        """Elements along k from one step of a group of warps to its next."""
+        """k elements from one step of a warp group to its next."""
         return self.tile.k if self.has_contiguous_steps else self.depth
 
     @property
@@ -119,27 +118,27 @@ class OperandCopies:
 
     @property
     def size(self) -> int:
-        """Bytes of an element."""
+        """Bytes of an element in shared memory."""
         return SIZES[self.kind]
 
     @property
     def chunk_size(self) -> int:
-        """Elements of a chunk."""
+        """Elements of a 16-byte chunk."""
         return piece_of(self.kind)
 
     @property
     def stage(self) -> int:
-        """Bytes of a stage."""
+        """Bytes of a pipeline stage."""
         return sum(of.bytes for of in self.operands)
 
     @property
-    def team(self) -> TileConfig:
-        return TileConfig(self.tile, self.teams)
+    def config(self) -> TileConfig:
+        return TileConfig(self.tile, self.sliced_k)
 
     def _copy_sources(self, of: OperandTile) -> list[str]:
-        """Lines that test whether chunks can be copied as they are, and give source and target of each of the thread's.
+        """Test whether chunks can be copied by ``cp.async``, and compute source and target of the thread's chunks.
 
-        Sources are those at k = 0. A chunk outside the result is a copy of another one.
+        Sources are offsets at k = 0. A chunk outside the result is clamped to another one.
         """
         operand, name = of.operand, of.name
         outer = operand.stride if operand.inner_major else operand.inner_stride
@@ -149,77 +148,77 @@ class OperandCopies:
         result = [f"{name}_whole = opaque_i32(int32((({start}) & 15) | (int64({outer}) & {odd}){whole}))"]
         if self._is_whole(of):
             result = []
-        for piece in range(self._thread_chunks(of)):
-            line, place = self._row_and_chunk(of, f"(thread + {piece * self.tile.threads})")
+        for number in range(self._thread_chunks(of)):
+            line, chunk = self._row_and_chunk(of, f"(thread + {number * self.tile.threads})")
             if operand.inner_major:
                 x, along = (
                     f"min(int32({operand.origin} + {line}), int32({operand.bound} - 1))",
-                    f"{place} * {of.chunk_size}",
+                    f"{chunk} * {of.chunk_size}",
                 )
             else:
-                first = f"int32({operand.origin} + {place} * {of.chunk_size})"
+                first = f"int32({operand.origin} + {chunk} * {of.chunk_size})"
                 x = f"min({first}, int32({operand.bound} - {of.chunk_size}))"
                 along = line
-            places = (f"{operand.row.format(x)} * {operand.stride}", f"{self.index}({along}) * {operand.inner_stride}")
-            at = " + ".join(f"{self.index}({place})" for place in places)
+            offsets = (f"{operand.row.format(x)} * {operand.stride}", f"{self.index}({along}) * {operand.inner_stride}")
+            at = " + ".join(f"{self.index}({offset})" for offset in offsets)
             first = f"{self.index}({name}_base + int64({self.index}({at})))"
-            # An opaque number is kept, not computed again in each step, as far as registers last.
-            is_kept = self.teams > 1 or self.tile.m * self.tile.n < MOST_SUMS * self.tile.threads
+            # An opaque value stays in a register instead of being recomputed in each step, if registers suffice.
+            is_kept = self.sliced_k > 1 or self.tile.m * self.tile.n < MOST_SUMS * self.tile.threads
             kept = f"opaque_{suffix(self.index)}({first})" if is_kept else first
-            result.append(f"{name}_from{piece} = {kept}")
+            result.append(f"{name}_from{number} = {kept}")
         return [*result, *self._targets(of)]
 
     def _targets(self, of: OperandTile) -> list[str]:
-        """The places of the thread's chunks in a stage. An opaque number is kept, not computed again."""
+        """Compute the offsets of the thread's chunks in a stage. Opaque values stay in registers."""
         result = []
-        for piece in range(self._distinct_chunks(of)):
-            line, place = self._row_and_chunk(of, f"(thread + {piece * self.tile.threads})")
-            unit = f"int32({of.first} + {of.chunk_place(line, place)} * 16)"
-            result.append(f"{of.name}_to{piece} = opaque_i32({unit})")
+        for number in range(self._distinct_chunks(of)):
+            line, chunk = self._row_and_chunk(of, f"(thread + {number * self.tile.threads})")
+            unit = f"int32({of.first} + {of.chunk_index(line, chunk)} * 16)"
+            result.append(f"{of.name}_to{number} = opaque_i32({unit})")
         return result
 
     def _fill_addresses(self, of: OperandTile) -> list[str]:
-        """``<operand>_fill*``: addresses of the thread's first chunks in the stage that is filled."""
+        """Compute ``<operand>_fill*``: addresses of the thread's first chunks in the stage to fill."""
         return [
-            f"{of.name}_fill{piece} = tiles_at + int64(int32(filled + {of.name}_to{piece}))"
-            for piece in range(self._distinct_chunks(of))
+            f"{of.name}_fill{number} = tiles_at + int64(int32(filled + {of.name}_to{number}))"
+            for number in range(self._distinct_chunks(of))
         ]
 
-    def _target(self, of: OperandTile, piece: int) -> str:
-        """Source of the address of a chunk in that stage."""
-        first = piece % self._distinct_chunks(of)
-        return f"{of.name}_fill{first} + {(piece - first) * self.tile.threads * 16}"
+    def _target(self, of: OperandTile, number: int) -> str:
+        """Return the address of the thread's chunk ``number`` in the stage to fill."""
+        first = number % self._distinct_chunks(of)
+        return f"{of.name}_fill{first} + {(number - first) * self.tile.threads * 16}"
 
     def _distinct_chunks(self, of: OperandTile) -> int:
-        """Chunks of a thread with different places in their rows; after so many they repeat."""
+        """Return how many chunks of a thread have different positions in their rows; then positions repeat."""
         return min(self._thread_chunks(of), max(1, of.period * of.row_chunks // self.tile.threads))
 
     def _thread_chunks(self, of: OperandTile) -> int:
-        """Chunks of a thread; some threads have none where there are more threads than chunks."""
+        """Return the chunks per thread; with more threads than chunks some threads have none."""
         return -(-of.bytes // 16 // self.tile.threads)
 
     def _among(self, of: OperandTile, number: int, line: str) -> list[str]:
-        """``line`` for the threads that have a chunk of that number."""
+        """Predicate ``line`` for the threads that have chunk ``number``."""
         left = of.bytes // 16 - number * self.tile.threads
         return [f"if thread < {left}:", f"    {line}"] if left < self.tile.threads else [line]
 
     def _is_whole(self, of: OperandTile) -> bool:
-        """Whether all chunks of an operand can be copied as they are, without a test."""
+        """Tell whether all chunks of an operand can be copied by ``cp.async`` without a test."""
         return self.is_compact and of.name == self.b.name
 
     def _row_and_chunk(self, of: OperandTile, chunk: str) -> tuple[str, str]:
-        """Source of the row of a chunk, and of its place in the row."""
+        """Return the row of a chunk, and its position in the row."""
         return f"({chunk} >> {log2(of.row_chunks)})", f"({chunk} & {of.row_chunks - 1})"
 
     def _fill(self, of: OperandTile, element: Element) -> list[str]:
-        """Fills the stage at ``filled`` with k from ``k_first`` on; zeros stand outside the matrix."""
+        """Fill the stage at ``filled`` with the k elements from ``k_first`` on, with zeros outside the matrix."""
         operand, name, numbers, index = of.operand, of.name, of.chunk_size, self.index
         inner = operand.inner_major
         count = of.bytes // 16
         threads = self.tile.threads
         if self._is_whole(of):
-            # Teams that wait for each other may have steps past the last k.
-            is_asked = self.teams > 1 and self.team.warps > 1
+            # Warp groups that share barriers may have steps past the end of k.
+            is_asked = self.sliced_k > 1 and self.config.warps > 1
             return self._copies(of, f"k_first < {operand.inner_bound}" if is_asked else "")
         line, place = self._row_and_chunk(of, "chunk")
         row = f"{name}_x_at" if operand.row == "{}" else f"min({name}_x_at, int32({operand.bound} - 1))"
@@ -232,7 +231,7 @@ class OperandCopies:
         def coordinates(i: str) -> tuple[str, str]:
             return (f"{name}_x_at", f"{name}_k_at + {i}") if inner else (f"{name}_x_at + {i}", f"{name}_k_at")
 
-        # What is computed of an opaque number stays here: nearly no step comes here.
+        # The opaque start keeps LLVM from hoisting these rarely executed computations.
         first = f"chunk = int32(opaque_i32(thread) + piece * {threads})"
         body = [
             f"line = int32{line}",
@@ -241,7 +240,7 @@ class OperandCopies:
             f"{name}_k_at = int32(k_first + {k})",
             f"{name}_from = {name}_base + int64({index}({index}({operand.row.format(row)} * {operand.stride})"
             f" + {index}({name}_k_at * {operand.inner_stride})))",
-            f"to = int32(filled + {of.first} + {of.chunk_place('line', 'place')} * 16)",
+            f"to = int32(filled + {of.first} + {of.chunk_index('line', 'place')} * 16)",
         ]
         if converted:
             body.append(f"if {whole}:")
@@ -281,9 +280,9 @@ class OperandCopies:
     def _load_elements(
         self, of: OperandTile, element: Element, coordinates: Callable[[str], tuple[str, str]]
     ) -> list[str]:
-        """Loads the elements of one chunk that are inside the matrix, four bytes of them at a time.
+        """Load the elements of one chunk that are inside the matrix, four bytes at a time.
 
-        ``coordinates`` of the number of an element are those along the operand's own dimension and along k.
+        ``coordinates`` returns an element's coordinates along m or n and along k.
         """
         operand, is_loaded = of.operand, isinstance(element, ConvertedElement) or self.size == 4
         step = operand.inner_stride if operand.inner_major else operand.stride
@@ -292,11 +291,11 @@ class OperandCopies:
         for part in range(4 // self.size):
             at = f"int32(word * {4 // self.size} + {part})"
             outer, along = coordinates(at)
-            place_of = f"{of.name}_from + int64({at} * {step})"
+            offset = f"{of.name}_from + int64({at} * {step})"
             value = (
-                element.load(operand.pointer, place_of, outer, along)
+                element.load(operand.pointer, offset, outer, along)
                 if is_loaded
-                else self._bits(f"{operand.pointer}[{place_of}]")
+                else self._bits(f"{operand.pointer}[{offset}]")
             )
             edge += [
                 f"part{part} = {zero}",
@@ -308,9 +307,9 @@ class OperandCopies:
         return ["for word in range(4):", *indented(edge, 1), f"    tile_c[int64((to >> 2) + word)] = {word}"]
 
     def _copies(self, of: OperandTile, condition: str = "") -> list[str]:
-        """Copies the thread's chunks of the step at ``k_first``, all of them whole, to the stage at ``filled``.
+        """Copy the thread's chunks of the step at ``k_first`` to the stage at ``filled`` by ``cp.async``.
 
-        Without the ``condition``, if there is one, they are zeros.
+        If there is a ``condition`` and it is false, zeros are written.
         """
         operand, index = of.operand, self.index
         result = [f"ahead_at = {index}({index}(k_first) * {operand.inner_stride})", *self._fill_addresses(of)]
@@ -322,14 +321,14 @@ class OperandCopies:
         return result
 
     def _word(self, values: Sequence[str]) -> str:
-        """Source of the float whose bits are 4 bytes of elements of the kind that is multiplied."""
+        """Return the float32 whose bits are the 4 bytes of ``values``, elements of the operand type."""
         return values[0] if self.size == 4 else f"u32_as_f32(pair_{self.kind}({', '.join(values)}))"
 
     def _bits(self, value: str) -> str:
-        """Source of the bits of an element of 2 bytes or one, as a uint32."""
+        """Return the bits of an element of 1 or 2 bytes as a uint32."""
         return f"(uint32({value}) & uint32(255))" if self.size == 1 else f"uint32({value})"
 
     def _packed(self, parts: Sequence[str]) -> str:
-        """Source of the float whose bits are 4 bytes of elements, each in the lowest bits of a uint32."""
+        """Return the float32 whose bits are the 4 bytes of elements, each in the low bits of a uint32."""
         shifted = [f"({part} << uint32({8 * self.size * i}))" if i else part for i, part in enumerate(parts)]
         return f"u32_as_f32(uint32({' | '.join(shifted)}))"

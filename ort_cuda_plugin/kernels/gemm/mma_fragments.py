@@ -1,21 +1,20 @@
-"""Tensor-core tile of a product: pipeline, ``mma`` instructions on fragments of warps, epilogue.
+"""Tensor-core tile of a GEMM: ``cp.async`` pipeline, ``mma`` instructions on fragments of warps, epilogue.
 
-A block of four warps computes an ``m`` x ``n`` tile, in steps of 64 bytes along k. The operands' tiles have three
-stages: ``cp.async`` copies two stages ahead while one is multiplied, and a step needs one barrier. Steps of 128 bytes
-take longer than a copy, so that two stages do. `mma_copies` has the layout of a stage.
+A block of four warps computes an ``m`` x ``n`` tile, in steps of 64 bytes along k. Of three pipeline stages, copies
+fill two ahead of the multiplication, and a step needs one barrier. Steps of 128 bytes take longer than a copy, so that
+two stages suffice. `mma_copies` has the layout of a stage.
 
-With sliced-K, groups of warps ("teams") of a block share the steps along k and have tiles of their own; accumulators
-meet in shared memory at the end. A group of one warp waits for no other warp in a step.
+With sliced-K, groups of warps of a block share the k steps and have pipeline stages of their own; accumulators are
+reduced in shared memory at the end. A group of one warp needs no barrier in a step.
 
-float32 is rounded to TF32 on the way from shared memory to the tensor cores. ``ldmatrix`` takes four float32 of a row
-for eight elements of 16 bits, but transposes none: where rows run along x, lanes load elements one by one, eight
-neighbours of each of four rows.
+float32 is rounded to TF32 between shared memory and the tensor cores. ``ldmatrix`` moves four float32 like eight 16-bit
+elements, but cannot transpose them: if rows run along x, lanes load elements one by one, eight adjacent ones of each of
+four rows.
 
-Weights that are multiplied as TF32 may stand in memory in 16 bits (`tf32_weights_as_f16`). Their rows run along k, each
-eight elements in the order 0, 4, 1, 5, 2, 6, 3, 7: a lane loads at once the two that it multiplies.
+TF32 weights may be stored as float16 (`tf32_weights_as_f16`). Their rows run along k, with each group of eight elements
+in the order 0, 4, 1, 5, 2, 6, 3, 7: a 32-bit load has the two elements that a lane multiplies.
 
-8-bit integers are loaded as pairs, so their rows run along k. Their accumulators stand in shared memory as the bits of
-floats.
+8-bit integers need rows along k. Their int32 accumulators are stored in shared memory as the bits of floats.
 """
 
 from __future__ import annotations
@@ -32,31 +31,31 @@ from .tile_shapes import DECLARED_BYTES, GAP, INTEGERS, block_bytes, operand_siz
 
 @dataclass(frozen=True)
 class MatrixTile(OperandCopies):
-    """One tile of a result: accumulators, the pipeline over k, the products of warps, the epilogue."""
+    """One tile of a result: accumulators, pipeline over k, warp-level products, epilogue."""
 
     @property
     def block_bytes(self) -> int:
-        """Of shared memory."""
-        return block_bytes(self.kind, operand_sizes(self.kind, self.is_compact), self.tile, self.teams)
+        """Bytes of shared memory."""
+        return block_bytes(self.kind, operand_sizes(self.kind, self.is_compact), self.tile, self.sliced_k)
 
     @property
     def shared_bytes(self) -> int:
-        """That a launch asks for, where a kernel may not declare as many."""
-        return self.block_bytes if self.teams > 1 or self.block_bytes > DECLARED_BYTES else 0
+        """Bytes of dynamic shared memory; 0 if the kernel declares static shared memory."""
+        return self.block_bytes if self.sliced_k > 1 or self.block_bytes > DECLARED_BYTES else 0
 
     def fragment(self, rows: str, columns: str, epilogue: Epilogue) -> Fragment:
-        """The block's tile of a result of ``rows`` x ``columns``: accumulators, pipeline, epilogue."""
+        """Return the fragment of the block's tile of a ``rows`` x ``columns`` result."""
         lines = [*self._declare(), *self._pipeline(), *self._store(rows, columns, epilogue)]
         return Fragment("mma_tile", "\n".join(lines))
 
     def _declare(self) -> list[str]:
-        rows, columns = self.team.warp
-        warp_columns = self.team.warp_columns
+        rows, columns = self.config.warp
+        warp_columns = self.config.warp_columns
         floats = 0 if self.shared_bytes else self.block_bytes // 4
         lines = [
             f"tile_c = array_pointer(cuda.shared.array({floats}, float32, 16))",
             "tiles_at = shared_address(tile_c)",
-            *self._team(),
+            *self._warp_group(),
             "lane = int32(thread & 31)",
             f"warp_row = int32((thread >> {5 + log2(warp_columns)}) * {rows})",
             f"warp_column = int32(((thread >> 5) & {warp_columns - 1}) * {columns})",
@@ -68,9 +67,9 @@ class MatrixTile(OperandCopies):
             lines += self._lanes(of, warp, number, x_first) if of.is_loaded_by_matrices else []
         return lines
 
-    def _team(self) -> list[str]:
-        """The thread's number in its group of warps, and the group's first stage and k."""
-        if self.teams == 1:
+    def _warp_group(self) -> list[str]:
+        """Compute the thread's index in its warp group, and the group's first stage and k."""
+        if self.sliced_k == 1:
             return ["thread = int32(cuda.threadIdx.x)", "first_stage = int32(0)"]
         lines = [
             "block_thread = int32(cuda.threadIdx.x)",
@@ -79,16 +78,16 @@ class MatrixTile(OperandCopies):
             f"first_stage = opaque_i32(team * {self.stages * self.stage})",
             f"k0 = int32(k0 + team * {f'steps * {self.step_distance}' if self.has_contiguous_steps else self.tile.k})",
         ]
-        if self.team.warps == 1:  # no other waits for it in a step
+        if self.config.warps == 1:  # without shared barriers, groups may have different numbers of steps
             own = f"int32(int32(k_end - k0 + {self.step_distance - 1}) >> {log2(self.step_distance)})"
             lines.append(f"steps = int32(min(steps, {own}))")
         return lines
 
     def _pipeline(self) -> list[str]:
-        """The loop over ``steps`` steps, the first of which is at ``k0``; k ends at ``k_end``.
+        """Loop over the ``steps`` k steps from ``k0`` to ``k_end``.
 
-        The tiles at ``k_first`` are filled, and those that were filled first are multiplied. What a step fills, the one
-        before it has multiplied: there are as many stages.
+        Each iteration fills the stage at ``filled`` for ``k_first`` and multiplies the oldest, at ``multiplied``. The
+        next iteration fills the stage that this one has multiplied.
         """
         last = (self.stages - 1) * self.stage
         fills = [
@@ -98,14 +97,14 @@ class MatrixTile(OperandCopies):
             f"last_stage = opaque_i32(int32(first_stage + {last}))",
             "filled = int32(first_stage)",
             f"multiplied = int32(first_stage + {self.stage})",
-            # Opaque numbers are counted in 32 bits, and as they are.
+            # Opaque values keep LLVM from widening the counters to 64 bits and from rewriting them.
             "k_first = opaque_i32(k0)",
             f"k_filled = opaque_i32(k0 + {self.stages - 1} * {self.step_distance})",
             f"k_stop = opaque_i32(k0 + steps * {self.step_distance})",
             f"while k_first < int32(k_stop + {(self.stages - 1) * self.step_distance}):",
             "    if k_first >= k_filled:",
             f"        copy_async_wait({self.stages - 2})",
-            f"        cuda.{'syncwarp' if self.team.warps == 1 else 'syncthreads'}()",
+            f"        cuda.{'syncwarp' if self.config.warps == 1 else 'syncthreads'}()",
             "    if k_first < k_stop:",
             *indented(fills, 2),
             "    copy_async_commit()",
@@ -118,14 +117,14 @@ class MatrixTile(OperandCopies):
         ]
 
     def _store(self, rows: str, columns: str, epilogue: Epilogue) -> list[str]:
-        height, width = self.team.warp
+        height, width = self.config.warp
         pitch = self.tile.n + GAP
         placed = [
             "copy_async_wait(0)",
             "cuda.syncthreads()",
             f"to = int64(int32((warp_row + (lane >> 2)) * {pitch} + warp_column + (lane & 3) * 2))",
         ]
-        if self.teams > 1:
+        if self.sliced_k > 1:
             placed.append(f"to += int64(int32(team * {self.tile.m * pitch}))")
         for i in range(height // 16):
             for j in range(width // 8):
@@ -136,23 +135,23 @@ class MatrixTile(OperandCopies):
                     if self.kind in INTEGERS:
                         pair = [f"i32_as_f32({one})" for one in pair]
                     placed.append(f"store_f32x2(tile_c, to + {at}, {', '.join(pair)})")
-        if self.teams > 1:
+        if self.sliced_k > 1:
             placed.append("thread = block_thread")
         total = "f32_as_i32({})" if self.kind in INTEGERS else "{}"
-        return store_rows(self.tile, rows, columns, total, epilogue, placed, pitch, self.teams)
+        return store_rows(self.tile, rows, columns, total, epilogue, placed, pitch, self.sliced_k)
 
     @property
     def _loads(self) -> tuple[tuple[OperandTile, str, int, bool], tuple[OperandTile, str, int, bool]]:
-        """The arguments of `_loaded` for both operands."""
+        """The arguments of `_load_fragments` for both operands."""
         a, b = self.operands
-        height, width = self.team.warp
+        height, width = self.config.warp
         return (a, "warp_row", height // 16, True), (b, "warp_column", width // 16, False)
 
     def _multiply(self) -> list[str]:
         body = []
         for half in range(self.tile.k * self.size // 32):
             for of, warp, number, x_first in self._loads:
-                body += self._loaded(of, warp, number, x_first, half)
+                body += self._load_fragments(of, warp, number, x_first, half)
             (_, _, rows, _), (_, _, pairs, _) = self._loads
             for i in range(rows):
                 of_a = ", ".join(f"a{i}_{r}" for r in range(4))
@@ -163,9 +162,9 @@ class MatrixTile(OperandCopies):
         return body
 
     def _lanes(self, of: OperandTile, warp: str, number: int, x_first: bool) -> list[str]:
-        """The places in a stage that the lane gives to the loads of `_loaded`, of which others are so many bytes on.
+        """Compute the lane's offsets in a stage for `_load_fragments`; other loads add constants.
 
-        Opaque numbers stay in registers, so that no step computes them again.
+        Opaque values stay in registers, so that no step recomputes them.
         """
         low, high = "((lane >> 3) & 1)", "(lane >> 4)"
         x_bit, k_bit = (low, high) if x_first else (high, low)
@@ -173,25 +172,25 @@ class MatrixTile(OperandCopies):
         result = []
         for i in range(of.row_chunks // 2 if inner else number):
             if inner:
-                line, piece = f"({warp} + (lane & 7) + 8 * {x_bit})", f"{k_bit} + {2 * i}"
+                line, chunk = f"({warp} + (lane & 7) + 8 * {x_bit})", f"{k_bit} + {2 * i}"
             else:
-                line, piece = f"((lane & 7) + 8 * {k_bit})", f"({warp} >> 3) + {x_bit} + {2 * i}"
-            unit = of.chunk_place(f"{of.name}_line", piece)
+                line, chunk = f"((lane & 7) + 8 * {k_bit})", f"({warp} >> 3) + {x_bit} + {2 * i}"
+            unit = of.chunk_index(f"{of.name}_line", chunk)
             result += [
                 f"{of.name}_line = int32{line}",
                 f"{of.name}_lane{i} = opaque_i32(int32({of.first} + {unit} * 16))",
             ]
         return result
 
-    def _loaded(self, of: OperandTile, warp: str, number: int, x_first: bool, half: int) -> list[str]:
-        """The registers of ``number`` times four matrices of a step; with ``x_first`` the second is next along x.
+    def _load_fragments(self, of: OperandTile, warp: str, number: int, x_first: bool, half: int) -> list[str]:
+        """Load the registers of ``number`` x 4 matrices of a step; with ``x_first`` the second matrix is next along x.
 
-        A matrix has eight rows of 16 bytes. ``half`` counts 32 bytes along k, which are half a step or less.
+        A matrix has eight rows of 16 bytes. ``half`` is the index of 32 bytes along k: half a step or less.
         """
         if not of.is_loaded_by_matrices:
-            return self._loaded_one_by_one(of, warp, number, x_first, half)
+            return self._load_words(of, warp, number, x_first, half)
         if self._is_whole(of):
-            return self._unpacked(of, number, half)
+            return self._load_f16_weights(of, number, half)
         name, inner = of.name, of.operand.inner_major
         load = "load_matrices" if inner else "load_matrices_transposed"
         result = []
@@ -204,8 +203,8 @@ class MatrixTile(OperandCopies):
                 result += [f"{word} = round_tf32(u32_as_f32({word}))" for word in words]
         return result
 
-    def _unpacked(self, of: OperandTile, number: int, half: int) -> list[str]:
-        """As `_loaded`, of weights in 16 bits: a load serves two halves."""
+    def _load_f16_weights(self, of: OperandTile, number: int, half: int) -> list[str]:
+        """Load fragments of TF32 weights stored as float16: each load serves two halves."""
         name, result = of.name, []
         for i in range(number):
             words = [f"{name}{i}_pair{r}" for r in range(4)]
@@ -218,19 +217,19 @@ class MatrixTile(OperandCopies):
                     result.append(f"{name}{i}_{2 * eight + r} = f32_as_u32(f16_to_f32({bits}))")
         return result
 
-    def _loaded_one_by_one(self, of: OperandTile, warp: str, number: int, x_first: bool, half: int) -> list[str]:
-        """As `_loaded`, of elements of 4 bytes that are neighbours along x."""
+    def _load_words(self, of: OperandTile, warp: str, number: int, x_first: bool, half: int) -> list[str]:
+        """Load fragments of 4-byte elements in rows along x, which ldmatrix cannot transpose."""
         name, pitch = of.name, of.extent
         result = [
             f"{name}_line = int32((lane & 3) + {half * 8})",
             f"{name}_at = int32(((multiplied + {of.first}) >> 2) + {name}_line * {pitch} + ((lane >> 2) & 3))",
         ]
         for eight in range(2 * number):
-            piece = f"(({warp} >> 2) + (lane >> 4) + {2 * eight})"
-            result.append(f"{name}_x{eight} = int32({name}_at + ({piece} ^ {of.swizzle(f'{name}_line')}) * 4)")
+            chunk = f"(({warp} >> 2) + (lane >> 4) + {2 * eight})"
+            result.append(f"{name}_x{eight} = int32({name}_at + ({chunk} ^ {of.swizzle(f'{name}_line')}) * 4)")
         for i in range(number):
             for r in range(4):
                 along_x, along_k = (r & 1, r >> 1) if x_first else (r >> 1, r & 1)
-                place = f"int64({name}_x{2 * i + along_x} + {4 * along_k * pitch})"
-                result.append(f"{name}{i}_{r} = round_tf32(tile_c[{place}])")
+                index = f"int64({name}_x{2 * i + along_x} + {4 * along_k * pitch})"
+                result.append(f"{name}{i}_{r} = round_tf32(tile_c[{index}])")
         return result

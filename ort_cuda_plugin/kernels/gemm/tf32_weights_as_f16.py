@@ -1,9 +1,8 @@
-"""Known weights of float32 products in 16 bits, where a GPU's tensor cores round them to TF32 anyway.
+"""Constant float32 weights stored as scaled float16, on GPUs whose tensor cores would round them to TF32 anyway.
 
-TF32 has as many bits of a number's fraction as float16. So weights are float16 numbers times a power of two for each
-column of a product, or channel of a convolution, and half the bytes are kept and read. A weight is rounded as TF32
-rounds it, but for those below 2**-24 of the largest of its column, which lose bits. Sums are multiplied by the power of
-two, which is exact.
+TF32 and float16 have the same number of fraction bits. So weights become float16 with a power-of-two scale per column
+of a product, or per output channel of a convolution, at half the bytes. The rounding is that of TF32, except for
+weights below 2**-24 of the largest in their column, which lose bits. Scaling the accumulators in the epilogue is exact.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from ...program.lowering.views import permute
 from ...program.steps.row_program import MAX, Row
 from ...program.steps.steps import Contract, Convolve, Substitution, Sums
 from ...program.steps.tensor import contiguous_strides
-from ..contraction.operand_axes import over_result
+from ..contraction.operand_axes import over_result, weights_axis
 from .gemm_mma import kind_of
 
 __all__ = ["compact_columns", "compact_lines", "half_lines", "has_compact_columns", "has_compact_lines"]
 
 AnySums = TypeVar("AnySums", bound=Sums)
 LINE = 32
-"""Numbers that a line is a multiple of, the last ones zeros: kernels read whole steps of it."""
+"""Elements to whose multiple a row along k is zero-padded, because kernels read whole k steps."""
 _largest = 2.0**10
-"""What the largest number of a column is at least, in float16."""
+"""Magnitude to which a column's maximum is scaled in float16, up to a factor of 2."""
 _bounds = (2.0**-100, 2.0**127)
-"""Bounds of a column's maximum, to which it is clamped: then the power-of-two scale is a normal float32."""
+"""Bounds to which a column's maximum is clamped, so that the power-of-two scale is a normal float32."""
 
 
 def has_compact_lines(ctx: Lowering, step: Sums) -> bool:
-    """Whether `compact_lines` makes what kernels on tensor cores read in place of the step's weights."""
+    """Tell whether `compact_lines` supports the step's weights, for tensor-core kernels."""
     x, w = step.operands
     if not _may_be_compact(ctx, step):
         return False
@@ -49,12 +48,12 @@ def has_compact_lines(ctx: Lowering, step: Sums) -> bool:
 
 
 def has_compact_columns(ctx: Lowering, step: Contract) -> bool:
-    """Whether `compact_columns` makes what kernels for few rows read in place of the step's weights."""
+    """Tell whether `compact_columns` supports the step's weights, for GEMV kernels."""
     return _may_be_compact(ctx, step) and step.b.static_shape[1] % 8 == 0
 
 
 def _may_be_compact(ctx: Lowering, step: Sums) -> bool:
-    """They are made once: not where each step of a program stays as it is."""
+    """Tell whether the weights are constant float32 for TF32 products. Without fusion, steps stay as they are."""
     x, w = step.operands
     if kind_of(ctx.device, ctx.options, x.dtype.short) != "tf32" or not ctx.options.fusion:
         return False
@@ -63,25 +62,25 @@ def _may_be_compact(ctx: Lowering, step: Sums) -> bool:
 
 
 def compact_lines(ctx: Lowering, step: AnySums) -> tuple[AnySums, Tensor]:
-    """The step whose sums are those of weights in 16 bits, and these, as [columns, k], for `MatrixTile`.
+    """Return the step over scaled float16 weights, and these as [columns, k], for `MatrixTile`.
 
-    Those of a convolution have their channels last. Columns are `LINE` numbers apart, or a multiple of it.
+    A convolution's weights are channels-last. The row pitch is a multiple of `LINE` elements.
     """
     return _lines(ctx, step, (1, 2), None)
 
 
 def half_lines(ctx: Lowering, step: Contract, factors: Tensor) -> tuple[Contract, Tensor]:
-    """As `compact_lines`, with numbers in their own order: for kernels that multiply numbers of 16 bits.
+    """Convert the weights as `compact_lines` does, without its permutation of groups of eight, for float16 mma.
 
-    Rows of the weights are multiplied by ``factors``, a vector or one number.
+    Rows of the weights (along k) are multiplied by ``factors``, a vector or one number.
     """
     depth = step.b.static_shape[0]
     along = ctx.view(factors, (depth, 1), (0 if factors.size == 1 else 1, 0), factors.offset)
     return _lines(ctx, step, (4, 1), along)
 
 
-def _lines(ctx: Lowering, step: AnySums, places: tuple[int, int], factors: Tensor | None) -> tuple[AnySums, Tensor]:
-    """With ``places`` from the first four of eight numbers to the others, and from one of them to the next."""
+def _lines(ctx: Lowering, step: AnySums, steps: tuple[int, int], factors: Tensor | None) -> tuple[AnySums, Tensor]:
+    """Permute each group of eight, viewed as [2, 4], by the target strides ``steps``."""
     w, powers = step.operands[1], _powers(ctx, step, factors)
     if isinstance(step, Convolve):
         ordered = permute(ctx, w, (0, *range(2, w.rank), 1))
@@ -96,7 +95,7 @@ def _lines(ctx: Lowering, step: AnySums, places: tuple[int, int], factors: Tenso
     if codes.shape[1] != depth:
         ctx.memset(codes, 0)
     along = contiguous_strides((*outer, last // 8))
-    target = ctx.view(codes, eights, (codes.strides[0], *(8 * stride for stride in along), *places))
+    target = ctx.view(codes, eights, (codes.strides[0], *(8 * stride for stride in along), *steps))
     if factors is None:
         _store_codes(ctx, target, source, powers, 0)
     else:
@@ -108,33 +107,28 @@ def _lines(ctx: Lowering, step: AnySums, places: tuple[int, int], factors: Tenso
 
 
 def compact_columns(ctx: Lowering, step: AnySums) -> tuple[AnySums, Tensor]:
-    """As `compact_lines` of a product, but as [k, columns], for kernels of few rows."""
+    """Return the step over scaled float16 weights, and these as [k, columns], for GEMV kernels."""
     w, powers = step.operands[1], _powers(ctx, step, None)
     codes = ctx.empty(w.shape, DType.FLOAT16)
     _store_codes(ctx, codes, w, powers, 1)
     return _scaled(ctx, step, powers), codes
 
 
-def _columns(step: Sums) -> int:
-    """The axis of weights that the results have."""
-    return 0 if isinstance(step, Convolve) else 1
-
-
 def _powers(ctx: Lowering, step: Sums, factors: Tensor | None) -> Tensor:
-    """What the codes of each column are multiplied by, a vector of float32. Codes of numbers that are none are none."""
+    """Return the power-of-two scale of each column, a float32 vector. NaN weights stay NaN."""
 
     def power(row: Row, x: Scalar, *factor: Scalar) -> tuple[list[Scalar], list[Scalar]]:
         x = x * factor[0] if factor else x
         return [], [power_of(row.reduce(MAX, s.absolute(x)), _largest)]
 
     w = step.operands[1]
-    axes = [axis for axis in range(w.rank) if axis != _columns(step)]
+    axes = [axis for axis in range(w.rank) if axis != weights_axis(step)]
     (powers,) = row_map(ctx, power, axes, w, *(() if factors is None else (factors,)))
-    return ctx.view(powers, (w.shape[_columns(step)],))
+    return ctx.view(powers, (w.shape[weights_axis(step)],))
 
 
 def power_of(largest: Scalar, wanted: float) -> Scalar:
-    """The power of two by which numbers of up to ``largest``, itself a number, are up to twice a ``wanted`` one."""
+    """Return the power of two by which numbers up to ``largest`` are divided, for a maximum in ``wanted`` * [1, 2)."""
     largest = s.minimum(s.maximum(largest, _bounds[0]), _bounds[1])
     return s.cast(s.cast(largest, DType.FLOAT8E8M0, round_mode="down"), DType.FLOAT32) * (1 / wanted)
 
@@ -150,9 +144,9 @@ def _store_codes(ctx: Lowering, target: Tensor, weights: Tensor, powers: Tensor,
 
 
 def _scaled(ctx: Lowering, step: AnySums, powers: Tensor) -> AnySums:
-    """The step with its sums times ``powers``."""
+    """Return the step with its accumulators multiplied by ``powers``."""
     w = step.operands[1]
-    over_weights = ctx.view(powers, [dim if axis == _columns(step) else 1 for axis, dim in enumerate(w.shape)])
+    over_weights = ctx.view(powers, [dim if axis == weights_axis(step) else 1 for axis, dim in enumerate(w.shape)])
     leaf = Scalar(DType.FLOAT32, "leaf")
     changed = Substitution({step.total: step.total * leaf})
     outputs = tuple((changed(value), y) for value, y in step.outputs)
