@@ -1,4 +1,4 @@
-"""Data movement by index maps: an operator says which element comes from where, one kernel moves them all."""
+"""Index maps: gathers and scatters for which an operator computes the source or target coordinates of each element."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ort_cuda_plugin.program.steps.row_program import Reduction, Values
 from ort_cuda_plugin.program.steps.trace import InPlace, Remake, Step, Use, View, in_place_of
 
 MOST_LOADED = 192
-"""Bytes of the vectors that a thread loads ahead: more leave registers for few threads."""
+"""Maximum bytes of vectors that a thread prefetches; more registers would lower the occupancy."""
 
 __all__ = ["IndexMap", "Loads", "Source", "gather_into", "gather_map", "scatter_map", "unravel", "walk_map"]
 
 
 def unravel(index: Scalar, shape: Sequence[Scalar]) -> list[Scalar]:
-    """The coordinates of row-major ``index`` in ``shape``; the first is not limited."""
+    """Return the coordinates of row-major ``index`` in ``shape``; the first one is not bounded."""
     coordinates: list[Scalar] = []
     for size in reversed(shape[1:]):
         coordinates.insert(0, s.trunc_modulo(index, size))
@@ -39,7 +39,7 @@ def unravel(index: Scalar, shape: Sequence[Scalar]) -> list[Scalar]:
 
 
 class Source:
-    """A tensor as an index map sees it: elements by coordinates (int64 Scalars)."""
+    """A tensor in an index map: elements by coordinates (int64 Scalars)."""
 
     def __init__(self, maps: Loads, tensor: Tensor) -> None:
         self._maps = maps
@@ -49,15 +49,15 @@ class Source:
         self._dims: dict[int, Scalar] = {}
 
     def dim(self, axis: int) -> Scalar:
-        """The size of a dimension as an int64 Scalar."""
+        """Return the size of a dimension as an int64 Scalar."""
         if axis not in self._dims:
             self._dims[axis] = self._maps.dim(self.tensor.shape[axis])
         return self._dims[axis]
 
     def at(self, coordinates: Sequence[Scalar | Dim], when: Scalar | None = None, other: Operand = 0) -> Scalar:
-        """The element at ``coordinates``, one per dimension; ``other`` where ``when`` is false, which reads nothing."""
+        """Return the element at ``coordinates``; ``other``, without a load, where the predicate ``when`` is false."""
         if len(coordinates) != self.rank:
-            raise TypeError(f"{len(coordinates)} coordinates of a tensor of rank {self.rank}")
+            raise TypeError(f"coordinates: wrong number: got {len(coordinates)}, expected the rank {self.rank}")
         operands = tuple(c if isinstance(c, Scalar) else self._maps.dim(c) for c in coordinates)
         if when is not None:
             fallback = other if isinstance(other, Scalar) else s.constant(other, self.dtype)
@@ -67,7 +67,7 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class _Loop:
-    """A loop of an index map: ``next`` are the accumulators after element ``index`` from those before, ``totals``."""
+    """A loop of an index map: ``next`` are the accumulators after element ``index``, ``totals`` those before."""
 
     count: Scalar
     index: Scalar
@@ -77,7 +77,7 @@ class _Loop:
 
 
 class Loads:
-    """What a kernel in the making loads by coordinates: its tensors, with their strides as parameters."""
+    """Loads of a kernel under construction by coordinates; strides of the tensors are parameters."""
 
     def __init__(self, builder: KernelBuilder) -> None:
         self._builder = builder
@@ -88,7 +88,7 @@ class Loads:
         self._pointers: dict[Source, tuple[str, list[str]]] = {}
 
     def dim(self, value: Dim) -> Scalar:
-        """A size as an int64 Scalar; it is a parameter of the kernel."""
+        """Return a size as an int64 Scalar; it becomes a parameter of the kernel."""
         if isinstance(value, int) and value in (0, 1):
             return s.constant(value, DType.INT64)
         return Scalar(DType.INT64, "dim", (), value)
@@ -101,21 +101,21 @@ class Loads:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What the kernel has parameters for by now."""
+        """Tensors that are parameters of the kernel so far."""
         return [source.tensor for source in self._pointers]
 
-    def code(self, source: Source, row: Scalar, place: Scalar, bits: int) -> Scalar:
-        """The code of 2, 4 or 8 bits at ``place`` of a row of bytes, int32; a byte has the lowest bits first."""
+    def code(self, source: Source, row: Scalar, index: Scalar, bits: int) -> Scalar:
+        """Return code ``index`` of a row of packed codes of 2, 4 or 8 bits as int32; the lowest bits come first."""
         if bits == 8:
-            return s.cast(source.at([row, place]), DType.INT32)
-        byte = source.at([row, place >> (8 // bits).bit_length() - 1])
-        return Scalar(DType.INT32, "code", (byte, place), bits)
+            return s.cast(source.at([row, index]), DType.INT32)
+        byte = source.at([row, index >> (8 // bits).bit_length() - 1])
+        return Scalar(DType.INT32, "code", (byte, index), bits)
 
     def _code(self, x: Scalar) -> str:
-        byte, place = (self._builder.emit.value(operand) for operand in x.operands)
-        return self._builder.emit.assign(f"code{x.value}({byte}, {place})")
+        byte, index = (self._builder.emit.value(operand) for operand in x.operands)
+        return self._builder.emit.assign(f"code{x.value}({byte}, {index})")
 
-    def _place(self, source: Source, written: bool = False) -> tuple[str, list[str]]:
+    def _parameters(self, source: Source, written: bool = False) -> tuple[str, list[str]]:
         if source not in self._pointers:
             pointer = self._builder.tensor(source.tensor, written=written)
             strides = [
@@ -127,7 +127,7 @@ class Loads:
 
     def _load(self, x: Scalar) -> str:
         emit, source = self._builder.emit, x.value
-        pointer, strides = self._place(source)
+        pointer, strides = self._parameters(source)
         names = [emit.value(c) for c in x.operands[: source.rank]]
         text = load_text(pointer, offset_text(list(zip(names, strides, strict=True))), x.dtype)
         if len(x.operands) == source.rank:
@@ -143,8 +143,8 @@ class Loads:
 class IndexMap(Loads):
     """A kernel over the elements of ``shape``, with ``coordinates`` for each: int64 Scalars.
 
-    Threads go through the dimensions in the order ``order``, the last of which is the fastest. ``view`` gives what is
-    read of a source.
+    Threads enumerate the dimensions in the order ``order``, the last one fastest. ``view`` may replace each source by a
+    view of it.
     """
 
     def __init__(
@@ -156,10 +156,10 @@ class IndexMap(Loads):
         emit.handlers["fold"] = self._fold
         self._size = product(shape)
         self._loads: dict[Source, int | None] = {}
-        """How many elements each coordinate reads, None where a loop reads them."""
+        """Elements that each thread reads of a source; None if a loop reads them."""
         self._loops = 0
         self._shifts: dict[Scalar, tuple[int, int]] = {}
-        """Of loads beside a coordinate, the axis along which they are, and how far."""
+        """Loads at an offset from a coordinate: the axis and the offset."""
         self._view = view
         self._axes = [axis for axis in order or range(len(shape)) if shape[axis] != 1]
         self._dims = [shape[axis] for axis in self._axes] or [1]
@@ -167,9 +167,9 @@ class IndexMap(Loads):
         self.coordinates = [zero if dim == 1 else Scalar(DType.INT64, "coordinate") for dim in shape]
 
     def _begin(self, width: int = 1) -> str:
-        """Emits the coordinates of a thread's element, or of the first of ``width`` along the fastest dimension.
+        """Emit the coordinates of a thread's element, or of the first of ``width`` along the fastest dimension.
 
-        Gives the place along that one.
+        Return the coordinate along the fastest dimension.
         """
         *outer, columns = self._dims
         vectors = ceildiv(columns, width)
@@ -188,20 +188,20 @@ class IndexMap(Loads):
         return Source(self, self._view(tensor))
 
     def near(self, source: Source, coordinates: Sequence[Scalar], axis: int, shift: int) -> Scalar:
-        """The element ``shift`` places after ``coordinates`` along ``axis``; 0 outside of the source.
+        """Return the element ``shift`` after ``coordinates`` along ``axis``; 0 outside of the source.
 
-        ``coordinates`` are inside. Where neighbours lie along the axis, a thread reads them by vectors.
+        ``coordinates`` must be inside. If the axis is contiguous, a thread loads vectors.
         """
         if shift == 0:
             return source.at(coordinates)
-        place = coordinates[axis] + shift
-        inside = place >= 0 if shift < 0 else place < source.dim(axis)
-        load = source.at([*coordinates[:axis], place, *coordinates[axis + 1 :]], inside)
+        neighbour = coordinates[axis] + shift
+        inside = neighbour >= 0 if shift < 0 else neighbour < source.dim(axis)
+        load = source.at([*coordinates[:axis], neighbour, *coordinates[axis + 1 :]], inside)
         self._shifts[load] = axis, shift
         return load
 
     def number(self, x: Tensor) -> Scalar:
-        """A tensor of one element as a Scalar. The Run fails where it has another number of elements."""
+        """Return a one-element tensor as a Scalar. The Run fails if the tensor has another number of elements."""
         self._ctx.require(eq(x.size, 1), "an input that is one number has another number of elements")
         leaf = Scalar(x.dtype, "leaf")
         element = self._builder.element(x)
@@ -211,7 +211,7 @@ class IndexMap(Loads):
         return leaf
 
     def fold(self, reduction: Reduction, count: Scalar, fn: Callable[[Scalar], Sequence[Scalar]]) -> Values:
-        """The accumulators of ``reduction`` over the elements ``fn(i)`` for i in 0..count-1 (int64), in this order."""
+        """Reduce the elements ``fn(i)`` for i in 0..count-1 (int64), in this order; return the accumulators."""
         index = Scalar(DType.INT64, "index")
         elements = tuple(fn(index))
         initial = reduction.initial(tuple(x.dtype for x in elements))
@@ -242,7 +242,7 @@ class IndexMap(Loads):
             self._loops += 1
             with emit.block(f"for {index} in range({count}):"):
                 emit.bind(loop.index, emit.assign(f"int64({index})"))
-                # All new values are computed before the first is assigned.
+                # Compute all new values before the first assignment.
                 values = [emit.value(value) for value in loop.next]
                 for name, value in zip(names, values, strict=True):
                     emit.line(f"{name} = {value}")
@@ -251,7 +251,7 @@ class IndexMap(Loads):
         return chosen
 
     def _folded(self, loop: _Loop) -> list[str] | None:
-        """Names of the accumulators where the loop is already emitted in a scope that is still open."""
+        """Return the accumulators of the loop if an open scope has emitted it, else None."""
         names = [self._builder.emit.bound(total) for total in loop.totals]
         return None if None in names else [name for name in names if name is not None]
 
@@ -264,9 +264,9 @@ class IndexMap(Loads):
         how: Combination | None = None,
         remake: Remake | None = None,
     ) -> None:
-        """Emits the write of ``value`` at ``coordinates`` of ``destination`` (where ``when`` holds) and launches.
+        """Emit the store of ``value`` at ``coordinates`` of ``destination`` under the predicate ``when``; launch.
 
-        With ``how`` the element there and the value are combined, atomically.
+        With ``how`` the store is an atomic update.
         """
         emit = self._builder.emit
         if how is not None:
@@ -286,7 +286,7 @@ class IndexMap(Loads):
             else:
                 emit.combine(pointer, offset, value, how)
 
-        pointer, strides = self._place(target, written=True)
+        pointer, strides = self._parameters(target, written=True)
         with emit.block(f"if {self._plane.inside}:"):
             names = [emit.value(c) for c in coordinates]
             offset = offset_text(list(zip(names, strides, strict=True)))
@@ -299,7 +299,7 @@ class IndexMap(Loads):
         self._launch(remake)
 
     def _store_vectors(self, target: Source, coordinates: Sequence[Scalar], value: Scalar) -> bool:
-        """As `store` with a vector for each thread, on a GPU where elements are neighbours in memory; else False."""
+        """Emit the store of a vector per thread, on a GPU for contiguous accesses; else return False."""
         if self._ctx.device.emulated or not self._axes or list(coordinates) != self.coordinates:
             return False
         column, expressions = self.coordinates[self._axes[-1]], in_order([value])
@@ -313,40 +313,40 @@ class IndexMap(Loads):
         moved = [x for x in moved if x not in joined]
         while width > 1 and sum(x.dtype.itemsize for x in moved) * width > MOST_LOADED:
             width //= 2
-        # Without neighbours to read, a thread of a whole row leaves neighbouring rows to neighbouring threads.
+        # Without vectorised loads, a thread that stores a whole row would keep adjacent threads from coalescing.
         if width == 1 or (not moved and not joined and self._dims[-1] != width):
             return False
         emit, first = self._builder.emit, self._begin(width)
 
-        def place(source: Source, at: Sequence[Scalar]) -> tuple[str, str]:
-            pointer, strides = self._place(source, written=source is target)
+        def address(source: Source, at: Sequence[Scalar]) -> tuple[str, str]:
+            pointer, strides = self._parameters(source, written=source is target)
             names = [first if c is column else emit.value(c) for c in at]
             return pointer, emit.assign(offset_text(list(zip(names, strides, strict=True))))
 
         def is_vector(source: Source, at: Sequence[Scalar]) -> bool:
-            """Whether each vector is one, so that no code for single elements is needed beside."""
+            """Tell whether all accesses are aligned whole vectors, so that no code for single elements is needed."""
             x = source.tensor
             others = [stride for stride, c in zip(x.strides, at, strict=True) if c is not column]
             return begins_at_vectors(x, width) and all(divides(width, number) for number in (*others, self._dims[-1]))
 
         with emit.block(f"if {self._plane.inside}:"):
             lanes: dict[Scalar, tuple[str, str]] = {}
-            shifted = [x for group in around for x in self._loaded_around(group, column, first, width).items()]
+            shifted = [x for group in around for x in self._loaded_around(group, first, width).items()]
             for x in moved:
                 source, at = x.value, x.operands[: x.value.rank]
                 self._count(source)
-                (pointer, where), name = place(source, at), emit.fresh("r")
+                (pointer, where), name = address(source, at), emit.fresh("r")
                 emit.line(f"{name} = lanes_of({pointer}, {width})")
                 condition = emit.value(x.operands[source.rank]) if len(x.operands) > source.rank else ""
                 if is_vector(source, at):
                     emit.line(f"load_lanes_inside({name}, 0, {pointer}, {where}, {condition or 'True'}, {width})")
                     if condition and x.operands[-1].op == "constant" and x.operands[-1].value == 0:
-                        condition = ""  # zeros are what it gives
+                        condition = ""  # a load outside gives zeros already
                 else:
                     with emit.block(f"if {condition or 'True'}:"):
                         emit.line(f"load_row({name}, {pointer}, {where}, 0, {where} + {width}, {width}, 1)")
                 lanes[x] = name, condition
-            pointer, where = place(target, coordinates)
+            pointer, where = address(target, coordinates)
             stored = emit.fresh("r")
             emit.line(f"{stored} = lanes_of({pointer}, {width})")
             with emit.block(f"for e in range({width}):"):
@@ -366,7 +366,7 @@ class IndexMap(Loads):
         return True
 
     def _around(self, expressions: Sequence[Scalar], moved: Sequence[Scalar], column: Scalar) -> list[list[Scalar]]:
-        """Groups of loads that are beside each other along ``column``, each with the one at the column itself."""
+        """Group loads at different offsets along ``column``, each group with its load at offset 0."""
         groups: dict[tuple[Source, tuple[Scalar, ...]], list[Scalar]] = {}
         for x in expressions:
             if x not in self._shifts:
@@ -383,30 +383,30 @@ class IndexMap(Loads):
             group += [x for x in moved if x.value is source and x.operands == here]
         return list(groups.values())
 
-    def _loaded_around(self, group: Sequence[Scalar], column: Scalar, first: str, width: int) -> dict[Scalar, str]:
-        """Emits the vectors that a thread needs for a group of `_around`; gives each load's lane for lane ``e``."""
+    def _loaded_around(self, group: Sequence[Scalar], first: str, width: int) -> dict[Scalar, str]:
+        """Emit the vectors that a group of `_around` reads; return for each load the expression of its lane ``e``."""
         emit, source = self._builder.emit, group[0].value
         axis, _ = self._shifts[group[0]]
         shifts = {x: self._shifts[x][1] if x in self._shifts else 0 for x in group}
         reach = max(ceildiv(abs(shift), width) for shift in shifts.values())
-        pointer, strides = self._place(source)
+        pointer, strides = self._parameters(source)
         at = [first if number == axis else emit.value(c) for number, c in enumerate(group[0].operands[: source.rank])]
-        place = emit.assign(offset_text(list(zip(at, strides, strict=True))))
-        begin, name = emit.assign(f"{place} - {first}"), emit.fresh("r")
+        origin = emit.assign(offset_text(list(zip(at, strides, strict=True))))
+        begin, name = emit.assign(f"{origin} - {first}"), emit.fresh("r")
         self._count(source)
         emit.line(f"{name} = lanes_of({pointer}, {(2 * reach + 1) * width})")
         columns = self._builder.integer(self._dims[-1])
-        emit.line(f"load_around({name}, {pointer}, {place}, {begin}, {begin} + {columns}, {width}, {reach})")
+        emit.line(f"load_around({name}, {pointer}, {origin}, {begin}, {begin} + {columns}, {width}, {reach})")
         return {x: load_text(name, f"e + {reach * width + shift}", x.dtype) for x, shift in shifts.items()}
 
     def walk(self, destination: Tensor, axis: int, index: Scalar, value: Scalar, over: Tensor | None) -> None:
-        """Emits the writes of ``value`` for each ``index`` of ``axis`` in order, at the coordinates; launches.
+        """Emit a loop that stores ``value`` for each ``index`` along ``axis`` in order; launch.
 
-        The destination may have the memory of ``over``, a source.
+        The destination may alias ``over``, a source.
         """
         emit = self._builder.emit
         self._begin()
-        pointer, strides = self._place(Source(self, destination), written=True)
+        pointer, strides = self._parameters(Source(self, destination), written=True)
         count = self._builder.integer(destination.shape[axis])
         self._loops += 1
         with emit.block(f"if {self._plane.inside}:"), emit.block(f"for walked in range({count}):"):
@@ -428,7 +428,7 @@ class IndexMap(Loads):
 
 
 def _work(value: Scalar, column: Scalar, moved: Sequence[Scalar]) -> int:
-    """Operations for one element of a vector, about: what does not depend on the column is made once for all."""
+    """Return the operations per element of a vector (estimate), without those that do not depend on the column."""
     depends: dict[Scalar, bool] = {}
     for x in operands_first([value]):
         depends[x] = x is column or any(depends[operand] for operand in x.operands)
@@ -437,7 +437,7 @@ def _work(value: Scalar, column: Scalar, moved: Sequence[Scalar]) -> int:
 
 
 def _has_neighbours(x: Scalar, column: Scalar) -> bool:
-    """Whether a load reads neighbours in memory for neighbours along ``column``."""
+    """Tell whether a load is contiguous along ``column``."""
     source: Source = x.value
     along = [axis for axis, c in enumerate(x.operands[: source.rank]) if c is column]
     if len(along) != 1 or source.tensor.strides[along[0]] != 1:
@@ -448,7 +448,7 @@ def _has_neighbours(x: Scalar, column: Scalar) -> bool:
 def gather_map(
     ctx: Lowering, shape: Sequence[Dim], dtype: DType, fn: Callable[[IndexMap, list[Scalar]], Scalar]
 ) -> Tensor:
-    """A new tensor whose element at coordinates c is ``fn(maps, c)``: loads from ``maps.source(x)``, and arithmetic."""
+    """Return a new tensor with element ``fn(maps, c)`` at coordinates c: loads from ``maps.source(x)``, arithmetic."""
     result = ctx.empty(shape, dtype)
 
     def remake(view: View) -> Sequence[Step]:
@@ -467,7 +467,7 @@ def gather_into(
     view: View = lambda x: x,
     remake: Remake | None = None,
 ) -> None:
-    """As `gather_map`, to a tensor of any strides, and from what ``view`` gives of the sources."""
+    """Gather into a tensor of any strides (`gather_map`). ``view`` may replace each source by a view of it."""
     order = list(range(result.rank))
     if not result.is_contiguous:
         order.sort(key=lambda axis: hint(result.strides[axis]), reverse=True)
@@ -478,7 +478,7 @@ def gather_into(
 def _element_of(tensor: Tensor, value: object) -> Scalar:
     element = expression(value)
     if element.dtype is not tensor.dtype:
-        raise TypeError(f"elements are {tensor.dtype.name}, the function gives {element.dtype.name}: cast() it")
+        raise TypeError(f"element: wrong type: got {element.dtype.name}, expected {tensor.dtype.name}. cast() it")
     return element
 
 
@@ -490,10 +490,10 @@ def walk_map(
     axis: int | None = None,
     over: Tensor | None = None,
 ) -> Tensor:
-    """As `gather_map`, but one thread makes all elements along ``axis``, by default the last one, in order.
+    """Gather with one thread for all elements along ``axis`` (the last one by default), in order (`gather_map`).
 
-    So the result may have the memory of a source ``over`` of its shape, if an element reads no other elements of it
-    than its own place and later ones along the axis.
+    The result may alias a source ``over`` of its shape, if an element reads only elements of ``over`` at its own
+    position or later along the axis.
     """
     axis = len(shape) - 1 if axis is None else axis
     result = ctx.empty(shape, dtype)
@@ -510,10 +510,10 @@ def scatter_map(
     fn: Callable[[IndexMap, list[Scalar]], tuple[Sequence[Scalar], Scalar, Scalar | None]],
     how: Combination | None = None,
 ) -> None:
-    """For each c in ``shape``, ``fn(maps, c)`` gives coordinates of ``destination``, a value, and when to write it.
+    """Scatter: for each c in ``shape``, ``fn(maps, c)`` returns coordinates in ``destination``, value and predicate.
 
-    Of several values for one element any one stays, or with ``how`` all are combined, in any order; elements then have
-    4 or 8 bytes.
+    If several values have one target, an arbitrary one stays; with ``how`` all are combined atomically, in any order,
+    and elements must have 4 or 8 bytes.
     """
     maps = IndexMap(ctx, shape)
     coordinates, value, when = fn(maps, maps.coordinates)

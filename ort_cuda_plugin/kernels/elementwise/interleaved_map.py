@@ -1,6 +1,6 @@
-"""Elementwise kernels for a GPU whose results have few neighbours each from another plane: images of few channels.
+"""Elementwise kernels that interleave few planes, on a GPU: conversion to channels-last images of 2 to 4 channels.
 
-A thread has a vector of places of each plane, puts their elements side by side, and stores them by vectors.
+A thread loads a vector of each plane, interleaves their elements, and stores vectors.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ..codegen.launch_geometry import coordinates, extent, index_type
 from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from ..codegen.vectors import FEW_ELEMENTS, MAX_WORK, VECTOR_BYTES, is_dense, vector_threads, work_of
 
-MOST_PLANES = 4
+MOST_PLANES = 4  # maximum planes (channels) that are interleaved
 
 Placed = tuple[Input, Sequence[Dim]]
 """An input and its strides."""
 
 
 def plane_vectors(step: Map, dims: Sequence[Dim], inputs: Sequence[Placed], outputs: Sequence[Sequence[Dim]]) -> int:
-    """How many places of each plane are a vector; 1 where the last of ``dims`` is no such planes."""
+    """Return the elements of each plane per vector; 1 if the last of ``dims`` does not enumerate a few planes."""
     if len(dims) < 2 or hint(product(dims)) < FEW_ELEMENTS:
         return 1
     planes = dims[-1]
@@ -46,7 +46,7 @@ def plane_vectors(step: Map, dims: Sequence[Dim], inputs: Sequence[Placed], outp
 def launch_interleaved_map(
     ctx: Lowering, builder: KernelBuilder, step: Map, dims: Sequence[Dim], width: int, inputs: Sequence[Placed]
 ) -> None:
-    """Makes the kernel of a Map with vectors of ``width`` places of each plane, and launches it."""
+    """Generate and launch the kernel of a Map with vectors of ``width`` elements of each plane."""
     emit, planes = builder.emit, dims[-1]
     assert isinstance(planes, int)
     strips = [*dims[:-2], dims[-2] // width]
@@ -57,7 +57,7 @@ def launch_interleaved_map(
     emit.line("number = first_element(1, 1)")
     with emit.block(f"if number < {count}:"):
         *outer, strip = coordinates(emit, emit.assign(f"{register_type(dtype)}(number)"), extents, dtype)
-        place = emit.assign(f"{strip} * {width}")
+        pixel = emit.assign(f"{strip} * {width}")
         pointers = [builder.tensor(x) for (_, x), _ in inputs]
         written = [builder.tensor(y, written=True) for _, y in step.outputs]
         seen: dict[Scalar, str] = {}
@@ -73,7 +73,7 @@ def launch_interleaved_map(
             if leaf in seen:
                 emit.line(f"{seen[leaf]} = lanes_of({pointer}, {width * planes})")
                 terms = list(zip(outer, [builder.stride(stride) for stride in strides[:-2]], strict=True))
-                at, apart = emit.assign(f"{place} + {offset_text(terms)}"), builder.stride(strides[-1])
+                at, apart = emit.assign(f"{pixel} + {offset_text(terms)}"), builder.stride(strides[-1])
                 last = emit.assign(f"{at} + {planes - 1} * {apart} + {width - 1}")
                 emit.line(f"load_lanes({seen[leaf]}, 0, {pointer}, {at}, {apart}, {last}, {whole}, {width}, {planes})")
         results = [emit.fresh("r") for _ in written]

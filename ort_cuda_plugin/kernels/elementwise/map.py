@@ -1,4 +1,4 @@
-"""Elementwise kernels: any strides, several outputs, one launch."""
+"""Elementwise kernels for any strides and several outputs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def _is_plain_copy(step: Map) -> bool:
     if len(step.outputs) != 1 or len(step.inputs) != 1 or step.outputs[0][0] is not step.inputs[0][0]:
         return False
     source, result = step.inputs[0][1], step.outputs[0][1]
-    # A number that the host knows is a parameter of the kernel.
+    # A value that the host knows is a kernel parameter, not memory that can be copied.
     is_in_memory = source.buffer.kind is not BufferKind.HOST
     return is_in_memory and source.shape == result.shape and source.is_contiguous and result.is_contiguous
 
 
 def launch_map(ctx: Lowering, step: Map) -> None:
-    """Makes the kernel of a Map and launches it."""
+    """Generate and launch the kernel of a Map."""
     if _is_plain_copy(step):
         ctx.copy(step.outputs[0][1], step.inputs[0][1])
         return
@@ -62,7 +62,7 @@ def launch_map(ctx: Lowering, step: Map) -> None:
 
 
 def _axes_in_memory(step: Map) -> list[int]:
-    """The axes in the order in which they lie in the first result, the nearest neighbours last."""
+    """Return the axes in the memory order of the first result, the fastest one last."""
     strides = step.outputs[0][1].strides
     return sorted(range(len(step.shape)), key=lambda axis: hint(strides[axis]), reverse=True)
 
@@ -75,7 +75,7 @@ def _launch_for_gpu(
     loaded: Sequence[Input],
     strides: Sequence[Strides],
 ) -> bool:
-    """Launches a kernel with tiles or with vectors; False where none of them is worth it."""
+    """Launch a kernel with transposing tiles or vectors; return False if none pays off."""
     of_inputs, of_outputs = strides[: len(loaded)], strides[len(loaded) :]
     inputs = list(zip(loaded, of_inputs, strict=True))
     axis = transposed_axis(dims, of_inputs, of_outputs)

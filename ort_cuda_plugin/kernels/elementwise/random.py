@@ -1,7 +1,7 @@
 """Random numbers from a counter: Philox4x32-10 (Salmon, Moraes, Dror and Shaw, 2011) as a scalar expression.
 
-An element's bits are a function of the seed, the number of the Run and the number of the element. They depend neither
-on the kernel that computes them nor on its grid, and no two elements or Runs share a block of bits.
+The bits of an element are a function of the seed, the number of the Run and the element's index. They depend neither on
+the kernel nor on its grid, and no two elements or Runs share bits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _begin(run: Pointer[int], state: Pointer[int]) -> None:
 
 
 def philox_4x32(counter: Sequence[Scalar], key: Sequence[Scalar]) -> Bits:
-    """Philox4x32-10 of a counter of four uint32 and a key of two."""
+    """Apply Philox4x32-10 to a counter of four uint32 and a key of two."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for number in range(_ROUNDS):
@@ -63,19 +63,18 @@ def _high(x: Scalar) -> Scalar:
 
 
 class RandomRun:
-    """The random bits of the node being lowered, other ones in every Run.
+    """Random bits of the node being lowered, different in every Run.
 
-    A separate launch counts Runs on the device: concurrent Runs get different numbers, and so do replays
-    of a captured one. Nodes with equal ``seed`` get equal bits, as in ONNX Runtime, and get them again in another
-    session. Without one a seed is drawn for each node and session; what ``onnxruntime.set_seed`` was given cannot be
-    read by a plugin.
+    A separate launch counts Runs on the device, so that concurrent Runs, and replays of a captured Run, differ. Nodes
+    with equal ``seed`` get equal bits, also in another session, as in ONNX Runtime. Without one, each node of a session
+    draws a seed; a plugin cannot read the seed of ``onnxruntime.set_seed``.
     """
 
     def __init__(self, ctx: Lowering, seed: float | None) -> None:
         """``seed`` is the node's attribute."""
 
         def initial() -> Array:
-            # Equal seeds give equal keys, similar ones unrelated keys.
+            # A hash: equal seeds give equal keys, similar seeds unrelated ones.
             known = None if seed is None else hashlib.blake2b(repr(seed).encode(), digest_size=8).digest()
             key = secrets.token_bytes(8) if known is None else known
             return np.array([int.from_bytes(key, "little"), 0], np.uint64)
@@ -85,26 +84,26 @@ class RandomRun:
         self._key, self._number = (ctx.view(run, (), (), offset) for offset in range(2))
 
     def bits(self, maps: IndexMap, element: Scalar) -> Bits:
-        """Those of an element by its number (int64) in the node's result."""
+        """Return the bits of an element by its index (int64) in the node's result."""
         key, number = maps.number(self._key), maps.number(self._number)
         element = s.cast(element, DType.UINT64)
         return philox_4x32((_low(element), _high(element), _low(number), _high(number)), (_low(key), _high(key)))
 
 
 def uniform(bits: Bits, dtype: DType) -> Scalar:
-    """A number in [0, 1) as float32 with 24 random bits, or as float64 with 53."""
+    """Return a number in [0, 1): float32 with 24 random bits, or float64 with 53."""
     if dtype is DType.FLOAT64:
         return s.cast(_wide(bits[0], bits[1]) >> 11, dtype) * 2.0**-53
     return s.cast(bits[0] >> 8, dtype) * 2.0**-24
 
 
 def normal(bits: Bits, dtype: DType) -> Scalar:
-    """A number of the standard normal distribution as float32 or float64, by Box and Muller."""
+    """Return a standard normal float32 or float64, by the Box-Muller transform."""
     if dtype is DType.FLOAT64:
         radius = s.cast(_wide(bits[0], bits[1]) >> 11, dtype) * 2.0**-53 + 2.0**-54
         turn = s.cast(_wide(bits[2], bits[3]) >> 11, dtype) * 2.0**-53
     else:
-        # All 32 bits: the smallest radius decides how far the tails go.
+        # Use all 32 bits: the smallest radius limits the tails.
         radius = s.cast(bits[0], dtype) * 2.0**-32 + 2.0**-33
         turn = s.cast(bits[1] >> 8, dtype) * 2.0**-24
     return s.sqrt(-2.0 * s.log(radius)) * s.cos(turn * (2 * math.pi))

@@ -1,7 +1,7 @@
-"""Elements of fewer than 8 bits: packed where ONNX Runtime sees them, a byte each everywhere else.
+"""Elements of fewer than 8 bits: packed at the boundary with ONNX Runtime, one byte each everywhere else.
 
-So views, offsets and index maps need not know of packing, and no two threads write one byte. `model.packed` describes
-both forms.
+So views, offsets and index maps need no packing, and no two threads write one byte. `model.packed` describes both
+forms.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["pack", "packed_bytes", "unpack"]
 
 
 def packed_bytes(size: Dim, dtype: DType) -> Dim:
-    """Bytes of ``size`` packed elements."""
+    """Return the bytes of ``size`` packed elements."""
     return ceildiv(size, 8 // dtype.bits)
 
 
 def unpack(ctx: Lowering, x: Tensor) -> Tensor:
-    """A byte for each element of x, whose buffer holds contiguous packed elements from its start."""
+    """Unpack x to a byte per element. Its buffer must hold contiguous packed elements from its start."""
     dtype = x.dtype
     per_byte, mask, sign = 8 // dtype.bits, (1 << dtype.bits) - 1, sign_bit(dtype)
     packed = Tensor(DType.UINT8, (packed_bytes(x.size, dtype),), x.buffer)
@@ -40,7 +40,7 @@ def unpack(ctx: Lowering, x: Tensor) -> Tensor:
 
 
 def pack(ctx: Lowering, x: Tensor) -> Tensor:
-    """The bytes of x, packed: uint8, one dimension."""
+    """Pack x into a one-dimensional uint8 tensor."""
     dtype = x.dtype
     per_byte, mask = 8 // dtype.bits, (1 << dtype.bits) - 1
     dense = ctx.contiguous(ctx.materialize(x))
@@ -50,9 +50,9 @@ def pack(ctx: Lowering, x: Tensor) -> Tensor:
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(codes)
         first = c[0] * per_byte
-        places = [source.at([first])]
-        places += [source.at([first + i], first + i < source.dim(0)) for i in range(1, per_byte)]
-        parts = [(code & mask) << i * dtype.bits for i, code in enumerate(places)]
+        codes_of_byte = [source.at([first])]
+        codes_of_byte += [source.at([first + i], first + i < source.dim(0)) for i in range(1, per_byte)]
+        parts = [(code & mask) << i * dtype.bits for i, code in enumerate(codes_of_byte)]
         return functools.reduce(lambda a, b: a | b, parts)
 
     return gather_map(ctx, (packed_bytes(count, dtype),), DType.UINT8, element)

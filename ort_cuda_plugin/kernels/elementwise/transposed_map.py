@@ -1,7 +1,7 @@
-"""Elementwise kernels for a GPU with inputs whose neighbours lie along another axis than the results': transposes.
+"""Elementwise kernels with transposed inputs, on a GPU: a tiled transpose through shared memory.
 
-Such an input goes through shared memory: a block reads a square tile of it along the axis of its neighbours, and takes
-its elements out along the results'. Rows of a tile are one element apart from where they would fall on the same banks.
+A block loads a square tile of the input along its contiguous axis, and reads it along the results' one, so that both
+global accesses coalesce. Rows of a tile are padded by one element against bank conflicts.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text,
 from ..codegen.vectors import FEW_ELEMENTS
 
 SIDE = 32
-"""Elements of a side of a tile."""
+"""Elements along each side of a tile."""
 ROWS = 8
-"""Rows of threads in a block: each thread moves `SIDE` / `ROWS` elements."""
+"""Rows of threads in a block; each thread moves `SIDE` / `ROWS` elements."""
 LEAST = 16
-"""Shorter sides leave most of a tile empty, and the cache holds what neighbours share."""
-MAX_TILES = 4
+"""Minimum elements along both axes: shorter ones leave tiles mostly empty, and the cache serves strided loads."""
+MAX_TILES = 4  # maximum inputs that go through shared memory
 
 
 def memory_type(dtype: DType) -> str:
-    """Name of the Numba type of an element in memory."""
+    """Return the Numba type of an element in memory."""
     if dtype in NARROW_FLOATS or dtype is DType.BOOL:
         return f"uint{8 * dtype.itemsize}"
     return dtype.numpy.name
@@ -54,7 +54,7 @@ def launch_transposed_map(
     inputs: Sequence[tuple[Input, Sequence[Dim]]],
     outputs: Sequence[Sequence[Dim]],
 ) -> None:
-    """Makes the kernel of a Map with tiles along ``axis`` and the last one, and launches it."""
+    """Generate and launch the kernel of a Map with tiles along ``axis`` and the last axis."""
     emit, last = builder.emit, len(dims) - 1
     outer = [number for number in range(last) if number != axis]
     tiles = [ceildiv(dims[axis], SIDE), ceildiv(dims[last], SIDE)]
@@ -70,8 +70,8 @@ def launch_transposed_map(
     at = dict(zip(outer, names, strict=True))
 
     def offset(strides: Sequence[Dim], row: str, column: str) -> str:
-        places = {**at, axis: row, last: column}
-        return offset_text([(places[number], builder.stride(stride)) for number, stride in enumerate(strides)])
+        indices = {**at, axis: row, last: column}
+        return offset_text([(indices[number], builder.stride(stride)) for number, stride in enumerate(strides)])
 
     pointers = [builder.tensor(tensor) for (_, tensor), _ in inputs]
     written = [builder.tensor(y, written=True) for _, y in step.outputs]

@@ -1,8 +1,8 @@
-"""Elementwise kernels for a GPU: a thread has some vectors of neighbours, and moves each by one access.
+"""Vectorised elementwise kernels for a GPU: a thread loads and stores vectors of adjacent elements.
 
-The index space is flat. A tensor that lies as the index space does, or whose rows are whole vectors, is read and
-written by vectors, where its address allows that: all blocks but the last see the same answer. Of other inputs each
-element is read by itself; neighbours that read the same element share the access.
+The index space is flat. A tensor that is contiguous, or whose rows consist of whole vectors, is accessed by vectors if
+its address is aligned; the test has one result for all blocks but the last. Elements of other inputs are loaded one by
+one; lanes that load the same element share the access.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from ..codegen.vectors import (
 )
 
 MANY_ELEMENTS = 1 << 21
-"""From so many on, threads have a second vector with more work: what a thread does once is shared by more elements."""
+"""Minimum elements for a second vector per thread in costly kernels, which amortises the per-thread work."""
 SOUGHT_WORK = 32
-"""Operations that the place of an element stands for, where neighbours are in several rows."""
+"""Operations that computing an element's offset counts as, for vectors that span rows (estimate)."""
 FEWER_BLOCKS = 0.5
-"""For each multiprocessor, where several inputs have a vector for each column alone: each block reads these anew."""
+"""Blocks per multiprocessor if several inputs vary only along columns, because each block reads these again."""
 
 
 @dataclass(frozen=True)
 class VectorForm:
-    """A thread has ``count`` vectors of ``width`` elements."""
+    """Work of a thread: ``count`` vectors of ``width`` elements."""
 
     width: int
     count: int
@@ -51,14 +51,14 @@ class VectorForm:
 def choose_vectors(
     step: Map, dims: Sequence[Dim], inputs: Sequence[tuple[Tensor, Sequence[Dim]]], outputs: Sequence[Sequence[Dim]]
 ) -> VectorForm | None:
-    """None where the elements of the results are apart."""
+    """Choose the work of a thread; None if the results are not contiguous."""
     if not dims or hint(product(dims)) < FEW_ELEMENTS:
         return None
     moved = [x for x, strides in inputs if any(stride != 0 for stride in strides) and strides[-1] == 1]
     largest = max(x.dtype.itemsize for x in (*moved, *(y for _, y in step.outputs)))
     work = max(work_of([x for x, _ in step.outputs]), 1)
     width = VECTOR_BYTES // largest
-    # Of bytes few are an access even so: they may have more work.
+    # Byte vectors would get short, so they may have more work.
     while width > 4 and width * work > MAX_WORK * (2 if largest == 1 else 1):
         width //= 2
     while width > 1 and not all(has_vectors(strides, dims, width) for strides in outputs):
@@ -67,7 +67,7 @@ def choose_vectors(
         return None
     most = MAX_WORK if hint(product(dims)) < MANY_ELEMENTS else 2 * MAX_WORK
     if not divides(width, dims[-1]):
-        # Each element of an input that lies otherwise is sought by itself.
+        # Vectors span rows: each element of a non-contiguous input needs its own offset.
         sought = sum(not is_dense(along, dims) for _, along in inputs if any(stride != 0 for stride in along))
         work += SOUGHT_WORK * sought
     return VectorForm(width, 2 if 2 * width * work <= most and 2 * width <= VECTOR_BYTES else 1)
@@ -75,20 +75,20 @@ def choose_vectors(
 
 @dataclass
 class _Moved:
-    """A tensor that is moved by vectors: where, and through which lanes.
+    """A tensor that is accessed by vectors, and the variable of its lanes.
 
-    ``places`` says for each vector of a tensor of rows where it begins, and its flat index.
+    ``offsets`` has for each vector its offset and its flat index, if the tensor is not contiguous.
     """
 
     pointer: str
     dtype: DType
     strides: tuple[Dim, ...]
     lanes: str = ""
-    places: list[tuple[str, str]] | None = None
+    offsets: list[tuple[str, str]] | None = None
 
 
 class VectorMap:
-    """Emits and launches the kernel of one Map."""
+    """Generator and launcher of the kernel of one Map."""
 
     def __init__(self, ctx: Lowering, builder: KernelBuilder, dims: Sequence[Dim], form: VectorForm) -> None:
         self.ctx, self.builder, self.emit = ctx, builder, builder.emit
@@ -125,7 +125,7 @@ class VectorMap:
             x.lanes = emit.fresh("r")
             emit.line(f"{x.lanes} = lanes_of({x.pointer}, {form.lanes})")
             if not is_dense(x.strides, self.dims):
-                x.places = self._row_places(x.strides)
+                x.offsets = self._row_offsets(x.strides)
         conditions = [f"whole_vectors(at, step, {self.n}, {form.width}, {form.count})"]
         conditions += [f"is_aligned({x.pointer}, {form.width})" for x in everything]
         emit.line(f"whole = {' & '.join(conditions)}")
@@ -156,25 +156,25 @@ class VectorMap:
     def _coordinates(self, flat: str) -> list[str]:
         if self._extents is None:
             self._extents = [extent(self.builder, dim, self.dtype) for dim in self.dims[1:]]
-        # The last threads may have nothing to do in their second vector: there they read what the first element needs.
+        # The last threads may have no second vector: they read what element 0 reads.
         index = self.emit.assign(f"{register_type(self.dtype)}(choose({flat} < {self.n}, {flat}, int64(0)))")
         return coordinates(self.emit, index, self._extents, self.dtype)
 
     def _offset(self, names: Sequence[str], strides: Sequence[Dim]) -> str:
         return offset_text([(name, self.builder.stride(s)) for name, s in zip(names, strides, strict=True)])
 
-    def _row_places(self, strides: Sequence[Dim]) -> list[tuple[str, str]]:
-        """For each vector where it begins in a tensor of rows, and its flat index."""
-        places = []
+    def _row_offsets(self, strides: Sequence[Dim]) -> list[tuple[str, str]]:
+        """Emit the offset in a strided tensor, and the flat index, of each vector."""
+        offsets = []
         texts = [self.builder.stride(stride) for stride in strides]
         for number in range(self.form.count):
             flat = self.emit.assign(f"at + {number} * step")
             terms = list(zip(self._coordinates(flat), texts, strict=True))
-            places.append((self.emit.assign(offset_text(terms)), flat))
-        return places
+            offsets.append((self.emit.assign(offset_text(terms)), flat))
+        return offsets
 
     def _element(self, strides: Sequence[Dim]) -> str:
-        """Where lane ``e`` has its element in a tensor without vectors."""
+        """Return the offset of lane ``e`` in a tensor without vectors."""
         emit, width = self.emit, self.form.width
         vector = emit.assign(f"at + (e >> {width.bit_length() - 1}) * step")
         lane = emit.assign(f"e & {width - 1}")
@@ -185,26 +185,26 @@ class VectorMap:
 
     def _load(self, x: _Moved) -> None:
         form = self.form
-        if x.places is None:
+        if x.offsets is None:
             self.emit.line(
                 f"load_lanes({x.lanes}, 0, {x.pointer}, at, step, {self.n} - 1, whole, {form.width}, {form.count})"
             )
             return
-        for number, (place, _) in enumerate(x.places):
-            first, last = number * form.width, f"{place} + {form.width - 1}"
+        for number, (offset, _) in enumerate(x.offsets):
+            first, last = number * form.width, f"{offset} + {form.width - 1}"
             self.emit.line(
-                f"load_lanes({x.lanes}, {first}, {x.pointer}, {place}, step, {last}, whole, {form.width}, 1)"
+                f"load_lanes({x.lanes}, {first}, {x.pointer}, {offset}, step, {last}, whole, {form.width}, 1)"
             )
 
     def _store(self, x: _Moved) -> None:
         form = self.form
-        if x.places is None:
+        if x.offsets is None:
             self.emit.line(
                 f"store_lanes({x.lanes}, 0, {x.pointer}, at, step, {self.n}, whole, {form.width}, {form.count})"
             )
             return
-        for number, (place, flat) in enumerate(x.places):
-            first, end = number * form.width, f"choose({flat} < {self.n}, {place} + {form.width}, {place})"
+        for number, (offset, flat) in enumerate(x.offsets):
+            first, end = number * form.width, f"choose({flat} < {self.n}, {offset} + {form.width}, {offset})"
             self.emit.line(
-                f"store_lanes({x.lanes}, {first}, {x.pointer}, {place}, step, {end}, whole, {form.width}, 1)"
+                f"store_lanes({x.lanes}, {first}, {x.pointer}, {offset}, step, {end}, whole, {form.width}, 1)"
             )
