@@ -1,7 +1,7 @@
-"""Products whose batches lie in memory in more than one step, as those of attention's heads do.
+"""Copies for cuBLASLt of operands with several batch strides, such as the heads of attention.
 
-cuBLASLt takes one distance from matrix to matrix. So matrices that have two are copied first, where the product takes
-longer than that, and so is what is made of them.
+cuBLASLt supports one stride from matrix to matrix. For large products, operands with more strides are copied first, and
+such results afterwards.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .library_calls import call_cublaslt
 __all__ = ["call_with_dense_batches"]
 
 MUCH_WORK = 1 << 22
-"""Multiplications from which on copies are worth it. An estimate: no GPU has measured it."""
+"""Minimum multiply-adds of a product for which copies pay off (estimate, not measured)."""
 
 
 def call_with_dense_batches(ctx: Lowering, step: Contract) -> bool:
-    """Records copies and a call of cuBLASLt; False where that does not help."""
+    """Record copies and a call of cuBLASLt; return False if they do not pay off or are not needed."""
     a = step.a
     if "cublaslt" not in ctx.device.libraries or not a.dtype.is_float or a.dtype is DType.FLOAT64:
         return False
@@ -54,7 +54,7 @@ def call_with_dense_batches(ctx: Lowering, step: Contract) -> bool:
 
 
 def _dense(ctx: Lowering, x: Tensor) -> Tensor:
-    """x itself where its matrices are one distance apart, else a copy with its neighbours as they are."""
+    """Return x if its matrices have one stride, else a copy with the same contiguous axis."""
     batch = x.rank - 2
     if len(collapse(x.shape[:batch], [x.strides[:batch]])[0]) <= 1:
         return x

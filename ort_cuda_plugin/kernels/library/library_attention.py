@@ -1,4 +1,4 @@
-"""Attention as cuDNN computes it: which steps are that, and the call."""
+"""cuDNN attention: matches the steps that cuDNN can compute, and records the call."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ..codegen.source import constant_number
 __all__ = ["Softmax", "attention_form", "call_cudnn_attention", "softmax_of", "uncast"]
 
 WIDTHS = range(8, 129, 8)
-"""Elements of a row that its engines take."""
+"""Head sizes, in elements, that cuDNN's engines support."""
 VECTOR = 8
-"""Elements that they load at once."""
+"""Elements of a vectorised load in cuDNN's engines; strides must be multiples of it."""
 MIN_SCORES = 1 << 10
-"""Scores of a head from which a call is worth the second that cuDNN compiles for. An estimate."""
-MAX_OPERATIONS = 80
+"""Minimum scores per head for which a call is worth cuDNN's second of compilation (estimate)."""
+MAX_OPERATIONS = 80  # maximum operations of a weight expression that is searched for a softmax
 
 _SCORES = np.array([[-3.0, 0.5, 2.0, 1.25], [0.0, -70.0, 3.5, 3.0]])
 _BIASES = np.array([[0.75, -1.0, 0.0, 4.0], [-1e4, 1.0, 0.5, 0.0]])
@@ -35,9 +35,9 @@ _BIASES = np.array([[0.75, -1.0, 0.0, 4.0], [-1e4, 1.0, 0.5, 0.0]])
 
 @dataclass(frozen=True)
 class AttentionForm:
-    """softmax(``scale`` * scores + ``bias``) in front of the second product, and the numbers of the call.
+    """Arguments of a cuDNN attention call: softmax(``scale`` * scores + ``bias``) and its dimensions and strides.
 
-    The bias is a tensor, or where ``computed`` is given the result of that, which has the shape ``bias_shape``.
+    The bias is a tensor, or ``computed``: an expression for a map of shape ``bias_shape``.
     """
 
     scale: float
@@ -49,9 +49,9 @@ class AttentionForm:
 
 @dataclass(frozen=True)
 class Softmax:
-    """Weights that are the softmax of ``scale`` * score + ``addend``, but for how that is rounded.
+    """Attention weights that are the softmax of ``scale`` * score + ``addend``, up to rounding.
 
-    ``units`` are numbers that a device has computed, by which scores are multiplied before.
+    ``units`` are factors of the score that are known only on the device.
     """
 
     scale: float
@@ -60,7 +60,7 @@ class Softmax:
 
 
 def call_cudnn_attention(ctx: Lowering, step: Attend) -> bool:
-    """Records a call of cuDNN; False where the device, the library or the step does not offer it."""
+    """Record a call of cuDNN; return False if the device, the library or the step does not support it."""
     form = attention_form(ctx, step)
     if form is None or not try_guard(ctx, lt(0, step.score_shape[-1])):
         return False
@@ -81,7 +81,7 @@ def call_cudnn_attention(ctx: Lowering, step: Attend) -> bool:
 
 
 def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
-    """What cuDNN has to compute for the step; None where it cannot, or need not for so few scores."""
+    """Return the arguments of cuDNN's call for the step; None if cuDNN cannot compute it, or scores are few."""
     q, k, v = step.operands
     *batch, rows, keys = step.score_shape
     if not ctx.options.allows_cudnn_attention:
@@ -89,7 +89,7 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
     if "cudnn" not in ctx.device.libraries or q.dtype not in (DType.FLOAT16, DType.BFLOAT16) or len(batch) > 2:
         return None
     if not isinstance(keys, int) and keys != rows:
-        # A cache that grows has new sizes in each step, and its engine compiles for a second.
+        # A growing cache has new sizes in each Run, for each of which cuDNN would compile for a second.
         return None
     if len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total or hint(rows) * hint(keys) < MIN_SCORES:
         return None
@@ -131,27 +131,27 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
 
 
 def _is_of_tensors(x: Scalar, leaves: Collection[Scalar]) -> bool:
-    """Whether x is computed of elements of these, and of nothing of its row."""
+    """Tell whether x depends on elements of ``leaves``, and not on a reduction of its row."""
     parts = reachable([x])
     return not parts.isdisjoint(leaves) and all(part.op != "reduced" for part in parts)
 
 
 def _shape_of(step: Attend, x: Scalar) -> tuple[Dim, ...]:
-    """The dimensions of scores along which x differs, 1 for the others."""
+    """Return the score dimensions along which x varies, 1 for the others."""
     every = [broadcast_strides(tensor, step.score_shape) for _, tensor in used_inputs(step.score_inputs, [x])]
     along = (any(strides[axis] != 0 for strides in every) for axis in range(len(step.score_shape)))
     return tuple(dim if differs else 1 for dim, differs in zip(step.score_shape, along, strict=True))
 
 
 def uncast(x: Scalar) -> Scalar:
-    """x before casts from float to float: cuDNN rounds where it likes."""
+    """Return x without enclosing casts between floats, because cuDNN chooses its own rounding."""
     while x.op == "cast" and x.operands[0].dtype.is_float and x.dtype.is_float:
         x = x.operands[0]
     return x
 
 
 def softmax_of(step: Attend) -> Softmax | None:
-    """The softmax that the step's weights are; None where they are something else."""
+    """Return the softmax that the step's weights are, or None."""
     parts = reachable([step.weight])
     maxima = {x.value[0] for x in parts if x.op == "reduced" and x.value[0].reduction is MAX}
     if len(maxima) != 1 or len(parts) > MAX_OPERATIONS:
@@ -202,7 +202,7 @@ _operations: dict[str, Callable[..., Array]] = {
 
 
 def _evaluate(x: Scalar, known: Mapping[Scalar, Array | float]) -> Array | float | None:
-    """The values of x for rows of scores; None where it has other operations."""
+    """Evaluate x for rows of scores; return None if it has other operations."""
     values = dict(known)
     for part in operands_first([x], known):
         value = _applied(part, [values[operand] for operand in part.operands])

@@ -1,4 +1,4 @@
-"""Calls of vendor libraries for products and convolutions, with as much of their epilogues as the libraries have."""
+"""Calls of cuBLASLt and cuDNN for products and convolutions, with the part of the epilogue that they can fuse."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _activations = {
 
 
 def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
-    """Records a call of cuBLASLt and what it leaves; False where the device or the library does not offer it."""
+    """Record a call of cuBLASLt and a map for the rest; return False if the device or library does not support it."""
     call, dtype = folded(ctx, step), step.a.dtype
     if "cublaslt" not in ctx.device.libraries or not dtype.is_float or len(call.batch) > 1 or "" in call.contiguous:
         return False
@@ -64,7 +64,7 @@ def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
         lines, line = x.shape[:-3:-1] if transposed else x.shape[-2:]
         stride = x.strides[-1 if transposed else -2]
         flags |= flag if transposed else ProblemFlags(0)
-        # The library does not take lines that overlap, such as those of a broadcast matrix.
+        # cuBLASLt does not support overlapping rows, such as those of a broadcast matrix.
         if not try_guard(ctx, logical_or(le(lines, 1), le(line, stride))):
             return False
         leading.append(stride)
@@ -88,7 +88,7 @@ def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
 
 
 def _product_strides(step: Contract, call: Folded, out: Tensor) -> tuple[Dim, Dim] | None:
-    """From row to row and from matrix to matrix of the result ``out``; None where it is no matrices with dense rows."""
+    """Return the row and matrix strides of the result ``out``; None if its rows are not contiguous."""
     columns = len(step.shape) - step.column_axes
     rows = 0 if call.rows_folded else len(step.batch)
     found: list[Dim] = []
@@ -102,12 +102,12 @@ def _product_strides(step: Contract, call: Folded, out: Tensor) -> tuple[Dim, Di
 
 
 def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
-    """Records a call of cuDNN and what it leaves; False where the device or the library does not offer it."""
+    """Record a call of cuDNN and a map for the rest; return False if the device or library does not support it."""
     (x, weights), w, dtype = step.operands, step.windows.planar, step.operands[0].dtype
     if "cudnn" not in ctx.device.libraries or not dtype.is_float or step.transposed:
         return False
     if w.begin != w.end:
-        # Its engines want the same padding at both ends.
+        # cuDNN's engines need the same padding at both ends.
         return False
     axes = list(zip(w.size, w.kernel, step.places, w.strides, w.dilations, w.begin, w.end, strict=True))
     if len(step.windows.size) == 1 and not ctx.options.cudnn_conv1d_pad_to_nc1d:
@@ -121,7 +121,7 @@ def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
     weights = channels_last_weights(ctx, weights, x.shape[1], step.groups) if last else ctx.contiguous(weights)
     rows = product(step.shape[axis] for axis in step.channels)
     if form.bias is None and (form.residual is not None or form.activation):
-        # It has none of those without a bias.
+        # cuDNN fuses a residual or an activation only together with a bias.
         form = replace(form, bias=ctx.constant(np.zeros(operator.index(rows), dtype.numpy), dtype))
     has_residual = form.residual is not None
 
@@ -169,10 +169,10 @@ def _record(
     workspace_bytes: int,
     new: Callable[[], Tensor] | None = None,
 ) -> None:
-    """Records the call, and as a map what follows its values.
+    """Record the call, and a map for the rest of the epilogue.
 
-    ``sizes`` are the numbers of a call that writes a tensor; None for one that the library cannot write. ``new`` makes
-    one that it can write, by default a dense one.
+    ``sizes`` returns a call's size arguments for a result; None if the library cannot write it. ``new`` allocates a
+    result that it can write, by default a contiguous one.
     """
     for condition in form.guards:
         ctx.guard(condition)
