@@ -1,4 +1,4 @@
-"""Partial results of a row's reductions: the variables that hold them, and how those of several threads become one."""
+"""Block reduction: accumulators of a row, and their reduction across the lanes of a warp and the warps of a block."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["WARP", "Accumulators", "PartialResults", "stepped"]
 
 WARP = 32
 Accumulators: TypeAlias = dict[Stage, list[str]]
-"""The names of a row's accumulators."""
+"""Variables of a row's accumulators, by stage."""
 Change: TypeAlias = Callable[[Stage, Values], Values]
 
 
 class PartialResults:
-    """Emits what reductions do with their accumulators: ``current`` are those of the row that is being emitted."""
+    """Emitter of a row's reductions; ``current`` are the accumulators of the row that is being emitted."""
 
     def __init__(self, emit: Emitter) -> None:
         self.emit = emit
         self.current: Accumulators = {}
         self.inside = ""
-        """Whether the lane being emitted has an element; "" where every one has."""
+        """Condition that the lane being emitted has an element; "" if all have."""
 
     def started(self, stages: Sequence[Stage]) -> Accumulators:
-        """New variables that hold the initial values."""
+        """Emit accumulators with the initial values; return their variables."""
         names = {stage: [self.emit.fresh("a") for _ in stage.initial] for stage in stages}
         for stage in stages:
             for name, initial in zip(names[stage], stage.initial, strict=True):
@@ -37,11 +37,11 @@ class PartialResults:
         return names
 
     def joined(self, stage: Stage, totals: Values, other: Accumulators) -> Values:
-        """``totals`` combined with the accumulators ``other``."""
+        """Return ``totals`` combined with the accumulators ``other``."""
         return self.combined(stage, totals, lambda dtype, name, number: other[stage][number])
 
     def update(self, stages: Sequence[Stage], change: Change) -> None:
-        """Assigns the accumulators of all stages anew; all new values are computed before the first is assigned."""
+        """Emit new values of the accumulators of all stages. All are computed before the first assignment."""
         pending = []
         for stage in stages:
             names = self.current[stage]
@@ -54,7 +54,7 @@ class PartialResults:
             self.emit.line(f"{name} = choose({self.inside}, {value}, {name})" if self.inside else f"{name} = {value}")
 
     def combined(self, stage: Stage, totals: Values, other: Callable[[DType, str, int], str]) -> Values:
-        """``totals`` combined with those of another part, whose names ``other`` gives as source text."""
+        """Return ``totals`` combined with partial accumulators whose source ``other`` returns."""
         others = []
         for number, (total, name) in enumerate(zip(totals, self.current[stage], strict=True)):
             partner = Scalar(total.dtype, "accumulator")
@@ -66,7 +66,7 @@ class PartialResults:
         return stage.reduction.combine(totals, tuple(others))
 
     def combine_shared(self, stages: Sequence[Stage], parts: int) -> None:
-        """Partial results of the block's warps together."""
+        """Combine the partial results of the block's warps."""
         shared = self.shared_arrays(stages, parts)
         with self.emit.block(f"if lane % {WARP} == 0:"):
             self.to_shared(stages, shared, f"lane // {WARP}")
@@ -76,7 +76,7 @@ class PartialResults:
             self.update(stages, self.combined_with(shared, "other"))
 
     def shared_arrays(self, stages: Sequence[Stage], count: int) -> Accumulators:
-        """Arrays of shared memory for the accumulators of ``stages``."""
+        """Declare shared arrays of ``count`` accumulators for ``stages``."""
         shared: Accumulators = {}
         for stage in stages:
             shared[stage] = [self.emit.fresh("shared") for _ in stage.initial]
@@ -84,38 +84,38 @@ class PartialResults:
                 self.emit.line(f"{array} = cuda.shared.array({count}, {register_type(initial.dtype)})")
         return shared
 
-    def to_shared(self, stages: Sequence[Stage], shared: Accumulators, place: str) -> None:
-        """Puts the accumulators at ``place`` of `shared_arrays`."""
+    def to_shared(self, stages: Sequence[Stage], shared: Accumulators, index: str) -> None:
+        """Store the accumulators at ``index`` of `shared_arrays`."""
         for stage in stages:
             for array, name in zip(shared[stage], self.current[stage], strict=True):
-                self.emit.line(f"{array}[{place}] = {name}")
+                self.emit.line(f"{array}[{index}] = {name}")
 
-    def from_shared(self, stages: Sequence[Stage], shared: Accumulators, place: str) -> None:
-        """Makes the accumulators those at ``place`` of `shared_arrays`."""
+    def from_shared(self, stages: Sequence[Stage], shared: Accumulators, index: str) -> None:
+        """Load the accumulators from ``index`` of `shared_arrays`."""
         for stage in stages:
             for array, name in zip(shared[stage], self.current[stage], strict=True):
-                self.emit.line(f"{name} = {array}[{place}]")
+                self.emit.line(f"{name} = {array}[{index}]")
 
-    def combined_with(self, shared: Accumulators, place: str) -> Change:
-        """Combines accumulators with those that stand in shared memory."""
+    def combined_with(self, shared: Accumulators, index: str) -> Change:
+        """Return the change that combines accumulators with those at ``index`` of `shared_arrays`."""
 
         def combine(stage: Stage, totals: Values) -> Values:
-            return self.combined(stage, totals, lambda dtype, name, number: f"{shared[stage][number]}[{place}]")
+            return self.combined(stage, totals, lambda dtype, name, number: f"{shared[stage][number]}[{index}]")
 
         return combine
 
     def shuffled(self, distance: str) -> Change:
-        """Combines accumulators with those of the lane whose number differs in the bit that is set in ``distance``."""
+        """Return the change that combines accumulators with those of lane XOR ``distance``."""
         return functools.partial(self.combined, other=_shuffled(distance))
 
 
 def stepped(stage: Stage, totals: Values) -> Values:
-    """``totals`` with one more element."""
+    """Return ``totals`` after one more element."""
     return stage.reduction.step(totals, stage.elements)
 
 
 def _shuffled(distance: str) -> Callable[[DType, str, int], str]:
-    """Source of the accumulator of the lane whose number differs in the bit that is set in ``distance``."""
+    """Return the source of the accumulator of lane XOR ``distance``."""
 
     def text(dtype: DType, name: str, number: int) -> str:
         if dtype in NARROW_FLOATS:

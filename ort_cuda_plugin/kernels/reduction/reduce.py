@@ -1,6 +1,6 @@
-"""Reduction kernels: reductions, and reductions followed by an elementwise part, in one launch.
+"""Reduction kernels: row programs (reductions, and elementwise results computed from them) in one launch.
 
-Reductions that do not depend on each other share one pass over the row.
+Independent reductions share a pass over the row.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from ort_cuda_plugin.program.steps.trace import Use
 __all__ = ["RowKernel"]
 
 SERIAL_COLUMNS = 32
-"""Maximum elements of a row that one thread reduces; on the emulated device it reduces every row.
+"""Maximum columns that one thread reduces on a GPU; on the emulated device one thread reduces every row.
 
-Threads of a block share one core there: working together they would only take turns.
+The threads of a block share one core there, so that cooperation would not be parallel.
 """
 MOST_TURNS = 8
-"""Columns of a thread above which the loop over a strided axis is not unrolled."""
+"""Maximum columns per thread for which the loop over a strided axis is unrolled."""
 SERIAL_PARTS = 4
-"""Partial results of a thread that reduces a row alone."""
+"""Independent partial accumulators of a thread that reduces a row alone."""
 LONG_COLUMNS = 1024
-"""Columns from which on a thread has `LONG_PARTS` partial results, new ones for each `PIECE` of the row."""
-LONG_PARTS = 16
+"""Columns above which a thread has `LONG_PARTS` partial accumulators, new ones for each `PIECE` of the row."""
+LONG_PARTS = 16  # partial accumulators of a thread that reduces a long row
 PIECE = 4096
-"""Columns after which partial results start again: a sum of fewer terms rounds less."""
+"""Columns after which new partial accumulators begin: a sum of fewer terms rounds less."""
 WARP_COLUMNS = 2048
-"""Maximum elements of a row that one warp reduces."""
+"""Maximum columns that one warp reduces."""
 BLOCK = 256
-"""Threads of a longer row."""
+"""Threads per row of a longer row."""
 
 
 class RowKernel(RowColumns):
-    """Emits and launches one row program.
+    """Generator and launcher of one row program.
 
-    ``threads`` threads work on a row: one, a warp, or a block. Every pass is a loop over the row's columns, strided by
-    the threads; partial results meet by shuffles, and across warps in shared memory.
+    ``threads`` threads share a row: one, a warp, or a block. Each pass is a loop over the row's columns, strided by the
+    threads. Partial results are combined by shuffles, and across warps in shared memory.
 
-    With ``part_form`` a block has one of ``parts`` of a row, as large as the form's capacity. A row's results, of which
-    there is then one for each part, have no elements along the row. With ``strided_parts`` a block has this part of
-    neighbouring rows, and the form only says how large it is.
+    With ``part_form`` a block reduces one of ``parts`` of a row, of the form's capacity; a row then has one result per
+    part, and no elementwise results. With ``strided_parts`` a block reduces this part of adjacent rows, and the form
+    only determines its size.
     """
 
     def launch(self) -> None:
         builder, emit, elements, rows = self.builder, self.emit, self.step.outputs, self.step.row_outputs
         outputs = self.step.all_outputs
         sources = builder.to_load(self.step.inputs)
-        # A result per row has no place along the columns, so that it does not keep them from merging.
+        # A per-row result has stride 0 along the columns, so that it does not keep column axes from collapsing.
         placed = [broadcast_strides(x, self.shape) for x in (*(x for _, x in sources), *(y for _, y in outputs))]
         row_dims, row_strides = self._collapse(placed, reduced=False)
         column_dims, column_strides = self._collapse(placed, reduced=True)
@@ -93,20 +93,21 @@ class RowKernel(RowColumns):
             emit.line(f"left = int32(min({self.n} - ({first}), int64({self.form.capacity})))")
         shared_bytes = self._keep(kept, product(column_dims), block)
 
-        places = []
+        addresses = []
         for number, (by_row, by_column) in enumerate(zip(row_strides, column_strides, strict=True)):
             tensor = sources[number][1] if number < len(sources) else outputs[number - len(sources)][1]
             pointer = builder.tensor(tensor, written=number >= len(sources))
             if self.moves is not None and self.is_exact:
                 self.moves.find_whole(pointer, tensor, by_row)
             terms = [(name, builder.stride(stride)) for name, stride in zip(names, by_row, strict=True)]
-            places.append((pointer, emit.assign(offset_text(terms)), [builder.stride(stride) for stride in by_column]))
-        for (leaf, _), place in zip(sources, places, strict=False):
-            self.sources[leaf] = place
+            offset = emit.assign(offset_text(terms))
+            addresses.append((pointer, offset, [builder.stride(stride) for stride in by_column]))
+        for (leaf, _), address in zip(sources, addresses, strict=False):
+            self.sources[leaf] = address
         if self.strided is not None and self.strided.width > 1:
             self._place_rows(sources, row_strides)
-        element_places = places[len(sources) : len(sources) + len(elements)]
-        row_places = places[len(sources) + len(elements) :]
+        element_addresses = addresses[len(sources) : len(sources) + len(elements)]
+        row_addresses = addresses[len(sources) + len(elements) :]
 
         with emit.block(f"if {inside}:"), self.moves.loads_ahead() if self.moves else nullcontext():
             self.passes = len(groups)
@@ -116,15 +117,15 @@ class RowKernel(RowColumns):
             with emit.block(f"if {'exists' if self.shares_rows else 'True'}:"):
                 if elements and self.form is not None:
                     strides_of = column_strides[len(sources) :]
-                    self._store_lanes(element_places, [is_dense(strides, column_dims) for strides in strides_of])
+                    self._store_lanes(element_addresses, [is_dense(strides, column_dims) for strides in strides_of])
                 elif elements:
                     self._hoist(x for x, _ in elements)
                     with self._columns():
-                        for (value, _), (pointer, base, strides) in zip(elements, element_places, strict=True):
+                        for (value, _), (pointer, base, strides) in zip(elements, element_addresses, strict=True):
                             emit.store(pointer, self._offset(base, strides), value)
                 if rows:
                     with emit.block("if lane == 0:"):
-                        self._store_rows(row_places, row_strides[len(places) - len(rows) :])
+                        self._store_rows(row_addresses, row_strides[len(addresses) - len(rows) :])
         uses = {x: Use(times=len(self.load_passes.get(leaf, ()))) for leaf, x in sources}
         bounded = block[0] * block[1] > BLOCK
         builder.launch(self.ctx, kernel_name(self.ctx), grid, block, uses, shared_bytes, bounded=bounded)
@@ -132,9 +133,9 @@ class RowKernel(RowColumns):
     def _find_cache(
         self, groups: Sequence[Sequence[Stage]], sources: Sequence[Input], column_strides: Sequence[Sequence[Dim]]
     ) -> RowCache:
-        """Chooses the values that a thread caches from pass to pass.
+        """Choose the values that a thread caches between passes.
 
-        On the emulated device shared memory is no nearer than other memory.
+        On the emulated device shared memory is not faster than global memory.
         """
         if self.ctx.device.emulated:
             return NO_CACHE
@@ -153,7 +154,7 @@ class RowKernel(RowColumns):
         column_dims: Sequence[Dim],
         column_strides: Sequence[Sequence[Dim]],
     ) -> None:
-        """Keeps the row in registers where that is possible."""
+        """Choose a layout of the row in registers, if there is one."""
         tensors = [*sources, *(y for _, y in self.step.outputs)]
         moved = [x for x, s in zip(tensors, column_strides, strict=False) if is_dense(s, column_dims)]
         if kept.slots and kept.type not in REGISTERS:
@@ -181,20 +182,20 @@ class RowKernel(RowColumns):
         )
 
     def _choose_threads(self, columns: Dim, rows: Dim, adjacent: bool, width: int) -> int:
-        """By the sizes that are expected; every choice is right for all sizes."""
+        """Choose the threads per row by the expected sizes; every choice is correct for all sizes."""
         if self.strided_parts:
             self.strided = StridedSchedule(WARP)
             return WARP
         if self.ctx.device.emulated or hint(columns) <= SERIAL_COLUMNS:
             return 1
-        # Where the columns of a row are apart, threads of neighbouring rows read neighbouring elements.
+        # On a strided axis, threads of adjacent rows load adjacent elements.
         if not adjacent and hint(rows) >= WARP:
             self.strided = choose_strided(self.ctx.device, columns, rows, width)
             return self.strided.threads if self.strided is not None else 1
         return WARP if hint(columns) <= WARP_COLUMNS else BLOCK
 
     def _rows(self, dims: list[Dim]) -> tuple[tuple[Dim, Dim, Dim], tuple[int, int, int], list[str], str]:
-        """Emits the coordinates of the thread's row; gives grid, block, their names, and whether the row exists."""
+        """Emit the coordinates of the thread's row; return grid, block, their variables, and whether the row exists."""
         if self.threads == 1 and not self.long:
             plane = Plane(self.ctx, self.builder, dims or [1], SERIAL_THREADS)
             self.emit.line("lane = 0")
@@ -216,7 +217,7 @@ class RowKernel(RowColumns):
         self.emit.line(f"row = {index}({number if step == 1 else f'({number}) * {step}'})")
         exists = f"row < {n_rows}"
         if self.shares_rows:
-            # All of a warp or block goes the same way: what has no row does another's work and stores nothing.
+            # Warps and blocks must not diverge: threads without a row repeat the last one and store nothing.
             self.emit.line(f"exists = {exists}")
             self.emit.line(f"row = choose(exists, row, {index}({n_rows} - {step}))")
         names = coordinates(self.emit, "row", extents, dtype) if dims else []
@@ -230,7 +231,7 @@ class RowKernel(RowColumns):
         return (ceildiv(rows, height), self.parts, 1), block_shape, names, "True" if self.shares_rows else exists
 
     def _reduce(self, stages: Sequence[Stage]) -> None:
-        """One pass over the row for all ``stages``."""
+        """Emit one pass over the row for all ``stages``."""
         self.pass_number += 1
         for row in self.rows_of_thread:
             row.update(self.results.started(stages))
@@ -250,9 +251,9 @@ class RowKernel(RowColumns):
             self.results.combine_shared(stages, self.threads // WARP)
 
     def _reduce_parts(self, stages: Sequence[Stage]) -> str:
-        """The columns of one thread in several partial results side by side; gives the first column that is left.
+        """Reduce a thread's columns in several independent accumulators; return the first remaining column.
 
-        Chains of dependent additions are shorter then, which is faster, and rounds less.
+        The chains of dependent additions are shorter: that is faster, and rounds less.
         """
         totals = {stage: self.results.current[stage] for stage in stages}
         if not self.long:
@@ -275,7 +276,7 @@ class RowKernel(RowColumns):
         columns = product(self.shape[axis] for axis in self.axes)
         turns = ceildiv(columns, form.threads)
         if self.part_form is None and isinstance(turns, int) and turns <= MOST_TURNS:
-            # Written out, so that all loads are in flight at once.
+            # Unrolled, so that all loads are in flight at once.
             count = min(form.parts, 1 << turns.bit_length() - 1)
             parts = [own, *([self.results.started(stages) for _ in own] for _ in range(count - 1))]
             for turn in range(turns):
@@ -303,22 +304,23 @@ class RowKernel(RowColumns):
         shared, warps = self.results.shared_arrays(stages, form.shared), form.threads // form.above
         with self.emit.block(f"if lane % {form.above} == 0:"):
             for number in self._each_row():
-                self.results.to_shared(stages, shared, form.place(f"lane // {form.above}", number))
+                self.results.to_shared(stages, shared, form.shared_index(f"lane // {form.above}", number))
         self.emit.line("cuda.syncthreads()")
         for number in self._each_row():
-            self.results.from_shared(stages, shared, form.place("0", number))
-        # Only what goes on with the result in all threads needs it there.
+            self.results.from_shared(stages, shared, form.shared_index("0", number))
+        # If only lane 0 stores the result, the other threads do not need it.
         alone = not self.step.outputs and self.pass_number == self.passes - 1
         with self.emit.block(f"if {'lane == 0' if alone else 'True'}:"):
             for warp in range(1, warps):
                 for number in self._each_row():
                     with self.emit.scope():
-                        self.results.update(stages, self.results.combined_with(shared, form.place(str(warp), number)))
+                        index = form.shared_index(str(warp), number)
+                        self.results.update(stages, self.results.combined_with(shared, index))
 
     def _fill_parts(
         self, stages: Sequence[Stage], parts: list[list[Accumulators]], columns: str, apart: int = 1, last: str = ""
     ) -> None:
-        """Columns into ``parts``, each of ``columns`` and those that follow, and then all parts into the first.
+        """Emit a loop over ``columns`` that accumulates one column in each of ``parts``; combine these in the first.
 
         A part has accumulators for each of the thread's rows.
         """
@@ -332,7 +334,7 @@ class RowKernel(RowColumns):
         self._join_parts(stages, parts)
 
     def _join_parts(self, stages: Sequence[Stage], parts: list[list[Accumulators]]) -> None:
-        """All parts into the first."""
+        """Combine all parts in the first one, as a tree."""
         while len(parts) > 1:
             half = len(parts) // 2
             for part, others in zip(parts[:half], parts[half:], strict=True):

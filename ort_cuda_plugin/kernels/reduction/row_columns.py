@@ -1,7 +1,7 @@
-"""Elements of a row in a reduction kernel: loops over columns, loads, cached values, and stores.
+"""Columns of a row in a reduction kernel: loops, loads, cached values, and stores.
 
-A thread loads the elements of its columns one by one, by vectors into registers (`row_in_registers`), or, where the
-reduced axis is strided, by vectors of neighbouring rows (`strided_axis`). Values that a later pass needs are cached.
+A thread loads the elements of its columns one by one, by vectors into registers (`row_in_registers`), or, on a strided
+axis, by vectors of adjacent rows (`strided_axis`). Values that a later pass needs are cached.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ort_cuda_plugin.program.lowering.context import Lowering
 from ort_cuda_plugin.program.steps.steps import Input, Rows
 
 CACHE_BYTES = 32 << 10
-"""Maximum bytes of a block's row cache: more leaves too few blocks on a multiprocessor."""
+"""Maximum bytes of a block's row cache in shared memory, for occupancy."""
 REGISTERS = {f"{kind}{bits}": f"registers_{kind[0]}{bits}" for kind in ("float", "int", "uint") for bits in (32, 64)}
 
 
 class RowColumns:
-    """The elements of the rows of one kernel; `RowKernel` chooses the schedule and emits the passes.
+    """Columns of the rows of one kernel; `RowKernel` chooses the schedule and emits the passes.
 
-    In the kernel ``lane`` is the thread's number among those that share its row, ``j`` or ``e`` its column.
+    In the kernel ``lane`` is the thread's index among those that share its row, ``j`` or ``e`` its column.
     """
 
     def __init__(
@@ -54,65 +54,65 @@ class RowColumns:
         self.sources: dict[Scalar, tuple[str, str, list[str]]] = {}
         self.coordinates: list[str] | None = None
         self.threads = 1
-        """Threads of a row."""
+        """Threads per row."""
         self.n = ""
-        """The kernel's name for the number of columns."""
+        """Parameter of the number of columns."""
         self.column_dtype = DType.INT64
         self.column_extents: list[Extent] = []
         self.pass_number = -1
-        """The number of the pass over the row that is being emitted."""
+        """Index of the pass over the row that is being emitted."""
         self.passes = 0
-        """Number of passes that reduce."""
+        """Number of passes with reductions."""
         self.cache = NO_CACHE
-        self.cache_place = ""
-        """Format of the shared-memory address of a cached value; fields: slot, column."""
+        self.cache_index = ""
+        """Format string of the index of a cached value in shared memory; fields: slot, column."""
         self.by_column: dict[Scalar, bool] = {}
-        """Whether each value depends on the column; empty where LLVM finds out by itself."""
+        """Whether each value depends on the column; empty on the emulated device, where LLVM hoists by itself."""
         self.load_passes: dict[Scalar, set[int]] = {}
-        """The passes that load elements of an input."""
+        """Passes that load elements of an input."""
         self.form: RowForm | None = None
-        """The schedule of a row in registers; None where it is not."""
+        """Layout of a row in registers; None for rows that are not."""
         self.moves: RowMoves | None = None
-        """Loads and stores of the registers."""
+        """Loads and stores of rows in registers."""
         self.vectors: set[Scalar] = set()
         """Inputs that are contiguous along the columns."""
         self.lanes: dict[Scalar, str] = {}
         self.pending: list[Scalar] = []
         """Inputs that the pass being emitted reads from registers."""
         self.strided: StridedSchedule | None = None
-        """The schedule of a reduction over a strided axis."""
+        """Schedule of a reduction over a strided axis."""
         self.rows_of_thread: list[Accumulators] = [self.results.current]
-        """The accumulators of each row that a thread has; those of the row being emitted are the current ones."""
+        """Accumulators of each row of the thread; those of the row being emitted are the current ones."""
         self.row_number = 0
-        """Which of a thread's rows is being emitted."""
+        """Index of the thread's row that is being emitted."""
         self.adjacent: set[Scalar] = set()
-        """Inputs in which the rows of a thread are adjacent, where it has several."""
+        """Inputs in which a thread's rows are adjacent, if it has several rows."""
         self.row_lanes: dict[Scalar, str] = {}
-        """The registers of these for the column being emitted."""
+        """Registers with vectors of adjacent rows, for the column being emitted."""
         self.whole_rows = ""
-        """Whether vectors of them may be loaded."""
+        """Condition that vectors of adjacent rows are aligned."""
         self.is_exact = False
         """Whether every lane has an element."""
         self.has_whole_vectors = False
-        """Whether all lanes of a vector have an element, or none."""
+        """Whether either all lanes of a vector have an element or none."""
 
     @property
     def shares_rows(self) -> bool:
-        """Whether threads of several rows meet: in a warp, or at a barrier."""
+        """Whether threads of several rows cooperate, in a warp or at a barrier."""
         return self.strided is not None or 1 < self.threads < WARP
 
     @property
     def column0(self) -> str:
-        """Source of the first column of the block's part, to be added."""
+        """Source of the first column of the block's part, as a summand."""
         return "" if self.part_form is None else "column0 + "
 
     @property
     def stop(self) -> str:
-        """Source of the column behind the block's last one."""
+        """Source of the end of the block's columns."""
         return self.n if self.part_form is None else "stop"
 
     def _keep(self, kept: RowCache, columns: Dim, block: tuple[int, int, int]) -> Dim:
-        """Emits the row cache of each thread; gives its bytes of shared memory."""
+        """Declare the row cache of each thread; return its bytes of shared memory."""
         if not kept.slots:
             return 0
         emit, serial = self.emit, self.threads == 1
@@ -128,20 +128,20 @@ class RowColumns:
         emit.line(f"kept = array_pointer(cuda.shared.array(0, {kept.type}, 16))")
         if serial:
             emit.line("mine = int64(cuda.threadIdx.y) * int64(cuda.blockDim.x) + int64(cuda.threadIdx.x)")
-            self.cache_place = f"mine + ({{slot}} * {self.n} + {{column}}) * {rows}"
+            self.cache_index = f"mine + ({{slot}} * {self.n} + {{column}}) * {rows}"
         else:
             emit.line(f"mine = int64(cuda.threadIdx.y) * ({kept.count} * {self.n})")
-            self.cache_place = f"mine + {{slot}} * {self.n} + {{column}}"
+            self.cache_index = f"mine + {{slot}} * {self.n} + {{column}}"
         return columns * column_bytes
 
     @contextmanager
     def _columns(self, start: str = "lane") -> Iterator[None]:
-        """A loop over the thread's share of the row."""
+        """Emit a loop over the thread's columns."""
         if self.form is None:
             with self.emit.block(f"for j in range({start}, {self.stop}, {self.threads}):"), self._column("j"):
                 yield
             return
-        # Which inputs the pass needs is known when its loop has been emitted; they are loaded ahead of it.
+        # The emission of the loop determines which inputs the pass loads; their loads go ahead of it.
         with (
             self.emit.detached() as loop,
             self.emit.block(f"for e in range({self.form.lanes}):"),
@@ -157,7 +157,7 @@ class RowColumns:
 
     @contextmanager
     def _column(self, index: str, inside: str = "") -> Iterator[None]:
-        """A scope whose elements are those of column ``index``, which counts only if ``inside`` says so of its name."""
+        """Open a scope for column ``index``, which counts only if ``inside`` holds (a format of its variable)."""
         with self.emit.scope():
             name = self.emit.assign(index)
             if inside:
@@ -165,7 +165,7 @@ class RowColumns:
                 name = self.emit.assign(f"choose({self.results.inside}, {name}, int64(0))")
             self.emit.bind(self.row.index, name)
             for x in self.cache.loaded(self.pass_number):
-                self.emit.bind(x, self.emit.assign(f"kept[{self._place_in_cache(x, name)}]"))
+                self.emit.bind(x, self.emit.assign(f"kept[{self._cache_offset(x, name)}]"))
             if self.form is not None and not self.is_exact:
                 self.results.inside = self.emit.assign(
                     f"int32({self.form.distance('e', self.has_whole_vectors)}) < left"
@@ -176,42 +176,42 @@ class RowColumns:
             self.row_lanes.clear()
             yield
             for x in self.cache.stored(self.pass_number):
-                self.emit.line(f"kept[{self._place_in_cache(x, name)}] = {self.emit.value(x)}")
+                self.emit.line(f"kept[{self._cache_offset(x, name)}] = {self.emit.value(x)}")
             self.coordinates = None
             self.results.inside = ""
 
-    def _store_lanes(self, places: Sequence[tuple[str, str, list[str]]], dense: Sequence[bool]) -> None:
-        """The last pass, whose results go to memory by vectors where they lie as the columns do."""
+    def _store_lanes(self, addresses: Sequence[tuple[str, str, list[str]]], dense: Sequence[bool]) -> None:
+        """Emit the last pass; results that are contiguous along the columns are stored by vectors."""
         assert self.form is not None
         assert self.moves is not None
         emit = self.emit
         lanes = {
-            pointer: emit.fresh("r") for (pointer, _, _), is_vector in zip(places, dense, strict=False) if is_vector
+            pointer: emit.fresh("r") for (pointer, _, _), is_vector in zip(addresses, dense, strict=False) if is_vector
         }
         for pointer, name in lanes.items():
             emit.line(f"{name} = lanes_of({pointer}, {self.form.lanes})")
         self._hoist(x for x, _ in self.step.outputs)
         with self._columns():
-            for (value, _), (pointer, base, strides) in zip(self.step.outputs, places, strict=True):
+            for (value, _), (pointer, base, strides) in zip(self.step.outputs, addresses, strict=True):
                 if pointer in lanes:
                     emit.store(lanes[pointer], "e", value)
                     continue
-                stored, place = emit.memory_form(value), self._offset(base, strides)
+                stored, at = emit.memory_form(value), self._offset(base, strides)
                 with emit.block(f"if {self.results.inside or 'True'}:"):
-                    emit.line(f"{pointer}[{place}] = {stored}")
-        for pointer, base, _ in places:
+                    emit.line(f"{pointer}[{at}] = {stored}")
+        for pointer, base, _ in addresses:
             if pointer in lanes:
                 emit.line(self.moves.text("store", lanes[pointer], pointer, base))
 
-    def _place_in_cache(self, x: Scalar, column: str) -> str:
+    def _cache_offset(self, x: Scalar, column: str) -> str:
         if self.form is not None:
             return f"{self.cache.slots[x] * self.form.lanes} + e"
-        return self.cache_place.format(slot=self.cache.slots[x], column=column)
+        return self.cache_index.format(slot=self.cache.slots[x], column=column)
 
     def _offset(self, base: str, strides: Sequence[str]) -> str:
         if self.coordinates is None:
             if any(stride != "0" for stride in strides):
-                raise TypeError("a value per row depends on an element other than through a reduction")
+                raise TypeError("row program: a per-row value depends on an element. Reduce the element first")
             return base
         terms = offset_text(list(zip(self.coordinates, strides, strict=False)))
         return base if terms == "0" else f"{base} + {terms}"
@@ -234,7 +234,7 @@ class RowColumns:
         return self.emit.assign(load_text(pointer, self._offset(base, strides), leaf.dtype))
 
     def _place_rows(self, sources: Sequence[Input], row_strides: Sequence[Sequence[Dim]]) -> None:
-        """Finds the inputs in which a thread's rows are adjacent, and emits whether addresses allow vectors of them."""
+        """Find the inputs in which a thread's rows are adjacent, and emit a test that these are aligned for vectors."""
         assert self.strided is not None
         self.rows_of_thread = [{} for _ in range(self.strided.width)]
         pairs = zip(sources, row_strides, strict=False)
@@ -243,18 +243,18 @@ class RowColumns:
         aligned = " & ".join(f"is_aligned({pointer}, {self.strided.width})" for pointer in pointers)
         self.whole_rows = self.emit.assign(aligned)
 
-    def _loaded_rows(self, pointer: str, place: str) -> str:
-        """A column's elements of the thread's rows, from ``place`` on."""
+    def _loaded_rows(self, pointer: str, offset: str) -> str:
+        """Emit the load of one column of the thread's rows, from ``offset`` on; return the lanes."""
         assert self.strided is not None
         width, name = self.strided.width, self.emit.fresh("r")
-        for line in vector_load(name, pointer, place, self.whole_rows, width):
+        for line in vector_load(name, pointer, offset, self.whole_rows, width):
             self.emit.line(line)
         return name
 
     def _each_row(self, rows: Sequence[Accumulators] = ()) -> Iterator[int]:
-        """The numbers of the thread's rows, each while it is the one being emitted; ``rows`` come in place of its own.
+        """Yield the index of each of the thread's rows while it is the row being emitted, with accumulators ``rows``.
 
-        What is emitted for one row is not used for another.
+        Values emitted for one row are not reused for another.
         """
         for number, own in enumerate(self.rows_of_thread):
             self.row_number = number
@@ -267,25 +267,27 @@ class RowColumns:
             with self.emit.scope():
                 yield number
 
-    def _store_rows(self, places: Sequence[tuple[str, str, list[str]]], strides: Sequence[Sequence[Dim]]) -> None:
-        """The results of rows, which have these strides along the rows' dimensions."""
+    def _store_rows(self, addresses: Sequence[tuple[str, str, list[str]]], strides: Sequence[Sequence[Dim]]) -> None:
+        """Emit the stores of per-row results; ``strides`` are theirs along the rows' dimensions."""
         emit, width = self.emit, len(self.rows_of_thread)
         texts = [self.builder.stride(along[-1]) if width > 1 else "" for along in strides]
-        lanes = {pointer: emit.fresh("r") for (pointer, _, _), text in zip(places, texts, strict=True) if text == "1"}
+        lanes = {
+            pointer: emit.fresh("r") for (pointer, _, _), text in zip(addresses, texts, strict=True) if text == "1"
+        }
         for pointer, name in lanes.items():
             emit.line(f"{name} = lanes_of({pointer}, {width})")
         for number in self._each_row():
-            for (value, _), (pointer, base, _), stride in zip(self.step.row_outputs, places, texts, strict=True):
+            for (value, _), (pointer, base, _), stride in zip(self.step.row_outputs, addresses, texts, strict=True):
                 if pointer in lanes:
                     emit.store(lanes[pointer], str(number), value)
                     continue
-                place = base if self.part_form is None else f"{base} + part"
-                emit.store(pointer, f"{place} + {number} * {stride}" if number else place, value)
-        for pointer, base, _ in places:
+                offset = base if self.part_form is None else f"{base} + part"
+                emit.store(pointer, f"{offset} + {number} * {stride}" if number else offset, value)
+        for pointer, base, _ in addresses:
             if pointer in lanes:
                 emit.line(f"store_row({lanes[pointer]}, {pointer}, {base}, 0, {base} + {width}, {width}, 1)")
 
     def _hoist(self, roots: Iterable[Scalar]) -> None:
-        """Emits what a pass computes of the row alone, ahead of its loop."""
+        """Emit the values of a pass that depend only on the row, ahead of its loop."""
         if self.by_column:
             self.emit.hoist(roots, self.by_column)

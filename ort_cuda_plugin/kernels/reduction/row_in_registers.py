@@ -1,7 +1,6 @@
-"""Rows in registers: on a GPU a thread of a row program has vectors of its row, which it reads and writes once.
+"""Rows in registers: on a GPU each thread of a row program holds vectors of its row, loaded and stored once.
 
-The form is chosen by the sizes that are expected. It holds for rows of at most so many elements as the threads have
-lanes, which a guard of the plan says.
+The form is chosen by the expected sizes. A guard limits rows to the capacity of the threads' registers.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ from ..codegen.vectors import CALL_WORK, VECTOR_BYTES, cheap
 
 WARP = 32
 SHARES = {WARP: (16, 96), 128: (16, 96), 256: (32, 96), 512: (32, 64)}
-"""For numbers of threads: the elements of a row that one has at most, and the 32-bit registers for what it reads."""
+"""By threads per row: the maximum elements per thread, and the 32-bit registers per thread for inputs."""
 MAX_ROW_WORK = 1536
-"""Operations in a thread's straight code, about; see `vector_map.MAX_WORK`."""
+"""Maximum operations in a thread's unrolled code (estimate); see `vectors.MAX_WORK`."""
 EXACT_LANES = 24
-"""As in `SHARES` for a warp, where no lane is without an element."""
+"""Maximum elements per thread of a warp whose lanes all have an element."""
 MANY_ROWS = 8
-"""For each multiprocessor: then a warp may have several."""
+"""Rows per multiprocessor from which a warp may hold several rows."""
 FEW_ROWS, FEW_LANES = 2, 4
-"""Rows for each multiprocessor that leave it mostly idle with a warp each, and the elements that a thread then has.
+"""Rows per multiprocessor that leave it mostly idle with a warp each; elements per thread for so few rows.
 
-What one thread does takes longer than threads take to meet.
+Serial work of a thread takes longer than a reduction across more threads.
 """
-FEW_ROWS_THREADS = (64, 96, 128, 192, 256, 384, 512)
+FEW_ROWS_THREADS = (64, 96, 128, 192, 256, 384, 512)  # threads per row to choose from for few rows
 MAX_HEIGHT = 4
-"""Rows of a block, where each is a warp's."""
+"""Maximum rows per block, with one warp per row."""
 
 
 @dataclass(frozen=True)
 class RowForm:
-    """``threads`` have a row; each has ``count`` vectors of ``width`` elements."""
+    """Layout of a row in registers: ``threads`` share a row; each holds ``count`` vectors of ``width`` elements."""
 
     threads: int
     width: int
@@ -52,14 +51,14 @@ class RowForm:
         return self.threads * self.lanes
 
     def column(self, lane: str) -> str:
-        """The column of a thread's lane."""
+        """Return the column of a thread's lane."""
         shift, mask = self.width.bit_length() - 1, self.width - 1
         if self.width == 1:
             return f"lane + {lane} * {self.threads}"
         return f"lane * {self.width} + ({lane} >> {shift}) * {self.threads * self.width} + ({lane} & {mask})"
 
     def distance(self, lane: str, whole: bool) -> str:
-        """How far a thread's lane is from its first one; with ``whole``, how far the lane's vector is."""
+        """Return the distance of a lane's column, or with ``whole`` of its vector, from the thread's first column."""
         shift, mask = self.width.bit_length() - 1, self.width - 1
         if self.width == 1:
             return f"{lane} * {self.threads}"
@@ -68,7 +67,7 @@ class RowForm:
 
 
 def row_height(ctx: Lowering, rows: Dim, threads: int = WARP) -> int:
-    """Rows of a block whose rows are warps', or parts of them: few where more would leave multiprocessors idle."""
+    """Return the rows per block if a warp or less shares a row; few if more would leave multiprocessors idle."""
     height = MAX_HEIGHT * WARP // threads
     while height > WARP // threads and hint(rows) < 2 * height * ctx.device.multiprocessors:
         height //= 2
@@ -84,9 +83,9 @@ def choose_row_form(
     inputs: int,
     itemsizes: Sequence[int],
 ) -> RowForm | None:
-    """None for rows that are too long, and for empty ones: a lane without an element reads the first of its row.
+    """Choose the layout of rows in registers. None for rows that are too long, or empty: lanes clamp to column 0.
 
-    ``inputs`` values of each element are read; ``itemsizes`` are those of all tensors that vectors move.
+    ``inputs`` values are loaded per element; ``itemsizes`` are those of all tensors with vectorised accesses.
     """
     if not ctx.settled(le(1, columns)):
         return None
@@ -104,7 +103,7 @@ def choose_row_form(
         most = max(min(lanes, by_work, registers // words), width)
         count = -(-expected // (threads * width))
         if count * width <= most:
-            # Few numbers of vectors, so that few kernels differ.
+            # Round the number of vectors, so that fewer kernels differ.
             count = count if count < 4 else -(-count // 2) * 2
             form = RowForm(threads, width, count)
             return form if ctx.settled(le(columns, form.capacity)) else None
@@ -112,7 +111,7 @@ def choose_row_form(
 
 
 def _wide_form(ctx: Lowering, columns: Dim, rows: Dim, width: int) -> RowForm | None:
-    """For few rows, the form of the fewest threads that have no more than `FEW_LANES` elements each."""
+    """Return the layout for few rows: the fewest threads with at most `FEW_LANES` elements each, or None."""
     if hint(rows) > FEW_ROWS * ctx.device.multiprocessors or hint(columns) <= WARP * FEW_LANES:
         return None
     for threads in FEW_ROWS_THREADS:
@@ -124,9 +123,9 @@ def _wide_form(ctx: Lowering, columns: Dim, rows: Dim, width: int) -> RowForm | 
 
 
 def _exact_form(ctx: Lowering, columns: Dim, rows: Dim, width: int, most: int) -> RowForm | None:
-    """A warp's form in which every lane has an element, where there is one: others cost as much.
+    """Return a layout for a warp whose lanes all have an element, if there is one; bounds checks have a cost.
 
-    A part of a warp has a row where there are many rows.
+    With many rows, several rows share a warp.
     """
     many = hint(rows) >= MANY_ROWS * ctx.device.multiprocessors
     for threads in (WARP, WARP // 2, WARP // 4) if many else (WARP,):
@@ -137,7 +136,7 @@ def _exact_form(ctx: Lowering, columns: Dim, rows: Dim, width: int, most: int) -
 
 
 def _work(step: Rows, groups: Sequence[Sequence[Stage]]) -> int:
-    """Operations for one element in all passes, about."""
+    """Return the operations per element in all passes (estimate)."""
     roots: list[Scalar] = [x for x, _ in step.outputs]
     roots += [x for group in groups for stage in group for x in stage.elements]
     return sum(1 if x.op in cheap else CALL_WORK for x in reachable(roots) if x.operands and x.op != "reduced")

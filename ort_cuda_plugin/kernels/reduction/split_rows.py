@@ -1,8 +1,8 @@
 """Split row reductions: several blocks reduce parts of each row, if a GPU has few long rows.
 
-Each group of reductions is two launches: one writes the accumulators of the parts, one combines them. A map then
-computes the elementwise results. So a sum of all elements occupies all multiprocessors, and so does a normalization of
-a few large groups.
+Each group of reductions is two launches: one stores the accumulators of the parts, one combines them. A map then
+computes the elementwise results. So a sum over a whole tensor, or a normalization of few large groups, occupies all
+multiprocessors.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from .reduce import RowKernel
 from .row_in_registers import RowForm
 
 LONG = 16384
-"""Shorter rows are in the registers of a block."""
+"""Minimum columns of a contiguous row to split; shorter rows fit the registers of a block."""
 ROWS_PER_MULTIPROCESSOR = 2
-"""Rows per multiprocessor from which on one block per row keeps the GPU busy."""
-THREADS = 256
-LANES = 16
-MOST_PARTS = 65535
-UPRIGHT_THREADS, UPRIGHT_LANES = 32, (64, 32, 16, 8)
-"""Threads along a strided axis, and adjacent rows of a block: fewer where there would be too few blocks."""
-UPRIGHT_LONG = 2048
-"""Shorter rows that lie side by side take a block less time than a second launch would."""
+"""Rows per multiprocessor from which one block per row keeps the GPU busy."""
+THREADS = 256  # threads per block for contiguous rows
+LANES = 16  # elements per thread for contiguous rows
+MOST_PARTS = 65535  # maximum parts of a row: the maximum gridDim.y
+STRIDED_THREADS, STRIDED_LANES = 32, (64, 32, 16, 8)
+"""Threads along a strided axis, and columns per thread, in order of preference; fewer give more blocks."""
+STRIDED_LONG = 2048
+"""Minimum columns of a strided row to split; for shorter ones a second launch takes longer."""
 
 
 def launch_rows(ctx: Lowering, step: Rows) -> None:
-    """Makes the kernels of a row program and launches them."""
+    """Generate and launch the kernels of a row program."""
     form = None if ctx.device.emulated else _part_form(ctx, step)
     if form is None:
         RowKernel(ctx, step).launch()
     else:
-        _SplitRows(ctx, step, form, form.threads == UPRIGHT_THREADS).launch()
+        _SplitRows(ctx, step, form, form.threads == STRIDED_THREADS).launch()
 
 
 def _part_form(ctx: Lowering, step: Rows) -> RowForm | None:
-    """Return how the threads of a block share a part of a row, by the expected sizes; None if a block has a row."""
+    """Return the layout of a part of a row in a block, by the expected sizes; None if a block has a whole row."""
     columns, rows = product(step.shape[axis] for axis in step.axes), product(step.row_shape)
-    if hint(columns) <= UPRIGHT_LONG:
+    if hint(columns) <= STRIDED_LONG:
         return None
     axes = sorted(step.axes)
     placed = [broadcast_strides(x, step.shape) for _, x in step.inputs]
     dims, strides = collapse([step.shape[axis] for axis in axes], [tuple(p[axis] for axis in axes) for p in placed])
     sizes = [x.dtype.itemsize for (_, x), along in zip(step.inputs, strides, strict=True) if is_dense(along, dims)]
-    if not sizes and _lies_across(step, placed):
+    if not sizes and _has_adjacent_rows(step, placed):
         form = _strided_form(ctx, columns, rows)
     elif hint(columns) > LONG and hint(rows) < ROWS_PER_MULTIPROCESSOR * ctx.device.multiprocessors:
         width = VECTOR_BYTES // max(sizes) if sizes else 1
@@ -68,23 +68,23 @@ def _part_form(ctx: Lowering, step: Rows) -> RowForm | None:
 
 
 def _strided_form(ctx: Lowering, columns: Dim, rows: Dim) -> RowForm | None:
-    """Of rows that lie side by side, a block for each `UPRIGHT_THREADS` leaves most multiprocessors idle; else None."""
-    blocks = hint(ceildiv(rows, UPRIGHT_THREADS))
+    """Return the layout for a strided axis; None if one block per `STRIDED_THREADS` rows keeps the GPU busy."""
+    blocks = hint(ceildiv(rows, STRIDED_THREADS))
     if ROWS_PER_MULTIPROCESSOR * blocks >= ctx.device.multiprocessors:
         return None
-    forms = [RowForm(UPRIGHT_THREADS, 1, lanes) for lanes in UPRIGHT_LANES]
+    forms = [RowForm(STRIDED_THREADS, 1, lanes) for lanes in STRIDED_LANES]
     busy = (x for x in forms if blocks * hint(ceildiv(columns, x.capacity)) >= ctx.device.multiprocessors)
     return next(busy, forms[-1])
 
 
-def _lies_across(step: Rows, placed: Sequence[Sequence[Dim]]) -> bool:
-    """Whether neighbouring rows have neighbouring elements."""
+def _has_adjacent_rows(step: Rows, placed: Sequence[Sequence[Dim]]) -> bool:
+    """Tell whether adjacent rows have adjacent elements in an input."""
     across = [axis for axis, dim in enumerate(step.shape) if axis not in step.axes and dim != 1]
     return bool(across) and any(strides[across[-1]] == 1 for strides in placed)
 
 
 def _has_maps(step: Rows) -> bool:
-    """Whether what follows the reductions can be maps, of elements and of rows."""
+    """Tell whether maps can compute the results after the reductions, elementwise and per row."""
     known = {x: Scalar(x.dtype, "leaf") for x in step.scalars if x.op == "reduced"}
     after = Substitution(dict(known))
     if step.row.index in reachable(after(x) for x, _ in step.outputs):
@@ -97,7 +97,7 @@ def _has_maps(step: Rows) -> bool:
 
 
 class _SplitRows:
-    """Launches one row program in parts."""
+    """Launcher of one row program in parts."""
 
     def __init__(self, ctx: Lowering, step: Rows, form: RowForm, is_strided: bool) -> None:
         self.ctx, self.step, self.form, self.is_strided = ctx, step, form, is_strided
@@ -106,7 +106,7 @@ class _SplitRows:
         self.count = Scalar(DType.INT64, "leaf")
         self.inputs: list[Input] = [*step.inputs, (self.count, ctx.host_tensor([columns], (1,), DType.INT64))]
         self.known: dict[Scalar, Scalar] = {step.row.count: self.count}
-        """What stands for results of reductions that earlier launches have computed."""
+        """Replacements of reduction results that earlier launches have computed."""
 
     def launch(self) -> None:
         step = self.step
@@ -123,7 +123,7 @@ class _SplitRows:
                 launch_map(self.ctx, Map(step.nodes, shape, used_inputs(self.inputs, [x for x, _ in stored]), stored))
 
     def _reduce(self, group: Sequence[Stage]) -> dict[Stage, list[Tensor]]:
-        """The accumulators of all parts, each [rows..., parts]."""
+        """Launch the partial reductions; return the accumulators, each [rows..., parts]."""
         ctx, step, before = self.ctx, self.step, Substitution(dict(self.known))
         partial: dict[Stage, list[Tensor]] = {}
         outputs: list[Output] = []
@@ -145,7 +145,7 @@ class _SplitRows:
     def _totals(
         self, group: Sequence[Stage], partial: dict[Stage, list[Tensor]], row: Row
     ) -> tuple[list[Input], dict[Scalar, Scalar]]:
-        """What the group's results are made of in a row program over parts."""
+        """Return the inputs of the row program over parts, and its result for each reduction of the group."""
         inputs: list[Input] = []
         totals: dict[Scalar, Scalar] = {}
         reduced = [x for x in in_order([x for x, _ in self.step.all_outputs]) if x.op == "reduced"]
@@ -157,24 +157,24 @@ class _SplitRows:
         return inputs, totals
 
     def _combine(self, group: Sequence[Stage], partial: dict[Stage, list[Tensor]]) -> None:
-        """Makes the group's results inputs of what follows."""
+        """Combine the group's accumulators, and make its results inputs of later launches."""
         row = Row()
         inputs, totals = self._totals(group, partial, row)
         outputs: list[Output] = []
         for old, total in totals.items():
             result, leaf = self.ctx.empty(self.step.row_shape, total.dtype), Scalar(total.dtype, "leaf")
-            outputs.append((total, _beside_parts(result)))
+            outputs.append((total, _with_part_axis(result)))
             self.inputs.append((leaf, result))
             self.known[old] = leaf if total.dtype is old.dtype else s.cast(leaf, old.dtype)
         self._launch_combination(inputs, outputs, row)
 
     def _finish(self, group: Sequence[Stage], partial: dict[Stage, list[Tensor]]) -> bool:
-        """Combines the last group and stores what is computed of it, if that needs nothing else."""
+        """Combine the last group and store the results in one launch, if these need no other input."""
         row = Row()
         inputs, totals = self._totals(group, partial, row)
         known = {old: total if total.dtype is old.dtype else s.cast(total, old.dtype) for old, total in totals.items()}
         after = Substitution({**self.known, **known})
-        outputs = [(after(x), _beside_parts(y)) for x, y in self.step.row_outputs]
+        outputs = [(after(x), _with_part_axis(y)) for x, y in self.step.row_outputs]
         inputs.append((self.count, self.inputs[len(self.step.inputs)][1]))
         given = {leaf for leaf, _ in inputs}
         if any(x.op == "leaf" and x not in given for x in reachable(x for x, _ in outputs)):
@@ -190,16 +190,16 @@ class _SplitRows:
 
 
 def _combination(stage: Stage) -> Reduction:
-    """What makes the accumulators of a row of those of its parts."""
+    """Return the reduction that combines the accumulators of a row's parts."""
     initial = tuple(s.constant(x.value, _wide(x.dtype)) for x in stage.initial)
     return Reduction(lambda dtypes: initial, stage.reduction.combine, stage.reduction.combine)
 
 
 def _wide(dtype: DType) -> DType:
-    """The type in which accumulators are stored, which rounds none."""
+    """Return the type in which accumulators are stored without rounding."""
     return DType.FLOAT32 if dtype in NARROW_FLOATS else dtype
 
 
-def _beside_parts(x: Tensor) -> Tensor:
-    """x, which has an element for each row, with a dimension for the parts."""
+def _with_part_axis(x: Tensor) -> Tensor:
+    """Return x, which has an element per row, with an axis of size 1 for the parts."""
     return Tensor(x.dtype, (*x.shape, 1), x.buffer, strides=(*x.strides, 1), offset=x.offset)

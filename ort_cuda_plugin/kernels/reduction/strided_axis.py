@@ -1,7 +1,7 @@
 """Reductions over a strided axis on a GPU: adjacent threads own adjacent rows, so that loads coalesce.
 
-Threads with the same threadIdx.x share the columns of their rows. Where adjacent rows are whole vectors, a thread owns
-the rows of one vector, and loads a column of all of them at once.
+Threads with the same threadIdx.x share the columns of their rows. If adjacent rows form vectors, a thread owns the rows
+of one vector, and loads a column of all of them by one access.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ..codegen.vectors import VECTOR_BYTES
 
 WARP = 32
 SIDE = 8
-"""Threads side by side that have vectors of rows: with 16 bytes each they read a line of the cache."""
+"""Adjacent threads with vectors of rows: with 16 bytes each they load a 128-byte cache line."""
 PARTS, MOST_PARTS = 8, 16
-"""Threads of a row, at least; and how many of its elements a thread adds up side by side, or of all of its rows."""
+"""Minimum threads per row; and accumulators per thread to overlap loads: for one row, and at most for all its rows."""
 SHORT_COLUMNS = 64
-"""Elements of a row for which one thread is enough, if it has no other rows."""
+"""Columns up to which one thread per row suffices, if it has no other rows."""
 MANY_ROWS = 512
-"""Rows for each multiprocessor that keep it busy with one thread each."""
+"""Rows per multiprocessor that keep it busy with one thread each."""
 BLOCKS_PER_MULTIPROCESSOR = 4
 """Blocks per multiprocessor below which a row gets more threads: one thread is slower than several and a reduction."""
 BLOCKS_OF_SHORT_COLUMNS = 2
@@ -47,7 +47,7 @@ class StridedSchedule:
 
     @property
     def parts(self) -> int:
-        """Columns that a thread adds up side by side."""
+        """Independent accumulators per row of a thread, for columns in turn."""
         return PARTS if self.width == 1 else max(1, MOST_PARTS // self.width)
 
     @property
@@ -57,18 +57,18 @@ class StridedSchedule:
 
     @property
     def shared(self) -> int:
-        """Partial results of a block, one of each warp."""
+        """Partial results of a block: one for each warp and row."""
         return self.threads // self.above * self.rows
 
-    def place(self, warp: str, row: int) -> str:
-        """Where the partial result of one of a thread's rows stands, for the block's warps by number."""
+    def shared_index(self, warp: str, row: int) -> str:
+        """Return the index in shared memory of a warp's partial result for one of the thread's rows."""
         return f"{warp} * {self.rows} + {row * self.side} + cuda.threadIdx.x"
 
 
 def row_vectors(dims: Sequence[Dim], inputs: Sequence[tuple[Tensor, Sequence[Dim], Sequence[Dim]]]) -> int:
-    """How many neighbouring rows are a vector of every input; 1 where they are none.
+    """Return the adjacent rows per vector of every input; 1 if they do not form vectors.
 
-    ``dims`` are those of the rows. An input has its strides along rows and along columns.
+    ``dims`` are the dimensions of the rows. An input has its strides along rows and along columns.
     """
     moved = [(x, [*rows[:-1], *columns]) for x, rows, columns in inputs if rows[-1] != 0]
     if not moved or any(rows[-1] not in (0, 1) for _, rows, _ in inputs):
@@ -82,10 +82,10 @@ def row_vectors(dims: Sequence[Dim], inputs: Sequence[tuple[Tensor, Sequence[Dim
 
 
 def choose_strided(device: DeviceProperties, columns: Dim, rows: Dim, width: int) -> StridedSchedule | None:
-    """None where one thread for each row is enough."""
+    """Choose the schedule; None if one thread per row suffices."""
     threads = WARP if hint(columns) > 64 * PARTS else PARTS
     if width > 1 and hint(rows) >= SIDE * width:
-        # Where a thread has a column or two, it takes less to add up more of them than to meet more threads.
+        # With few columns per thread, more of them cost less than a reduction across more threads.
         enough = BLOCKS_PER_MULTIPROCESSOR if hint(columns) > SHORT_COLUMNS else BLOCKS_OF_SHORT_COLUMNS
         is_few = hint(ceildiv(rows, SIDE * width)) < enough * device.multiprocessors
         return StridedSchedule(WARP if is_few else threads, width)

@@ -1,4 +1,4 @@
-"""How rows that threads keep in registers come from memory and go there: by vectors, which a kernel may ask about."""
+"""Vectorised loads and stores of rows in registers, with alignment tests at run time where needed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..codegen.vectors import begins_at_vectors
 from .row_in_registers import RowForm
 
 AHEAD_REGISTERS = 24
-"""Registers of a thread for operands of later passes that are prefetched before the first pass."""
+"""Maximum registers per thread for operands of later passes that are prefetched before the first pass."""
 
 
 class RowMoves:
-    """Lines of a kernel whose threads have rows of ``n`` columns in a ``form``; `lanes_of` gives them registers.
+    """Emitter of loads and stores for rows of ``n`` columns in a ``form``; `lanes_of` declares their registers.
 
-    ``column0`` is added to the number of the first column.
+    ``column0`` is added to the index of the first column.
     """
 
     def __init__(self, emit: Emitter, form: RowForm, n: str, column0: str) -> None:
@@ -29,10 +29,7 @@ class RowMoves:
         self._registers_left = AHEAD_REGISTERS
 
     def find_whole(self, pointer: str, x: Tensor, by_row: Sequence[Dim]) -> None:
-        """Finds out whether x has whole vectors in each row; only its address may then need a question.
-
-        All lanes have an element. ``by_row`` are the strides of rows.
-        """
+        """Emit an alignment test for x if its row strides keep vectors aligned. All lanes must have an element."""
         width = self._form.width
         if all(divides(width, stride) for stride in by_row):
             known = begins_at_vectors(x, width)
@@ -40,7 +37,7 @@ class RowMoves:
 
     @contextmanager
     def loads_ahead(self) -> Iterator[None]:
-        """The passes over a row, before whose first one is loaded what later ones need: one wait takes all of it."""
+        """Emit the passes over a row after the prefetches of later passes' operands, so that latencies overlap."""
         with self._emit.detached() as passes:
             yield
         for line in self._ahead:
@@ -48,7 +45,7 @@ class RowMoves:
         self._emit.lines += passes
 
     def load(self, lanes: str, pointer: str, base: str, dtype: DType, *, is_later: bool) -> None:
-        """Loads what a thread has of a row that begins at ``base``: what a later pass needs, ahead if possible."""
+        """Emit the load of a thread's elements of the row at ``base``, ahead of the first pass if registers suffice."""
         lines = [f"{lanes} = lanes_of({pointer}, {self._form.lanes})", self.text("load", lanes, pointer, base)]
         registers = self._form.lanes * dtype.itemsize // 4
         if is_later and registers <= self._registers_left:
@@ -59,7 +56,7 @@ class RowMoves:
             self._emit.line(line)
 
     def text(self, how: str, lanes: str, pointer: str, base: str) -> str:
-        """The line that loads or stores a thread's part of a row."""
+        """Return the line that loads or stores a thread's elements of a row."""
         form, end = self._form, f"{base} + {self._n}"
         places = f"{pointer}, {base} + {self._column0}lane * {form.width}, {form.threads * form.width}"
         size = f"{form.width}, {form.count}"
