@@ -1,4 +1,4 @@
-"""What a direction of an RNN, GRU or LSTM is made of, for the kernels of `recurrent` and `recurrent_strips`."""
+"""RNN, GRU and LSTM cells: operands, gates and states of one direction, common to all RNN kernels."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Gates = Sequence[Scalar]
 
 @dataclass(frozen=True)
 class Cell:
-    """What a step computes. Scalars are of the accumulation type: float32, or float64 for float64.
+    """One step of a cell. Scalars have the accumulation type: float64 for float64, else float32.
 
-    ``update(inputs, products, hidden, state)`` gives (new hidden, new state): ``inputs`` are the input products and
-    ``products`` the recurrent products of each gate, both with their biases, ``state`` is an LSTM's cell and None for
-    others. With ``reset``, the last gate's product is not of the hidden state but of ``reset(inputs, products)`` times
-    it, which takes a second pass over the weights.
+    ``update(inputs, products, hidden, state)`` returns (new hidden, new state). ``inputs`` are the input products and
+    ``products`` the recurrent products of each gate, both with biases; ``state`` is an LSTM's cell state, else None.
+    With ``reset``, the last gate's recurrent product is that of ``reset(inputs, products)`` * hidden, which needs a
+    second pass over the weights.
     """
 
     gates: int
@@ -35,11 +35,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sequences:
-    """The tensors of one direction; "hidden" is the hidden size. Results have any strides.
+    """Tensors of one direction; "hidden" is the hidden size. Results have any strides.
 
     ``inputs`` [time, batch, gates * hidden], ``weights`` [hidden, gates * hidden], of any strides, and ``parameters``
-    (vectors of hidden elements) are in the operator's order of gates. ``lengths`` (int32 [batch]), ``hidden`` and
-    ``state`` ([batch, hidden]: the start) may be None: all steps, and zeros.
+    (vectors of hidden elements) are in the operator's order of gates. ``lengths`` is int32 [batch], None for all steps;
+    ``hidden`` and ``state`` are the initial states [batch, hidden], None for zeros.
     """
 
     inputs: Tensor
@@ -53,11 +53,11 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Direction:
-    """What one direction reads and writes.
+    """Operands and results of one direction.
 
-    ``parameters`` are leaves of the cell's expressions that stand for an element per hidden element. ``outputs`` is
-    [time, batch, hidden], ``last_hidden`` and ``last_state`` are [batch, hidden]. Steps behind a sequence's length give
-    zeros; ``backward`` starts with the sequence's last element.
+    ``parameters`` are per-element vectors, bound to leaves of the cell's expressions. ``outputs`` is [time, batch,
+    hidden], ``last_hidden`` and ``last_state`` are [batch, hidden]. Steps after the end of a sequence give zeros;
+    ``backward`` starts at the end of each sequence.
     """
 
     cell: Cell
@@ -70,7 +70,7 @@ class Direction:
 
 
 class Elements:
-    """A tensor as a parameter of a kernel in the making, whose elements are read and written by int64 coordinates."""
+    """A tensor parameter of a kernel under construction, with loads and stores by int64 coordinates."""
 
     def __init__(self, builder: KernelBuilder, tensor: Tensor, *, written: bool = False) -> None:
         self._emit = builder.emit
@@ -82,7 +82,7 @@ class Elements:
         return offset_text(list(zip(at, self._strides, strict=True)))
 
     def load(self, *at: str) -> str:
-        """The name of the element in the type that recurrences compute in."""
+        """Load an element, converted to the accumulation type; return its variable."""
         leaf = Scalar(self._dtype, "leaf")
         self._emit.bind(leaf, self._emit.assign(load_text(self.pointer, self._offset(at), self._dtype)))
         return self._emit.value(s.cast(leaf, s.accumulation_type(self._dtype)))
@@ -92,10 +92,10 @@ class Elements:
 
 
 class CellKernel(ABC):
-    """The operands and the gates of a kernel in the making that walks through time.
+    """Base of the RNN kernels: operands and gates of a kernel that loops over time.
 
-    What a step keeps has ``rows`` rows of the hidden size; ``states`` are in ``state_copies`` copies. In the kernel
-    ``t`` is the place in time of sequence ``sequence`` and ``j`` a hidden element.
+    States have ``rows`` rows of the hidden size, LSTM cell states ``state_copies`` copies. In the kernel ``t`` is the
+    time step of sequence ``sequence`` and ``j`` a hidden element.
     """
 
     def __init__(self, ctx: Lowering, direction: Direction, rows: Dim, state_copies: int) -> None:
@@ -123,23 +123,23 @@ class CellKernel(ABC):
         self.hidden = scratch(2)
         self.states = scratch(state_copies) if cell.has_state else ""
         self.reset = scratch(1) if cell.reset is not None else ""
-        # What the first pass of a step leaves to the second: inputs, then products, of all gates but one.
+        # Results of a step's first pass for the second: inputs, then products, of all gates but the last.
         self.gated = [scratch(1) for _ in range(2 * (cell.gates - 1))] if cell.reset is not None else []
 
     @abstractmethod
-    def place(self, gate: int) -> str:
-        """Where element j of a gate is among those of all gates."""
+    def gate_index(self, gate: int) -> str:
+        """Return the index of element j of a gate among all gates."""
 
     @abstractmethod
     def kept(self, pointer: str) -> str:
-        """Element j of one of ``gated``."""
+        """Return the source of element j of one of ``gated``."""
 
     @abstractmethod
     def products(self, gates: Sequence[int]) -> list[Scalar]:
-        """The recurrent products with their biases; with ``reset``, the last gate has a pass of its own."""
+        """Return the recurrent products of ``gates`` with biases; with ``reset``, the last gate has its own pass."""
 
     def gates(self) -> tuple[Gates, Gates]:
-        """The input products and the recurrent products of all gates, in the pass of the last one."""
+        """Return the input products and the recurrent products of all gates, in the pass of the last one."""
         gates = range(self.cell.gates)
         if self.cell.reset is None:
             return self.input_products(gates), self.products(gates)
@@ -149,20 +149,20 @@ class CellKernel(ABC):
 
     def input_products(self, gates: Sequence[int]) -> list[Scalar]:
         return [
-            self.biased(self.named(self.inputs.load("t", "sequence", self.place(gate))), self.biases, gate)
+            self.biased(self.named(self.inputs.load("t", "sequence", self.gate_index(gate))), self.biases, gate)
             for gate in gates
         ]
 
     def biased(self, value: Scalar, biases: Elements | None, gate: int) -> Scalar:
-        return value if biases is None else value + self.named(biases.load(self.place(gate)))
+        return value if biases is None else value + self.named(biases.load(self.gate_index(gate)))
 
     def named(self, text: str) -> Scalar:
-        """What stands for a name of the kernel, in the type that recurrences compute in."""
+        """Return a leaf of the accumulation type for a variable of the kernel."""
         leaf = Scalar(self.compute, "leaf")
         self.emit.bind(leaf, text)
         return leaf
 
     def bind_parameters(self) -> None:
-        """Lets the cell's expressions read the parameters of element j."""
+        """Bind the cell's parameters to their values for element j."""
         for leaf, elements in self.vectors:
             self.emit.bind(leaf, elements.load("j"))

@@ -1,9 +1,9 @@
-"""One direction of an RNN, GRU or LSTM for the emulated device: a thread walks through time for a few sequences.
+"""RNN, GRU and LSTM on the emulated device: a thread computes all time steps of a few sequences of one direction.
 
-It meets no barrier, so that its loops are those of a processor: neighbouring hidden elements stand in vectors
-(`strip_functions` of `compiler.intrinsics.tile_intrinsics`), and a weight is read once for all of its sequences.
-The last strip ends with the hidden elements, and may compute some that the one before it has: so a step reads one copy
-of the states and writes the other.
+It needs no barriers, so that its loops become plain CPU loops: adjacent hidden elements form vectors (`strip_functions`
+of `compiler.intrinsics.tile_intrinsics`), and a weight is loaded once for all sequences of the thread. The last strip
+is shifted back to end at the last hidden element, and may compute some elements again; so a step reads one copy of the
+states and writes the other.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ..codegen.source import kernel_name
 from .rnn_cell import CellKernel, Direction, Elements, Gates
 
 ACCUMULATORS = 128
-"""Accumulators of a thread: eight of its longest vectors."""
+"""Accumulators per thread: eight of its longest vectors."""
 ROWS = 4
-"""Sequences of a thread; one where there are not more of them than `FEW`."""
-FEW = 2
+"""Sequences per thread; 1 for at most `FEW` sequences."""
+FEW = 2  # maximum sequences for which a thread has one
 
 
 class StripCell(CellKernel):
-    """Emits and launches the steps of one direction.
+    """Generator and launcher of the steps of one direction.
 
-    In the kernel ``first`` is the block's first sequence, ``row`` counts its sequences, ``j0`` is the first hidden
-    element of a strip and ``j`` one of them. Hidden states are [copy][block][hidden][rows], all else that a step keeps
-    [copy][block][rows][hidden]; a block's part of the two copies begins at ``base`` and ``other``, of which ``now`` is
-    read and ``next`` written.
+    In the kernel ``first`` is the block's first sequence, ``row`` an index of its sequences, ``j0`` the first hidden
+    element of a strip and ``j`` one of them. Hidden states are [copy][block][hidden][rows], other scratch tensors
+    [copy][block][rows][hidden]. The block's slices of the two copies begin at ``base`` and ``other``; a step reads
+    ``now`` and writes ``next``.
     """
 
     def __init__(self, ctx: Lowering, direction: Direction, size: int) -> None:
@@ -77,7 +77,7 @@ class StripCell(CellKernel):
         return self.size % self.width == 0
 
     def _strips_of(self, weights: Tensor) -> Tensor:
-        """[strips, hidden, gates, width], or as they are where strips overlap."""
+        """Return the weights as [strips, hidden, gates, width], or in their own order if strips overlap."""
         if not self._is_packed:
             return self.ctx.contiguous(weights)
         size, width, (inner, outer) = self.size, self.width, weights.strides
@@ -86,7 +86,7 @@ class StripCell(CellKernel):
         return self.ctx.contiguous(self.ctx.view(weights, shape, strides, weights.offset))
 
     def _weight(self, gate: int) -> str:
-        """The index of the first weight of a strip for k."""
+        """Return the index of a strip's first weight for k."""
         size, width, gates = self.size, self.width, self.cell.gates
         if self._is_packed:
             return f"(strip * {size} + k) * {gates * width} + {gate * width}"
@@ -95,7 +95,7 @@ class StripCell(CellKernel):
     # ---- the parts of the kernel ----
 
     def _start(self) -> None:
-        """Names what does not change, and writes the states before the first step."""
+        """Compute the loop invariants, and store the initial states."""
         emit, given = self.emit, self.given
         count, gates = self.rows * self.size, self.cell.gates
         emit.line(f"first = int64(cuda.blockIdx.x) * {self.rows}")
@@ -113,19 +113,19 @@ class StripCell(CellKernel):
             self._length("read")
             emit.line("longest = max(longest, choose(there, length, int64(0)))")
             with emit.block(f"for j in range({self.size}):"):
-                places = [
+                elements = [
                     f"{self.hidden}[base + j * {self.rows} + row]",
                     f"{self.states}[base + row * {self.size} + j]",
                 ]
-                for place, start in zip(places[: 2 if self.states else 1], starts, strict=False):
+                for element, start in zip(elements[: 2 if self.states else 1], starts, strict=False):
                     value = "0" if start is None else start.load("read", "j")
-                    emit.line(f"{place} = {self.number}({value})")
+                    emit.line(f"{element} = {self.number}({value})")
                 emit.line(f"{self.hidden}[other + j * {self.rows} + row] = {self.number}(0)")
                 if self.reset:
                     emit.line(f"{self.reset}[base + j * {self.rows} + row] = {self.number}(0)")
 
     def _length(self, sequence: str) -> None:
-        """Names the ``length`` of a sequence."""
+        """Compute the ``length`` of a sequence."""
         pointer, stride = self.lengths
         self.emit.line(f"length = {self.n_steps}")
         if pointer:
@@ -134,9 +134,9 @@ class StripCell(CellKernel):
 
     @contextmanager
     def _strips(self, gates: Sequence[int], vector: str, backward: bool) -> Iterator[None]:
-        """Loops over strips, for each of which ``products`` are those of a vector, and over what they are of.
+        """Emit loops over strips, each with ``products`` of ``gates`` and a vector, and over the thread's sequences.
 
-        The body is for element ``i`` of the strip and place ``t`` in time of sequence ``sequence``.
+        The body is for element ``i`` of the strip and time step ``t`` of sequence ``sequence``.
         """
         emit, rows, width = self.emit, self.rows, self.width
         short, storage = self.compute.short, self.given.weights.dtype.short
@@ -164,15 +164,15 @@ class StripCell(CellKernel):
                 self._keep(gates)
 
     def _keep(self, gates: Sequence[int]) -> None:
-        """The states of a sequence that has ended."""
+        """Copy the states of a sequence that has ended."""
         if self.cell.gates - 1 not in gates:
             return
         with self.emit.block("else:"), self._every_element():
-            for pointer, at in self._places():
+            for pointer, at in self._state_elements():
                 self.emit.line(f"{pointer}[next + {at}] = {pointer}[now + {at}]")
 
     def _reset_hidden(self, reset: Callable[[Gates, Gates], Scalar]) -> None:
-        """The first pass of a step: all gates but the last, and the hidden state times ``reset`` of them."""
+        """Emit a step's first pass: all gates but the last, and the hidden state times ``reset``."""
         emit, gates = self.emit, range(self.cell.gates - 1)
         with self._every_element():
             inputs, products = self.input_products(gates), self.products(gates)
@@ -182,27 +182,27 @@ class StripCell(CellKernel):
                 emit.line(f"{name}[i] = {emit.value(gate)}")
         with self._every_element():
             emit.line(f"{self.reset}[base + j * {self.rows} + row] = new_hidden[i]")
-            for name, place in zip(self._local_names(), self.gated, strict=True):
-                emit.line(f"{self.kept(place)} = {name}[i]")
+            for name, pointer in zip(self._local_names(), self.gated, strict=True):
+                emit.line(f"{self.kept(pointer)} = {name}[i]")
 
     def _step(self) -> None:
-        """The new states and the result. All is computed before anything is stored, which could be what is read."""
+        """Emit the new states and the result. All values are computed before a store, which may alias an input."""
         emit = self.emit
         with self._every_element():
             self.bind_parameters()
             inputs, products = self.gates()
-            before = [self.named(emit.assign(f"{pointer}[now + {at}]")) for pointer, at in self._places()]
+            before = [self.named(emit.assign(f"{pointer}[now + {at}]")) for pointer, at in self._state_elements()]
             after, state = self.cell.update(inputs, products, before[0], before[1] if self.states else None)
             emit.line(f"new_hidden[i] = {emit.value(after)}")
             if state is not None:
                 emit.line(f"new_state[i] = {emit.value(state)}")
         with self._every_element():
-            for (pointer, at), name in zip(self._places(), ("new_hidden", "new_state"), strict=False):
+            for (pointer, at), name in zip(self._state_elements(), ("new_hidden", "new_state"), strict=False):
                 emit.line(f"{pointer}[next + {at}] = {name}[i]")
             self.results.store(self.named(emit.assign("new_hidden[i]")), "t", "sequence", "j")
 
     def _finish(self) -> None:
-        """Zeros behind the sequences' lengths, and the last states."""
+        """Store zeros after the end of each sequence, and the last states."""
         emit = self.emit
         emit.line("last = base if longest % 2 == 0 else other")
         with emit.block(f"for row in range({self.rows}):"):
@@ -213,22 +213,22 @@ class StripCell(CellKernel):
             with emit.block(f"for t in range(length, {self.n_steps}):"), emit.block(f"for j in range({self.size}):"):
                 self.results.store(s.constant(0.0, self.compute), "t", "sequence", "j")
             with emit.block(f"for j in range({self.size}):"):
-                for (pointer, at), final in zip(self._places(), (self.final, self.final_state), strict=False):
+                for (pointer, at), final in zip(self._state_elements(), (self.final, self.final_state), strict=False):
                     if final is not None:
                         final.store(self.named(emit.assign(f"{pointer}[last + {at}]")), "sequence", "j")
 
     # ---- the gates of hidden element j, the strip's element i ----
 
     def products(self, gates: Sequence[int]) -> list[Scalar]:
-        places = [f"products[{gate * self.rows * self.width} + row * {self.width} + i]" for gate in gates]
+        elements = [f"products[{gate * self.rows * self.width} + row * {self.width} + i]" for gate in gates]
         return [
-            self.biased(self.named(self.emit.assign(place)), self.recurrent_biases, gate)
-            for gate, place in zip(gates, places, strict=True)
+            self.biased(self.named(self.emit.assign(element)), self.recurrent_biases, gate)
+            for gate, element in zip(gates, elements, strict=True)
         ]
 
     # ---- text ----
 
-    def place(self, gate: int) -> str:
+    def gate_index(self, gate: int) -> str:
         return f"({gate * self.size} + j)"
 
     def kept(self, pointer: str) -> str:
@@ -237,8 +237,8 @@ class StripCell(CellKernel):
     def _local_names(self) -> list[str]:
         return [f"kept{number}" for number in range(len(self.gated))]
 
-    def _places(self) -> list[tuple[str, str]]:
-        """Pointers to the states, and where the element of one copy is."""
+    def _state_elements(self) -> list[tuple[str, str]]:
+        """Return the pointers of the states, and the index of the element in a copy."""
         hidden = (self.hidden, f"j * {self.rows} + row")
         return [hidden, (self.states, f"row * {self.size} + j")] if self.states else [hidden]
 

@@ -1,9 +1,8 @@
-"""One direction of an RNN, GRU or LSTM. Where `recurrent_parts` cannot, a block per sequence walks through time.
+"""RNN, GRU and LSTM with a block per sequence: for weights that exceed the registers of `rnn_persistent`.
 
-Products of the inputs with their weights are made beforehand, for all steps at once. What is left of a step depends on
-the step before: the products of the hidden state with the recurrence weights, and the gates, which are scalar
-expressions. Thread t owns the hidden elements t, t + threads, ...; the hidden state stands in global memory, twice, so
-that a step reads one copy while it writes the other.
+The products of the inputs with their weights are computed beforehand, for all steps at once. The rest of a step depends
+on the step before: the products of the hidden state with the recurrence weights, and the gates, which are scalar
+expressions. Thread t owns the hidden elements t, t + threads, ... The hidden state is double-buffered in global memory.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from ort_cuda_plugin.kernels.codegen.launch_geometry import no_wider
 from ort_cuda_plugin.kernels.codegen.source import kernel_name
 from ort_cuda_plugin.kernels.rnn.rnn_cell import CellKernel, Direction, Elements, Gates
 from ort_cuda_plugin.kernels.rnn.rnn_emulated import StripCell
-from ort_cuda_plugin.kernels.rnn.rnn_persistent import PartCell, are_alike, try_persistent
+from ort_cuda_plugin.kernels.rnn.rnn_persistent import PartCell, have_equal_strides, try_persistent
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering
@@ -23,13 +22,13 @@ from ort_cuda_plugin.program.steps.trace import Use
 
 __all__ = ["run_cells"]
 
-THREADS = 128
+THREADS = 128  # maximum threads per block
 
 
-def run_cells(ctx: Lowering, directions: Sequence[Direction], *, alike: bool) -> None:
-    """Launches all steps of one or both directions; ones that are ``alike`` differ in their tensors only."""
+def run_cells(ctx: Lowering, directions: Sequence[Direction], *, same_cell: bool) -> None:
+    """Launch all steps of one or both directions; with ``same_cell`` they differ only in their tensors."""
     size = directions[0].outputs.shape[2]
-    if alike and are_alike(directions) and isinstance(size, int) and try_persistent(ctx, directions[0]):
+    if same_cell and have_equal_strides(directions) and isinstance(size, int) and try_persistent(ctx, directions[0]):
         PartCell(ctx, directions, size).launch()
         return
     for direction in directions:
@@ -42,10 +41,10 @@ def run_cells(ctx: Lowering, directions: Sequence[Direction], *, alike: bool) ->
 
 
 class _BlockCell(CellKernel):
-    """Emits and launches the steps of one direction.
+    """Generator and launcher of the steps of one direction.
 
-    In the kernel ``sequence`` is the block's, ``t`` the place in time and ``j`` a hidden element of the thread. The
-    sequence's row of a scratch tensor begins at ``base``, that of the hidden state's second copy at ``other``; a step
+    In the kernel ``sequence`` is the block's sequence, ``t`` the time step, ``j`` a hidden element of the thread. The
+    sequence's row of a scratch tensor begins at ``base``, in the second copy of the hidden state at ``other``; a step
     reads the copy at ``now`` and writes the one at ``next``.
     """
 
@@ -76,7 +75,7 @@ class _BlockCell(CellKernel):
     # ---- the parts of the kernel ----
 
     def _start(self) -> None:
-        """Names what all threads of a block share, and writes the state before the first step."""
+        """Compute the loop invariants, and store the initial state."""
         emit, given = self.emit, self.given
         emit.line("sequence = int64(cuda.blockIdx.x)")
         emit.line(f"base = sequence * {self.n}")
@@ -94,18 +93,18 @@ class _BlockCell(CellKernel):
         emit.line("cuda.syncthreads()")
 
     def _reset_hidden(self, reset: Callable[[Gates, Gates], Scalar]) -> None:
-        """The first pass of a step: all gates but the last, and the hidden state times ``reset`` of them."""
+        """Emit a step's first pass: all gates but the last, and the hidden state times ``reset``."""
         emit, gates = self.emit, range(self.cell.gates - 1)
         with self._every_element():
             inputs, products = self.input_products(gates), self.products(gates)
             factor = emit.value(reset(inputs, products))
             emit.line(f"{self.reset}[base + j] = {factor} * {self.hidden}[now + j]")
-            for place, gate in zip(self.gated, [*inputs, *products], strict=True):
-                emit.line(f"{place}[base + j] = {emit.value(gate)}")
+            for pointer, gate in zip(self.gated, [*inputs, *products], strict=True):
+                emit.line(f"{pointer}[base + j] = {emit.value(gate)}")
         emit.line("cuda.syncthreads()")
 
     def _step(self) -> None:
-        """The new hidden state and the new state of the cell."""
+        """Emit the new hidden state, the new cell state, and the result."""
         emit = self.emit
         with self._every_element():
             self.bind_parameters()
@@ -119,7 +118,7 @@ class _BlockCell(CellKernel):
             self.results.store(after, "t", "sequence", "j")
 
     def _finish(self) -> None:
-        """Zeros behind the sequence's length, and the last states."""
+        """Store zeros after the end of the sequence, and the last states."""
         emit = self.emit
         with self._every_element():
             with emit.block(f"for t in range(length, {self.n_steps}):"):
@@ -136,16 +135,16 @@ class _BlockCell(CellKernel):
         by_reset = self.cell.reset is not None and self.cell.gates - 1 in gates
         names = [emit.fresh("sum") for _ in gates]
         for gate, name in zip(gates, names, strict=True):
-            emit.line(f"{name} = {self.number}({0 if biases is None else biases.load(self.place(gate))})")
+            emit.line(f"{name} = {self.number}({0 if biases is None else biases.load(self.gate_index(gate))})")
         with emit.block(f"for k in range({self.n}):"):
             emit.line(f"h = {f'{self.reset}[base + k]' if by_reset else f'{self.hidden}[now + k]'}")
             for gate, name in zip(gates, names, strict=True):
-                emit.line(f"{name} += h * {self.weights.load('k', self.place(gate))}")
+                emit.line(f"{name} += h * {self.weights.load('k', self.gate_index(gate))}")
         return [self.named(name) for name in names]
 
     # ---- text ----
 
-    def place(self, gate: int) -> str:
+    def gate_index(self, gate: int) -> str:
         return f"({gate} * {self.n} + j)"
 
     def kept(self, pointer: str) -> str:

@@ -1,9 +1,9 @@
-"""One or both directions of an RNN, GRU or LSTM on a GPU, by all of its multiprocessors: a warp has a hidden element.
+"""Persistent RNN: a direction of an RNN, GRU or LSTM, or both, on all multiprocessors; a warp owns a hidden element.
 
-A launch has the blocks of all steps. A block takes a ticket when it starts, and tickets go through time: so what a
-block waits for is done, or is done by blocks that run. It needs no order of blocks, and not all of them at once. While
-it waits it has its weights in registers already. What is left of a step is to see that the step before is done, to read
-its hidden state, and to add up. The order of sums is the same in every run.
+One launch has the blocks of all time steps. A block draws a ticket when it starts, in order of time steps: whatever it
+waits for is computed by blocks that have started before. So neither an order of blocks nor their co-residency is
+needed. While a block waits, its weights are in registers already; a step then only polls for the step before, loads its
+hidden state, and accumulates. The order of additions is the same in every Run.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ...program.steps.trace import Use
 from ..codegen.source import kernel_name
 from .rnn_cell import CellKernel, Direction, Elements, Gates
 
-WARP, WARPS = 32, 8
+WARP, WARPS = 32, 8  # threads per warp, and warps per block
 MOST_WEIGHTS = 128
-"""32-bit registers of a thread for its weights."""
+"""Maximum 32-bit registers per thread for its weights."""
 FEW_WEIGHTS = 64
-"""With more of them a warp works on fewer sequences at a time."""
+"""Maximum registers for weights with which a warp processes `AT_ONCE` sequences at a time, else half of them."""
 AT_ONCE = 4
-"""Sequences that a warp reads and adds up side by side."""
+"""Sequences that a warp loads and accumulates at a time."""
 
 
 def try_persistent(ctx: Lowering, direction: Direction) -> bool:
-    """Return whether weights fit the registers, and there is a step."""
+    """Guard the plan on a step, and return True, if the weights fit the registers; else return False."""
     steps, size = direction.given.inputs.shape[0], direction.outputs.shape[2]
     if ctx.device.emulated or not isinstance(size, int) or size <= 0:
         return False
@@ -45,7 +45,7 @@ def _gates_at_once(direction: Direction) -> int:
 
 
 def _tensors(direction: Direction) -> list[tuple[Tensor | None, bool]]:
-    """All but what both directions share, each with whether it is written."""
+    """Return the tensors that differ between directions, each with whether it is written."""
     given = direction.given
     read = [given.inputs, given.biases, given.recurrent_biases, *(x for _, x in direction.parameters)]
     read += [given.weights, given.hidden, given.state]
@@ -53,17 +53,18 @@ def _tensors(direction: Direction) -> list[tuple[Tensor | None, bool]]:
     return [*((x, False) for x in read), *((x, True) for x in written)]
 
 
-def are_alike(directions: Sequence[Direction]) -> bool:
-    """Whether the directions' tensors lie alike, so that pointers are all that differs."""
+def have_equal_strides(directions: Sequence[Direction]) -> bool:
+    """Tell whether the directions' tensors have equal strides, so that only pointers differ."""
     first, *others = ([None if x is None else x.strides for x, _ in _tensors(one)] for one in directions)
     return all(other == first for other in others)
 
 
 class PartCell(CellKernel):
-    """Emits and launches the steps of one direction, or of two that are alike, side by side.
+    """Generator and launcher of the steps of one direction, or of two with equal strides, side by side.
 
-    In the kernel ``step`` is the ticket's, ``t`` the place in time, ``j`` the warp's hidden element. Lane b has the
-    gates of sequence ``first + b``. A step reads the hidden state's copy at ``now`` and writes the one at ``next``.
+    In the kernel ``step`` is the ticket's step, ``t`` its position in the sequence, ``j`` the warp's hidden element.
+    Lane b computes the gates of sequence ``first + b``. A step reads the copy of the hidden state at ``now`` and writes
+    the one at ``next``.
     """
 
     def __init__(self, ctx: Lowering, directions: Sequence[Direction], size: int) -> None:
@@ -77,7 +78,7 @@ class PartCell(CellKernel):
         self.parts = -(-size // WARPS)
         groups = max(ctx.device.multiprocessors // (self.parts * len(directions)), 1)
         self.sequences = max(min(-(-hint(batch) // groups), WARP), 1)
-        """Of a block, at most."""
+        """Maximum sequences of a block."""
         self.groups = ceildiv(batch, self.sequences)
         words = _gates_at_once(direction) * self.count * self.compute.itemsize // 4
         self.at_once = 1 if self.sequences == 1 else AT_ONCE if words <= FEW_WEIGHTS else AT_ONCE // 2
@@ -96,12 +97,12 @@ class PartCell(CellKernel):
             for elements, (x, written) in zip(first, _tensors(other), strict=True)
             if elements is not None and x is not None
         ]
-        """Pointers of the first direction, and of the second."""
+        """Pointers of the first direction, each with that of the second."""
         builder.integers(n_groups=self.groups * len(directions), n_each=self.groups, n_sequences=self.sequences)
         self.registers = f"registers_{self.compute.short}"
 
     def launch(self) -> None:
-        """Launches all steps."""
+        """Launch all steps."""
         ctx, emit = self.ctx, self.emit
         turns = self.steps * self.phases
         groups = self.groups * len(self.directions)
@@ -130,7 +131,7 @@ class PartCell(CellKernel):
     # ---- the parts of the kernel ----
 
     def _begin(self) -> None:
-        """Takes a ticket, and names what it stands for."""
+        """Draw a ticket, and compute the step, sequences and hidden element that it stands for."""
         emit = self.emit
         emit.line("drawn = cuda.shared.array(1, int32)")
         with emit.block("if cuda.threadIdx.x == 0:"):
@@ -166,12 +167,12 @@ class PartCell(CellKernel):
         emit.line("t = choose(goes_on & is_backward, length - 1 - step, step)")
 
     def _phase(self, gates: Sequence[int], load: Callable[[str], None], finish: Callable[[], None]) -> None:
-        """The products of ``gates`` with the vector that ``load`` reads for a sequence, and what is made of them."""
+        """Emit the products of ``gates`` with the vector that ``load`` reads for a sequence, and then ``finish``."""
         emit = self.emit
         for gate in gates:
             emit.line(f"weights{gate} = {self.registers}({self.count})")
             with self._vector():
-                value = self.weights.load("k", self.place(gate))
+                value = self.weights.load("k", self.gate_index(gate))
                 emit.line(f"weights{gate}[e] = {self._inside(value)}")
         with emit.block("if turn > 0:"):
             with emit.block("if cuda.threadIdx.x == 0:"):
@@ -185,7 +186,7 @@ class PartCell(CellKernel):
         finish()
 
     def _add_up(self, gates: Sequence[int], load: Callable[[str], None]) -> None:
-        """The products of some sequences, for the lanes that have them."""
+        """Accumulate the products of some sequences; each lane keeps those of its own sequence."""
         emit, at_once = self.emit, range(self.at_once)
         for u in at_once:
             emit.line(f"vector{u} = {self.registers}({self.count})")
@@ -205,7 +206,7 @@ class PartCell(CellKernel):
             emit.line(f"sum{gate} = choose(lane == b + {u}, {name}, sum{gate})")
 
     def _from_hidden(self, target: str) -> None:
-        """Reads the hidden state of sequence ``one``."""
+        """Load the hidden state of sequence ``one``."""
         emit = self.emit
         with emit.block("if step == 0:"), self._vector():
             emit.line(f"{target}[e] = {self._inside(self._initial(self.start, 'one', 'k'))}")
@@ -218,7 +219,7 @@ class PartCell(CellKernel):
 
     @contextmanager
     def _vector(self) -> Iterator[None]:
-        """A loop over the lane's elements ``k`` of a hidden state: each has its number ``e``."""
+        """Loop over the lane's elements ``k`` of a hidden state, with index ``e``."""
         emit = self.emit
         with emit.block(f"for e in range({self.count}):"):
             emit.line(f"k = e * {WARP} + lane")
@@ -234,7 +235,7 @@ class PartCell(CellKernel):
         return f"{self.number}(0)" if start is None else start.load(*at)
 
     def _before(self, pointer: str, start: Elements | None, at: str) -> Scalar:
-        """Element j of a state of the lane's sequence, before the step."""
+        """Load element j of a state of the lane's sequence, before the step."""
         emit, name = self.emit, self.emit.fresh("before")
         with emit.block("if step == 0:"):
             emit.line(f"{name} = {self._initial(start, 'sequence', 'j')}")
@@ -243,7 +244,7 @@ class PartCell(CellKernel):
         return self.named(name)
 
     def _reset_hidden(self, reset: Callable[[Gates, Gates], Scalar]) -> None:
-        """What a step's first phase leaves: all gates but the last, and the hidden state times ``reset`` of them."""
+        """Emit a step's first phase: all gates but the last, and the hidden state times ``reset``."""
         emit, gates = self.emit, range(self.cell.gates - 1)
         inputs, products = self.input_products(gates), self.products(gates)
         before = self._before(self.hidden, self.start, "now + at")
@@ -251,11 +252,11 @@ class PartCell(CellKernel):
         kept = [emit.value(gate) for gate in (*inputs, *products)]
         with emit.block("if stores:"):
             emit.line(f"{self.reset}[at] = {value}")
-            for place, gate in zip(self.gated, kept, strict=True):
-                emit.line(f"{place}[at] = {gate}")
+            for pointer, gate in zip(self.gated, kept, strict=True):
+                emit.line(f"{pointer}[at] = {gate}")
 
     def _step(self) -> None:
-        """The new states and the result. Behind the sequence's length the states stay, and results are zeros."""
+        """Emit the new states and the result. After the end of a sequence, states stay and results are zero."""
         emit = self.emit
         self.bind_parameters()
         inputs, products = self.gates()
@@ -269,8 +270,8 @@ class PartCell(CellKernel):
             name = emit.assign(f"choose(goes_on, {emit.value(new_state)}, {emit.value(state)})")
             kept.append((self.states, "at", self.named(name), self.final_state))
         with emit.block("if stores:"):
-            for pointer, place, value, _ in kept:
-                emit.line(f"{pointer}[{place}] = {emit.value(value)}")
+            for pointer, index, value, _ in kept:
+                emit.line(f"{pointer}[{index}] = {emit.value(value)}")
             self.results.store(result, "t", "sequence", "j")
             with emit.block(f"if step == {self.n_steps} - 1:"):
                 for _, _, value, final in kept:
@@ -284,7 +285,7 @@ class PartCell(CellKernel):
 
     # ---- text ----
 
-    def place(self, gate: int) -> str:
+    def gate_index(self, gate: int) -> str:
         return f"({gate} * {self.size} + j)"
 
     def kept(self, pointer: str) -> str:

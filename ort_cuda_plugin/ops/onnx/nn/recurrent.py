@@ -170,7 +170,7 @@ def _run(
         final_c = own(last_c, direction_axis)
         final_h = select_index(ctx, last_h, direction_axis, number)
         directions.append(Direction(cell, given, parameters, outputs, final_h, final_c, backward))
-    run_cells(ctx, directions, alike=uniform)
+    run_cells(ctx, directions, same_cell=uniform)
     return (y, last_h) if last_c is None else (y, last_h, last_c)
 
 
