@@ -1,10 +1,9 @@
-"""Scans on a GPU: a block goes along a row, or along a part of one, with a vector of the row for each thread.
+"""Block scans on a GPU: a block scans a row, or a part of one, with a vector of elements per thread.
 
-Few long rows have many parts. A block draws the number of a part, tells the others the part's accumulator, waits for
-those of all parts before it, and goes through its part again from there: after Merrill and Garland's scan with
-decoupled look-back, but the order of sums is the same in every run. A block waits for parts that others have drawn
-before, so that it needs no order of blocks. Very many parts have launches instead: one gives their accumulators, a scan
-of these says what comes before a part, and a last one goes on from there.
+Few long rows are split in parts, by decoupled look-back (Merrill and Garland) with a fixed order of additions. A block
+draws the index of a part, publishes the part's accumulator, waits for those of all parts before, and scans its part
+again from there. It waits only for parts drawn before its own, so that no order of blocks is needed. Rows of very many
+parts take three launches instead: the parts' accumulators, a scan of these, and the scans of the parts from there.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ from ..codegen.launch_geometry import coordinates, extent, index_type
 from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text, register_type
 
 SHORT = 128
-"""Shorter rows are a thread's."""
-THREADS, WARP = 256, 32
+"""Minimum columns of a row for a block; a thread scans shorter ones."""
+THREADS, WARP = 256, 32  # threads per block, and per warp
 PART = 8192
-"""Elements of a part: whole vectors of all threads."""
+"""Maximum elements of a part: whole vectors of all threads."""
 BLOCKS_PER_MULTIPROCESSOR = 4
-"""Parts get smaller before there are fewer blocks."""
+"""Minimum blocks per multiprocessor: below this number, parts get smaller."""
 MOST_PARTS = 1280
-"""Maximum number of parts of a row. Each block reads the sums of all parts before its own."""
+"""Maximum parts of a row for look-back: each block reads the accumulators of all parts before its own."""
 ROWS_PER_MULTIPROCESSOR = 2
-"""Rows per multiprocessor from which on one block per row keeps the GPU busy."""
+"""Rows per multiprocessor from which one block per row keeps the GPU busy."""
 _TYPES = {DType.INT32: "i32", DType.INT64: "i64", DType.UINT32: "u32", DType.UINT64: "u64", DType.FLOAT64: "f64"}
 _TYPES |= dict.fromkeys((DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16), "f32")
 
 
 def has_block_scan(ctx: Lowering, x: Tensor, axis: int) -> bool:
-    """Whether blocks scan such rows faster than threads."""
+    """Tell whether blocks scan such rows faster than threads."""
     return not ctx.device.emulated and x.dtype in _TYPES and hint(x.shape[axis]) >= SHORT
 
 
 def block_scan(
     ctx: Lowering, reduction: Reduction, x: Tensor, result: Tensor, axis: int, *, exclusive: bool, reverse: bool
 ) -> None:
-    """As `scan.scan`, to ``result``, which has the shape of x."""
+    """Scan an axis of x into ``result``, which has the shape of x; see `scan.scan`."""
     columns = x.shape[axis]
     rows = product(dim for other, dim in enumerate(x.shape) if other != axis)
     if hint(columns) <= 2 * PART or hint(rows) >= ROWS_PER_MULTIPROCESSOR * ctx.device.multiprocessors:
@@ -64,7 +63,7 @@ def block_scan(
 
 @dataclass(frozen=True)
 class _Walk:
-    """Names for a way along a row: of tensors, their rows and steps, whether vectors move them, and two numbers."""
+    """Variables of a loop along a row: pointers, row offsets, strides, use of vectors, size, initial value."""
 
     pointers: Sequence[str]
     bases: Sequence[str]
@@ -75,7 +74,7 @@ class _Walk:
 
 
 class _Scan:
-    """Emits and launches one kernel: of the accumulators of parts, or of results."""
+    """Generator and launcher of one kernel: of the accumulators of parts, or of results."""
 
     def __init__(
         self, ctx: Lowering, reduction: Reduction, x: Tensor, axis: int, exclusive: bool, reverse: bool
@@ -87,10 +86,10 @@ class _Scan:
         self.width = 2 if x.dtype.itemsize == 8 else 4
         self.short = _TYPES[x.dtype]
         self.part = str(PART)
-        """Elements of a part."""
+        """Source of the number of elements of a part."""
 
     def _joined(self, a: str, b: str) -> str:
-        """The accumulator of two neighbouring pieces."""
+        """Return the accumulator of two adjacent parts."""
         with self.emit.scope():
             first, second = (Scalar(self.x.dtype, "accumulator") for _ in range(2))
             self.emit.bind(first, a)
@@ -98,7 +97,7 @@ class _Scan:
             return self.emit.value(self.reduction.combine((first,), (second,))[0])
 
     def launch_once(self, result: Tensor, rows: Dim) -> None:
-        """The results of ``rows`` rows."""
+        """Launch the scan of ``rows`` rows with look-back."""
         ctx, builder, emit = self.ctx, self.builder, self.emit
         columns, size = self.x.shape[self.axis], THREADS * self.width
         while size < PART and hint(columns * rows) > size * BLOCKS_PER_MULTIPROCESSOR * ctx.device.multiprocessors:
@@ -122,14 +121,14 @@ class _Scan:
         builder.launch(ctx, kernel_name(ctx), (rows * parts, 1, 1), (THREADS, 1, 1))
 
     def launch(self, result: Tensor | None, parts: Tensor | None) -> None:
-        """With ``result`` the results, which go on from ``parts``; without it the accumulators of parts."""
+        """Launch the scan into ``result``, starting from ``parts``; without ``result`` only compute ``parts``."""
         self.emit.line("part = int64(cuda.blockIdx.y)")
         rows = self._emit(result, parts, drawn=False)
         grid = rows, 1 if parts is None else parts.shape[-1], 1
         self.builder.launch(self.ctx, kernel_name(self.ctx), grid, (THREADS, 1, 1))
 
     def _emit(self, result: Tensor | None, parts: Tensor | None, *, drawn: bool) -> Dim:
-        """The kernel but for its launch; gives the number of rows."""
+        """Emit the kernel without its launch; return the number of rows."""
         ctx, builder, emit, x, axis = self.ctx, self.builder, self.emit, self.x, self.axis
         count = builder.integer(x.shape[axis])
         kept = [other for other in range(x.rank) if other != axis]
@@ -158,10 +157,10 @@ class _Scan:
         zero = emit.value(initial)
         emit.line(f"total = {zero}")
         if parts is not None:
-            place = f"{base(strides[-1])} + part"
+            offset = f"{base(strides[-1])} + part"
             pointer = builder.tensor(parts, written=result is None)
             if result is not None:
-                emit.line(f"total = {pointer}[{place}]")
+                emit.line(f"total = {pointer}[{offset}]")
         emit.line(f"sums = cuda.shared.array({THREADS // WARP}, {register_type(x.dtype)})")
         emit.line(f"reached = registers_{self.short}({self.width})")
         walk = _Walk(pointers, bases, steps, [step == "1" and not self.reverse for step in steps], count, zero)
@@ -175,17 +174,17 @@ class _Scan:
         if result is None:
             assert parts is not None
             with emit.block("if lane == 0:"):
-                emit.line(f"{pointer}[{place}] = total")
+                emit.line(f"{pointer}[{offset}] = total")
         return product(dims)
 
     def _look_back(self, zero: str) -> None:
-        """Tells the part's accumulator, and makes ``total`` what all parts of the row before it have."""
+        """Publish the part's accumulator, and set ``total`` to that of all earlier parts of the row."""
         emit = self.emit
         with emit.block("if lane == 0:"):
             emit.line("totals[ticket] = total")
             emit.line("cuda.threadfence()")
             emit.line("atomic_add_i32(progress, 1 + ticket, int32(1))")
-        # Each thread has some neighbours of the parts before, so that pieces are joined in their order.
+        # Each thread combines consecutive parts, so that the order of parts is kept.
         emit.line(f"share = (part + {THREADS - 1}) // {THREADS}")
         emit.line("first_part = ticket - part + min(lane * share, part)")
         emit.line("last_part = min(first_part + share, ticket)")
@@ -208,7 +207,7 @@ class _Scan:
         emit.line("cuda.syncthreads()")
 
     def _walk(self, walk: _Walk, *, stores: bool) -> None:
-        """Goes from ``start`` to ``end`` with ``total`` of what comes before."""
+        """Scan from ``start`` to ``end``; ``total`` is the accumulator of what comes before."""
         emit, x, width = self.emit, self.x, self.width
         pointers, bases, steps, by_vectors = walk.pointers, walk.bases, walk.steps, walk.by_vectors
         count, zero = walk.count, walk.zero

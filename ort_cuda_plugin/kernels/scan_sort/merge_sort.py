@@ -1,6 +1,6 @@
-"""Stable sorting of long rows on a GPU: blocks sort pieces of a row, and launches merge neighbouring runs of them.
+"""Stable merge sort of long rows on a GPU: blocks sort pieces of a row, then launches merge adjacent sorted runs.
 
-In a merge each element has a thread, which finds the element's place by a binary search in the other run.
+In a merge each thread finds the target position of one element by a binary search in the sibling run.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
     from ...compiler.intrinsics import Pointer, array_pointer
 
-THREADS = 256
+THREADS = 256  # threads per block
 PIECE = 1024
-"""Elements that a block sorts; a power of four, so that an even number of passes does."""
-MOST_MERGES = 16
+"""Elements that a block sorts; a power of four, so that the number of passes is even and needs no copy."""
+MOST_MERGES = 16  # maximum merge launches; longer rows are sorted by one block
 
 
 @plain_kernel
 def merge_step(i: int, n: int, width: int, source: int, target: int, *, numbers: Pointer[int], compare: Lines) -> None:
-    """Moves element ``i`` of runs of ``width``, from ``source`` to ``target`` of an array of ``numbers``."""
-    # An element's place in the merged run: its place in its own run, and those of the sibling before it.
+    """Move element ``i`` of runs of ``width`` from ``source`` to ``target`` of an array of ``numbers``."""
+    # The target position: that in the own run, plus the elements of the sibling run that come before.
     me = int64(numbers[source + i])
     pair = i & -(2 * width)
     middle = min(pair + width, n)
@@ -53,7 +53,7 @@ def merge_step(i: int, n: int, width: int, source: int, target: int, *, numbers:
 
 @plain_kernel
 def head(i: int, orders: Pointer[int], heads: Pointer[int], result: int, *, compare: Lines) -> None:
-    """Says whether element ``i`` of the sorted row at ``result`` differs from the one before."""
+    """Store whether element ``i`` of the sorted row at ``result`` differs from the one before."""
     less = True
     if i > 0:
         first = int64(orders[result + i - 1])
@@ -63,7 +63,7 @@ def head(i: int, orders: Pointer[int], heads: Pointer[int], result: int, *, comp
     heads[result + i] = 1 if less else 0
 
 
-# One axis of the grid has rows and their blocks: the others have 65,535 blocks at most.
+# Rows and their blocks share gridDim.x, because the other grid dimensions are limited to 65,535 blocks.
 @plain_kernel
 def _sort_pieces(
     orders: Pointer[int],
@@ -105,7 +105,7 @@ def _sort_pieces(
 
 @plain_kernel
 def _keep(n: int, lane: int, *, threads: int, piece: int, kind: Any, element: Expression) -> None:
-    """Copies the elements of a piece to shared memory, so that a search looks there alone."""
+    """Copy the elements of a piece to shared memory for the searches."""
     kept = array_pointer(cuda.shared.array(piece, kind))
     q = int64(0)
     for i in range(lane, n, threads):
@@ -160,7 +160,7 @@ def _find_heads(
 
 
 def merges(ctx: Lowering, x: Tensor) -> int | None:
-    """How many merges sort the rows of x [rows, n, m], or None where one block does."""
+    """Return the number of merges that sort the rows of x [rows, n, m], or None if one block sorts a row."""
     n = x.shape[1]
     if ctx.device.emulated or hint(n) <= PIECE:
         return None
@@ -169,17 +169,18 @@ def merges(ctx: Lowering, x: Tensor) -> int | None:
 
 
 def item(dtype: DType, number: str) -> str:
-    """Source of element ``q`` of an item of the row of x at ``data``."""
+    """Return the source of element ``q`` of an item of the row of x at ``data``."""
     return load_text("x", f"data + {number} * m + q", DType.UINT8 if dtype is DType.BOOL else dtype)
 
 
 def merge_rows(
     ctx: Lowering, x: Tensor, orders: Tensor, heads: Tensor, compare: Callable[[str, str], str], count: int
 ) -> None:
-    """Sorts the items of contiguous x by ``compare``.
+    """Sort the items of contiguous x.
 
-    That gives source that sets ``less`` by the items ``first`` and ``second``, from the sources of their elements.
-    ``orders`` [2, rows, n] get a row's item numbers in order, ``heads`` where one differs from the one before.
+    ``compare`` returns code that sets ``less`` for the items ``first`` and ``second``, from the sources of their
+    elements. ``orders`` [2, rows, n] receives the items' indices in order, ``heads`` where an item differs from the one
+    before.
     """
     rows, n, m = x.shape
     name, buffer = x.dtype.short, count % 2

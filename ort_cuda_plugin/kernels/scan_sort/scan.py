@@ -1,4 +1,4 @@
-"""Scans: all partial results of a reduction along an axis."""
+"""Scans (prefix sums and other running reductions) along an axis."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["scan"]
 
 
 def scan(ctx: Lowering, reduction: Reduction, x: Tensor, axis: int, *, exclusive: bool, reverse: bool) -> Tensor:
-    """All partial results of a reduction along an axis: the first accumulator after each element, or before it.
+    """Scan an axis: return the first accumulator after each element, or with ``exclusive`` before it.
 
-    ``reverse`` starts from the end. One thread works on a row, or on a GPU one block or more on a long one.
+    ``reverse`` starts at the end. A thread scans a row; on a GPU, one block or several scan a long row.
     """
     result = ctx.empty(x.shape, x.dtype)
     if has_block_scan(ctx, x, axis):

@@ -1,7 +1,6 @@
-"""Selection by data: stable sorting, and counting prefixes for compaction.
+"""Stable sorting of rows, and prefix counts for compaction.
 
-Each kernel here gives a row to one block, whose threads meet at barriers; `merge_sort` and `block_scan` have the forms
-for long rows on a GPU.
+In the kernels here one block processes a row; `merge_sort` and `block_scan` have the kernels for long rows on a GPU.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["count_prefixes", "sort_rows"]
 
-THREADS = 256
+THREADS = 256  # threads per block
 MANY = 4096
-"""Flags that are more than one block's work on a GPU."""
+"""Flags above which a GPU uses a scan by several blocks."""
 
 
 @plain_kernel
@@ -48,7 +47,7 @@ def _sort(
     lane = int64(cuda.threadIdx.x)
     result = row * n
     data = result * m
-    # Two buffers take turns; the first one is to hold the result.
+    # Double-buffered: start such that the last pass writes the first buffer.
     source = result
     target = result + rows * n
     width = int64(1)
@@ -82,17 +81,17 @@ for q in range({count}):
 
 
 def _less(a: str, b: str, dtype: DType, descending: bool) -> str:
-    """Whether a comes before b. NaN is larger than all numbers, so that the order is total."""
+    """Return the test that a precedes b. NaN is larger than all numbers, so that the order is total."""
     if descending:
         a, b = b, a
     return f"{a} < {b} or ({a} == {a} and {b} != {b})" if dtype.is_float else f"{a} < {b}"
 
 
 def sort_rows(ctx: Lowering, x: Tensor, *, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """Sorts the n items of each row of x [rows, n, m] by their m elements, lexicographically and stably.
+    """Sort the n items of each row of x [rows, n, m] by their m elements, lexicographically and stably.
 
-    Returns the items' numbers in order, int64 [rows, n], and where an item differs from the one before, bool [rows, n].
-    NaN is larger than every number and equal to itself. A merge sort of item numbers: any n, no padding.
+    Return the items' indices in order, int64 [rows, n], and whether each differs from the one before, bool [rows, n].
+    NaN is larger than every number and equal to itself. A merge sort of indices, for any n, without padding.
     """
     rows, n, m = x.shape
     orders, heads = ctx.empty((2, rows, n), DType.INT64), ctx.empty((rows, n), DType.BOOL)
@@ -129,7 +128,7 @@ def sort_rows(ctx: Lowering, x: Tensor, *, descending: bool = False) -> tuple[Te
 def _count(before: Pointer[int], total: Pointer[int], flags: Pointer[int], n: int, *, threads: int) -> None:
     lane = int64(cuda.threadIdx.x)
     counts = cuda.shared.array(threads, int64)
-    # Every thread has a run of neighbours: two passes over it, and one barrier for any n.
+    # Each thread scans consecutive flags twice, with one barrier for any n.
     share = (n + threads - 1) // threads
     start = min(lane * share, n)
     end = min(start + share, n)
@@ -149,7 +148,7 @@ def _count(before: Pointer[int], total: Pointer[int], flags: Pointer[int], n: in
 
 
 def count_prefixes(ctx: Lowering, flags: Tensor) -> tuple[Tensor, Tensor]:
-    """How many of the bool ``flags`` [n] are set before each, int64 [n], and in all, int64 [1]."""
+    """Return the number of set ``flags`` (bool [n]) before each flag, int64 [n], and in all, int64 [1]."""
     n = product(flags.shape)
     if not ctx.device.emulated and hint(n) > MANY:
         flags = ctx.contiguous(flags)

@@ -1,9 +1,9 @@
-"""The largest or smallest elements of rows on a GPU: blocks select among parts of a row, until one block has the row.
+"""Top-k by radix select, on a GPU: blocks select among parts of a row, until one block has the rest of the row.
 
-An element becomes an unsigned key, the greatest first. A block has the keys of its part in registers and finds the k-th
-greatest one from the highest bits down, two at a time: it counts how many keys reach each of three numbers. Keys above
-that one stay, and of equal ones those that come first. They keep their order, so the next launch does the same to what
-all blocks of a row have kept. The last one sorts them. No sum depends on the order of blocks.
+Elements are mapped to unsigned keys, the first in order having the greatest key. A block holds the keys of its part in
+registers and finds the k-th greatest one from the highest bits down, two bits per step: it counts the keys that reach
+each of three thresholds. Greater keys stay, and of equal ones the first. Kept keys stay in order, and the next launch
+selects among those of all blocks of a row. The last launch sorts them. No result depends on the order of blocks.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ..codegen.source import KernelBuilder, load_text, text_property
 
 WARP = 32
 MOST = 2048
-"""Elements that a block sorts at most."""
-MOST_LAUNCHES = 6
-MOST_PARTS = 65535
+"""Maximum k, the elements that a block sorts."""
+MOST_LAUNCHES = 6  # maximum launches before the last one
+MOST_PARTS = 65535  # maximum parts of a row: the maximum gridDim.y
 _INT32_MAX = 2**31 - 1
 _BITS = {DType.FLOAT16: 20, DType.BFLOAT16: 16}
-"""The highest bits of a float32 that tell such numbers apart; an even number of them."""
+"""High bits of a float32 that distinguish all values of the type; an even number."""
 
 
 @dataclass(frozen=True)
 class SelectKernel:
-    """Selects in a part of ``threads * lanes`` elements. ``is_first``: of elements; ``is_last``: sorted."""
+    """Selection in a part of ``threads * lanes`` elements. The first launch reads elements, the last one sorts."""
 
     dtype: DType
     threads: int
@@ -86,7 +86,7 @@ class SelectKernel:
 
 
 def _key_lines(dtype: DType, element: str, key: str, bits: int, largest: bool) -> str:
-    """Source that makes ``key`` of an element. NaN is larger than all numbers, and zeros are equal."""
+    """Return lines that compute ``key`` of an element. NaN is greater than all numbers, and zeros are equal."""
     unsigned = 64 if dtype.itemsize == 8 else 32
     sign, ones = 1 << (unsigned - 1), (1 << unsigned) - 1
     if dtype.is_float:
@@ -125,7 +125,7 @@ _source = """
         at = min(first + e * 32, count - 1)
 {make_key}
         keys[e] = choose(first + e * 32 < count, key, {key}(0))
-    # Of all numbers that enough keys reach, the largest: bits from the highest down, until as many as wanted reach it.
+    # The largest threshold that at least ``wanted`` keys reach, two bits at a time, until exactly that many reach it.
     sums = array_pointer(cuda.shared.array({four}, int32))
     least = {key}(0)
     reached = count
@@ -167,7 +167,7 @@ _source = """
         least = choose(at_middle >= wanted, middle, least)
         reached = choose(at_high >= wanted, at_high, reached)
         least = choose(at_high >= wanted, high, least)
-    # Keys above it stay, and of equal ones the first. How many of both are before a warp?
+    # Keep greater keys, and the first of equal ones: count both in all earlier warps.
     above = int32(0)
     equal = int32(0)
     for e in range({lanes}):
@@ -238,22 +238,22 @@ _sort_source = """
         width *= 2
     for i in range(thread, wanted, {threads}):
         at = int64(places[i])
-        # Where only some blocks run, to be counted, numbers are what the memory had.
+        # An estimate may run only some blocks, with uninitialised memory in place of the numbers: clamp them.
         number = min(max({number}, int64(0)), n_all - 1)
         order[row * k + i] = number
         values[row * k + i] = x[row * n_all + number]
 """
 _FORMS = ((32, 4), (128, 8), (512, 8), (1024, 8))
-"""Threads of blocks, and elements of a thread."""
+"""Threads per block, and elements per thread."""
 _PART_FORMS = _FORMS[2:]
-"""The forms of blocks that each have a part of a row: for few elements, and for many."""
+"""Block shapes for a part of a row: for small k, and for large k."""
 
 
 def top_rows(ctx: Lowering, x: Tensor, k: Dim, *, largest: bool) -> tuple[Tensor, Tensor] | None:
-    """The k first elements of each row of x [rows, n] in order, and their int64 numbers; [rows, k].
+    """Return the first k elements of each row of x [rows, n] in order, and their int64 indices; both [rows, k].
 
-    ``largest`` says which come first. NaN is larger than every number; of equal elements the one with the lower number
-    comes first. None where sorting the rows serves better: on the emulated device, and for a large k.
+    ``largest`` selects the order. NaN is greater than every number; of equal elements, the lower index comes first.
+    Returns None if sorting the rows is better: on the emulated device, and for a large k.
     """
     rows, n = x.shape
     if ctx.device.emulated or not (x.dtype.is_float or x.dtype.is_integer) or x.dtype.is_packed:
@@ -301,7 +301,7 @@ def top_rows(ctx: Lowering, x: Tensor, k: Dim, *, largest: bool) -> tuple[Tensor
 
 
 def _whole(ctx: Lowering, n: Dim) -> tuple[int, int] | None:
-    """The form of a block that has a whole row, or None where none has."""
+    """Return the shape of a block that has a whole row, or None if none has."""
     for threads, lanes in _FORMS:
         if hint(n) <= threads * lanes:
             return (threads, lanes) if ctx.settled(le(n, threads * lanes)) else None
