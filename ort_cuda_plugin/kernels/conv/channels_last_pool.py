@@ -24,7 +24,7 @@ from .adjacent_windows import Reads, batches_of, reads_of, size_text
 
 __all__ = ["launch_channel_pool"]
 
-PLACES, ROWS = 4, 2
+PIXELS, ROWS = 4, 2
 """Maximum output pixels per thread along the last dimension, and along the one before."""
 SIDE = 8
 """Maximum vectors of channels that adjacent threads process before the next output pixels: one cache line."""
@@ -37,15 +37,15 @@ _types = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 
 @dataclass(frozen=True)
 class _Form:
-    """Work of a thread: ``width`` channels of ``rows`` x ``places`` adjacent output pixels."""
+    """Work of a thread: ``width`` channels of ``rows`` x ``pixels`` adjacent output pixels."""
 
     width: int
-    places: int
+    pixels: int
     rows: int
 
     def counts(self, rank: int) -> list[int]:
         """Return the thread's output pixels along each dimension."""
-        return [1, self.rows, self.places][-rank:]
+        return [1, self.rows, self.pixels][-rank:]
 
 
 def _fits(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str) -> bool:
@@ -77,12 +77,12 @@ def _choose_form(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows) -> _Fo
     """Choose the work of a thread; None if even one output pixel needs more than `MAX_READS` loads."""
     width = VECTOR_BYTES // x.dtype.itemsize
     elements, wanted = hint(product(out.shape)), THREADS * ctx.device.multiprocessors
-    sizes = [(PLACES >> halved, ROWS) for halved in range(PLACES.bit_length())] + [(1, 1)]
-    for places, rows in sizes:
-        form = _Form(width, places, rows)
+    sizes = [(PIXELS >> halved, ROWS) for halved in range(PIXELS.bit_length())] + [(1, 1)]
+    for pixels, rows in sizes:
+        form = _Form(width, pixels, rows)
         reads = math.prod(len(along) for along in _reads(form, windows))
-        few = elements < wanted * width * places * rows
-        if reads <= MAX_READS and (places * rows == 1 or not few):
+        few = elements < wanted * width * pixels * rows
+        if reads <= MAX_READS and (pixels * rows == 1 or not few):
             return form
     return None
 
@@ -122,9 +122,9 @@ class _ChannelPool:
         extents = [extent(builder, dim, self.dtype) for dim in dims[1:]]
         with emit.block(f"if {plane.inside}:"):
             flat = "column" if self.dtype is DType.INT64 else emit.assign("int32(column)")
-            image, group, *places, beside = coordinates(emit, flat, extents, self.dtype)
+            image, group, *pixels, beside = coordinates(emit, flat, extents, self.dtype)
             channel = self._index(f"({group} * {side} + {beside}) * {self.width}")
-            first = [self._index(f"{place} * {count}") for place, count in zip(places, self.counts, strict=True)]
+            first = [self._index(f"{pixel} * {count}") for pixel, count in zip(pixels, self.counts, strict=True)]
             self._totals(image, channel, first)
             self._results(image, channel, first)
         builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, bounded=True)
@@ -151,17 +151,17 @@ class _ChannelPool:
         windows = self.windows
         start = self._index(f"{first} * {windows.strides[axis]} - {self._size(windows.begin[axis])}")
         limit, step = self._size(windows.size[axis]), self._size(self.x.strides[2 + axis])
-        places, tests = {}, {}
+        positions, tests = {}, {}
         for offset in sorted(self.reads[axis]):
             at = self._index(f"{start} + {offset}")
             if self.is_average:
                 tests[offset] = self.emit.assign(f"({at} >= 0) & ({at} < {limit})")
             else:
                 at = self._index(f"min(max({at}, {self.index}(0)), {self.index}({limit} - 1))")
-            places[offset] = self._index(f"{at} * {step}")
+            positions[offset] = self._index(f"{at} * {step}")
         if self.is_average:
             self._cover(axis, start, tests)
-        return places, tests
+        return positions, tests
 
     def _cover(self, axis: int, start: str, tests: dict[int, str]) -> None:
         """Emit the number of elements by which an average divides, for each output pixel along a dimension."""
@@ -170,8 +170,8 @@ class _ChannelPool:
             tests = {offset: self.emit.assign(f"{start} + {offset} < {end}") for offset in tests}
         terms: list[list[str]] = [[] for _ in range(self.counts[axis])]
         for offset, along in self.reads[axis].items():
-            for place, _ in along:
-                terms[place].append(f"choose({tests[offset]}, int32(1), int32(0))")
+            for pixel, _ in along:
+                terms[pixel].append(f"choose({tests[offset]}, int32(1), int32(0))")
         self.covered.append([self.emit.assign(f"int32({' + '.join(each)})") for each in terms])
 
     def _totals(self, image: str, channel: str, first: Sequence[str]) -> None:
@@ -179,7 +179,7 @@ class _ChannelPool:
         emit, width = self.emit, self.width
         pointer = self.builder.tensor(self.x)
         self.covered: list[list[str]] = []
-        places, tests = zip(*(self._along(axis, begin) for axis, begin in enumerate(first)), strict=True)
+        positions, tests = zip(*(self._along(axis, begin) for axis, begin in enumerate(first)), strict=True)
         emit.line(f"total = registers_f32({width * math.prod(self.counts)})")
         for e in range(width * math.prod(self.counts)):
             emit.line(f"total[{e}] = {'float32(0)' if self.is_average else 'float32(-math.inf)'}")
@@ -192,9 +192,9 @@ class _ChannelPool:
             taken = [(*row, column) for row in batch for column in columns]
             for number, offsets in enumerate(taken):
                 if offsets[-1] == columns[0]:
-                    outer = [of_axis[offset] for of_axis, offset in zip(places, offsets[:-1], strict=False)]
+                    outer = [of_axis[offset] for of_axis, offset in zip(positions, offsets[:-1], strict=False)]
                     first_of_row = self._index(" + ".join([base, *outer]))
-                at = self._index(f"{first_of_row} + {places[-1][offsets[-1]]}")
+                at = self._index(f"{first_of_row} + {positions[-1][offsets[-1]]}")
                 inside = [of_axis[offset] for of_axis, offset in zip(tests, offsets, strict=True) if of_axis]
                 emit.line(
                     f"load_lanes_inside(found, {number * width}, {pointer}, int64({at}),"
@@ -202,13 +202,13 @@ class _ChannelPool:
                 )
             for number, offsets in enumerate(taken):
                 serving = [
-                    [place for place, _ in along[offset]] for along, offset in zip(self.reads, offsets, strict=True)
+                    [pixel for pixel, _ in along[offset]] for along, offset in zip(self.reads, offsets, strict=True)
                 ]
                 # Unrolled: for sm_100, NVVM keeps some of these loops, and then the arrays go to local memory.
                 for e in range(width):
                     emit.line(f"value = {self.element.load('found', str(number * width + e))}")
-                    for place in itertools.product(*serving):
-                        total = f"total[{self._lanes(place) + e}]"
+                    for pixel in itertools.product(*serving):
+                        total = f"total[{self._lanes(pixel) + e}]"
                         new = (
                             f"{total} + value"
                             if self.is_average
@@ -224,17 +224,17 @@ class _ChannelPool:
         steps, ends = [self._size(stride) for stride in out.strides[2:]], [self._size(size) for size in out.shape[2:]]
         begin = [f"{image} * {self._size(out.strides[0])}", channel]
         base = self._index(" + ".join([*begin, *(f"{at} * {step}" for at, step in zip(first, steps, strict=True))]))
-        for place in itertools.product(*(range(count) for count in self.counts)):
-            inside = [f"({begin} + {at} < {end})" for begin, at, end in zip(first, place, ends, strict=True) if at]
+        for pixel in itertools.product(*(range(count) for count in self.counts)):
+            inside = [f"({begin} + {at} < {end})" for begin, at, end in zip(first, pixel, ends, strict=True) if at]
             with emit.block(f"if {' & '.join(inside) or 'True'}:"):
-                moved = [f"{at} * {step}" for at, step in zip(place, steps, strict=True) if at]
+                moved = [f"{at} * {step}" for at, step in zip(pixel, steps, strict=True) if at]
                 to = self._index(" + ".join([base, *moved]))
                 if self.is_average:
-                    covered = " * ".join(of_axis[at] for of_axis, at in zip(self.covered, place, strict=True))
+                    covered = " * ".join(of_axis[at] for of_axis, at in zip(self.covered, pixel, strict=True))
                     emit.line(f"divisor = float32(max(int32({covered}), int32(1)))")
                     emit.line("inverse = float32(1) / divisor")
                 with emit.block(f"for e in range({self.width}):"):
-                    emit.line(f"value = total[{self._lanes(place)} + e]")
+                    emit.line(f"value = total[{self._lanes(pixel)} + e]")
                     if self.is_average:
                         self._divide()
                     emit.line(f"stored[e] = {self.element.cast('value')}")
@@ -247,8 +247,7 @@ class _ChannelPool:
         """Emit the division of ``value`` by ``divisor``, an integer, through its ``inverse``, which is computed once.
 
         The remainder is exact in FMA, so the quotient is correctly rounded (Markstein, 1990), except subnormal ones.
-        For
-        infinite values the remainder is NaN, and the product stands.
+        For infinite values the remainder is NaN, and the product stands.
         """
         self.emit.line("quotient = value * inverse")
         self.emit.line("rest = fma_f32(-quotient, divisor, value)")

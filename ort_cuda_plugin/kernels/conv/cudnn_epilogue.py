@@ -12,7 +12,7 @@ MIN_TENSOR_CHANNELS = 16  # channels of both operands from which an engine with 
 
 
 def cudnn_form(ctx: Lowering, step: Convolve) -> LibraryForm | None:
-    """Do `convolution_form` for the layout that `call_cudnn` requires."""
+    """Match the part of the epilogue that cuDNN can fuse, in the layout of `call_cudnn`."""
     last = prefers_channels_last(ctx, step) and is_channels_last(step.operands[0])
     dense = channels_last_strides(step.shape) if last else contiguous_strides(step.shape)
     return convolution_form(ctx, step, dense, compiles=last and _is_compiled_for(ctx, step))

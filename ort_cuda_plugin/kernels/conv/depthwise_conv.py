@@ -32,7 +32,7 @@ __all__ = ["depthwise_guards", "is_depthwise", "launch_depthwise"]
 
 MAX_TAPS = 49
 """Maximum elements of a window, which the kernel unrolls."""
-WIDTH, PLACES, ROWS = 4, 4, 2
+WIDTH, PIXELS, ROWS = 4, 4, 2
 """Maximum channels per thread, and its output pixels along the last dimension and the one before."""
 FEW_TAPS = 25
 """Maximum taps for which a thread computes several pixels; the weights of more taps take the registers."""
@@ -64,15 +64,15 @@ def depthwise_guards(step: Convolve) -> tuple[Dim, ...]:
 
 @dataclass(frozen=True)
 class _Form:
-    """Work of a thread: ``width`` channels of ``rows`` x ``places`` adjacent output pixels."""
+    """Work of a thread: ``width`` channels of ``rows`` x ``pixels`` adjacent output pixels."""
 
     width: int
-    places: int
+    pixels: int
     rows: int = 1
 
     @property
     def sums(self) -> int:
-        return self.width * self.places * self.rows
+        return self.width * self.pixels * self.rows
 
 
 def _choose_form(ctx: Lowering, step: Convolve, strides: Sequence[Sequence[Dim]]) -> _Form:
@@ -82,17 +82,17 @@ def _choose_form(ctx: Lowering, step: Convolve, strides: Sequence[Sequence[Dim]]
     while width > 1 and not all(divides(width, size) for size in (channels, *itertools.chain(*strides)) if size != 1):
         width //= 2
     taps, stride = product(step.windows.kernel), step.windows.strides[-1]
-    places = PLACES if taps <= FEW_TAPS and stride <= 2 else 1
-    rows = ROWS if places > 1 and len(step.windows.kernel) > 1 else 1
+    pixels = PIXELS if taps <= FEW_TAPS and stride <= 2 else 1
+    rows = ROWS if pixels > 1 and len(step.windows.kernel) > 1 else 1
     wanted = THREADS * ctx.device.multiprocessors
     elements = hint(product(step.shape))
-    if rows > 1 and (not divides(rows, step.shape[-2]) or elements < wanted * width * places * rows):
+    if rows > 1 and (not divides(rows, step.shape[-2]) or elements < wanted * width * pixels * rows):
         rows = 1
-    while places > 1 and elements < wanted * width * places:
-        places //= 2
+    while pixels > 1 and elements < wanted * width * pixels:
+        pixels //= 2
     while width > 2 and elements < wanted * width:
         width //= 2
-    return _Form(width, places, rows)
+    return _Form(width, pixels, rows)
 
 
 def _side(blocks: int) -> int:
@@ -128,7 +128,7 @@ class _Depthwise:
         ctx, builder, emit, form, shape = self.ctx, self.builder, self.emit, self.form, self.step.shape
         blocks = -(-operator.index(shape[1]) // form.width)
         side = _side(blocks)
-        dims = [shape[0], blocks // side, *shape[2:-1], ceildiv(shape[-1], form.places), side]
+        dims = [shape[0], blocks // side, *shape[2:-1], ceildiv(shape[-1], form.pixels), side]
         if form.rows > 1:
             dims[-3] = ceildiv(shape[-2], form.rows)
         items = product(dims)
@@ -138,11 +138,11 @@ class _Depthwise:
         extents = [extent(builder, dim, dtype) for dim in dims[1:]]
         with emit.block(f"if {plane.inside}:"):
             flat = "column" if dtype is DType.INT64 else emit.assign("int32(column)")
-            image, group, *places, strip, beside = coordinates(emit, flat, extents, dtype)
+            image, group, *pixels, strip, beside = coordinates(emit, flat, extents, dtype)
             if form.rows > 1:
-                places[-1] = emit.assign(f"{places[-1]} * {form.rows}")
-            first = [image, emit.assign(f"({group} * {side} + {beside}) * {form.width}"), *places]
-            first.append(emit.assign(f"{strip} * {form.places}"))
+                pixels[-1] = emit.assign(f"{pixels[-1]} * {form.rows}")
+            first = [image, emit.assign(f"({group} * {side} + {beside}) * {form.width}"), *pixels]
+            first.append(emit.assign(f"{strip} * {form.pixels}"))
             loaded = builder.to_load(self.inputs)
             self.tensors = _Tensors(builder, dtype, self.step, x, weights, out, loaded)
             anywhere = self.tensors.anywhere(form.width)
@@ -166,13 +166,13 @@ class _Depthwise:
         with emit.block(f"for e in range({form.sums}):"):
             emit.line("total[e] = float32(0)")
         # By offset: which window and tap read it, along the last dimension, and along the one before.
-        reads = reads_of(form.places, kernel[-1], windows.strides[-1], windows.dilations[-1])
+        reads = reads_of(form.pixels, kernel[-1], windows.strides[-1], windows.dilations[-1])
         lines = {0: [(0, 0)]}
         if len(kernel) > 1:
             lines = reads_of(form.rows, kernel[-2], windows.strides[-2], windows.dilations[-2])
         starts = [
-            self._index(f"{place} * {stride} - {begin}")
-            for place, stride, begin in zip(first[2:], windows.strides, tensors.begins, strict=True)
+            self._index(f"{pixel} * {stride} - {begin}")
+            for pixel, stride, begin in zip(first[2:], windows.strides, tensors.begins, strict=True)
         ]
         columns = {}
         for offset in sorted(reads):
@@ -188,7 +188,7 @@ class _Depthwise:
             loaded: set[int] = set()
             for batch in batches:
                 for number, line in enumerate(batch):
-                    offsets = [place * apart for place, apart in zip(outer, windows.dilations, strict=False)]
+                    offsets = [pixel * apart for pixel, apart in zip(outer, windows.dilations, strict=False)]
                     within, row = [], base
                     for start, offset, limit, step in zip(
                         starts[:-1], (*offsets, line), tensors.limits, tensors.steps[2:], strict=False
@@ -219,8 +219,8 @@ class _Depthwise:
         emit, form = self.emit, self.form
         with emit.block(f"for e in range({form.width}):"):
             emit.line(f"value = {load_text('picture', f'{lane} + e', self.tensors.x_type)}")
-            for (number, tap), (place, beside) in itertools.product(lines, along):
-                total = f"total[{(number * form.places + place) * form.width} + e]"
+            for (number, tap), (pixel, beside) in itertools.product(lines, along):
+                total = f"total[{(number * form.pixels + pixel) * form.width} + e]"
                 emit.line(f"{total} = fma_f32(value, weights{tap}[{beside * form.width} + e], {total})")
 
     def _index(self, text: str) -> str:
@@ -260,17 +260,17 @@ class _Depthwise:
         emit.line(f"stored = lanes_of({tensors.out.pointer}, {form.width})")
         moved = [tensors.out, *(more for more in tensors.more if more.is_vector and not more.is_of_channels)]
         begins = {one.leaf: self._index(one.offset(first)) for one in moved}
-        for row, place in itertools.product(range(form.rows), range(form.places)):
+        for row, pixel in itertools.product(range(form.rows), range(form.pixels)):
             at = list(first)
-            at[-1] = emit.assign(f"{first[-1]} + {place}")
-            inside = [f"{at[-1]} < {tensors.ends[-1]}"] if place else []
+            at[-1] = emit.assign(f"{first[-1]} + {pixel}")
+            inside = [f"{at[-1]} < {tensors.ends[-1]}"] if pixel else []
             if row:
                 at[-2] = emit.assign(f"{first[-2]} + {row}")
                 inside.append(f"{at[-2]} < {tensors.ends[-2]}")
             with emit.block(f"if {' & '.join(f'({one})' for one in inside) or 'True'}:"):
                 to = {
                     one.leaf: self._index(
-                        f"{begins[one.leaf]} + {row} * {one.strides[-2]} + {place} * {one.strides[-1]}"
+                        f"{begins[one.leaf]} + {row} * {one.strides[-2]} + {pixel} * {one.strides[-1]}"
                     )
                     for one in moved
                 }
@@ -278,17 +278,17 @@ class _Depthwise:
                     self._load(lanes[more.leaf], more, to[more.leaf])
                 with emit.block(f"for e in range({form.width}):"):
                     self._bind(at, lanes)
-                    number = (row * form.places + place) * form.width
+                    number = (row * form.pixels + pixel) * form.width
                     emit.bind(self.step.total, emit.assign(f"total[{number} + e]"))
                     emit.store("stored", "e", self.value)
-                place_of = f"int64({to[tensors.out.leaf]})"
+                offset = f"int64({to[tensors.out.leaf]})"
                 emit.line(
-                    f"store_lanes(stored, 0, {tensors.out.pointer}, {place_of}, 0, {place_of} + {form.width}, True,"
+                    f"store_lanes(stored, 0, {tensors.out.pointer}, {offset}, 0, {offset} + {form.width}, True,"
                     f" {form.width}, 1)"
                 )
 
-    def _load(self, lanes: str, more: _Operand, place: str) -> None:
-        self.emit.line(f"load_lanes_inside({lanes}, 0, {more.pointer}, int64({place}), True, {self.form.width})")
+    def _load(self, lanes: str, more: _Operand, offset: str) -> None:
+        self.emit.line(f"load_lanes_inside({lanes}, 0, {more.pointer}, int64({offset}), True, {self.form.width})")
 
     def _bind(self, at: Sequence[str], lanes: Mapping[Scalar, str]) -> None:
         """Bind the step's inputs to the values of channel ``e`` at pixel ``at``."""
@@ -303,7 +303,7 @@ class _Depthwise:
     def _one_by_one(self, first: Sequence[str]) -> None:
         """Emit the path for unaligned tensors: loops over single elements, to keep the code small."""
         emit, builder, form, tensors, windows = self.emit, self.builder, self.form, self.tensors, self.step.windows
-        counts = [builder.integer(count) for count in (form.rows, form.places, form.width)]
+        counts = [builder.integer(count) for count in (form.rows, form.pixels, form.width)]
         kernel = [builder.integer(size) for size in windows.kernel]
         with ExitStack() as stack:
             at = list(first)
@@ -320,13 +320,13 @@ class _Depthwise:
                 for axis, size in enumerate(kernel):
                     tap = emit.fresh()
                     inner.enter_context(emit.block(f"for {tap} in range({size}):"))
-                    place = emit.assign(
+                    position = emit.assign(
                         f"{at[2 + axis]} * {windows.strides[axis]} - {tensors.begins[axis]}"
                         f" + {tap} * {windows.dilations[axis]}"
                     )
                     limit = tensors.limits[axis]
-                    inner.enter_context(emit.block(f"if ({place} >= 0) & ({place} < {limit}):"))
-                    image.append(f"{place} * {tensors.steps[2 + axis]}")
+                    inner.enter_context(emit.block(f"if ({position} >= 0) & ({position} < {limit}):"))
+                    image.append(f"{position} * {tensors.steps[2 + axis]}")
                     weight.append(f"{tap} * {tensors.taps[axis]}")
                 element = load_text(tensors.x, " + ".join(image), tensors.x_type)
                 weight_of = load_text(tensors.weights, " + ".join(weight), tensors.weights_type)

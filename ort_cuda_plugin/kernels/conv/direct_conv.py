@@ -209,12 +209,12 @@ class StripConv:
 
     def _sum(self) -> list[str]:
         """Loop over channels and taps."""
-        place = register_type(self.index)
+        integer = register_type(self.index)
         size = " * ".join(f"in_{axis}" for axis in self.axes)
         first = f"phases[int64(phase * {PHASE_ENTRIES} + {PHASE_ENTRIES - 1})]" if self.transposed else "0"
         lines = [
-            f"size = {place}({size})",
-            f"image = {place}({place}(plane * channels) * size)",
+            f"size = {integer}({size})",
+            f"image = {integer}({integer}(plane * channels) * size)",
             f"first = int64(group * tiles + tile) * int64(channels * taps) + int64({first})",
             f"weight = first * {self.rows}",
             f"sums = strips_{self.accumulator}({self.rows}, {self.width})",
@@ -239,15 +239,15 @@ class StripConv:
                 "    " * level + f"    if uint32(at_{axis}) >= uint32(in_{axis}):",
                 "    " * level + f"        at_weight += int64(int32({skipped})) * {self.rows}",
                 "    " * level + "        continue",
-                "    " * level + f"    line_{axis} = {place}({line} + {place}(at_{axis} * {place}({inner})))",
+                "    " * level + f"    line_{axis} = {integer}({line} + {integer}(at_{axis} * {integer}({inner})))",
             ]
             line, level = f"line_{axis}", level + 1
         lines += [indent(self._row(line), level)]
-        return [*lines, f"    image = {place}(image + size)", f"    weight += int64(taps * {self.rows})"]
+        return [*lines, f"    image = {integer}(image + size)", f"    weight += int64(taps * {self.rows})"]
 
     def _row(self, line: str) -> str:
         """Multiply the taps along x, in the row of x that begins at ``line``."""
-        place, element, sizes = register_type(self.index), self.element, f"{self.rows}, {self.width}"
+        integer, element, sizes = register_type(self.index), self.element, f"{self.rows}, {self.width}"
 
         def add(pointer: str, at: str) -> str:
             storage = self.storage if pointer == "x" else self.accumulator
@@ -259,7 +259,7 @@ class StripConv:
             f"    {at_x}",
         ]
         if self.width == 1:
-            at = f"{place}({line} + at_x)"
+            at = f"{integer}({line} + at_x)"
             checked.append("    if uint32(at_x) < uint32(in_x):")
             if self.is_converted:
                 checked += [f"        buffer[0] = {element.load('x', at)}", f"        {add('buffer', '0')}"]
@@ -270,22 +270,22 @@ class StripConv:
         if self.neighbour == "1" and not self.is_converted:
             inside = [add("x", "at")]
         else:
-            read = element.load("x", f"{place}(at + {place}(int32(i) * {self.neighbour}))")
+            read = element.load("x", f"{integer}(at + {integer}(int32(i) * {self.neighbour}))")
             inside = [f"for i in range({self.width}):", f"    buffer[i] = {read}", add("buffer", "0")]
         checked += [
             f"    if at_x >= 0 and at_x + ({self.width - 1}) * {self.neighbour} < in_x:",
-            f"        at = {place}({line} + at_x)",
+            f"        at = {integer}({line} + at_x)",
             *indented(inside, 2),
             "    else:",
             f"        for i in range({self.width}):",
             f"            value = {element.accumulator}(0)",
             f"            if uint32({each}) < uint32(in_x):",
-            f"                value = {element.load('x', f'{place}({line} + {each})')}",
+            f"                value = {element.load('x', f'{integer}({line} + {each})')}",
             "            buffer[i] = value",
             f"        {add('buffer', '0')}",
             f"    at_weight += {self.rows}",
         ]
-        whole = ["for kx in range(taps_x):", f"    at = {place}({line} + {place}(x0 + int32(kx) * step_x))"]
+        whole = ["for kx in range(taps_x):", f"    at = {integer}({line} + {integer}(x0 + int32(kx) * step_x))"]
         whole += indented(inside, 1)
         whole.append(f"    at_weight += {self.rows}")
         return "\n".join(["if whole:", *(f"    {x}" for x in whole), "else:", *(f"    {x}" for x in checked)])

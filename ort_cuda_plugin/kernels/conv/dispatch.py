@@ -74,16 +74,13 @@ def launch_convolve(ctx: Lowering, step: Convolve) -> None:
 
 
 def _im2col(ctx: Lowering, step: Convolve, wanted: Dim) -> Contract:
-    """Return the GEMM of the stored im2col matrix (one row per output pixel) with the weights.
-
-    It has no rows if ``wanted`` is 0.
-    """
+    """Return the GEMM of the stored im2col matrix, one row per output pixel, or no row if ``wanted`` is 0."""
     x, w = step.operands
     flat, space = step.windows, len(step.space)
     weights = ctx.contiguous(w)
     rows, depth = w.shape[0], product(w.shape[1:])
-    places = [select(wanted, dim, 0) if axis == 0 else dim for axis, dim in enumerate(step.shape[-space:])]
-    strides = [step.shape[0], *places]
+    pixels = [select(wanted, dim, 0) if axis == 0 else dim for axis, dim in enumerate(step.shape[-space:])]
+    strides = [step.shape[0], *pixels]
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source, at, inside = maps.source(x), [c[0], c[1 + space]], list[Scalar]()
@@ -94,7 +91,7 @@ def _im2col(ctx: Lowering, step: Convolve, wanted: Dim) -> Contract:
                 inside += [at[-1] >= 0, at[-1] < source.dim(2 + axis)]
         return source.at(at, functools.reduce(operator.and_, inside) if inside else None)
 
-    is_whole = flat.kernel == flat.size and all(dim == 1 for dim in (*places, *flat.dilations))
+    is_whole = flat.kernel == flat.size and all(dim == 1 for dim in (*pixels, *flat.dilations))
     if is_whole and all(pad == 0 for pad in (*flat.begin, *flat.end)):
         a = ctx.view(x, [x.shape[0], depth], offset=x.offset)
     else:
@@ -106,7 +103,7 @@ def _im2col(ctx: Lowering, step: Convolve, wanted: Dim) -> Contract:
     def placed(y: Tensor) -> Tensor:
         lead = len(step.shape) - y.rank
         y = permute(ctx, ctx.view(y, (*[1] * lead, *y.shape), (*[0] * lead, *y.strides), y.offset), order)
-        first = y.shape[1] if y.shape[1] == 1 and step.shape[step.space[0]] != 1 else places[0]
+        first = y.shape[1] if y.shape[1] == 1 and step.shape[step.space[0]] != 1 else pixels[0]
         return ctx.view(y, (y.shape[0], first, *y.shape[2:]), y.strides, y.offset)
 
     return Contract(
@@ -124,9 +121,9 @@ def _im2col(ctx: Lowering, step: Convolve, wanted: Dim) -> Contract:
 def _launch_tiles(ctx: Lowering, step: Convolve, tile: Tile, few_pixels: Dim) -> None:
     """Launch the implicit GEMM on tiles, with an empty grid for few output pixels."""
     x, w = step.operands
-    group, flat, places = step.groups, step.windows.planar, step.places
+    group, flat, pixels = step.groups, step.windows.planar, step.places
     outputs, channels, *_ = shape = w.static_shape
-    rows, positions = outputs // group, product(places)
+    rows, positions = outputs // group, product(pixels)
     packed = w.is_constant and step.conversions[1] is None  # pack_tiles pads with 0, which may not be the zero point
     if packed:
         weights = ctx.derived("tiles", (w,), (), packed_shape(shape, group, tile))
@@ -142,7 +139,7 @@ def _launch_tiles(ctx: Lowering, step: Convolve, tile: Tile, few_pixels: Dim) ->
     kernel = TiledConv((element, weight), epilogue, tile, len(sizes), packed, index)
     image = flat.size
     if flat.pointwise:  # Treat each image as one row, so that all its elements are adjacent.
-        image = places = (*[1] * (len(sizes) - 1), positions)
+        image = pixels = (*[1] * (len(sizes) - 1), positions)
     axes = kernel.axes
     builder = KernelBuilder()
     builder.tensor(x, "x")
@@ -152,7 +149,7 @@ def _launch_tiles(ctx: Lowering, step: Convolve, tile: Tile, few_pixels: Dim) ->
         DType.INT32, rows=rows, positions=positions, k_end=channels * product(sizes), channels=channels, groups=group
     )
     builder.per_axis(axes, "in", image)
-    builder.per_axis(axes[1:], "out", places[1:])
+    builder.per_axis(axes[1:], "out", pixels[1:])
     builder.per_axis(axes, "stride", flat.strides)
     builder.per_axis(axes, "pad", flat.begin)
     for parameters in (of_x, of_w, more):
@@ -163,7 +160,7 @@ def _launch_tiles(ctx: Lowering, step: Convolve, tile: Tile, few_pixels: Dim) ->
 
 def _launch_direct(ctx: Lowering, step: Convolve) -> None:
     x, w = step.operands
-    group, transposed, flat, places = step.groups, step.transposed, step.windows.planar, step.places
+    group, transposed, flat, pixels = step.groups, step.transposed, step.windows.planar, step.places
     sizes = tuple(size for size in flat.kernel if isinstance(size, int))
     outputs, inputs, *_ = w.static_shape
     channels, rows = (outputs // group, inputs) if transposed else (inputs, outputs // group)
@@ -172,11 +169,11 @@ def _launch_direct(ctx: Lowering, step: Convolve) -> None:
         phases = Phases.transposed(sizes, flat.strides, flat.dilations)
         bases = [pad // stride for pad, stride in zip(flat.begin, flat.strides, strict=True)]
         counts = [
-            (place + pad - 1) // stride - base + 1
-            for place, pad, stride, base in zip(places, flat.begin, flat.strides, bases, strict=True)
+            (pixel + pad - 1) // stride - base + 1
+            for pixel, pad, stride, base in zip(pixels, flat.begin, flat.strides, bases, strict=True)
         ]
     else:
-        phases, bases, counts = Phases.plain(sizes, flat.dilations), [], list(places)
+        phases, bases, counts = Phases.plain(sizes, flat.dilations), [], list(pixels)
     is_padded = transposed or any(pad != 0 for pad in (flat.begin[-1], flat.end[-1]))
     width = _strip_width(ctx, thread_rows, counts[-1], step.total.dtype, is_padded=is_padded)
     strips = ceildiv(counts[-1], width)
@@ -201,7 +198,7 @@ def _launch_direct(ctx: Lowering, step: Convolve) -> None:
     # Positions: threads of one image and group. Strips: along x. Chunks: blocks.
     builder.integers(DType.INT32, positions=positions, strips=strips, chunks=chunks)
     builder.per_axis(axes, "in", flat.size)
-    builder.per_axis(axes, "out", places)
+    builder.per_axis(axes, "out", pixels)
     builder.per_axis(axes, "stride", flat.strides)
     builder.per_axis(axes, "pad", flat.begin)
     builder.per_axis(axes, "step", phases.steps)
@@ -245,7 +242,7 @@ def _strip_weights(ctx: Lowering, w: Tensor, group: int, rows: int, phases: Phas
         row = c[1] * rows + c[4]
         limit = shape[1] if transposed else shape[0] // group
         tap = maps.source(taps).at([c[3]])
-        place = [c[0] * inner + c[2], row, tap] if transposed else [c[0] * limit + row, c[2], tap]
-        return s.cast(maps.source(flat).at(place, row < limit), dtype)
+        index = [c[0] * inner + c[2], row, tap] if transposed else [c[0] * limit + row, c[2], tap]
+        return s.cast(maps.source(flat).at(index, row < limit), dtype)
 
     return gather_map(ctx, packed, dtype, element)

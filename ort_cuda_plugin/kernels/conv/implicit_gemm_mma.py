@@ -45,7 +45,7 @@ OUTSIDE = -(2**30)
 class PatchTile(MatrixTile):
     """Tile whose first operand is gathered from an image. ``axes`` are the window's, "" for a pointwise convolution.
 
-    Outside the image elements are 0, or with ``zero`` a zero point [1] (for codes). ``is_one_image``: the batch is 1.
+    Elements outside the image are 0, or for integer codes with ``zero`` their zero point. ``is_one_image``: batch 1.
     """
 
     axes: str = ""
@@ -81,7 +81,7 @@ class PatchTile(MatrixTile):
         for row in range(self._thread_chunks(lines)):
             line, _ = self._row_and_chunk(lines, f"(thread + {row * self.tile.threads})")
             result += [f"patch = int32(row0 + {line})", "inside = patch < m", "patch = min(patch, int32(m - 1))"]
-            places = []
+            terms = []
             for axis in reversed(self.axes):
                 own = "patch"
                 if axis != self.axes[0] or not self.is_one_image:
@@ -90,12 +90,12 @@ class PatchTile(MatrixTile):
                 result.append(f"{axis}_at{row} = int32({own} * stride_{axis} - pad_{axis})")
                 if own != "patch":
                     result.append("patch = int32(quotient)")
-                places.append(f"{index}({index}({axis}_at{row}) * image_{axis})")
+                terms.append(f"{index}({index}({axis}_at{row}) * image_{axis})")
             if not self.axes or not self.is_one_image:
-                places.append(f"{index}({index}(patch) * image_n)")
-            places.append("group_first")
+                terms.append(f"{index}({index}(patch) * image_n)")
+            terms.append("group_first")
             # The opaque value stays in a register instead of being recomputed in each step.
-            result.append(f"x_from{row} = opaque_{suffix(index)}({_sum(index, places)})")
+            result.append(f"x_from{row} = opaque_{suffix(index)}({_sum(index, terms)})")
             if self.axes:
                 first = f"{self.axes[0]}_at{row}"
                 result.append(f"{first} = choose(inside, {first}, int32({OUTSIDE}))")
@@ -178,9 +178,8 @@ class MatrixConv:
     """Implicit GEMM: one block per tile of pixels x channels of a group and per split of k.
 
     The grid is (tiles along channels * tiles along pixels * ``splits`` * groups, 1, 1). With several splits the
-    epilogue
-    is `split_k_epilogue`. Its coordinates are ``row``, over images and pixels, and ``column``. `split_tile_of_block`
-    defines ``is_alone``.
+    epilogue is `split_k_epilogue`. Its coordinates are ``row``, over images and pixels, and ``column``.
+    `split_tile_of_block` defines ``is_alone``.
     """
 
     elements: tuple[Element, Element]
@@ -190,7 +189,7 @@ class MatrixConv:
     axes: str = ""
     splits: int = 1
     zero: bool = False
-    teams: int = 1
+    sliced_k: int = 1
     index: str = "int64"
     is_one_image: bool = False
     is_alone: bool = False
@@ -198,7 +197,7 @@ class MatrixConv:
     @property
     def name(self) -> str:
         compact = "_f16" if self.is_compact else ""
-        return f"conv{len(self.axes)}d_mma{form_name(self.splits, self.teams)}_{self.tile.name}_{self.kind}{compact}"
+        return f"conv{len(self.axes)}d_mma{form_name(self.splits, self.sliced_k)}_{self.tile.name}_{self.kind}{compact}"
 
     @text_property
     def body(self) -> str:
@@ -232,7 +231,7 @@ class MatrixConv:
         a = Operand("a", "x", "row0", "m", "k_end", "0", "1", True)
         pitch = "weights_pitch" if self.is_compact else "k_end"
         b = Operand("b", "weights", "column0", "column_end", "k_end", pitch, "1", True)
-        more = (self.index, self.teams, self.axes, self.zero, self.is_one_image)
+        more = (self.index, self.sliced_k, self.axes, self.zero, self.is_one_image)
         return PatchTile(self.tile, self.kind, a, b, self.elements, *more)
 
 
@@ -253,7 +252,7 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve) -> None:
     """Launch the kernel for a channels-last image; record the reduction step of split-K."""
     schedule = step.schedule
     assert schedule is not None
-    kind, tile, splits, teams = schedule.operands, schedule.gemm_tile, schedule.split_k, schedule.sliced_k
+    kind, tile, splits, sliced_k = schedule.operands, schedule.gemm_tile, schedule.split_k, schedule.sliced_k
     form = integer_form(step) if kind in INTEGERS else None
     if form is not None:
         integers = integer_step(ctx, step, form)
@@ -280,13 +279,13 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve) -> None:
     axes = "" if windows.pointwise else "zyx"[3 - len(windows.size) :]
     # A pointwise convolution has no border, and past the last channel it multiplies zeros of the weights.
     zero = form.zero_codes if form is not None and axes else None
-    step_of_place = place_stride(x)
-    assert step_of_place is not None
-    index = index_type(ctx, product([x.shape[0], *x.shape[2:]]) * step_of_place, product(weights.shape))
+    pixel_pitch = place_stride(x)
+    assert pixel_pitch is not None
+    index = index_type(ctx, product([x.shape[0], *x.shape[2:]]) * pixel_pitch, product(weights.shape))
     place_type = register_type(index)
     elements = (Element(x.dtype.short), Element(weights.dtype.short))
     is_one_image, is_alone = x.shape[0] == 1, splits == step.groups == 1
-    more_form = (zero is not None, teams, place_type, is_one_image, is_alone)
+    more_form = (zero is not None, sliced_k, place_type, is_one_image, is_alone)
     kernel = MatrixConv(elements, kind, epilogue, tile, axes, splits, *more_form)
     builder = KernelBuilder()
     builder.tensor(x, "x")
@@ -304,10 +303,10 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve) -> None:
         ctx,
         kernel.name,
         (blocks, 1, 1),
-        (tile.threads * teams, 1, 1),
+        (tile.threads * sliced_k, 1, 1),
         shared_bytes=kernel.shared_bytes,
         body=kernel.body,
-        resident=TileConfig(tile, teams).resident,
+        resident=TileConfig(tile, sliced_k).resident,
     )
     if splits > 1:
         ctx.record(sum_of_parts(ctx, ordered, parts, splits))

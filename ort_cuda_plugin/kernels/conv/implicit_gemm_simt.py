@@ -62,15 +62,10 @@ class TiledConv:
     """Implicit GEMM: a block computes ``tile.m`` output channels of one group at ``tile.n`` pixels of one image.
 
     The epilogue's coordinates are ``image``, ``channel`` and ``column`` (the pixel). ``index`` is the type of offsets
-    in an
-    image of x. ``packed`` weights are laid out by `pack_tiles`, others as in ONNX. ``elements`` are the loaders of x
-    and
-    of the weights; only the weights' may depend on coordinates, and only on the row. The grid is
-    (ceil(positions/tile.n)
-    * ceil(rows/tile.m) * groups * images, 1, 1).
-
-    With fewer threads than columns in b's tile, a thread fills several adjacent columns, by one access if they are
-    adjacent in x as well.
+    in an image of x. ``packed`` weights are laid out by `pack_tiles`, others as in ONNX. ``elements`` load x and the
+    weights; the weights' loader may depend on the row. With fewer threads than columns in b's tile, a thread fills
+    several adjacent columns, by one access if they are adjacent in x as well.
+    The grid is (ceil(positions/tile.n) * ceil(rows/tile.m) * groups * images, 1, 1).
     """
 
     elements: tuple[Element, Element]
@@ -107,16 +102,16 @@ class TiledConv:
             weights = Fragment("weights", "a_base = int64(group) * int64(rows) * int64(k_end)", "a_base")
             operand = Operand("a", "weights", "row0", "rows", "k_end", "k_end", "1", True)
             fill = fill_matrix(operand, tile.m, tile, weight, "int32")
-        place = " * ".join(["image = int64(batch) * int64(channels)", *(f"int64(in_{axis})" for axis in self.axes)])
+        offset = " * ".join(["image = int64(batch) * int64(channels)", *(f"int64(in_{axis})" for axis in self.axes)])
         if self.patches == 1:
             starts = " ".join(f"{axis}0" for axis in self.axes)
             image, fill_b = (
-                Fragment("patch", f"{place}\n{self._patch()}", f"image {starts}"),
+                Fragment("patch", f"{offset}\n{self._patch()}", f"image {starts}"),
                 self._fill_patches(element),
             )
         else:
             starts = " ".join(f"{axis}_of" for axis in self.axes)
-            image = Fragment("patches", f"{place}\n{self._patches()}", f"image own together {starts}")
+            image = Fragment("patches", f"{offset}\n{self._patches()}", f"image own together {starts}")
             fill_b = self._fill_many_patches(element)
         return join(
             [
@@ -132,7 +127,7 @@ class TiledConv:
             ]
         )
 
-    def _patch_place(self) -> list[str]:
+    def _patch_origin(self) -> list[str]:
         """Compute the coordinates of the first element of ``patch``; past the last patch they are outside of x."""
         axes = self.axes
         lines = ["inside = patch < positions"]
@@ -151,18 +146,18 @@ class TiledConv:
         return [
             f"b_value = {element.accumulator}(0)",
             f"if {inside}:",
-            f"    b_value = {element.load('x', f'image + int64({self._place(at)})')}",
+            f"    b_value = {element.load('x', f'image + int64({self._offset(at)})')}",
         ]
 
-    def _place(self, at: Callable[[str], str]) -> str:
-        index, place = register_type(self.index), "channel"
+    def _offset(self, at: Callable[[str], str]) -> str:
+        index, offset = register_type(self.index), "channel"
         for axis in self.axes:
-            place = f"{index}({index}({place} * in_{axis}) + {at(axis)})"
-        return place
+            offset = f"{index}({index}({offset} * in_{axis}) + {at(axis)})"
+        return offset
 
     def _patch(self) -> str:
         """Compute the coordinates of the one column of b's tile that the thread fills."""
-        return "\n".join([f"patch = int32(column0 + (thread & {self.tile.n - 1}))", *self._patch_place()])
+        return "\n".join([f"patch = int32(column0 + (thread & {self.tile.n - 1}))", *self._patch_origin()])
 
     def _fill_patches(self, element: Element) -> str:
         """Fill stage ``filling`` of b's shared tile for ``step``, with zeros for padding."""
@@ -192,7 +187,7 @@ class TiledConv:
             f"own = int32((thread & {self.tile.n // self.patches - 1}) * {self.patches})",
             f"for i in range({self.patches}):",
             "    patch = int32(column0 + own + i)",
-            *indented(self._patch_place(), 1),
+            *indented(self._patch_origin(), 1),
             *[f"    {axis}_of[i] = {axis}0" for axis in axes],
             f"together = x_of[{last}] - x_of[0] == {last}",
             *[f"together = together and {axis}_of[{last}] == {axis}_of[0]" for axis in axes[:-1]],
@@ -200,7 +195,7 @@ class TiledConv:
         return "\n".join(lines)
 
     def _fill_many_patches(self, element: Element) -> str:
-        """Do `_fill_patches` for several columns per thread."""
+        """Fill stage ``filling`` of b's shared tile for ``step``, with several columns per thread."""
         tile, patches = self.tile, self.patches
         lanes = tile.n // patches
         count = tile.k // (tile.threads // lanes)
@@ -215,7 +210,7 @@ class TiledConv:
                 "    entry += 4",
                 *[f"    at_{axis} = int32({axis}_of[0] + d{axis})" for axis in self.axes],
                 f"    if together and {outer}at_x >= 0 and at_x + {patches - 1} < in_x:",
-                f"        from_x = image + int64({self._place('at_{}'.format)})",
+                f"        from_x = image + int64({self._offset('at_{}'.format)})",
                 *[f"        b_value{i} = {element.load('x', f'from_x + {i}')}" for i in range(patches)],
                 *[f"        tile_c[to + {i}] = b_value{i}" for i in range(patches)],
                 "    else:",

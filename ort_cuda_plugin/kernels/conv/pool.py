@@ -85,28 +85,28 @@ class Pool:
         """Initial value of a total."""
         return _lowest[self.storage] if self.kind == "max" else f"{self.register}(0)"
 
-    def place(self) -> list[str]:
+    def setup(self) -> list[str]:
         """Compute the thread's first result, its ``plane`` and ``row`` offsets, and the start of its window."""
-        axes, place = self.axes, register_type(self.index)
+        axes, integer = self.axes, register_type(self.index)
         lines = [
             indent(element_number(self.index), 0),
-            f"rest = {place}(number // strips)",
+            f"rest = {integer}(number // strips)",
             f"ox = int32(int32(number - rest * strips) * {self.width})",
-            f"row = {place}(rest * out_x)",
+            f"row = {integer}(rest * out_x)",
         ]
         for axis in reversed(axes[:-1]):
             lines += [
-                f"quotient = {place}(rest // out_{axis})",
+                f"quotient = {integer}(rest // out_{axis})",
                 f"o{axis} = int32(rest - quotient * out_{axis})",
                 "rest = quotient",
             ]
         lines += [f"{axis}0 = int32(o{axis} * stride_{axis} - pad_{axis})" for axis in axes]
         lines.append("plane = rest")
-        return [*lines, *(f"plane = {place}(plane * in_{axis})" for axis in axes)]
+        return [*lines, *(f"plane = {integer}(plane * in_{axis})" for axis in axes)]
 
     @text_property
     def body(self) -> str:
-        lines = self.place()
+        lines = self.setup()
         lines.append(f"totals = array_pointer(cuda.local.array({self.width}, {self.register}))")
         lines += self._for_each([f"totals[i] = {self.start}"])
         lines += ["best_at = plane"] if self.indices else []
@@ -131,7 +131,7 @@ class Pool:
 
     def lines_of_windows(self, body: list[str]) -> list[str]:
         """Loop over the rows of a window; for averages also count them in ``rows``."""
-        place = register_type(self.index)
+        integer = register_type(self.index)
         lines = []
         if self.kind == "average":
             lines.append("rows = int32(1)")
@@ -145,7 +145,7 @@ class Pool:
                 f"    at_{axis} = int32({axis}0 + int32(k{axis}) * dilation_{axis})",
                 f"    if uint32(at_{axis}) >= uint32(in_{axis}):",
                 "        continue",
-                f"    line_{axis} = {place}({line} + {place}(at_{axis} * {place}({inner})))",
+                f"    line_{axis} = {integer}({line} + {integer}(at_{axis} * {integer}({inner})))",
             ]
             lines += ["    " * level + text for text in head]
             line, level = f"line_{axis}", level + 1
@@ -210,12 +210,12 @@ class Pool:
     def _index(self, axes: str) -> list[str]:
         if not self.column_major:
             return ["indices[row + ox] = best_at"]
-        place = register_type(self.index)
-        lines = [f"rest = {place}(best_at - plane)"]
+        integer = register_type(self.index)
+        lines = [f"rest = {integer}(best_at - plane)"]
         for axis in reversed(axes):
             lines += [
-                f"quotient = {place}(rest // in_{axis})",
-                f"best_{axis} = {place}(rest - quotient * in_{axis})",
+                f"quotient = {integer}(rest // in_{axis})",
+                f"best_{axis} = {integer}(rest - quotient * in_{axis})",
                 "rest = quotient",
             ]
         offset = f"best_{axes[-1]}"
@@ -240,14 +240,14 @@ class VectorPool(Pool):
         each = range(self.width)
         seen = self.width * self.stride
         lines = [
-            *self.place(),
+            *self.setup(),
             *(f"total_{i} = {self.start}" for i in each),
             f"seen = lanes_of(x, {seen})",
             f"found = lanes_of(out, {self.width})",
             f"aligned = is_aligned(x, {self.width}) & is_aligned(out, {self.width})",
         ]
-        place = register_type(self.index)
-        take = [f"at = int64({place}({{line}} + x0))"]
+        integer = register_type(self.index)
+        take = [f"at = int64({integer}({{line}} + x0))"]
         take.append(f"load_lanes(seen, 0, x, at, {self.width}, at + {seen - 1}, aligned, {self.width}, {self.stride})")
         for tap in range(self.stride):
             for i in each:
@@ -256,7 +256,7 @@ class VectorPool(Pool):
         lines += self.lines_of_windows(take)
         lines += [f"divisor = max(int32(rows * {self.stride}), int32(1))"] if self.kind == "average" else []
         lines += [f"found[{i}] = {self.result(f'total_{i}', 'divisor')}" for i in each]
-        lines.append(f"to = int64({place}(row + ox))")
+        lines.append(f"to = int64({integer}(row + ox))")
         lines.append(f"store_lanes(found, 0, out, to, 0, to + {self.width}, aligned, {self.width}, 1)")
         return indent("\n".join(lines), 1)
 
@@ -286,7 +286,7 @@ def launch_pool(
 ) -> tuple[Tensor, ...]:
     """Pool x [images, channels, *spatial] as `Pool` describes; return the result, and with ``indices`` their tensor."""
     out = ctx.empty((*x.shape[:2], *spatial), x.dtype)
-    places = ctx.empty(out.shape, DType.INT64) if indices else None
+    positions = ctx.empty(out.shape, DType.INT64) if indices else None
     x = ctx.contiguous(x)
     index = index_type(ctx, out.size, x.size)
     rank, width = len(spatial), 1
@@ -302,8 +302,8 @@ def launch_pool(
     count = product(out.shape[:-1]) * strips
     builder = KernelBuilder()
     builder.tensor(out, "out", written=True)
-    if places is not None:
-        builder.tensor(places, "indices", written=True)
+    if positions is not None:
+        builder.tensor(positions, "indices", written=True)
     builder.tensor(x, "x")
     builder.integer(count, index, "count")
     builder.integer(strips, DType.INT32, "strips")
@@ -322,22 +322,22 @@ def launch_pool(
         remake = _remade(ctx, x, out, windows, kind, include_pad)
     grid = (ceildiv(count, THREADS), 1, 1)
     builder.launch(ctx, kernel.name, grid, (THREADS, 1, 1), body=kernel.body, remake=remake)
-    return (out,) if places is None else (out, places)
+    return (out,) if positions is None else (out, positions)
 
 
 def _remade(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str, include_pad: bool) -> Remake:
     """Return a function that records the same pooling for tensors of other strides, bit-identical to `Pool`."""
     total_type = DType.INT32 if x.dtype.is_integer else s.accumulation_type(x.dtype)
 
-    def along(maps: IndexMap, axis: int, place: Scalar, tap: int) -> tuple[Scalar, Scalar]:
+    def along(maps: IndexMap, axis: int, pixel: Scalar, tap: int) -> tuple[Scalar, Scalar]:
         """Return the position of a window's tap along an axis, and whether it is inside x."""
-        at = place * windows.strides[axis] - maps.dim(windows.begin[axis]) + tap * windows.dilations[axis]
+        at = pixel * windows.strides[axis] - maps.dim(windows.begin[axis]) + tap * windows.dilations[axis]
         return at, (at >= 0) & (at < maps.dim(windows.size[axis]))
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(x)
-        taps = [[along(maps, axis, place, tap) for tap in range(operator.index(windows.kernel[axis]))]
-                for axis, place in enumerate(c[2:])]  # fmt: skip
+        taps = [[along(maps, axis, pixel, tap) for tap in range(operator.index(windows.kernel[axis]))]
+                for axis, pixel in enumerate(c[2:])]  # fmt: skip
         start: float = 0 if kind == "average" else _integer_lowest.get(x.dtype, -math.inf)
         total = s.constant(start, total_type)
         for window in itertools.product(*taps):
@@ -384,9 +384,9 @@ def local_response_normalization(
             return value * value
 
         def neighbour(k: Scalar) -> list[Scalar]:
-            place = c[1] + k - before
-            inside = (place >= 0) & (place < source.dim(1))
-            return [square(source.at([c[0], place, *c[2:]], inside))]
+            channel = c[1] + k - before
+            inside = (channel >= 0) & (channel < source.dim(1))
+            return [square(source.at([c[0], channel, *c[2:]], inside))]
 
         if size <= MAX_CHANNELS:
             squares = [square(maps.near(source, c, 1, shift)) for shift in range(-before, after + 1)]

@@ -23,8 +23,7 @@ from ..codegen.vectors import VECTOR_BYTES
 
 __all__ = ["ChainForm", "choose_form", "launch_chain"]
 
-THREADS, WARP = 512, 32
-"""Threads per block, and per warp."""
+THREADS, WARP = 512, 32  # threads per block, and per warp
 MOST_BYTES = 1 << 18
 """Maximum bytes of a product's weights; every block reads all weights of the first product."""
 MOST_VECTORS = 12
@@ -128,8 +127,7 @@ class _Half:
     """One of the two products in the kernel: variables of a thread.
 
     ``vectors`` are the thread's offsets in a row. For each round there are: ``rows``, the row of weights; ``starts``,
-    its
-    offset; ``inside``, whether it exists; ``beside``, the values of the step's other inputs; ``totals``.
+    its offset; ``inside``, whether it exists; ``beside``, the values of the step's other inputs; ``totals``.
     """
 
     step: Convolve

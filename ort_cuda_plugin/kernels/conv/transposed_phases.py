@@ -57,10 +57,7 @@ def has_few_phases(step: Convolve) -> bool:
 
 
 def phases(ctx: Lowering, step: Convolve) -> Iterator[Map]:
-    """Yield the plain convolutions of a transposed ``step`` with constant padding.
-
-    A phase without taps is a map instead.
-    """
+    """Yield the plain convolutions of a transposed ``step`` with constant padding; a phase without taps is a map."""
     windows = step.windows
     kernel = step.operands[1].static_shape[2:]
     begin = [pad for pad in windows.begin if isinstance(pad, int)]
@@ -122,8 +119,8 @@ def _weights(ctx: Lowering, step: Convolve, chosen: Sequence[Along]) -> Tensor:
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         group, row, *taps, channel = c
-        places = [one.last - tap * one.apart for one, tap in zip(chosen, taps, strict=True)]
-        return maps.source(w).at([group * channels + channel, row, *places])
+        positions = [one.last - tap * one.apart for one, tap in zip(chosen, taps, strict=True)]
+        return maps.source(w).at([group * channels + channel, row, *positions])
 
     made = gather_map(ctx, (groups, rows, *(one.taps for one in chosen), channels), w.dtype, element)
     flat = ctx.view(made, (groups * rows, *made.shape[2:]), offset=made.offset)
