@@ -72,8 +72,7 @@ def stream_attention(
     """Write softmax(``reading`` of q @ k) @ v to ``out`` [batch..., groups, rows, width], a view of any strides.
 
     q is [batch..., groups, rows, size]; its groups and rows must flatten into one dimension. k [batch..., keys, size]
-    and
-    v [batch..., keys, width] have any strides. All groups of a batch share its keys (grouped-query attention).
+    and v [batch..., keys, width] have any strides. All groups of a batch share its keys (grouped-query attention).
     ``elements`` are the loaders of k and v, if a plain load does not do.
     """
     *batch, groups, rows, size = q.shape

@@ -66,7 +66,7 @@ class MatrixStreamKernel(OnlineSoftmax):
         lines = [*self.prologue(), *self._bounds(), *self._key_loop(), *self._end()]
         return "\n".join(indented(lines, 1))
 
-    def block_place(self) -> list[str]:
+    def block_setup(self) -> list[str]:
         form = self.form
         return [
             f"tiles = int32((n + {form.keys - 1}) >> {log2(form.keys)})",
@@ -82,7 +82,7 @@ class MatrixStreamKernel(OnlineSoftmax):
         form, rows_at = self.form, 2 * self.form.stages * self.tile_bytes
         parts, line = form.sharing_warps, self.pitch * self.itemsize
         return [
-            *self.block_place(),
+            *self.block_setup(),
             "lane = int32(thread & 31)",
             "warp = int32(thread >> 5)",
             "lane_row = int32(lane >> 2)",

@@ -236,7 +236,7 @@ class OnlineSoftmax(StreamTiles):
         return lines
 
     def _multiply_float32_values(self) -> list[str]:
-        """Do `_multiply_values` for float32, which ldmatrix cannot transpose.
+        """Accumulate weights @ V for float32, which ldmatrix cannot transpose.
 
         A lane holds the weights of adjacent keys. Both operands use the same permutation of keys, so that no shuffle is
         needed.

@@ -31,8 +31,7 @@ class CachePart:
     """Keys or values: ``past`` and ``present`` [batch, heads, capacity, size], ``new`` [batch, heads, rows, size].
 
     ``scale`` dequantizes the elements of a quantized cache: one number, or one for each channel [heads, 1, size]. With
-    4
-    ``bits`` a byte has two elements, and the size of past and present is halved.
+    4 ``bits`` a byte has two elements, and the size of past and present is halved.
     """
 
     past: Tensor | None

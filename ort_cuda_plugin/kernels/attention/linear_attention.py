@@ -19,8 +19,7 @@ from ort_cuda_plugin.program.steps.trace import in_place_of
 
 __all__ = ["LinearAttention", "linear_attention"]
 
-THREADS = 64
-"""Threads per block."""
+THREADS = 64  # threads per block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +29,7 @@ class LinearAttention:
     query [batch, time, query heads, group, k], key [batch, time, key heads, k], value [batch, time, heads, v], outputs
     [batch, time, heads, group, v], past and state [batch, heads, k, v], decay [batch, time, heads, k], beta [batch,
     time, heads, 1]; ``scale`` is one number. The numbers of query heads and key heads divide heads: adjacent heads
-    share
-    one.
+    share one.
 
     Attributes:
         bounds: int32 [batch + 1], offsets of packed sequences in time; None if each sequence has all steps.
@@ -56,8 +54,10 @@ class LinearAttention:
 
 
 def linear_attention(ctx: Lowering, given: LinearAttention) -> None:
-    """Launch the recurrence: state *= exp(decay); v = beta * (value - key @ state), or value without ``beta``;
-    state += outer(key, v); outputs = scale * query @ state.
+    """Launch linear attention over all time steps. Each step decays, corrects, updates and reads the state:
+
+    state *= exp(decay); v = beta * (value - key @ state), or value without ``beta``; state += outer(key, v);
+    outputs = scale * query @ state.
     """
     builder = KernelBuilder()
     emit = builder.emit

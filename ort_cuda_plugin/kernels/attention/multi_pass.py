@@ -134,7 +134,7 @@ class AttentionKernel:
         scores, result = form.scores, form.result
         shared = max(scores.operands, result.operands, result.m * result.n)
         lines = [
-            *self.block_place(),
+            *self.block_setup(),
             f"steps = int32((k_end + {scores.k - 1}) >> {log2(scores.k)})",
             f"tile_c = array_pointer(cuda.shared.array({shared}, float32, 16))",
             f"element_t = array_pointer(cuda.shared.array({form.keys * form.pitch}, float32, 16))",
@@ -154,7 +154,7 @@ class AttentionKernel:
         lines.append(f"result_sums = registers_f32({form.result.thread_m * form.result.thread_n})")
         return [*lines, *self.weights.block_lines]
 
-    def block_place(self) -> list[str]:
+    def block_setup(self) -> list[str]:
         """Compute the block's tile and batch, and the thread index."""
         form = self.form
         return [
@@ -403,8 +403,7 @@ def bind_inputs(
     """Emit loads of the inputs of ``scores``; return the lines for each of ``axes``, nested loops, outermost first.
 
     An input is loaded in the outermost loop that determines its offset. In the block's own lines only one-element
-    tensors
-    are loaded: other tensors may be empty, or have no such row.
+    tensors are loaded: other tensors may be empty, or have no such row.
     """
     emit = builder.emit
     loaded = builder.to_load(scores.inputs)
