@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["warping_path"]
 
-THREADS = 256
-"""Threads per block."""
+THREADS = 256  # threads per block
 
 
 @plain_kernel

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["inverses"]
 
-THREADS = 64
-"""Threads per block."""
+THREADS = 64  # threads per block
 
 
 @plain_kernel
