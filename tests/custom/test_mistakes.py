@@ -98,7 +98,10 @@ BODIES: dict[str, tuple[Callable[[Lowering, Any], Any], str]] = {
         "expected a shape of whole numbers or expressions, got m*n",
     ),
     "no such axis": (lambda ctx, x: permute(ctx, x, [0, 2]), "axis: got 2, expected one in [-2, 2)"),
-    "another type": (per_place(lambda a: a, DType.INT64), "elements are INT64, the function gives FLOAT32: cast() it"),
+    "another type": (
+        per_place(lambda a: a, DType.INT64),
+        "element: wrong type: got FLOAT32, expected INT64. cast() it",
+    ),
     "too many": (lambda ctx, x: (x, x), "my.domain::Tried-1 returned 2 outputs, expected 1"),
     "an end of the program": (lambda ctx, x: exit(1), "failed with SystemExit"),
     "an end of a generator": (lambda ctx, x: next(_ends()), "failed with GeneratorExit"),

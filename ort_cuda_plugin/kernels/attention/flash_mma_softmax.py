@@ -41,7 +41,7 @@ class OnlineSoftmax(StreamTiles):
 
     @property
     def is_near(self) -> bool:
-        """Whether the maximum is subtracted before the scaling: products with large mask values would not be exact."""
+        """Whether the maximum is subtracted before the scaling, because scaled large mask values would be rounded."""
         return self.factor == 1.0 and not self.weights.unit
 
     @property

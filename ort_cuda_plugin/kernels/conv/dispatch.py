@@ -195,7 +195,7 @@ def _launch_direct(ctx: Lowering, step: Convolve) -> None:
     if transposed:
         builder.tensor(ctx.constant(phases.array), "phases")
     builder.integers(DType.INT32, rows=rows, channels=channels, groups=group, tiles=tiles, taps=math.prod(sizes))
-    # Positions: threads of one image and group. Strips: along x. Chunks: blocks.
+    # Counts for one image and group: threads (positions), threads along x (strips), blocks (chunks).
     builder.integers(DType.INT32, positions=positions, strips=strips, chunks=chunks)
     builder.per_axis(axes, "in", flat.size)
     builder.per_axis(axes, "out", pixels)

@@ -36,7 +36,7 @@ LEAST_ROWS = 64
 """Minimum output channels per block."""
 IMAGES_PER_MULTIPROCESSOR = 2
 """Maximum images per multiprocessor; with more, a library reads the weights less often."""
-BLOCKS = 2
+MULTIPROCESSORS_PER_BLOCK = 2
 """Multiprocessors per block: more blocks would contend for the first product's weights."""
 SUMS = 4
 """Independent accumulators per thread, to hide the latency of additions."""
@@ -108,7 +108,7 @@ def choose_form(ctx: Lowering, first: Convolve, second: Convolve) -> ChainForm |
         return None
     if max(hidden * channels, rows * hidden) * itemsize > MOST_BYTES:
         return None
-    parts = max(min(multiprocessors // (BLOCKS * images), -(-rows // LEAST_ROWS)), 1)
+    parts = max(min(multiprocessors // (MULTIPROCESSORS_PER_BLOCK * images), -(-rows // LEAST_ROWS)), 1)
     form = ChainForm(parts, _product(hidden, channels, itemsize), _product(-(-rows // parts), hidden, itemsize))
     return form if max(form.first.count, form.second.count * form.second.rounds) <= MOST_VECTORS else None
 

@@ -45,7 +45,7 @@ PIECE = 4096
 WARP_COLUMNS = 2048
 """Maximum columns that one warp reduces."""
 BLOCK = 256
-"""Threads per row of a longer row."""
+"""Threads per row with more than `WARP_COLUMNS` columns."""
 
 
 class RowKernel(RowColumns):

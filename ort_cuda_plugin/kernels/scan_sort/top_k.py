@@ -167,7 +167,7 @@ _source = """
         least = choose(at_middle >= wanted, middle, least)
         reached = choose(at_high >= wanted, at_high, reached)
         least = choose(at_high >= wanted, high, least)
-    # Keep greater keys, and the first of equal ones: count both in all earlier warps.
+    # Keep greater keys, and the first of equal ones. Their target index counts both kinds in earlier warps.
     above = int32(0)
     equal = int32(0)
     for e in range({lanes}):
