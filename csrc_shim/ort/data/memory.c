@@ -30,14 +30,49 @@ static int refuse_in_capture(ocp_stream *stream, ocp_error *error) {
                   "(IO binding), or run with gpu_graph_id=-1");
 }
 
-static int enqueue_copy(ocp_stream *stream, void *dst, bool dst_on_device, const void *src, bool src_on_device,
-                        size_t bytes, ocp_error *error) {
+/* Copies of one call. The device stays entered, and the stream's progress is recorded once, behind the last copy: the
+ * caller keeps all tensors until then. */
+typedef struct batch {
+  const ocp_device *device; /* entered; NULL: none yet */
+  ocp_stay stay;
+  ocp_stream *stream; /* copies were enqueued on it, and its progress is not recorded yet; NULL: none */
+} batch;
+
+static void record_progress(batch *copies) {
+  if (copies->stream)
+    ocp_stream_enqueued(copies->stream);
+  copies->stream = NULL;
+}
+
+static void end_batch(batch *copies) {
+  record_progress(copies);
+  ocp_device_leave(&copies->stay);
+  copies->device = NULL;
+}
+#define BATCH __attribute__((cleanup(end_batch))) batch
+
+static int enter(batch *copies, ocp_device *device, ocp_error *error) {
+  if (copies->device == device)
+    return ORT_OK;
+  end_batch(copies);
+  copies->stay = ocp_device_enter(device, error);
+  if (!copies->stay.entered)
+    return error->code;
+  copies->device = device;
+  return ORT_OK;
+}
+
+static int enqueue_copy(batch *copies, ocp_stream *stream, void *dst, bool dst_on_device, const void *src,
+                        bool src_on_device, size_t bytes, ocp_error *error) {
   const ocp_driver *driver = stream->device->driver;
   if (atomic_load_explicit(&stream->capturing, memory_order_relaxed) && !(src_on_device && dst_on_device))
     return refuse_in_capture(stream, error);
   CUdeviceptr dst_address = (CUdeviceptr)(uintptr_t)dst, src_address = (CUdeviceptr)(uintptr_t)src;
   CUresult result;
   const char *what;
+  if (copies->stream != stream)
+    record_progress(copies);
+  copies->stream = stream;
   if (!src_on_device) {
     what = "cuMemcpyHtoDAsync";
     result = driver->MemcpyHtoDAsync(dst_address, src, bytes, stream->handle);
@@ -51,7 +86,6 @@ static int enqueue_copy(ocp_stream *stream, void *dst, bool dst_on_device, const
     result = driver->MemcpyDtoDAsync(dst_address, src_address, bytes, stream->handle);
     ocp_count(OCP_COPIES_D2D, 1);
   }
-  ocp_stream_enqueued(stream);
   return result == CUDA_SUCCESS ? ORT_OK : ocp_device_fail(stream->device, result, what, error);
 }
 
@@ -66,12 +100,11 @@ static int settle(ocp_device *device, ocp_device *other, ocp_error *error) {
   return ocp_device_settle(device, error);
 }
 
-static int copy(ocp_device *device, void *dst, bool dst_on_device, const void *src, bool src_on_device, size_t bytes,
-                ocp_stream *stream, ocp_error *error) {
+static int copy(batch *copies, ocp_device *device, void *dst, bool dst_on_device, const void *src, bool src_on_device,
+                size_t bytes, ocp_stream *stream, ocp_error *error) {
   if (bytes == 0)
     return ORT_OK;
-  OCP_STAY stay = ocp_device_enter(device, error);
-  if (!stay.entered)
+  if (enter(copies, device, error) != ORT_OK)
     return error->code;
   if (!dst_on_device && !src_on_device) {
     if (!stream || ocp_stream_synchronize(stream, error) == ORT_OK)
@@ -79,10 +112,12 @@ static int copy(ocp_device *device, void *dst, bool dst_on_device, const void *s
     return error->code;
   }
   if (stream)
-    return enqueue_copy(stream, dst, dst_on_device, src, src_on_device, bytes, error);
+    return enqueue_copy(copies, stream, dst, dst_on_device, src, src_on_device, bytes, error);
   if (ocp_stream_borrow(device, &stream, error) != ORT_OK)
     return error->code;
-  if (enqueue_copy(stream, dst, dst_on_device, src, src_on_device, bytes, error) == ORT_OK)
+  const int code = enqueue_copy(copies, stream, dst, dst_on_device, src, src_on_device, bytes, error);
+  record_progress(copies);
+  if (code == ORT_OK)
     ocp_stream_synchronize(stream, error);
   ocp_stream_return(stream);
   return error->code;
@@ -99,9 +134,9 @@ static bool can_copy(const OrtDataTransferImpl *this_ptr, const OrtMemoryDevice 
   return !is_ours(src) || !is_ours(dst) || src.emulated == dst.emulated;
 }
 
-ocp_device *ocp_ort_copying_device(const OrtValue *src, const OrtValue *dst, ocp_error *error) {
-  ocp_place from = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(src)),
-            to = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(dst));
+static ocp_place memory_of(const OrtValue *tensor) { return ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(tensor)); }
+
+static ocp_device *copying_device(ocp_place from, ocp_place to, ocp_error *error) {
   ocp_place ours = to.kind == OCP_PLACE_DEVICE ? to : from.kind == OCP_PLACE_DEVICE || !is_ours(to) ? from : to;
   if (is_ours(ours) && from.kind != OCP_PLACE_FOREIGN && to.kind != OCP_PLACE_FOREIGN)
     return ocp_device_open(ours.emulated, ours.ordinal, error);
@@ -109,13 +144,16 @@ ocp_device *ocp_ort_copying_device(const OrtValue *src, const OrtValue *dst, ocp
   return NULL;
 }
 
-/* Finds our device that holds the tensor's memory, or NULL. */
-static ocp_device *device_of(const OrtValue *tensor) {
-  const ocp_place where = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(tensor));
+ocp_device *ocp_ort_copying_device(const OrtValue *src, const OrtValue *dst, ocp_error *error) {
+  return copying_device(memory_of(src), memory_of(dst), error);
+}
+
+/* Finds our device that holds that memory, or NULL. */
+static ocp_device *device_of(ocp_place where) {
   return is_ours(where) ? ocp_device_find(where.emulated, where.ordinal) : NULL;
 }
 
-int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, ocp_error *error) {
+static int copy_tensor(batch *copies, const OrtValue *src, OrtValue *dst, ocp_stream *stream, ocp_error *error) {
   size_t src_bytes = 0, dst_bytes = 0;
   const void *src_data = NULL;
   void *dst_data = NULL;
@@ -129,11 +167,11 @@ int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, 
                     dst_bytes);
   if (dst_bytes && (!src_data || !dst_data))
     return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "cannot copy a tensor without memory: %s", ocp_ort_why_no_memory());
-  ocp_device *device = ocp_ort_copying_device(src, dst, error);
+  const ocp_place from = memory_of(src), to = memory_of(dst);
+  ocp_device *device = copying_device(from, to, error);
   if (!device)
     return error->code;
-  bool from_device = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(src)).kind == OCP_PLACE_DEVICE;
-  bool to_device = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(dst)).kind == OCP_PLACE_DEVICE;
+  const bool from_device = from.kind == OCP_PLACE_DEVICE, to_device = to.kind == OCP_PLACE_DEVICE;
   if (stream && stream->device != device)
     stream = NULL; /* the stream orders nothing on the other device */
   /* In a Run that is repeated, host data copied to the device is new in each repetition: a value of the CPU
@@ -141,9 +179,17 @@ int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, 
   if (to_device && ocp_preserve_is_wanted(device) &&
       ocp_preserve_writes((uint64_t)(uintptr_t)dst_data, dst_bytes, /*kept=*/false, stream, error) != ORT_OK)
     return error->code;
-  if (!stream && dst_bytes && settle(device, device_of(src), error) != ORT_OK)
-    return error->code;
-  return copy(device, dst_data, to_device, src_data, from_device, src_bytes, stream, error);
+  if (!stream && dst_bytes) {
+    record_progress(copies);
+    if (settle(device, device_of(from), error) != ORT_OK)
+      return error->code;
+  }
+  return copy(copies, device, dst_data, to_device, src_data, from_device, src_bytes, stream, error);
+}
+
+int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, ocp_error *error) {
+  BATCH copies = {0};
+  return copy_tensor(&copies, src, dst, stream, error);
 }
 
 int ocp_ort_copy_to_device(ocp_stream *stream, void *dst, size_t room, const OrtValue *src, size_t *bytes,
@@ -157,16 +203,19 @@ int ocp_ort_copy_to_device(ocp_stream *stream, void *dst, size_t room, const Ort
                     room);
   if (*bytes && (!data || !dst))
     return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "cannot copy a tensor without memory: %s", ocp_ort_why_no_memory());
-  const bool from_device = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(src)).kind == OCP_PLACE_DEVICE;
-  return copy(stream->device, dst, /*dst_on_device=*/true, data, from_device, *bytes, stream, error);
+  BATCH copies = {0};
+  return copy(&copies, stream->device, dst, /*dst_on_device=*/true, data, memory_of(src).kind == OCP_PLACE_DEVICE,
+              *bytes, stream, error);
 }
 
 static OrtStatus *copy_tensors(OrtDataTransferImpl *this_ptr, const OrtValue **src_tensors, OrtValue **dst_tensors,
                                OrtSyncStream **streams, size_t num_tensors) {
   (void)this_ptr;
-  ocp_error error = {0};
+  BATCH copies = {0};
+  ocp_error error;
+  error.code = ORT_OK; /* the text may stay */
   for (size_t i = 0; i < num_tensors; i++)
-    if (ocp_ort_copy_tensor(src_tensors[i], dst_tensors[i], ocp_ort_stream(streams ? streams[i] : NULL), &error) !=
+    if (copy_tensor(&copies, src_tensors[i], dst_tensors[i], ocp_ort_stream(streams ? streams[i] : NULL), &error) !=
         ORT_OK)
       break;
   return ocp_status(&error);
