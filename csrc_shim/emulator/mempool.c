@@ -25,7 +25,7 @@ struct CUmemPoolHandle_st {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* taken after all other locks except the heap's */
-static struct CUmemPoolHandle_st *pools;
+static struct CUmemPoolHandle_st *_Atomic pools;         /* written under the lock; NULL without it: there are none */
 
 /* ---- under the lock ---- */
 
@@ -51,10 +51,14 @@ static void release_pool_if_done(struct CUmemPoolHandle_st *pool) {
   if (!pool->destroyed || pool->used)
     return;
   trim(pool, 0);
-  struct CUmemPoolHandle_st **link = &pools;
-  while (*link != pool)
-    link = &(*link)->next;
-  *link = pool->next;
+  if (pools == pool) {
+    pools = pool->next;
+  } else {
+    struct CUmemPoolHandle_st *before = pools;
+    while (before->next != pool)
+      before = before->next;
+    before->next = pool->next;
+  }
   atomic_fetch_sub(&emu.live, 1);
   free(pool);
 }
@@ -170,6 +174,8 @@ void emu_mempool_run_free(uint64_t address) {
 }
 
 void emu_mempools_synchronized(const emu_device *device) {
+  if (!atomic_load_explicit(&pools, memory_order_relaxed)) /* each wait for a stream comes here */
+    return;
   pthread_mutex_lock(&lock);
   for (struct CUmemPoolHandle_st *pool = pools; pool; pool = pool->next)
     if (pool->device == device)

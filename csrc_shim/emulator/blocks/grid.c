@@ -35,6 +35,9 @@ static pthread_mutex_t cpus_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t cpus_given_back = PTHREAD_COND_INITIALIZER;
 static emu_cpu *cpus; /* free list; kept for the life of the process */
 static uint32_t cpus_in_use;
+static atomic_uint cpus_wanted; /* threads that look for one under the lock */
+/* The one that was used last, so that launches of one thread take no lock. It counts as in use. */
+static _Atomic(emu_cpu *) last_cpu;
 
 static emu_cpu *make_cpu(void) {
   emu_cpu *cpu = calloc(1, sizeof *cpu);
@@ -49,7 +52,7 @@ static emu_cpu *make_cpu(void) {
   return cpu;
 }
 
-static void release_cpu(emu_cpu *cpu) {
+static void put_on_list(emu_cpu *cpu) {
   pthread_mutex_lock(&cpus_lock);
   cpu->next = cpus;
   cpus = cpu;
@@ -58,21 +61,40 @@ static void release_cpu(emu_cpu *cpu) {
   pthread_mutex_unlock(&cpus_lock);
 }
 
+/* A thread that wants one announces it before it looks at last_cpu, and this one looks for such a thread after it
+ * has set last_cpu: either that thread finds it there, or this one puts it on the list and wakes the thread. */
+static void release_cpu(emu_cpu *cpu) {
+  emu_cpu *none = NULL;
+  if (!atomic_compare_exchange_strong(&last_cpu, &none, cpu))
+    put_on_list(cpu);
+  else if (atomic_load(&cpus_wanted) && (cpu = atomic_exchange(&last_cpu, NULL)))
+    put_on_list(cpu);
+}
+
+static emu_cpu *take_from_list(void) {
+  emu_cpu *cpu = NULL;
+  pthread_mutex_lock(&cpus_lock);
+  atomic_fetch_add(&cpus_wanted, 1);
+  while (cpus_in_use >= emu.threads && !(cpu = atomic_exchange(&last_cpu, NULL)))
+    pthread_cond_wait(&cpus_given_back, &cpus_lock);
+  atomic_fetch_sub(&cpus_wanted, 1);
+  if (!cpu) {
+    if ((cpu = cpus))
+      cpus = cpu->next;
+    else
+      cpu = make_cpu();
+    cpus_in_use += cpu != NULL;
+  }
+  pthread_mutex_unlock(&cpus_lock);
+  return cpu;
+}
+
 /* Takes the resources for a launch; NULL: out of host memory. Waits while `emu.threads` host threads run blocks. A
  * block waits only for blocks that run or have run, so each of these threads finishes its blocks without the others. */
 static emu_cpu *acquire_cpu(emu_launch *launch) {
-  pthread_mutex_lock(&cpus_lock);
-  while (cpus_in_use >= emu.threads)
-    pthread_cond_wait(&cpus_given_back, &cpus_lock);
-  emu_cpu *cpu = cpus;
-  if (cpu)
-    cpus = cpu->next;
-  else if (!(cpu = make_cpu())) {
-    pthread_mutex_unlock(&cpus_lock);
+  emu_cpu *cpu = atomic_exchange(&last_cpu, NULL);
+  if (!cpu && !(cpu = take_from_list()))
     return NULL;
-  }
-  cpus_in_use++;
-  pthread_mutex_unlock(&cpus_lock);
   cpu->launch = launch;
   if (launch->function->meta->mode == OCP_EMU_FIBER && !emu_fibers_prepare(cpu, launch)) {
     release_cpu(cpu);

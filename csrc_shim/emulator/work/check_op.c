@@ -66,8 +66,6 @@ static void trust(const emu_op *op) {
 }
 
 CUresult emu_check_op(const emu_op *op, const emu_clock *clock) {
-  if (!emu.config.check || !clock)
-    return CUDA_SUCCESS;
   switch (op->kind) {
   case EMU_OP_KERNEL:
     emu_clock_name(clock, op->kernel.function->name);

@@ -24,14 +24,17 @@ CUresult emu_enqueue(CUstream stream, const emu_op *op) {
   if (emu_is_capturing(stream, &result)) {
     result = emu_capture_op(stream, op);
   } else if (!result) {
-    emu_clock *clock = emu_clock_tick(stream);
+    emu_clock *clock = emu.config.check ? emu_clock_tick(stream) : NULL;
     emu_context context = emu_context_of(stream);
     context.is_inline = true;
+    context.deferred = false;
     result = emu_run_observed(&context, op, clock);
-    emu_note_error(stream->device, result);
+    if (result)
+      emu_note_error(stream->device, result);
     if (op->kind == EMU_OP_COPY && op->copy.dst_host && clock && emu_is_pageable((void *)op->copy.dst, op->copy.bytes))
       emu_clock_host_waits(clock);
-    emu_clock_free(clock);
+    if (clock)
+      emu_clock_free(clock);
   }
   pthread_mutex_unlock(&stream->lock);
   return result;

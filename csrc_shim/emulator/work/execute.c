@@ -21,34 +21,34 @@ bool emu_is_pageable(const void *pointer, uint64_t bytes) {
 
 static void *host_view(uint64_t address, bool host) { return (void *)(host ? address : address + (uint64_t)emu.alias); }
 
-/* Ranges are checked again: the memory may have been freed since the operation was enqueued. */
-static CUresult run_copy(const emu_op *op, const emu_clock *clock) {
-  if ((!op->copy.dst_host && !emu_device_range(op->copy.dst, op->copy.bytes)) ||
-      (!op->copy.src_host && !emu_device_range(op->copy.src, op->copy.bytes)))
+/* Ranges of a deferred operation are checked again: the memory may have been freed since it was enqueued. */
+static CUresult run_copy(const emu_op *op, bool deferred, const emu_clock *clock) {
+  if (deferred && ((!op->copy.dst_host && !emu_device_range(op->copy.dst, op->copy.bytes)) ||
+                   (!op->copy.src_host && !emu_device_range(op->copy.src, op->copy.bytes))))
     return emu_fail(CUDA_ERROR_ILLEGAL_ADDRESS, "a copy touches memory that was freed before it ran");
-  CUresult result = emu_check_op(op, clock);
+  CUresult result = clock ? emu_check_op(op, clock) : CUDA_SUCCESS;
   memmove(host_view(op->copy.dst, op->copy.dst_host), host_view(op->copy.src, op->copy.src_host), op->copy.bytes);
   return result;
 }
 
-static CUresult run_set(const emu_op *op, const emu_clock *clock) {
-  if (!emu_device_range(op->set.dst, op->set.bytes))
+static CUresult run_set(const emu_op *op, bool deferred, const emu_clock *clock) {
+  if (deferred && !emu_device_range(op->set.dst, op->set.bytes))
     return emu_fail(CUDA_ERROR_ILLEGAL_ADDRESS, "a fill touches memory that was freed before it ran");
-  CUresult result = emu_check_op(op, clock);
+  CUresult result = clock ? emu_check_op(op, clock) : CUDA_SUCCESS;
   memset(host_view(op->set.dst, false), op->set.value, op->set.bytes);
   return result;
 }
 
-CUresult emu_run(emu_device *device, const emu_op *op, const emu_clock *clock) {
+CUresult emu_run(emu_device *device, const emu_op *op, bool deferred, const emu_clock *clock) {
   switch (op->kind) {
   case EMU_OP_KERNEL: {
-    CUresult result = emu_check_op(op, clock);
+    CUresult result = clock ? emu_check_op(op, clock) : CUDA_SUCCESS;
     return result ? result : emu_run_kernel(device, op, clock);
   }
   case EMU_OP_COPY:
-    return run_copy(op, clock);
+    return run_copy(op, deferred, clock);
   case EMU_OP_SET:
-    return run_set(op, clock);
+    return run_set(op, deferred, clock);
   case EMU_OP_REUSE:
     emu_shadow_reused(op->reuse.address, op->reuse.bytes, op->reuse.held);
     return CUDA_SUCCESS;

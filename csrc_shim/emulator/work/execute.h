@@ -10,9 +10,9 @@
 #include "emulator/op.h"
 #include "emulator/state.h"
 
-/* Runs the operation to completion in the calling thread (and the workers). clock: the operation's, in the checking
- * mode. */
-CUresult emu_run(emu_device *device, const emu_op *op, const emu_clock *clock);
+/* Runs the operation to completion in the calling thread (and the workers). `deferred`: time has passed since its
+ * memory ranges were checked. clock: the operation's, in the checking mode. */
+CUresult emu_run(emu_device *device, const emu_op *op, bool deferred, const emu_clock *clock);
 /* The first: whether the range lies in one live allocation of a device. The second: whether it is pageable host
  * memory, so that a copy blocks the host. */
 bool emu_device_range(uint64_t address, uint64_t bytes);

@@ -3,8 +3,11 @@
 #include "emulator/work/execute.h"
 
 emu_context emu_context_of(CUstream stream) {
-  emu_context context = {.stream = stream};
+  emu_context context;
+  context.stream = stream;
   context.observed = ocp_activity_owned(&context.owners);
+  context.is_inline = context.in_graph = false;
+  context.deferred = true;
   return context;
 }
 
@@ -34,7 +37,7 @@ static void describe(const emu_op *op, ocp_activity *activity) {
 CUresult emu_run_observed(const emu_context *context, const emu_op *op, const emu_clock *clock) {
   emu_device *device = context->stream->device;
   if (!context->observed || op->kind == EMU_OP_REUSE || op->kind == EMU_OP_FREE)
-    return emu_run(device, op, clock);
+    return emu_run(device, op, context->deferred, clock);
   ocp_activity activity = {
       .source = op->source,
       .stream = (uint64_t)context->stream,
@@ -44,7 +47,7 @@ CUresult emu_run_observed(const emu_context *context, const emu_op *op, const em
   };
   describe(op, &activity);
   activity.begin = ocp_activity_now();
-  const CUresult result = emu_run(device, op, clock);
+  const CUresult result = emu_run(device, op, context->deferred, clock);
   activity.end = ocp_activity_now();
   ocp_activity_deliver(&context->owners, &activity);
   return result;

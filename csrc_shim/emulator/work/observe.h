@@ -12,6 +12,7 @@ typedef struct emu_context {
   ocp_activity_owners owners; /* the owners when it was enqueued */
   bool observed;              /* true: the owners want its times; false: `owners` is undefined */
   bool is_inline;             /* runs in the call that enqueued it */
+  bool deferred;              /* made earlier, as a node of a graph or an item of a queue: see emu_run */
   bool in_graph;
 } emu_context;
 
