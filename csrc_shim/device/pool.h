@@ -15,6 +15,7 @@
 
 #define OCP_IDLE UINT64_MAX
 enum { OCP_MAX_WAITED = 8 };
+enum { OCP_TURN_ALONE = 1 << 29, OCP_TURN_WANTED = 1 << 30 };
 
 struct ocp_stream_private {
   ocp_stream *next;      /* of the pool's streams */
@@ -30,12 +31,12 @@ struct ocp_stream_private {
   } waited[OCP_MAX_WAITED];
   unsigned num_waited;
   const void *run; /* the one Run that enqueued all unfinished work; NULL: none, or several. Under the lock. */
-  /* Guards the turns: see ocp_stream_take_turn. */
-  pthread_mutex_t turn_lock;
+  /* The turns: see ocp_stream_take_turn. */
+  atomic_uint turns; /* the shared ones, or OCP_TURN_ALONE; and OCP_TURN_WANTED if threads wait for the end of one */
+  pthread_mutex_t turn_lock; /* guards waiting for a turn */
   pthread_cond_t turn_ended;
-  unsigned sharing, want_alone;
-  bool alone;
-  bool left_open; /* a capture that could not be ended */
+  unsigned want_alone; /* threads that wait for an exclusive turn */
+  bool left_open;      /* a capture that could not be ended */
 };
 
 typedef struct ocp_arena ocp_arena;     /* arena.h */

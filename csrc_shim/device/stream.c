@@ -261,34 +261,40 @@ int ocp_stream_close_capture(ocp_stream *stream, ocp_error *error) {
              : ORT_OK;
 }
 
+/* Takes the turn if the others allow it; without a lock, since each Run takes one. */
+static bool try_turn(struct ocp_stream_private *priv, bool alone) {
+  const unsigned in_the_way = alone ? ~(unsigned)OCP_TURN_WANTED : OCP_TURN_ALONE;
+  unsigned turns = atomic_load_explicit(&priv->turns, memory_order_relaxed);
+  while (!(turns & in_the_way))
+    if (atomic_compare_exchange_weak(&priv->turns, &turns, turns + (alone ? OCP_TURN_ALONE : 1)))
+      return true;
+  return false;
+}
+
 void ocp_stream_take_turn(ocp_stream *stream, bool alone) {
   struct ocp_stream_private *priv = stream->priv;
   pthread_mutex_lock(&priv->turn_lock);
   priv->want_alone += alone;
-  while (priv->alone || (alone ? priv->sharing : priv->want_alone)) /* an exclusive turn goes first */
+  for (;;) {
+    /* Announced before it looks: a turn that ends from here on takes the lock to wake this thread. */
+    atomic_fetch_or(&priv->turns, OCP_TURN_WANTED);
+    if ((alone || !priv->want_alone) && try_turn(priv, alone)) /* an exclusive turn goes first */
+      break;
     pthread_cond_wait(&priv->turn_ended, &priv->turn_lock);
+  }
   priv->want_alone -= alone;
-  priv->alone = alone;
-  priv->sharing += !alone;
   pthread_mutex_unlock(&priv->turn_lock);
 }
 
-bool ocp_stream_try_turn(ocp_stream *stream) {
-  struct ocp_stream_private *priv = stream->priv;
-  pthread_mutex_lock(&priv->turn_lock);
-  const bool free = !priv->alone;
-  priv->sharing += free;
-  pthread_mutex_unlock(&priv->turn_lock);
-  return free;
-}
+bool ocp_stream_try_turn(ocp_stream *stream) { return try_turn(stream->priv, /*alone=*/false); }
 
 void ocp_stream_end_turn(ocp_stream *stream) {
   struct ocp_stream_private *priv = stream->priv;
+  const bool alone = atomic_load_explicit(&priv->turns, memory_order_relaxed) & OCP_TURN_ALONE;
+  if (!(atomic_fetch_sub(&priv->turns, alone ? OCP_TURN_ALONE : 1) & OCP_TURN_WANTED))
+    return;
   pthread_mutex_lock(&priv->turn_lock);
-  if (priv->alone)
-    priv->alone = false;
-  else
-    priv->sharing--;
+  atomic_fetch_and(&priv->turns, ~(unsigned)OCP_TURN_WANTED); /* those that still wait set it again */
   pthread_cond_broadcast(&priv->turn_ended);
   pthread_mutex_unlock(&priv->turn_lock);
 }
