@@ -30,7 +30,7 @@ static struct {
   long at; /* the number of the call, from 1 */
   bool has_effect;
 } armed = {.function = -1};
-static atomic_long fired, host_blocks;
+static atomic_long fired, host_blocks, locks;
 static void *frames[MAX_FRAMES];
 static int num_frames;
 static emu_state *state;
@@ -110,13 +110,26 @@ static int faulty_pthread_setspecific(pthread_key_t key, const void *value) {
   return strikes(FAULT_pthread_setspecific) ? ENOMEM : pthread_setspecific(key, value);
 }
 
+/* Counts; never fails. */
+static int faulty_pthread_mutex_lock(pthread_mutex_t *mutex) {
+  atomic_fetch_add(&locks, 1);
+  return pthread_mutex_lock(mutex);
+}
+
 #define IMPORT(name) {#name, (void (*)(void))faulty_##name}
 static const struct {
   const char *name;
   void (*function)(void);
 } imports[] = {
-    IMPORT(malloc), IMPORT(calloc), IMPORT(realloc),        IMPORT(strdup),
-    IMPORT(free),   IMPORT(mmap),   IMPORT(pthread_create), IMPORT(pthread_setspecific),
+    IMPORT(malloc),
+    IMPORT(calloc),
+    IMPORT(realloc),
+    IMPORT(strdup),
+    IMPORT(free),
+    IMPORT(mmap),
+    IMPORT(pthread_create),
+    IMPORT(pthread_setspecific),
+    IMPORT(pthread_mutex_lock),
 };
 
 /* ---- stand-ins for vendor libraries ---- */
@@ -211,6 +224,7 @@ EXPORT void faults_arm(int function, long at, int code, int mode, int with_effec
   for (int i = 0; i < MAX_FUNCTIONS; i++)
     atomic_store(&calls[i], 0);
   atomic_store(&fired, 0);
+  atomic_store(&locks, 0);
   num_frames = 0;
   armed.at = at;
   armed.code = code;
@@ -223,6 +237,8 @@ EXPORT void faults_disarm(void) { armed.function = -1; }
 
 EXPORT long faults_calls(int function) { return atomic_load(&calls[function]); }
 EXPORT long faults_fired(void) { return atomic_load(&fired); }
+/* Mutexes that the library has locked since faults_arm. */
+EXPORT long faults_locks(void) { return atomic_load(&locks); }
 
 /* Offsets in the plugin's library of the callers of the function that failed first, the innermost first. */
 EXPORT int faults_callers(uint64_t *offsets, int most) {

@@ -132,6 +132,7 @@ class Faults:
         self.functions = [*(name for name, _ in driver_members()), *HOST_FUNCTIONS, *library_functions()]
         self._library.faults_calls.restype = ctypes.c_long
         self._library.faults_fired.restype = ctypes.c_long
+        self._library.faults_locks.restype = ctypes.c_long
         table = int(ffi.cast("uintptr_t", core().driver_emulator()))
         if self._library.faults_install(ctypes.c_void_p(table)):
             raise RuntimeError("the driver's table cannot be exchanged")
@@ -167,6 +168,11 @@ class Faults:
     def fired(self) -> int:
         """Return how many calls failed since `arm`."""
         return int(self._library.faults_fired())
+
+    @property
+    def locks(self) -> int:
+        """Return how many mutexes the library locked since `arm`."""
+        return int(self._library.faults_locks())
 
     def frames(self) -> list[int]:
         """Where the first call that failed was made, as offsets in the plugin's library, the innermost first."""
