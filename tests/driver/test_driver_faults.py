@@ -67,9 +67,10 @@ faults.arm(Fault("MemcpyHtoDAsync", 2, 999, "on"))
 assert error_of(run) and error_of(run) and faults.fired == 2
 faults.disarm()
 run()
-faults.arm(Fault("calloc", 1, 1, "once"))
-assert "not enough host memory" in error_of(lambda: plain.run(77)) and faults.fired == 1
 plain.run(77)
+faults.arm(Fault("calloc", 1, 1, "once"))
+assert "not enough host memory" in error_of(lambda: plain.run(78)) and faults.fired == 1
+plain.run(78)
 """
     )
 
