@@ -1,16 +1,16 @@
 """Numba's front end without what kernels have no use for: half of its passes, most look-ups and lifetimes.
 
-Kernels are straight code over numbers and pointers: no closures, exceptions or array expressions. The IR is the same
-as with all passes; a test compares the two.
+Kernels are straight code over numbers and pointers: no closures, exceptions or array expressions. LLVM makes the same
+of the IR as with all passes; a test compares the PTX of the two.
 """
 
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -19,10 +19,12 @@ from weakref import WeakKeyDictionary
 from numba.core import errors as core_errors
 from numba.core.types.functions import BaseFunction
 from numba.cuda import compiler, dispatcher, extending, lowering, types
-from numba.cuda.core import analysis, base, errors, ir, postproc, transforms, untyped_passes
+from numba.cuda.core import base, errors, interpreter, ir, postproc, transforms, typeinfer, untyped_passes
 from numba.cuda.core.compiler_machinery import PassManager
 from numba.cuda.typing import BaseContext
 
+from ort_cuda_plugin.compiler import type_propagation
+from ort_cuda_plugin.compiler.lowering import find_singly_assigned, lower_block, lower_statement, store
 from ort_cuda_plugin.compiler.single_assignment import reconstruct_ssa
 
 compute_capability = (8, 0)
@@ -69,6 +71,13 @@ class ComputeCapability:
 
 data_types = (types.Number, types.Boolean, types.CPointer, types.Array)
 
+
+@cache
+def is_of_data(kind: type) -> bool:
+    """Whether Numba's types of a class are those of data."""
+    return issubclass(kind, data_types)
+
+
 signatures: dict[tuple[Any, Any, tuple[types.Type, ...]], tuple[Any, Any]] = {}
 """What functions of such types were resolved to, and by which overload: by function, typing context and arguments."""
 
@@ -77,7 +86,7 @@ resolve = BaseFunction.get_call_type
 
 def remembered(function: Any, context: Any, args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Any:
     """`BaseFunction.get_call_type`, which tries every overload of an operator each time that one appears."""
-    if kws or not all(isinstance(each, data_types) for each in args):
+    if kws or not all(is_of_data(each.__class__) for each in args):
         return resolve(function, context, args, kws)
     # Numba makes a new function for each conversion to a type of numbers.
     conversion = function.typing_key if isinstance(function.typing_key, types.Number) else None
@@ -149,27 +158,15 @@ def unmarked(scheme: Any, text: str, *colours: Any) -> str:
     return text
 
 
-find_lifetimes = postproc.PostProcessor.run
+def without_lifetimes(processor: Any, emit_dels: bool = False, extend_lifetimes: bool = False) -> None:
+    """`PostProcessor.run` for functions that are no generators, and whose variables have nothing to release."""
+    processor.func_ir.blocks = transforms.canonicalize_cfg(processor.func_ir.blocks)
+    processor.func_ir.generator_info = None
 
 
-def find_lifetimes_once(processor: Any, emit_dels: bool = False, extend_lifetimes: bool = False) -> None:
-    """`PostProcessor.run` for functions that are no generators: only the last of five passes uses what it finds."""
-    if emit_dels:
-        find_lifetimes(processor, emit_dels, extend_lifetimes)
-    else:
-        processor.func_ir.blocks = transforms.canonicalize_cfg(processor.func_ir.blocks)
-        processor.func_ir.generator_info = None
-
-
-def find_singly_assigned(lower: Any) -> None:
-    """`Lower._find_singly_assigned_variable`, whose time grows with the square of a block's length."""
-    blocks = lower.func_ir.blocks
-    uses = analysis.compute_use_defs(blocks)
-    used_elsewhere = set().union(*uses.usemap.values())
-    assignments = Counter(each.target.name for block in blocks.values() for each in block.find_insts(ir.assign_types))
-    excluded = used_elsewhere | analysis.must_use_alloca(blocks)
-    lower._singly_assigned_vars = {name for name, count in assignments.items() if count == 1 and name not in excluded}
-    lower._blk_local_varmap = {}
+def unchanged(func_ir: Any) -> Any:
+    """In place of Numba's searches for ``with`` statements and updates of dictionaries, which kernels do not have."""
+    return func_ir
 
 
 @contextmanager
@@ -197,8 +194,15 @@ def front_end_of_kernels() -> Iterator[None]:
         patch.object(dispatcher, "get_current_device", lambda: device),
         patch.object(compiler, "CUDACompiler", KernelCompiler),
         patch.object(BaseFunction, "get_call_type", remembered),
-        patch.object(postproc.PostProcessor, "run", find_lifetimes_once),
+        patch.object(postproc.PostProcessor, "run", without_lifetimes),
+        patch.object(interpreter, "peep_hole_delete_with_exit", unchanged),
+        patch.object(interpreter, "peep_hole_fuse_dict_add_updates", unchanged),
+        patch.object(typeinfer, "TypeVarMap", type_propagation.RecordedTypes),
+        patch.object(typeinfer.ConstraintNetwork, "propagate", type_propagation.propagate),
         patch.object(lowering.Lower, "_find_singly_assigned_variable", find_singly_assigned),
+        patch.object(lowering.Lower, "lower_block", lower_block),
+        patch.object(lowering.Lower, "lower_inst", lower_statement),
+        patch.object(lowering.Lower, "storevar", store),
         patch.object(lowering, "_lit_or_omitted", literal_if_known),
         patch.object(BaseContext, "resolve_value_type", remembered_value),
         patch.object(base, "_has_loc", remembered_location),

@@ -1,15 +1,18 @@
-"""The IR of kernels, against what Numba makes of them with all of its passes."""
+"""The front end of kernels, against Numba with all of its passes."""
 
 from __future__ import annotations
 
 import gc
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 from numba.cuda import dispatcher
+from numba.cuda.core import typeinfer
 from onnx import TensorProto, helper
 
 from contributed import FLOAT, noise
@@ -17,6 +20,7 @@ from ort_cuda_plugin.compiler import compile as compiler
 from ort_cuda_plugin.compiler import front_end
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.library import kernel_library
+from ort_cuda_plugin.compiler.targets import Target
 from session_pair import ep_session
 
 
@@ -27,16 +31,32 @@ def all_passes() -> Iterator[None]:
         yield
 
 
-numbered = r"_Z\w+|kernel\$\d+|_cudapy_smem_\d+"
+numbered = rb"_Z\w+|kernel\$\d+|_cudapy_smem_\d+"
+WIDENS_IN_LOOP = """
+def kernel(x, n):
+    total = 0
+    place = cuda.grid(1)
+    pair = (place, 1)
+    while pair[0] < n:
+        step = total + 1
+        if x[pair[0]] > 0:
+            total = step * 0.5
+        else:
+            total = step
+        pair = (pair[0] + pair[1], pair[1] * 2)
+    x[place] = total
+"""
 
 
-def irs(specs: Iterable[KernelSpec]) -> list[list[str]]:
-    """Without the names in which Numba counts."""
+def codes(specs: Iterable[KernelSpec]) -> list[tuple[bytes, bytes]]:
+    """PTX, without the names in which Numba counts, and code for the emulated device."""
     compiler.kernel_ir.cache_clear()
-    return [[re.sub(numbered, "", text) for text in compiler.kernel_ir(spec).modules] for spec in specs]
+    targets = Target.cuda(9, 0), Target.emulated()
+    images = [[compiler.compile_kernel(spec, target) for target in targets] for spec in specs]
+    return [(re.sub(numbered, b"", gpu.ptx), emulated.data) for gpu, emulated in images]
 
 
-def test_kernels_have_the_ir_that_all_passes_make(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_have_the_code_that_all_passes_make(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: set[KernelSpec] = set()
     monkeypatch.setattr(kernel_library, "record_specs", asked.update)
     nodes = [
@@ -63,9 +83,28 @@ def test_kernels_have_the_ir_that_all_passes_make(monkeypatch: pytest.MonkeyPatc
     ep_session(model.SerializeToString())
     specs = sorted(asked, key=lambda spec: spec.name)
     assert len(specs) > 3
-    without = irs(specs)
+    specs.append(KernelSpec("widens", ("*f32", "i32"), WIDENS_IN_LOOP))
+    without = codes(specs)
     monkeypatch.setattr(front_end, "front_end_of_kernels", all_passes)
-    assert without == irs(specs)
+    assert without == codes(specs)
+
+
+def test_only_statements_whose_types_may_have_changed_are_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed: Counter[Any] = Counter()
+    assign = typeinfer.Propagate.__call__
+
+    def count(constraint: Any, inferer: Any) -> None:
+        typed[constraint.dst] += 1
+        assign(constraint, inferer)
+
+    monkeypatch.setattr(typeinfer.Propagate, "__call__", count)
+    settled = "def kernel(x, n):\n    a = n\n    b = a\n    x[b] = 1\n"
+    compiler.kernel_ir(KernelSpec("settled", ("*f32", "i32"), settled))
+    assert typed
+    assert set(typed.values()) == {1}
+    typed.clear()
+    compiler.kernel_ir(KernelSpec("widens_again", ("*f32", "i32"), WIDENS_IN_LOOP))
+    assert max(typed.values()) > 1
 
 
 def test_what_was_resolved_does_not_pile_up() -> None:
