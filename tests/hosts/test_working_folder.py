@@ -25,7 +25,7 @@ from ort_cuda_plugin.compiler.targets import Target
 spec = KernelSpec("zero", ("*f32",), "def kernel(x):\\n    x[0] = float32(0)\\n")
 targets = (Target.emulated(), Target.cuda(9, 0))
 cache = KernelCache(Path(sys.argv[2]))
-worker = WorkerClient.start(cache)
+(worker,) = WorkerClient.start(cache)
 worker.wait_ready()
 images = [worker.compile(spec, target) for target in targets]
 worker.close()

@@ -35,8 +35,8 @@ numbered = rb"_Z\w+|kernel\$\d+|_cudapy_smem_\d+"
 WIDENS_IN_LOOP = """
 def kernel(x, n):
     total = 0
-    place = cuda.grid(1)
-    pair = (place, 1)
+    first = cuda.grid(1)
+    pair = (first, 1)
     while pair[0] < n:
         step = total + 1
         if x[pair[0]] > 0:
@@ -44,7 +44,7 @@ def kernel(x, n):
         else:
             total = step
         pair = (pair[0] + pair[1], pair[1] * 2)
-    x[place] = total
+    x[first] = total
 """
 
 

@@ -88,7 +88,7 @@ def test_a_warm_process_imports_neither_numba_nor_llvm(tmp_path: Path) -> None:
 def test_many_kernels_are_compiled_with_and_without_a_helper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    monkeypatch.setattr(kernel_library, "worker_pays_seconds", 1.0)
+    monkeypatch.setattr(kernel_library, "worker_pays_seconds", 0.5)
     monkeypatch.setattr(kernel_library, "max_workers", 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(1 + workers)))
     used: list[WorkerClient] = []
@@ -156,8 +156,7 @@ def test_a_helper_gives_the_same_image_and_no_error_hides_in_it(tmp_path: Path) 
     from ort_cuda_plugin.compiler.compile import compile_kernel
     from ort_cuda_plugin.compiler.library.compile_worker import WorkerClient
 
-    worker = WorkerClient.start(KernelCache(tmp_path))
-    assert worker is not None
+    (worker,) = WorkerClient.start(KernelCache(tmp_path))
     assert worker.wait_ready()
     assert os.getpgid(worker.process.pid) != os.getpgid(0)  # Ctrl-C at a terminal is not for it
     assert worker.compile(kernel("wrong", ("*f32",), "def kernel(x):\n    nothing()\n"), emulated) is None
@@ -166,6 +165,35 @@ def test_a_helper_gives_the_same_image_and_no_error_hides_in_it(tmp_path: Path) 
     worker.process.wait()
     assert worker.compile(spec_number(3), emulated) is None
     worker.close()
+
+
+def test_one_helper_imports_the_compiler_for_all_and_this_process_does_not(tmp_path: Path) -> None:
+    program = """
+import os, sys
+from pathlib import Path
+import psutil
+os.sched_getaffinity = lambda _: range(3)
+from ort_cuda_plugin.compiler.cache import KernelCache
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.library import kernel_library
+from ort_cuda_plugin.compiler.targets import Target
+kernel_library.worker_pays_seconds = 0.01
+kinds = set()
+finish = kernel_library.Compilation.finish
+def noted(compilation, *of_kernel):
+    (first,) = psutil.Process().children()
+    kinds.add((len(compilation.workers), len(first.children())))
+    finish(compilation, *of_kernel)
+kernel_library.Compilation.finish = noted
+library = kernel_library.KernelLibrary(KernelCache(Path(sys.argv[1])), lambda name, by: None)
+specs = [KernelSpec(f"k{i}", ("*f32",), f"def kernel(x):\\n    x[0] = float32({i})\\n") for i in range(6)]
+library.get_many(specs, Target.emulated())
+assert not psutil.Process().children()
+print(kinds, "numba" in sys.modules)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "{(3, 2)} False"
 
 
 def test_an_interrupt_ends_the_helpers_and_keeps_what_was_compiled(
@@ -211,8 +239,7 @@ def test_a_helper_with_other_tools_is_not_used(tmp_path: Path, monkeypatch: pyte
     from ort_cuda_plugin.compiler.library import compile_worker
 
     monkeypatch.setattr(compile_worker, "tools", lambda: "others")
-    started = WorkerClient.start(KernelCache(tmp_path))
-    assert started is not None
+    (started,) = WorkerClient.start(KernelCache(tmp_path))
     monkeypatch.setattr(kernel_library, "start_workers", lambda seconds, cache: [started])
     target, counts = library(tmp_path)
     target.get_many([spec_number(1), spec_number(2)], emulated)
@@ -223,8 +250,7 @@ def test_a_helper_with_other_tools_is_not_used(tmp_path: Path, monkeypatch: pyte
 def test_the_work_of_a_helper_that_does_not_answer_is_done_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    started = WorkerClient.start(KernelCache(tmp_path))
-    assert started is not None
+    (started,) = WorkerClient.start(KernelCache(tmp_path))
     stopped = threading.Event()
     compile_kernel = started.compile
 

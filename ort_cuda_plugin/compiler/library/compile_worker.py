@@ -1,6 +1,7 @@
-"""A helper process that compiles kernels, and its parent's client.
+"""Helper processes that compile kernels, and their parent's clients.
 
-It is a fresh process, not a fork, because the parent has threads. It lives as long as one call of `compile_many`.
+The first one is a fresh process, because the parent has threads. It imports the compiler, which takes longer than most
+kernels, and forks the others. They live as long as one call of `compile_many`.
 Messages are a length and bytes: JSON for a job, the form of a cache entry for an image, nothing for a kernel that did
 not compile.
 """
@@ -11,12 +12,14 @@ import contextlib
 import json
 import math
 import os
+import signal
+import socket
 import struct
 import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ort_cuda_plugin.compiler.cache import KernelCache, decode, encode
 from ort_cuda_plugin.compiler.foreign import ForeignKernel
@@ -27,30 +30,49 @@ from ort_cuda_plugin.compiler.toolchain import installed_tools, joined_digest, t
 
 
 class WorkerClient:
-    """The parent's end of the pipe."""
+    """The parent's end of a helper's pipe. ``process`` is the first helper; all are in its process group."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], jobs: IO[bytes], replies: IO[bytes]) -> None:
         self.process = process
+        self.jobs = jobs
+        self.replies = replies
         self.is_ready = False
         self.due = math.inf
         """Deadline of the kernel that the helper compiles, in seconds of `time.monotonic`."""
 
     @staticmethod
-    def start(cache: KernelCache) -> WorkerClient | None:
-        """Start a helper, which begins to import Numba; None if this interpreter cannot start one.
+    def start(cache: KernelCache, count: int = 1) -> list[WorkerClient]:
+        """Start a helper that imports Numba and forks the others; return none if this interpreter cannot start one.
 
-        The helper loads and stores IR in the folder of ``cache`` if that is usable.
+        The helpers load and store IR in the folder of ``cache`` if that is usable.
         """
-        arguments = [str(cache.folder)] if cache.usable else []
+        pairs = [socket.socketpair() for _ in range(count - 1)]
+        numbers = [theirs.fileno() for _, theirs in pairs]
+        arguments = [str(cache.folder) if cache.usable else "", *map(str, numbers)]
         command = isolation.python_command(__name__, *arguments, distributions=isolation.COMPILER_DISTRIBUTIONS)
-        if command is None:
-            return None
         try:
-            # A separate process group: Ctrl-C goes to the parent, which ends the helper.
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", process_group=0)
+            if command is None:
+                return []
+            # A separate process group: Ctrl-C goes to the parent, which ends the helpers.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd="/",
+                process_group=0,
+                pass_fds=numbers,
+                env=os.environ | ONE_THREAD,
+            )
+            assert process.stdin is not None
+            assert process.stdout is not None
+            clients = [WorkerClient(process, process.stdin, process.stdout)]
+            return [*clients, *(WorkerClient(process, ours.makefile("wb"), ours.makefile("rb")) for ours, _ in pairs)]
         except OSError:
-            return None
-        return WorkerClient(process)
+            return []
+        finally:
+            for pair in pairs:
+                for end in pair:
+                    end.close()  # the files of ours keep it open
 
     def wait_ready(self) -> bool:
         """Wait; return whether the helper can compile with the same tools as this process."""
@@ -58,27 +80,38 @@ class WorkerClient:
         return self.is_ready
 
     def stop_unless_ready(self) -> None:
-        """End a helper that is still importing: no work is left for it."""
+        """End helpers that are still importing: no work is left for them."""
         if not self.is_ready:
-            self.process.kill()
+            self.kill()
 
     def compile(self, spec: KernelSpec, target: Target) -> KernelImage | None:
         """Return the compiled kernel; None if it did not compile or the helper died."""
-        assert self.process.stdin is not None
         try:
-            send(self.process.stdin, encode_job(spec, target))
+            send(self.jobs, encode_job(spec, target))
         except OSError:
             return None
         reply = self.receive()
         return None if reply is None else decode(reply, target)
 
     def receive(self) -> bytes | None:
-        assert self.process.stdout is not None
-        return receive(self.process.stdout)
+        return receive(self.replies)
+
+    def kill(self) -> None:
+        """Kill all helpers of the group."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        self.kill()
+        self.process.wait()
+        for pipe in (self.jobs, self.replies):
+            with contextlib.suppress(OSError):  # what a dead helper did not read
+                pipe.close()
+
+
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""For NumPy: a process that forks has one thread."""
 
 
 def tools() -> str:
@@ -120,16 +153,39 @@ def decode_job(message: bytes) -> tuple[KernelSpec, Target]:
     return kernel, Target(**target)
 
 
-def main(folder: str | None = None) -> None:
-    """Run the helper: answer jobs until there are no more."""
+WARMING = KernelSpec("warming", ("*f32", "i32"), "def kernel(x, n):\n    if cuda.grid(1) < n:\n        x[0] = 1\n")
+"""What the first helper compiles before it forks: Numba fills its tables with the first kernel of a process."""
+
+
+def main(folder: str = "", *channels: str) -> None:
+    """Run the helper: fork one for each channel, and answer jobs until there are no more."""
     # Output of libraries must not get into the messages.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    jobs: IO[bytes] = sys.stdin.buffer
     compiler = isolation.import_compiler()
-    cache = None if folder is None else KernelCache(Path(folder))
-    with contextlib.suppress(BrokenPipeError):  # the parent is gone
+    ends = [socket.socket(fileno=int(channel)) for channel in channels]
+    if ends:
+        compiler.kernel_ir(WARMING)
+    for number, end in enumerate(ends):
+        if os.fork() == 0:
+            # A pipe ends for the parent when all processes have closed the helper's end of it.
+            replies.close()
+            for other in ends[number + 1 :]:
+                other.close()
+            jobs, replies = end.makefile("rb"), end.makefile("wb")
+            answer(compiler, folder, jobs, replies)
+            os._exit(0)
+        end.close()
+    answer(compiler, folder, jobs, replies)
+
+
+def answer(compiler: Any, folder: str, jobs: IO[bytes], replies: IO[bytes]) -> None:
+    """Compile what the parent asks for."""
+    cache = KernelCache(Path(folder)) if folder else None
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is gone
         send(replies, tools().encode())
-        while (message := receive(sys.stdin.buffer)) is not None:
+        while (message := receive(jobs)) is not None:
             try:
                 reply = encode(compiler.compile_kernel(*decode_job(message), cache))
             except compiler.KernelCompileError:

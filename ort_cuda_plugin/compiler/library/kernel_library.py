@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -142,7 +144,7 @@ class KernelLibrary:
 
 def expected_seconds(spec: KernelSpec) -> float:
     """Return the expected CPU seconds of compilation: Numba's front end, about half of it, is linear in the source."""
-    return 0.04 + len(spec.source) / 15000
+    return 0.03 + len(spec.source) / 20000
 
 
 class Compilation:
@@ -175,7 +177,12 @@ class Compilation:
         try:
             for thread in threads:
                 thread.start()
-            self.run_here()
+            if not self.workers or compiler_is_imported():
+                self.run_here()
+            else:  # as many helpers as there are cores: this process is spared the import
+                for worker, thread in zip(self.workers, threads, strict=True):
+                    worker.due = min(worker.due, time.monotonic() + least_patience_seconds)
+                    self.await_helper(worker, thread)
         finally:
             self.todo.clear()
             for worker in self.workers:
@@ -212,13 +219,13 @@ class Compilation:
             thread.join(look_seconds)
             if thread.is_alive() and time.monotonic() > worker.due:
                 logger.warning("a compiling helper process does not answer: this process does its work")
-                worker.process.kill()
+                worker.kill()
 
     def abandon(self) -> None:
         """Stop after the kernel that this process is compiling: no caller waits any more."""
         self.abandoned = True
         for worker in self.workers:
-            worker.process.kill()
+            worker.kill()
 
     def run_here(self) -> None:
         """Take and compile jobs in this process. Raises KernelCompileError."""
@@ -234,6 +241,7 @@ class Compilation:
         """Give jobs to a helper. If the helper fails, its jobs are compiled here, which raises their errors here."""
         if not worker.wait_ready():
             return
+        worker.due = math.inf
         for index in self.take():
             worker.due = self.due(index)
             image = worker.compile(*self.jobs[index])
@@ -288,14 +296,19 @@ def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache, *, is_told
 
 
 def start_workers(seconds: float, cache: KernelCache) -> list[WorkerClient]:
-    """Start helpers for this amount of work, besides this process."""
+    """Start helpers for this amount of work: besides this process, or without it where it has not imported Numba."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = min(cores - 1, max_workers, int(seconds / worker_pays_seconds))
     if wanted <= 0:
         return []
     from ort_cuda_plugin.compiler.library.compile_worker import WorkerClient
 
-    return [worker for worker in (WorkerClient.start(cache) for _ in range(wanted)) if worker is not None]
+    return WorkerClient.start(cache, wanted if compiler_is_imported() else wanted + 1)
+
+
+def compiler_is_imported() -> bool:
+    """Whether this process has imported Numba, and compiles at once."""
+    return "ort_cuda_plugin.compiler.compile" in sys.modules
 
 
 # ---- manifest of the requested kernels ----
