@@ -206,7 +206,7 @@ def test_errors_say_what_is_wrong(model: Path, tmp_path: Path) -> None:
             read_inputs(damaged)
     other = genai_decoder(1)
     other.graph.input[1].name = "mask"
-    with pytest.raises(ValueError, match="lacks attention_mask"):
+    with pytest.raises(ValueError, match="missing: attention_mask"):
         with_token(other.SerializeToString(), 0)
     path = tmp_path / "model.onnx"
     unknown = genai_decoder(1)
