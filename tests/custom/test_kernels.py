@@ -230,7 +230,7 @@ def test_a_twin_in_numpy_is_called_in_each_run_and_explain_says_so() -> None:
     kernel = cuda_kernel(SOURCE, "shift", SIGNATURE, numpy_twin=shift_in_numpy)
     with in_place_of("Sign", launches(kernel)):
         verdict = ort_cuda_plugin.explain(model(), emulate=True)[1]
-        assert "the NumPy counterpart of kernel shift is called in Python in each Run" in verdict.note
+        assert "each Run calls the NumPy counterpart of kernel shift in Python" in verdict.note
         session = ort_cuda_plugin.session(model(), emulate=True)
         changes(session, 2)
         assert changes(session, 0).get("python_calls") == 1

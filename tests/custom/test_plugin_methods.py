@@ -471,7 +471,7 @@ def test_enqueue_in_each_run() -> None:
     text = ProgramText(["x"], ["y"]).program("lowered", ctx.trace.steps)
     assert re.search(r"Python, in each Run +%0 f32\[n\] 24 B <- x f32\[n\] 24 B", text), text
     assert "enqueue of plugin Probe-1" in text
-    assert "is called in Python in each Run" in next(iter(ctx.notes.values()))
+    assert "each Run calls enqueue of plugin Probe-1 in Python" in next(iter(ctx.notes.values()))
 
 
 def test_attach_to_context() -> None:
