@@ -52,7 +52,8 @@ def test_dir_and_type_checkers_see_the_public_names() -> None:
     assert all(getattr(ort_cuda_plugin, name).__name__ == name for name in public)
     tree = ast.parse(Path(ort_cuda_plugin.__file__).read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    imported = {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    own = [node for node in (*tree.body, *block.body) if isinstance(node, ast.ImportFrom) and node.level]
+    imported = {alias.name for node in own for alias in node.names}
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     assert public == imported | {name for name in defined if not name.startswith("_")}
 
