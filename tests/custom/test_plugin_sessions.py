@@ -166,7 +166,8 @@ def test_enqueue_of_each_run_gets_sizes_memory_and_the_stream(probe: dict[str, A
 
     probe["methods"].update(enqueue=enqueue, get_workspace_size=lambda *_: 48)
     assert (
-        "each Run calls enqueue of plugin Probe-1 in Python" in ort_cuda_plugin.explain(probe_model(), emulate=True)[1].note
+        "each Run calls enqueue of plugin Probe-1 in Python"
+        in ort_cuda_plugin.explain(probe_model(), emulate=True)[1].note
     )
     session = ort_cuda_plugin.session(probe_model(), emulate=True)
     for n in (5, 5, 9, 5):

@@ -223,12 +223,12 @@ def test_quantized_caches_and_bounds_of_the_caller(kind: str, real: int) -> None
 
 
 def test_bytes_without_a_meaning() -> None:
-    """A cache of bytes needs the name of its elements, and there are no the element type of key_cache is float4e2m1."""
+    """A cache of bytes needs the name of its element type; there are no caches of float4e2m1."""
     inputs: list[Array | None] = [np.ones((1, heads * SIZE), np.float16) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     inputs += [codes(BLOCKS, BLOCK, KV_HEADS, SIZE // 2, seed=i) for i in (1, 2)]
     inputs += [starts([1]), int32([0]), TABLE[:1], *[None] * 6, *[np.ones(1, np.float32)] * 2]
     for name, reason in (
-        ("", "elements of the type ''"),
+        ("", "must have the element type ''"),
         ("float4e2m1", "the element type of key_cache is float4e2m1"),
     ):
         attributes = ATTRIBUTES | {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR"}
