@@ -76,7 +76,7 @@ def _api_version(ort: ModuleType) -> int:
 
 
 def _ep_devices(ort: ModuleType, identity: Identity) -> list[Any]:
-    """Return the devices whose provider has that name. They may belong to another library."""
+    """Return the devices that this library offers under the provider name of the identity."""
     if not _factories(identity):
         return []
     return [device for device in ort.get_ep_devices() if device.ep_name == identity.ep_name and _is_ours(device)]

@@ -70,7 +70,7 @@ static bool any_output_overlaps(const ocp_instance *instance) {
   return false;
 }
 
-/* Whether the plan may write an output where it is bound while it reads an input that overlaps it. */
+/* Whether the plan may write the output to its bound memory although the input overlaps that memory. */
 static bool may_share(const ocp_plan *plan, uint32_t input, uint32_t output, bool is_same) {
   const ocp_sharing sharing = ocp_plan_sharing(plan, input, output);
   return sharing == OCP_SHARING_IN_ORDER || (is_same && sharing != OCP_SHARING_NONE);

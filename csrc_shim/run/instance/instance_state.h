@@ -100,8 +100,9 @@ typedef struct ocp_instance {
   /* its CUDA graph, once it is warm: replay.h */
   struct ocp_replay *replay;
   void (*release_replay)(struct ocp_replay *replay);
-  uint64_t replay_stream_id, replay_position; /* the stream of its latest launch, and that launch's position */
-  uint32_t warm_runs;                         /* Runs without a graph */
+  uint64_t replay_stream_id,
+      replay_position;        /* of the graph's latest launch: its stream, its number in device/order.h */
+  uint32_t warm_runs;         /* Runs without a graph */
   uint32_t replay_evictions;  /* how often other graphs replaced its graph: each time it needs more warm Runs */
   ocp_counter replay_refused; /* why it can never have a graph; 0: it can */
   bool is_fresh;              /* its calls have not been enqueued since they were filled */

@@ -115,7 +115,7 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def tools() -> str:
-    """Return the tools of this process."""
+    """Return a digest of the tools of this process that compile for GPUs and for the emulated device."""
     return joined_digest(*(toolchain_digest(installed_tools(emulated), emulated) for emulated in (True, False)))
 
 

@@ -84,7 +84,7 @@ def _has_adjacent_rows(step: Rows, placed: Sequence[Sequence[Dim]]) -> bool:
 
 
 def _has_maps(step: Rows) -> bool:
-    """Tell whether maps can compute the results after the reductions, elementwise and per row."""
+    """Return whether map steps can compute all that follows the reductions, elementwise or per row."""
     known = {x: Scalar(x.dtype, "leaf") for x in step.scalars if x.op == "reduced"}
     after = Substitution(dict(known))
     if step.row.index in reachable(after(x) for x, _ in step.outputs):

@@ -28,7 +28,7 @@ MOST_MERGES = 16  # maximum merge launches; longer rows are sorted by one block
 @plain_kernel
 def merge_step(i: int, n: int, width: int, source: int, target: int, *, numbers: Pointer[int], compare: Lines) -> None:
     """Move element ``i`` of runs of ``width`` from ``source`` to ``target`` of an array of ``numbers``."""
-    # The target position: that in the own run, plus the elements of the sibling run that come before.
+    # The target index: the index in the own run, plus the elements of the sibling run that come before.
     me = int64(numbers[source + i])
     pair = i & -(2 * width)
     middle = min(pair + width, n)
