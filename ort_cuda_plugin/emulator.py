@@ -12,7 +12,8 @@ out-of-bounds accesses, reads of memory that nothing has written, and divergent 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -60,7 +61,6 @@ class PtxModule:
             raise EmulatorError(str(error)) from error
         self.kernels = tuple(name for name, function in functions.items() if function.is_entry)
         """The names of the kernels."""
-        _set_checking(check)
         self._device = Device.emulated()
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, args: Sequence[Argument], shared: int = 0) -> None:
@@ -81,7 +81,12 @@ class PtxModule:
         module, parameters = self._kernel(kernel)
         if len(args) != len(parameters):
             raise TypeError(f"{kernel}: got {len(args)} arguments, expected {len(parameters)}")
-        pairs = list(zip(args, parameters, strict=True))
+        with _checking(self._target.check):
+            self._launch(module, kernel, grid, block, list(zip(args, parameters, strict=True)), shared)
+
+    def _launch(
+        self, module: Module, kernel: str, grid: Dim3, block: Dim3, pairs: list[tuple[Argument, Any]], shared: int
+    ) -> None:
         values = [_device_value(self._device, kernel, index, *pair) for index, pair in enumerate(pairs)]
         core().emu_clear_findings()
         try:
@@ -91,7 +96,7 @@ class PtxModule:
             raise EmulatorError(f"{kernel}: {error}", _taken_findings()) from error
         if found := _taken_findings():
             raise EmulatorError(f"{kernel}: the checking mode found faults", found)
-        for given, value in zip(args, values, strict=True):
+        for (given, _), value in zip(pairs, values, strict=True):
             if isinstance(given, np.ndarray) and isinstance(value, DeviceArray) and given.flags.writeable:
                 given[...] = self._device.download(value)
 
@@ -134,10 +139,21 @@ def _device_value(device: Device, kernel: str, index: int, given: Argument, para
     return integer
 
 
-def _set_checking(check: bool) -> None:
+@contextmanager
+def _checking(check: bool) -> Iterator[None]:
+    """Turn the checking mode of the emulated devices on or off, and afterwards back to what sessions use."""
     config = ffi.new("ocp_emu_config *")
     core().emu_get_config(config)
-    if bool(config.check) == check:
+    before = config.check
+    _configure(config, check)
+    try:
+        yield
+    finally:
+        _configure(config, before)
+
+
+def _configure(config: Any, check: int) -> None:
+    if config.check == check:
         return
     config.check = int(check)
     text = ffi.new("char[]", MAX_FINDING_BYTES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from emulator_harness import current
 from ort_cuda_plugin import emulator
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
@@ -222,3 +223,13 @@ def test_a_module_names_its_kernels() -> None:
     assert module.kernels == ("k",)
     with pytest.raises(emulator.EmulatorError, match="the module has no such kernel; it has k"):
         module.launch("other", 1, 1, ())
+
+
+def test_the_checking_mode_of_sessions_stays_as_it_is() -> None:
+    before = current()
+    module = kernel("ld.global.u32 %r1, [%x+4]; st.global.u32 [%y], %r1;")
+    module.launch("k", 1, 1, (words(2), words(1)))
+    assert current() == before
+    with pytest.raises(emulator.EmulatorError, match="out-of-bounds"):
+        module.launch("k", 1, 1, (words(1), words(1)))
+    assert current() == before
