@@ -272,7 +272,7 @@ def render(other: str, theirs: Sequence[Kernel], ours: Sequence[Kernel], host_me
         partial = {(gap.domain, gap.name) for gap in found if gap.domain == domain}
         here, whole = len(of_domain - missing), len(of_domain - partial)
         lines.append(f"| {_domain(domain)} | {len(of_domain)} | {here} | {whole} |")
-    lines += ["", "## What the plugin lacks", "", "| domain | operators | lacking | reason |", "|---|---|---|---|"]
+    lines += ["", "## What it has and we lack", "", "| domain | operators | lacking | reason |", "|---|---|---|---|"]
     rows: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for gap in found:
         lacking = ", ".join(_types_in_words(gap.types)) or "all"
@@ -281,7 +281,7 @@ def render(other: str, theirs: Sequence[Kernel], ours: Sequence[Kernel], host_me
             names_of_row.append(gap.name)
     for (domain, lacking, reason), operators in rows.items():
         lines.append(f"| {_domain(domain)} | {', '.join(operators)} | {lacking} | {reason} |")
-    lines += ["", "## Operators that only the plugin has", ""]
+    lines += ["", "## What we add", ""]
     for domain, operators in additions(theirs, ours).items():
         lines.append(f"- {_domain(domain)}: {', '.join(operators)}")
     if unknown := unknown_constraints(ours, names_of):
