@@ -20,13 +20,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .abi.core import core, ffi
 from .abi.device import CudaError, Device, DeviceArray, Dim3, Module
+from .abi.emulation import clear_findings, configuration, configure, findings
 from .compiler.library.isolation import import_compiler
 from .compiler.targets import Target
 
 Argument: TypeAlias = "npt.NDArray[Any] | np.generic | int | float"
-MAX_FINDING_BYTES = 500
 
 
 class EmulatorError(RuntimeError):
@@ -51,15 +50,14 @@ class PtxModule:
     """A module of PTX. Kernels are compiled for the host when they are first launched."""
 
     def __init__(self, text: str, check: bool) -> None:
-        self._text = text
         self._target = Target.emulated(check=check)
         self._compiler = import_compiler()
-        self._loaded: dict[str, tuple[Module, list[Any]]] = {}
+        self._loaded: dict[str, Module] = {}
         try:
-            functions = self._compiler.parse(text).functions
+            self._module = self._compiler.parse(text)
         except self._compiler.PtxError as error:
             raise EmulatorError(str(error)) from error
-        self.kernels = tuple(name for name, function in functions.items() if function.is_entry)
+        self.kernels = tuple(name for name, function in self._module.functions.items() if function.is_entry)
         """The names of the kernels."""
         self._device = Device.emulated()
 
@@ -78,7 +76,8 @@ class PtxModule:
             EmulatorError: an instruction is not supported, the launch failed, or the checking mode found a fault.
             TypeError: an argument does not fit its parameter.
         """
-        module, parameters = self._kernel(kernel)
+        module = self._kernel(kernel)
+        parameters = self._module.functions[kernel].parameters
         if len(args) != len(parameters):
             raise TypeError(f"{kernel}: got {len(args)} arguments, expected {len(parameters)}")
         with _checking(self._target.check):
@@ -88,7 +87,7 @@ class PtxModule:
         self, module: Module, kernel: str, grid: Dim3, block: Dim3, pairs: list[tuple[Argument, Any]], shared: int
     ) -> None:
         values = [_device_value(self._device, kernel, index, *pair) for index, pair in enumerate(pairs)]
-        core().emu_clear_findings()
+        clear_findings()
         try:
             module.launch(kernel, grid, block, values, shared)
             self._device.synchronize()
@@ -100,15 +99,15 @@ class PtxModule:
             if isinstance(given, np.ndarray) and isinstance(value, DeviceArray) and given.flags.writeable:
                 given[...] = self._device.download(value)
 
-    def _kernel(self, name: str) -> tuple[Module, list[Any]]:
+    def _kernel(self, name: str) -> Module:
         if name not in self.kernels:
             raise EmulatorError(f"{name}: the module has no such kernel; it has {', '.join(self.kernels) or 'none'}")
         if name not in self._loaded:
             try:
-                image, parameters = self._compiler.compile_ptx_kernel(self._text, name, self._target)
+                image = self._compiler.compile_ptx_kernel(self._module, name, self._target)
             except self._compiler.PtxError as error:
                 raise EmulatorError(str(error)) from error
-            self._loaded[name] = self._device.load(image.data), parameters
+            self._loaded[name] = self._device.load(image.data)
         return self._loaded[name]
 
 
@@ -142,31 +141,27 @@ def _device_value(device: Device, kernel: str, index: int, given: Argument, para
 @contextmanager
 def _checking(check: bool) -> Iterator[None]:
     """Turn the checking mode of the emulated devices on or off, and afterwards back to what sessions use."""
-    config = ffi.new("ocp_emu_config *")
-    core().emu_get_config(config)
-    before = config.check
-    _configure(config, check)
+    before = configuration().check
+    _set_checking(check)
     try:
         yield
     finally:
-        _configure(config, before)
+        _set_checking(before)
 
 
-def _configure(config: Any, check: int) -> None:
+def _set_checking(check: int) -> None:
+    config = configuration()
     if config.check == check:
         return
     config.check = int(check)
-    text = ffi.new("char[]", MAX_FINDING_BYTES)
-    if core().emu_configure(config, text, len(text)):
-        raise EmulatorError(f"the checking mode cannot change: {ffi.string(text).decode()}")
+    try:
+        configure(config)
+    except ValueError as error:
+        raise EmulatorError(f"the checking mode cannot change: {error}") from error
 
 
 def _taken_findings() -> list[str]:
-    """Return the findings of the checking mode and forget them, with the error that makes the device unusable."""
-    found = []
-    for index in range(core().emu_num_findings()):
-        text = ffi.new("char[]", MAX_FINDING_BYTES)
-        core().emu_finding(index, text, len(text))
-        found.append(ffi.string(text).decode())
-    core().emu_clear_findings()
+    """Return the findings of a launch and forget them, with the error that makes the device unusable."""
+    found = findings()
+    clear_findings()
     return found

@@ -36,7 +36,7 @@ from ort_cuda_plugin.compiler.host import counts
 from ort_cuda_plugin.compiler.host import entry as host_entry
 from ort_cuda_plugin.compiler.host import ir as host_ir
 from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.compiler.ptx.parser import PtxError, Variable, parse
+from ort_cuda_plugin.compiler.ptx.parser import Module, PtxError, parse
 from ort_cuda_plugin.compiler.ptx.translate import llvm_module
 from ort_cuda_plugin.compiler.targets import KernelImage, Target, resource_usage
 from ort_cuda_plugin.compiler.toolchain import closest_capability, ir_key, supported_capabilities
@@ -318,33 +318,51 @@ MAX_DECLARED_SHARED = 48 << 10
 """Bytes of shared memory that a kernel's code may have, on every device."""
 
 
+def excess_shared_memory(static_bytes: int) -> str:
+    """Return why a kernel that declares ``static_bytes`` of shared memory is refused; "" if it is not."""
+    if static_bytes <= MAX_DECLARED_SHARED:
+        return ""
+    return (
+        f"it declares {static_bytes} bytes of shared memory, more than the {MAX_DECLARED_SHARED} that "
+        "are possible: a launch can ask for more, which is an array of the size 0 in the kernel"
+    )
+
+
 def emulated_ir(spec: KernelSpec, ir: KernelIR, target: Target) -> str:
     """Return the kernel's module for the emulated device, before optimisation."""
     sizes = [0 if entry.startswith("*") else int(entry[1:]) // 8 for entry in spec.signature]
-    shared = host_ir.SharedMemory()
-    name, contract = ir.mangled_name, target.contract
     try:
         if target.executes_ptx:
-            name, contract = spec.symbol, False  # the translation marks what may be contracted
-            ptx = compile_ptx(spec, ir, target).decode()
-            pointers = [size == 0 for size in sizes]
-            text, shared.static_bytes = llvm_module(parse(ptx), name, pointers, target.contract)
-            shared.offsets[""] = 0
-            prepared = [text]
+            module = parse(compile_ptx(spec, ir, target).decode())
+            text, shared = ptx_kernel_module(module, spec.symbol, sizes, target)
         else:
+            shared = host_ir.SharedMemory()
             prepared = [host_ir.prepare_module(text, shared, target.check) for text in ir.modules]
             shared.finish()
-        text = inline_into_kernel(prepared, name, target.count)
-        if shared.static_bytes > MAX_DECLARED_SHARED:
-            raise KernelCompileError(
-                spec,
-                f"it declares {shared.static_bytes} bytes of shared memory, more than the {MAX_DECLARED_SHARED} that "
-                "are possible: a launch can ask for more, which is an array of the size 0 in the kernel",
-            )
-        modes = (target.check, contract, target.count)
-        return host_ir.kernel_module(text, name, spec.symbol, sizes, shared, *modes)
+            inlined = inline_into_kernel(prepared, ir.mangled_name, target.count)
+            modes = (target.check, target.contract, target.count)
+            text = host_ir.kernel_module(inlined, ir.mangled_name, spec.symbol, sizes, shared, *modes)
     except (host_entry.UnsupportedIR, PtxError) as error:
         raise KernelCompileError(spec, f"the emulated device does not support {error}") from error
+    if reason := excess_shared_memory(shared.static_bytes):
+        raise KernelCompileError(spec, reason)
+    return text
+
+
+def ptx_kernel_module(
+    module: Module, kernel: str, sizes: list[int], target: Target
+) -> tuple[str, host_ir.SharedMemory]:
+    """Return a kernel of PTX as a module for the emulated device, and its shared memory.
+
+    ``sizes`` are those of `kernel_module`'s parameters. Raises PtxError and UnsupportedIR.
+    """
+    ir, static_bytes = llvm_module(module, kernel, [size == 0 for size in sizes], target.contract)
+    shared = host_ir.SharedMemory({"": 0}, static_bytes)
+    inlined = inline_into_kernel([ir], kernel, target.count)
+    # The translation marks what may be contracted.
+    return host_ir.kernel_module(
+        inlined, kernel, kernel, sizes, shared, target.check, contract=False, count=target.count
+    ), shared
 
 
 OPTIMISATION_LEVEL = 1
@@ -369,21 +387,17 @@ def compile_emulated(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelIm
     return emulated_image(spec.symbol, emulated_ir(spec, ir, target), target)
 
 
-def compile_ptx_kernel(text: str, kernel: str, target: Target) -> tuple[KernelImage, list[Variable]]:
-    """Compile a kernel of PTX text for the emulated device; return it with its parameters. Raises PtxError."""
-    module = parse(text)
-    ir, static_bytes = llvm_module(module, kernel, contract=target.contract)
-    parameters = module.functions[kernel].parameters
-    sizes = [0 if parameter.is_pointer else parameter.size for parameter in parameters]
-    shared = host_ir.SharedMemory({"": 0}, static_bytes)
+def compile_ptx_kernel(module: Module, kernel: str, target: Target) -> KernelImage:
+    """Compile a kernel of a PTX module for the emulated device. Raises PtxError."""
+    function = module.functions[kernel]
+    sizes = [0 if parameter.is_pointer else parameter.size for parameter in function.parameters]
     try:
-        inlined = inline_into_kernel([ir], kernel)
-        complete = host_ir.kernel_module(inlined, kernel, kernel, sizes, shared, target.check, contract=False)
+        text, shared = ptx_kernel_module(module, kernel, sizes, target)
     except host_entry.UnsupportedIR as error:
-        raise PtxError(
-            module.functions[kernel].line, kernel, f"the emulated device does not support {error}"
-        ) from error
-    return emulated_image(kernel, complete, target), parameters
+        raise PtxError(function.line, kernel, f"the emulated device does not support {error}") from error
+    if reason := excess_shared_memory(shared.static_bytes):
+        raise PtxError(function.line, kernel, reason)
+    return emulated_image(kernel, text, target)
 
 
 def emulated_image(symbol: str, text: str, target: Target) -> KernelImage:

@@ -36,25 +36,11 @@ class Mode:
 
     def apply(self, key: str) -> None:
         """Prepare the emulated devices of this process for one test."""
-        from ort_cuda_plugin.abi.core import core, ffi
+        from ort_cuda_plugin.abi.emulation import clear_findings, configuration, configure
 
-        core().emu_clear_findings()
+        clear_findings()
         if self.seed is None:
             return
-        config, text = ffi.new("ocp_emu_config *"), ffi.new("char[200]")
-        core().emu_get_config(config)
+        config = configuration()
         config.seed = (self.seed << 32) | zlib.crc32(key.encode())
-        if core().emu_configure(config, text, len(text)):
-            raise RuntimeError(ffi.string(text).decode())
-
-
-def findings() -> list[str]:
-    """Return the findings of the checking mode since `Mode.apply`, one line each."""
-    from ort_cuda_plugin.abi.core import core, ffi
-
-    found = []
-    for index in range(core().emu_num_findings()):
-        text = ffi.new("char[500]")
-        core().emu_finding(index, text, len(text))
-        found.append(ffi.string(text).decode())
-    return found
+        configure(config)

@@ -10,8 +10,9 @@ from typing import Any
 import onnx
 
 from ort_cuda_plugin import get_ep_name
+from ort_cuda_plugin.abi.emulation import findings
 from ort_cuda_plugin.conformance.cases import Case
-from ort_cuda_plugin.conformance.mode import Mode, findings
+from ort_cuda_plugin.conformance.mode import Mode
 from ort_cuda_plugin.conformance.scope import is_random, out_of_scope
 from ort_cuda_plugin.conformance.values import difference, from_ort_value, is_plain, to_ort_value
 

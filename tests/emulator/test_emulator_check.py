@@ -12,10 +12,10 @@ import pytest
 from emulator_harness import compile_kernels, configured
 from ort_cuda_plugin.abi.core import core, ffi
 from ort_cuda_plugin.abi.device import CudaError, Device, DeviceArray, Module, Stream
+from ort_cuda_plugin.abi.emulation import findings
 from ort_cuda_plugin.compiler.compile import compile_kernel
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.conformance.mode import findings
 
 
 @pytest.fixture(scope="module")

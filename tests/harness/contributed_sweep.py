@@ -21,7 +21,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from contributed import BFLOAT16, DISABLED, FLOAT, FLOAT16, TOLERANCES, Array
 from emulator_harness import configured
-from ort_cuda_plugin.conformance.mode import findings
+from ort_cuda_plugin.abi.emulation import findings
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import registry
 from session_pair import ep_session

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import build_plugin
-from ort_cuda_plugin.abi.core import core, ffi
+from ort_cuda_plugin.abi.core import ffi
 from ort_cuda_plugin.abi.device import Device
+from ort_cuda_plugin.abi.emulation import clear_findings, configuration, configure
 
 SOURCES = Path(__file__).resolve().parents[1] / "c"
 
@@ -29,16 +30,13 @@ class Emulator:
 
 
 def current() -> Emulator:
-    config = ffi.new("ocp_emu_config *")
-    core().emu_get_config(config)
+    config = configuration()
     return Emulator(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Emulator)})
 
 
 def apply(settings: Emulator) -> None:
     """Raises ValueError with the library's reason where it refuses."""
-    text = ffi.new("char[200]")
-    if core().emu_configure(ffi.new("ocp_emu_config *", dataclasses.asdict(settings)), text, len(text)):
-        raise ValueError(ffi.string(text).decode())
+    configure(ffi.new("ocp_emu_config *", dataclasses.asdict(settings)))
 
 
 @contextmanager
@@ -50,7 +48,7 @@ def configured(**changes: int) -> Iterator[Device]:
     """
     before, collects = current(), gc.isenabled()
     apply(dataclasses.replace(before, **changes))
-    core().emu_clear_findings()
+    clear_findings()
     gc.disable()
     try:
         yield Device.emulated(0)
@@ -58,7 +56,7 @@ def configured(**changes: int) -> Iterator[Device]:
         try:
             apply(before)  # runs what is still deferred, which may fail
         finally:
-            core().emu_clear_findings()
+            clear_findings()
             if collects:
                 gc.enable()
 

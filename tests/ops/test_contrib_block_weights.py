@@ -10,7 +10,7 @@ import pytest
 
 from contributed import FLOAT, Array, check_node, codes, noise
 from emulator_harness import configured
-from ort_cuda_plugin.conformance.mode import findings
+from ort_cuda_plugin.abi.emulation import findings
 
 FEW, MANY = 3, 20
 SIZED = range(1)

@@ -11,8 +11,8 @@ import pytest
 import ort_cuda_plugin
 from contributed import DISABLED, FLOAT, Array, check_node, loaded, node_model, noise
 from emulator_harness import configured
+from ort_cuda_plugin.abi.emulation import findings
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
-from ort_cuda_plugin.conformance.mode import findings
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
 from session_pair import ep_session

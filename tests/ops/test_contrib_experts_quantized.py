@@ -13,7 +13,7 @@ import ort_cuda_plugin
 from contributed import FLOAT, FLOAT16, Array, check_node, node_model, noise
 from contributed_codes import packed
 from emulator_harness import configured
-from ort_cuda_plugin.conformance.mode import findings
+from ort_cuda_plugin.abi.emulation import findings
 
 EXPERTS, WIDTH, INNER, BLOCK = 5, 64, 64, 16
 FEW, MANY = 3, 30

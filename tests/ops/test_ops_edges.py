@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from emulator_harness import configured
 from kernel_harness import make_model, run_op
 from ort_cuda_plugin.abi.core import PluginError
-from ort_cuda_plugin.conformance.mode import findings
+from ort_cuda_plugin.abi.emulation import findings
 from ort_cuda_plugin.ep.device.devices import LOWERING_VARIABLE
 from ort_cuda_plugin.model.ir import NodeError
 from session_pair import FLOAT, INT64, Pair, floats, info

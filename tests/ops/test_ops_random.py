@@ -18,8 +18,8 @@ import ort_cuda_plugin
 from emulator_harness import configured
 from kernel_harness import run_model, run_op
 from kernel_launch import run
+from ort_cuda_plugin.abi.emulation import findings
 from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.conformance.mode import findings
 from ort_cuda_plugin.kernels.codegen.source import Emitter
 from ort_cuda_plugin.kernels.elementwise.random import philox_4x32
 from ort_cuda_plugin.model.ir import DType, NodeError

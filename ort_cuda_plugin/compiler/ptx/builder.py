@@ -11,9 +11,9 @@ the instruction names. Addresses are integers, as in PTX::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..host.intrinsics import register_values
 from .parser import (
     Address,
     Function,
@@ -29,15 +29,7 @@ from .parser import (
 )
 
 FLOATS = {"f16": "half", "f32": "float", "f64": "double"}
-SPECIAL = {
-    **{
-        f"%{kind}.{axis}": f"nvvm.read.ptx.sreg.{kind}.{axis}"
-        for kind in ("tid", "ntid", "ctaid", "nctaid")
-        for axis in "xyz"
-    },
-    "%laneid": "nvvm.read.ptx.sreg.laneid",
-    "%dynamic_smem_size": "ptx.dynamic_smem_size",
-}
+SPECIAL = {f"%{name.removeprefix('nvvm.read.ptx.sreg.').removeprefix('ptx.')}": name for name in register_values}
 """Special registers that the thread record has, by the functions of the step after this one."""
 ALIAS = "ocp_emu_alias"
 """The emulator's variable with the distance from addresses of the device to the host's alias of their bytes."""
@@ -76,7 +68,7 @@ class Builder:
     shared: dict[str, int]
     lines: list[str] = field(default_factory=list)
     declarations: set[str] = field(default_factory=set)
-    helpers: set[str] = field(default_factory=set)
+    globals: set[str] = field(default_factory=set)
     count: int = 0
     is_open: bool = True
     local_offsets: dict[str, int] = field(default_factory=dict)
@@ -192,6 +184,8 @@ class Builder:
             value = self.op(f"load {storage}, ptr {self.slot(operand.name)}", "r")
             value = self.convert_bits(value, storage, target, is_signed(ty))
             return self.op(f"xor i1 {value}, true") if operand.negated else value
+        if operand.name == "WARP_SZ":
+            return "32"
         if operand.name[0] == "%":
             return self.convert_bits(self.special(operand.name), "i32", target)
         return self.convert_bits(self.symbol(operand.name, 0), "i64", target)
@@ -230,8 +224,6 @@ class Builder:
         """Return a special register of 32 bits."""
         if name in SPECIAL:
             return self.call("i32", SPECIAL[name])
-        if name == "%WARP_SZ":
-            return "32"
         if name in ("%warpid", "%nwarpid"):
             return self.warp_number(name)
         if name.startswith("%lanemask_"):
@@ -271,6 +263,7 @@ class Builder:
         if name in self.parameters:
             address = self.device_address(self.parameters[name])
         elif name in self.module.variables:
+            self.globals.add(name)
             address = self.device_address(f'@"{name}"')
         else:
             raise self.error(f"{name} is not declared")
@@ -332,23 +325,30 @@ class Builder:
                 size += variable.size
         return size
 
-    def open(self, given: Sequence[str]) -> None:
-        """Emit the entry block: memory of registers, of locals and of parameters, whose values are ``given``."""
+    def open(self) -> None:
+        """Emit the entry block: memory of registers, of locals and of parameters.
+
+        The arguments %a0, %a1, ... are a kernel's parameters; those of a device function are the addresses of its
+        results and parameters, which are memory of the caller.
+        """
+        function = self.function
         self.lines.append("entry:")
-        for name, ty in self.function.registers.items():
+        for name, ty in function.registers.items():
             self.emit(f"{self.slot(name)} = alloca {self.storage(ty)}")
         self.emit("%carry = alloca i1")
         self.emit(f"%alias = load i64, ptr @{ALIAS}, !invariant.load !{{}}")
         if size := self.lay_out_locals():
             self.emit(f"%local = alloca [{size} x i8], align 16")
-        for variable in (*self.function.parameters, *self.function.variables):
+        for variable in function.variables:
             if variable.space == "param":
                 self.allocate_parameter(variable)
-        for variable, value in zip(self.function.parameters, given, strict=True):
-            ty = parameter_type(variable)
-            if variable.space == "reg":
-                self.set(Register(variable.name), value, variable.type)
-                continue
+        if not function.is_entry:
+            given = (*function.results, *function.parameters)
+            self.parameters |= {variable.name: f"%a{index}" for index, variable in enumerate(given)}
+            return
+        for index, variable in enumerate(function.parameters):
+            self.allocate_parameter(variable)
+            ty, value = parameter_type(variable), f"%a{index}"
             if ty == "ptr":
                 ty, value = "i64", self.device_address(value)
             self.emit(f"store {ty} {value}, ptr {self.parameters[variable.name]}")

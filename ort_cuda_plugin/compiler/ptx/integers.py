@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from .builder import Builder, bits_of, is_float, is_signed, llvm_type
 from .floats import float_arithmetic
 from .instructions import check_modifiers, instruction, type_of, types_of
 from .parser import Group, Instruction
 
-PLAIN = frozenset(("lo", "hi", "wide", "cc", "sat"))
+Compute: TypeAlias = Callable[..., str]
+"""A function of builder, instruction, type and the operands' values that returns the result's value."""
 CARRY = "%carry"
 
 
@@ -15,35 +19,59 @@ def is_integer_type(ty: str) -> bool:
     return ty[0] in "us" or (ty[0] == "b" and not ty.startswith("bf"))
 
 
-@instruction("9.7.1.1, 9.7.1.2, 9.7.2.1, 9.7.2.3", "add", "sub")
-def add(b: Builder, ins: Instruction) -> None:
-    ty = type_of(ins)
-    if not is_integer_type(ty):
-        float_arithmetic(b, ins)
-        return
-    check_modifiers(ins, PLAIN)
-    d, x, y = ins.operands
-    a, c = b.value(x, ty), b.value(y, ty)
+def integers(
+    section: str, *opcodes: str, modifiers: frozenset[str] = frozenset(), result: str = "", floats: bool = False
+) -> Callable[[Compute], Compute]:
+    """Register the computation of a result from the values of the other operands, all of the instruction's type.
+
+    ``modifiers`` are those that the computation knows. ``result`` is the type of the result if it is another one. With
+    ``floats`` the opcode also exists for floating-point types.
+    """
+
+    def register(compute: Compute) -> Compute:
+        def translate(b: Builder, ins: Instruction) -> None:
+            ty = type_of(ins)
+            if floats and not is_integer_type(ty):
+                float_arithmetic(b, ins)
+                return
+            if ty.endswith("x2"):
+                raise ins.error(f"the type .{ty} is not supported")
+            check_modifiers(ins, modifiers)
+            values = [b.value(operand, ty) for operand in ins.operands[1:]]
+            b.set(ins.operands[0], compute(b, ins, ty, *values), result or ty)
+
+        instruction(section, *opcodes)(translate)
+        return compute
+
+    return register
+
+
+def clamped_shift(b: Builder, kind: str, ty: str, x: str, amount: str) -> str:
+    """Shift by ``amount``, an i32: ``shl``, ``lshr`` or ``ashr``. At least the width gives 0, or the sign for ashr."""
+    bits, width = bits_of(ty), llvm_type(ty)
+    inside = b.op(f"icmp ult i32 {amount}, {bits}")
+    limited = b.op(f"select i1 {inside}, i32 {amount}, i32 {bits - 1}")
+    value = b.op(f"{kind} {width} {x}, {b.convert_bits(limited, 'i32', width)}")
+    return value if kind == "ashr" else b.op(f"select i1 {inside}, {width} {value}, {width} 0")
+
+
+@integers("9.7.1.1, 9.7.1.2, 9.7.2.1, 9.7.2.3", "add", "sub", modifiers=frozenset(("cc", "sat")), floats=True)
+def add(b: Builder, ins: Instruction, ty: str, x: str, y: str) -> str:
+    width = llvm_type(ty)
     if ins.has("sat"):
-        width = llvm_type(ty)
         kind = ("s" if is_signed(ty) else "u") + ins.opcode
-        b.set(d, b.call(width, f"llvm.{kind}.sat.{width}", f"{width} {a}", f"{width} {c}"), ty)
-        return
+        return b.call(width, f"llvm.{kind}.sat.{width}", f"{width} {x}", f"{width} {y}")
     if ins.has("cc"):
-        with_carry(b, ins, a, c, ty, None)
-        return
-    b.set(d, b.op(f"{ins.opcode} {llvm_type(ty)} {a}, {c}"), ty)
+        return with_carry(b, ins, ty, x, y, None)
+    return b.op(f"{ins.opcode} {width} {x}, {y}")
 
 
-@instruction("9.7.2.2, 9.7.2.4", "addc", "subc")
-def add_with_carry(b: Builder, ins: Instruction) -> None:
-    check_modifiers(ins, PLAIN)
-    ty = type_of(ins)
-    _, x, y = ins.operands
-    with_carry(b, ins, b.value(x, ty), b.value(y, ty), ty, b.op(f"load i1, ptr {CARRY}"))
+@integers("9.7.2.2, 9.7.2.4", "addc", "subc", modifiers=frozenset(("cc",)))
+def add_with_carry(b: Builder, ins: Instruction, ty: str, x: str, y: str) -> str:
+    return with_carry(b, ins, ty, x, y, b.op(f"load i1, ptr {CARRY}"))
 
 
-def with_carry(b: Builder, ins: Instruction, x: str, y: str, ty: str, carry: str | None) -> None:
+def with_carry(b: Builder, ins: Instruction, ty: str, x: str, y: str, carry: str | None) -> str:
     """Add or subtract in twice the bits, and note the carry out if the instruction has ``.cc``."""
     bits = bits_of(ty)
     wide = f"i{2 * bits}"
@@ -51,10 +79,32 @@ def with_carry(b: Builder, ins: Instruction, x: str, y: str, ty: str, carry: str
     total = b.op(f"{kind} {wide} {b.op(f'zext i{bits} {x} to {wide}')}, {b.op(f'zext i{bits} {y} to {wide}')}")
     if carry is not None:
         total = b.op(f"{kind} {wide} {total}, {b.op(f'zext i1 {carry} to {wide}')}")
-    b.set(ins.operands[0], b.op(f"trunc {wide} {total} to i{bits}"), ty)
     if ins.has("cc"):
         out = b.op(f"trunc {wide} {b.op(f'lshr {wide} {total}, {bits}')} to i1")
         b.emit(f"store i1 {out}, ptr {CARRY}")
+    return b.op(f"trunc {wide} {total} to i{bits}")
+
+
+@instruction("9.7.1.3, 9.7.1.4, 9.7.2.5", "mul", "mad", "madc")
+def multiply(b: Builder, ins: Instruction) -> None:
+    """Multiply, and add the last operand, which is as wide as the selected part of the product."""
+    ty = type_of(ins)
+    if not is_integer_type(ty):
+        float_arithmetic(b, ins)
+        return
+    check_modifiers(ins, frozenset(("lo", "hi", "wide", "cc", "sat")))
+    d, x, y, *addends = ins.operands
+    value, result = product(b, ins, b.value(x, ty), b.value(y, ty), ty)
+    for addend in addends:
+        z = b.value(addend, result)
+        if ins.opcode == "madc" or ins.has("cc"):
+            carry = b.op(f"load i1, ptr {CARRY}") if ins.opcode == "madc" else None
+            value = with_carry(b, ins, result, value, z, carry)
+        elif ins.has("sat"):
+            value = b.call("i32", "llvm.sadd.sat.i32", f"i32 {value}", f"i32 {z}")
+        else:
+            value = b.op(f"add {llvm_type(result)} {value}, {z}")
+    b.set(d, value, result)
 
 
 def product(b: Builder, ins: Instruction, x: str, y: str, ty: str) -> tuple[str, str]:
@@ -69,63 +119,23 @@ def product(b: Builder, ins: Instruction, x: str, y: str, ty: str) -> tuple[str,
     return b.op(f"trunc {wide} {b.op(f'lshr {wide} {whole}, {bits}')} to i{bits}"), ty
 
 
-@instruction("9.7.1.3", "mul")
-def multiply(b: Builder, ins: Instruction) -> None:
-    ty = type_of(ins)
-    if not is_integer_type(ty):
-        float_arithmetic(b, ins)
-        return
-    check_modifiers(ins, PLAIN)
-    d, x, y = ins.operands
-    b.set(d, *product(b, ins, b.value(x, ty), b.value(y, ty), ty))
-
-
-@instruction("9.7.1.4, 9.7.2.5", "mad", "madc")
-def multiply_add(b: Builder, ins: Instruction) -> None:
-    ty = type_of(ins)
-    if not is_integer_type(ty):
-        float_arithmetic(b, ins)
-        return
-    check_modifiers(ins, PLAIN)
-    d, x, y, z = ins.operands
-    value, result = product(b, ins, b.value(x, ty), b.value(y, ty), ty)
-    addend = b.value(z, result)
-    if ins.opcode == "madc" or ins.has("cc"):
-        carry = b.op(f"load i1, ptr {CARRY}") if ins.opcode == "madc" else None
-        with_carry(b, ins, value, addend, result, carry)
-    elif ins.has("sat"):
-        b.set(d, b.call("i32", "llvm.sadd.sat.i32", f"i32 {value}", f"i32 {addend}"), result)
-    else:
-        b.set(d, b.op(f"add {llvm_type(result)} {value}, {addend}"), result)
-
-
-@instruction("9.7.1.5, 9.7.1.6", "mul24", "mad24")
-def multiply_24(b: Builder, ins: Instruction) -> None:
-    check_modifiers(ins, PLAIN)
-    ty = type_of(ins)
+@integers("9.7.1.5, 9.7.1.6", "mul24", "mad24", modifiers=frozenset(("lo", "hi")))
+def multiply_24(b: Builder, ins: Instruction, ty: str, x: str, y: str, addend: str = "0") -> str:
     shift = "ashr" if is_signed(ty) else "lshr"
-    x, y = (b.op(f"{shift} i32 {b.op(f'shl i32 {b.value(each, ty)}, 8')}, 8") for each in ins.operands[1:3])
+    x, y = (b.op(f"{shift} i32 {b.op(f'shl i32 {each}, 8')}, 8") for each in (x, y))
     if ins.has("hi"):
         extend = "sext" if is_signed(ty) else "zext"
         whole = b.op(f"mul i64 {b.op(f'{extend} i32 {x} to i64')}, {b.op(f'{extend} i32 {y} to i64')}")
         value = b.op(f"trunc i64 {b.op(f'lshr i64 {whole}, 16')} to i32")
     else:
         value = b.op(f"mul i32 {x}, {y}")
-    if ins.opcode == "mad24":
-        value = b.op(f"add i32 {value}, {b.value(ins.operands[3], ty)}")
-    b.set(ins.operands[0], value, ty)
+    return b.op(f"add i32 {value}, {addend}")
 
 
-@instruction("9.7.1.8, 9.7.1.9", "div", "rem")
-def divide(b: Builder, ins: Instruction) -> None:
+@integers("9.7.1.8, 9.7.1.9", "div", "rem", floats=True)
+def divide(b: Builder, ins: Instruction, ty: str, x: str, y: str) -> str:
     """Divide. A divisor of 0, for which the ISA has no result, gives a quotient of all ones and a remainder of x."""
-    ty = type_of(ins)
-    if not is_integer_type(ty):
-        float_arithmetic(b, ins)
-        return
-    check_modifiers(ins, PLAIN)
     width, sign = llvm_type(ty), "s" if is_signed(ty) else "u"
-    x, y = (b.value(each, ty) for each in ins.operands[1:])
     zero = b.op(f"icmp eq {width} {y}, 0")
     unsafe = zero
     if is_signed(ty):
@@ -135,94 +145,72 @@ def divide(b: Builder, ins: Instruction) -> None:
     divisor = b.op(f"select i1 {unsafe}, {width} 1, {width} {y}")
     value = b.op(f"{sign}{ins.opcode} {width} {x}, {divisor}")
     instead = "-1" if ins.opcode == "div" else x
-    b.set(ins.operands[0], b.op(f"select i1 {zero}, {width} {instead}, {width} {value}"), ty)
+    return b.op(f"select i1 {zero}, {width} {instead}, {width} {value}")
 
 
-@instruction("9.7.1.10, 9.7.1.11", "abs", "neg")
-def negate(b: Builder, ins: Instruction) -> None:
-    ty = type_of(ins)
-    if not is_integer_type(ty):
-        float_arithmetic(b, ins)
-        return
-    check_modifiers(ins, PLAIN)
+@integers("9.7.1.10, 9.7.1.11", "abs", "neg", floats=True)
+def negate(b: Builder, ins: Instruction, ty: str, x: str) -> str:
     width = llvm_type(ty)
-    x = b.value(ins.operands[1], ty)
     value = b.op(f"sub {width} 0, {x}")
-    if ins.opcode == "abs":
-        value = b.op(f"select i1 {b.op(f'icmp slt {width} {x}, 0')}, {width} {value}, {width} {x}")
-    b.set(ins.operands[0], value, ty)
+    if ins.opcode == "neg":
+        return value
+    return b.op(f"select i1 {b.op(f'icmp slt {width} {x}, 0')}, {width} {value}, {width} {x}")
 
 
-@instruction("9.7.1.12, 9.7.1.13", "min", "max")
-def least(b: Builder, ins: Instruction) -> None:
-    ty = type_of(ins)
-    if not is_integer_type(ty):
-        float_arithmetic(b, ins)
-        return
-    if ty.endswith("x2"):
-        raise ins.error(f"the type .{ty} is not supported")
-    check_modifiers(ins, PLAIN | {"relu"})
+@integers("9.7.1.12, 9.7.1.13", "min", "max", modifiers=frozenset(("relu",)), floats=True)
+def least(b: Builder, ins: Instruction, ty: str, x: str, y: str) -> str:
     width = llvm_type(ty)
-    x, y = (b.value(each, ty) for each in ins.operands[1:])
     relation = ("s" if is_signed(ty) else "u") + ("lt" if ins.opcode == "min" else "gt")
     value = b.op(f"select i1 {b.op(f'icmp {relation} {width} {x}, {y}')}, {width} {x}, {width} {y}")
     if ins.has("relu"):
         value = b.op(f"select i1 {b.op(f'icmp slt {width} {value}, 0')}, {width} 0, {width} {value}")
-    b.set(ins.operands[0], value, ty)
+    return value
 
 
-@instruction("9.7.1.7", "sad")
-def difference(b: Builder, ins: Instruction) -> None:
-    check_modifiers(ins, frozenset())
-    ty = type_of(ins)
+@integers("9.7.1.7", "sad")
+def difference(b: Builder, ins: Instruction, ty: str, x: str, y: str, z: str) -> str:
     width, relation = llvm_type(ty), "sgt" if is_signed(ty) else "ugt"
-    x, y, z = (b.value(each, ty) for each in ins.operands[1:])
     greater = b.op(f"icmp {relation} {width} {x}, {y}")
     first, second = b.op(f"sub {width} {x}, {y}"), b.op(f"sub {width} {y}, {x}")
-    value = b.op(f"select i1 {greater}, {width} {first}, {width} {second}")
-    b.set(ins.operands[0], b.op(f"add {width} {value}, {z}"), ty)
+    return b.op(f"add {width} {b.op(f'select i1 {greater}, {width} {first}, {width} {second}')}, {z}")
 
 
-@instruction("9.7.1.14, 9.7.1.15", "popc", "clz")
-def count_bits(b: Builder, ins: Instruction) -> None:
-    check_modifiers(ins, frozenset())
-    ty = type_of(ins)
+@integers("9.7.1.14, 9.7.1.15", "popc", "clz", result="u32")
+def count_bits(b: Builder, ins: Instruction, ty: str, x: str) -> str:
     width = llvm_type(ty)
-    x = f"{width} {b.value(ins.operands[1], ty)}"
     if ins.opcode == "popc":
-        value = b.call(width, f"llvm.ctpop.{width}", x)
+        value = b.call(width, f"llvm.ctpop.{width}", f"{width} {x}")
     else:
-        value = b.call(width, f"llvm.ctlz.{width}", x, "i1 false")
-    b.set(ins.operands[0], b.convert_bits(value, width, "i32"), "u32")
+        value = b.call(width, f"llvm.ctlz.{width}", f"{width} {x}", "i1 false")
+    return b.convert_bits(value, width, "i32")
 
 
-@instruction("9.7.1.16", "bfind")
-def find_leading(b: Builder, ins: Instruction) -> None:
+@integers("9.7.1.16", "bfind", modifiers=frozenset(("shiftamt",)), result="u32")
+def find_leading(b: Builder, ins: Instruction, ty: str, x: str) -> str:
     """Return the position of the most significant bit that differs from the sign, or all ones if there is none."""
-    check_modifiers(ins, frozenset(("shiftamt",)))
-    ty = type_of(ins)
     width, bits = llvm_type(ty), bits_of(ty)
-    x = b.value(ins.operands[1], ty)
     if is_signed(ty):
         inverted = b.op(f"xor {width} {x}, -1")
         x = b.op(f"select i1 {b.op(f'icmp slt {width} {x}, 0')}, {width} {inverted}, {width} {x}")
     zeros = b.convert_bits(b.call(width, f"llvm.ctlz.{width}", f"{width} {x}", "i1 false"), width, "i32")
     value = zeros if ins.has("shiftamt") else b.op(f"sub i32 {bits - 1}, {zeros}")
-    none = b.op(f"icmp eq {width} {x}, 0")
-    b.set(ins.operands[0], b.op(f"select i1 {none}, i32 -1, i32 {value}"), "u32")
+    return b.op(f"select i1 {b.op(f'icmp eq {width} {x}, 0')}, i32 -1, i32 {value}")
 
 
-@instruction("9.7.1.18", "brev")
-def reverse(b: Builder, ins: Instruction) -> None:
-    check_modifiers(ins, frozenset())
-    ty = type_of(ins)
+@integers("9.7.1.18", "brev")
+def reverse(b: Builder, ins: Instruction, ty: str, x: str) -> str:
     width = llvm_type(ty)
-    b.set(ins.operands[0], b.call(width, f"llvm.bitreverse.{width}", f"{width} {b.value(ins.operands[1], ty)}"), ty)
+    return b.call(width, f"llvm.bitreverse.{width}", f"{width} {x}")
 
 
 def low_byte(b: Builder, ins: Instruction, index: int) -> str:
     """Return the lowest 8 bits of an operand of 32 bits."""
     return b.op(f"and i32 {b.value(ins.operands[index], 'u32')}, 255")
+
+
+def low_bits(b: Builder, ty: str, count: str) -> str:
+    """Return a mask of the lowest ``count`` bits, at most all."""
+    return b.op(f"sub {llvm_type(ty)} {clamped_shift(b, 'shl', ty, '1', count)}, 1")
 
 
 @instruction("9.7.1.19", "bfe")
@@ -232,40 +220,31 @@ def extract_field(b: Builder, ins: Instruction) -> None:
     ty = type_of(ins)
     bits, width = bits_of(ty), llvm_type(ty)
     x, start, length = b.value(ins.operands[1], ty), low_byte(b, ins, 2), low_byte(b, ins, 3)
-    wide = "i512"
-    extended = b.op(f"{'sext' if is_signed(ty) else 'zext'} {width} {x} to {wide}")
+    mask = low_bits(b, ty, length)
+    moved = clamped_shift(b, "ashr" if is_signed(ty) else "lshr", ty, x, start)
+    value = b.op(f"and {width} {moved}, {mask}")
     if is_signed(ty):  # the sign of the field, which is at most bit bits - 1 of x
         last = b.op(f"add i32 {start}, {b.op(f'sub i32 {length}, 1')}")
         inside = b.op(f"icmp ult i32 {last}, {bits - 1}")
-        position = b.op(f"select i1 {inside}, i32 {last}, i32 {bits - 1}")
-        moved = b.op(f"lshr {width} {x}, {b.convert_bits(position, 'i32', width)}")
-        sign = b.op(f"trunc {width} {moved} to i1")
-    shifted = b.op(f"lshr {wide} {extended}, {b.op(f'zext i32 {start} to {wide}')}")
-    # A field of 0 bits is 0.
-    up = b.op(f"shl {wide} 1, {b.op(f'zext i32 {length} to {wide}')}")
-    mask = b.op(f"sub {wide} {up}, 1")
-    value = b.op(f"and {wide} {shifted}, {mask}")
-    if is_signed(ty):
-        filled = b.op(f"or {wide} {value}, {b.op(f'xor {wide} {mask}, -1')}")
-        value = b.op(f"select i1 {sign}, {wide} {filled}, {wide} {value}")
-        empty = b.op(f"icmp eq i32 {length}, 0")
-        value = b.op(f"select i1 {empty}, {wide} 0, {wide} {value}")
-    b.set(ins.operands[0], b.op(f"trunc {wide} {value} to {width}"), ty)
+        position = b.convert_bits(b.op(f"select i1 {inside}, i32 {last}, i32 {bits - 1}"), "i32", width)
+        sign = b.op(f"trunc {width} {b.op(f'lshr {width} {x}, {position}')} to i1")
+        filled = b.op(f"or {width} {moved}, {b.op(f'xor {width} {mask}, -1')}")
+        value = b.op(f"select i1 {sign}, {width} {filled}, {width} {value}")
+        value = b.op(f"select i1 {b.op(f'icmp eq i32 {length}, 0')}, {width} 0, {width} {value}")
+    b.set(ins.operands[0], value, ty)
 
 
 @instruction("9.7.1.20", "bfi")
 def insert_field(b: Builder, ins: Instruction) -> None:
     check_modifiers(ins, frozenset())
     ty = type_of(ins)
-    width, wide = llvm_type(ty), "i512"
-    field, base = (b.op(f"zext {width} {b.value(each, ty)} to {wide}") for each in ins.operands[1:3])
-    start, length = (b.op(f"zext i32 {low_byte(b, ins, index)} to {wide}") for index in (3, 4))
-    ones = b.op(f"sub {wide} {b.op(f'shl {wide} 1, {length}')}, 1")
-    mask = b.op(f"shl {wide} {ones}, {start}")
-    inserted = b.op(f"and {wide} {b.op(f'shl {wide} {field}, {start}')}, {mask}")
-    kept = b.op(f"and {wide} {base}, {b.op(f'xor {wide} {mask}, -1')}")
-    whole = b.op(f"or {wide} {inserted}, {kept}")
-    b.set(ins.operands[0], b.op(f"trunc {wide} {whole} to {width}"), ty)
+    width = llvm_type(ty)
+    field, base = (b.value(operand, ty) for operand in ins.operands[1:3])
+    start, length = (low_byte(b, ins, index) for index in (3, 4))
+    mask = clamped_shift(b, "shl", ty, low_bits(b, ty, length), start)
+    inserted = b.op(f"and {width} {clamped_shift(b, 'shl', ty, field, start)}, {mask}")
+    kept = b.op(f"and {width} {base}, {b.op(f'xor {width} {mask}, -1')}")
+    b.set(ins.operands[0], b.op(f"or {width} {inserted}, {kept}"), ty)
 
 
 @instruction("9.7.1.23, 9.7.1.24", "dp4a", "dp2a")
@@ -293,28 +272,20 @@ def extended_part(b: Builder, word: str, start: int, width: int, signed: bool) -
 # ---- logic and shifts ----
 
 
-@instruction("9.7.8.1, 9.7.8.2, 9.7.8.3", "and", "or", "xor")
-def logic(b: Builder, ins: Instruction) -> None:
-    check_modifiers(ins, frozenset())
-    ty = type_of(ins)
-    x, y = (b.value(each, ty) for each in ins.operands[1:])
-    b.set(ins.operands[0], b.op(f"{ins.opcode} {llvm_type(ty)} {x}, {y}"), ty)
+@integers("9.7.8.1, 9.7.8.2, 9.7.8.3", "and", "or", "xor")
+def logic(b: Builder, ins: Instruction, ty: str, x: str, y: str) -> str:
+    return b.op(f"{ins.opcode} {llvm_type(ty)} {x}, {y}")
 
 
-@instruction("9.7.8.4", "not")
-def invert(b: Builder, ins: Instruction) -> None:
-    check_modifiers(ins, frozenset())
-    ty = type_of(ins)
-    ones = "true" if ty == "pred" else "-1"
-    b.set(ins.operands[0], b.op(f"xor {llvm_type(ty)} {b.value(ins.operands[1], ty)}, {ones}"), ty)
+@integers("9.7.8.4", "not")
+def invert(b: Builder, ins: Instruction, ty: str, x: str) -> str:
+    return b.op(f"xor {llvm_type(ty)} {x}, {'true' if ty == 'pred' else '-1'}")
 
 
-@instruction("9.7.8.5", "cnot")
-def is_zero(b: Builder, ins: Instruction) -> None:
-    check_modifiers(ins, frozenset())
-    ty = type_of(ins)
-    zero = b.op(f"icmp eq {llvm_type(ty)} {b.value(ins.operands[1], ty)}, 0")
-    b.set(ins.operands[0], b.op(f"zext i1 {zero} to {llvm_type(ty)}"), ty)
+@integers("9.7.8.5", "cnot")
+def is_zero(b: Builder, ins: Instruction, ty: str, x: str) -> str:
+    width = llvm_type(ty)
+    return b.op(f"zext i1 {b.op(f'icmp eq {width} {x}, 0')} to {width}")
 
 
 @instruction("9.7.8.6", "lop3")
@@ -336,17 +307,11 @@ def logic_of_three(b: Builder, ins: Instruction) -> None:
 
 @instruction("9.7.8.8, 9.7.8.9", "shl", "shr")
 def shift(b: Builder, ins: Instruction) -> None:
-    """Shift; an amount of at least the width gives 0, or the sign for .s types."""
     check_modifiers(ins, frozenset())
     ty = type_of(ins)
-    bits, width = bits_of(ty), llvm_type(ty)
+    kind = "shl" if ins.opcode == "shl" else "ashr" if is_signed(ty) else "lshr"
     x, amount = b.value(ins.operands[1], ty), b.value(ins.operands[2], "u32")
-    inside = b.op(f"icmp ult i32 {amount}, {bits}")
-    signed = ins.opcode == "shr" and is_signed(ty)
-    limited = b.op(f"select i1 {inside}, i32 {amount}, i32 {bits - 1}")
-    kind = "shl" if ins.opcode == "shl" else "ashr" if signed else "lshr"
-    value = b.op(f"{kind} {width} {x}, {b.convert_bits(limited, 'i32', width)}")
-    b.set(ins.operands[0], value if signed else b.op(f"select i1 {inside}, {width} {value}, {width} 0"), ty)
+    b.set(ins.operands[0], clamped_shift(b, kind, ty, x, amount), ty)
 
 
 @instruction("9.7.8.7", "shf")

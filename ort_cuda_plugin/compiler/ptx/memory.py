@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from .builder import Builder, bits_of, is_float, is_signed, llvm_type
 from .instructions import check_modifiers, instruction, type_of
-from .parser import Address, Group, Immediate, Instruction, Register
+from .parser import Address, Group, Immediate, Instruction, Operand, Register
 
 SPACES = ("global", "shared", "local", "param", "const")
 ORDERS = {
@@ -50,52 +52,57 @@ def move(b: Builder, ins: Instruction) -> None:
     b.set(d, b.value(x, ty), ty)
 
 
+@dataclass(frozen=True)
+class Access:
+    """A load or store: registers or values of a type, as one LLVM type ``kind`` of ``size`` bytes in memory."""
+
+    items: tuple[Operand, ...]
+    type: str
+    kind: str
+    size: int
+    pointer: str
+    order: str
+
+
+def access(b: Builder, ins: Instruction, data: Operand, address: Operand) -> Access:
+    check_modifiers(ins, ACCESS)
+    ty = type_of(ins)
+    items = data.items if isinstance(data, Group) else (data,)
+    size = bits_of(ty) // 8 * len(items)
+    pointer = b.pointer(address, space_of(ins))
+    return Access(items, ty, memory_type(ty, len(items)), size, pointer, ordering(ins))
+
+
 @instruction("9.7.9.8, 9.7.9.9", "ld", "ldu")
 def load(b: Builder, ins: Instruction) -> None:
-    check_modifiers(ins, ACCESS)
-    ty, d = type_of(ins), ins.operands[0]
-    items = d.items if isinstance(d, Group) else (d,)
-    kind = memory_type(ty, len(items))
-    size = bits_of(ty) // 8 * len(items)
-    pointer = b.pointer(ins.operands[1], space_of(ins))
-    order = ordering(ins)
-    if order == "volatile":
-        value = b.op(f"load volatile {kind}, ptr {pointer}, align {size}")
-    elif order and len(items) == 1:
-        value = loaded_atomically(b, ty, pointer, order, size)
+    x = access(b, ins, ins.operands[0], ins.operands[1])
+    kind = x.kind
+    if x.order == "volatile":
+        value = b.op(f"load volatile {kind}, ptr {x.pointer}, align {x.size}")
+    elif x.order and len(x.items) == 1:
+        integer = f"i{8 * x.size}"
+        value = b.op(f"load atomic {integer}, ptr {x.pointer} {x.order}, align {x.size}")
+        value = b.convert_bits(value, integer, kind)
     else:
-        value = b.op(f"load {kind}, ptr {pointer}, align {size}")
-    for index, item in enumerate(items):
-        part = b.op(f"extractelement {kind} {value}, i32 {index}") if len(items) > 1 else value
-        b.set(item, part, ty)
-
-
-def loaded_atomically(b: Builder, ty: str, pointer: str, order: str, size: int) -> str:
-    integer = f"i{bits_of(ty)}"
-    value = b.op(f"load atomic {integer}, ptr {pointer} {order}, align {size}")
-    return b.convert_bits(value, integer, llvm_type(ty))
+        value = b.op(f"load {kind}, ptr {x.pointer}, align {x.size}")
+    for index, item in enumerate(x.items):
+        b.set(item, b.op(f"extractelement {kind} {value}, i32 {index}") if len(x.items) > 1 else value, x.type)
 
 
 @instruction("9.7.9.11", "st")
 def store(b: Builder, ins: Instruction) -> None:
-    check_modifiers(ins, ACCESS)
-    ty, source = type_of(ins), ins.operands[1]
-    items = source.items if isinstance(source, Group) else (source,)
-    kind = memory_type(ty, len(items))
-    size = bits_of(ty) // 8 * len(items)
-    values = [b.value(item, ty) for item in items]
-    pointer = b.pointer(ins.operands[0], space_of(ins))
-    value, order = values[0], ordering(ins)
-    if len(items) > 1:
-        value = "poison"
-        for index, each in enumerate(values):
-            value = b.op(f"insertelement {kind} {value}, {llvm_type(ty)} {each}, i32 {index}")
-    elif order and order != "volatile":
-        integer = f"i{bits_of(ty)}"
-        value = b.convert_bits(value, llvm_type(ty), integer)
-        b.emit(f"store atomic {integer} {value}, ptr {pointer} {order}, align {size}")
+    x = access(b, ins, ins.operands[1], ins.operands[0])
+    values = [b.value(item, x.type) for item in x.items]
+    if x.order not in ("", "volatile") and len(values) == 1:
+        integer = f"i{8 * x.size}"
+        value = b.convert_bits(values[0], x.kind, integer)
+        b.emit(f"store atomic {integer} {value}, ptr {x.pointer} {x.order}, align {x.size}")
         return
-    b.emit(f"store {'volatile ' if order == 'volatile' else ''}{kind} {value}, ptr {pointer}, align {size}")
+    value = values[0] if len(values) == 1 else "poison"
+    for index, each in enumerate(values if len(values) > 1 else ()):
+        value = b.op(f"insertelement {x.kind} {value}, {llvm_type(x.type)} {each}, i32 {index}")
+    volatile = "volatile " if x.order == "volatile" else ""
+    b.emit(f"store {volatile}{x.kind} {value}, ptr {x.pointer}, align {x.size}")
 
 
 @instruction("9.7.9.15 to 9.7.9.17", "prefetch", "prefetchu", "applypriority", "discard", "createpolicy")

@@ -7,7 +7,6 @@ The grammar is that of the PTX ISA, section 4 (Syntax). Directives that only des
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -510,9 +509,3 @@ class Parser:
 def parse(text: str) -> Module:
     """Parse a module. Raises PtxError."""
     return Parser(text).parse()
-
-
-def float_bits(value: float, width: int) -> int:
-    """Return the bits of a float of 32 or 64 bits."""
-    code, word = ("<f", "<I") if width == 32 else ("<d", "<Q")
-    return int(struct.unpack(word, struct.pack(code, value))[0])

@@ -6,7 +6,7 @@ function named ``nvvm.*`` or ``ptx.*``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from . import control, floats, integers, memory
@@ -54,11 +54,7 @@ def reachable(module: Module, kernel: str) -> list[Function]:
 def translate_function(module: Module, function: Function, shared: dict[str, int], contract: bool) -> Builder:
     """Return the builder that has the text of one function. Raises PtxError."""
     builder = Builder(module, function, contract, shared)
-    if function.is_entry:
-        builder.open([f"%a{index}" for index in range(len(function.parameters))])
-    else:
-        builder.lines.append("entry:")
-        open_device_function(builder)
+    builder.open()
     for item in function.body:
         if isinstance(item, Label):
             builder.block(f'%"{item.name}"')
@@ -67,20 +63,6 @@ def translate_function(module: Module, function: Function, shared: dict[str, int
     if builder.is_open:
         builder.end("ret void")
     return builder
-
-
-def open_device_function(builder: Builder) -> None:
-    """Begin a device function, whose results and parameters are memory of its caller."""
-    function = builder.function
-    given = [*function.results, *function.parameters]
-    memory_of = {variable.name: f"%a{index}" for index, variable in enumerate(given)}
-    parameters, function.parameters = function.parameters, []
-    try:
-        builder.lines.pop()
-        builder.open([])
-    finally:
-        function.parameters = parameters
-    builder.parameters |= memory_of
 
 
 def translate_instruction(builder: Builder, ins: Instruction) -> None:
@@ -132,13 +114,6 @@ def variable_text(variable: Variable) -> str:
     return f'@"{variable.name}" = internal global [{len(data)} x i8] c"{text}", align {variable.alignment}'
 
 
-def used_variables(module: Module, functions: Iterable[Function]) -> list[Variable]:
-    """Return the variables of the module in global or constant memory that instructions name."""
-    texts = [item.text for function in functions for item in function.body if isinstance(item, Instruction)]
-    joined = "\n".join(texts)
-    return [v for v in module.variables.values() if v.space in ("global", "const") and v.name in joined]
-
-
 def llvm_module(module: Module, kernel: str, pointers: Sequence[bool] = (), contract: bool = True) -> tuple[str, int]:
     """Translate a kernel of a module. Return LLVM IR, and the bytes of shared memory that the module declares.
 
@@ -159,6 +134,7 @@ def llvm_module(module: Module, kernel: str, pointers: Sequence[bool] = (), cont
     functions = reachable(module, kernel)
     builders = [translate_function(module, function, shared, contract) for function in functions]
     declarations = sorted(set().union(*(builder.declarations for builder in builders)))
-    variables = [variable_text(variable) for variable in used_variables(module, functions)]
+    used = set().union(*(builder.globals for builder in builders))
+    variables = [variable_text(variable) for name, variable in module.variables.items() if name in used]
     variables.append(f"@{ALIAS} = external global i64")
     return "\n".join([*variables, *map(function_text, builders), *declarations]) + "\n", static_bytes

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...abi import host
 from ...abi.core import check, core, driver_error_text, ffi, lib, new_error
+from ...abi.emulation import configuration
 from ...compiler.kernel import KernelSpec
 from ...compiler.library.kernel_library import KernelLibrary
 from ...compiler.library.shared_memory import declared_bytes, may_ask_in_launch
@@ -27,9 +28,7 @@ def target_of(info: DeviceInfo) -> Target:
     """Return the compilation target of a device. The emulated device's checking mode needs kernels of its own."""
     if not info.emulated:
         return Target.cuda(*info.compute_capability)
-    config = ffi.new("ocp_emu_config *")
-    core().emu_get_config(config)
-    return Target.emulated(check=bool(config.check), ptx=executed_ptx())
+    return Target.emulated(check=bool(configuration().check), ptx=executed_ptx())
 
 
 class LoadedKernel:

@@ -11,7 +11,7 @@ import numpy as np
 from fuzzing.network import BFLOAT16, FLOAT, FLOAT16, Array, Case, Value, wide
 from mutation.oracle import INTERNAL, Kind, Outcome
 from ort_cuda_plugin.abi.core import core
-from ort_cuda_plugin.conformance.mode import findings
+from ort_cuda_plugin.abi.emulation import findings
 from ort_cuda_plugin.conformance.verdict import run_session
 
 ROUNDING = {FLOAT: 2e-5, FLOAT16: 4e-3, BFLOAT16: 3e-2}

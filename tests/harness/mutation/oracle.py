@@ -16,7 +16,7 @@ from onnx import AttributeProto, numpy_helper
 
 from mutation.subject import Feeds, Subject
 from ort_cuda_plugin.abi.core import core
-from ort_cuda_plugin.conformance.mode import findings
+from ort_cuda_plugin.abi.emulation import findings
 from ort_cuda_plugin.conformance.scope import is_random
 from ort_cuda_plugin.conformance.values import difference, is_plain
 from ort_cuda_plugin.conformance.verdict import run_session

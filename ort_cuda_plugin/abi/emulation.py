@@ -1,0 +1,39 @@
+"""Settings and findings of the emulated devices of this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .core import core, ffi
+
+_TEXT_BYTES = 500
+"""Bytes of a finding or of the reason for a refusal, as ``csrc_shim/emulator`` writes them at most."""
+
+
+def configuration() -> Any:
+    """Return a copy of the settings, an ``ocp_emu_config *``; see ``csrc_shim/emulator/config.h``."""
+    config = ffi.new("ocp_emu_config *")
+    core().emu_get_config(config)
+    return config
+
+
+def configure(config: Any) -> None:
+    """Change the settings. Raises ValueError with the library's reason if it refuses."""
+    text = ffi.new("char[]", _TEXT_BYTES)
+    if core().emu_configure(config, text, len(text)):
+        raise ValueError(ffi.string(text).decode())
+
+
+def findings() -> list[str]:
+    """Return the findings of the checking mode since `clear_findings`, one line each."""
+    text = ffi.new("char[]", _TEXT_BYTES)
+    found = []
+    for index in range(core().emu_num_findings()):
+        core().emu_finding(index, text, len(text))
+        found.append(ffi.string(text).decode())
+    return found
+
+
+def clear_findings() -> None:
+    """Forget the findings, and the errors that make a device unusable."""
+    core().emu_clear_findings()
