@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
 import ort_cuda_plugin
+from counted_calls import counted_calls
 from encoder import encoder, encoder_inputs
 from ort_cuda_plugin.program.analysis.verify import VERIFY_VARIABLE
 from session_pair import ep_session
@@ -25,21 +23,7 @@ Lower it after an improvement. Raise it only for a reason that the commit states
 
 def package_calls(work: Callable[[], object]) -> int:
     """Count the calls of Python functions of the package that some work makes, in this thread and in new ones."""
-    count = 0
-
-    def counted(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        count += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
-
-    before = sys.getprofile()
-    threading.setprofile(counted)
-    sys.setprofile(counted)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-        threading.setprofile(before)
-    return count
+    return counted_calls(work, lambda frame, event: event == "call" and frame.f_code.co_filename.startswith(PACKAGE))
 
 
 def test_a_session_with_cached_kernels_makes_no_more_calls_than_before(monkeypatch: pytest.MonkeyPatch) -> None:

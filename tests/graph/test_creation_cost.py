@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from itertools import pairwise
-from types import FrameType
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from counted_calls import counted_calls
 from ort_cuda_plugin.clusters.claims.claims import claim
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.onnx_graph import read_model
@@ -56,21 +55,13 @@ def _model(nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto]) -> onnx
 
 def calls(model: onnx.ModelProto) -> int:
     """Count the calls of functions, Python's and C's, that claim the model's nodes and plan for the expected sizes."""
-    graph, count = read_model(model), 0
+    graph = read_model(model)
 
-    def counted(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(counted)
-    try:
-        claims = claim(graph, DeviceProperties())
+    def create() -> None:
+        assert len(claim(graph, DeviceProperties()).clusters) == 1
         CompiledCluster(graph, DeviceProperties()).prepare()
-    finally:
-        sys.setprofile(before)
-    assert len(claims.clusters) == 1
-    return count
+
+    return counted_calls(create, lambda frame, event: event in ("call", "c_call"))
 
 
 @pytest.mark.parametrize(("make", "most"), [(chain, 1750), (residual, 1950)])
