@@ -34,7 +34,7 @@ SAMPLE = (
     "tests/graph/test_graph_session.py",
     "tests/kernels/test_compile.py",
 )
-"""What `versions` runs: sessions, kernels for the emulated device and for GPUs, custom kernels."""
+"""Tests that `versions` runs: sessions, kernels for the emulated device and for GPUs, custom kernels."""
 
 BOTH_TIERS = ("-m", "full or not full")
 """Arguments of pytest."""

@@ -25,7 +25,7 @@ from typing import Any
 
 LIGHT_MODELS = ("light_densenet121", "light_shufflenet", "light_squeezenet")
 LENGTHS = {"sequence": 24, "past": 8}
-"""Of symbolic dimensions, in elements: short, because the first Run counts as well."""
+"""Sizes of symbolic dimensions, in elements. They are short, because the first Run is measured as well."""
 STAGES = {"import": "import", "kernel_ir": "Numba", "emulated_ir": "host IR", "optimised_module": "LLVM"}
 """Functions of the compiler, and what their columns are called; the rest of a kernel is code generation."""
 WHOLE_KERNEL = "compile_kernel"

@@ -237,7 +237,7 @@ def report(path: Path, rows: int) -> Iterator[str]:
 # ---- choice of the second tier ----
 
 SECONDS_PER_EXPECTED = 1.5
-"""CPU seconds of a kernel's compilation by `expected_seconds`, where the records have no compilation of it."""
+"""CPU seconds per second of `expected_seconds`, for kernels whose compilation was not recorded."""
 
 
 Record = dict[str, Any]

@@ -15,7 +15,7 @@ void ocp_run_ended(ocp_device *device, bool waited);
 
 /* The sequence number of the stream's latest work. */
 uint64_t ocp_stream_position(const ocp_stream *stream);
-/* Whether the stream has no unfinished work, as far as that is known without a driver call. */
+/* Whether all work of the stream is known to be finished; makes no driver call. */
 bool ocp_stream_is_idle(const ocp_stream *stream);
 /* Marks all work of a stream up to a number as finished. The stream is given, or found by its id if it still exists. */
 void ocp_stream_set_completed(ocp_stream *stream, uint64_t up_to);

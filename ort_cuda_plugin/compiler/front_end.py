@@ -159,7 +159,7 @@ def unmarked(scheme: Any, text: str, *colours: Any) -> str:
 
 
 def without_lifetimes(processor: Any, emit_dels: bool = False, extend_lifetimes: bool = False) -> None:
-    """`PostProcessor.run` for functions that are no generators, and whose variables have nothing to release."""
+    """Replace `PostProcessor.run`, for functions without generators whose variables hold nothing to release."""
     processor.func_ir.blocks = transforms.canonicalize_cfg(processor.func_ir.blocks)
     processor.func_ir.generator_info = None
 

@@ -18,7 +18,7 @@ store_variable = lowering.Lower.storevar
 
 
 def find_singly_assigned(lower: Any) -> None:
-    """`Lower._find_singly_assigned_variable`, whose time grows with the square of a block's length."""
+    """Replace `Lower._find_singly_assigned_variable`, whose time grows with the square of a block's length."""
     blocks = lower.func_ir.blocks
     uses = analysis.compute_use_defs(blocks)
     used_elsewhere = set().union(*uses.usemap.values())
@@ -29,7 +29,7 @@ def find_singly_assigned(lower: Any) -> None:
 
 
 def lower_block(lower: Any, block: Any) -> None:
-    """`Lower.lower_block`, which opens a context around each statement, for a line of messages that `explain` drops."""
+    """Replace `Lower.lower_block`: skip a context per statement, for a line of messages that `explain` drops."""
     lower.pre_block(block)
     for statement in block.body:
         lower.loc = statement.loc
@@ -38,7 +38,7 @@ def lower_block(lower: Any, block: Any) -> None:
 
 
 def lower_statement(lower: Any, statement: Any) -> None:
-    """`Lower.lower_inst`, which makes a text of each statement for debuggers."""
+    """Replace `Lower.lower_inst`: skip the text that Numba formats of each statement for debuggers."""
     if isinstance(statement, ir.Assign) and not isinstance(statement.value, ir.Arg):
         lower.notify_loc(lower.loc)
         name = statement.target.name
@@ -48,7 +48,7 @@ def lower_statement(lower: Any, statement: Any) -> None:
 
 
 def store(lower: Any, value: Any, name: str, argidx: int | None = None) -> None:
-    """`Lower.storevar`, which loads the old value first, to release it."""
+    """Replace `Lower.storevar`: skip the load of the old value, which Numba releases."""
     if argidx is not None or name in lower._singly_assigned_vars:
         store_variable(lower, value, name, argidx)
     else:

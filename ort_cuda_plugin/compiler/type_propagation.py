@@ -29,7 +29,7 @@ class RecordedTypes(typeinfer.TypeVarMap):  # type: ignore[misc]
 
 
 def propagate(network: Any, inferer: Any) -> list[Exception]:
-    """`ConstraintNetwork.propagate`: one round; returns the errors of constraints that cannot be resolved yet."""
+    """Replace `ConstraintNetwork.propagate`: run one round; return the errors of constraints not resolved yet."""
     errors: list[Exception] = []
     types = inferer.typevars
     settled: dict[int, list[tuple[Any, Any]]] = vars(network).setdefault("settled", {})

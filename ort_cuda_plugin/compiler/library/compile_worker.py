@@ -154,7 +154,7 @@ def decode_job(message: bytes) -> tuple[KernelSpec, Target]:
 
 
 WARMING = KernelSpec("warming", ("*f32", "i32"), "def kernel(x, n):\n    if cuda.grid(1) < n:\n        x[0] = 1\n")
-"""What the first helper compiles before it forks: Numba fills its tables with the first kernel of a process."""
+"""The kernel that the first helper compiles before it forks: Numba fills its tables with a process's first kernel."""
 
 
 def main(folder: str = "", *channels: str) -> None:

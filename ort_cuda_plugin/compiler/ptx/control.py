@@ -50,7 +50,7 @@ def call(b: Builder, ins: Instruction) -> None:
         raise ins.error("only calls of functions by name are supported")
     function = b.module.functions[callee.name]
     if not function.is_defined:
-        raise ins.error(f"{callee.name} has no definition in this module")
+        raise ins.error(f"{callee.name} is declared, but not defined in this module")
     memory = []
     given_of = zip((*results, *arguments), (*function.results, *function.parameters), strict=True)
     for given, variable in given_of:

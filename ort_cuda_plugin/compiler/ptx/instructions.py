@@ -17,7 +17,7 @@ Translate: TypeAlias = Callable[[Builder, Instruction], None]
 
 @dataclass(frozen=True)
 class Rule:
-    """How an opcode is translated. ``section`` is that of the PTX ISA."""
+    """The translation of an opcode, and the section of the PTX ISA that defines it."""
 
     section: str
     translate: Translate
