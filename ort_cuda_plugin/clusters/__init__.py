@@ -1,1 +1,1 @@
-"""Claims, clusters, and the lowering of their nodes: connects the model, the operators and the plans."""
+"""From a graph to plans: claims of nodes, clusters, and the lowering of a cluster's nodes."""

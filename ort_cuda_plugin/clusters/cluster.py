@@ -1,4 +1,4 @@
-"""Compiled cluster: builds the plans of a fused node, also after ORT has freed its graph."""
+"""Compiled cluster: builds the plans of a fused node, even after ORT has freed the graph."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Variant:
     """A plan, with the kernels, weights and problems that no earlier plan of the cluster added.
 
     Indices in ``plan`` number the cluster's kernels, weights and problems in the order in which all variants added
-    them. So add each list, notify the cluster (`CompiledCluster.kernels_added`, ...), and add the plan last. If shapes
-    are unknown, ``plan`` is None, and the lists hold entries that plans will probably need. ``stored`` are plans built
-    earlier, encoded by `plan.format.encode`.
+    them. So the owner adds each list, notifies the cluster (`CompiledCluster.kernels_added`, ...), and adds the plan
+    last. If shapes are unknown, ``plan`` is None, and the lists hold entries that plans will probably need. ``stored``
+    are plans built earlier, encoded by `plan.format.encode`.
     """
 
     plan: Plan | None
@@ -79,7 +79,7 @@ class WeightReader:
 
 
 class CompiledCluster:
-    """The nodes of one fused node. Not thread-safe: add each variant before the next `build`.
+    """The nodes of one fused node. Not thread-safe: the owner adds each variant before the next `build`.
 
     ``inputs`` and ``outputs`` are the fused node's, in order, by default the graph's. ``ranks`` are the ranks assumed
     by the claim. ``fed`` names the values that the application feeds, whose shapes ORT checks, by default all inputs.
@@ -120,7 +120,7 @@ class CompiledCluster:
         self._ranks = ranks or Ranks()
         self._compiled = compiled
         self._fed = [fed is None or value.name in fed for value in self.inputs]
-        # ORT compares the shape of a fed value with the model's, except for inputs declared as scalars.
+        # ORT compares the shape of a fed value with the shape in the model, except for inputs declared as scalars.
         self._checked = [is_fed and value.shape != () for is_fed, value in zip(self._fed, self.inputs, strict=True)]
         self._known = known or KnownEntries()
         self._tuner = tuner
@@ -132,11 +132,11 @@ class CompiledCluster:
         return [value.name for value in self.inputs]
 
     def prepare(self) -> Variant:
-        """Return the first variant. Call this, and add the variant, while ORT's graph is alive.
+        """Return the first variant. The owner calls this, and adds the variant, while ORT's graph is alive.
 
         If all dimensions are static and there is no host input, the variant has the cluster's only plan. Otherwise it
-        has the weights, which host memory can then drop, and the kernels, which session creation then compiles instead
-        of the first Run. Raises NodeError if a node cannot be run after all.
+        has weights, so that host memory can drop them, and kernels, so that session creation compiles them instead of
+        the first Run. Raises NodeError if a claimed node cannot be lowered.
         """
         shapes = [value.shape for value in self.inputs]
         try:
@@ -232,8 +232,8 @@ class CompiledCluster:
     def weights_added(self, variant: Variant) -> None:
         """Record that ``variant.weights`` were added after those of earlier variants.
 
-        Large constants are released; others that a later plan may need are copied. A static cluster has no later plan,
-        if ORT checks that no input can have another shape.
+        Large constants are released; small ones that a later plan may need are copied. A static cluster has no later
+        plan, if ORT checks that no input has another shape.
         """
         variant.tables.weights.commit()
         for constant in variant.weights:
@@ -277,8 +277,8 @@ class CompiledCluster:
         for index, (value, shape) in enumerate(zip(self.inputs, input_shapes, strict=True)):
             first = symbols.count
             if shape is not None and not (self._checked[index] or _agrees(value, shape)):
-                # A Run contradicts the model. Keep the Run's shape for fed and host-read values, which seldom change
-                # rank; assume an unknown shape for others.
+                # A Run contradicts the model. Values that are fed or read by the host seldom change their rank: keep
+                # their shape in the Run. Assume an unknown shape for other values.
                 value = replace(value, shape=tuple(shape) if self._fed[index] or index in host_values else None)
             tensor = symbolic_input(symbols, value, index, shape, self._ranks.under(trial))
             tensors.append(tensor)
@@ -338,7 +338,7 @@ class CompiledCluster:
         return ProgramHistory(text, show, [each.name for each in PASSES], whole={"emission"})
 
     def _watch(self, live: list[Step], histories: Sequence[ProgramHistory]) -> Watch | None:
-        """Return the watch of passes, None if there is none; ``live`` receives the unfused steps for ``show_plan``."""
+        """Return the watch for all consumers, None if there are none; it stores the unfused steps in ``live``."""
         watches: list[Watch] = [*histories] if self.watch is None else [self.watch, *histories]
         if self.show_plan is not None:
             watches.append(lambda name, steps: live.extend(steps if name == "dead_code_elimination" else ()))

@@ -66,13 +66,13 @@ def make_launches(
 
     launches = [step for step in run_passes(ctx, fused, KERNELS, note) if not isinstance(step, Map)]
     if folded and any(each.when(ctx) for each in KERNEL_SELECTION):
-        folded = [fold_dequantize(fused)]  # ``folded`` already has library calls, without prologues
+        folded = [fold_dequantize(fused)]  # here ``folded`` has library calls, which have no prologues
     compulsory = _compulsory(ctx, folded[0] if folded else fused)
     return ctx.trace.folded, launches, ProgramTraffic(compulsory, traffic(launches))
 
 
 def _verified(ctx: Lowering, watch: Watch | None) -> Watch | None:
-    """Return ``watch``, preceded by the verifier if verification is on."""
+    """Return a watch that runs the verifier before ``watch`` if verification is on, else ``watch``."""
     if not is_wanted():
         return watch
     verify = Verifier(ctx.stand_ins)

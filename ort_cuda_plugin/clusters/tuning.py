@@ -1,6 +1,6 @@
 """Autotuner: chooses kernels of steps by measuring each candidate once per problem and device.
 
-It compiles each candidate of a step at the sizes of the current Run, as a small program without inputs (as in
+The tuner compiles each candidate of a step at the sizes of the current Run, as a small program without inputs (as in
 `plan.precompute`) and with its own memory. A ``Measure`` function runs the programs on the device. The timing cache on
 disk keeps the times for later sessions.
 """
@@ -95,7 +95,7 @@ class MeasuringTuner:
         label: str,
         shown: Callable[[str], str] = str,
     ) -> Tactic | None:
-        """Return the fastest candidate, after measuring those that the cache lacks.
+        """Return the fastest candidate, after measuring the candidates that the cache lacks.
 
         ``program`` returns the program of a candidate, or None if it cannot run; ``shown`` describes a candidate.
         """
@@ -155,7 +155,7 @@ def _operator_program(ctx: Lowering, inputs: Sequence[Tensor | None], name: str,
 
 
 class _Rules:
-    """The tuner of a measured program: it measures nothing, so heuristics decide what the schedule leaves open."""
+    """The tuner of a measured program. It measures nothing: rules decide every choice that the schedule leaves open."""
 
     def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
         return None
@@ -213,7 +213,7 @@ def _timing_id(ctx: Lowering, step: Sums) -> str:
 
 
 def _layout(x: Tensor) -> str:
-    """Return a text for the layout of x: broadcast and contiguous dimensions, and the order of all by stride."""
+    """Return a text for the layout of x: broadcast and contiguous dimensions, and the order of dimensions by stride."""
     strides = [hint(stride) for stride in x.strides]
     order = sorted(range(x.rank), key=lambda axis: -strides[axis])
     kinds = ["b" if stride == 0 else "n" if stride == 1 else "s" for stride in strides]

@@ -154,7 +154,8 @@ class _Schema:
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         first = all_parameters[0] if all_parameters else None
         if first is None or first.kind not in positional or self._hints.get(first.name, Lowering) is not Lowering:
-            raise TypeError(f"{operator}: the first parameter is the context, as in `ctx: Lowering`")
+            given = "none" if first is None else f"`{first}`"
+            raise TypeError(f"{operator}: first parameter: got {given}, expected the context, as in `ctx: Lowering`")
         parameters = all_parameters[1:]
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             raise TypeError(

@@ -21,8 +21,8 @@ class Gpu:
     """A GPU. Rates are per second at the boost clock, for all multiprocessors.
 
     ``float32_lanes`` and ``special_lanes`` are results per clock and multiprocessor. ``flops`` are peak rates by type,
-    of dense tensor cores except for float32 and float64. ``tensor_share`` is the fraction that the largest GEMMs
-    sustain, since the power limit lowers the clock. ``l2_read`` and ``l2_written`` are measured L2 bandwidths.
+    of dense tensor cores except for float32 and float64. ``tensor_share`` is the fraction of the peak that the largest
+    GEMMs sustain, since the power limit lowers the clock. ``l2_read`` and ``l2_written`` are measured L2 bandwidths.
     """
 
     key: str
@@ -70,7 +70,7 @@ def names() -> tuple[str, ...]:
 
 @cache
 def gpu(key: str) -> Gpu:
-    """Return the GPU of that name. Raises KeyError."""
+    """Return the description of the GPU ``key``, one of `names`. Raises KeyError for other keys."""
     if key not in names():
         raise KeyError(key)
     data: dict[str, Any] = json.loads((FOLDER / f"{key}.json").read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def gpu(key: str) -> Gpu:
 
 @cache
 def typical_multiprocessors(compute_capability: tuple[int, int]) -> int:
-    """Return the number of multiprocessors of a large GPU with ``compute_capability``; of an H100 if unknown."""
+    """Return the multiprocessors of a large GPU with ``compute_capability``; for an unknown one those of an H100."""
     known = json.loads(FOLDER.with_name("multiprocessors.json").read_text(encoding="utf-8"))
     major, minor = compute_capability
     return int(known.get(f"{major}.{minor}", known["9.0"])["multiprocessors"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Constants:
     """Attainable fractions of peak rates, latencies, and launch overheads.
 
-    Without measurements of a GPU they are rounded values from published microbenchmarks, listed in `SOURCES`.
+    The defaults, for a GPU without measurements, are rounded values from published microbenchmarks (`SOURCES`).
     """
 
     dram: float = 0.92  # fraction of the peak rate that long sequential reads and writes reach
@@ -18,7 +18,7 @@ class Constants:
     tensor_kernel: float = 0.80  # fraction of the sustained tensor rate that the plugin's mma kernels reach
     tensor_library: float = 1.0  # fraction of the sustained tensor rate that a library's largest tiles reach
     float32_library: float = 0.85
-    issue: float = 0.80  # fraction of four instructions per clock
+    issue: float = 0.80  # issue rate of a multiprocessor, as a fraction of four instructions per clock
     launch_seconds: float = 1.6e-6  # gap between dependent kernels in a CUDA graph
     library_seconds: float = 1.8e-6  # extra overhead of a library's kernel: pipeline fill and last tile
     dram_latency: float = 420e-9

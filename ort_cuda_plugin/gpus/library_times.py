@@ -11,12 +11,12 @@ from dataclasses import dataclass
 __all__ = ["CONVOLUTION", "SPLIT_K_SECONDS", "Rates", "library_time"]
 
 TILES = {(256, 128): 1.0, (128, 256): 1.0, (128, 128): 0.92, (128, 64): 0.75, (64, 128): 0.75, (64, 64): 0.55}
-"""Efficiency by tile: fraction of the multiprocessor's peak rate when all multiprocessors have tiles."""
+"""Efficiency by tile (rows, columns): fraction of a multiprocessor's peak rate if all multiprocessors have tiles."""
 SMALL_TILES = {(64, 32): 0.35, (32, 64): 0.35, (32, 32): 0.22}
 """Efficiency of smaller tiles, for GEMMs with few blocks."""
 SPLITS = (1, 2, 3, 4, 6, 8, 16)
 CONVOLUTION = 0.88
-"""Fraction of a GEMM's rate that an implicit GEMM reaches, which gathers sliding windows."""
+"""Fraction of a GEMM's rate that an implicit GEMM reaches: it gathers sliding windows."""
 SPLIT_K_SECONDS = 1e-6
 """Time of the reduction of a split-K GEMM, seconds."""
 
@@ -25,8 +25,8 @@ SPLIT_K_SECONDS = 1e-6
 class Rates:
     """Rates of a GPU, in any unit of time.
 
-    ``operations``: of one multiprocessor; ``l2_bytes``: of the L2; ``parts``: time of a split-K reduction; ``sharing``:
-    multiprocessors that share a load, as in a thread block cluster.
+    ``operations``: floating-point operations of one multiprocessor; ``l2_bytes``: bandwidth of the L2; ``parts``: time
+    of a split-K reduction; ``sharing``: multiprocessors that share a load, as in a thread block cluster.
     """
 
     multiprocessors: int
@@ -37,7 +37,7 @@ class Rates:
 
 
 def library_time(m: int, n: int, k: int, batches: int, itemsize: int, rates: Rates) -> tuple[float, float]:
-    """Return the time of the fastest tile for a batched ``m x n x k`` GEMM, and the bytes that its tiles load."""
+    """Return the time of the fastest tile for a batched ``m x n x k`` GEMM, and the bytes of its L2 traffic."""
     best = (math.inf, 0.0)
     for (rows, columns), share in (TILES | SMALL_TILES).items():
         tiles = -(-m // rows) * -(-n // columns) * batches

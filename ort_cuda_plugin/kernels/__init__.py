@@ -1,1 +1,1 @@
-"""Emitters, which make kernels of steps, and the mechanisms of operators that launch kernels of their own at once."""
+"""Code generation: emitters turn steps into kernels, and some operators launch kernels directly, without a step."""

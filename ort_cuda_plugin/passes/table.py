@@ -1,9 +1,9 @@
 """The table of passes: every stage between the operators' lowering and a cluster's launches, in order.
 
 A pass is a function from a program to a program. Its docstring says what it does, what it assumes beside
-docs/invariants.md, and what it guarantees to the passes after it. `run_passes` runs those of the table that apply to a
-device and its options, and tells a `Watch` the program after each. tests/passes has one test of before and after for
-each pass, and refuses a pass without one.
+docs/invariants.md, and what it guarantees to the passes after it. `run_passes` runs the passes that apply to a device
+and its options, and shows a `Watch` the program after each pass. tests/passes has for each pass a test that compares
+the program before and after it, and fails if a pass has no test.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .simplification.sink_through_concat import sink_through_concat
 __all__ = ["FUSION", "KERNELS", "KERNEL_SELECTION", "LOWERED", "PASSES", "Pass", "Watch", "run_passes"]
 
 Watch: TypeAlias = Callable[[str, Sequence[Step]], None]
-"""Called with the name of a pass that has run, and the program after it."""
+"""Function that `run_passes` calls with the name of each pass and the program after the pass."""
 
 LOWERED = "lowering"
 """The name under which a watch receives the program that the operators recorded, before the first pass."""
@@ -66,7 +66,7 @@ class Pass:
 def run_passes(
     ctx: Lowering, steps: Sequence[Step], passes: Sequence[Pass], watch: Watch | None = None
 ) -> Sequence[Step]:
-    """Return the program after those of ``passes`` that apply, in order; ``watch`` sees it after each of them."""
+    """Run the ``passes`` that apply, in order, and return the program; ``watch`` gets the program after each pass."""
     for each in passes:
         if each.when(ctx):
             steps = each.run(ctx, steps)
@@ -83,7 +83,7 @@ def _always(ctx: Lowering) -> bool:
 
 
 def _fuses(ctx: Lowering) -> bool:
-    """False with the session option fusion=0: each step stays separate and is computed in each Run."""
+    """Return False with the session option fusion=0: each step stays separate and is computed in each Run."""
     return ctx.options.fusion
 
 
@@ -96,7 +96,7 @@ def _fuses_for_gpu(ctx: Lowering) -> bool:
 
 
 def _selects(ctx: Lowering) -> bool:
-    """True for GPUs. The emulated device has one kernel per step, unless a tuner measures several."""
+    """Return True for GPUs. The emulated device has one kernel per step, unless a tuner measures several."""
     return bool(ctx.device.libraries) or not ctx.device.emulated or ctx.tuner is not None
 
 
@@ -154,7 +154,7 @@ KERNEL_SELECTION = (
     Pass("kernel_selection", select_kernels, _selects),
     Pass("loop_interchange", _of_steps(interchange_loops), _selects),
 )
-"""Passes that choose the engine of each GEMM, convolution and attention, and the layouts that it needs."""
+"""Passes that choose the engine of each GEMM, convolution and attention, and the layouts that engines need."""
 
 KERNELS = (
     Pass("fold_dequantize_of_integers", fold_dequantize_of_integers, _selects_and_fuses),

@@ -1,7 +1,7 @@
 """Termination measures: a loop whose measure does not decrease raises an error instead of running for ever.
 
 A measure is a number, or a tuple compared from the left, that decreases with each iteration and is bounded below, such
-as the number of remaining steps. Session creation then ends for every model.
+as the number of remaining steps. So session creation ends for every model.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ def _flash(ctx: Lowering, step: Attend) -> Choice:
 def choose_multi_pass_tile(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> tuple[AttentionTile, tuple[Dim, ...]]:
     """Return the best tile at the expected sizes, and the size conditions under which it stays the best.
 
-    More rows per block read keys less often. But scores that fit in shared memory are computed once instead of once per
-    pass, so half as many rows may be faster. Still fewer rows are slower than several passes over 32 rows.
+    With more rows per block, fewer blocks read the keys. But scores that fit in shared memory are computed once instead
+    of once per pass, so 16 rows per block may be faster than 32. Fewer than 16 would be slower than several passes.
     """
     most = 8 if hint(rows) <= 8 else 16 if hint(rows) <= 16 else 32
     guards: list[Dim] = []
@@ -85,9 +85,10 @@ def choose_multi_pass_tile(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> t
 
 
 def _is_faster_decomposed(ctx: Lowering, step: Attend) -> bool:
-    """Return whether three steps beat one kernel: cuBLASLt's tensor cores, or more blocks, outweigh memory traffic.
+    """Return whether three steps (GEMM, softmax, GEMM) beat one kernel, in spite of the scores' memory traffic.
 
-    Attention that the plugin computes on tensor cores is not decomposed.
+    They do for large scores with cuBLASLt, and in decoding, where one kernel would have few blocks. Attention that the
+    plugin computes on tensor cores is not decomposed.
     """
     if not step.parts or is_faster_as_flash(ctx, step):
         return False
@@ -104,9 +105,9 @@ def _is_decoding(step: Attend) -> bool:
 
 
 def decomposed_attention(ctx: Lowering, step: Attend) -> Iterator[Map]:
-    """Yield the three steps of attention.
+    """Yield the three steps of attention: GEMM, softmax, GEMM.
 
-    In decoding, the plugin's GEMM is used: a library would need another problem for each number of keys.
+    In decoding, the plugin's GEMM is used: cuBLASLt would need a new problem description for each number of keys.
     """
     for one in step.parts:
         if isinstance(one, Contract) and _is_decoding(step):

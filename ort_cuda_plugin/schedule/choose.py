@@ -42,7 +42,7 @@ def candidates(ctx: Lowering, step: Sums) -> list[Choice]:
 
 
 def own_choice(ctx: Lowering, step: Sums) -> Choice:
-    """Return the plugin's kernel that rules prefer."""
+    """Return the choice that rules prefer among the plugin's kernels, without libraries."""
     match step:
         case Contract():
             return next(iter(own_gemm_choices(ctx, step)))
@@ -64,7 +64,7 @@ def choose(ctx: Lowering, step: Sums) -> Choice:
     """Return the candidate with the least measured time, or without measurements the rules' preference."""
     found = candidates(ctx, step)
     if ctx.tuner is not None and all(hint(dim) != 0 for dim in step.shape):
-        # Schedules with two launches are not measured: in a Run one of them is empty, and the other is a candidate.
+        # Schedules with two launches are not measured: a Run leaves one launch empty, and the other is a candidate too.
         single = [choice for choice in found if not choice.schedule.gemv_rows and not choice.schedule.im2col_pixels]
         if len(single) > 1 and (measured := ctx.tuner.choice(ctx, step, single)) is not None:
             return measured
@@ -72,7 +72,7 @@ def choose(ctx: Lowering, step: Sums) -> Choice:
 
 
 def scheduled(ctx: Lowering, step: AnySums, choice: Choice | None = None) -> AnySums:
-    """Return the step with the choice's schedule; by default its own, or the plugin's kernel that rules prefer."""
+    """Return the step with the choice's schedule. Without ``choice`` it keeps its schedule, or gets `own_choice`."""
     if choice is None:
         if step.schedule is not None:
             return step

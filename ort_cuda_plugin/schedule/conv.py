@@ -55,7 +55,7 @@ def own_conv_schedules(ctx: Lowering, step: Convolve) -> list[Schedule]:
 
 
 def is_direct(step: Convolve) -> bool:
-    """Return whether a direct convolution is faster than tiles, which are mostly padding if a group has few outputs.
+    """Return whether a direct convolution is faster than GEMM tiles, which are mostly padding for few output channels.
 
     Without measurements the answer depends on the weights only, so that all plans share a weight layout. The direct
     kernel has no weight prologue.
@@ -70,12 +70,12 @@ def is_direct(step: Convolve) -> bool:
 def merged_conv_choice(ctx: Lowering, merged: Convolve, count: int) -> Choice | None:
     """Return the schedule of one convolution merged from ``count``; None if it is not faster.
 
-    It has no split-K, since the reduction writes one result only. With cuDNN, which also writes one result only, it
-    must beat ``count`` calls; integer convolutions have no other kernel.
+    The merged convolution has no split-K, since the reduction writes one result only. If cuDNN is installed, the merged
+    convolution must beat ``count`` calls of cuDNN, which does not support integer convolutions.
     """
     own = _mma(ctx, merged)
     m, n, _ = gemm_sizes(merged)
-    why = f"{count} convolutions of one image in less time than one by one"
+    why = f"replaces {count} convolutions of one image, which take longer separately"
     config = None if merged.is_converted else _tile_config(ctx, merged, count)
     if config is not None:
         bounded = no_more_blocks(ctx.device, config.tile, m, n, merged.groups)
@@ -143,7 +143,7 @@ def _sliced_k_before_library(ctx: Lowering, step: Convolve, own: Schedule) -> Ch
 
 
 def _tile_config(ctx: Lowering, step: Convolve, convolutions: int = 1) -> TileConfig | None:
-    """Return `choose_tile_config` for a channels-last image; the step may replace several ``convolutions``."""
+    """Return the tile of `choose_tile_config` for a channels-last image; the step replaces ``convolutions`` steps."""
     m, n, k = gemm_sizes(step)
     kind = matrix_convolution_kind(ctx, step)
     more = {**epilogue_cost(step, n * step.groups), "products": convolutions, "left": _left_by_cudnn(ctx, step)}

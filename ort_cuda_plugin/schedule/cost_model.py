@@ -1,7 +1,7 @@
 """Cost model of sliced-K GEMMs: selects tile and sliced-K factor, and compares with a library call.
 
 Times are multiprocessor cycles, by the performance model of docs/estimates.md, with the rates of the GPU's description
-(`gpus`). With the option ``autotune`` measurements replace it.
+(`gpus`). With the option ``autotune`` measurements replace the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..program.steps.schedule import Tile
 from ..program.steps.steps import Sums
 
 NEARLY = 0.98
-"""Maximum share of a library's time at which the plugin's kernel is preferred, since it must be compiled."""
+"""Maximum share of a library's time at which rules prefer the plugin's kernel, which must be compiled."""
 LOAD_CYCLES = 400.0
 """Latency of a group of concurrent loads of epilogue operands, cycles."""
 REGISTERS = 90
@@ -94,9 +94,10 @@ def _rates_of(device: DeviceProperties) -> _Rates:
 class Problem:
     """A GEMM at the expected sizes; ``kind`` is the operand type.
 
-    With ``taps`` the first operand is the patches of an image, with that many elements per channel. ``is_compact``
-    weights are stored as float16 for TF32. ``along_k``: both operands are contiguous along k. The epilogue has
-    ``finish`` instructions, and ``reads`` a tensor of the result's size. ``is_part`` stores 4-byte accumulators.
+    With ``taps`` the first operand is the patches of an image; a patch has ``taps`` elements per channel. With
+    ``is_compact`` float16 weights serve a TF32 GEMM. ``along_k``: both operands are contiguous along k. The epilogue
+    has ``finish`` instructions per element; with ``reads`` it reads a tensor of the result's size. With ``is_part`` the
+    kernel stores 4-byte accumulators for a split-K reduction.
     """
 
     kind: str
@@ -205,13 +206,13 @@ def no_more_blocks(device: DeviceProperties, tile: Tile, rows: Dim, columns: Dim
 
 
 def fastest(device: DeviceProperties, problem: Problem) -> tuple[TileConfig, float]:
-    """Return the fastest tile with its sliced-K factor, and its cycles."""
+    """Return the fastest tile with its sliced-K factor, and the kernel's duration in cycles."""
     return _fastest(device.compute_capability, device.multiprocessors, problem)
 
 
 @functools.lru_cache(maxsize=1024)
 def _fastest(capability: tuple[int, int], multiprocessors: int, problem: Problem) -> tuple[TileConfig, float]:
-    """Cache `fastest`: passes and emission ask about the same step, and networks repeat steps."""
+    """Compute `fastest`. The cache serves passes and emission, which ask about the same step, and repeated steps."""
     more = {"along_k": problem.along_k, "is_image": problem.taps > 0}
     configs = tile_configs(problem.kind, problem.is_compact, capability=capability, **more)
     times = ((_cycles(_rates(capability, multiprocessors), problem, config), config) for config in configs)
@@ -220,7 +221,7 @@ def _fastest(capability: tuple[int, int], multiprocessors: int, problem: Problem
 
 
 def _cycles(rates: _Rates, problem: Problem, config: TileConfig) -> tuple[float, float]:
-    """Return the duration and the latency of a single thread in cycles; latency decides between equal durations."""
+    """Return the kernel's duration and a thread's latency, in cycles; latency decides between equal durations."""
     tile = config.tile
     parts = _parts(problem, config)
     steps = -(-problem.depth // tile.k)
@@ -279,7 +280,7 @@ def _instructions(problem: Problem, config: TileConfig) -> tuple[float, float, f
     parts = _parts(problem, config)
     chunks = parts * STEP // 16 / tile.threads  # 16-byte chunks of a row, per thread
     loads, copies = _loads(problem, config), (tile.m + tile.n / (2 if problem.is_compact else 1)) * chunks
-    step = 27 + 2.5 * (loads + copies) + parts * height * width / 64  # products
+    step = 27 + 2.5 * (loads + copies) + parts * height * width / 64  # the last term: mma instructions
     if problem.kind == "tf32":
         step += parts * (4 * height / 8 + (13 * width / 16 if problem.is_compact else 4 * width / 8))
     begin = 135 + height * width / 8 + problem.finish * height * width / 32 / config.sliced_k

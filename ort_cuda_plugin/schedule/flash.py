@@ -1,8 +1,8 @@
 """Schedules of FlashAttention: tensor cores or not, tile, and split-KV factor.
 
-Blocks with many rows read keys and values less often, and warps with many rows load them less often from shared memory.
-With few rows in total, smaller blocks occupy all multiprocessors, and warps split the keys of a row. Few rows with many
-keys use split-KV.
+Blocks with many rows read K and V less often, and warps with many rows load K and V less often from shared memory. With
+few rows in total, smaller blocks occupy all multiprocessors, and warps split the keys of a row. Few rows with many keys
+use split-KV.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ BLOCKS_PER_MULTIPROCESSOR = 2
 SHARED_SPLIT_KEYS = 512
 """Minimum keys per split if warps of a block share keys: the second launch costs as much as several tiles."""
 WARP, WARPS_PER_MULTIPROCESSOR = 32, 16
-"""Threads of a warp; minimum one-warp blocks per multiprocessor. A split of one-warp blocks may be half a tile, so that
-none has two tiles when the number of tiles is just above a power of two."""
+"""Threads of a warp; minimum one-warp blocks per multiprocessor. A split of a one-warp block may be half a tile, so
+that no block has two tiles if the number of tiles is just above a power of two."""
 EMULATED_SPLIT_KEYS, EMULATED_MANY_BLOCKS = 512, 128
 """Minimum keys per split, and blocks from which on keys are not split, on the emulated device."""
 WIDEST, WIDEST_FLOAT32 = 128, 64
@@ -110,7 +110,7 @@ def small_tile(batches: Dim, rows: Dim, width: Dim, itemsize: int, multiprocesso
 def _mma_tile(
     ctx: Lowering, batches: Dim, rows: Dim, keys: Dim, width: Dim, itemsize: int, is_masked: bool
 ) -> tuple[AttentionTile, tuple[Dim, ...]]:
-    """Return the tile for the expected number of rows, and its conditions on the number of keys.
+    """Return the tile for the expected number of rows, and the conditions on the number of keys that it needs.
 
     Results have up to 128 columns. With masks or biases (``is_masked``) registers hold fewer scores.
     """
@@ -120,7 +120,7 @@ def _mma_tile(
     tile = small_tile(batches, rows, width, itemsize, ctx.device.multiprocessors)
     if tile is None:
         m = WARPS * MATRIX_ROWS
-        # 4-byte keys and values load as slowly as they multiply: more rows per warp reuse each load.
+        # Loads of 4-byte keys and values take as long as their multiplication: more rows per warp reuse each load.
         is_long = itemsize == 4 and hint(rows) > m
         return _tile(2 * m, 32, columns, warp_rows=2 * MATRIX_ROWS) if is_long else _tile(m, 32, columns), ()
     for most in TILES_OF_ALL_KEYS[itemsize]:
@@ -138,7 +138,7 @@ def _simt_tile(ctx: Lowering, rows: Dim, width: Dim) -> AttentionTile:
 
 
 def _split_kv(ctx: Lowering, tile: AttentionTile, blocks: Dim, keys: Dim) -> tuple[int, tuple[Dim, ...]]:
-    """Return the split-KV factor and its guards; powers of two limit the number of kernels and plans.
+    """Return the split-KV factor, a power of two to limit the number of kernels and plans, and its guards.
 
     Every factor is correct for all sizes; the guards concern speed only.
     """
@@ -166,7 +166,7 @@ def _split_kv(ctx: Lowering, tile: AttentionTile, blocks: Dim, keys: Dim) -> tup
 def is_faster_as_flash(ctx: Lowering, step: Attend) -> bool:
     """Return whether FlashAttention is faster than the plugin's other kernels.
 
-    Without tensor cores it is faster if few rows of several heads share keys and values, which it reads once.
+    Without tensor cores FlashAttention is faster if several heads with few rows share K and V, which it reads once.
     """
     if not has_tensor_cores(ctx) or len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total:
         return False

@@ -39,9 +39,9 @@ GEMV_ROWS = 4
 MAX_TUNED_GEMV_ROWS = 16
 """Maximum rows for which the autotuner also times a GEMV."""
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
-"""Time of a multiply-add in each of `matrix_tiles`, relative to the first; estimates, since larger tiles load less."""
+"""Time of a multiply-add in each of `matrix_tiles`, relative to the first tile; estimates. Larger tiles load less."""
 SPLIT_STEPS = 8
-"""Minimum k steps per split of split-K; an estimate, since with fewer steps the reduction dominates."""
+"""Minimum k steps per split of split-K (estimate); with fewer steps the reduction dominates."""
 MAX_SPLIT_K = 8
 MAX_MEASURED = 6
 """Maximum tensor-core tiles that the autotuner compiles and times."""
@@ -114,8 +114,8 @@ def mma_schedules(
 ) -> list[Schedule]:
     """Return tiles on tensor cores that may be the fastest, the rules' preference first: sliced-K ``config``, if given.
 
-    Without it, rules prefer the tile with the least time of a wave of blocks, with a power-of-two split-K factor that
-    keeps at most one block per multiprocessor.
+    Without ``config``, rules prefer the tile with the least time of a wave of blocks, and a power-of-two split-K factor
+    that keeps at most one block per multiprocessor.
     """
     ways: list[tuple[float, Tile, int]] = []
     first = (math.inf, matrix_tiles(kind)[0], 1)
@@ -144,7 +144,7 @@ def mma_schedules(
 
 
 def _gemv_before_library(ctx: Lowering, step: Contract, own: list[Schedule]) -> Choice | None:
-    """Return a GEMV for one row: it is memory-bound, and a library's tiles would be mostly padding."""
+    """Return a GEMV for one row, else None. A GEMV is memory-bound, and a library's tiles would be mostly padding."""
     call = folded(ctx, step)
     is_one = le(call.sizes[0], 1)
     if ctx.device.emulated or hint(call.sizes[0]) != 1 or not takes(operand_elements(step)[0], *call.contiguous):
@@ -154,13 +154,13 @@ def _gemv_before_library(ctx: Lowering, step: Contract, own: list[Schedule]) -> 
         return None
     if gemv.weights is WeightLayout.ALONG_K:
         gemv = replace(gemv, weights=WeightLayout.STORED)
-    return Choice(gemv, f"one row, as long as memory takes; {by_rules(ctx)}", (is_one,))
+    return Choice(gemv, f"a GEMV is memory-bound; {by_rules(ctx)}", (is_one,))
 
 
 def sliced_k_before_library(ctx: Lowering, step: Contract, own: list[Schedule] | None = None) -> Choice | None:
     """Return sliced-K if it is faster for the GEMM than a library call, which has a high launch overhead; else None.
 
-    It copies 16-byte chunks, so that the row pitches of operands must be multiples of 16 bytes.
+    Sliced-K kernels copy 16-byte chunks, so that the row pitches of operands must be multiples of 16 bytes.
     """
     call = folded(ctx, step)
     kind = _kind(ctx, step, call)
@@ -181,10 +181,10 @@ def sliced_k_before_library(ctx: Lowering, step: Contract, own: list[Schedule] |
 
 
 def _tile_config(ctx: Lowering, step: Contract, kind: str, call: Folded, *, in_f16: bool = False) -> TileConfig | None:
-    """Return `choose_tile_config` for the step; None for operand prologues other than integer codes.
+    """Return the tile of `choose_tile_config` for the step; None for operand prologues other than integer codes.
 
     A part of the epilogue that cuBLASLt does not support counts as a separate kernel. With ``in_f16`` the plugin's
-    operands have 16 bits, and the library's the type ``kind``.
+    kernel multiplies float16 operands, and the library's kernel operands of the type ``kind``.
     """
     m, n, k = call.sizes
     if kind in INTEGERS:
@@ -203,7 +203,7 @@ def _tile_config(ctx: Lowering, step: Contract, kind: str, call: Folded, *, in_f
 
 
 def _beside_library(ctx: Lowering, step: Contract, kind: str) -> dict[str, Any]:
-    """Return cuBLASLt's operand type and unfinished bytes, as parameters of `choose_tile_config`."""
+    """Return cuBLASLt's operand type and the result bytes for a map after its call, for `choose_tile_config`."""
     if "cublaslt" not in ctx.device.libraries:
         return {}
     form = product_form(ctx, step)
@@ -223,7 +223,7 @@ def _kind(ctx: Lowering, step: Contract, call: Folded) -> str:
 
 
 def integer_kind(ctx: Lowering, step: Contract) -> str:
-    """Return the type of both operands' codes if tensor cores multiply it, else "".
+    """Return the type of both operands' integer codes if tensor cores multiply such codes, else "".
 
     GEMMs with few rows are excluded: they are memory-bound, and other kernels read the weights as fast.
     """
@@ -260,7 +260,7 @@ def fused_split_k(ctx: Lowering, step: Contract) -> int:
 
 
 def _can_be_along_k(call: Folded, kind: str) -> bool:
-    """Return whether both operands are contiguous along k, or weights can be copied to be."""
+    """Return whether a is contiguous along k, and b as well or after a copy of constant weights."""
     a, b = call.contiguous
     return a == "k" and (b == "k" or (has_weights_along_n(call) and divides(piece_of(kind), call.sizes[2])))
 
@@ -271,7 +271,7 @@ def _needs_rows_along_k(call: Folded, kind: str, config: TileConfig) -> bool:
 
 
 def _weights(ctx: Lowering, step: Contract, call: Folded, schedule: Schedule) -> WeightLayout:
-    """Return the layout of weights that a tile reads, and also the GEMV in the same plan."""
+    """Return the weight layout for the kernels of ``schedule``: tiles, and a GEMV for few rows if it has one."""
     if schedule.engine is not Engine.MMA or step.is_converted:
         return WeightLayout.STORED
     if schedule.operands == "tf32" and not schedule.gemv_rows and has_compact_lines(ctx, step):

@@ -74,13 +74,13 @@ BODIES: dict[str, tuple[Callable[[Lowering, Any], Any], str]] = {
     "== beside a condition": (per_element(lambda a: scalar.where((a > 0) & (a != a), a, 1)), "use equal() and"),
     "== that is cast": (per_element(lambda a: scalar.cast(a == 0, DType.FLOAT32)), "use equal() and"),
     "== as the result": (per_element(lambda a: a == 0), "use equal() and"),
-    "a choice of numbers": (per_element(lambda a: scalar.where(a > 0, 1, 0)), "1 and 0 are numbers: constant() makes"),
-    "a number": (per_element(lambda a: 1.0), "expected an expression, got 1.0: constant() makes one"),
-    "a number of a place": (per_place(lambda a: 1.0), "expected an expression, got 1.0: constant() makes one"),
-    "/ of integers": (per_element(lambda a: scalar.cast(a, DType.INT32) / 2), "/ of INT32: divide integers by //"),
+    "a choice of numbers": (per_element(lambda a: scalar.where(a > 0, 1, 0)), "got 1 and 0. constant() converts"),
+    "a number": (per_element(lambda a: 1.0), "expected an expression, got 1.0: constant() converts"),
+    "a number of a place": (per_place(lambda a: 1.0), "expected an expression, got 1.0: constant() converts"),
+    "/ of integers": (per_element(lambda a: scalar.cast(a, DType.INT32) / 2), "/ of INT32: expected floats. Divide"),
     "/ of a size": (lambda ctx, x: ctx.empty([x.shape[0] / 2], x.dtype), "use // or ceildiv() in place of /"),
-    "a size as a number": (lambda ctx, x: [0] * int(x.shape[0]), "the size n is an expression, which has no number"),
-    "a size": (lambda ctx, x: elementwise(ctx, lambda a: a + x.shape[0], x), ": maps.dim() makes one"),
+    "a size as a number": (lambda ctx, x: [0] * int(x.shape[0]), "the size n is an expression: expected an integer"),
+    "a size": (lambda ctx, x: elementwise(ctx, lambda a: a + x.shape[0], x), ": maps.dim() converts a size"),
     "a type of NumPy": (
         lambda ctx, x: ctx.empty(x.shape, NUMPY.float32),
         "expected an element type such as DType.FLOAT32, got <class 'numpy.float32'>",
@@ -283,8 +283,8 @@ def plain(ctx: Lowering, x: T) -> T:
 
 
 SIGNATURES: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
-    "no context": (first, {}, TypeError, "the first parameter is the context"),
-    "no parameter": (nothing, {}, TypeError, "the first parameter is the context"),
+    "no context": (first, {}, TypeError, "first parameter: got "),
+    "no parameter": (nothing, {}, TypeError, "first parameter: got "),
     "no function": (3, {}, TypeError, "op decorates a function, not 3"),
     "a default of another kind": (
         default,

@@ -114,7 +114,7 @@ def test_an_operator_that_is_not_registered_at_once_can_be_later() -> None:
             r"\*\*more is not allowed: declare each attribute as a parameter after \*",
         ),
         ("def f(ctx, x: T): ...", "'y' is annotated with None"),
-        ("def f(*, a: int) -> T: ...", "the first parameter is the context"),
+        ("def f(*, a: int) -> T: ...", "first parameter: got .*, expected the context"),
         ("def f(ctx, x: Unheard) -> T: ...", "an annotation cannot be read: name 'Unheard' is not defined"),
         ("def f(ctx, x: T) -> Annotated[T, Alias('z')]: ...", "'y' is an alias of 'z', which is not an input"),
     ],

@@ -121,7 +121,8 @@ from ort_cuda_plugin.ep import boundary
 session = ort.InferenceSession(model, providers=["CPUExecutionProvider", plugin.get_ep_name()])
 run(session)
 (provider,) = boundary.PROVIDERS.values()
-assert [verdict.reason for verdict in provider.verdicts] == ["it is assigned to CPUExecutionProvider"]
+reasons = [verdict.reason for verdict in provider.verdicts]
+assert reasons == ["ONNX Runtime has assigned the node to CPUExecutionProvider"]
 """
     done = python(START + code, MODEL)
     assert "already assigned" not in done.stderr

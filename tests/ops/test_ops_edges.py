@@ -325,8 +325,8 @@ def test_remainders_of_64_bit_integers_are_exact() -> None:
         ("Trilu", [floats(3, 4), ints(1, 2)], {}, 1, "k must have one element, got 2"),
         ("CumSum", [floats(2, 3), ints(0, 1)], {}, 1, "axis must have one element, got 2"),
         ("OneHot", [ints(1), number(math.nan, np.float32), floats(2)], {}, 1, "depth must be finite, got nan"),
-        ("Pad", [floats(3, 4), ints(1, 0, 0, 0), floats(2)], {}, 1, "an input that is one number has another number"),
-        ("Pad", [floats(3, 4), ints(1, 0, 0, 0), floats(0)], {}, 1, "an input that is one number has another number"),
+        ("Pad", [floats(3, 4), ints(1, 0, 0, 0), floats(2)], {}, 1, "an input that must have one element"),
+        ("Pad", [floats(3, 4), ints(1, 0, 0, 0), floats(0)], {}, 1, "an input that must have one element"),
         ("Clip", [floats(3), floats(0)], {}, 1, "each of min and max must have one element"),
         ("Split", [floats(4, 2)], {"num_outputs": 3}, 2, "num_outputs must be one of 2, got 3"),
         (

@@ -1,7 +1,7 @@
 """Memory budget of a session: estimates the device memory of nodes, and limits claims to the budget.
 
-The estimate is ONNX Runtime's for the CUDA execution provider: the bytes of a node's constants, each counted once, and
-of its results with known sizes, plus 50 % for scratch memory.
+The estimate is the one of ONNX Runtime for the CUDA execution provider: the bytes of a node's constants, each counted
+once, and of its results with known sizes, plus 50 % for scratch memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ...model.ir import Node, Value
 
 
 class MemoryBudget:
-    """The memory budget of a session, ``nbytes``, spent on the nodes of its clusters in graph order."""
+    """The memory budget of a session, ``nbytes``; the nodes of its clusters spend the budget in graph order."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -36,7 +36,7 @@ class MemoryBudget:
 
 
 def _nbytes(node: Node, counted: set[str]) -> int:
-    """Return the size in bytes of a node's results and of its constants not in ``counted``; add these to the set."""
+    """Return the bytes of a node's results and of its constants not in ``counted``; add the constants to the set."""
     total = 0
     for value in node.reads():
         if value.initializer is not None and value.name not in counted:

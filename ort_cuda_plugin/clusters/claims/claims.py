@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeVerdict:
-    """The decision whether the plugin runs a node; ``kind`` and ``reason`` explain a declined node, else "".
+    """The decision whether the plugin runs a node; ``kind`` and ``reason`` explain why it declines, or are "".
 
     ``kind`` is one of `Unsupported.kinds`. ``body_of`` names the control-flow node whose body contains the node, "" in
     the main graph. For a custom operator ``note`` names its origin, and says whether it calls Python in each Run.
-    ``cluster`` is the fused node that contains the node, or "". ``provider`` names the execution provider that runs it,
-    "" if unknown or none. ``inputs`` and ``outputs`` are the names of its values, without weights.
+    ``cluster`` is the fused node that contains the node, or "". ``provider`` names the execution provider that runs the
+    node, "" if unknown or none. ``inputs`` and ``outputs`` are the names of the node's values, without weights.
     """
 
     name: str
@@ -89,9 +89,9 @@ def analyze(
     """Return one verdict per node of ``graph``, in order.
 
     Calls operators' functions on symbolic shapes; reads no large initializer. After a declined node the analysis
-    continues with the types and shapes that ORT infers. ``ranks`` holds further known ranks, and learns ranks from the
-    operators' functions. ``provider`` is the plugin's own name, which its nodes have when ORT calls again after layout
-    changes.
+    continues with the types and shapes that ORT infers. ``ranks`` holds further known ranks; the function adds ranks
+    that operators' functions infer. ``provider`` is the plugin's provider name: after layout changes ORT calls a second
+    time, with this name in the plugin's nodes.
     """
     analysis = _Analysis(graph, device, options or LoweringOptions(), ranks or Ranks(), provider)
     verdicts = analysis.verdicts(graph.nodes)
@@ -99,10 +99,10 @@ def analyze(
 
 
 def is_unrolled(body: Graph, device: DeviceProperties, options: LoweringOptions, passes_implicit_inputs: bool) -> bool:
-    """Return whether the node of ``body`` will be lowered together with its bodies, whose nodes then must not be fused.
+    """Return whether the node with ``body`` will be lowered with its bodies, whose nodes then must not be fused.
 
-    ORT presents a body before the surrounding graph, so that the node alone must decide: an If is unrolled only if its
-    condition is a constant.
+    ORT presents a body before the surrounding graph, so that the decision depends on the node alone: an If is unrolled
+    only if its condition is a constant.
     """
     parent = body.parent
     if parent is None or (parent.op_type == "If" and (not parent.inputs[0] or parent.inputs[0].initializer is None)):
@@ -131,14 +131,15 @@ def claim(
     """Decide which nodes of ``graph`` the plugin runs. ``ranks`` receives the ranks inferred for the whole graph.
 
     ``passes_implicit_inputs``: ORT passes a fused node the values that only its bodies read; ``has_kernel``: the kernel
-    registry has a kernel for a control-flow node. ``claim_unprofitable_nodes`` also claims nodes whose copies cost more
-    than they gain. With ``single_nodes`` each node is a separate cluster, and the CPU does shape arithmetic.
+    registry has a kernel for a control-flow node. With ``claim_unprofitable_nodes`` the plugin also claims nodes that
+    are faster on the CPU, because of their copies. With ``single_nodes`` each node is a separate cluster, and the CPU
+    does shape arithmetic.
     ``compiled`` holds the clusters of bodies, by the names of their nodes. The first node that does not fit in the
     ``budget``, and all later ones, are declined.
 
     In its cluster an operator may know less about its inputs (for example a shape's contents) than in the whole graph,
-    if a declined node or another cluster is in between. So each cluster is analysed again alone, and nodes declined
-    there are removed, until nothing changes.
+    if a declined node or another cluster is in between. So each cluster is also analysed alone, and nodes that this
+    analysis declines are removed, until it declines none.
     """
     options = options or LoweringOptions()
     ranks = ranks or Ranks()
@@ -208,7 +209,7 @@ def _within(budget: MemoryBudget, graph: Graph, verdicts: list[NodeVerdict]) -> 
 
 
 def _not_passed(clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
-    """Yield nodes with a body that reads a value which the cluster neither produces nor has as an input."""
+    """Yield (node, value) if a body of the node reads the value, which its cluster neither computes nor reads."""
     for cluster in clusters:
         known = {value for node in cluster for value in (*node.inputs, *node.outputs)}
         for node in cluster:
@@ -219,7 +220,7 @@ def _not_passed(clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
 
 
 def _crossing(graph: Graph, clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
-    """Yield nodes with a non-tensor result that is read outside of their cluster."""
+    """Yield pairs of a node and a result of it that is not a tensor, and is read outside of the node's cluster."""
     cluster_of = {node: number for number, cluster in enumerate(clusters) for node in cluster}
     made = {value: node for node in cluster_of for value in node.outputs if value is not None and value.is_container}
     leaving = {value for value in graph.outputs if value in made}
@@ -235,7 +236,7 @@ class _Analysis:
     """Calls operators' functions on symbolic shapes.
 
     Nodes that need an unknown rank are analysed once per trial, see `ranks`. ``singles`` receives the control-flow
-    nodes that ORT's kernels run, without ``inlines`` all of them; nodes that read their results get unknown inputs.
+    nodes that ORT's kernels run: without ``inlines`` all. Nodes that read results of ``singles`` get unknown inputs.
     """
 
     def __init__(
@@ -291,8 +292,8 @@ class _Analysis:
     def _by_trials(self, nodes: list[Node]) -> dict[Node, NodeVerdict]:
         """Return verdicts of nodes that need a rank: supported if some trials accept a node and none declines it.
 
-        A trial in which the node, or a producer of its inputs, is invalid counts as neither. An unsupported node with
-        bodies goes to a kernel of ONNX Runtime.
+        A trial in which the node, or a producer of its inputs, is invalid does not count. ONNX Runtime's kernels run
+        unsupported control-flow nodes.
         """
         taken: dict[Node, NodeVerdict] = {}
         declined: dict[Node, NodeVerdict] = {}
@@ -317,7 +318,8 @@ class _Analysis:
         self._ranks.settle(value for node in nodes for value in node.outputs)
         for node, verdict in declined.items():
             declined[node] = replace(verdict, reason=f"{verdict.reason} (a rank of its inputs is not known)")
-        lacking = {node: decline(node, "shape", "no rank of its inputs is possible") for node in nodes}
+        no_rank = "its inputs have unknown ranks, and each rank that was tried is invalid"
+        lacking = {node: decline(node, "shape", no_rank) for node in nodes}
         found = lacking | invalid | taken | declined
         for node, verdict in found.items():
             if node.has_subgraphs and not verdict.supported:
@@ -327,7 +329,7 @@ class _Analysis:
     def without_idle_nodes(self, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
         """Decline shape arithmetic that only declined nodes use, since on the device it costs launches and copies.
 
-        If the plugin runs all nodes, nothing is declined, since unused results cost nothing.
+        If the plugin runs all nodes, no node is declined: unused results cost nothing.
         """
         if all(verdict.supported for verdict in verdicts):
             return verdicts
@@ -347,7 +349,7 @@ class _Analysis:
         return result[::-1]
 
     def without_shape_arithmetic(self, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
-        """Decline shape arithmetic if each node is a launch, since its results would be copied to the host.
+        """Decline shape arithmetic if each node is a cluster, since its results would be copied to the host.
 
         Shape and Size stay: their kernels write the result in host memory.
         """
@@ -377,16 +379,16 @@ class _Analysis:
             return decline(node, "shape", f"the model is invalid at this node: {error}", _Invalid)
         except Exception as error:
             # A bug in one operator's function must not lose the claims of all other nodes.
-            logger.exception("node %s", node.label)
+            logger.exception("node %s: internal error in the operator's function. Report the model", node.label)
             return decline(node, "op", f"internal error: {type(error).__name__}: {error}")
         if node.provider and node.provider != self.provider:  # one such node makes ORT drop its whole cluster
-            return decline(node, "op", f"it is assigned to {node.provider}")
+            return decline(node, "op", f"ONNX Runtime has assigned the node to {node.provider}")
         return _supported(node, self.lowering.served.get(node), self.lowering.ctx.notes.get(node, ""))
 
     def as_single(self, node: Node, why_not_fused: Unsupported) -> NodeVerdict:
-        """Return the verdict for a node whose bodies cannot be lowered with it: ORT's kernel runs it, or none does.
+        """Return the verdict for a node whose bodies cannot be lowered with it: supported if a kernel of ORT runs it.
 
-        Nodes in the bodies were claimed before.
+        ORT has already asked for claims in the bodies.
         """
         if node.domain or node.op_type not in CONTROL_FLOW:
             return decline(node, why_not_fused.kind, why_not_fused.reason)
@@ -407,7 +409,8 @@ class _Analysis:
             for member, verdict in zip(part.graph.nodes, inner.verdicts(part.graph.nodes), strict=True):
                 if not verdict.supported or member in inner.singles:
                     where = "" if isinstance(member, FunctionNode) else f"in its bodies, node {member.label}: "
-                    raise Unsupported(verdict.kind or "control-flow", f"{where}{verdict.reason or 'it has bodies'}")
+                    reason = verdict.reason or "control flow in a search is not implemented"
+                    raise Unsupported(verdict.kind or "control-flow", where + reason)
         self.singles.add(node)
 
     def _lower(self, node: Node) -> None:
@@ -443,8 +446,8 @@ def _supported(node: Node, by: CustomOperator | None = None, note: str = "") -> 
 def _why_no_kernel(node: Node, has_kernel: Callable[[Node], bool]) -> str:
     """Return why no kernel of the registry can run a control-flow node, "" if one can.
 
-    States and results of If and Loop may differ in type, but ONNX Runtime compares only the first one with a kernel's
-    types, and would copy a string or a sequence to the device, which fails.
+    States and results of If and Loop may differ in type, but ONNX Runtime compares only the first one with the types of
+    a kernel. It would copy further strings or sequences to the device, which fails.
     """
     if (node.op_type, node.since_version) == ("Scan", 8):
         return "ONNX Runtime has no kernel of Scan-8 for plugins"
@@ -453,7 +456,7 @@ def _why_no_kernel(node: Node, has_kernel: Callable[[Node], bool]) -> str:
             continue
         what = "a string tensor" if value.dtype is DType.STRING else "not a tensor on a device"
         return f"{value.name!r} is {what}: strings, sequences and optional values stay on the host"
-    return "" if has_kernel(node) else "no kernel supports its types"
+    return "" if has_kernel(node) else "no kernel of ONNX Runtime supports the types of its values"
 
 
 class _Waiting(NodeVerdict):

@@ -1,4 +1,4 @@
-"""Unprofitable islands: parts of clusters with all inputs and results in host memory, faster on the CPU."""
+"""Unprofitable islands: connected parts of clusters with all inputs and results in host memory, faster on the CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEAVY: Final = re.compile("MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|Einsum")
 def unprofitable_islands(
     graph: Graph, runs_here: bool, clusters: Sequence[Sequence[Node]], ours: Collection[Node]
 ) -> list[list[Node]]:
-    """Return the connected parts of ``clusters`` whose copies cost more than they gain.
+    """Return the connected parts of ``clusters`` that are slower on the device, because of their copies.
 
     ``ours`` are all nodes that the plugin runs; ``runs_here``: the plugin runs the control-flow node of this body. A
     part is profitable if it has more nodes than values to copy, or a heavy operator.
@@ -71,7 +71,7 @@ class _Borders:
                 self.readers.setdefault(value, []).append(node)
 
     def copies(self, part: Sequence[Node]) -> int:
-        """Count the values that would be copied for a part; 0 if one of them is on the device already."""
+        """Count the values to copy for a part; 0 if an input is on the device, or a result is read there."""
         members = set(part)
         given = {value for node in part for value in node.outputs if value is not None}
         read = {value for node in part for value in node.reads() if value not in given and value.initializer is None}

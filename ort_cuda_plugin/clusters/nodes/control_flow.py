@@ -38,7 +38,7 @@ Inputs = Sequence[Operand | None]
 
 @dataclass(frozen=True)
 class CompiledBody:
-    """A cluster in a body, before ORT replaced it by a fused node; inputs and outputs are the fused node's."""
+    """The nodes of a cluster in a body, which ORT has replaced by a fused node with these inputs and outputs."""
 
     graph: Graph
     inputs: Sequence[Value]
@@ -52,13 +52,16 @@ class CompiledBody:
 
 @dataclass(frozen=True)
 class CompiledBodies:
-    """Clusters that ``provider`` compiled in bodies, by the names of their fused nodes. ORT presents bodies first."""
+    """Clusters that ``provider`` compiled in bodies, by the names of their fused nodes.
+
+    ORT presents bodies before the surrounding graph.
+    """
 
     provider: str = ""
     by_name: Mapping[str, CompiledBody] = field(default_factory=dict)
 
     def find(self, node: Node) -> CompiledBody | None:
-        """Return the cluster of the fused node ``node`` if it may be expanded, else None."""
+        """Return the cluster of the fused node ``node`` if the plan may contain its nodes instead, else None."""
         body = self.by_name.get(node.name) if node.provider and node.provider == self.provider else None
         return body if body is not None and body.is_small else None
 
@@ -122,7 +125,7 @@ def _body(lowering: BodyLowering, node: Node, name: str, arguments: Sequence[Ope
     for inner in body.nodes:
         try:
             if inner.provider not in ("", lowering.compiled.provider):
-                raise Unsupported("control-flow", f"it is assigned to {inner.provider}")
+                raise Unsupported("control-flow", f"ONNX Runtime has assigned {inner.label} to {inner.provider}")
             lowering.lower(inner)
         except UnknownRank as error:
             raise UnknownRank(_within(name, inner, error.reason)) from error
@@ -165,7 +168,7 @@ def _if(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
 
 
 def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
-    """Return a tensor with x's type and shape and unknown contents, since a Run may take either branch."""
+    """Return a tensor with type and shape of x and unknown contents, since a Run may take the branch of ``other``."""
     if x is other or x.positions() is None:
         return x
 

@@ -82,9 +82,9 @@ def symbolic_input(
 ) -> Tensor:
     """Return the tensor of an input of a cluster or of the graph, with sub-byte elements packed as in ORT.
 
-    ``hints`` are its dimensions in the Run for which the plan is built. Without them ``ranks`` supplies the rank if ORT
-    does not know it. Raises Unsupported for a type that the device does not support, UnknownRank, or InvalidModel if
-    ``hints`` contradict the model.
+    ``hints`` are the tensor's dimensions in the Run for which the plan is built. Without ``hints``, ``ranks`` has the
+    ranks that ORT does not know. Raises Unsupported for a type that the device does not support, UnknownRank, or
+    InvalidModel if ``hints`` contradict the model.
     """
     if value.dtype is None:
         raise Unsupported("dtype", f"{value.name!r} is not a tensor")
@@ -230,7 +230,7 @@ class NodeLowering:
                 continue
             if self.ctx.guessed and self._guesses and (value.shape is None or len(value.shape) == result.rank):
                 result = self._guessed(self._guesses, value, result)
-            # The shape that the model declares is not compared: nothing depends on it.
+            # The shape that the model declares is not compared: no other code reads it.
             if value.dtype is not None and value.dtype is not result.dtype:
                 declared = f"the model declares {value.name!r} as {value.dtype.name}"
                 raise Unsupported("dtype", f"{declared}, but {node.op_type} returns {result.dtype.name}")
@@ -240,8 +240,8 @@ class NodeLowering:
     def _guessed(self, symbols: InputSymbols, value: Value, result: Tensor) -> Tensor:
         """Return an operand for ``value`` if ``result`` is only one of several possible results of a Run.
 
-        Rank and type of ``result`` hold for every Run, and its shape as far as ORT infers it. On request its contents
-        are unknown integers, or ``result``'s if they are read back.
+        Every Run has the rank and type of ``result``, and its shape as far as ORT infers it. On request the operand's
+        contents are unknown integers, or the contents of ``result`` if a Run reads them back.
         """
         known = value.shape or [None] * result.rank
         guess = self.ctx.stand_in([d if isinstance(d, int) else symbols.dimension(d) for d in known], result.dtype)
@@ -274,7 +274,7 @@ class NodeLowering:
         return self._implemented(node, inputs)
 
     def _implemented(self, node: Node, inputs: Sequence[Operand | None]) -> Sequence[Operand]:
-        """Lower by the first implementation that does not decline the node; if all do, raise the last one's reason."""
+        """Lower by the first implementation that does not decline the node; if all decline, raise the last reason."""
         *others, last = snapshot_of(self.graph).implementations(node, self.ctx.opset)
         for implementation in others:
             try:

@@ -1,8 +1,8 @@
 """Unknown ranks: ranks that the plugin infers where ORT does not, and ranks that a claim assumes.
 
-A plan gets the rank of each input from the Run, but a claim precedes all Runs. For unknown ranks a claim calls
-operators' functions in several trials, each of which assumes a rank for every such value. The plugin claims a node that
-no trial declines, so that a Run with any of these ranks has a plan.
+A plan gets the rank of each input from the Run, but a claim precedes all Runs. For values of unknown rank, a claim
+calls operators' functions in several trials. Each trial assumes a rank for every such value. The plugin claims a node
+that no trial declines, so that a Run with any of the assumed ranks has a plan.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIKELY = (2, 3, 4, 1, 0, 5, 6, 7, 8)
 
 
 class Ranks:
-    """Ranks by name of value; ``known`` are ranks that follow from the model."""
+    """Ranks of values, by name; ``known`` are the ranks that follow from the model."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
@@ -28,11 +28,11 @@ class Ranks:
         self._numbers: dict[str, int] = {}
 
     def under(self, trial: int | None) -> RanksOfTrial:
-        """Return the ranks of a trial, for None the known ranks."""
+        """Return the ranks that a trial assumes; for None only the known ranks."""
         return RanksOfTrial(self, trial)
 
     def settle(self, values: Iterable[Value | None]) -> None:
-        """Merge the trials: a result's rank is known if all trials found the same."""
+        """Merge the trials: the rank of a result becomes known if all trials found the same rank."""
         for value in values:
             if value is not None and value.shape is None:
                 found = {trial[value.name] for trial in self._trials if value.name in trial}
@@ -47,14 +47,14 @@ class Ranks:
 
 
 class RanksOfTrial:
-    """The ranks of trial ``trial``; None assumes nothing."""
+    """The ranks of values in trial number ``trial``; with None, only known ranks."""
 
     def __init__(self, ranks: Ranks, trial: int | None) -> None:
         self.trial = trial
         self._ranks = ranks
 
     def rank(self, value: Value) -> int | None:
-        """Return the rank of a value: the known one, the trial's assumption, or None without a trial."""
+        """Return the known rank of a value, else the rank that the trial assumes, or None without a trial."""
         if value.shape is not None:
             return len(value.shape)
         ranks, trial, name = self._ranks, self.trial, value.name
@@ -64,7 +64,7 @@ class RanksOfTrial:
         return ranks._trials[trial].setdefault(name, ranks._assumed(name, trial))
 
     def follows(self, result: Value, source: Value) -> bool:
-        """Return whether the ranks of a result and a source agree in all trials with both, at least one."""
+        """Return whether at least one trial has ranks of both values, and they agree in all such trials."""
         both = [trial for trial in self._ranks._trials if result.name in trial and source.name in trial]
         return bool(both) and all(trial[result.name] == trial[source.name] for trial in both)
 
@@ -126,7 +126,7 @@ def learn_declined(node: Node, ranks: RanksOfTrial) -> None:
 def _results_of_bodies(node: Node, ranks: RanksOfTrial) -> Iterator[tuple[Value, int]]:
     """Yield results of an If with one rank in both branches, and states of a Loop whose rank no iteration changes.
 
-    ORT presents bodies first, so that ranks of their values are known by name.
+    ORT presents bodies before the surrounding graph, so that ranks of their values are known by name.
     """
     if node.domain or not node.subgraphs:
         return

@@ -1,6 +1,6 @@
 """Repetition: a node as three clusters, which compute states from inputs, update them repeatedly, and return results.
 
-``csrc_shim/run/repeat.h`` runs them. States stay on the device; only the flag "continue" is copied back.
+``csrc_shim/run/repeat.h`` runs the clusters. States stay on the device; only the flag "continue" is copied back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FunctionNode(Node):
 
 @dataclass(frozen=True)
 class Part:
-    """One of the three clusters; inputs are states and the node's inputs, ``results`` the indices of written states."""
+    """One of the three clusters. It reads states and inputs of the node, and writes the states numbered ``results``."""
 
     graph: Graph
     results: tuple[int, ...]
@@ -34,7 +34,7 @@ class Part:
 class Repetition:
     """Three clusters and their states; the first state is the flag "continue".
 
-    ``step`` and ``last`` have ``states`` as inputs. ``first`` computes all states; a state that ``step`` does not
+    ``first`` computes all states. ``step`` and ``last`` have the ``states`` as inputs. A state that ``step`` does not
     compute stays constant.
     """
 
@@ -62,9 +62,9 @@ def part(
     opsets: dict[str, int],
     results: Iterable[int] | None = None,
 ) -> Part:
-    """Return the part with ``nodes``, whose inputs are the values of ``available`` that they read.
+    """Return the part with ``nodes``, whose inputs are the values of ``available`` that ``nodes`` read.
 
-    ``made`` are the states with the indices ``results``, by default the first ones.
+    ``made`` are the values of the states with the indices ``results``, by default of the first states.
     """
     read = {value for node in nodes for value in node.reads()}.union(made)
     inputs = [value for value in available if value in read and value.initializer is None]

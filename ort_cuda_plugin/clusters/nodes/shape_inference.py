@@ -40,7 +40,7 @@ def infer_results(
     symbols = InputSymbols()
 
     def read_host_input(buffer: Buffer, count: int) -> tuple[Dim, ...]:
-        # Nodes must not share names of unknown dimensions.
+        # Each node needs new names: ONNX Runtime assumes equal sizes for equal names.
         return symbols.host_values(buffer, [1] * count, unknown_dim())
 
     lowering = NodeLowering(

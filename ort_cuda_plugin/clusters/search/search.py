@@ -1,7 +1,7 @@
 """Token searches of com.microsoft (GreedySearch, BeamSearch, ...) as a repetition of decoder and choice of tokens.
 
 ONNX Runtime's kernels read the decoder's results on the host, so the plugin runs decoder and search together on the
-device. Its C API has helpers for a plugin's kernels of Loop, but not of these operators.
+device. ONNX Runtime's C API has helpers for a plugin's kernels of Loop, but not of these operators.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ Given = Mapping[str, Tensor | None]
 class Choice:
     """Result of a choice of tokens.
 
-    ``own`` are the search's own states. ``rows`` is the source row of each row, None if rows continue themselves.
+    ``own`` are the search's own states. ``rows`` is the row that each row continues, None if each row continues itself.
     """
 
     goes_on: Tensor
@@ -70,7 +70,7 @@ class Search(ABC):
             attribute_real(node, "presence_penalty", 0.0),
         )
 
-    # ---- what each kind of search defines ----
+    # ---- methods of each kind of search ----
 
     def beams(self, ctx: Lowering, given: Given) -> Dim:
         """Return the number of sequences per prompt."""
@@ -82,7 +82,7 @@ class Search(ABC):
 
     @abstractmethod
     def choose(self, ctx: Lowering, given: Given, length: Dim, *, is_first: bool) -> Choice:
-        """Choose the tokens after the first ``length`` tokens of ``sequences``; ``is_first``: without own states."""
+        """Choose the tokens after the first ``length`` tokens of ``sequences``; the first choice has no own states."""
 
     @abstractmethod
     def finish(self, ctx: Lowering, given: Given) -> list[Tensor]:
@@ -133,7 +133,7 @@ class Search(ABC):
 
 
 def rule_inputs(given: Given) -> search.RuleInputs:
-    """Return the inputs of a search that change scores."""
+    """Return those inputs of a search that change the scores of tokens."""
     return search.RuleInputs(
         given.get("min_length"),
         given.get("repetition_penalty"),

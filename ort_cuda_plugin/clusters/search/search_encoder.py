@@ -22,7 +22,7 @@ _REALS = (DType.FLOAT32, DType.FLOAT16)
 class EncoderDecoder:
     """A search with encoder and decoder as a repetition.
 
-    States are the flag, ``sequences``, the decoder's inputs, and the search's own. The decoder's inputs from the
+    States are the flag, ``sequences``, the decoder's inputs, and the search's own states. The decoder's inputs from the
     encoder are equal for all beams of a prompt, and stay constant.
     """
 

@@ -15,7 +15,7 @@ from ..nodes.repetition import FunctionNode, Repetition, part
 from .search_base import Given, Search, by_name, following, needed
 
 _NUM_FIRST: Final = 3
-"""Number of inputs of a decoder before its caches."""
+"""Number of inputs of a decoder before its caches: tokens, positions and mask."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Cache:
 class GptDecoder:
     """A search with a decoder-only model as a repetition.
 
-    States are the flag, ``sequences``, the decoder's inputs, and the search's own.
+    States are the flag, ``sequences``, the decoder's inputs, and the search's own states.
     """
 
     def __init__(self, kind: Search) -> None:

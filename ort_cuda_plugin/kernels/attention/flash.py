@@ -1,8 +1,8 @@
 """FlashAttention: one pass over the keys with an online softmax, instead of one pass per reduction.
 
-A block reads each key and value once, and only those that a row of its own may attend to; the bounds of that range may
-be device data. With few rows and many keys it is split-KV (flash decoding): blocks store partial results, which
-`_reduce_splits` combines. The order of additions differs from that of the unfused product, softmax and product.
+A block reads each key and value once, and only those that one of its rows may attend to; the bounds of this key range
+may be device data. With few rows and many keys, blocks split the keys (split-KV, flash decoding) and store partial
+results, which `_reduce_splits` combines. The order of additions differs from that of unfused GEMM, softmax and GEMM.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ class Reading:
 
     ``value`` is an expression of ``score``, of elements of ``inputs`` (broadcast to the scores) and of ``row.index``;
     -inf masks the key. ``first`` and ``end`` (int64) bound the keys that the row may attend to. ``sink`` (float32) is
-    the
-    score of an additional key with value zero. None of the three depends on the key.
+    the score of an additional key with value zero. ``first``, ``end`` and ``sink`` do not depend on the key.
     """
 
     score: Scalar
@@ -73,7 +72,7 @@ def stream_attention(
 
     q is [batch..., groups, rows, size]; its groups and rows must flatten into one dimension. k [batch..., keys, size]
     and v [batch..., keys, width] have any strides. All groups of a batch share its keys (grouped-query attention).
-    ``elements`` are the loaders of k and v, if a plain load does not do.
+    ``elements`` are the loaders of k and v, by default plain loads.
     """
     *batch, groups, rows, size = q.shape
     width, keys = v.shape[-1], k.shape[-2]

@@ -11,9 +11,9 @@ from .multi_pass import AttentionKernel
 
 @dataclass(frozen=True)
 class Range:
-    """Code that computes a row's key range and sink, and their variables; "" for a bound or sink that does not exist.
+    """Code that computes a row's key range and sink, and the names of these variables; "" for one that does not exist.
 
-    ``block_lines`` are inserted once, ``row_lines`` wherever ``row`` is set.
+    The kernel has ``block_lines`` once, and ``row_lines`` after each assignment of ``row``.
     """
 
     block_lines: tuple[str, ...] = ()
@@ -25,9 +25,9 @@ class Range:
 
 @dataclass(frozen=True)
 class StreamKernel(AttentionKernel):
-    """SIMT FlashAttention. With ``split`` it stores unnormalised accumulators, and each row's maximum and weight sum.
+    """SIMT FlashAttention kernel. With ``split`` it stores unnormalised accumulators, maxima and weight sums of rows.
 
-    With ``nan`` a row without keys is NaN, else 0.
+    The result of a row without keys is NaN with ``nan``, else 0.
     """
 
     range: Range = Range()

@@ -103,7 +103,7 @@ class OnlineSoftmax(StreamTiles):
     def _kept_steps(self, matrix: int) -> range:
         """Return the k steps whose Q fragments stay in registers; the others are reloaded for each tile.
 
-        float32 needs twice the registers, and mask offsets need some; blocks of many warps have too few.
+        float32 fragments take twice the registers, mask offsets take some, and threads of large blocks have few.
         """
         if matrix == 0 or self.form.stages == 1:
             return self.steps
@@ -114,7 +114,7 @@ class OnlineSoftmax(StreamTiles):
         return self.steps[:0] if self.weights.row_lines or self.weights.key_lines else self.steps[1:]
 
     def _rows(self, step: int, *, kept: bool) -> list[str]:
-        """Load the Q fragments of a k step: of the steps that stay in registers, or of the others."""
+        """Load the Q fragments of a k step: with ``kept`` those that stay in registers, else those to load again."""
         lines = []
         for i in self.row_matrices:
             if (step in self._kept_steps(i)) != kept:
@@ -132,7 +132,7 @@ class OnlineSoftmax(StreamTiles):
         return f"multiply_add_matrix_{self.kind}({sums}, {at}, {a}, {b})"
 
     def _multiply(self, sums: str, count: int, load: str, step: int, a: Sequence[str]) -> list[str]:
-        """Accumulate the products of each ``a`` with ``count`` b matrices; ``load`` is an ldmatrix of two of them."""
+        """Multiply each matrix of ``a`` by ``count`` b matrices into ``sums``; one ``load`` (ldmatrix) reads two."""
         lines = []
         for i in range(0, count, 2):
             lines += [f"b0, b1, b2, b3 = {load} + {i // 2 * step})", *self._rounded(["b0", "b1", "b2", "b3"])]

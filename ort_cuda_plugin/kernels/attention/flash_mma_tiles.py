@@ -92,7 +92,7 @@ class StreamTiles(StreamKernel):
     def _one_by_one(self, x: str, count: int, last: str, start: str, to: str, *, zeros: bool) -> list[str]:
         """Copy ``count`` rows that are not 16-byte aligned, by plain loads and stores.
 
-        With ``zeros`` the rows after the last one are zeros, else they repeat it.
+        With ``zeros`` rows after row ``last`` become zeros, else copies of row ``last``.
         """
         stride, chunks = self._stride(STRIDES[x]), self._row_chunks
         if self.kind == "tf32":
@@ -115,7 +115,7 @@ class StreamTiles(StreamKernel):
         ]
 
     def fill_rows(self) -> list[str]:
-        """Start to copy the block's Q rows; rows after the last one repeat it."""
+        """Start to copy the block's Q rows; tile rows past the end of Q become copies of its last row."""
         stride, offset = self._stride("a_m"), 2 * self.form.stages * self.tile_bytes
         body = "\n".join(
             (
@@ -130,8 +130,8 @@ class StreamTiles(StreamKernel):
     def fill(self, tile: str, stage: str) -> list[str]:
         """Start to copy a tile's keys and values, with zeros after the last key up to the end of a warp's slice.
 
-        Missing keys have weight 0, and mma multiplies their values nevertheless: 0 times stale shared memory could be
-        NaN.
+        Keys past the end have weight 0, but mma multiplies this weight by their values, and 0 times stale shared memory
+        could be NaN.
         """
         form, last = self.form, "int32(left - 1)"
         offsets, strides = (0, self.tile_bytes), [self._stride(STRIDES[x]) for x in "bc"]

@@ -22,13 +22,13 @@ __all__ = ["flash_call", "flash_operands", "launch_flash", "share_keys"]
 
 
 def launch_flash(ctx: Lowering, step: Attend) -> None:
-    """Launch FlashAttention by the step's schedule; the step's weights must be a softmax."""
+    """Launch FlashAttention by the step's schedule; the step's attention weights must be a softmax of the scores."""
     assert step.schedule is not None
     stream_attention(ctx, *flash_call(ctx, step), step.schedule)
 
 
 def flash_call(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor, Tensor, Reading]:
-    """Return the arguments of `stream_attention` for the step, whose weights must be a softmax."""
+    """Return the arguments of `stream_attention` for the step, whose attention weights must be a softmax."""
     softmax = softmax_of(step)
     assert softmax is not None
     batch, out = step.batch, step.outputs[0][1]
@@ -46,9 +46,9 @@ def flash_call(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor, Ten
 
 
 def _logit(step: Attend, softmax: Softmax) -> tuple[Scalar, float, Scalar | None]:
-    """Return the softmax's operand, and two positive factors of it, the first of which is a constant.
+    """Return the softmax's operand, a constant positive factor of it, and a second factor known on the device, or None.
 
-    All are float32 as in cuDNN: rounding the scores takes longer than multiplying them.
+    The product of the three is float32, as in cuDNN: rounding the scores to 16 bits takes longer than multiplying them.
     """
     score = s.cast(step.score, DType.FLOAT32)
     unit = functools.reduce(operator.mul, softmax.units) if softmax.units else None
@@ -59,7 +59,7 @@ def _logit(step: Attend, softmax: Softmax) -> tuple[Scalar, float, Scalar | None
 
 
 def share_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Tell whether the last batch dimension is heads with shared K/V, and the rows of these heads form one matrix."""
+    """Tell whether heads along the last batch dimension share K/V, and their query rows form one matrix."""
     if q.rank < 3 or q.shape[-3] == 1 or q.strides[-3] != q.shape[-2] * q.strides[-2]:
         return False
     return k.strides[-3] == 0 and v.strides[-3] == 0

@@ -1,8 +1,8 @@
-"""K/V cache that grows in place, if the caller binds past and present to one buffer.
+"""K/V cache that grows in place, if the application binds past and present to one buffer.
 
-A Run decides that when it binds them, so the kernel compares the two addresses. If they are equal, it writes only the
-new rows. A cache may be quantized to int8, to an 8-bit float, or to 4 bits: two adjacent elements in a byte, the first
-in the low nibble, each stored with an offset of 8.
+Each Run may bind other buffers, so the kernel compares the two addresses. If they are equal, it writes only the new
+rows. A cache may be quantized to int8, to an 8-bit float, or to 4 bits: two adjacent elements in a byte, the first in
+the low nibble, each stored with an offset of 8.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CachePart:
     """Keys or values: ``past`` and ``present`` [batch, heads, capacity, size], ``new`` [batch, heads, rows, size].
 
     ``scale`` dequantizes the elements of a quantized cache: one number, or one for each channel [heads, 1, size]. With
-    4 ``bits`` a byte has two elements, and the size of past and present is halved.
+    4 ``bits`` a byte has two elements, and the last dimension of past and present is size / 2.
     """
 
     past: Tensor | None
@@ -76,8 +76,8 @@ class CacheElement(Element):
 def append(ctx: Lowering, parts: Sequence[CachePart], first: Tensor) -> None:
     """Write each part's ``present``: its ``new`` rows from ``first`` [batch] on, and before them the rows of ``past``.
 
-    Rows after the new ones become zero, or stay as they are if past and present are one buffer. All parts have one
-    shape.
+    Rows after the new ones become zero, or stay unchanged if past and present are one buffer. All parts have equal
+    shapes.
     """
     builder = KernelBuilder()
     emit = builder.emit
@@ -144,7 +144,7 @@ def carry_over(ctx: Lowering, past: Tensor, present: Tensor) -> None:
 
 
 def _vector_width(ctx: Lowering, parts: Sequence[CachePart]) -> int:
-    """Return the columns per thread: a vector on a GPU for rows of whole vectors without conversion, else 1."""
+    """Return the columns per thread: 1, or on a GPU a vector if rows consist of vectors and need no conversion."""
     tensors = [x for part in parts for x in (part.past, part.new, part.present) if x is not None]
     moved = all(part.scale is None and part.bits == 8 for part in parts) and len({x.dtype for x in tensors}) == 1
     if ctx.device.emulated or not moved or any(x.strides[-1] != 1 for x in tensors):

@@ -1,9 +1,10 @@
-"""Multi-pass attention in one kernel that stores no scores: product, row program (softmax), product.
+"""Multi-pass attention in one kernel that stores no scores: GEMM, row program (softmax), GEMM.
 
 A block owns ``m`` rows and loops over tiles of keys once for each reduction of the row program and once for the second
-product. A tile's scores are in shared memory. If the scores of all keys fit there they are computed once, else in each
-pass. On the emulated device the order of additions is that of the unfused kernels, so that the results are
-bit-identical, except for products of at most `contract.MAX_ROWS` rows and rows of more than `reduce.LONG_COLUMNS` keys.
+GEMM. A tile's scores are in shared memory. If the scores of all keys fit in shared memory, the block computes them
+once, else in each pass. On the emulated device the order of additions is that of the unfused kernels, so that the
+results are bit-identical, except for GEMMs of at most `schedule.gemm.GEMV_ROWS` rows and rows of more than
+`reduce.LONG_COLUMNS` keys.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class Pass:
 class Weights:
     """Source text of a row program over scores.
 
-    ``block_lines`` are inserted once, ``key_lines`` where ``key`` is set, ``row_lines`` where ``row`` is set as well.
-    ``unit`` is the variable of a common factor of the values, "" without one.
+    The kernel has ``block_lines`` once, ``key_lines`` where ``key`` is set, and ``row_lines`` where
+    ``row`` is set as well. ``unit`` is the variable of a common factor of the scores, "" without one.
     """
 
     block_lines: tuple[str, ...]
@@ -265,12 +266,12 @@ class AttentionKernel:
         return [f"if thread < {form.m} and n > 0:", *indented(lines, 1), "cuda.syncthreads()"]
 
     def _product(self, one: Pass) -> list[str]:
-        """Accumulate the products of weights and values over all tiles."""
+        """Accumulate weights @ V over all tiles."""
         zeros = [f"for r in range({self.form.m}):", "    element_t[place + r] = float32(0)"]
         return self._tiles(len(self.weights.passes) == 1, [*self.each_element(one, zeros), *self.weighted_values()])
 
     def weighted_values(self) -> list[str]:
-        """Accumulate the product of the tile's weights, in ``element_t``, and its values."""
+        """Multiply the tile's weights, in ``element_t``, by its values into the accumulators."""
         form, tile = self.form, self.form.result
         values = Operand(
             "b", "c", "column0", "d", "left", self._stride("c_d"), self._stride("c_n"), self.contiguous[2] == "n"
@@ -357,7 +358,7 @@ def launch_attend(ctx: Lowering, step: Attend) -> None:
 
 
 def _uses(step: Attend, passes: int, row_blocks: Dim, column_blocks: Dim, resident: bool) -> dict[Tensor, Use]:
-    """Return the reads per tensor: blocks of rows read keys and values once, keys again if scores are not resident."""
+    """Return how often the launch reads each tensor. Each block reads V once, and K once per pass if not resident."""
     a, b, c = step.operands
     reads = column_blocks * (1 if resident else passes)
     uses = {x: Use(column_blocks * passes) for _, x in step.score_inputs}
@@ -402,8 +403,8 @@ def bind_inputs(
 ) -> tuple[tuple[str, ...], ...]:
     """Emit loads of the inputs of ``scores``; return the lines for each of ``axes``, nested loops, outermost first.
 
-    An input is loaded in the outermost loop that determines its offset. In the block's own lines only one-element
-    tensors are loaded: other tensors may be empty, or have no such row.
+    An input is loaded in the outermost loop that determines its offset. Outside of the inner loops only one-element
+    tensors are loaded, since other tensors may be empty.
     """
     emit = builder.emit
     loaded = builder.to_load(scores.inputs)

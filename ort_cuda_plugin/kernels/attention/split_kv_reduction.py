@@ -17,7 +17,7 @@ MERGED_ROWS = 4
 class MergeKernel:
     """Reduction of ``splits`` <= 32 ``parts`` [split][row][column] by their ``maxima`` and ``weights`` [split][row].
 
-    With ``nan`` a row without keys is NaN, else 0.
+    The result of a row without keys is NaN with ``nan``, else 0.
     """
 
     splits: int

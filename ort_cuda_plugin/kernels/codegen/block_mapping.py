@@ -48,7 +48,7 @@ def steps_of(depth: int) -> Fragment:
 
 
 def columns_of_row(columns: int) -> Fragment:
-    """Assign ``columns`` columns of one row to each block. A kernel's `first_column` must follow it.
+    """Assign ``columns`` columns of one row to each block. The kernel's `first_column` must follow this fragment.
 
     The grid is (rows * ceil(columns of the result / ``columns``) * batches, 1, 1).
     """
@@ -65,8 +65,8 @@ def columns_of_row(columns: int) -> Fragment:
 def split_tile_of_block(tile: Tile, depth: int, splits: int, outermost: str, *, is_alone: bool = False) -> Fragment:
     """Assign one tile and one split of k to each block: ``part`` is the split, ``k0`` its start, ``steps`` its k steps.
 
-    A k step has ``depth`` elements. ``outermost`` names the batch index; with ``is_alone`` it and ``part`` are 0.
-    `count_tiles` adds the parameters: divisors known to the host, because a GPU has no integer division instruction.
+    A k step has ``depth`` elements. ``outermost`` names the batch index; with ``is_alone`` this index and ``part`` are
+    0. `count_tiles` adds the parameters: divisors known to the host, since a GPU has no integer division instruction.
     The grid is (tiles along columns * tiles along rows * ``splits`` * batches, 1, 1).
     """
     rest = ("rest", "0") if is_alone else ("(rest - number * tiles_m)", "quotient_i32(rest, by_tiles_m)")

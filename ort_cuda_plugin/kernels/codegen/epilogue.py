@@ -134,8 +134,8 @@ def make_epilogue(
 ) -> tuple[Epilogue, Parameters]:
     """Return the epilogue of a step and its parameters, which follow the kernel's own. ``total`` is the accumulator.
 
-    ``outer`` and ``last`` together list all dimensions of the step, in order. Outputs that store a range of the columns
-    split ``last``. With ``vectors`` it loads and stores `VECTOR` columns by one access, if all tensors allow that.
+    ``outer`` and ``last`` together list all dimensions of the step, in order. An output may have a range of the columns
+    of ``last``. With ``vectors`` the epilogue loads and stores `VECTOR` columns by one access, if all tensors allow it.
     """
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
@@ -163,7 +163,7 @@ def make_epilogue(
     loads = list(zip(loaded, pointers, offsets, terms, along, strict=False))
 
     def load(pointer: str, offset: str, x: Tensor) -> str:
-        """Return the element's value; the load of its whole vector goes to ``together``."""
+        """Return the source of the element's value; append the load of its whole vector to ``together``."""
         if not is_wide:
             return load_text(pointer, offset, x.dtype)
         lanes = emit.fresh().removesuffix(lane)
@@ -221,7 +221,7 @@ def _emit_alignment(emit: Emitter, pointers: Sequence[str], tensors: Sequence[Te
 def _column_conditions(
     builder: KernelBuilder, step: Map, last: Axes, placed: Sequence[Sequence[Dim]], terms: list[Terms]
 ) -> list[str]:
-    """Return each tensor's store predicate, "" if it has all columns; offset ``terms`` to its first column."""
+    """Return each tensor's store predicate, "" for one with all columns; offset ``terms`` to its first column."""
     conditions = [""] * len(terms)
     parts = step.column_parts if isinstance(step, Sums) else ()
     for number, part in enumerate(parts, len(terms) - len(parts)):

@@ -47,8 +47,8 @@ NO_CACHE = RowCache({}, {}, {})
 def find_row_cache(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool]) -> RowCache:
     """Choose the values to cache. Pass i evaluates ``walks[i]``; ``varies`` tells which leaves differ by column.
 
-    It caches the outermost values that a pass shares with a later one. A product is not cached: each pass may contract
-    it into an FMA with a following sum, and caching would round it.
+    The cache has the outermost values that a pass shares with a later one. A product is not cached: each pass may
+    contract a product and a following addition into an FMA, and caching would round the product.
     """
     by_column = find_by_column(walks, varies)
     computed: dict[Scalar, int] = {}
@@ -69,7 +69,7 @@ def find_row_cache(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar],
     slots: dict[Scalar, int] = {}
     free_from: list[int] = []
     for x in sorted(loads, key=computed.__getitem__):
-        # A pass loads before it stores, so that a slot can be rewritten by the pass that reads it last.
+        # A pass loads before it stores, so that the pass that reads a slot last can store another value there.
         slot = next((i for i, walk in enumerate(free_from) if walk <= computed[x]), len(free_from))
         free_from[slot : slot + 1] = [max(loads[x])]
         slots[x] = slot

@@ -1,6 +1,6 @@
 """SIMT GEMM fragments (no tensor cores): tiles in shared memory, accumulators in registers.
 
-A block of ``threads`` threads computes an ``m`` x ``n`` tile of a product, in steps of ``k`` elements of the reduction
+A block of ``threads`` threads computes an ``m`` x ``n`` tile of the result, in steps of ``k`` elements of the reduction
 dimension. The operands' tiles are k-major in shared memory, double-buffered: a block fills one stage while it
 multiplies the other, so that a step needs one barrier. The code is unrolled with constant indices: accumulators become
 registers on a GPU, and LLVM vectorises rows of accumulators on the emulated device.
@@ -30,7 +30,7 @@ THREADS = 128
 
 @dataclass(frozen=True)
 class Element:
-    """Element type of an operand: how to load it, accumulate it and store it. Base of the operand loaders.
+    """Element type of an operand, with the source text of loads, accumulations and stores. Base of the operand loaders.
 
     `ConvertedElement` applies a prologue to what it loads, `BlockElement` unpacks block-quantised codes.
     """
@@ -60,7 +60,7 @@ class Element:
     def neighbours(
         self, pointer: str, index: str, outer: str, inner: str, count: int, name: str
     ) -> tuple[list[str], list[str]]:
-        """Return lines, and after them the expressions of ``count`` adjacent elements along k, as `load` has them.
+        """Return (lines to emit first, expressions as of `load` for ``count`` adjacent elements along k).
 
         The first element is at ``index`` and ``inner``, multiples of ``count``. ``name`` is the prefix of new
         variables.
@@ -184,7 +184,7 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
     name = operand.name
 
     def read(i: str) -> str:
-        # A 64-bit sum cannot wrap, so that LLVM proves the elements adjacent and merges their loads.
+        # A 64-bit addition cannot wrap, so that LLVM proves the elements adjacent and merges their loads.
         outer, inner = f"{name}_x_at", f"{name}_k_at"
         if operand.inner_major:
             inner += f" + {i}"
@@ -226,7 +226,7 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
 
 
 def _store_chunk(tile: Tile, values: list[str], element: Element, stride: int) -> list[str]:
-    """Store values to the tile from ``to`` on, ``stride`` apart: by one access if the tile is padded (on a GPU)."""
+    """Store ``values`` to the tile from ``to`` on, ``stride`` apart; in a padded tile (on a GPU) by one access."""
     if tile.gap and stride == 1 and len(values) == 4 and element.accumulator == "float32":
         return [f"store_f32x4(tile_c, to, {', '.join(values)})"]
     return [f"tile_c[to + {i * stride}] = {value}" for i, value in enumerate(values)]
@@ -323,8 +323,8 @@ def store_rows(
 ) -> list[str]:
     """Apply ``epilogue`` to accumulators that the ``placed`` lines write to ``tile_c``, with a row pitch of ``pitch``.
 
-    A thread keeps its columns for all its rows: stores coalesce, and values of a column are loaded once. It processes
-    several rows at a time, so that their loads overlap; with a vectorised epilogue it owns whole vectors of columns.
+    A thread keeps its columns for all its rows: stores coalesce, and values of a column are loaded once. The thread
+    processes several rows at a time, so that their loads overlap. A vectorised epilogue gives it vectors of columns.
     ``total`` is the format of an accumulator from a word of ``tile_c``. With sliced-K there is one tile for each of the
     ``warp_groups``, one after the other, and the epilogue gets their sum.
     """

@@ -122,7 +122,7 @@ def atomic_type(dtype: DType, how: Combination) -> DType:
 
 
 NESTED_DIVISIONS = 4
-"""Nested integer divisions after which an opaque value hides the rest: LLVM's time may double with each level."""
+"""Nested integer divisions above which an opaque value hides the inner ones: each level may double LLVM's time."""
 
 
 class Emitter:

@@ -62,7 +62,7 @@ def work_of(expressions: Sequence[Scalar]) -> int:
 
 
 def vector_threads(device: DeviceProperties, items: Dim, blocks: float = BLOCKS_PER_MULTIPROCESSOR) -> int:
-    """Return the threads per block for ``items`` threads in all: small blocks if large ones left multiprocessors idle.
+    """Return the threads per block for ``items`` threads: small blocks if large ones would leave multiprocessors idle.
 
     ``blocks`` is the wanted number of blocks per multiprocessor.
     """

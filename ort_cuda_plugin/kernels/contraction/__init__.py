@@ -1,1 +1,1 @@
-"""What GEMM, convolution and attention share: operand prologues, epilogue patterns, layouts."""
+"""Common parts of GEMM, convolution and attention: operand prologues, epilogue patterns, layouts."""

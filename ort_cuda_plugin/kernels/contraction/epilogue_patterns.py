@@ -1,4 +1,4 @@
-"""Epilogue matching: the part of an epilogue that a vendor library can fuse into its product or convolution.
+"""Epilogue matching: the part of an epilogue that a vendor library can fuse into its GEMM or convolution.
 
 A library computes the epilogue in the accumulators' type and rounds once, at the store. So a float16 or bfloat16 result
 may differ from that of unfused steps, which round after each.
@@ -202,7 +202,7 @@ class _Search:
         ]
 
     def _activations(self, x: Scalar) -> Iterator[tuple[str, Scalar]]:
-        """Yield the activations of x, and their results, of which x has no other use."""
+        """Yield (name, result) of each activation of x through which all uses of x go."""
         known: dict[Scalar, Array | float] = {x: _points, **self.numbers}
         tolerance = _tolerances.get(self.dtype, 0.0)
         for end in self._ends(x):
@@ -212,7 +212,7 @@ class _Search:
                 yield from ((name, end) for name in (GELU, SILU) if _is_smooth(name, end, known, tolerance))
 
     def _ends(self, x: Scalar) -> Iterator[Scalar]:
-        """Yield the values computed from x such that x and all values between have no other use."""
+        """Yield each value computed from x through which all uses of x, and of the values between, go."""
         above: dict[Scalar, None] = {}
         stack = [x]
         while stack:
@@ -286,7 +286,7 @@ def _other(x: Scalar, operand: Scalar) -> Scalar:
 
 
 _tolerances = {DType.FLOAT32: 1e-6, DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8}
-"""Maximum error of a GELU or SiLU relative to the exact one: its constants are rounded to the element type."""
+"""Maximum error of a GELU or SiLU relative to the exact function, since constants are rounded to the element type."""
 _narrower = {
     DType.FLOAT32: (DType.FLOAT16, DType.BFLOAT16),
     DType.FLOAT64: (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32),

@@ -1,4 +1,4 @@
-"""Integer GEMM and convolution: products of dequantised int8 operands, computed on tensor cores from the codes.
+"""Integer GEMM and convolution: tensor cores multiply the int8 codes of dequantised operands.
 
 An operand is (code - zero point) * scale. If scales and zero points are constant along k, then ``sum(a * b) = scale_a *
 scale_b * (sum(code_a * code_b) - zero_a * sum(code_b))`` for weights b with zero point 0. The integer sums are exact,
@@ -29,16 +29,16 @@ __all__ = ["IntegerForm", "integer_epilogue", "integer_form", "integer_step"]
 MAX_DEPTH = 1 << 16
 """Maximum k for which an int32 accumulator of products of two bytes cannot overflow."""
 PIECE = 16
-"""Codes in a 16-byte chunk; k should be a multiple of it for aligned copies."""
+"""Codes in a 16-byte chunk; aligned copies need a multiple of this number as k."""
 KINDS = {DType.INT8: "i8", DType.UINT8: "u8"}
 """Operand type of the mma instruction, by the type of the first operand's codes."""
 _middle = 128
-"""The zero point of uint8 weights that become int8 by its subtraction."""
+"""The zero point of uint8 weights that become int8 weights with zero point 0."""
 
 
 @dataclass(frozen=True)
 class Affine:
-    """Dequantisation of an operand: (code - ``zero``) * ``scale``. ``zero`` is int32; None stands for 0 and 1.
+    """Dequantisation of an operand: (code - ``zero``) * ``scale``. ``zero`` is int32, None for 0; a scale of None is 1.
 
     ``inputs`` are the leaves of the two expressions. ``known`` is the zero point, if it is one constant number.
     """

@@ -18,7 +18,7 @@ def axes_of_elements(x: Tensor) -> set[int]:
 
 
 def weights_axis(step: Sums) -> int:
-    """Return the axis of the weights that the result has."""
+    """Return the axis of the weights that is also an axis of the result: output channels, or columns of a GEMM."""
     return 0 if isinstance(step, Convolve) else step.operands[1].rank - 1
 
 

@@ -135,12 +135,12 @@ def channels_last_weights(ctx: Lowering, w: Tensor, channels: Dim, groups: int) 
 
 
 def prefers_channels_last(ctx: Lowering, step: Convolve) -> bool:
-    """Tell whether cuDNN, or a kernel of ours, needs channels-last images to convolve on tensor cores."""
+    """Tell whether channels-last images are faster: cuDNN or a kernel of the plugin needs them for this step."""
     return suits_cudnn(ctx, step) or bool(matrix_convolution_kind(ctx, step)) or is_depthwise_beside_mma(ctx, step)
 
 
 def matrix_convolution_kind(ctx: Lowering, step: Convolve) -> str:
-    """Return the operand type of our tensor-core kernel for channels-last images, "" if it cannot run the step."""
+    """Return the operand type of the plugin's channels-last tensor-core kernel, "" if it cannot run the step."""
     x = step.operands[0]
     channels, kind = padded_channels(ctx, step) or x.shape[1], _kind(ctx, x.dtype)
     if step.is_converted:
@@ -152,17 +152,17 @@ def matrix_convolution_kind(ctx: Lowering, step: Convolve) -> str:
 
 
 def _depth(step: Convolve) -> int:
-    """Return the number of products per accumulator."""
+    """Return k of the implicit GEMM: the number of multiply-adds per accumulator."""
     return math.prod(step.operands[1].static_shape[1:])
 
 
 def _kind(ctx: Lowering, dtype: DType) -> str:
-    """Return the operand type of our tensor-core convolutions for ``dtype``, "" if there is none."""
+    """Return the operand type of the plugin's tensor-core convolutions for ``dtype``, "" if there is none."""
     return kind_of(ctx.device, ctx.options, dtype.short)
 
 
 def is_depthwise_beside_mma(ctx: Lowering, step: Convolve) -> bool:
-    """Tell whether a convolution is depthwise, of an element type that our implicit GEMM supports."""
+    """Tell whether a convolution is depthwise, of an element type that the plugin's implicit GEMM supports."""
     return bool(_kind(ctx, step.operands[0].dtype)) and is_depthwise(ctx, step)
 
 
@@ -178,9 +178,10 @@ def suits_cudnn(ctx: Lowering, step: Convolve) -> bool:
 
 
 def padded_channels(ctx: Lowering, step: Convolve) -> int:
-    """Return the number of channels to which x is zero-padded, 0 for no padding. Few are added, for bandwidth.
+    """Return the number of channels to which x is zero-padded, 0 for no padding.
 
-    Our kernel needs 16-byte chunks of channels; cuDNN needs `CHANNELS_APART` for a float32 image.
+    The plugin's kernel needs 16-byte chunks of channels; cuDNN needs `CHANNELS_APART` for a float32 image. Images with
+    more channels are not padded, since padding costs bandwidth.
     """
     x, w = step.operands
     channels = x.shape[1]

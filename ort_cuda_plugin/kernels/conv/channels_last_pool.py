@@ -247,7 +247,7 @@ class _ChannelPool:
         """Emit the division of ``value`` by ``divisor``, an integer, through its ``inverse``, which is computed once.
 
         The remainder is exact in FMA, so the quotient is correctly rounded (Markstein, 1990), except subnormal ones.
-        For infinite values the remainder is NaN, and the product stands.
+        For infinite values the remainder is NaN, and the product with the inverse is the result.
         """
         self.emit.line("quotient = value * inverse")
         self.emit.line("rest = fma_f32(-quotient, divisor, value)")

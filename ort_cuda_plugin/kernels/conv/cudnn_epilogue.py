@@ -1,4 +1,4 @@
-"""Epilogue of a convolution that cuDNN computes, in the layout in which it is called."""
+"""Epilogue of a convolution that cuDNN computes, in the layout in which the plugin calls cuDNN."""
 
 from __future__ import annotations
 

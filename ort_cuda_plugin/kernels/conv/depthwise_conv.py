@@ -1,8 +1,8 @@
 """Depthwise convolution of channels-last images: adjacent threads process adjacent channels.
 
-cuDNN has no tensor-core engine for these and uses its generic one; that this kernel is faster is an estimate. A thread
-computes a vector of channels for several adjacent output pixels along the last two dimensions, so that their windows
-share loads of the image, and all its pixels share the weights.
+cuDNN has no tensor-core engine for depthwise convolutions and uses its generic one; that this kernel is faster is an
+estimate. A thread computes a vector of channels for several adjacent output pixels along the last two dimensions: their
+windows share loads of the image, and all pixels of the thread share the weights.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ MAX_TAPS = 49
 WIDTH, PIXELS, ROWS = 4, 4, 2
 """Maximum channels per thread, and its output pixels along the last dimension and the one before."""
 FEW_TAPS = 25
-"""Maximum taps for which a thread computes several pixels; the weights of more taps take the registers."""
+"""Maximum taps for which a thread computes several pixels; weights of more taps need too many registers."""
 SIDE, LEAST_SIDE = 32, 16
-"""Maximum and minimum vectors of channels that adjacent threads process before they go on to the next pixels."""
+"""Maximum and minimum vectors of channels that adjacent threads process before the next pixels."""
 BLOCKS = 8
-"""Blocks per multiprocessor that small blocks are chosen for: many, for a small tail effect."""
+"""Minimum blocks per multiprocessor, reached by smaller blocks: many blocks have a small tail effect."""
 THREADS = 256
 """Minimum threads per multiprocessor; with fewer, each thread gets less work."""
 
@@ -98,7 +98,8 @@ def _choose_form(ctx: Lowering, step: Convolve, strides: Sequence[Sequence[Dim]]
 def _side(blocks: int) -> int:
     """Return how many of a pixel's ``blocks`` of channels adjacent threads process before the next pixels.
 
-    With few, the windows of a thread block overlap, and it loads less. At least half a warp must load contiguously.
+    With few of them, a thread block has more pixels, whose overlapping windows share loads. At least half a warp must
+    load contiguously.
     """
     side = next(size for size in range(min(SIDE, blocks), 0, -1) if blocks % size == 0)
     return side if side >= LEAST_SIDE else blocks
@@ -165,7 +166,7 @@ class _Depthwise:
         emit.line(f"total = registers_f32({form.sums})")
         with emit.block(f"for e in range({form.sums}):"):
             emit.line("total[e] = float32(0)")
-        # By offset: which window and tap read it, along the last dimension, and along the one before.
+        # For each offset the windows and taps that read it: along the last dimension, and along the one before.
         reads = reads_of(form.pixels, kernel[-1], windows.strides[-1], windows.dilations[-1])
         lines = {0: [(0, 0)]}
         if len(kernel) > 1:

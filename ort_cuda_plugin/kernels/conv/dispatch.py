@@ -45,7 +45,7 @@ __all__ = ["launch_convolve"]
 def launch_convolve(ctx: Lowering, step: Convolve) -> None:
     """Launch the kernels of the step's schedule; none for an empty result.
 
-    If only the Run knows the number of pixels, both im2col and tiles are launched, one of them with an empty grid.
+    If only a Run knows the number of pixels, the plan launches both im2col and tiles, one of them with an empty grid.
     """
     schedule = step.schedule
     assert schedule is not None
@@ -215,9 +215,10 @@ def _launch_direct(ctx: Lowering, step: Convolve) -> None:
 
 
 def _strip_width(ctx: Lowering, rows: int, columns: Dim, dtype: DType, *, is_padded: bool) -> int:
-    """Return the pixels per thread of `StripConv`: a vector's length on the emulated device, if that many exist.
+    """Return the pixels per thread of `StripConv`: 1, or on the emulated device up to a vector's length.
 
-    Without padding, a strip that ends at the last pixel reads nothing outside the image, so it need not be longer.
+    In a padded image a strip may be longer than a row. Without padding a shorter one suffices, since a strip that ends
+    at the last pixel reads nothing outside the image.
     """
     if not ctx.device.emulated:
         return 1

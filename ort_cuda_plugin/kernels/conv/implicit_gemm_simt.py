@@ -1,4 +1,4 @@
-"""Implicit GEMM convolution without tensor cores: a tiled product over im2col patches that are not stored.
+"""Implicit GEMM convolution without tensor cores: a tiled GEMM over im2col patches that are not stored.
 
 Tensors are contiguous: x is [images, groups * channels, z, y, x], out [images, groups * rows, z, y, x]; 2D kernels omit
 z. ``rows`` are the output channels of a group, ``channels`` its input channels.

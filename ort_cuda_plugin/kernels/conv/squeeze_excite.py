@@ -1,9 +1,9 @@
 """Fused squeeze-and-excitation: two pointwise convolutions of one pixel per image, in one kernel.
 
-Networks with squeeze-and-excitation multiply a vector per image by two small matrices. With a library each product is a
-launch whose latency exceeds its work, often followed by a map. Here each block computes the whole first product of its
-image, into shared memory, and a slice of the second. The weights' addresses do not depend on computed values, so the
-loads of both matrices are in flight at once.
+Networks with squeeze-and-excitation multiply a vector per image by two small matrices. With a library each
+multiplication is a launch whose latency exceeds its work, often followed by a map. Here each block computes the whole
+first matrix-vector product of its image, into shared memory, and a slice of the second. The weights' addresses do not
+depend on computed values, so the loads of both matrices are in flight at once.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["ChainForm", "choose_form", "launch_chain"]
 
 THREADS, WARP = 512, 32  # threads per block, and per warp
 MOST_BYTES = 1 << 18
-"""Maximum bytes of a product's weights; every block reads all weights of the first product."""
+"""Maximum bytes of each weight matrix; every block reads the whole first matrix."""
 MOST_VECTORS = 12
-"""Maximum vectors of an image, and of the second product's weights, per thread."""
+"""Maximum vectors of an image, and of the second matrix, per thread."""
 MOST_KEPT = 24
-"""Maximum vectors that a thread holds in registers between the products, after widening of 16-bit values."""
+"""Maximum vectors that a thread prefetches into registers, after widening of 16-bit values."""
 AT_ONCE = 15
 """Vectors of weights that a thread loads before it multiplies them."""
 LEAST_ROWS = 64
@@ -37,7 +37,7 @@ LEAST_ROWS = 64
 IMAGES_PER_MULTIPROCESSOR = 2
 """Maximum images per multiprocessor; with more, a library reads the weights less often."""
 MULTIPROCESSORS_PER_BLOCK = 2
-"""Multiprocessors per block: more blocks would contend for the first product's weights."""
+"""Multiprocessors per block: more blocks would contend for the first matrix."""
 SUMS = 4
 """Independent accumulators per thread, to hide the latency of additions."""
 NOTE = "two convolutions of single places: one kernel"
@@ -45,7 +45,7 @@ NOTE = "two convolutions of single places: one kernel"
 
 @dataclass(frozen=True)
 class _Product:
-    """A product of one block: ``rows`` results over ``columns`` channels; ``lanes`` threads share a row of weights."""
+    """A block's matrix-vector product: ``rows`` x ``columns`` weights; ``lanes`` threads share a row of weights."""
 
     """A block makes ``rows`` results of ``columns`` channels. ``lanes`` threads have a row of weights, by vectors."""
 
@@ -91,7 +91,7 @@ def _product(rows: int, columns: int, itemsize: int) -> _Product:
 
 @dataclass(frozen=True)
 class ChainForm:
-    """Work of a block: all of the first product and some rows of the second; ``parts`` blocks share an image."""
+    """Work of a block: all of the first matrix-vector product, some rows of the second; ``parts`` blocks per image."""
 
     parts: int
     first: _Product
@@ -124,7 +124,7 @@ def launch_chain(ctx: Lowering, form: ChainForm, first: Convolve, second: Convol
 
 @dataclass
 class _Half:
-    """One of the two products in the kernel: variables of a thread.
+    """Variables of a thread for one of the two matrix-vector products.
 
     ``vectors`` are the thread's offsets in a row. For each round there are: ``rows``, the row of weights; ``starts``,
     its offset; ``inside``, whether it exists; ``beside``, the values of the step's other inputs; ``totals``.
@@ -175,7 +175,7 @@ class _Chain:
         builder.launch(self.ctx, kernel_name(self.ctx), (x.shape[0] * form.parts, 1, 1), block, bounded=True)
 
     def _products(self, image: str, halves: Sequence[_Half], is_whole: bool) -> None:
-        """Emit both products, and the first epilogue. With ``is_whole`` (aligned) weights are prefetched by vectors."""
+        """Emit both matrix-vector products, and the first epilogue; with ``is_whole`` prefetch weights by vectors."""
         emit, (first, second) = self.emit, halves
         base = f"image * {first.product.columns}"
         loaded: list[str] = []
@@ -215,7 +215,7 @@ class _Chain:
                 self._add_up_slowly(second, number, "hidden[k]")
 
     def _half(self, step: Convolve, product: _Product, begin: str) -> _Half:
-        """Emit the thread's offsets in a product, and loads of the step's other inputs."""
+        """Emit the thread's offsets in the rows of weights, and loads of the step's other inputs."""
         builder, emit = self.builder, self.emit
         w = step.operands[1]
         pointer = builder.tensor(w)
@@ -264,7 +264,7 @@ class _Chain:
                     f"{values}[{vector * p.width} + e] * {load_text(lanes, f'{vector * p.width} + e', dtype)}"
                 )
                 if vector == p.count - 1 and p.vectors % p.lanes:
-                    # In the last vector some lanes have read a clamped address: discard their products.
+                    # In the last vector some lanes have read a clamped address: do not add their products.
                     is_in_row = f"(thread & {p.lanes - 1}) + {vector * p.lanes} < {p.vectors}"
                     term = emit.assign(f"choose({is_in_row}, {term}, float32(0))")
                 emit.line(f"{sums}[e & {SUMS - 1}] += {term}")

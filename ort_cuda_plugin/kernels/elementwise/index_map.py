@@ -67,7 +67,7 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class _Loop:
-    """A loop of an index map: ``next`` are the accumulators after element ``index``, ``totals`` those before."""
+    """A loop of an index map: ``totals`` are the accumulators before element ``index``, ``next`` those after it."""
 
     count: Scalar
     index: Scalar
@@ -202,7 +202,7 @@ class IndexMap(Loads):
 
     def number(self, x: Tensor) -> Scalar:
         """Return a one-element tensor as a Scalar. The Run fails if the tensor has another number of elements."""
-        self._ctx.require(eq(x.size, 1), "an input that is one number has another number of elements")
+        self._ctx.require(eq(x.size, 1), "an input that must have one element has another number of elements")
         leaf = Scalar(x.dtype, "leaf")
         element = self._builder.element(x)
         if element is None:

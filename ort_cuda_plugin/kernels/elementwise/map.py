@@ -75,7 +75,7 @@ def _launch_for_gpu(
     loaded: Sequence[Input],
     strides: Sequence[Strides],
 ) -> bool:
-    """Launch a kernel with transposing tiles or vectors; return False if none pays off."""
+    """Launch a kernel with transposing tiles or vectors; return False if neither pays off."""
     of_inputs, of_outputs = strides[: len(loaded)], strides[len(loaded) :]
     inputs = list(zip(loaded, of_inputs, strict=True))
     axis = transposed_axis(dims, of_inputs, of_outputs)

@@ -66,12 +66,12 @@ class RandomRun:
     """Random bits of the node being lowered, different in every Run.
 
     A separate launch counts Runs on the device, so that concurrent Runs, and replays of a captured Run, differ. Nodes
-    with equal ``seed`` get equal bits, also in another session, as in ONNX Runtime. Without one, each node of a session
-    draws a seed; a plugin cannot read the seed of ``onnxruntime.set_seed``.
+    with equal ``seed`` get equal bits, in other sessions as well, as in ONNX Runtime. For a node without ``seed`` each
+    session draws one; a plugin cannot read the seed of ``onnxruntime.set_seed``.
     """
 
     def __init__(self, ctx: Lowering, seed: float | None) -> None:
-        """``seed`` is the node's attribute."""
+        """``seed`` is the node's attribute, None if the node has none."""
 
         def initial() -> Array:
             # A hash: equal seeds give equal keys, similar seeds unrelated ones.

@@ -1,7 +1,7 @@
 """Elements of fewer than 8 bits: packed at the boundary with ONNX Runtime, one byte each everywhere else.
 
-So views, offsets and index maps need no packing, and no two threads write one byte. `model.packed` describes both
-forms.
+So views, offsets and index maps need no packing, and no two threads write one byte. `model.packed` describes the packed
+and the unpacked form.
 """
 
 from __future__ import annotations

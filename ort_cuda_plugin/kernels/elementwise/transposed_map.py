@@ -1,7 +1,7 @@
 """Elementwise kernels with transposed inputs, on a GPU: a tiled transpose through shared memory.
 
-A block loads a square tile of the input along its contiguous axis, and reads it along the results' one, so that both
-global accesses coalesce. Rows of a tile are padded by one element against bank conflicts.
+A block loads a square tile of the input along the input's contiguous axis, and reads the tile along the contiguous axis
+of the results, so that loads and stores coalesce. Rows of a tile are padded by one element against bank conflicts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Vectorised elementwise kernels for a GPU: a thread loads and stores vectors of adjacent elements.
 
 The index space is flat. A tensor that is contiguous, or whose rows consist of whole vectors, is accessed by vectors if
-its address is aligned; the test has one result for all blocks but the last. Elements of other inputs are loaded one by
-one; lanes that load the same element share the access.
+its address is aligned. The alignment test has one result for all blocks but the last. Elements of other inputs are
+loaded one by one; lanes that load the same element share the access.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ..codegen.vectors import (
 MANY_ELEMENTS = 1 << 21
 """Minimum elements for a second vector per thread in costly kernels, which amortises the per-thread work."""
 SOUGHT_WORK = 32
-"""Operations that computing an element's offset counts as, for vectors that span rows (estimate)."""
+"""Operations that the computation of an element's offset counts as, if vectors span rows (estimate)."""
 FEWER_BLOCKS = 0.5
-"""Blocks per multiprocessor if several inputs vary only along columns, because each block reads these again."""
+"""Blocks per multiprocessor if several inputs vary only along columns, because each block reads all of these."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def choose_vectors(
     largest = max(x.dtype.itemsize for x in (*moved, *(y for _, y in step.outputs)))
     work = max(work_of([x for x, _ in step.outputs]), 1)
     width = VECTOR_BYTES // largest
-    # Byte vectors would get short, so they may have more work.
+    # Much work per element makes vectors shorter. Vectors of bytes would get too short, so they may have more work.
     while width > 4 and width * work > MAX_WORK * (2 if largest == 1 else 1):
         width //= 2
     while width > 1 and not all(has_vectors(strides, dims, width) for strides in outputs):
@@ -156,7 +156,7 @@ class VectorMap:
     def _coordinates(self, flat: str) -> list[str]:
         if self._extents is None:
             self._extents = [extent(self.builder, dim, self.dtype) for dim in self.dims[1:]]
-        # The last threads may have no second vector: they read what element 0 reads.
+        # The last threads may have no second vector: they read the elements of index 0 instead.
         index = self.emit.assign(f"{register_type(self.dtype)}(choose({flat} < {self.n}, {flat}, int64(0)))")
         return coordinates(self.emit, index, self._extents, self.dtype)
 

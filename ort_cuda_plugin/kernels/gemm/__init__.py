@@ -1,1 +1,1 @@
-"""Matrix products: SIMT, tensor cores, GEMV, grouped, and the choice among them."""
+"""GEMM kernels: SIMT, tensor cores, GEMV, grouped, and the launch by a step's schedule."""

@@ -1,4 +1,4 @@
-"""Launches the GEMM kernels of a step's schedule."""
+"""Launches the GEMM kernels that a step's schedule names."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ProductFields: TypeAlias = tuple[tuple[Element, Element], Epilogue, str, str, in
 
 @dataclass(frozen=True)
 class Folded:
-    """A product in the form of our kernels and of cuBLASLt: a [m, k] and b [k, n] for each index of ``batch``."""
+    """A GEMM as the plugin's kernels and cuBLASLt take it: a [m, k] and b [k, n] for each index of ``batch``."""
 
     a: Tensor
     b: Tensor
@@ -77,7 +77,7 @@ def contiguous_axis(x: Tensor, row: str, column: str) -> str:
 
 
 def folded(ctx: Lowering, step: Contract) -> Folded:
-    """Return the product with as few dimensions as possible."""
+    """Return the step as a GEMM with as few batch dimensions as possible."""
     a, b = _with_rows_folded(ctx, step.a, step.b), step.b
     batch = step.batch
     folded = a.rank == 2 and all(dim == 1 for dim in b.shape[:-2])
@@ -107,7 +107,7 @@ def batch_strides(x: Tensor, batch: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def split_along_k(ctx: Lowering, step: Contract, parts: int) -> tuple[Contract, Map]:
-    """Return the batched product over splits of k, and the step that reduces them and computes the epilogue."""
+    """Return a GEMM whose batch is the splits of k, and the step that reduces the splits and computes the epilogue."""
     call = folded(ctx, step)
     if has_weights_along_n(call):
         call = _along_k(ctx, call)
@@ -154,13 +154,13 @@ def has_weights_along_n(call: Folded) -> bool:
 
 
 def _along_k(ctx: Lowering, call: Folded) -> Folded:
-    """Return the product with a copy of its weights that is contiguous along k, made once on the device."""
+    """Return the GEMM with a copy of its weights that is contiguous along k, made once on the device."""
     copy = rearranged(ctx, permute(ctx, call.b, (1, 0)))
     return replace(call, b=permute(ctx, copy, (1, 0)))
 
 
 def transposed(ctx: Lowering, step: Contract) -> Contract:
-    """Return the transposed product: b^T @ a^T."""
+    """Return the step that computes the transposed result: b^T @ a^T."""
     (a, b), rank, end = step.operands, len(step.batch), len(step.shape)
     columns = end - step.column_axes
     a = _with_rows_folded(ctx, a, b)
@@ -199,7 +199,11 @@ def transposed(ctx: Lowering, step: Contract) -> Contract:
 
 
 def launch_contract(ctx: Lowering, step: Contract) -> None:
-    """Launch the kernels of the step's schedule. If m is known only in a Run: both kernels, one with an empty grid."""
+    """Launch the kernels of the step's schedule.
+
+    If only a Run knows whether m is small, the plan launches both the GEMV and the tiles, one of them with an empty
+    grid.
+    """
     schedule = step.schedule
     assert schedule is not None
     if schedule.is_transposed:

@@ -22,7 +22,7 @@ from .tile_shapes import TileConfig, matrix_tiles
 
 
 def matrix_kind(ctx: Lowering, elements: tuple[Element, Element]) -> str:
-    """Return the operand type of the mma instruction, "" if tensor cores cannot compute the product.
+    """Return the operand type of the mma instruction, "" if tensor cores cannot multiply the operands.
 
     Block-quantised codes are converted to the other operand's type.
     """
@@ -40,7 +40,7 @@ def kind_of(device: DeviceProperties, options: LoweringOptions, storage: str) ->
 
 
 def multiplies_integers(device: DeviceProperties) -> bool:
-    """Tell whether our kernels multiply 8-bit integers on the device's tensor cores."""
+    """Tell whether the plugin's kernels multiply 8-bit integers on the device's tensor cores."""
     return not device.emulated and device.compute_capability >= (8, 0)
 
 

@@ -1,6 +1,6 @@
 """GEMM without tensor cores (SIMT): a tiled kernel, and `Product`, the base of all GEMM and GEMV kernels.
 
-They compute a[batch] @ b[batch] and apply an epilogue to each accumulator; `dispatch` adds their common parameters. The
+All compute a[batch] @ b[batch] and apply an epilogue to each accumulator; `dispatch` adds their common parameters. The
 epilogue's coordinates are ``batch``, ``row`` and ``column``.
 """
 
@@ -16,7 +16,7 @@ from ..codegen.simt_fragments import Element, Operand, Tile, declare, fill_matri
 from ..codegen.source import register_type, text_property
 from ..contraction.prologue import conversion_setup, type_names
 
-# Tiles have one width, so that the number of rows alone decides which one has the least padding.
+# All tiles have one width, so that the number of rows alone decides which tile has the least padding.
 TALL = Tile(128, 64, gap=4)
 SQUARE = Tile(64, 64, gap=4)
 FLAT = Tile(32, 64, thread_m=4, gap=4)
@@ -26,7 +26,7 @@ LONG = Tile(32, 64, thread_m=4, gap=2)
 
 @dataclass(frozen=True)
 class Product:
-    """A kernel of a matrix product.
+    """A GEMM or GEMV kernel.
 
     ``a_contiguous`` ("m", "k" or "") and ``b_contiguous`` ("n", "k" or "") name the axis of stride 1. The batch has
     ``batch_rank`` dimensions; a broadcast operand has batch strides of 0. ``index`` is the type of offsets in a matrix.
@@ -47,7 +47,7 @@ class Product:
 
     @property
     def element(self) -> Element:
-        """The operand that determines the accumulators' type."""
+        """Loader of the operand that determines the accumulators' type."""
         return self.elements[0]
 
     @property

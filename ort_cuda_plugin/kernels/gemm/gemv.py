@@ -1,4 +1,4 @@
-"""GEMV: products of few rows. `VectorGemv` reads b at memory bandwidth, `Gemv` supports operands of any type.
+"""GEMV: GEMMs with few rows. `VectorGemv` reads b at memory bandwidth, `Gemv` supports operands of any type.
 
 Each thread of `VectorGemv` has several vector loads of b in flight. Alignment does not change the order of additions:
 unaligned operands are loaded element by element.
@@ -22,7 +22,7 @@ from .gemm_simt import Product
 MOST_COLUMNS = 4
 """Maximum columns per block if b is contiguous along k; a thread reuses each element of a for all of them."""
 MOST_VECTORS = 4
-"""Vector loads of a column that a thread has in flight if b is contiguous along k, at most."""
+"""Maximum vector loads of a column that a thread has in flight if b is contiguous along k."""
 MOST_THREADS = 512  # maximum threads per block if b is contiguous along n
 ROWS_IN_FLIGHT = 8
 """Vector loads of b that a thread has in flight if b is contiguous along n."""
@@ -31,10 +31,10 @@ _itemsize = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
 
 @dataclass(frozen=True)
 class GemvKernel(Product):
-    """A product of few rows: a block computes ``block_columns`` columns of one row.
+    """A GEMM with few rows: a block computes ``block_columns`` columns of one row.
 
     Blocks of the same columns are adjacent, so that all rows but the first read b from the cache. Subclasses implement
-    `along_k` and `along_n`, by the contiguous axis of b, which must exist.
+    `along_k` and `along_n`, for b contiguous along k or n. Another b is not supported.
     """
 
     @property
@@ -107,7 +107,7 @@ class GemvKernel(Product):
     def finish(self) -> list[str]:
         """Return the epilogue of ``total`` at (``row``, ``column0 + thread``)."""
         accumulator = self.element.accumulator
-        # Numba widens int32 sums to int64.
+        # Numba widens int32 additions to int64.
         total = f"{accumulator}(total)" if "int" in accumulator else "total"
         return [*self.epilogue.rows(), *self.element_lines("column0 + thread", total)]
 

@@ -26,15 +26,15 @@ class EmulatedGemv(GemvKernel):
 
     If b is contiguous along n, a thread owns a strip of columns. The last strip is shifted back to end at the last
     column: it computes some columns again and does not store them. Otherwise a thread owns 4 columns, with a vector of
-    partial sums for each. Operands without vectorised loads are converted a strip at a time into a local array, a once
-    for all columns of the thread.
+    partial sums for each. Operands without vectorised loads are converted a strip at a time into a local array. Each
+    strip of a is converted once for all columns of the thread.
     """
 
     columns: int = 0
 
     @property
     def is_possible(self) -> bool:
-        """Whether accumulators have vectors, and b is contiguous along the vectors."""
+        """Whether there are vectors of the accumulators' type, and b is contiguous along k, or along n with columns."""
         if self.element.accumulator not in _ACCUMULATORS:
             return False
         return self.b_contiguous == "k" or (self.b_contiguous == "n" and bool(self.columns))

@@ -59,9 +59,9 @@ class Weights:
     """The weights of all experts: [columns, k] each.
 
     ``element(loads, expert, column, k, shared)`` is a float32 expression of an element; the coordinates are int64 and
-    inside. ``shared(loads, expert, column, k)`` are values that `BLOCK` aligned elements along k have in common, loaded
-    once for them. ``read`` are the tensors that both load, with the expert as first dimension. ``bias`` is None or
-    [experts, columns].
+    inside. ``shared(loads, expert, column, k)`` are values that `BLOCK` aligned elements along k have in common; they
+    are loaded once per `BLOCK`. ``read`` are the tensors that both functions load, with the expert as first dimension.
+    ``bias`` is None or [experts, columns].
     """
 
     columns: Dim
@@ -75,8 +75,9 @@ class Weights:
 class Choices:
     """The expert of each row, int32 [rows], out of ``count`` experts.
 
-    ``sorted`` is empty or has three tensors: the row order by expert, the start of each expert in it, and the start of
-    each expert among all tiles of ``tile.m`` rows. ``few`` is 1 if the kernel for few rows needs none of them.
+    ``sorted`` is empty or has three tensors: the row indices sorted by expert, the start of each expert among them, and
+    the start of each expert among all tiles of ``tile.m`` rows. ``few`` is 1 if the kernel for few rows runs, which
+    needs none of the three.
     """
 
     experts: Tensor
@@ -126,7 +127,7 @@ def _group(order: Pointer[int], starts: Pointer[int], experts: Pointer[int], n: 
 
 
 def group_rows(ctx: Lowering, experts: Tensor, count: Dim) -> Choices:
-    """Return the choices ``experts``, int32 [rows] below ``count``, for `grouped_product`."""
+    """Group rows by their ``experts``, int32 [rows] below ``count``; return the `Choices` for `grouped_product`."""
     rows = experts.shape[0]
     few = le(rows, MAX_FEW_ROWS)
     settled = ctx.settled(few)
@@ -258,7 +259,7 @@ def grouped_product(
 ) -> Tensor:
     """Return float32 [rows, columns]: row i is row i // ``share`` of x [.., k] times its expert's weights.
 
-    Tensor cores may round the operands to ``real``, or to TF32 if that is float32.
+    Tensor cores may round the operands to ``real``, or to TF32 if ``real`` is float32.
     """
     x = ctx.contiguous(x)
     result = ctx.empty((choices.rows, weights.columns), DType.FLOAT32)

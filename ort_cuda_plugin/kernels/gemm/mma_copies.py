@@ -15,7 +15,7 @@ from ..contraction.prologue import ConvertedElement
 from .tile_shapes import SIZES, TileConfig, operand_sizes, piece_of, stages_of
 
 MOST_SUMS = 128
-"""Accumulators per thread from which address registers would spill (several resident blocks)."""
+"""Accumulators per thread from which on registers for addresses would spill, with several resident blocks."""
 
 
 def is_compact(kind: str, elements: Sequence[Element]) -> bool:
@@ -77,7 +77,7 @@ class OperandTile:
 
 @dataclass(frozen=True)
 class OperandCopies:
-    """Copies of both operands' tiles. ``kind`` is the operand type of mma, a key of `SIZES`; ``tile`` is one for it."""
+    """Copies of both operands' tiles. ``kind`` is the operand type of mma, a key of `SIZES`, for which ``tile`` is."""
 
     tile: Tile
     kind: str
@@ -138,7 +138,7 @@ class OperandCopies:
     def _copy_sources(self, of: OperandTile) -> list[str]:
         """Test whether chunks can be copied by ``cp.async``, and compute source and target of the thread's chunks.
 
-        Sources are offsets at k = 0. A chunk outside the result is clamped to another one.
+        Sources are offsets at k = 0. The source of a chunk past the last row or column is clamped to the last one.
         """
         operand, name = of.operand, of.name
         outer = operand.stride if operand.inner_major else operand.inner_stride
@@ -190,7 +190,7 @@ class OperandCopies:
         return f"{of.name}_fill{first} + {(number - first) * self.tile.threads * 16}"
 
     def _distinct_chunks(self, of: OperandTile) -> int:
-        """Return how many chunks of a thread have different positions in their rows; then positions repeat."""
+        """Return after how many of a thread's chunks their swizzled positions in the rows repeat."""
         return min(self._thread_chunks(of), max(1, of.period * of.row_chunks // self.tile.threads))
 
     def _thread_chunks(self, of: OperandTile) -> int:
@@ -309,7 +309,7 @@ class OperandCopies:
     def _copies(self, of: OperandTile, condition: str = "") -> list[str]:
         """Copy the thread's chunks of the step at ``k_first`` to the stage at ``filled`` by ``cp.async``.
 
-        If there is a ``condition`` and it is false, zeros are written.
+        Where a ``condition`` is given and false, the copies write zeros.
         """
         operand, index = of.operand, self.index
         result = [f"ahead_at = {index}({index}(k_first) * {operand.inner_stride})", *self._fill_addresses(of)]

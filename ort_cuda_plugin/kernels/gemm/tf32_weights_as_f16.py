@@ -1,7 +1,7 @@
 """Constant float32 weights stored as scaled float16, on GPUs whose tensor cores would round them to TF32 anyway.
 
 TF32 and float16 have the same number of fraction bits. So weights become float16 with a power-of-two scale per column
-of a product, or per output channel of a convolution, at half the bytes. The rounding is that of TF32, except for
+of a GEMM, or per output channel of a convolution, at half the bytes. The rounding is that of TF32, except for
 weights below 2**-24 of the largest in their column, which lose bits. Scaling the accumulators in the epilogue is exact.
 """
 
@@ -29,7 +29,7 @@ __all__ = ["compact_columns", "compact_lines", "half_lines", "has_compact_column
 
 AnySums = TypeVar("AnySums", bound=Sums)
 LINE = 32
-"""Elements to whose multiple a row along k is zero-padded, because kernels read whole k steps."""
+"""Rows along k are zero-padded to a multiple of this number of elements, because kernels read whole k steps."""
 _largest = 2.0**10
 """Magnitude to which a column's maximum is scaled in float16, up to a factor of 2."""
 _bounds = (2.0**-100, 2.0**127)
@@ -53,7 +53,7 @@ def has_compact_columns(ctx: Lowering, step: Contract) -> bool:
 
 
 def _may_be_compact(ctx: Lowering, step: Sums) -> bool:
-    """Tell whether the weights are constant float32 for TF32 products. Without fusion, steps stay as they are."""
+    """Tell whether the weights are constant float32 for TF32. With fusion off, steps stay unchanged."""
     x, w = step.operands
     if kind_of(ctx.device, ctx.options, x.dtype.short) != "tf32" or not ctx.options.fusion:
         return False
@@ -62,7 +62,7 @@ def _may_be_compact(ctx: Lowering, step: Sums) -> bool:
 
 
 def compact_lines(ctx: Lowering, step: AnySums) -> tuple[AnySums, Tensor]:
-    """Return the step over scaled float16 weights, and these as [columns, k], for `MatrixTile`.
+    """Return the step over scaled float16 weights, and the weights as [columns, k], for `MatrixTile`.
 
     A convolution's weights are channels-last. The row pitch is a multiple of `LINE` elements.
     """
@@ -80,7 +80,7 @@ def half_lines(ctx: Lowering, step: Contract, factors: Tensor) -> tuple[Contract
 
 
 def _lines(ctx: Lowering, step: AnySums, steps: tuple[int, int], factors: Tensor | None) -> tuple[AnySums, Tensor]:
-    """Permute each group of eight, viewed as [2, 4], by the target strides ``steps``."""
+    """Convert weights to [columns, k]; permute each eight elements, viewed as [2, 4], to the strides ``steps``."""
     w, powers = step.operands[1], _powers(ctx, step, factors)
     if isinstance(step, Convolve):
         ordered = permute(ctx, w, (0, *range(2, w.rank), 1))
@@ -107,7 +107,7 @@ def _lines(ctx: Lowering, step: AnySums, steps: tuple[int, int], factors: Tensor
 
 
 def compact_columns(ctx: Lowering, step: AnySums) -> tuple[AnySums, Tensor]:
-    """Return the step over scaled float16 weights, and these as [k, columns], for GEMV kernels."""
+    """Return the step over scaled float16 weights, and the weights as [k, columns], for GEMV kernels."""
     w, powers = step.operands[1], _powers(ctx, step, None)
     codes = ctx.empty(w.shape, DType.FLOAT16)
     _store_codes(ctx, codes, w, powers, 1)

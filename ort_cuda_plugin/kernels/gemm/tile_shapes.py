@@ -103,10 +103,10 @@ def tile_configs(
 ) -> tuple[TileConfig, ...]:
     """Return sliced-K tiles with groups of one warp, which need no barrier along k, or of several, which share loads.
 
-    First come steps of 64 bytes, then of 128; these fit every GPU, and ``compact`` weights take less. Then come tiles
-    of two warps that span all columns, which load less per multiplication, as far as they fit the shared memory of the
-    compute ``capability``. Tiles whose sizes are not powers of two reduce wave quantisation; both operands must have
-    rows ``along_k``. With ``is_image`` the first operand is im2col patches.
+    The first tiles have steps of 64 bytes along k, then of 128, and fit the shared memory of every GPU; ``compact``
+    weights take less of it. Then come tiles of two warps that span all columns, which load less per multiplication, as
+    far as they fit the shared memory of the compute ``capability``. Tiles whose sizes are not powers of two reduce wave
+    quantisation; both operands must have rows ``along_k``. With ``is_image`` the first operand is im2col patches.
     """
     shapes = (
         (16, 16, 2, 4, (2, 4, 8)),
@@ -133,7 +133,7 @@ def tile_configs(
         (48, 48, 6, 12, (4, 8)),
         (192, 64, 16, 8, (2,)),
     )
-    # Excluded for patches, which leave too few registers; the last two also for types other than 16-bit.
+    # These three are not for patches, which leave too few registers; square and tall ones are for 16-bit types only.
     long = ((64, 48, 8, 12, (4, 8)),)
     square = ((128, 128, 16, 8, (1,)),)
     tall = ((192, 128, 16, 8, (1,)),)

@@ -1,7 +1,7 @@
-"""Copies for cuBLASLt of operands with several batch strides, such as the heads of attention.
+"""Copies operands with several batch strides, such as the heads of attention, to call cuBLASLt.
 
-cuBLASLt supports one stride from matrix to matrix. For large products, operands with more strides are copied first, and
-such results afterwards.
+cuBLASLt supports one stride from matrix to matrix. For large GEMMs, the plugin copies operands with more strides before
+the call, and results with more strides after it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .library_calls import call_cublaslt
 __all__ = ["call_with_dense_batches"]
 
 MUCH_WORK = 1 << 22
-"""Minimum multiply-adds of a product for which copies pay off (estimate, not measured)."""
+"""Minimum multiply-adds of a GEMM for which copies pay off (estimate, not measured)."""
 
 
 def call_with_dense_batches(ctx: Lowering, step: Contract) -> bool:
-    """Record copies and a call of cuBLASLt; return False if they do not pay off or are not needed."""
+    """Record copies and a call of cuBLASLt; return False if the copies do not pay off or are not needed."""
     a = step.a
     if "cublaslt" not in ctx.device.libraries or not a.dtype.is_float or a.dtype is DType.FLOAT64:
         return False

@@ -24,7 +24,7 @@ __all__ = ["Softmax", "attention_form", "call_cudnn_attention", "softmax_of", "u
 WIDTHS = range(8, 129, 8)
 """Head sizes, in elements, that cuDNN's engines support."""
 VECTOR = 8
-"""Elements of a vectorised load in cuDNN's engines; strides must be multiples of it."""
+"""Elements of a vectorised load in cuDNN's engines; strides must be multiples of this number."""
 MIN_SCORES = 1 << 10
 """Minimum scores per head for which a call is worth cuDNN's second of compilation (estimate)."""
 MAX_OPERATIONS = 80  # maximum operations of a weight expression that is searched for a softmax
@@ -89,7 +89,7 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
     if "cudnn" not in ctx.device.libraries or q.dtype not in (DType.FLOAT16, DType.BFLOAT16) or len(batch) > 2:
         return None
     if not isinstance(keys, int) and keys != rows:
-        # A growing cache has new sizes in each Run, for each of which cuDNN would compile for a second.
+        # A growing cache has new sizes in each Run, and cuDNN compiles for about a second for each new size.
         return None
     if len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total or hint(rows) * hint(keys) < MIN_SCORES:
         return None
@@ -151,7 +151,7 @@ def uncast(x: Scalar) -> Scalar:
 
 
 def softmax_of(step: Attend) -> Softmax | None:
-    """Return the softmax that the step's weights are, or None."""
+    """Return the step's attention weights as a `Softmax`; None if they are not a softmax of the scores."""
     parts = reachable([step.weight])
     maxima = {x.value[0] for x in parts if x.op == "reduced" and x.value[0].reduction is MAX}
     if len(maxima) != 1 or len(parts) > MAX_OPERATIONS:

@@ -1,4 +1,4 @@
-"""Calls of cuBLASLt and cuDNN for products and convolutions, with the part of the epilogue that they can fuse."""
+"""Calls of cuBLASLt and cuDNN for GEMMs and convolutions, with the part of the epilogue that they can fuse."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _activations = {
 
 
 def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
-    """Record a call of cuBLASLt and a map for the rest; return False if the device or library does not support it."""
+    """Record a call of cuBLASLt, and a map for unfused operations; return False if it does not support the step."""
     call, dtype = folded(ctx, step), step.a.dtype
     if "cublaslt" not in ctx.device.libraries or not dtype.is_float or len(call.batch) > 1 or "" in call.contiguous:
         return False
@@ -102,7 +102,7 @@ def _product_strides(step: Contract, call: Folded, out: Tensor) -> tuple[Dim, Di
 
 
 def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
-    """Record a call of cuDNN and a map for the rest; return False if the device or library does not support it."""
+    """Record a call of cuDNN and a map for the rest of the epilogue; return False if cuDNN cannot run the step."""
     (x, weights), w, dtype = step.operands, step.windows.planar, step.operands[0].dtype
     if "cudnn" not in ctx.device.libraries or not dtype.is_float or step.transposed:
         return False
@@ -171,8 +171,8 @@ def _record(
 ) -> None:
     """Record the call, and a map for the rest of the epilogue.
 
-    ``sizes`` returns a call's size arguments for a result; None if the library cannot write it. ``new`` allocates a
-    result that it can write, by default a contiguous one.
+    ``sizes`` returns a call's size arguments for a result; None if the library cannot write the result. ``new``
+    allocates a result that the library can write, by default a contiguous one.
     """
     for condition in form.guards:
         ctx.guard(condition)

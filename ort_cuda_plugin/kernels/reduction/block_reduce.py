@@ -41,7 +41,7 @@ class PartialResults:
         return self.combined(stage, totals, lambda dtype, name, number: other[stage][number])
 
     def update(self, stages: Sequence[Stage], change: Change) -> None:
-        """Emit new values of the accumulators of all stages. All are computed before the first assignment."""
+        """Emit new values of all stages' accumulators; compute all values before the first assignment."""
         pending = []
         for stage in stages:
             names = self.current[stage]

@@ -31,7 +31,7 @@ __all__ = ["RowKernel"]
 SERIAL_COLUMNS = 32
 """Maximum columns that one thread reduces on a GPU; on the emulated device one thread reduces every row.
 
-The threads of a block share one core there, so that cooperation would not be parallel.
+On the emulated device the threads of a block share one core, so that cooperation would not be parallel.
 """
 MOST_TURNS = 8
 """Maximum columns per thread for which the loop over a strided axis is unrolled."""
@@ -41,7 +41,7 @@ LONG_COLUMNS = 1024
 """Columns above which a thread has `LONG_PARTS` partial accumulators, new ones for each `PIECE` of the row."""
 LONG_PARTS = 16  # partial accumulators of a thread that reduces a long row
 PIECE = 4096
-"""Columns after which new partial accumulators begin: a sum of fewer terms rounds less."""
+"""Columns after which new partial accumulators begin: accumulating fewer terms has a smaller rounding error."""
 WARP_COLUMNS = 2048
 """Maximum columns that one warp reduces."""
 BLOCK = 256
@@ -55,8 +55,8 @@ class RowKernel(RowColumns):
     threads. Partial results are combined by shuffles, and across warps in shared memory.
 
     With ``part_form`` a block reduces one of ``parts`` of a row, of the form's capacity; a row then has one result per
-    part, and no elementwise results. With ``strided_parts`` a block reduces this part of adjacent rows, and the form
-    only determines its size.
+    part, and no elementwise results. With ``strided_parts`` a block reduces one part of several adjacent rows; the form
+    determines only the size of a part.
     """
 
     def launch(self) -> None:
@@ -253,7 +253,7 @@ class RowKernel(RowColumns):
     def _reduce_parts(self, stages: Sequence[Stage]) -> str:
         """Reduce a thread's columns in several independent accumulators; return the first remaining column.
 
-        The chains of dependent additions are shorter: that is faster, and rounds less.
+        The chains of dependent additions are shorter, so that the loop is faster and rounding errors are smaller.
         """
         totals = {stage: self.results.current[stage] for stage in stages}
         if not self.long:
@@ -308,7 +308,7 @@ class RowKernel(RowColumns):
         self.emit.line("cuda.syncthreads()")
         for number in self._each_row():
             self.results.from_shared(stages, shared, form.shared_index("0", number))
-        # If only lane 0 stores the result, the other threads do not need it.
+        # If only lane 0 stores the result, the other threads do not need the result.
         alone = not self.step.outputs and self.pass_number == self.passes - 1
         with self.emit.block(f"if {'lane == 0' if alone else 'True'}:"):
             for warp in range(1, warps):

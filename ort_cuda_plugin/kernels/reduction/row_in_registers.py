@@ -25,7 +25,7 @@ EXACT_LANES = 24
 MANY_ROWS = 8
 """Rows per multiprocessor from which a warp may hold several rows."""
 FEW_ROWS, FEW_LANES = 2, 4
-"""Rows per multiprocessor that leave it mostly idle with a warp each; elements per thread for so few rows.
+"""Rows per multiprocessor that leave it mostly idle with one warp per row; elements per thread for so few rows.
 
 Serial work of a thread takes longer than a reduction across more threads.
 """

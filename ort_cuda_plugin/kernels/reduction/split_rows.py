@@ -1,8 +1,8 @@
-"""Split row reductions: several blocks reduce parts of each row, if a GPU has few long rows.
+"""Split row reductions: on a GPU, several blocks reduce parts of each row, if rows are few and long.
 
-Each group of reductions is two launches: one stores the accumulators of the parts, one combines them. A map then
-computes the elementwise results. So a sum over a whole tensor, or a normalization of few large groups, occupies all
-multiprocessors.
+Each group of reductions is two launches: the first stores the accumulators of the parts, the second combines them. A
+map then computes the elementwise results. So a sum over a whole tensor, or a normalization of few large groups,
+occupies all multiprocessors.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class _SplitRows:
         self._launch_combination(inputs, outputs, row)
 
     def _finish(self, group: Sequence[Stage], partial: dict[Stage, list[Tensor]]) -> bool:
-        """Combine the last group and store the results in one launch, if these need no other input."""
+        """Combine the last group and store the results in one launch, if the results need no other input."""
         row = Row()
         inputs, totals = self._totals(group, partial, row)
         known = {old: total if total.dtype is old.dtype else s.cast(total, old.dtype) for old, total in totals.items()}

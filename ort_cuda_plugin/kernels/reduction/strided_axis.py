@@ -17,15 +17,18 @@ WARP = 32
 SIDE = 8
 """Adjacent threads with vectors of rows: with 16 bytes each they load a 128-byte cache line."""
 PARTS, MOST_PARTS = 8, 16
-"""Minimum threads per row; and accumulators per thread to overlap loads: for one row, and at most for all its rows."""
+"""Minimum threads per row, and accumulators of a thread for one row; maximum accumulators of a thread for all its rows.
+
+Several accumulators let a thread overlap loads.
+"""
 SHORT_COLUMNS = 64
-"""Columns up to which one thread per row suffices, if it has no other rows."""
+"""Maximum columns for which one thread per row suffices, if the thread has one row."""
 MANY_ROWS = 512
 """Rows per multiprocessor that keep it busy with one thread each."""
 BLOCKS_PER_MULTIPROCESSOR = 4
-"""Blocks per multiprocessor below which a row gets more threads: one thread is slower than several and a reduction."""
+"""Blocks per multiprocessor below which a row gets several threads, in spite of the reduction across threads."""
 BLOCKS_OF_SHORT_COLUMNS = 2
-"""The same for rows of at most `SHORT_COLUMNS` elements."""
+"""`BLOCKS_PER_MULTIPROCESSOR` for rows of at most `SHORT_COLUMNS` elements."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def choose_strided(device: DeviceProperties, columns: Dim, rows: Dim, width: int
     """Choose the schedule; None if one thread per row suffices."""
     threads = WARP if hint(columns) > 64 * PARTS else PARTS
     if width > 1 and hint(rows) >= SIDE * width:
-        # With few columns per thread, more of them cost less than a reduction across more threads.
+        # With few columns per thread, further columns cost less than a reduction across more threads.
         enough = BLOCKS_PER_MULTIPROCESSOR if hint(columns) > SHORT_COLUMNS else BLOCKS_OF_SHORT_COLUMNS
         is_few = hint(ceildiv(rows, SIDE * width)) < enough * device.multiprocessors
         return StridedSchedule(WARP if is_few else threads, width)

@@ -21,10 +21,9 @@ Gates = Sequence[Scalar]
 class Cell:
     """One step of a cell. Scalars have the accumulation type: float64 for float64, else float32.
 
-    ``update(inputs, products, hidden, state)`` returns (new hidden, new state). ``inputs`` are the input products and
-    ``products`` the recurrent products of each gate, both with biases; ``state`` is an LSTM's cell state, else None.
-    With ``reset``, the last gate's recurrent product is that of ``reset(inputs, products)`` * hidden, which needs a
-    second pass over the weights.
+    ``update(inputs, products, hidden, state)`` returns (new hidden, new state). ``inputs`` are x @ W and ``products``
+    are hidden @ R of each gate, both with biases; ``state`` is an LSTM's cell state, else None. With ``reset``, the
+    last gate's product is (``reset(inputs, products)`` * hidden) @ R, which needs a second pass over the weights.
     """
 
     gates: int
@@ -123,7 +122,7 @@ class CellKernel(ABC):
         self.hidden = scratch(2)
         self.states = scratch(state_copies) if cell.has_state else ""
         self.reset = scratch(1) if cell.reset is not None else ""
-        # Results of a step's first pass for the second: inputs, then products, of all gates but the last.
+        # Values that a step's first pass stores for the second: inputs, then products, of all gates but the last.
         self.gated = [scratch(1) for _ in range(2 * (cell.gates - 1))] if cell.reset is not None else []
 
     @abstractmethod
@@ -136,10 +135,10 @@ class CellKernel(ABC):
 
     @abstractmethod
     def products(self, gates: Sequence[int]) -> list[Scalar]:
-        """Return the recurrent products of ``gates`` with biases; with ``reset``, the last gate has its own pass."""
+        """Return hidden @ R with biases for ``gates``; with ``reset``, the last gate has its own pass."""
 
     def gates(self) -> tuple[Gates, Gates]:
-        """Return the input products and the recurrent products of all gates, in the pass of the last one."""
+        """Return x @ W and hidden @ R of all gates, in the pass of the last gate."""
         gates = range(self.cell.gates)
         if self.cell.reset is None:
             return self.input_products(gates), self.products(gates)

@@ -1,9 +1,9 @@
 """RNN, GRU and LSTM on the emulated device: a thread computes all time steps of a few sequences of one direction.
 
-It needs no barriers, so that its loops become plain CPU loops: adjacent hidden elements form vectors (`strip_functions`
-of `compiler.intrinsics.tile_intrinsics`), and a weight is loaded once for all sequences of the thread. The last strip
-is shifted back to end at the last hidden element, and may compute some elements again; so a step reads one copy of the
-states and writes the other.
+The kernel needs no barriers, so that its loops become plain CPU loops: adjacent hidden elements form vectors
+(`strip_functions` of `compiler.intrinsics.tile_intrinsics`), and a weight is loaded once for all sequences of the
+thread. The last strip is shifted back to end at the last hidden element, and may compute some elements a second time;
+therefore a step reads one copy of the states and writes the other.
 """
 
 from __future__ import annotations

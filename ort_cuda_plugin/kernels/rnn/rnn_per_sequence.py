@@ -1,8 +1,8 @@
 """RNN, GRU and LSTM with a block per sequence: for weights that exceed the registers of `rnn_persistent`.
 
-The products of the inputs with their weights are computed beforehand, for all steps at once. The rest of a step depends
-on the step before: the products of the hidden state with the recurrence weights, and the gates, which are scalar
-expressions. Thread t owns the hidden elements t, t + threads, ... The hidden state is double-buffered in global memory.
+A GEMM multiplies the inputs of all steps by their weights beforehand. The rest of a step depends on the step before:
+the hidden state times the recurrence weights, and the gates, which are scalar expressions. Thread t owns the hidden
+elements t, t + threads, ... The hidden state is double-buffered in global memory.
 """
 
 from __future__ import annotations

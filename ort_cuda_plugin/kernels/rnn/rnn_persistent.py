@@ -1,9 +1,9 @@
 """Persistent RNN: a direction of an RNN, GRU or LSTM, or both, on all multiprocessors; a warp owns a hidden element.
 
-One launch has the blocks of all time steps. A block draws a ticket when it starts, in order of time steps: whatever it
-waits for is computed by blocks that have started before. So neither an order of blocks nor their co-residency is
-needed. While a block waits, its weights are in registers already; a step then only polls for the step before, loads its
-hidden state, and accumulates. The order of additions is the same in every Run.
+One launch has the blocks of all time steps. When a block starts, it draws a ticket; tickets are in order of time steps.
+So a block waits only for blocks that have started before it, and needs neither an order of blocks nor co-residency of
+all blocks. A block loads its weights into registers before it waits; then it polls for the step before, loads that
+step's hidden state, and accumulates. The order of additions is the same in every Run.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .rnn_cell import CellKernel, Direction, Elements, Gates
 
 WARP, WARPS = 32, 8  # threads per warp, and warps per block
 MOST_WEIGHTS = 128
-"""Maximum 32-bit registers per thread for its weights."""
+"""Maximum 32-bit registers per thread for weights."""
 FEW_WEIGHTS = 64
-"""Maximum registers for weights with which a warp processes `AT_ONCE` sequences at a time, else half of them."""
+"""Maximum registers for weights with which a warp processes `AT_ONCE` sequences at a time; with more, half as many."""
 AT_ONCE = 4
 """Sequences that a warp loads and accumulates at a time."""
 
 
 def try_persistent(ctx: Lowering, direction: Direction) -> bool:
-    """Guard the plan on a step, and return True, if the weights fit the registers; else return False."""
+    """Tell whether the weights fit the registers and there is a time step; guard the plan on the latter."""
     steps, size = direction.given.inputs.shape[0], direction.outputs.shape[2]
     if ctx.device.emulated or not isinstance(size, int) or size <= 0:
         return False
@@ -167,7 +167,7 @@ class PartCell(CellKernel):
         emit.line("t = choose(goes_on & is_backward, length - 1 - step, step)")
 
     def _phase(self, gates: Sequence[int], load: Callable[[str], None], finish: Callable[[], None]) -> None:
-        """Emit the products of ``gates`` with the vector that ``load`` reads for a sequence, and then ``finish``."""
+        """Emit the vector that ``load`` reads for a sequence times the weights of ``gates``, and then ``finish``."""
         emit = self.emit
         for gate in gates:
             emit.line(f"weights{gate} = {self.registers}({self.count})")

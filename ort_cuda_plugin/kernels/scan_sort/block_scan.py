@@ -1,9 +1,10 @@
 """Block scans on a GPU: a block scans a row, or a part of one, with a vector of elements per thread.
 
 Few long rows are split in parts, by decoupled look-back (Merrill and Garland) with a fixed order of additions. A block
-draws the index of a part, publishes the part's accumulator, waits for those of all parts before, and scans its part
-again from there. It waits only for parts drawn before its own, so that no order of blocks is needed. Rows of very many
-parts take three launches instead: the parts' accumulators, a scan of these, and the scans of the parts from there.
+draws the index of a part, publishes the part's accumulator, and waits for the accumulators of all earlier parts. Then
+it scans its part a second time, starting from their total. A block waits only for parts drawn before its own, so that
+no order of blocks is needed. Rows of very many parts take three launches instead: the first computes the parts'
+accumulators, the second scans these, and the third scans the parts.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class _Walk:
 
 
 class _Scan:
-    """Generator and launcher of one kernel: of the accumulators of parts, or of results."""
+    """Generator and launcher of one scan kernel, which stores the accumulators of parts, or the results."""
 
     def __init__(
         self, ctx: Lowering, reduction: Reduction, x: Tensor, axis: int, exclusive: bool, reverse: bool
@@ -207,7 +208,7 @@ class _Scan:
         emit.line("cuda.syncthreads()")
 
     def _walk(self, walk: _Walk, *, stores: bool) -> None:
-        """Scan from ``start`` to ``end``; ``total`` is the accumulator of what comes before."""
+        """Scan from ``start`` to ``end``; ``total`` is the accumulator of all elements before ``start``."""
         emit, x, width = self.emit, self.x, self.width
         pointers, bases, steps, by_vectors = walk.pointers, walk.bases, walk.steps, walk.by_vectors
         count, zero = walk.count, walk.zero

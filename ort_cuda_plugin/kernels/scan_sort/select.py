@@ -1,6 +1,6 @@
-"""Stable sorting of rows, and prefix counts for compaction.
+"""Stable sorting of rows, and prefix counts for compaction, with one block per row.
 
-In the kernels here one block processes a row; `merge_sort` and `block_scan` have the kernels for long rows on a GPU.
+`merge_sort` and `block_scan` have the kernels for long rows on a GPU.
 """
 
 from __future__ import annotations

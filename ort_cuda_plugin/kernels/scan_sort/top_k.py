@@ -1,9 +1,10 @@
 """Top-k by radix select, on a GPU: blocks select among parts of a row, until one block has the rest of the row.
 
-Elements are mapped to unsigned keys, the first in order having the greatest key. A block holds the keys of its part in
-registers and finds the k-th greatest one from the highest bits down, two bits per step: it counts the keys that reach
-each of three thresholds. Greater keys stay, and of equal ones the first. Kept keys stay in order, and the next launch
-selects among those of all blocks of a row. The last launch sorts them. No result depends on the order of blocks.
+Elements are mapped to unsigned keys, so that the first element of the result has the greatest key. A block holds the
+keys of its part in registers and finds the k-th greatest key from the highest bits down, two bits per step: it counts
+the keys that reach each of three thresholds. The block keeps the greater keys, and the first of the keys that equal the
+k-th. Kept keys stay in order, and the next launch selects among the kept keys of all blocks of a row. The last launch
+sorts them. No result depends on the order of blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _BITS = {DType.FLOAT16: 20, DType.BFLOAT16: 16}
 
 @dataclass(frozen=True)
 class SelectKernel:
-    """Selection in a part of ``threads * lanes`` elements. The first launch reads elements, the last one sorts."""
+    """Selection in a part of ``threads * lanes`` elements. The first launch reads elements; the last launch sorts."""
 
     dtype: DType
     threads: int
@@ -301,7 +302,7 @@ def top_rows(ctx: Lowering, x: Tensor, k: Dim, *, largest: bool) -> tuple[Tensor
 
 
 def _whole(ctx: Lowering, n: Dim) -> tuple[int, int] | None:
-    """Return the shape of a block that has a whole row, or None if none has."""
+    """Return (threads, lanes) of the smallest block that holds a whole row; None if rows are longer than any block."""
     for threads, lanes in _FORMS:
         if hint(n) <= threads * lanes:
             return (threads, lanes) if ctx.settled(le(n, threads * lanes)) else None

@@ -1,1 +1,1 @@
-"""What passes ask of a program: def-use chains, views, equal expressions, bounds of values; it changes nothing."""
+"""Analyses that passes use: def-use chains, views, equal expressions, bounds of values. They change no program."""

@@ -30,10 +30,10 @@ class Path:
         )
 
     def strides_beneath(self, shape: Sequence[Dim], strides: Sequence[Dim]) -> tuple[Dim, ...] | None:
-        """Return strides over the dense tensor's dimensions, given ``strides`` over a view of ``shape`` that `covers`
-        it.
+        """Return strides over the dense tensor's dimensions, given ``strides`` over a view of ``shape``.
 
-        None if the axes of a dimension have no common stride, or the view runs backwards.
+        The view must have every element of the dense tensor once (`covers`). Returns None if the axes of a dimension
+        have no common stride, or the view runs backwards.
         """
         result: list[Dim] = []
         for axes in self.digits:
@@ -55,7 +55,8 @@ class Path:
 def find_path(shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, beneath: Sequence[Dim]) -> Path | None:
     """Return the map from a view (``shape``, ``strides``, ``offset``) to a dense tensor with dimensions ``beneath``.
 
-    None if there is none, or if it cannot be proven for all sizes, because an axis of the view may cross dimensions.
+    Returns None if there is no affine map, or if none can be proven for all sizes: an axis of the view may cross
+    dimensions.
     """
     targets: list[int | None] = [None] * len(shape)
     factors: list[Dim] = [0] * len(shape)
@@ -69,8 +70,8 @@ def find_path(shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, beneath
         size, unit = beneath[number], units[number]
         start = starts[number]
         covered: Dim = 1
-        # Axes within a dimension are the digits of a mixed-radix number: each one's factor is the number of elements of
-        # the inner ones.
+        # Axes within a dimension are the digits of a mixed-radix number: the factor of each axis is the number of
+        # elements of the axes inside it.
         while covered != size:
             axis = next((axis for axis in pending if strides[axis] == unit * covered), None)
             if axis is None:
@@ -132,7 +133,7 @@ def exact_quotient(dividend: Dim, divisor: Dim) -> Dim | None:
 
 
 def covers(shape: Sequence[Dim], path: Path, beneath: Sequence[Dim]) -> bool:
-    """Whether the view has every element of the dense tensor exactly once."""
+    """Return whether the view has every element of the dense tensor exactly once."""
     if any(target is None and dim != 1 for target, dim in zip(path.targets, shape, strict=True)):
         return False
     counts: list[Dim] = [1] * len(beneath)

@@ -1,4 +1,4 @@
-"""Structural comparison for horizontal fusion: products that share an input and differ only in constants.
+"""Structural comparison for horizontal fusion: GEMMs and convolutions that share an input and differ in constants.
 
 The results of such steps are concatenated along one axis, ``columns``.
 """
@@ -24,7 +24,7 @@ LONGEST = 8
 
 @dataclass(frozen=True)
 class Expression:
-    """An expression ``value`` over ``shape``; its leaves are ``own`` and those of ``inputs``."""
+    """An expression ``value`` over ``shape``; its leaves are ``own`` and the leaves of ``inputs``."""
 
     value: Scalar
     own: Scalar
@@ -47,8 +47,8 @@ def same_leaves(
 ) -> dict[Scalar, Scalar] | None:
     """Map the leaves of ``first`` to those of ``other`` if both are the same expression of their own leaf, else None.
 
-    Other leaves must be equal in both and the same for all columns, or be constants that vary along columns; with
-    ``spreads`` also constants that are the same for all columns of each. Without ``columns`` they must be equal.
+    All other leaves must read equal elements that do not vary along ``columns``, or constants that vary along
+    ``columns``, or with ``spreads`` constants of one element. If ``columns`` is None, they must read equal elements.
     """
     if _beside(first.shape, columns) != _beside(other.shape, columns):
         return None
@@ -68,7 +68,7 @@ def same_leaves(
 
 
 def are_equal(value: Scalar, other: Scalar, tensors: Mapping[Scalar, Tensor]) -> bool:
-    """Whether two expressions of one step, whose leaves stand for elements of ``tensors``, have equal values."""
+    """Return whether two expressions of one step, whose leaves stand for elements of ``tensors``, have equal values."""
     stack, seen = [(value, other)], set()
     while stack:
         one, two = pair = stack.pop()
@@ -106,7 +106,8 @@ def _pairs(first: Expression, other: Expression) -> dict[Scalar, Scalar] | None:
 def completed(first: Expression, other: Expression, columns: int) -> Expression:
     """Pad an expression with the per-column additions and factors that only the first one has, by neutral elements.
 
-    For example, some models give keys no bias, but queries one. Expressions that differ in other ways stay as they are.
+    For example, some models have a bias for queries, but none for keys. Expressions that differ in other ways are
+    returned unchanged.
     """
     chain, left = _chain(first), _chain(other)
     width = other.shape[columns]
@@ -134,9 +135,7 @@ def completed(first: Expression, other: Expression, columns: int) -> Expression:
 
 
 def _chain(expression: Expression) -> list[tuple[Scalar, int]] | None:
-    """Return the operations from ``own`` to the value, with the operand that continues the chain; None if it is not a
-    chain.
-    """
+    """Return the operations from ``own`` to the value, each with its operand that continues the chain; else None."""
     chain: list[tuple[Scalar, int]] = []
     current = expression.value
     while current is not expression.own:
@@ -149,7 +148,7 @@ def _chain(expression: Expression) -> list[tuple[Scalar, int]] | None:
 
 
 def _full(x: Tensor, shape: tuple[int, ...], value: float) -> Tensor:
-    """Return a constant filled with one number, of the type of the constant x."""
+    """Return a constant of ``shape`` filled with ``value``, of the type of the constant x."""
     constant = derived_constant(Recipe("full", (x.constant_view(),), (value,)), x.dtype, shape)
     return Tensor(constant.dtype, constant.shape, Buffer(BufferKind.WEIGHT, constant.nbytes, data=constant))
 
@@ -159,7 +158,7 @@ def _same_operation(one: Scalar, two: Scalar) -> bool:
 
 
 def _same_elements(x: Tensor, y: Tensor) -> bool:
-    """Whether tensors of one shape have equal elements: they are one view, or broadcast equal known elements."""
+    """Return whether tensors of one shape have equal elements: they are one view, or broadcast equal known elements."""
     if x.dtype is not y.dtype:
         return False
     if x.buffer is y.buffer and x.offset == y.offset and x.strides == y.strides:
@@ -193,7 +192,7 @@ def _are_matching(
 
 
 def _are_same(first: Expression, x: Tensor, other: Expression, y: Tensor, columns: int) -> bool:
-    """Whether both read the same elements for all columns."""
+    """Return whether both read the same elements for all columns."""
     one, two = _spread(x, first.shape), _spread(y, other.shape)
     if one.strides[columns] != 0 or two.strides[columns] != 0:
         return False
@@ -205,7 +204,7 @@ def _spread(x: Tensor, shape: tuple[Dim, ...]) -> Tensor:
 
 
 def _is_row(expression: Expression, x: Tensor, columns: int, spreads: bool) -> bool:
-    """Whether x is a constant with one element per column, or with ``spreads`` one for all columns."""
+    """Return whether x is a constant with one element per column, or with ``spreads`` one for all columns."""
     strides = broadcast_strides(x, expression.shape)
     beside = zip(_beside(expression.shape, columns), _beside(strides, columns), strict=True)
     has_columns = strides[columns] == 1 or (spreads and strides[columns] == 0)
@@ -215,7 +214,7 @@ def _is_row(expression: Expression, x: Tensor, columns: int, spreads: bool) -> b
 def joined_inputs(
     first: Expression, others: Sequence[Expression], columns: int, shape: tuple[Dim, ...]
 ) -> tuple[Input, ...]:
-    """Return the inputs of the joint expression over ``shape``, besides the first one's own leaf.
+    """Return the inputs of the joint expression over ``shape``, without the own leaf of ``first``.
 
     ``others`` are the leaf maps of `same_leaves`.
     """
@@ -252,7 +251,7 @@ def _row(expression: Expression, x: Tensor, columns: int) -> Tensor:
 
 
 def joined_constant(tensors: Sequence[Tensor], axis: int) -> Tensor:
-    """Return a constant that concatenates the contents of constants along ``axis``; read when a plan needs it."""
+    """Return the concatenation of constants along ``axis``, a constant that is computed when a plan needs it."""
     shape = list(tensors[0].static_shape)
     shape[axis] = sum(x.static_shape[axis] for x in tensors)
     recipe = Recipe("join", tuple(x.constant_view() for x in tensors), (axis,))

@@ -29,7 +29,7 @@ __all__ = ["RangeAnalysis"]
 _of_unit = frozenset({"erf", "half_erf", "tanh", "sigmoid"})
 """Operations with results of magnitude at most 1."""
 _exact = 1.001
-"""Factor on bounds for rounding in sums and quotients."""
+"""Factor by which bounds are increased, for rounding errors of additions and divisions."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class _Limited:
 
 
 class RangeAnalysis:
-    """The bounds of float32 tensors that steps write. `note` is called for each step in order."""
+    """The bounds of float32 tensors that steps write. The pass calls `note` for each step in order."""
 
     def __init__(self, ctx: Lowering) -> None:
         self.ctx = ctx
         self.steps: list[Step] = []
-        """What computes the limits that were asked for."""
+        """The steps that compute the bounds that the pass has requested."""
         self._known: dict[Buffer, _Limited] = {}
         self._made: dict[Buffer, Tensor] = {}
         self._uniform: dict[Buffer, Tensor] = {}
@@ -74,7 +74,7 @@ class RangeAnalysis:
         return self._known[buffer].columns
 
     def pass_on(self, source: Buffer, target: Buffer) -> None:
-        """Record that the elements of a tensor are means of another one's."""
+        """Record that the elements of ``target`` are weighted means of elements of ``source``."""
         self._known[target] = _Limited(1, lambda: self.largest(source))
 
     def note(self, step: Map) -> None:
@@ -93,13 +93,13 @@ class RangeAnalysis:
 
     @contextmanager
     def recording(self, nodes: tuple[Node, ...]) -> Iterator[None]:
-        """Record the steps of the block among those that compute bounds."""
+        """Record the steps of the ``with`` block among the steps that compute bounds."""
         with self.ctx.recording(nodes) as steps:
             yield
         self.steps += steps
 
     def _leaves(self, step: Map) -> dict[Scalar, bool]:
-        """Return the step's leaves that have bounds."""
+        """Return for each leaf of the step whether it has a bound."""
         found = {leaf: self._has_limit(step, x) for leaf, x in step.inputs}
         if isinstance(step, Contract):
             weights = step.b.rank == 2 and step.b.is_constant and step.b.dtype is DType.FLOAT32
@@ -114,7 +114,7 @@ class RangeAnalysis:
         return self._has_columns(x, step.shape[-1])
 
     def _has_columns(self, x: Tensor, columns: object) -> bool:
-        """Whether the bounds of x are those of its buffer, column for column."""
+        """Return whether column j of x has bound j of its buffer, or the buffer has one bound for all columns."""
         limited = self._known.get(x.buffer)
         if limited is None:
             return False
@@ -168,7 +168,7 @@ class RangeAnalysis:
 
 @dataclass(frozen=True)
 class _Search:
-    """Derives bounds of a step's values, whose ``leaves`` have bounds, or are known ``numbers``."""
+    """Derives bounds of a step's values from the bounds of its ``leaves`` and from known ``numbers``."""
 
     leaves: dict[Scalar, bool]
     numbers: dict[Scalar, float]
@@ -215,11 +215,11 @@ class _Search:
         return None
 
     def _number(self, x: Scalar) -> float | None:
-        """Return the number that x always is."""
+        """Return the constant value of x, or None."""
         return float(x.value) if x.op == "constant" else self.numbers.get(x)
 
     def _is_above_one(self, x: Scalar) -> bool:
-        """Whether x is one plus an exponential."""
+        """Return whether x is one plus an exponential."""
         x = _uncast(x)
         if x.op != "add":
             return False
@@ -227,7 +227,7 @@ class _Search:
         return any(self._number(one) == 1.0 and _uncast(other).op == "exp" for one, other in pairs)
 
     def _is_normalised(self, x: Scalar) -> bool:
-        """Whether x is an element divided by its row's root mean square, with an optional addend."""
+        """Return whether x is an element divided by its row's root mean square, with an optional addend."""
         if not self.row_length or x.op not in ("mul", "div"):
             return False
         first, second = map(_uncast, x.operands)

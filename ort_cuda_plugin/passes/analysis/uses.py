@@ -12,10 +12,10 @@ User = TypeVar("User", bound=Hashable)
 
 
 class Uses(Generic[User]):
-    """The users of each buffer, in the order in which they were entered: steps themselves, or their positions."""
+    """The users of each buffer, in the order of `enter`. Users are the steps themselves, or their positions."""
 
     def __init__(self, steps: Iterable[tuple[User, Step]]) -> None:
-        # Dictionaries without values: a user leaves in constant time, also a weight that every step of a model reads.
+        # Dictionaries instead of lists: `leave` takes constant time, even for a weight that every step reads.
         self._writers: dict[Buffer, dict[User, None]] = {}
         self._readers: dict[Buffer, dict[User, None]] = {}
         for user, step in steps:

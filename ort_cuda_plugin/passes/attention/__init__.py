@@ -1,1 +1,1 @@
-"""Passes that make, change and take apart attention."""
+"""Passes that fuse, change and decompose attention."""

@@ -1,4 +1,4 @@
-"""Attention decomposition: replaces an attention step by two GEMMs and a softmax if these take less time."""
+"""Attention decomposition: replaces an attention step by two GEMMs and a softmax if the three take less time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ...schedule.choose import choose, scheduled
 def decompose_attention(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """Replace an attention step by its two GEMMs and its row program if they take less time than one kernel.
 
-    Assumes: an attention step has its ``parts``. A tuner, where there is one, has measured both.
-    Guarantees: attention that stays carries its schedule. Attention that cuDNN or our tensor-core kernel computes
-        stays whole.
+    Assumes: an attention step has its ``parts``. Times are measured if there is a tuner, else rules estimate them.
+    Guarantees: attention that stays one step carries its schedule. Attention that cuDNN or the plugin's tensor-core
+        kernel computes stays one step.
     Example: ``attention(q, cache, ...)`` of one new token over many keys -> GEMM, Softmax, GEMM.
     """
     decomposed: list[Step] = []

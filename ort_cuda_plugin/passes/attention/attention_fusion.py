@@ -33,8 +33,8 @@ def fuse_attention(steps: Sequence[Step]) -> list[Step]:
 
     Assumes: the masks and scales between the GEMMs are fused into the row program; no operand of the GEMMs is a
         constant.
-    Guarantees: scores are not stored. The step keeps the three steps as its ``parts``, to which attention_decomposition
-    may return.
+    Guarantees: scores are not stored. The attention step keeps the three steps as its ``parts``, for
+        attention_decomposition.
     Example: ``s = MatMul(q, k); p = Softmax(s); y = MatMul(p, v)`` -> ``y = attention(q, k, v)``.
     """
     return _Attention(steps).run()
@@ -73,18 +73,14 @@ class _Attention:
                 return
 
     def _producer(self, x: Tensor, position: int) -> int | None:
-        """Return the step that produces x, if it has no other result and the step at ``position`` is x's only
-        reader.
-        """
+        """Return the position of the only writer of x, if the step at ``position`` is the only reader; else None."""
         if x.buffer.kind is not BufferKind.SCRATCH or list(self.uses.readers(x.buffer)) != [position]:
             return None
         writers = self.uses.writers(x.buffer)
         return writers[0] if len(writers) == 1 else None
 
     def _is_changed(self, start: int, end: int) -> bool:
-        """Whether the inputs of the step at ``start`` may change before ``end``, or the host reads its result by
-        then.
-        """
+        """Return whether a step before ``end`` may change inputs of the step at ``start``, or read back its result."""
         step = self.steps[start]
         assert step is not None
         if any(isinstance(other, ReadBack) for other in self.steps[start:end]):
@@ -138,7 +134,7 @@ def _joint(first: Contract, rows: Rows, leaf: object, x: Tensor, second: Contrac
 
 
 def _parameters(step: Attend) -> int:
-    """Return an upper bound of its kernel's number of parameters."""
+    """Return an upper bound of the number of parameters of the step's kernel."""
     batch = max(len(step.batch), 1)
     count = 12 + 4 * batch
     for shape, pairs in ((step.score_shape, step.score_inputs), (step.shape, (*step.inputs, *step.outputs))):
@@ -148,7 +144,7 @@ def _parameters(step: Attend) -> int:
 
 
 def _is_attendable(weight: Scalar) -> bool:
-    """Whether the row program that ends in ``weight`` reduces a single float32 value per score."""
+    """Return whether the row program that ends in ``weight`` reduces a single float32 value per score."""
     groups = grouped_stages([weight])
     return all(len(group) == 1 and len(group[0].elements) == 1 and _is_single(group[0].elements[0]) for group in groups)
 

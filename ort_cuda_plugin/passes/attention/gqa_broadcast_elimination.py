@@ -21,7 +21,7 @@ def eliminate_gqa_broadcasts(steps: Sequence[Step]) -> list[Step]:
     """Remove the Expand that repeats K and V for the query heads of a group (grouped-query attention).
 
     Assumes: attention is one step; the copies that repeat K and V have no other reader.
-    Guarantees: heads are two dimensions, groups and heads of a group; K and V have a stride of 0 along the second.
+    Guarantees: heads are two dimensions, groups and heads of a group; K and V have stride 0 along the heads of a group.
     Example: ``k [1, 2, 4, n, d] = Expand(cache [1, 2, 1, n, d]); attention(q, k, v)`` -> ``attention(q, cache,
         ...)``.
     """
@@ -41,14 +41,14 @@ def eliminate_gqa_broadcasts(steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_for_cudnn(step: Attend) -> bool:
-    """Whether cuDNN may compute it with two batch dimensions: the number of keys does not grow."""
+    """Return whether cuDNN may compute the step with two batch dimensions: the number of keys does not grow."""
     *_, rows, keys = step.score_shape
     return step.operands[0].dtype is not DType.FLOAT32 and (isinstance(keys, int) or keys == rows)
 
 
 @dataclass(frozen=True)
 class _Repeated:
-    """The source of an Expand at ``position``: a tensor with a dimension that is repeated ``times`` times."""
+    """The source of an Expand at ``position``: the Expand repeats one of its dimensions ``times`` times."""
 
     position: int
     step: Map
@@ -57,7 +57,7 @@ class _Repeated:
 
 
 def _repeated(steps: Sequence[Step], uses: Uses[int], position: int, x: Tensor, axis: int) -> _Repeated | None:
-    """Return the source of x [batch..., heads, m, n], if a copy repeats it that only the step at ``position`` reads."""
+    """Return the source of the copy x [batch..., heads, m, n], if only the step at ``position`` reads x; else None."""
     writers = uses.writers(x.buffer)
     if x.buffer.kind is not BufferKind.SCRATCH or list(uses.readers(x.buffer)) != [position] or len(writers) != 1:
         return None

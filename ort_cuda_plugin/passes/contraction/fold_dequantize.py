@@ -1,7 +1,7 @@
 """Operand prologues: folds dequantization and casts into the operand loads of GEMMs and convolutions.
 
-If a model dequantises an operand, the GEMM reads the quantised elements. GEMMs of a library are excluded: libraries
-accept no prologue, and their tensor cores save more time than fewer bytes do.
+If a model dequantises an operand, the GEMM reads the quantised elements. GEMMs that a library computes are excluded:
+libraries accept no prologue, and their use of tensor cores saves more time than reading fewer bytes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _NARROW_FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
 
 def fold_dequantize(steps: Sequence[Step], wanted: Callable[[Sums], bool] | None = None) -> list[Step]:
-    """Fold dequantisation and casts into the operand loads of GEMMs and convolutions of ours (operand prologues).
+    """Fold dequantisation and casts into operand loads of the plugin's GEMMs and convolutions (operand prologues).
 
-    With ``wanted`` only steps for which it is true afterwards are changed.
+    With ``wanted``, a step is changed only if ``wanted`` is true for the changed step.
 
-    Assumes: kernels are selected: a library takes no such operand, so a map in front of it stays.
+    Assumes: kernels are selected: a library accepts no prologue, so a map in front of its call stays.
     Guarantees: an operand's prologue is at most 16 operations, on the operand, constants and a vector along one of
-        its axes. Values that no step reads any more are not stored.
+        its axes. Values that no step reads after the pass are not stored.
     Example: ``w = Cast(w8) * scale; y = MatMul(x, w)`` -> ``y = MatMul(x, w8 with prologue Cast(w8) * scale)``.
     """
     result = list(steps)
@@ -59,11 +59,10 @@ def fold_dequantize(steps: Sequence[Step], wanted: Callable[[Sums], bool] | None
 
 
 def fold_dequantize_of_integers(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Fold DequantizeLinear into the operands of products whose codes tensor cores multiply.
+    """Fold DequantizeLinear into the operands of GEMMs and convolutions whose integer codes tensor cores multiply.
 
     Assumes: vertical fusion has made one map of each operand's conversion.
-    Guarantees: no library gets such a product in float32. A product that would not become an integer GEMM stays as
-        it was.
+    Guarantees: no library computes such a step in float32. A step that would not multiply integers is unchanged.
     Example: ``a = (qa - za) * sa; y = MatMul(a, b)`` -> ``y = MatMul(qa with prologue (qa - za) * sa, ...)``,
         multiplied as integers.
     """
@@ -71,8 +70,9 @@ def fold_dequantize_of_integers(ctx: Lowering, steps: Sequence[Step]) -> list[St
 
 
 def _operands(step: Step, twice: bool) -> Sequence[int]:
-    """Return the operands that the step's kernel can load with a prologue. Direct convolutions want weights in another
-    order, which is computed once.
+    """Return the numbers of the operands that the step's kernel can load with a prologue.
+
+    Weights of a direct convolution have none: they are reordered once, before the first Run.
     """
     if isinstance(step, Convolve):
         return () if 0 in step.shape else (0,) if is_direct(step) and (twice or step.transposed) else (0, 1)
@@ -80,8 +80,9 @@ def _operands(step: Step, twice: bool) -> Sequence[int]:
 
 
 def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: int, twice: bool) -> None:
-    """Fold the conversion of one operand. With ``twice``, the narrow value is stored even if other steps need the wide
-    one.
+    """Fold the conversion of operand ``number`` of the step at ``position``.
+
+    With ``twice``, the producer stores the narrow value even if other steps read the wide one.
     """
     step = steps[position]
     assert isinstance(step, Sums)
@@ -117,7 +118,7 @@ def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: i
         return
     read = (operand, *(y for _, y in conversion.inputs))
     if any(writer > writers[0] for y in read for writer in uses.writers(y.buffer)):
-        return  # the step would read a later value
+        return  # a later step writes the source: the GEMM would read the new value
     if not uses.writers(kept.buffer) and kept.buffer.kind is BufferKind.SCRATCH:
         _change(steps, uses, writers[0], replace(producer, outputs=(*producer.outputs, (source, kept))))
     operands, conversions = list(step.operands), list(step.conversions)
@@ -134,7 +135,7 @@ def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: i
 
 
 def _takes_conversions(schedule: Schedule | None) -> bool:
-    """Whether the schedule's kernels load operands of any type and layout, so that the operands may change."""
+    """Return whether the schedule's kernels load operands of any type and layout, so that the operands may change."""
     if schedule is None or schedule.engine not in (Engine.SIMT, Engine.DIRECT):
         return False
     return not schedule.gemv_rows and not schedule.im2col_pixels and not schedule.is_transposed
@@ -143,8 +144,8 @@ def _takes_conversions(schedule: Schedule | None) -> bool:
 def fold_dequantize_into_inputs(steps: Sequence[Step]) -> list[Step]:
     """Fold DequantizeLinear into the epilogues and maps that read a dequantised tensor, such as a residual addition.
 
-    Assumes: the codes are stored anyway, for a product.
-    Guarantees: if no other step reads the float tensor it is not stored.
+    Assumes: the codes are stored anyway, for a GEMM or a convolution.
+    Guarantees: a float tensor that no other step reads is not stored.
     Example: ``q = Quantize(r); f = Dequantize(q); y = p + f`` -> ``q = Quantize(r); y = p + Dequantize(q)``.
     """
     result = list(steps)
@@ -192,13 +193,13 @@ def _change(steps: list[Step], uses: Uses[int], position: int, step: Step) -> No
 
 
 def _has_one_axis(x: Tensor, shape: Sequence[Dim]) -> bool:
-    """Whether x has one element, or one per index of a single dimension."""
+    """Return whether x has one element, or one per index of a single dimension."""
     strides = broadcast_strides(x, shape)
     return sum(stride != 0 and dim != 1 for stride, dim in zip(strides, shape, strict=True)) < 2
 
 
 def _source(value: Scalar, single: dict[Scalar, Tensor]) -> Scalar | None:
-    """Return the narrower leaf that ``value`` is computed from, besides constants and leaves of ``single``; or None."""
+    """Return the one narrower value that ``value`` depends on, besides constants and leaves of ``single``, or None."""
     found: set[Scalar] = set()
     seen: set[Scalar] = set()
     stack = [value]
@@ -221,21 +222,19 @@ def _varies(x: Scalar, single: dict[Scalar, Tensor]) -> bool:
 
 
 def _is_storable(x: Scalar) -> bool:
-    """Whether memory can store x in a type that is cheap to load."""
+    """Return whether memory can store x in a type that is cheap to load."""
     return x.dtype.is_integer or x.dtype is DType.BOOL or (x.dtype in _NARROW_FLOATS and stored(x) is x)
 
 
 def _kept(producer: Map, source: Scalar) -> Tensor | None:
-    """Return the tensor of ``source`` in memory: the one that the producer loads it from, or stores it in."""
+    """Return the tensor from which the producer loads ``source``, or in which it stores ``source``; else None."""
     if source.op == "leaf":
         return next((x for leaf, x in producer.inputs if leaf is source and x.buffer.kind is not BufferKind.HOST), None)
     return next((y for x, y in producer.outputs if x is source and dense(y) and y.dtype is x.dtype), None)
 
 
 def _placed(y: Tensor, x: Tensor, beneath: Sequence[Dim]) -> Tensor | None:
-    """Return the view of y (over the dimensions ``beneath``) that corresponds to the operand's view x of a dense
-    result.
-    """
+    """Return the view of y, a tensor over ``beneath``, that has the elements at which x views a dense result."""
     if y.size == 1:
         return Tensor(y.dtype, x.shape, y.buffer, strides=[0] * x.rank, offset=y.offset)
     path = find_path(x.shape, x.strides, x.offset, beneath)
@@ -246,7 +245,7 @@ def _placed(y: Tensor, x: Tensor, beneath: Sequence[Dim]) -> Tensor | None:
 
 
 def _is_loadable(step: Sums, number: int, x: Tensor, conversion: Conversion) -> bool:
-    """Whether the step's kernel can load x with the prologue, without a change of its summation order."""
+    """Return whether the step's kernel can load x with the prologue, without a change of its summation order."""
     axes = {
         axis
         for _, y in conversion.inputs
@@ -262,7 +261,7 @@ def _is_loadable(step: Sums, number: int, x: Tensor, conversion: Conversion) -> 
     along = {inner, outer} if number or all(dim == 1 for dim in x.shape[:-2]) else {inner}
     is_one_matrix = number == 0 and all(dim == 1 for dim in step.b.shape[:-2])
     if is_one_matrix and _row_dims(x) > _row_dims(old):
-        return False  # batches with different prologues are not one GEMM any more
+        return False  # batches with different prologues do not flatten into one GEMM
     return contiguous_axis(x, "row", "column") == contiguous_axis(old, "row", "column") and axes <= along
 
 

@@ -1,4 +1,4 @@
-"""Kernel selection: a library call or one of our kernels for each contraction."""
+"""Kernel selection: a library call or one of the plugin's kernels for each contraction."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..emission.emission import launch_step
 
 
 def select_kernels(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Select the schedule of each contraction: a library's call, or one of our kernels.
+    """Select the schedule of each contraction: a library call, or one of the plugin's kernels.
 
-    Measured times have priority over rules, and so has a schedule that the step carries already.
+    A schedule that the step carries already has priority, then measured times, then rules.
 
     Assumes: layouts are final.
     Guarantees: a library call includes as much of the epilogue as the library supports, and a map computes the rest. A
@@ -48,19 +48,19 @@ def _selected(ctx: Lowering, step: Sums) -> list[Step]:
 
 
 def _takes_channels_last(step: Convolve) -> bool:
-    """Whether the schedule is a kernel for an image with channels last, which converts no operands."""
+    """Return whether the schedule is a kernel for an image with channels last, which converts no operands."""
     return step.schedule is not None and step.schedule.engine in (Engine.MMA, Engine.PHASES, Engine.DEPTHWISE)
 
 
 def _launched(ctx: Lowering, step: Convolve) -> list[Step]:
-    """The launches of a convolution, and of those that its schedule makes of it."""
+    """Return the launches of a convolution, or of the convolutions into which its schedule splits it."""
     with ctx.recording(step.nodes) as made:
         launch_step(ctx, step)
     return [x for one in made for x in (_launched(ctx, one) if isinstance(one, Convolve) else [one])]
 
 
 def _with_dense_image(ctx: Lowering, step: Convolve) -> list[Step]:
-    """The step as our other kernels take it: a convolution that no library does after all reads a dense image."""
+    """Return the convolution over a contiguous copy of its image, which the kernels without channels-last need."""
     x, w = step.operands
     if x.is_contiguous:
         return [step]

@@ -24,7 +24,8 @@ def pointwise_as_gemm(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     concatenation.
 
     Assumes: images have their channels last: output pixels are the rows of the GEMM.
-    Guarantees: cuBLASLt has the whole epilogue of such a GEMM. Small convolutions stay, since our kernel is faster.
+    Guarantees: cuBLASLt fuses the whole epilogue of such a GEMM. Small convolutions stay, since the plugin's kernel is
+        faster.
     Example: ``y[:, :8] = Conv1x1(x, w)`` -> ``y[:, :8] = MatMul(x [pixels, channels], w)``.
     """
     result: list[Step] = []
@@ -39,7 +40,7 @@ def _as_product(ctx: Lowering, step: Step) -> Step:
     """Return the step as a GEMM if it is a convolution whose result cuDNN would copy and cuBLASLt would not.
 
     The GEMM's rows are the output pixels of all images in NHWC. cuBLASLt must support the whole epilogue. Small
-    convolutions stay, since our kernel takes less time.
+    convolutions stay, since the plugin's kernel takes less time.
     """
     if (
         not isinstance(step, Convolve)

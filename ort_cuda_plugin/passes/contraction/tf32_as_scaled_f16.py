@@ -1,10 +1,10 @@
-"""Float16 storage between TF32 products, with a power of two for each column, within bounds of `RangeAnalysis`.
+"""Float16 storage between TF32 GEMMs, with a power of two for each column, within bounds of `RangeAnalysis`.
 
 TF32 and float16 both have 10 bits of mantissa. So a normalisation, a GEMM or attention stores float16 numbers with a
-power-of-two scale per column, or one for all columns. Tensor cores multiply float16 at twice the rate of TF32, and half
-the bytes are moved. The scales of a GEMM's left operand are factors of its weights, which `half_lines` computes once;
-those of queries and keys are a factor of the scores. Numbers are rounded as in TF32, except that those below 2**-28 of
-their column's bound lose bits.
+power-of-two scale per column, or one for all columns. Tensor cores multiply float16 at twice the rate of TF32, and the
+steps move half the bytes. `half_lines` multiplies the scales of a GEMM's left operand into its weights, once. The
+scales of queries and keys are a factor of the scores. Numbers are rounded as in TF32, except that numbers below 2**-28
+of their column's bound lose bits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..simplification.dead_code_elimination import eliminate_dead_code
 __all__ = ["store_tf32_as_scaled_f16"]
 
 LARGEST = 2.0**14
-"""Minimum of a scaled column's bound, in float16."""
+"""Magnitude to which a column's bound is scaled in float16, up to a factor of 2."""
 
 
 def store_tf32_as_scaled_f16(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
@@ -39,9 +39,9 @@ def store_tf32_as_scaled_f16(ctx: Lowering, steps: Sequence[Step]) -> list[Step]
     TF32 and float16 have the same 10 bits of mantissa. Range analysis bounds each tensor from weights and
     normalisations, so that the scaled values fit float16.
 
-    Assumes: attention is fused; TF32 is allowed; a GPU's kernels.
-    Guarantees: only GEMMs that this makes faster read such tensors. The scales of a left operand are factors of the
-        weights, computed once.
+    Assumes: attention is fused; TF32 is allowed; the kernels are those of a GPU.
+    Guarantees: only GEMMs and attention that float16 makes faster read such tensors. The scales of a left operand are
+        factors of the weights, computed once.
     Example: ``n = LayerNorm(x) f32; y = MatMul(n, w)`` -> ``n = f16(LayerNorm(x) * s); y = MatMul(n, w / s)``.
     """
     halves = _Halves(ctx, steps)
@@ -51,10 +51,10 @@ def store_tf32_as_scaled_f16(ctx: Lowering, steps: Sequence[Step]) -> list[Step]
 
 @dataclass
 class _Stored:
-    """A tensor stored as scaled float16: its numbers, in the layout of its buffer, and the scales: a vector, or one
-    number.
+    """A tensor stored as scaled float16.
 
-    ``inverses`` are 1 / scale.
+    ``codes`` are the float16 numbers, in the layout of the tensor's buffer. ``powers`` are the scales, a vector along
+    the columns or one number; ``inverses`` are 1 / scale.
     """
 
     codes: Tensor
@@ -68,13 +68,13 @@ class _Halves:
         self.uses = Uses(enumerate(steps))
         self.limits = RangeAnalysis(ctx)
         self.readers: dict[Buffer, list[int]] = {}
-        """The steps that read a tensor in 16 bits."""
+        """The positions of the steps that read each tensor as scaled float16."""
         self.writers: dict[Buffer, int] = {}
-        """The steps that can store one, and know limits for it."""
+        """The position of the step that can store each tensor as scaled float16, because the tensor has bounds."""
         self.changed: set[int] = set()
         self.stored: dict[Buffer, _Stored] = {}
 
-    # ---- which tensors ----
+    # ---- choice of the tensors to store as float16 ----
 
     def decide(self) -> None:
         for position, step in enumerate(self.steps):
@@ -102,7 +102,7 @@ class _Halves:
         self.readers.setdefault(x.buffer, []).append(position)
 
     def _is_alone(self, y: Tensor) -> bool:
-        """Whether a step's result is all of its buffer, with no other writer."""
+        """Return whether y, a step's result, is its whole buffer, and the buffer has no other writer."""
         is_whole = y.buffer.kind is BufferKind.SCRATCH and y.offset == 0 and y.buffer.nbytes == y.nbytes
         return is_whole and len(self.uses.writers(y.buffer)) == 1
 
@@ -118,12 +118,12 @@ class _Halves:
         return self._has_powers_along(a) and is_faster_in_f16(self.ctx, step)
 
     def _has_powers_along(self, a: Tensor) -> bool:
-        """Whether the operand's columns are those of its buffer, if these have bounds of their own."""
+        """Return whether one bound holds for all columns of ``a``, or its columns are the columns with bounds."""
         columns = self.limits.has_columns(a.buffer) if a.buffer in self.limits else 1
         return columns == 1 or (a.is_contiguous and a.shape[-1] == columns and a.size * 4 == a.buffer.nbytes)
 
     def _is_attention_halved(self, step: Attend) -> bool:
-        """Whether attention reads and writes only such tensors."""
+        """Return whether attention can read and write only tensors in scaled float16, and is faster with them."""
         if len(step.outputs) != 1 or any(x.buffer not in self.writers for x in step.operands):
             return False
         out = step.outputs[0][1]
@@ -138,7 +138,7 @@ class _Halves:
     def _is_uniform(self, buffer: Buffer) -> bool:
         return any(isinstance(self.steps[reader], Attend) for reader in self.readers[buffer])
 
-    # ---- the steps ----
+    # ---- rewriting of the steps ----
 
     def rewritten(self) -> list[Step]:
         result: list[Step] = []
@@ -156,7 +156,7 @@ class _Halves:
         return eliminate_dead_code([*self.limits.steps, *result])
 
     def _of(self, buffer: Buffer) -> _Stored:
-        """Return the tensor as scaled float16; the device computes its bounds once."""
+        """Return the scaled float16 tensor for ``buffer``; the device computes the scales once."""
         if buffer not in self.stored:
             is_uniform = self._is_uniform(buffer) or self.limits.has_columns(buffer) == 1
             limits = self.limits.largest(buffer) if is_uniform else self.limits.of(buffer)
@@ -193,8 +193,9 @@ class _Halves:
         return replace(step, inputs=inputs, outputs=(*step.outputs, (code, codes)))
 
     def _attention(self, step: Attend) -> Attend:
-        """Return attention on such tensors. Scores are multiplied by the scales of queries and keys; results have the
-        scales of the values.
+        """Return attention on scaled float16 tensors.
+
+        The scores are multiplied by the scales of queries and keys; results have the scales of the values.
         """
         (_, out), operands = step.outputs[0], tuple(map(self._codes, step.operands))
         queries, keys, values = (self._of(x.buffer).powers for x in step.operands)
@@ -207,7 +208,7 @@ class _Halves:
             score_inputs=(*step.score_inputs, *zip(leaves, (queries, keys), strict=True)),
             weight=changed(step.weight),
             outputs=((s.cast(step.total, DType.FLOAT16), self._codes(out)),),
-            parts=(),  # they multiply float32
+            parts=(),  # the three unfused steps multiply float32
         )
 
 

@@ -1,1 +1,1 @@
-"""The pass that makes kernels of steps."""
+"""Emission: the pass that turns steps into kernel launches."""

@@ -1,4 +1,4 @@
-"""Emission: makes the kernel of every map, row program, GEMM, convolution and attention, as its schedule says."""
+"""Emission: generates the kernels of maps, row programs, GEMMs, convolutions and attention, by their schedules."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["StepTrials", "emit", "launch_step"]
 def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
     """Emit a kernel for each step that is not yet a launch.
 
-    The function that makes a step's launches may record more steps before them, such as a copy of weights.
+    A step may become several launches, such as a copy of weights before a GEMM.
 
-    Assumes: kernels are selected. A contraction without a schedule, such as one that was changed afterwards or that
-        another one's schedule makes, gets the one of ours that rules prefer.
-    Guarantees: only launches, library calls, copies, fills, read-backs and calls of Python are left. A launch knows
-        which inputs may share the memory of a result. Guards of the kernels join those of the plan.
+    Assumes: kernels are selected. A contraction without a schedule gets the plugin's kernel that rules prefer: a pass
+        has changed it after the selection, or another contraction was split into it.
+    Guarantees: only launches, library calls, copies, fills, read-backs and calls of Python are left. A launch lists
+        the inputs that may share the memory of a result. The plan gets the guards of the kernels.
     Example: ``y = Relu(MatMul(a, b))`` -> ``launch matmul_relu(a, b, y)``.
     """
     launched: list[Recordable] = []
@@ -64,13 +64,13 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
 
 
 class StepTrials:
-    """Makes the kernels of steps for a claim, because that can fail: those of each structure once."""
+    """Generates the kernels of steps for a claim, to find out whether that fails; steps of one structure once."""
 
     def __init__(self) -> None:
         self._tried: dict[Hashable, Inspected] = {}
 
     def __call__(self, ctx: Lowering, step: Map) -> None:
-        """Make the kernels of a step. Raises what `launch_step` raises."""
+        """Generate the kernels of a step. Raises the errors of `launch_step`."""
         structure = structure_of(step)
         if structure is None:
             launch_step(ctx, step)
@@ -83,10 +83,10 @@ class StepTrials:
 
 
 def _allow_in_place(step: Map, launched: Iterable[Step]) -> None:
-    """Note at the launch of a Map which inputs may have the memory of a result.
+    """Store in the launches of a Map which inputs may share the memory of a result.
 
-    All kernels of maps load an element of every input before they store one of a result. So this holds for a buffer
-    if the map reads each element at its own index of the result, and nothing else.
+    A thread of a map loads its elements of all inputs before it stores its elements of the results. So an input and a
+    result may share memory if every thread reads and writes the same elements there.
     """
     indices: dict[Buffer, list[tuple[object, ...]]] = {}
     for x in (x for tensors in (step.inputs, step.outputs) for _, x in tensors):
@@ -105,7 +105,7 @@ def _allow_in_place(step: Map, launched: Iterable[Step]) -> None:
 
 
 def launch_step(ctx: Lowering, step: Map) -> None:
-    """Make the kernels of one step, and launch them."""
+    """Generate the kernels of one step, and record their launches."""
     if isinstance(step, Sums):
         _launch_contraction(ctx, scheduled(ctx, step))
     elif isinstance(step, Rows):
@@ -115,7 +115,7 @@ def launch_step(ctx: Lowering, step: Map) -> None:
 
 
 def _launch_contraction(ctx: Lowering, step: Sums) -> None:
-    """Launch the kernels of the step's schedule, and note it at each with its reason."""
+    """Record the launches of the step's schedule, and store the schedule and its reason in each."""
     assert step.schedule is not None
     before = len(ctx.trace.steps)
     match step:

@@ -1,6 +1,6 @@
 """Launches of repeated steps: a step with the structure of an earlier one gets copies of its launches.
 
-Making a kernel takes a hundred times as long as copying its launch, and networks repeat blocks.
+Generating a kernel takes a hundred times as long as copying its launch, and networks repeat blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Copied: TypeAlias = Launch | LibraryCall | Copy
 
 @dataclass(frozen=True)
 class Emission:
-    """The launches of a step, which had these ``buffers``, and the constants that they depend on."""
+    """The launches of a step with its ``buffers``, and the constants on whose contents the launches depend."""
 
     launches: tuple[_Copied, ...]
     buffers: tuple[Buffer, ...]
@@ -30,13 +30,13 @@ class Emission:
 
 
 class Emissions:
-    """The launches that one plan's steps got, by the structure of the step."""
+    """The launches of one plan's steps, by the structure of the step."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Emission] = {}
 
     def find(self, structure: Structure | None) -> Emission | None:
-        """Return the launches of a step with this structure, if another step may have copies of them."""
+        """Return the launches of an earlier step with ``structure``, if they can be copied; else None."""
         found = None if structure is None else self._known.get(structure.key)
         return found if found is None or structure is None or found.inspected.are_equal(structure.buffers) else None
 
@@ -48,7 +48,7 @@ class Emissions:
 
 
 def _may_be_copied(launch: Recordable, step: Map, structure: Structure) -> TypeGuard[_Copied]:
-    """Whether the launch uses nothing but the step's buffers and intermediates of its own."""
+    """Return whether the launch uses only the step's buffers and intermediates of the launches themselves."""
     if not isinstance(launch, _Copied) or launch.nodes != step.nodes:
         return False
     if isinstance(launch, Launch) and launch.remake is not None:
@@ -60,7 +60,7 @@ def _may_be_copied(launch: Recordable, step: Map, structure: Structure) -> TypeG
 
 
 def copy_launches(ctx: Lowering, step: Map, emission: Emission, buffers: Sequence[Buffer]) -> None:
-    """Record copies of the launches of a step with the structure of ``step``, whose ``buffers`` are these."""
+    """Record copies of the launches of ``emission`` for ``step``, which has the same structure and ``buffers``."""
     copies = _Copies(dict(zip(emission.buffers, buffers, strict=True)))
     ctx.trace.steps += [copies.launch(launch, step) for launch in emission.launches]
 

@@ -19,7 +19,7 @@ from ...program.steps.steps import Map
 from ...program.steps.tensor import Buffer, BufferKind, Tensor
 
 _PLAIN = (int, str, bytes, DType, Enum, Expr, type(None), Reduction)
-"""Types whose equal values are interchangeable; of floats -0.0 and 0.0 are not."""
+"""Types whose equal values are interchangeable. Floats are excluded: -0.0 equals 0.0."""
 
 
 class _HasNoStructureError(Exception):
@@ -41,12 +41,12 @@ def structure_of(step: Map) -> Structure | None:
         key = form.of(step)
     except _HasNoStructureError:
         return None
-    op_types = tuple(node.op_type for node in step.nodes)  # kernels are named after these
+    op_types = tuple(node.op_type for node in step.nodes)  # the names of kernels contain the types of the nodes
     return Structure((key, op_types, tuple(form.operations), tuple(form.kinds)), tuple(form.buffers))
 
 
 class _Form:
-    """Numbers the buffers and the Scalars of one step in the order in which its fields have them."""
+    """Numbers the buffers and the Scalars of one step in the order of its fields."""
 
     def __init__(self) -> None:
         self.buffers: dict[Buffer, int] = {}
@@ -82,7 +82,7 @@ class _Form:
         number = self.buffers.get(buffer)
         if number is None:
             if buffer.host is not None or buffer.deferred_host is not None:
-                self._unknown()  # its elements are parameters of kernels
+                self._unknown()  # the buffer's elements are parameters of kernels
             number = self.buffers[buffer] = len(self.buffers)
             self.kinds.append((buffer.kind, buffer.nbytes))
         return number
@@ -110,17 +110,17 @@ def _names(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind) if field.name != "nodes")
 
 
-# ---- contents that decided ----
+# ---- constants whose contents decided something ----
 
 
 @dataclass
 class Inspected:
-    """The constants among the ``buffers`` of a structure whose contents decided something, by position."""
+    """The constants on whose contents the kernels of a step depend, by position among the structure's ``buffers``."""
 
     constants: dict[int, Constant]
 
     def are_equal(self, buffers: Sequence[Buffer]) -> bool:
-        """Whether those of another step are the same, or numbers that are equal."""
+        """Return whether another step's ``buffers`` have the same constants, or constants of one equal number."""
         return all(_is_equal(constant, buffers[number].data) for number, constant in self.constants.items())
 
 
@@ -134,7 +134,7 @@ def _is_equal(constant: Constant, other: Constant | None) -> bool:
 
 @contextmanager
 def inspecting(buffers: Sequence[Buffer]) -> Iterator[Inspected]:
-    """Collect the constants whose contents are inspected in the block."""
+    """Collect the constants among ``buffers`` whose contents are read in the ``with`` block."""
     constants = {n: buffer.data for n, buffer in enumerate(buffers) if buffer.kind is BufferKind.WEIGHT and buffer.data}
     inspected = Inspected({})
     decided = [constant for constant in constants.values() if constant.decides]

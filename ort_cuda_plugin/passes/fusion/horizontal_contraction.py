@@ -1,6 +1,6 @@
-"""Horizontal fusion of contractions whose results stay separate tensors: shared by integer GEMMs and convolutions.
+"""Horizontal fusion of contractions whose results stay separate tensors: for integer GEMMs and for convolutions.
 
-The merged step computes adjacent columns, but each result keeps its own tensor, so readers do not change.
+The merged step computes the columns of all results, but each result keeps its own tensor, so readers do not change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AnySums = TypeVar("AnySums", bound=Sums)
 
 
 class Merging(ABC, Generic[AnySums]):
-    """The policy of one merging pass. ``columns`` is the axis of results, ``weight_columns`` that of weights."""
+    """The policy of one merging pass, which joins results along axis ``columns``, weights along ``weight_columns``."""
 
     columns: int
     weight_columns: int
@@ -43,7 +43,7 @@ class Merging(ABC, Generic[AnySums]):
         """Return the properties that merged steps must share."""
 
     def have_equal_epilogues(self, first: AnySums, other: AnySums) -> bool:
-        """Whether steps of one key have equal epilogues, except for constants that vary along columns."""
+        """Return whether steps of one key have equal epilogues, except for constants that vary along columns."""
         if same_leaves(result_of(first), result_of(other), self.columns, spreads=True) is None:
             return False
         pairs = zip(first.conversions, other.conversions, first.operands, other.operands, strict=True)
@@ -56,14 +56,14 @@ class Merging(ABC, Generic[AnySums]):
 
     @abstractmethod
     def is_faster(self, merged: AnySums, count: int) -> bool:
-        """Whether the merged step takes less time than ``count`` steps."""
+        """Return whether the merged step takes less time than ``count`` steps."""
 
     @abstractmethod
     def made(self, merged: AnySums, count: int) -> list[Step] | None:
-        """Return the replacement of ``count`` steps; None if the choice needs sizes of a Run."""
+        """Return the steps that replace ``count`` steps; None if the choice depends on sizes known only in a Run."""
 
     def joined(self, steps: Sequence[AnySums]) -> AnySums:
-        """Return the step with the columns of all steps."""
+        """Return the merged step, which has the columns of all ``steps``."""
         first, parts = steps[0], self._parts(steps)
         shape = list(first.shape)
         shape[self.columns] = parts[-1].stop
@@ -92,13 +92,13 @@ class Merging(ABC, Generic[AnySums]):
 
 
 def has_one_result(step: Sums) -> bool:
-    """Whether the step stores a single value, in one tensor or several."""
+    """Return whether the step stores a single value, in one tensor or several."""
     result, first = step.outputs[0]
     return all(value is result and y.dtype is first.dtype and y.shape == step.shape for value, y in step.outputs)
 
 
 def merge_contractions(steps: Iterable[Step], merging: Merging[AnySums]) -> list[Step]:
-    """Return the steps, with merged steps in place of those that ``merging`` can merge."""
+    """Return the program in which steps are merged by the policy ``merging``."""
     return _Merger(list(steps), merging).run()
 
 
@@ -109,7 +109,7 @@ class _Merger(Generic[AnySums]):
         self.uses = Uses(enumerate(steps))
         self.candidates: dict[int, AnySums] = {}
         self.made: dict[int, list[Step]] = {}
-        """What comes in place of the first of those that are merged."""
+        """The merged steps, by the position of the first step that they replace."""
 
     def run(self) -> list[Step]:
         groups: dict[Hashable, list[int]] = {}
@@ -129,7 +129,7 @@ class _Merger(Generic[AnySums]):
         return result
 
     def _merge_first(self, positions: Sequence[int]) -> list[int]:
-        """Merge the first step with as many others as possible; return the positions that are left."""
+        """Merge the first step with as many others as possible; return the positions of the steps that stay."""
         start, *others = positions
         taken, merged = [start], self.candidates[start]
         for position in others:
@@ -147,8 +147,9 @@ class _Merger(Generic[AnySums]):
         return [position for position in others if position not in taken]
 
     def _may_begin(self, start: int, position: int) -> bool:
-        """Whether a step may move to ``start``: its inputs exist there, and no step in between depends on its
-        results.
+        """Return whether the step at ``position`` may move to ``start``.
+
+        Its inputs must exist there, and no step in between may depend on its results.
         """
         step = self.candidates[position]
 

@@ -1,8 +1,8 @@
 """Merges small convolutions of one image into one kernel, as in the modules of Inception networks.
 
-A small convolution takes about as long as a launch, and all of them read the same image. One kernel computes all their
-channels. Each result keeps its own tensor, with its own pixel stride, so that readers and slices of concatenations do
-not change.
+A small convolution takes about as long as its launch, and several of them read the same image. One kernel computes the
+channels of all. Each result keeps its own tensor, with its own pixel stride, so that readers and slices of
+concatenations do not change.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ __all__ = ["merge_convolutions"]
 
 
 def merge_convolutions(ctx: Lowering, steps: Iterable[Step]) -> list[Step]:
-    """Merge convolutions of one image that differ in their weights only into one kernel, which writes each result
-    to its own tensor.
+    """Merge convolutions of one image that differ only in weights into one kernel; each result keeps its tensor.
 
     Assumes: images have their channels last; results have one writer.
     Guarantees: readers of the results do not change. The merged kernel takes less time than separate kernels, or no
-    library computes them. Guards of the kernel join those of the plan.
+        library computes the separate convolutions. The plan gets the guards of the kernel.
     Example: ``a = Conv1x1(x, wa); b = Conv1x1(x, wb)`` -> ``a, b = launch(x, [wa wb])``.
     """
     return merge_contractions(steps, _Convolutions(ctx))

@@ -17,11 +17,11 @@ MAX_BYTES = 1 << 20
 
 
 def fuse_horizontally(steps: Sequence[Step]) -> list[Step]:
-    """Fuse independent maps of one shape into one launch, at the place of the first.
+    """Fuse independent maps of one shape into one launch, at the position of the first map.
 
-    Assumes: vertical fusion is done, so that no map is left that could fuse with its neighbours.
-    Guarantees: no step in between reads what the later map writes, or writes what it reads. What runs once stays
-        apart from what each Run does.
+    Assumes: vertical fusion is done, so that no map could fuse with its producers or consumers.
+    Guarantees: no step between the maps reads a tensor that the later map writes, or writes a tensor that the later map
+        reads. Work that constant folding does once is not fused with work of each Run.
     Example: ``k2 = Copy(k); v2 = Copy(v)`` of one shape -> ``k2, v2 = Copy(k), Copy(v)`` in one map.
     """
     result: list[Step] = []
@@ -33,7 +33,7 @@ def fuse_horizontally(steps: Sequence[Step]) -> list[Step]:
         if type(step) is not Map:
             result.append(step)
             continue
-        key = step.shape, is_fixed(step, fixed)  # work that is done once stays separate
+        key = step.shape, is_fixed(step, fixed)  # work that constant folding does once stays separate
         place = places.get(key)
         first = None if place is None else result[place]
         if place is not None and type(first) is Map and _may_move(step, result[place:]):
@@ -47,7 +47,7 @@ def fuse_horizontally(steps: Sequence[Step]) -> list[Step]:
 
 
 def _may_move(step: Map, before: Sequence[Step]) -> bool:
-    """Whether the step may be moved before the steps ``before``."""
+    """Return whether the step may be moved before the steps ``before``."""
     made = sum(hint(y.nbytes) for _, y in step.outputs if y.buffer.kind is not BufferKind.OUTPUT)
     reads, writes = set(step.reads), set(step.writes)
     return made <= MAX_BYTES and all(
@@ -57,7 +57,7 @@ def _may_move(step: Map, before: Sequence[Step]) -> bool:
 
 
 def _writes_apart(step: Map, other: Step) -> bool:
-    """Whether the steps write disjoint memory: different buffers, or parts that do not overlap."""
+    """Return whether the steps write disjoint memory: different buffers, or parts that do not overlap."""
     if not isinstance(other, Map):
         return set(step.writes).isdisjoint(other.writes)
     outputs = [y for _, y in other.all_outputs]

@@ -21,12 +21,11 @@ COLUMNS = -1
 
 
 def merge_gemms(steps: Sequence[Step]) -> list[Step]:
-    """Merge GEMMs of one left operand with constant weights into one GEMM over joined columns, as Q, K and V
-    projections.
+    """Merge GEMMs of one left operand with constant weights into one GEMM over joined columns (Q, K and V).
 
     Assumes: epilogues are fused. No step in between writes the left operand.
     Guarantees: results become views of the joined result. A shorter epilogue gets additions of -0.0 and factors of
-        1.0, which keep the bits.
+        1.0, which change no bit.
     Example: ``q = MatMul(x, wq); k = MatMul(x, wk)`` -> ``qk = MatMul(x, [wq wk]); q, k = views of qk``.
     """
     result: list[Step] = list(steps)
@@ -50,9 +49,9 @@ def merge_gemms(steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_mergeable(step: Contract) -> bool:
-    """Whether the weights are constant, the only result is an intermediate, and the epilogue can match others.
+    """Return whether the weights are constant, the only result is an intermediate, and the epilogue can match others.
 
-    An epilogue with an operand per row and column, such as a residual, matches no other.
+    An epilogue with an operand that varies along rows and columns, such as a residual, matches no other epilogue.
     """
     if len(step.outputs) != 1 or step.b.rank != 2 or not step.b.is_constant or step.column_axes != 1:
         return False
@@ -73,7 +72,7 @@ def _length(step: Contract) -> int:
 
 
 def _group_of(steps: Sequence[Step], longest: int, positions: Sequence[int]) -> dict[int, Expression]:
-    """Return the results of the GEMMs that match the ``longest`` one except for their weights; that one comes first."""
+    """Return the results of the GEMMs that match GEMM ``longest`` except for their weights; ``longest`` comes first."""
     model = result_of(_contract(steps, longest))
     found = {}
     for position in positions:

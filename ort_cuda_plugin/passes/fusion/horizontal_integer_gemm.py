@@ -45,7 +45,7 @@ class _Products(Merging[Contract]):
         return a.buffer, a.dtype, a.shape, a.strides, a.offset, b.dtype, b.shape[0], step.outputs[0][1].dtype
 
     def is_faster(self, merged: Contract, count: int) -> bool:
-        """Whether tiles have all of k: a step that adds up parts would not know the results."""
+        """Return whether tiles cover all of k: a split-K reduction writes one tensor, not each result to its own."""
         schedule = self._choice(merged, count).schedule
         return schedule.tile is not None and schedule.split_k == 1
 
@@ -53,6 +53,6 @@ class _Products(Merging[Contract]):
         return [scheduled(self.ctx, merged, self._choice(merged, count))]
 
     def _choice(self, merged: Contract, count: int) -> Choice:
-        """Tiles without sliced-K, which a merged product has enough of."""
+        """Return tiles without sliced-K: a merged GEMM has enough tiles for all multiprocessors."""
         choice = next(choice for choice in own_gemm_choices(self.ctx, merged) if choice.schedule.sliced_k == 1)
-        return replace(choice, why=f"{count} products of the same codes")
+        return replace(choice, why=f"replaces {count} GEMMs of the same codes")

@@ -1,7 +1,7 @@
 """Split-K whose reduction is fused into the step that reads the result, such as a normalization of few rows.
 
-Such a GEMM has few tiles with a large k. Splitting k gives every multiprocessor a large tile, which loads fewer bytes
-per operation. A separate reduction kernel would cost more than that saves.
+Such a GEMM has few tiles and a large k. Splitting k gives every multiprocessor a large tile, which loads fewer bytes
+per operation than a small one. A separate reduction kernel would take longer than the splitting saves.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ __all__ = ["fuse_split_k"]
 
 
 def fuse_split_k(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Split k of a GEMM with few tiles, and fuse the reduction of the partial sums into the step that reads the
-    result.
+    """Split k of a GEMM with few tiles, and fuse the reduction of the partial sums into the result's reader.
 
     Assumes: the only early reader is a map or a row program, such as a normalisation.
-    Guarantees: the partial sums are float32 tensors of a new buffer, which the reader adds in a fixed order. Guards
-        join those of the plan.
+    Guarantees: the partial sums are float32 tensors of a new buffer, which the reader adds in a fixed order. The plan
+        gets the guards of the split.
     Example: ``p = MatMul(a, b); y = LayerNorm(p + r)`` -> ``p[3] = MatMul over thirds of k; y = LayerNorm(p[0] +
         p[1] + p[2] + r)``.
     """
@@ -52,8 +51,9 @@ def fuse_split_k(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _adding(steps: Sequence[Step], uses: Uses[int], position: int) -> int | None:
-    """Return the first step that reads the GEMM's result, if it can add the partial sums, and no step before it needs
-    them.
+    """Return the position of the first step that reads the GEMM's result, if this step can add the partial sums.
+
+    Returns None if the result is needed earlier, for example read back by the host.
     """
     step = steps[position]
     assert isinstance(step, Contract)

@@ -2,8 +2,8 @@
 
 Squeeze-and-excitation multiplies a few channels of each image by two weight matrices. With a library, each GEMM is a
 launch that takes longer to start than to compute, often followed by a map. Here a block computes the whole first GEMM
-of its image, which stays in shared memory, and a part of the second. Its loads do not depend on its results, so the
-weights of both GEMMs are loaded at once.
+of its image, whose result stays in shared memory, and a part of the second. The addresses of the weights do not depend
+on computed values, so the block loads the weights of both GEMMs at once.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _types = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 
 
 def fuse_squeeze_excite(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Launch the two pointwise convolutions of a squeeze-and-excitation block as one kernel, whose hidden values
-    stay in shared memory.
+    """Launch the two pointwise convolutions of squeeze-and-excitation as one kernel, with the values between in shared
+    memory.
 
-    Assumes: epilogues are fused; a GPU's kernels, not those of the emulated device.
-    Guarantees: a launch in place of both convolutions where that is faster than two calls of a library; it reads
-        what they read.
+    Assumes: epilogues are fused; the kernels are those of a GPU, not of the emulated device.
+    Guarantees: one launch replaces both convolutions where it is faster than two library calls. The launch reads the
+        same tensors.
     Example: ``h = Relu(Conv1x1(x, a)); y = Sigmoid(Conv1x1(h, b))`` with one output pixel -> ``y = launch(x, a,
         b)``.
     """
@@ -66,7 +66,7 @@ def _simple(step: Step | None) -> Convolve | None:
 
 
 def _only_writer(uses: Uses[int], buffer: Buffer, reader: int) -> int | None:
-    """Return the step that writes an intermediate whose only reader is the step ``reader``."""
+    """Return the position of the only writer of an intermediate that only the step at ``reader`` reads; else None."""
     if buffer.kind is not BufferKind.SCRATCH or list(uses.readers(buffer)) != [reader]:
         return None
     writers = uses.writers(buffer)
@@ -74,14 +74,14 @@ def _only_writer(uses: Uses[int], buffer: Buffer, reader: int) -> int | None:
 
 
 def _feeds(first: Convolve, second: Convolve) -> bool:
-    """Whether the first result is the second one's left operand, and no other operand of it."""
+    """Return whether the first convolution's result is the image of the second, and no other input of the second."""
     x, y = second.operands[0], first.outputs[0][1]
     others = (second.operands[1], *(z for _, z in second.inputs))
     return dense(y) and dense(x) and x.shape == y.shape and all(z.buffer is not y.buffer for z in others)
 
 
 def _is_changed(uses: Uses[int], steps: Sequence[Step], start: int, end: int) -> bool:
-    """Whether the inputs of the step at ``start`` may change before ``end``, or the host reads a value by then."""
+    """Tell whether the inputs of the step at ``start`` may change before ``end``, or the host reads a value by then."""
     if any(isinstance(step, ReadBack) for step in steps[start:end]):
         return True
     return any(start < writer < end for buffer in steps[start].reads for writer in uses.writers(buffer))

@@ -1,8 +1,8 @@
 """Vertical fusion: joins producers into consumers, so that no tensor between them goes through memory.
 
-A producer fuses with its consumer if the consumer reads the result by a strided view, no step in between depends on the
-one and precedes the other, and no other step needs the result (or the fused step can store it as well). Values are
-rounded to the type in which they were stored, so that fusing changes no result.
+A producer fuses with its consumer if the consumer reads the result by a strided view, and the consumer depends on no
+other step that depends on the producer. If further steps need the result, the fused step must be able to store it.
+Values are rounded to the type in which the unfused steps stored them, so that fusion changes no result.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ map."""
 
 
 def fuse_vertically(steps: Sequence[Step]) -> list[Step]:
-    """Fuse producers into their consumers: maps, reductions, and maps as epilogues of GEMM, convolution and
-    attention.
+    """Fuse producers into their consumers: maps, reductions, and maps as epilogues of contractions.
 
     Assumes: one step for each operation of an operator.
-    Guarantees: the order of reads and writes of each buffer stays. A value that the model stores in a narrow type
-        is rounded there (`stored`), so that the bits stay.
+    Guarantees: the order of reads and writes of each buffer does not change. A value that the model stores in a narrow
+        type is rounded in the fused step (`stored`), so that no bit of a result changes.
     Example: ``p = MatMul(a, b); y = Relu(p)`` -> one GEMM whose epilogue is Relu.
     """
     return _Fusion(steps).run()
 
 
 class _Fusion:
-    """The program is ``done`` and then ``pending``, whose next step is its last: a fusion changes the ends of both, so
-    that its cost does not depend on the length of the program.
+    """The state of the pass. The program is ``done`` followed by ``pending`` in reverse.
+
+    A fusion changes only the ends of the two lists, so that its cost does not depend on the length of the program.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
@@ -76,15 +76,16 @@ class _Fusion:
         measure = Measure[tuple[int, ...]]("fuse")
         while self.pending:
             consumer = self.pending.pop()
-            # Each fusion makes one step of two.
+            # Each fusion replaces two steps by one.
             measure.fall((len(self.done) + len(self.pending), -len(self.done)), consumer.node)
             if not isinstance(consumer, Map) or not self._join_a_producer(consumer):
                 self.done.append(consumer)
         return self.done
 
     def _join_a_producer(self, consumer: Map) -> bool:
-        """Fuse one producer of ``done`` into the consumer, which follows; return whether one can be fused. The fused
-        step is pending then, since it may have more producers.
+        """Fuse one producer, a step of ``done``, into the consumer; return False if no producer can be fused.
+
+        The fused step goes to ``pending``, since it may have more producers.
         """
         for buffer in reversed(consumer.reads):
             writers = self.uses.writers(buffer)
@@ -92,7 +93,7 @@ class _Fusion:
                 continue
             producer = writers[0]
             if isinstance(consumer, Sums) and any(x.buffer in producer.writes for x in consumer.summed):
-                continue  # the contraction needs all of that tensor, even if its epilogue reads another result
+                continue  # the contraction loads an operand that the producer writes, so that the producer must stay
             if self._is_better_kept(producer, consumer):
                 continue
             between = self._between(producer, consumer)
@@ -111,9 +112,7 @@ class _Fusion:
         return False
 
     def _is_better_kept(self, producer: Map, consumer: Map) -> bool:
-        """Whether the producer is folded (done once, not in each Run), and reading its results costs no more than
-        reading its inputs.
-        """
+        """Return whether constant folding does the producer once, and its results are not larger than its inputs."""
         if not is_fixed(producer, self.fixed) or is_fixed(consumer, self.fixed):
             return False
         if any(reader is not consumer for buffer in producer.writes for reader in self.uses.readers(buffer)):
@@ -122,9 +121,9 @@ class _Fusion:
         return results <= sum(hint(x.distinct_bytes) for _, x in producer.inputs)
 
     def _between(self, producer: Map, consumer: Map) -> tuple[list[Step], list[Step]] | None:
-        """Return the steps between the two that do not depend on the producer, and those that do.
+        """Return the steps between the two that do not depend on the producer, and the steps that do.
 
-        None if the consumer depends on one of the latter, or the two are too far apart.
+        Returns None if the consumer depends on a step that depends on the producer, or if the distance is too large.
         """
         position = len(self.done)
         start = position - 1
@@ -150,7 +149,7 @@ class _Fusion:
         return (independent, dependent) if read.isdisjoint(consumer.writes) else None
 
     def _joint(self, producer: Map, consumer: Map) -> Map | None:
-        """Return one step that does the work of both; None if there is none or it would be slower."""
+        """Return one step that does the work of both; None if there is no such step or it would be slower."""
         made = {y.buffer: (x, y) for x, y in producer.all_outputs}
         if any(not dense(y) or len(self.uses.writers(buffer)) != 1 for buffer, (_, y) in made.items()):
             return None
@@ -172,20 +171,20 @@ class _Fusion:
         return joint if joint is not None and is_small(joint) else None
 
     def _are_too_many(self, producer: Map, consumer: Map, kept: Sequence[Output]) -> bool:
-        """Whether the joint step would have more than `MAX_OPERATIONS` for certain, which spares joining the two.
+        """Return whether the joint step would certainly have more than `MAX_OPERATIONS`, without joining the two.
 
-        Its operations are those of both steps at least, without the leaves: only these are replaced or shared.
+        The joint step has at least the operations of both steps, without leaves, which joining replaces or shares.
         """
         needed = {y.buffer for _, y in kept}.union(consumer.reads)
         if any(buffer not in needed for buffer in producer.writes):
-            return False  # some of the producer's operations go
+            return False  # joining removes some of the producer's operations
         leaves = len(producer.inputs) + len(consumer.inputs)
         shared = len(producer.scalars & consumer.scalars)
         return len(producer.scalars) + len(consumer.scalars) - shared - leaves > MAX_OPERATIONS
 
 
 def is_small(step: Map) -> bool:
-    """Whether its kernel fits the parameter limit of every device, and compiles quickly."""
+    """Return whether the step's kernel fits the parameter limit of every device, and compiles quickly."""
     tensors = [x for _, x in step.inputs if x.size != 1] + [y for _, y in step.all_outputs]
     if len(tensors) > MAX_TENSORS:
         return False
@@ -213,7 +212,7 @@ def _own_parameters(step: Map, dims: int) -> int:
 def join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | None:
     """Return one step that computes a map inside of its consumer, and also stores the map's ``kept`` outputs.
 
-    None if there is none, or if a kernel does not support it.
+    Returns None if there is no such step, or if no kernel supports it.
     """
     joint = _join_map(producer, consumer, kept)
     return joint if joint is not None and is_small(joint) else None
@@ -245,7 +244,7 @@ def _join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | Non
         return None
     if isinstance(consumer, Rows) and _is_narrow(consumer) and len(producer.scalars) > 8:
         return None
-    # The consumer's leaves are substituted, since in a long chain its expressions are the small ones.
+    # Substitute the consumer's leaves, not the producer's: in a long chain the consumer's expressions are small.
     known = {_place(x, consumer.shape): leaf for leaf, x in views.inputs}
     replaced |= {leaf: known[place] for leaf, x in rest if (place := _place(x, consumer.shape)) in known}
     changed = consumer.map_values(Substitution(replaced))
@@ -253,17 +252,15 @@ def _join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | Non
 
 
 class _Views:
-    """The producer's inputs as a consumer of ``shape`` reads them: for each view of its result, the inputs composed
-    with that view.
-    """
+    """The producer's inputs as a consumer of ``shape`` reads them, composed with each view of the producer's result."""
 
     def __init__(self, producer: Map, shape: tuple[Dim, ...]) -> None:
         self.producer, self.shape = producer, shape
         placed = [broadcast_strides(x, producer.shape) for _, x in producer.inputs]
         self.paths: dict[_View, Substitution | None] = {}
-        """What gives an expression its inputs along a path; None where they are those of the producer."""
+        """For each view, the substitution of the producer's leaves; None if the view leaves the inputs unchanged."""
         self.inputs: list[Input] = []
-        # A view that keeps the dimensions needs them unchanged; one that merges them needs them merged.
+        # A view that keeps the dimensions needs the first form; a view that merges dimensions needs the merged form.
         self.forms = [_Form(producer.shape, tuple(placed))]
         dims, merged = collapse(producer.shape, placed)
         if len(dims) < len(producer.shape):
@@ -277,9 +274,7 @@ class _Views:
         return covers(self.shape, view.path, view.form.dims)
 
     def value(self, expression: Scalar, x: Tensor) -> Scalar | None:
-        """Return ``expression`` of the producer at the element of its stored result that the consumer reads through
-        x.
-        """
+        """Return the producer's ``expression`` for the element that the consumer reads through x, or None."""
         strides = broadcast_strides(x, self.shape)
         for form in self.forms:
             path = find_path(self.shape, strides, x.offset, form.dims)
@@ -304,7 +299,7 @@ class _Views:
         return expression if new is None else new(expression)
 
     def _along(self, x: Tensor, strides: Sequence[Dim], path: Path) -> Tensor:
-        """Return the producer's input x composed with the consumer's view; x itself if that is the same."""
+        """Return the producer's input x composed with the consumer's view; x itself if the composition equals x."""
         if x.size == 1:
             return _of_rank(x, len(self.shape))
         offset, new = x.offset + path.offset(strides), path.strides(strides)
@@ -332,13 +327,13 @@ class _View:
     path: Path
 
     def of_result(self, y: Tensor, shape: tuple[Dim, ...]) -> Tensor:
-        """Return the form for a dense result of the producer over the axes of the view, which may run backwards."""
+        """Return a tensor of ``shape`` that views the producer's dense result y along the path, perhaps backwards."""
         dense = contiguous_strides(self.form.dims)
         return Tensor(y.dtype, shape, y.buffer, strides=self.path.strides(dense), offset=self.path.offset(dense))
 
 
 def _is_narrow(step: Rows) -> bool:
-    """Whether few threads would do all the elementwise work."""
+    """Return whether the step has few long rows, so that few threads would do all the elementwise work."""
     columns = product(dim for axis, dim in enumerate(step.shape) if axis in step.axes)
     return hint(product(step.row_shape)) < FEW_ROWS and hint(columns) > MANY_COLUMNS
 
@@ -347,7 +342,7 @@ def _is_narrow(step: Rows) -> bool:
 
 
 def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | None:
-    """Fuse elementwise steps over its elements and rows into a row program with the same shape."""
+    """Fuse an elementwise consumer, over the elements or rows of a row program, into that row program."""
     if isinstance(consumer, Rows):
         if consumer.axes != producer.axes or consumer.shape != producer.shape:
             return None
@@ -394,7 +389,7 @@ def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | N
 
 
 def reads_all(x: Tensor, shape: Sequence[Dim], y: Tensor, strides: Sequence[Dim]) -> bool:
-    """Whether x, read over ``shape``, is the dense result y, element by element."""
+    """Return whether x, read over ``shape``, has every element of the dense result y at the same coordinates."""
     if x.dtype is not y.dtype or x.offset != 0:
         return False
     triples = zip(shape, broadcast_strides(x, shape), strides, strict=True)
@@ -407,9 +402,7 @@ def _of_rank(x: Tensor, rank: int) -> Tensor:
 
 
 def rebased(consumer: Map, shape: tuple[Dim, ...], x: Tensor) -> Map | None:
-    """Return the consumer over ``shape``, the dimensions of the dense tensor that it reads through x; None if
-    impossible.
-    """
+    """Return the consumer over ``shape``, the dimensions of the dense tensor that it views through x; else None."""
     strides = broadcast_strides(x, consumer.shape)
     over: Callable[[Sequence[Dim]], tuple[Dim, ...] | None]
     path = find_path(consumer.shape, strides, x.offset, shape)
@@ -472,9 +465,7 @@ def _join_sums(producer: Sums, consumer: Map, kept: Sequence[Output]) -> Map | N
 def _split(
     producer: Contract | Convolve, consumer: Map, x: Tensor, kept: Sequence[Output]
 ) -> tuple[Contract | Convolve, Sequence[Output]]:
-    """Return the producer with its rows, columns or channels split into more dimensions, if the consumer reads them
-    so.
-    """
+    """Return the producer with rows, columns or channels split into more dimensions, as the consumer's view needs."""
     path = find_path(consumer.shape, broadcast_strides(x, consumer.shape), x.offset, producer.shape)
     if path is None:
         return producer, kept
@@ -512,9 +503,9 @@ def _split(
 
 
 def _joined(producer: Map, consumer: Map, base: Map, inputs: Iterable[Input], **outputs: Any) -> Map:
-    """Return ``base`` with these outputs and those of ``inputs`` that they need, for the nodes of both steps.
+    """Return ``base`` with ``outputs``, the ``inputs`` that they need, and the nodes of both steps.
 
-    Does not walk the producer's expressions again, which grow with each step that is fused.
+    Does not walk the producer's expressions, which grow with each fused step.
     """
     joint = replace(base, nodes=joined_nodes(producer, consumer), **outputs)
     scalars = reachable_beyond(
@@ -525,7 +516,7 @@ def _joined(producer: Map, consumer: Map, base: Map, inputs: Iterable[Input], **
 
 
 def _place(x: Tensor, shape: tuple[Dim, ...]) -> Hashable:
-    """Return the key that is equal for two tensors with the same elements over ``shape``."""
+    """Return a key that two tensors share if they have the same elements over ``shape``."""
     return x.buffer, x.dtype, x.offset, broadcast_strides(x, shape)
 
 

@@ -17,11 +17,10 @@ __all__ = ["flatten_channel_axes"]
 
 
 def flatten_channel_axes(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Flatten the channel axes of a convolution into one, and add a map that rearranges the result: cuDNN supports only
-    one.
+    """Flatten the channel axes of a convolution into the one that cuDNN supports, and add a map after it.
 
     Assumes: the epilogue has only per-channel operands; else the convolution stays.
-    Guarantees: a flattened convolution writes one dense image, which the map reads.
+    Guarantees: a flattened convolution writes one dense image, which the map rearranges.
     Example: ``conv -> [n, 8, 2, 2, h, w]`` (channels of three axes) -> ``conv -> [n, 32, h, w]; map``.
     """
     flat: list[Step] = []

@@ -1,7 +1,7 @@
-"""Batch tiling for L2 reuse: an expansion and its depthwise convolution for part of the batch at a time.
+"""Batch tiling for L2 reuse: runs an expansion and its depthwise convolution for a part of the batch at a time.
 
 Inverted bottlenecks have their largest images between a 1x1 convolution that expands the channels and a depthwise one.
-The images of a whole batch go to device memory and back; those of a batch tile stay in the L2.
+The images of a whole batch go to device memory and back; the images of a batch tile stay in the L2.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ MOST_PARTS = 4
 
 
 def tile_batches_for_l2(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Tile the batch of an expansion and the depthwise convolution after it, so that the image between them stays
-    in L2.
+    """Tile the batch of an expansion and the depthwise convolution after it, so that the image between stays in L2.
 
     Assumes: images have their channels last; the image between has one writer and one reader.
     Guarantees: the tiles cover the batch in order, and each has an image of its own between both convolutions.
@@ -95,13 +94,13 @@ def _others(step: Convolve) -> list[Tensor]:
 
 
 def _has_images(step: Convolve, x: Tensor, images: Dim) -> bool:
-    """Whether x has all images, or is the same for each."""
+    """Return whether the first dimension of x is the batch of all ``images``, or x is the same for each image."""
     return x.rank < len(step.shape) or x.shape[0] in (1, images)
 
 
 def _in_parts(ctx: Lowering, first: Convolve, second: Convolve, count: int) -> Iterator[Step]:
     weights = second.operands[1]
-    if ctx.options.fusion:  # all tiles share weights that are rearranged once
+    if ctx.options.fusion:  # constant folding rearranges the weights once, for all tiles
         last = weights.rank - 1
         with ctx.recording(second.nodes) as made:
             turned = rearranged(ctx, permute(ctx, weights, (*range(1, weights.rank), 0)))

@@ -1,6 +1,6 @@
-"""Channels-last (NHWC) layout propagation for the convolutions of tensor cores.
+"""Channels-last (NHWC) layout propagation for convolutions on tensor cores.
 
-Convolutions of a library, and the steps between them, keep their images in NHWC. An image that another step reads in
+Convolutions that need NHWC, and the steps between them, keep their images in NHWC. An image that another step reads in
 the model's order, such as an output of the cluster, is copied once.
 """
 
@@ -38,12 +38,11 @@ __all__ = ["propagate_channels_last"]
 
 
 def propagate_channels_last(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Propagate the channels-last layout (NHWC) from convolutions that need it for tensor cores to all steps
-    between them.
+    """Propagate the channels-last layout (NHWC) from convolutions on tensor cores to all steps between them.
 
     Assumes: convolutions have one channel axis where cuDNN computes them.
-    Guarantees: images of such convolutions have their channels last, or are copied there once. Steps that refuse
-        get a dense copy. Operators' own launches are made again for the new strides.
+    Guarantees: images of such convolutions have their channels last, or are copied to NHWC once. Steps that do not
+        support NHWC get a dense copy. Launches that operators recorded are recorded again for the new strides.
     Example: ``r = Conv(x NCHW); y = Conv(r NCHW)`` -> ``x' = transpose(x); r NHWC = Conv(x'); y = Conv(r)``.
     """
     wanting = {number for number, step in enumerate(steps) if isinstance(step, Convolve) and _gains(ctx, step)}
@@ -64,9 +63,9 @@ class _Propagation:
         self.ctx, self.steps, self.wanting = ctx, steps, wanting
         self.uses = Uses(enumerate(steps))
         self.moves: dict[Buffer, Copy] = {}
-        """What is ordered anew: the tensor as it was, and as it is."""
+        """For each buffer whose layout changes, the tensor in its old layout (source) and in NHWC (target)."""
         self.refusing: dict[Buffer, set[int]] = {}
-        """The steps that go on with the tensor as it was."""
+        """For each such buffer, the positions of the steps that keep the old layout."""
         self.before: dict[int, list[Step]] = {}
         self.after: dict[int, list[Step]] = {}
         self.copies: dict[tuple[Buffer, Dim, tuple[Dim, ...], tuple[Dim, ...], int], Tensor] = {}
@@ -87,11 +86,12 @@ class _Propagation:
         return result
 
     def _spread(self) -> None:
-        """Move the images that steps compute pixel by pixel from such images to NHWC, as far as every user supports
-        it.
+        """Move images to NHWC that a step reads or writes pixel by pixel together with a moved image.
+
+        An image moves only if all steps that use it support NHWC.
         """
         pending = list(self.moves)
-        while pending:  # each buffer moves once, so it is pending once
+        while pending:  # terminates, since each buffer moves, and becomes pending, once
             shape = self.moves[pending[-1]].source.shape
             for number in self.uses.users(pending.pop()):
                 step = self.steps[number]
@@ -103,7 +103,10 @@ class _Propagation:
                 pending += [x.buffer for x in tensors if self._move(x, demanded=False)]
 
     def _move(self, x: Tensor, demanded: bool) -> bool:
-        """Whether the image that x is (a part of) can get NHWC layout."""
+        """Move the image that contains x to NHWC; return False if that is impossible.
+
+        With ``demanded`` steps that do not support NHWC get a copy; otherwise all steps must support it.
+        """
         whole = _whole_image(x)
         if whole is None or whole.buffer in self.moves:
             return False
@@ -122,7 +125,7 @@ class _Propagation:
         return True
 
     def _is_bridged(self, buffer: Buffer, refusing: set[int]) -> bool:
-        """Whether one copy serves all steps that refuse: after the only writer, or before the readers."""
+        """Return whether one copy serves all ``refusing`` steps: after the only writer, or before the readers."""
         writers = set(self.uses.writers(buffer))
         if refusing & writers:
             return len(writers) == 1 and writers.isdisjoint(self.uses.readers(buffer))
@@ -146,7 +149,7 @@ class _Propagation:
         return moved is not None
 
     def _view(self, number: int, x: Tensor) -> Tensor:
-        """Return x as step ``number`` now views it."""
+        """Return x over the memory that step ``number`` uses: NHWC, or the old layout."""
         move = self.moves.get(x.buffer)
         if move is None or number in self.refusing[x.buffer]:
             return x
@@ -179,7 +182,7 @@ class _Propagation:
         return [changed]
 
     def _ordered(self, number: int, step: Convolve, x: Tensor) -> tuple[list[Step], Tensor]:
-        """Return x in NHWC, and the steps that copy it."""
+        """Return (steps that copy x to NHWC, the copy); no steps if x needs no copy."""
         padded = padded_channels(self.ctx, step)
         if not padded and (is_channels_last(x) or _try_reading_in_place(self.ctx, step, x)):
             return [], x
@@ -213,7 +216,7 @@ class _Propagation:
 
 
 def _try_reading_in_place(ctx: Lowering, step: Convolve, x: Tensor) -> bool:
-    """Return whether our kernel reads x, a slice of channels, in place: all chunks begin at multiples of 16 bytes."""
+    """Return whether the plugin's kernel reads x, a slice of channels, in place: its chunks must be 16-byte aligned."""
     kind = matrix_convolution_kind(ctx, step)
     if suits_cudnn(ctx, step) or not kind:
         return False
@@ -222,7 +225,7 @@ def _try_reading_in_place(ctx: Lowering, step: Convolve, x: Tensor) -> bool:
 
 
 def _whole_image(x: Tensor) -> Tensor | None:
-    """Return the whole intermediate of which x is all or some channels, as [images, channels, space...]; else None."""
+    """Return the intermediate [images, channels, space...] that consists of x, or has x as some channels; else None."""
     if x.rank < 3 or x.buffer.kind is not BufferKind.SCRATCH:
         return None
     if dense(x):
@@ -236,7 +239,7 @@ def _whole_image(x: Tensor) -> Tensor | None:
 
 
 def _viewed(x: Tensor, move: Copy) -> Tensor | None:
-    """Return x, a view of a moved buffer, over the moved buffer."""
+    """Return x, a view of the source of ``move``, as a view of the target; None if no strides express it."""
     leaf = Scalar(x.dtype, "leaf")
     moved = with_view(Map((), x.shape, ((leaf, x),), ()), move)
     return moved.inputs[0][1] if isinstance(moved, Map) else None

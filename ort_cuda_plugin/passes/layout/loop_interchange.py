@@ -19,15 +19,15 @@ def interchange_loops(steps: Sequence[Step]) -> list[Step]:
     """Interchange the loops of maps, so that the innermost loop accesses adjacent elements.
 
     Assumes: layouts are final.
-    Guarantees: a map's dimensions are in the order of its tensors in memory, where they agree; each element is
-        computed as before.
+    Guarantees: a map's dimensions are in the memory order of its tensors, if the tensors agree in it; the computation
+        of each element does not change.
     Example: ``map over [n, c, h, w]`` of NHWC images -> ``map over [n, h, w, c]``.
     """
     return [_unit_axis_last(_in_memory_order(step)) if isinstance(step, Map) else step for step in steps]
 
 
 def _in_memory_order(step: Map) -> Map:
-    """Return a map that writes an NHWC image, with its dimensions in memory order."""
+    """Return the step with its dimensions in memory order if it writes an NHWC image, else unchanged."""
     if type(step) is not Map or not step.outputs:
         return step
     result, rank = step.outputs[0][1], len(step.shape)
@@ -37,9 +37,7 @@ def _in_memory_order(step: Map) -> Map:
 
 
 def _unit_axis_last(step: Map) -> Map:
-    """Return a map whose tensors all are contiguous along an axis other than the last, with its axes in memory
-    order.
-    """
+    """Return the step with its axes in memory order if all tensors are contiguous along an axis other than the last."""
     if type(step) is not Map or not step.outputs or len(step.shape) < 3:
         return step
     placed = [broadcast_strides(x, step.shape) for _, x in (*step.outputs, *step.inputs)]

@@ -1,1 +1,1 @@
-"""Passes that drop, fold or recompute steps and results, and that write into concatenations directly."""
+"""Simplification passes: dead code, common subexpressions, constants, rematerialization, concatenations."""

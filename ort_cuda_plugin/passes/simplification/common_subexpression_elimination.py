@@ -17,11 +17,12 @@ from .concat_elimination import Copy, with_view
 
 
 def eliminate_common_subexpressions(steps: Sequence[Step]) -> list[Step]:
-    """Store equal results of one step once, and let all readers load that one.
+    """Store equal results of one step in one tensor, which all readers load.
 
     Assumes: equal computations of one input are fused into one step, for example several operators that quantise one
-    tensor.
-    Guarantees: no two dense intermediates of one step have equal expressions, unless a reader cannot take a view.
+        tensor.
+    Guarantees: no two dense intermediates of one step have equal expressions, unless a reader does not support the
+        view of the other tensor.
     Example: ``a, b = Exp(x), Exp(x)`` -> ``a = Exp(x)``; the readers of b read a.
     """
     result = list(steps)
@@ -47,12 +48,12 @@ def _drop_one(steps: list[Step], uses: Uses[int], position: int, step: Map) -> b
 
 
 def _may_go(uses: Uses[int], y: Tensor) -> bool:
-    """Whether y is a whole intermediate with a single writer."""
+    """Return whether y is a whole intermediate with a single writer."""
     return y.buffer.kind is BufferKind.SCRATCH and dense(y) and len(uses.writers(y.buffer)) == 1
 
 
 def _drop(steps: list[Step], uses: Uses[int], position: int, copy: Copy) -> bool:
-    """Remove the copy's output, and let all readers of it read the target."""
+    """Remove the copy's output, and let its readers read the target; return False if a reader does not support that."""
     step = steps[position]
     assert isinstance(step, Map)
     kept = replace(step, outputs=tuple(y for number, y in enumerate(step.outputs) if number != copy.number))

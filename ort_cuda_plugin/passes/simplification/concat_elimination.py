@@ -1,4 +1,4 @@
-"""Concat elimination: producers write into slices of the concatenation, so that no copy is left."""
+"""Concat elimination: producers write into slices of the concatenation, which makes copies superfluous."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..analysis.uses import Uses
 
 
 def eliminate_concats(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Let producers write into slices of a concatenation, so that no copy is left.
+    """Let producers write into slices of a concatenation, which makes copies superfluous.
 
-    The source of a copy becomes a view of the copy's target, for all steps that use it. Copies are visited from the
-    last to the first, so that a chain of copies ends in the last target.
+    The source of a copy becomes a view of the copy's target, for all steps that use the source. Copies are visited from
+    the last to the first, so that a chain of copies ends in the last target.
 
-    Assumes: a Concat is maps that copy whole intermediates, each to its slice.
+    Assumes: a Concat consists of maps that copy whole intermediates, each to its slice.
     Guarantees: slices tile the result (invariant 4). A copy stays where a step cannot write or read the strides of
         its slice.
     Example: ``a = Exp(x); y[:, :4] = a; y[:, 4:] = b`` -> ``y[:, :4] = Exp(x); y[:, 4:] = b``.
@@ -49,7 +49,7 @@ class _Placement:
         for position in reversed(range(len(self.steps))):
             step, measure = self.steps[position], Measure("concat_elimination")
             while isinstance(step, Map):
-                measure.fall(len(step.outputs), step.node)  # each eliminated copy is one output less
+                measure.fall(len(step.outputs), step.node)  # each eliminated copy removes an output of the step
                 if not self._place_one(position, step):
                     break
                 step = self.steps[position]
@@ -85,7 +85,7 @@ class _Placement:
         return True
 
     def _is_free(self, position: int, users: Sequence[int], copy: Copy) -> bool:
-        """Whether no other step writes to the target, and it exists before the first step that would use it."""
+        """Return whether the target exists before all ``users`` of the source, and no other step writes to it."""
         source, target = copy.source.buffer, copy.target.buffer
         first = min(users[0], position)
         if any(isinstance(step, ReadBack) for step in self.steps[first:position]):
@@ -106,7 +106,7 @@ class _Placement:
 
 
 def written_views(step: Step | None, buffer: Buffer) -> list[Tensor]:
-    """Return the views of a buffer that a step writes, as far as the step declares them."""
+    """Return the views of a buffer that a step writes; for a launch, the views among its arguments."""
     if isinstance(step, Map):
         return [y for _, y in step.all_outputs if y.buffer is buffer]
     if isinstance(step, Launch) and buffer in step.writes:
@@ -125,9 +125,7 @@ def _copies(step: Map) -> Iterable[Copy]:
 
 
 def are_apart(x: Tensor, y: Tensor) -> bool:
-    """Whether two views of a buffer provably share no element: along some axis one begins after the end of the
-    other.
-    """
+    """Return whether two views of a buffer provably share no element: along some axis, one ends before the other."""
     if x.rank != y.rank or any(
         a != b for a, b, n, m in zip(x.strides, y.strides, x.shape, y.shape, strict=True) if n != 1 or m != 1
     ):
@@ -144,7 +142,7 @@ def are_apart(x: Tensor, y: Tensor) -> bool:
 
 
 def with_view(step: Step, copy: Copy) -> Step | None:
-    """Return the step with views of the copy's target instead of its source; None if it cannot take them."""
+    """Return the step with views of the copy's target instead of its source; None if the step does not support them."""
     if isinstance(step, Launch):
         return _launched_with_view(step, copy)
     if not isinstance(step, Map):
@@ -154,9 +152,9 @@ def with_view(step: Step, copy: Copy) -> Step | None:
         pairs = zip(step.operands, step.conversions, strict=False)
         packed = {x.buffer for x, conversion in pairs if conversion is not None and conversion.bits}
         if copy.source.buffer in packed:
-            return None  # their strides count codes, not elements
+            return None  # strides of packed operands count codes, not elements
         if not isinstance(step, Contract):
-            rigid.update(step.operands)  # convolutions and attention require one order of dimensions
+            rigid.update(step.operands)  # convolutions and attention require the strides of their operands
     try:
         return step.map_tensors(lambda x: _shifted(x, copy) if x in rigid else _moved(x, copy))
     except _NoView:
@@ -164,7 +162,7 @@ def with_view(step: Step, copy: Copy) -> Step | None:
 
 
 def _launched_with_view(step: Launch, copy: Copy) -> Launch | None:
-    """Return a recorded launch with another address; its kernel supports no other strides."""
+    """Return a recorded launch on the copy's target at the same strides, since its kernel supports no others."""
     try:
         views: dict[Arg, Tensor] = {arg: _shifted(arg, copy) for arg in step.args if isinstance(arg, Tensor)}
     except _NoView:
@@ -192,7 +190,7 @@ class _NoView(Exception):
 
 
 def _shifted(x: Tensor, copy: Copy) -> Tensor:
-    """Like `_moved`, but only if the strides stay the same."""
+    """Return `_moved`; raise `_NoView` if the strides change."""
     view = _moved(x, copy)
     if any(dim != 1 and old != new for dim, old, new in zip(x.shape, x.strides, view.strides, strict=True)):
         raise _NoView

@@ -24,11 +24,11 @@ twice."""
 
 
 def fixed_buffers(steps: Sequence[Step]) -> Fixed:
-    """Return the intermediates that depend on weights only: all their writers have fixed sizes and read only weights
-    and such intermediates.
+    """Return the intermediates that depend on weights only.
 
-    A result that is much larger than its weights does not count, since it would occupy memory between Runs. Library
-    calls do not count, since a GEMM of two weights is rare.
+    All their writers have fixed sizes, and read only weights and other such intermediates. Results that are much larger
+    than their weights are excluded, since they would occupy memory between Runs. Results of library calls are excluded,
+    since a GEMM of two weights is rare.
     """
     refused = {buffer for step in steps if not _is_static(step) for buffer in (*step.writes, *_read_back(step))}
     measure = Measure("fixed")
@@ -51,16 +51,16 @@ def fixed_buffers(steps: Sequence[Step]) -> Fixed:
 
 
 def is_fixed(step: Step, fixed: Fixed) -> bool:
-    """Whether all results of a step depend on weights only."""
+    """Return whether all results of a step depend on weights only."""
     return bool(step.writes) and all(buffer in fixed for buffer in step.writes)
 
 
 def fold_constants(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Take the launches out of a Run that depend on weights only; the device does them once.
+    """Move the launches that depend on weights only out of the Runs; the device executes them once.
 
     Assumes: every step is a launch, a copy or a fill.
-    Guarantees: ``ctx.trace.folded`` has them in groups that share no intermediate, which the plan keeps as weights.
-        A result that is much larger than its weights stays in the Run.
+    Guarantees: ``ctx.trace.folded`` has these launches, in groups that share no intermediate. The plan keeps their
+        results as weights. A launch whose result is much larger than its weights stays in each Run.
     Example: ``w2 = transpose(w); y = gemm(x, w2)`` -> once ``w2 = transpose(w)``, each Run ``y = gemm(x, w2)``.
     """
     launches = [step for step in steps if not isinstance(step, Map)]
@@ -69,7 +69,7 @@ def fold_constants(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def split_constants(launches: Sequence[Recordable]) -> tuple[list[list[Recordable]], list[Recordable]]:
-    """Split launches into groups that do the same in every Run and share no intermediate, and all others."""
+    """Return (groups of launches that depend on weights only and share no intermediate, all other launches)."""
     fixed = fixed_buffers(launches)
     parents = {buffer: buffer for buffer in fixed}
 
@@ -113,7 +113,7 @@ def _read_back(step: Step) -> tuple[Buffer, ...]:
 
 
 def _is_static(step: Step) -> bool:
-    """Whether the step writes only intermediates, and its work does not depend on the sizes of a Run."""
+    """Return whether the step writes only intermediates, and its work does not depend on the sizes of a Run."""
     for buffer in step.writes:
         if buffer.kind is not BufferKind.SCRATCH or not isinstance(buffer.nbytes, int) or buffer.nbytes == 0:
             return False

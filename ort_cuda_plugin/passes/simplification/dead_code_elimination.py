@@ -13,7 +13,7 @@ from ...program.steps.trace import ReadBack, Step
 def eliminate_dead_code(steps: Sequence[Step]) -> list[Step]:
     """Drop the steps and the results that no output depends on.
 
-    Assumes: only the invariants.
+    Assumes: nothing but the invariants.
     Guarantees: each intermediate that a map stores is read by a later step. Steps whose values the host reads back
         stay: they may be the size of an output, or end a Run with an error.
     Example: ``a = Exp(x); y = Neg(x)`` -> ``y = Neg(x)``, where only y is an output.
@@ -21,7 +21,7 @@ def eliminate_dead_code(steps: Sequence[Step]) -> list[Step]:
     needed: set[Buffer] = set()
     kept = []
     for step in reversed(steps):
-        # What is read back may be the size of an output, or end a Run with an error: it counts as used.
+        # A value that the host reads back counts as used: it may be the size of an output, or make a Run fail.
         if isinstance(step, ReadBack) or any(
             buffer in needed or buffer.kind is BufferKind.OUTPUT for buffer in step.writes
         ):

@@ -21,7 +21,8 @@ def rematerialize(steps: Sequence[Step]) -> list[Step]:
     it.
 
     Assumes: producers are fused, so that both inputs are results of one step.
-    Guarantees: a recomputed value has the bits of the stored one. Values that no step loads any more are not stored.
+    Guarantees: a recomputed value has the bits of the stored one. Values that no step loads after the pass are not
+        stored.
     Example: ``h, q = h, h * h (stored); y = h / Sum(q)`` -> ``y = h / Sum(h * h)``, which reads h alone.
     """
     result = list(steps)
@@ -51,7 +52,7 @@ def _with_fewer_reads(step: Map, steps: Sequence[Step], uses: Uses[int]) -> Map:
 
 
 def _made_by(x: Tensor, steps: Sequence[Step], uses: Uses[int]) -> tuple[int, Output] | None:
-    """Return the step that writes x, and the stored expression."""
+    """Return the position of the step that writes x, and the output that x is; None if x has several writers."""
     writers = uses.writers(x.buffer)
     writer = steps[writers[0]] if len(writers) == 1 else None
     if x.buffer.kind is not BufferKind.SCRATCH or not isinstance(writer, Map):
@@ -61,12 +62,12 @@ def _made_by(x: Tensor, steps: Sequence[Step], uses: Uses[int]) -> tuple[int, Ou
 
 
 def _is_at(x: Tensor, y: Tensor) -> bool:
-    """Whether both views address their elements with the same coordinates."""
+    """Return whether the elements of x and y at equal coordinates have equal offsets in their buffers."""
     return x.shape == y.shape and x.strides == y.strides and x.offset == y.offset
 
 
 def _is_made_of(value: Scalar, source: Scalar) -> bool:
-    """Whether a value is a few operations on another one, and otherwise on constants only."""
+    """Return whether ``value`` is computed by a few operations from ``source`` and constants only."""
     stack, seen = [value], {source}
     while stack:
         x = stack.pop()

@@ -16,10 +16,10 @@ from ..analysis.uses import Uses
 
 
 def sink_through_concat(steps: Sequence[Step]) -> list[Step]:
-    """Sink elementwise maps through a Concat into the producers of its parts, so that they fuse with these.
+    """Sink elementwise maps through a Concat into the producers of its parts, so that map and producer fuse.
 
-    Assumes: dead code is gone; a Concat is still one map for each of its parts.
-    Guarantees: no more launches: all parts but one have a producer that the sunk map fuses with.
+    Assumes: dead code is eliminated; a Concat is one map for each of its parts.
+    Guarantees: the number of launches does not grow: all parts but one have a producer that the sunk map fuses with.
     Example: ``c = Concat(Exp(a), Exp(b)); y = Relu(c)`` -> ``y = Concat(Relu(Exp(a)), Relu(Exp(b)))``.
     """
     return _Spreading(steps).run()
@@ -27,7 +27,7 @@ def sink_through_concat(steps: Sequence[Step]) -> list[Step]:
 
 @dataclass(frozen=True)
 class Part:
-    """A step that writes a part of a larger tensor: from ``start`` on along ``axis``."""
+    """A step that writes a part of a larger tensor, from coordinate ``start`` on along ``axis``."""
 
     position: int
     step: Map
@@ -95,8 +95,9 @@ class _Spreading:
         return parts if len(parts) > 1 and end == x.shape[parts[0].axis] else None
 
     def _is_joinable(self, part: Part) -> bool:
-        """Whether the part's step only copies or maps another step's result that nothing else reads, and so fuses with
-        it.
+        """Return whether the part's step only copies or maps a result that no other step reads.
+
+        Such a step fuses with the producer of the result.
         """
         for _, x in part.step.inputs:
             if list(self.uses.readers(x.buffer)) == [part.position] and x.buffer.kind is BufferKind.SCRATCH:
@@ -107,7 +108,7 @@ class _Spreading:
 
 
 def _with_map(part: Part, step: Map, whole: Input) -> Map:
-    """Return the part's step, extended by ``step``, which read the result as a part of ``whole``."""
+    """Return the part's step with the map ``step`` applied to its result, the part of ``whole`` that the map reads."""
     shape, (value, _) = part.step.shape, part.step.outputs[0]
 
     def cut(x: Tensor) -> Tensor:
@@ -115,7 +116,7 @@ def _with_map(part: Part, step: Map, whole: Input) -> Map:
         dims = [1 if stride == 0 else dim for dim, stride in zip(shape, strides, strict=True)]
         return Tensor(x.dtype, dims, x.buffer, strides=strides, offset=x.offset + part.start * strides[part.axis])
 
-    # A leaf stands for one tensor, also if two parts of a tensor meet in one step.
+    # Each leaf stands for one tensor. New leaves keep two parts of one tensor apart if they meet in a step.
     leaves = {leaf: Scalar(leaf.dtype, "leaf") for leaf, _ in step.inputs if leaf is not whole[0]}
     new = Substitution({whole[0]: stored(value), **leaves})
     others = [(leaves[leaf], x if x.size == 1 else cut(x)) for leaf, x in step.inputs if leaf in leaves]

@@ -1,1 +1,1 @@
-"""What is known of a program: its traffic, its text, its plain data, and whether it keeps the invariants."""
+"""Reports on a program: its traffic, its text, its plain data, and violations of the invariants."""

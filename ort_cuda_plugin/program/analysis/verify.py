@@ -1,4 +1,4 @@
-"""Verifies programs between passes. docs/invariants.md numbers the invariants; errors refer to these numbers."""
+"""Verifies programs between passes. Errors name the violated invariant by its number in docs/invariants.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERIFY_VARIABLE = "ORT_CUDA_PLUGIN_VERIFY"
 CHECK_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_CHECK"
 """Environment variables that turn verification on; the second one is the emulated device's checking mode."""
 MAX_MASKED = 1 << 16
-"""Maximum elements of a buffer whose parts are checked element by element; otherwise only their sizes are summed."""
+"""Maximum elements of a buffer whose parts are checked element by element; of others only the sizes are summed."""
 _written_first = frozenset({BufferKind.SCRATCH, BufferKind.OUTPUT})
 
 
@@ -28,7 +28,7 @@ class InvalidProgramError(RuntimeError):
 
 
 def is_wanted() -> bool:
-    """Return whether an environment variable turns verification on."""
+    """Return whether an environment variable turns verification of programs on."""
     return any(os.environ.get(name) == "1" for name in (VERIFY_VARIABLE, CHECK_VARIABLE))
 
 

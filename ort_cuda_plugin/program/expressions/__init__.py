@@ -1,1 +1,1 @@
-"""Symbolic sizes and scalar expressions: what steps compute, and for which sizes."""
+"""Symbolic sizes, and the scalar expressions that steps compute."""

@@ -10,7 +10,7 @@ from ort_cuda_plugin.program.expressions.symbolic import Dim
 
 
 class NotFoldable(Exception):
-    """The expression is not one of integers and booleans."""
+    """The expression has operations or values other than integers and booleans."""
 
 
 _operations: Mapping[str, Callable[..., Dim]] = {

@@ -46,10 +46,10 @@ Bounds: TypeAlias = "tuple[int | None, int | None]"
 
 
 class Atom:
-    """A symbol, or an operation that polynomials cannot express. Immutable; equal when its structure is.
+    """A symbol, or an operation that polynomials cannot express. Atoms are immutable; ``==`` compares structure.
 
-    A symbol has ``bounds`` and no ``op``; its ``args`` are its number, which is unique within one plan. The model
-    decides how deeply operations are nested, so no function here may recurse into them.
+    A symbol has ``bounds`` and no ``op``; its ``args`` are its number, which is unique within one plan. Operations can
+    be nested as deeply as a model is, so no function here may recurse into them.
     """
 
     __slots__ = ("_hash", "args", "bounds", "hint", "is_read_back", "name", "op")
@@ -91,8 +91,9 @@ class Atom:
 
 
 def _same(a: Atom, b: Atom) -> bool:
-    """Whether two atoms have the same structure. If so, they share their parts afterwards, so that each part is
-    compared once.
+    """Return whether two atoms have the same structure.
+
+    Equal atoms share their arguments afterwards, so that each argument is compared once.
     """
     pending, visited = [(a, b)], {(id(a), id(b))}
     for first, second in pending:
@@ -124,14 +125,14 @@ Monomial: TypeAlias = tuple[Atom, ...]
 
 MAX_DEGREE: Final = 32
 MAX_TERMS: Final = 256
-"""Maximum terms of a product. A larger one, as from a chain of squares, becomes an opaque operation."""
+"""Maximum terms of a product. A larger product, as from a chain of squares, becomes an opaque operation."""
 
 _SHOWN_DEPTH: Final = 2
 _SHOWN_TERMS: Final = 6
-"""Maximum terms in the text of an expression: parts are shared, so the whole text may be exponentially long."""
+"""Maximum terms in the text of an expression: atoms are shared, so the whole text may be exponentially long."""
 
 _LARGEST: Final = 2**64
-"""Largest magnitude of the hint and of the bounds of an atom. A number beyond does not fit 64 bits: no more matters."""
+"""Largest magnitude of the hint and of the bounds of an atom; Runs compute sizes with 64 bits."""
 
 
 class Expr:
@@ -170,7 +171,7 @@ class Expr:
     __le__ = __gt__ = __ge__ = __lt__
 
     def __index__(self) -> int:
-        raise TypeError(f"the size {self!r} is an expression, which has no number here")
+        raise TypeError(f"the size {self!r} is an expression: expected an integer. Use a static size")
 
     def __add__(self, other: Dim) -> Dim:
         if isinstance(other, int):
@@ -246,7 +247,7 @@ class Expr:
 
     @property
     def is_read_back(self) -> bool:
-        """See the function of this name. Cached: parts are shared, and a walk would visit each once for every path."""
+        """Return `is_read_back`, cached: atoms are shared, and an uncached walk would visit each once per path."""
         if self._is_read_back is None:
             self._is_read_back = any(atom.is_read_back for monomial, _ in self.terms for atom in monomial)
         return self._is_read_back
@@ -258,7 +259,7 @@ class Expr:
         return self.text(_SHOWN_DEPTH)
 
     def text(self, depth: int) -> str:
-        """Format the polynomial, with ``...`` for terms beyond the first ones and for what is nested deeper."""
+        """Format the polynomial, with ``...`` for terms beyond the first ones and for deeper nested operations."""
         parts = []
         for monomial, coefficient in self.terms[:_SHOWN_TERMS]:
             factors = "*".join(atom.text(depth) for atom in monomial)
@@ -297,11 +298,11 @@ def is_const(dim: Dim) -> bool:
 
 
 READ_BACK = 2**32
-"""Number from which on symbols are read back in the middle of a Run, after guards were evaluated."""
+"""Smallest number of the symbols that a Run reads back from the device, after guards were evaluated."""
 
 
 def is_read_back(dim: Dim) -> bool:
-    """Whether the value depends on values that are read back in the same Run."""
+    """Return whether the value depends on values that are read back in the same Run."""
     return not isinstance(dim, int) and dim.is_read_back
 
 
@@ -347,7 +348,7 @@ def _polynomial_bounds(expr: Expr) -> Bounds:
 
 
 def _clamped(bounds: Bounds) -> Bounds:
-    """Return bounds of at most `_LARGEST` that hold as well; those of nested operations would grow with each level."""
+    """Return valid bounds limited to `_LARGEST`, since bounds of nested operations would grow with each level."""
     low, high = bounds
     return (
         None if low is None or low < -_LARGEST else min(low, _LARGEST),
@@ -400,8 +401,9 @@ def operation(op: ExprOp, *args: Dim) -> Expr:
 
 
 def _split(dividend: Expr, divisor: int) -> tuple[Dim, Dim]:
-    """Return ``(quotient, rest)`` with ``dividend == divisor * quotient + rest``, with the largest quotient that the
-    coefficients allow.
+    """Return ``(quotient, rest)`` with ``dividend == divisor * quotient + rest``.
+
+    The quotient is the largest one that the coefficients allow.
     """
     quotient: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
@@ -453,8 +455,9 @@ def _exact_quotient(dividend: Dim, divisor: Expr) -> Dim | None:
 
 
 def floordiv(a: Dim, b: Dim) -> Dim:
-    """Return ``a // b`` rounded down. Raises ZeroDivisionError for a constant divisor of 0; simplifications assume b !=
-    0.
+    """Return ``a // b`` rounded down. Raises ZeroDivisionError for a constant divisor of 0.
+
+    Simplifications assume that a symbolic b is not 0.
     """
     if isinstance(b, int):
         if isinstance(a, int):
@@ -524,8 +527,9 @@ def ceildiv(a: Dim, b: Dim) -> Dim:
 
 
 def truncdiv(a: Dim, b: Dim) -> Dim:
-    """Return ``a / b`` rounded toward zero, as in C and ONNX's Div. Raises ZeroDivisionError for a constant divisor of
-    0.
+    """Return ``a / b`` rounded toward zero, as in C and ONNX's Div.
+
+    Raises ZeroDivisionError for a constant divisor of 0.
     """
     if isinstance(a, int) and isinstance(b, int):
         return _truncdiv(a, b)
@@ -554,7 +558,7 @@ def _at_least(dim: Dim, value: int) -> bool:
 
 
 def divides(divisor: int, dim: Dim) -> bool:
-    """Whether ``dim`` is provably a multiple of ``divisor``: every coefficient is."""
+    """Return whether ``dim`` is provably a multiple of ``divisor``: all its coefficients are multiples."""
     if isinstance(dim, int):
         return dim % divisor == 0
     return dim.const % divisor == 0 and all(coefficient % divisor == 0 for _, coefficient in dim.terms)

@@ -27,7 +27,7 @@ Operand: TypeAlias = "Scalar | int | float | bool"
 
 
 class _Sameness:
-    """The result of ``==`` and ``!=``: an answer about object identity, which expressions reject as an operand."""
+    """The result of ``==`` and ``!=``, which compare object identity; expressions reject it as an operand."""
 
     __slots__ = ("_answer",)
 
@@ -45,7 +45,7 @@ class _Sameness:
 class Scalar:
     """One value of an expression: a leaf, or an operation on operands. Identity is equality; see `equal` for values.
 
-    ``op`` names the operation; ``value`` is the number of an ``op="constant"``, and the generator's own for its leaves.
+    ``op`` names the operation. ``value`` is the number of an ``op="constant"``; in leaves, code generators may use it.
     """
 
     dtype: DType
@@ -156,9 +156,9 @@ def reachable(expressions: Iterable[Scalar]) -> set[Scalar]:
 
 
 def reachable_beyond(expressions: Iterable[Scalar], known: set[Scalar], roots: Iterable[Scalar]) -> set[Scalar]:
-    """Like `reachable`, where ``known`` is what the ``roots`` consist of.
+    """Return `reachable` of the expressions; ``known`` is `reachable` of the ``roots``.
 
-    If the expressions contain all roots, it does not walk what is known.
+    If the expressions contain all roots, the function does not walk the Scalars in ``known``.
     """
     beyond: set[Scalar] = set()
     met: set[Scalar] = set()
@@ -175,7 +175,7 @@ def reachable_beyond(expressions: Iterable[Scalar], known: set[Scalar], roots: I
 
 
 def in_order(expressions: Iterable[Scalar]) -> list[Scalar]:
-    """Like `reachable`, in an order that depends on the expressions alone."""
+    """Return `reachable` in an order that depends on the expressions alone."""
     seen: dict[Scalar, None] = {}
     stack = list(expressions)
     while stack:
@@ -187,10 +187,10 @@ def in_order(expressions: Iterable[Scalar]) -> list[Scalar]:
 
 
 def operands_first(expressions: Iterable[Scalar], done: Container[Scalar] = ()) -> Iterator[Scalar]:
-    """Yield what `reachable` has, each after its operands. Stop at what ``done`` has.
+    """Yield the Scalars of `reachable`, each after its operands, without those in ``done`` and beneath them.
 
-    Does not recurse, since chains are as long as models are deep, and visits what expressions share once, since a walk
-    along every path takes exponential time.
+    The walk does not recurse, since chains are as long as models are deep. It visits shared Scalars once, since a walk
+    along every path would take exponential time.
     """
     seen: set[Scalar] = set()
     stack = list(expressions)
@@ -215,7 +215,7 @@ def constant(value: Number, dtype: DType) -> Scalar:
     if dtype.is_float:
         return Scalar(dtype, "constant", (), float(value))
     if value != int(value):
-        raise TypeError(f"expected a number of {dtype.name}, got {value}")
+        raise TypeError(f"constant: expected a number of {dtype.name}, got {value}")
     bits = dtype.bits
     wrapped = int(value) & ((1 << bits) - 1)
     if dtype.short[0] == "i" and wrapped >> (bits - 1):
@@ -232,9 +232,9 @@ def expression(value: object) -> Scalar:
         + (
             "== and != compare Python's objects, use equal() and not_equal()"
             if isinstance(value, _Sameness)
-            else "constant() makes one of a number"
+            else "constant() converts a number to an expression"
             if isinstance(value, int | float)
-            else "maps.dim() makes one of a size"
+            else "maps.dim() converts a size to an expression"
             if isinstance(value, Expr)
             else "use the operators of Python and the functions of scalar"
         )
@@ -242,17 +242,19 @@ def expression(value: object) -> Scalar:
 
 
 def _unify(operands: Sequence[Operand]) -> tuple[Scalar, ...]:
-    """Convert numbers among the operands to constants of the others' type; return the operands. Raises TypeError if
-    types differ.
+    """Return the operands, with numbers converted to constants of the other operands' type.
+
+    Raises TypeError if the operands have different types.
     """
     dtypes = {x.dtype for x in operands if isinstance(x, Scalar)}
     for x in operands:
         if not isinstance(x, Scalar | int | float | np.number | np.bool_):
             expression(x)
     if not dtypes:
-        raise TypeError(f"{' and '.join(map(repr, operands))} are numbers: constant() makes an expression of one")
+        given = " and ".join(map(repr, operands))
+        raise TypeError(f"operands: expected at least one expression, got {given}. constant() converts a number")
     if len(dtypes) != 1:
-        raise TypeError(f"operands of types {sorted(d.name for d in dtypes)}: cast them to one type")
+        raise TypeError(f"operands: expected one type, got {sorted(d.name for d in dtypes)}. cast() them to one type")
     (dtype,) = dtypes
     return tuple(x if isinstance(x, Scalar) else constant(x, dtype) for x in operands)
 
@@ -265,9 +267,7 @@ _of_constants: Mapping[str, Callable[[int, int], int]] = {"add": int.__add__, "s
 
 
 def _operation(op: str, scalars: tuple[Scalar, ...]) -> Scalar:
-    """Return the operation, or an equal simpler value: strides of 1 and pads of 0 are common, and compiling takes
-    long.
-    """
+    """Return the operation, or an equal simpler value, which compiles faster; strides of 1 and pads of 0 are common."""
     dtype = scalars[0].dtype
     if len(scalars) == 2 and not dtype.is_float:
         a, b = scalars
@@ -292,14 +292,15 @@ def _arithmetic(op: str, *operands: Operand) -> Scalar:
 def _divided(a: Operand, b: Operand) -> Scalar:
     scalars = _unify((a, b))
     if not scalars[0].dtype.is_float:
-        raise TypeError(f"/ of {scalars[0].dtype.name}: divide integers by //, or cast them to a float")
+        raise TypeError(f"/ of {scalars[0].dtype.name}: expected floats. Divide integers by //, or cast them to floats")
     return Scalar(scalars[0].dtype, "div", scalars)
 
 
 def _bitwise(op: str, *operands: Operand, booleans: bool = True) -> Scalar:
     scalars = _unify(operands)
     if scalars[0].dtype.is_float or (scalars[0].dtype is DType.BOOL and not booleans):
-        raise TypeError(f"{op} of {scalars[0].dtype.name}")
+        expected = "integers or booleans" if booleans else "integers"
+        raise TypeError(f"{op}: expected {expected}, got {scalars[0].dtype.name}. cast() them")
     return _operation(op, scalars)
 
 
@@ -310,7 +311,7 @@ def _compare(op: str, a: Operand, b: Operand) -> Scalar:
 def _float_function(op: str, *operands: Operand) -> Scalar:
     scalars = _unify(operands)
     if not scalars[0].dtype.is_float:
-        raise TypeError(f"{op} of {scalars[0].dtype.name}")
+        raise TypeError(f"{op}: expected floats, got {scalars[0].dtype.name}. cast() them")
     return Scalar(scalars[0].dtype, op, scalars)
 
 
@@ -333,12 +334,12 @@ def where(condition: Scalar, a: Operand, b: Operand) -> Scalar:
 
 
 def minimum(a: Operand, b: Operand) -> Scalar:
-    """Return the smaller one; NaN if one of them is NaN."""
+    """Return the smaller operand; NaN if one operand is NaN."""
     return _extreme("min", a, b)
 
 
 def maximum(a: Operand, b: Operand) -> Scalar:
-    """Return the larger one; NaN if one of them is NaN."""
+    """Return the larger operand; NaN if one operand is NaN."""
     return _extreme("max", a, b)
 
 
@@ -346,7 +347,7 @@ def _extreme(op: str, a: Operand, b: Operand) -> Scalar:
     scalars = _unify((a, b))
     if scalars[0].dtype is DType.BOOL:
         return Scalar(DType.BOOL, "and" if op == "min" else "or", scalars)
-    # Constants go last: they are not NaN, which saves a comparison.
+    # Constants go last: code generators omit the test for NaN if the second operand is a constant number.
     if scalars[0].op == "constant":
         scalars = (scalars[1], scalars[0])
     return Scalar(scalars[0].dtype, op, scalars)
@@ -392,11 +393,10 @@ def power(a: Operand, b: Operand) -> Scalar:
 
 
 def cast(x: Scalar, dtype: DType, *, saturate: bool = True, round_mode: str = "up") -> Scalar:
-    """Convert ``x`` to ``dtype``: floats to integers toward zero, nonzero to True, wider to narrower integers by
-    wrapping.
+    """Convert ``x`` to ``dtype``: floats to integers toward zero, nonzero to True, wide to narrow integers by wrapping.
 
-    Out-of-range floats have no defined integer. Numbers beyond an 8-bit float's range become its largest number with
-    ``saturate``, else infinity, or NaN if it has no infinity. ``round_mode`` ("up", "down", "nearest") is for
+    The integer of an out-of-range float is undefined. Numbers beyond an 8-bit float's range become its largest number
+    with ``saturate``, else infinity, or NaN in a type without infinity. ``round_mode`` ("up", "down", "nearest") is for
     FLOAT8E8M0, the powers of two.
     """
     if not isinstance(dtype, DType):
@@ -410,9 +410,7 @@ def cast(x: Scalar, dtype: DType, *, saturate: bool = True, round_mode: str = "u
 
 
 def accumulation_type(dtype: DType) -> DType:
-    """Return the float type in which elements of ``dtype`` are weighted and summed: float64 for float64, else
-    float32.
-    """
+    """Return the float type that accumulates elements of ``dtype``: float64 for float64, else float32."""
     return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
 
 
@@ -461,7 +459,7 @@ def erf(x: Operand) -> Scalar:
 
 
 def half_erf(x: Operand) -> Scalar:
-    """Return erf within the accuracy of a half type, in half the time: for results that are stored in one."""
+    """Return erf with the accuracy of 16-bit floats, in half the time, for results that are stored in 16 bits."""
     return _float_function("half_erf", x)
 
 
@@ -478,9 +476,7 @@ def cos(x: Operand) -> Scalar:
 
 
 def unary_float(name: str, x: Operand) -> Scalar:
-    """Return one of C's functions of a float: tan, asin, acos, atan, sinh, cosh, asinh, acosh, atanh, exp2, log2,
-    ...
-    """
+    """Return a function of C's math library of a float, such as tan, asin, sinh, exp2 or log2, by its ``name``."""
     return _float_function(name, x)
 
 
@@ -507,4 +503,4 @@ SIMPLE_EXPONENTS: Mapping[float, Callable[[Scalar], Scalar]] = {
     3.0: lambda x: x * x * x,
     -1.0: lambda x: 1.0 / x,
 }
-"""Exponents whose power is cheap, with its computation."""
+"""Exponents whose powers need no general power function, with the functions that compute the powers."""

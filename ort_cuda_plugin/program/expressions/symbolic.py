@@ -1,8 +1,8 @@
 """Symbolic integers: canonical polynomials with integer coefficients over symbols and opaque operations.
 
-A `Dim` is a plain int or an `Expr`; everything that is constant folds to an int. Two Exprs that are equal as
-polynomials are equal as objects, so ``a == b`` means *provably* equal and nothing is ever decided by ``a < b``: ask
-`lt`, `eq`, ..., which give a Dim that is 0 or 1 and fold to an int where the answer is provable.
+A `Dim` is a plain int or an `Expr`; constant expressions fold to an int. ``a == b`` compares polynomials, so True means
+*provably* equal. ``a < b`` raises TypeError. The functions `lt`, `eq`, ... return a Dim that is 0 or 1 in each Run; it
+folds to an int if the answer is the same for all sizes.
 
 The operations and their meaning for negative numbers are those of ``ocp_plan_expr`` in ``csrc_shim/plan/format.h``.
 """
@@ -70,7 +70,7 @@ __all__ = [
 
 
 def _difference_bounds(a: Dim, b: Dim) -> Bounds:
-    """Return bounds of ``a - b``: of the polynomial, and of the two sides if cancelling terms does not help."""
+    """Return bounds of ``a - b``: those of the difference's polynomial, or tighter ones from the bounds of a and b."""
     low, high = bounds(a - b)
     (a_low, a_high), (b_low, b_high) = bounds(a), bounds(b)
     lows = [x for x in (low, None if a_low is None or b_high is None else a_low - b_high) if x is not None]
@@ -106,7 +106,7 @@ def sym_max(a: Dim, b: Dim) -> Dim:
 
 
 def _extreme(op: ExprOp, a: Dim, b: Dim) -> Dim:
-    """Return MIN or MAX, where ``min(min(a, b), b)`` is ``min(a, b)`` and ``min(max(a, b), b)`` is ``b``."""
+    """Return MIN or MAX, simplified: ``min(min(a, b), b)`` to ``min(a, b)``, and ``min(max(a, b), b)`` to ``b``."""
     for outer, inner in ((a, b), (b, a)):
         atom = single_atom(outer)
         if atom is not None and atom.op in (ExprOp.MIN, ExprOp.MAX) and inner in atom.args:
@@ -157,7 +157,7 @@ def le(a: Dim, b: Dim) -> Dim:
 
 
 def truth(condition: Dim) -> bool | None:
-    """Whether a condition is nonzero for all values of the symbols, for none, or (None) that cannot be proven."""
+    """Return True if a condition is provably nonzero for all values of the symbols, False if provably 0, else None."""
     if isinstance(condition, int):
         return condition != 0
     low, high = condition.bounds
@@ -165,7 +165,7 @@ def truth(condition: Dim) -> bool | None:
 
 
 def logical_and(a: Dim, b: Dim) -> Dim:
-    """Return 1 if both are nonzero, else 0."""
+    """Return 1 if a and b are nonzero, else 0."""
     truth_a, truth_b = truth(a), truth(b)
     if truth_a is False or truth_b is False:
         return 0
@@ -177,7 +177,7 @@ def logical_and(a: Dim, b: Dim) -> Dim:
 
 
 def logical_or(a: Dim, b: Dim) -> Dim:
-    """Return 1 if at least one is nonzero, else 0."""
+    """Return 1 if a or b is nonzero, else 0."""
     truth_a, truth_b = truth(a), truth(b)
     if truth_a or truth_b:
         return 1
@@ -209,8 +209,9 @@ def _is_boolean(dim: Dim) -> bool:
 
 
 def select(condition: Dim, a: Dim, b: Dim) -> Dim:
-    """Return ``a`` if the condition is nonzero, else ``b``. Both are evaluated at Run time: neither may divide by
-    zero.
+    """Return ``a`` if the condition is nonzero, else ``b``.
+
+    A Run evaluates both, so neither may divide by zero.
     """
     known = truth(condition)
     if known is not None:
@@ -219,7 +220,7 @@ def select(condition: Dim, a: Dim, b: Dim) -> Dim:
         return a
     atom = single_atom(condition)
     if atom is not None and atom.op is ExprOp.EQ and (a, b) in (atom.args, atom.args[::-1]):
-        return b  # if a == b, both are one value
+        return b  # the condition is a == b, so that a is b if it holds
     return operation(ExprOp.SELECT, condition, a, b)
 
 

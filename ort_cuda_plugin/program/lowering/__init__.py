@@ -1,1 +1,1 @@
-"""The context that operators get, and the mechanisms that record steps in it."""
+"""The lowering context, which operators' functions receive, and the functions that record steps in it."""

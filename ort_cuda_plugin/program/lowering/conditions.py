@@ -72,7 +72,7 @@ class Conditions:
         return hint(condition) != 0 and not is_read_back(condition) if known is None else known
 
     def may_settle(self, condition: Dim) -> bool:
-        """Return `holds`; in a claim, which is for all shapes, whether the condition is true for all of them."""
+        """Return `holds`; in a claim, which is for all shapes, whether the condition is true for all shapes."""
         return self.holds(condition) if self._settles else bool(truth(condition))
 
     def take(self, choice: Choice) -> None:
@@ -81,7 +81,7 @@ class Conditions:
             self.guard(condition)
 
     def settled(self, condition: Dim) -> bool | None:
-        """Return `guard`; in a claim, and for values that a Run computes, `known`, which may be None."""
+        """Return `guard`; in a claim, or for a value that a Run computes, return `known`, which may be None."""
         if not self._settles or is_read_back(condition):
             return self.known(condition)
         return self.guard(condition)

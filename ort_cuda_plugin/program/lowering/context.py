@@ -99,11 +99,11 @@ class Tuner(Protocol):
 class Lowering(Recorder):
     """The context that an operator's function gets as its first argument.
 
-    It extends the `Recorder` by contents on the host and states of nodes. ``opset`` is the imported version of the
-    node's domain. Claims pass ``try_step``, which generates a step's kernel to see whether that fails. ``guessed``:
-    `host_constants` has returned an arbitrary hint since this was set to False. ``trial`` selects the value that
-    `chosen` assumes for an unknown dimension. ``states`` holds the states of the cluster's nodes, shared by its plans.
-    ``notes`` holds remarks for users, by node.
+    The context extends the `Recorder` by contents on the host and states of nodes. ``opset`` is the imported version of
+    the node's domain. Claims pass ``try_step``, which generates a step's kernel to find out whether that fails.
+    ``guessed`` becomes True when `host_constants` returns an arbitrary hint. ``trial`` selects the value that `chosen`
+    assumes for an unknown dimension. ``states`` holds the states of the cluster's nodes, shared by its plans. ``notes``
+    holds remarks for users, by node.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Lowering(Recorder):
         self._num_read_back = 0
 
     def record(self, step: Map) -> None:
-        """Append a step to the trace; a claim generates its kernel instead."""
+        """Append a step to the trace; in a claim, only generate the step's kernel."""
         if self._try_step is None:
             super().record(step)
         else:
@@ -142,8 +142,8 @@ class Lowering(Recorder):
     def state(self, initial: Callable[[], Array]) -> Tensor:
         """Return the current node's state: memory that persists between Runs, and that launches may write.
 
-        All plans of the node and all concurrent Runs of a session share it. Their launches are not ordered, so they
-        must update it atomically. ``initial`` returns the contents before the first Run.
+        All plans of the node and all concurrent Runs of a session share the state. Launches of concurrent Runs are not
+        ordered, so launches must update the state atomically. ``initial`` returns the contents before the first Run.
         """
         if self.node is None:
             raise TypeError("state: no node is lowered. Call state() in an operator's function")
@@ -180,9 +180,10 @@ class Lowering(Recorder):
     # ---- contents on the host ----
 
     def _deferred_contents(self, buffer: Buffer) -> tuple[Dim, ...]:
-        """Return deferred contents, computed sources first. The explicit stack allows chains of any length.
+        """Return deferred contents; compute the contents of their sources first.
 
-        Each buffer waits for its sources at most once, so the loop terminates.
+        The explicit stack allows chains of any length. Each buffer waits for its sources at most once, so the loop
+        terminates.
         """
         pending = [buffer]
         waited: set[Buffer] = set()
@@ -226,7 +227,7 @@ class Lowering(Recorder):
         assert positions is not None
         elements = floordiv(buffer.nbytes, x.dtype.itemsize)
         if self._speculative and not isinstance(elements, int):
-            elements = max(positions, default=-1) + 1  # an input of unknown size must have these elements
+            elements = max(positions, default=-1) + 1  # an input of unknown size must have at least these elements
         elements = self._readable(elements, what)
         if buffer.deferred_host is not None:
             contents = self._deferred_contents(buffer)
@@ -260,7 +261,7 @@ class Lowering(Recorder):
         return hint(dim)
 
     def host_number(self, x: Tensor, what: str) -> Dim:
-        """Like `host_values` for a tensor of one element. Raises InvalidModel for another number of elements."""
+        """Return the only element of `host_values`. Raises InvalidModel if x has another number of elements."""
         values = self.host_values(x, what)
         if len(values) != 1:
             raise InvalidModel(f"{what} must have one element, got {len(values)}")
@@ -308,10 +309,10 @@ class Lowering(Recorder):
     ) -> tuple[Expr, ...]:
         """Return the integer contents of x, which the same Run computes; ``what`` names them in messages.
 
-        The host waits for the device and reads the elements: a segment of the plan ends. So call it once for all values
-        that an operator needs, and only for few elements. ``lower`` and ``upper`` bound each element; bounds declared
-        by custom operators are checked. ``likely`` is the expected value of an unbounded element. Guards cannot depend
-        on read-back values, see `guard`.
+        A read-back ends a segment of the plan: the host waits for the device and reads the elements. So call this
+        function once for all values that an operator needs, and only for few elements. ``lower`` and ``upper`` bound
+        each element; bounds declared by custom operators are checked. ``likely`` is the expected value of an unbounded
+        element. Guards cannot depend on read-back values, see `guard`.
         """
         if not (x.dtype.is_integer or x.dtype is DType.BOOL):
             raise Unsupported("dtype", f"the type of {what} is {x.dtype.name}; supported: integers and bool")

@@ -77,7 +77,7 @@ def copy_into(ctx: Recorder, destination: Tensor, source: Tensor) -> None:
 def rearranged(ctx: Recorder, weights: Tensor) -> Tensor:
     """Return contiguous weights: unchanged, or a copy that constant folding makes once on the device.
 
-    With fusion off, and so no constant folding, the host makes the copy.
+    If the option fusion=0 turns constant folding off, the host makes the copy.
     """
     return copy_of(ctx, weights) if ctx.options.fusion and not weights.is_contiguous else ctx.contiguous(weights)
 

@@ -20,7 +20,7 @@ MAX_HOST_WORK = 200_000
 """Maximum terms of symbolic integers that one lowering computes on the host; more would take minutes. Beyond the limit
 the device computes the tensors, and the host reads sizes back."""
 MAX_SYMBOLIC_ELEMENTS = 64
-"""Maximum elements of a host tensor with symbols; larger tensors are not shapes, and the device computes them."""
+"""Maximum elements of a host tensor with symbols. Larger tensors are hardly shapes: the device computes them."""
 HostArray: TypeAlias = npt.NDArray[np.object_]
 """Array of symbolic integers, for NumPy functions that move elements."""
 
@@ -45,12 +45,12 @@ def on_host(
     dtype: DType,
     device: Callable[[], Tensor],
 ) -> Tensor:
-    """Return ``compute`` of the contents of ``inputs`` if these are known, else the result of ``device``.
+    """Return ``compute`` of the contents of ``inputs`` if all are known, else the result of ``device``.
 
     The contents of a device result remain computable on the host if its inputs are readable, as graph inputs are.
     ``compute`` may raise NotFoldable.
     """
-    # Symbolic integers do not wrap around, as results of small types must.
+    # Symbolic integers do not wrap around, but results of small types must.
     if not (dtype is DType.BOOL or (dtype.is_integer and dtype.itemsize >= 4)) or not _is_small(shape):
         return device()
     if not all(_is_small(x.shape) and (x.dtype.is_integer or x.dtype is DType.BOOL) for x in inputs):

@@ -1,7 +1,7 @@
 """Memory order of tensors in sessions that prefer NHWC.
 
-Convolutions and pooling read and write NCHW memory through views. Elementwise results between them keep that order, so
-that no conversion is needed.
+Convolutions and pooling read and write NCHW memory through views. Elementwise results between such steps keep NCHW
+memory order, so that no conversion is needed.
 """
 
 from __future__ import annotations

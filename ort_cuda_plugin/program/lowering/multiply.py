@@ -30,7 +30,7 @@ def multiply(
     ``others``, which broadcast to the result. ``conversion`` is the prologue of b. Raises InvalidModel if the inner
     dimensions differ.
     """
-    ctx.require(eq(a.shape[-1], b.shape[-2]), "the inner dimensions of the matrices differ")
+    ctx.require(eq(a.shape[-1], b.shape[-2]), "the inner dimensions of the matrices differ, expected equal ones")
     shape = (*broadcast_shapes(ctx, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     total = Scalar(s.accumulation_type(a.dtype) if a.dtype.is_float else a.dtype, "leaf")
     leaves = [Scalar(x.dtype, "leaf") for x in others]

@@ -38,8 +38,9 @@ _INT64_MAX = 2**63 - 1
 class Recorder(Conditions):
     """The part of the lowering context that kernels/ and passes/ use: tensors, steps, and conditions of the plan.
 
-    A claim needs shapes only: it checks launches, but does not keep them. ``checks_author``: statements of a custom
-    operator about sizes and values are checked. ``host_work`` counts the terms that shape arithmetic computed.
+    A claim needs shapes only: the recorder checks launches, but does not keep them. With ``checks_author``, statements
+    of a custom operator about sizes and values are checked. ``host_work`` counts the terms that shape arithmetic
+    computed.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Recorder(Conditions):
         return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, self._countable_bytes(shape, dtype)))
 
     def stand_in(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
-        """Return an `empty` tensor for a result that is not computed, since only the Run selects one of several."""
+        """Return an `empty` tensor that no launch writes, for a result that only a Run can select among several."""
         x = self.empty(shape, dtype)
         self.stand_ins.add(x.buffer)
         return x
@@ -105,7 +106,7 @@ class Recorder(Conditions):
         if x.is_contiguous and divides(alignment, x.offset):
             return x
         if x.is_constant:
-            # The host copies once, when a plan needs the contents, instead of the device in every Run.
+            # The host makes one copy, when a plan needs the contents, instead of the device in every Run.
             return self.derived("view", (x,), (), x.static_shape)
         return copy_of(self, x)
 
@@ -147,7 +148,7 @@ class Recorder(Conditions):
 
     @contextmanager
     def recording(self, nodes: tuple[Node, ...] | None = None) -> Iterator[list[Step]]:
-        """Collect the steps that the block records for ``nodes`` in a list, which the caller may append or drop.
+        """Collect the steps that the ``with`` block records for ``nodes`` in a list, for the caller to append or drop.
 
         Host values that these steps read are materialised in the list, for these steps only.
         """

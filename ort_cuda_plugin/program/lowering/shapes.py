@@ -13,7 +13,7 @@ Strides = tuple[Dim, ...]
 
 
 def axes_of(axes: Iterable[int], rank: int) -> tuple[int, ...]:
-    """Return the axes counted from the front; negative ones count from the end. Raises TypeError for an invalid one."""
+    """Return the axes counted from the front; negative axes count from the end. Raises TypeError for invalid axes."""
     found = [operator.index(axis) for axis in axes]
     if outside := [axis for axis in found if not -rank <= axis < rank]:
         raise TypeError(f"axis: got {outside[0]}, expected one in [{-rank}, {rank})")
@@ -23,8 +23,8 @@ def axes_of(axes: Iterable[int], rank: int) -> tuple[int, ...]:
 def broadcast_shapes(ctx: Conditions, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     """Return the shape that all ``shapes`` broadcast to, by ONNX's multidirectional broadcasting (NumPy's).
 
-    The plan is guarded to sizes that broadcast in the same way, because fusion depends on it. A size that a Run
-    computes becomes ``select(eq(a, 1), b, a)`` instead.
+    The plan is guarded to sizes that broadcast in the same way, since fusion depends on which dimensions are 1. A
+    size that a Run computes becomes ``select(eq(a, 1), b, a)`` instead.
     """
     rank = max((len(shape) for shape in shapes), default=0)
     result: list[Dim] = [1] * rank

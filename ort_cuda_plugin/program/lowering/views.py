@@ -20,7 +20,7 @@ def permute(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def part(ctx: Recorder, x: Tensor, axis: int, start: Dim, size: Dim) -> Tensor:
-    """Return ``size`` elements of one axis from ``start`` on, without a copy; they must exist."""
+    """Return ``size`` elements of one axis from ``start`` on, without a copy; the range must be inside x."""
     shape = [size if other == axis else dim for other, dim in enumerate(x.shape)]
     return ctx.view(x, shape, x.strides, x.offset + start * x.strides[axis])
 
@@ -51,7 +51,7 @@ def unsqueeze(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def reshape(ctx: Recorder, x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """Return the elements in row-major order as ``shape``; copies only if strides cannot express it."""
+    """Return the elements in row-major order as ``shape``; copies x only if no strides express the result."""
     shape = dims_of(shape, x.dtype)
     if ctx.checks_author:
         ctx.require(eq(product(shape), x.size), f"reshape of {x!r} to {shape}: must have as many elements")

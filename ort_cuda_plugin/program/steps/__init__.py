@@ -1,1 +1,1 @@
-"""What a program is: tensors, the steps that compute them, and the trace that has the steps in order."""
+"""Data types of programs: tensors, the steps that compute them, and the trace that has the steps in order."""

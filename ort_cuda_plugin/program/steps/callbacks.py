@@ -83,13 +83,13 @@ class CallStream(Protocol):
     def memset(self, destination: DeviceArray, byte: int) -> None: ...
 
     def read(self, array: DeviceArray) -> Array:
-        """Return the elements, after the work that is enqueued so far."""
+        """Wait for the work enqueued so far, and return the elements."""
 
     def write(self, array: DeviceArray, values: Array) -> None:
-        """Replace the elements, after the work that is enqueued so far."""
+        """Replace the elements after the work enqueued so far."""
 
     def synchronize(self) -> None:
-        """Wait for the work that is enqueued so far."""
+        """Wait for the work enqueued so far."""
 
 
 class CallFunction(Protocol):

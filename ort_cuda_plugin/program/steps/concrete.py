@@ -19,7 +19,7 @@ _FILLING = 0x3C
 class Concrete:
     """Copies steps with static sizes and separate memory, except constants.
 
-    The memory consists of STATE buffers with arbitrary contents, so that a program of such steps needs no inputs.
+    The memory consists of STATE buffers with arbitrary contents, so that a program of the copied steps needs no inputs.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Sequences and optional values of tensors, which exist only during lowering.
 
-A plan contains their tensors only. So a sequence costs nothing at run time, and cannot cross the border of a cluster.
+A plan contains only the tensors in them. So a sequence costs nothing at run time, and cannot enter or leave a cluster.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Problem descriptions of cuBLASLt and cuDNN calls in a plan.
 
 The schedule of a step is a library call only if `DeviceProperties.libraries` has the library, otherwise a kernel of the
-plugin. Both follow the contract in ``csrc_shim/vendor/spec.h``; a test on a GPU compares them.
+plugin. ``csrc_shim/vendor/spec.h`` defines the fields of a description; a test on a GPU compares libraries and kernels.
 """
 
 from __future__ import annotations

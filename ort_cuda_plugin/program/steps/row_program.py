@@ -78,7 +78,7 @@ MIN = _fold(highest, s.minimum)
 
 
 def _arg(better: Callable[[Scalar, Scalar], Scalar], initial: Callable[[DType], int | float], last: bool) -> Reduction:
-    """Return an argmin or argmax over elements (value, index), with accumulators (best, index, -1: none). NaN wins."""
+    """Return an argmin or argmax over elements (value, index); accumulators are (best value, index or -1). NaN wins."""
 
     def combine(a: Values, b: Values) -> Values:
         is_better, is_equal = better(b[0], a[0]), s.equal(a[0], b[0])

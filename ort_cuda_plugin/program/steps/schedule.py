@@ -1,7 +1,7 @@
-"""Schedules: how a GEMM, a convolution or attention is computed, as data.
+"""Schedules: the engine, tile and splits of a GEMM, a convolution or attention, as data.
 
-``schedule/`` selects one for each step (`Choice`), and stores it in the step; the emitter makes no further decision.
-`schedule_data` and `parse_schedule` convert it to and from JSON, `describe` to readable text.
+``schedule/`` selects a schedule for each step (`Choice`), and stores it in the step; the emitter makes no further
+decision. `schedule_data` and `parse_schedule` convert schedules to and from JSON, `describe` to readable text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class WeightLayout(enum.Enum):
 class Tile:
     """Sizes of a block's GEMM tile, elements. Each thread has ``thread_m`` x ``thread_n`` accumulators.
 
-    All sizes are powers of two, except on tensor cores, whose fragments distribute accumulators in another way. A
+    All sizes are powers of two, except on tensor cores, whose fragments distribute accumulators differently. A
     thread copies ``chunk`` adjacent elements at a time. ``gap`` elements pad the rows of the operands' tiles in shared
     memory, against bank conflicts of threads that store a column.
     """
@@ -156,11 +156,11 @@ class AttentionTile:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a contraction is computed.
+    """Engine, tile and splits of a contraction.
 
     ``operands`` is the operand type on tensor cores ("f16", "bf16", "tf32", "i8", "u8"). ``split_k`` blocks split k (or
-    keys: split-KV), and a second launch reduces. ``sliced_k`` groups of warps of a block split k, and reduce in shared
-    memory. ``weights`` is the layout of the second operand. ``is_transposed`` computes (b^T @ a^T)^T.
+    keys: split-KV), and a second launch reduces their results. ``sliced_k`` groups of warps of a block split k, and
+    reduce in shared memory. ``weights`` is the layout of the second operand. ``is_transposed`` computes (b^T @ a^T)^T.
 
     With ``gemv_rows`` or ``im2col_pixels`` a plan holds two launches, and in each Run one has an empty grid: a GEMV
     serves up to ``gemv_rows`` rows, im2col up to ``im2col_pixels`` output pixels.

@@ -36,7 +36,7 @@ CODES_PER_WORD = 8
 class Map(TensorFields):
     """An elementwise step: outputs are expressions of the inputs' elements at the same coordinates of ``shape``.
 
-    ``nodes`` are the ONNX nodes that it computes, in the model's order.
+    ``nodes`` are the ONNX nodes that the step computes, in the model's order.
     """
 
     nodes: tuple[Node, ...]
@@ -248,18 +248,18 @@ def used_inputs(inputs: Iterable[Input], expressions: Iterable[Scalar]) -> tuple
 
 
 _selections = frozenset({"where", "min", "max", "neg", "abs"})
-"""Operations whose result is one of their operands up to its sign, and so needs no rounding."""
+"""Operations whose result is one of their operands, perhaps negated, and so needs no rounding."""
 
 
 def stored(x: Scalar) -> Scalar:
-    """Return the value of x after a store and a load: narrow floats are rounded to their type."""
+    """Return x as a load returns it after a store: narrow floats are rounded to their type."""
     if x.dtype not in NARROW_FLOATS or _is_rounded(x):
         return x
     return Scalar(x.dtype, "cast", (x,), (False, "up"))
 
 
 def _is_rounded(x: Scalar) -> bool:
-    """Return whether x is representable in its type before a store, because all values that it selects are."""
+    """Return whether x is already rounded to its type, because it selects among rounded values."""
     seen: set[Scalar] = set()
     stack = [x]
     while stack:
@@ -311,7 +311,7 @@ def dense(x: Tensor) -> bool:
 
 
 def same_place(x: Tensor, y: Tensor, strides: Sequence[Dim], other_strides: Sequence[Dim]) -> bool:
-    """Return whether x and y, read with these strides, are the same elements."""
+    """Return whether x with ``strides``, and y with ``other_strides``, are the same elements of one buffer."""
     return (
         x.buffer is y.buffer and x.dtype is y.dtype and x.offset == y.offset and tuple(strides) == tuple(other_strides)
     )

@@ -1,6 +1,6 @@
 """Generic access to the tensors of a step through the fields of its dataclass.
 
-Passes rewrite tensors through it, so that they include a field that is added later.
+Passes rewrite tensors through `TensorFields`, so that a field that is added later is rewritten too.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ scalar_types: Final = {Int32: "i32", Int64: "i64", Float32: "f32", Float64: "f64
 
 @dataclass(eq=False)
 class Recorded:
-    """Base of recorded steps: the ONNX nodes that they compute; errors name the last node."""
+    """Base of recorded steps. ``nodes`` are the ONNX nodes that the step computes; errors name the last node."""
 
     nodes: tuple[Node, ...]
 
@@ -64,8 +64,8 @@ class Use:
 class InPlace:
     """Permission to bind ``read`` and ``written`` of a launch to the same memory.
 
-    The thread that writes an element has read it before. With ``kept``, the launch does not change elements that it
-    reads, as when it appends rows to a cache.
+    The thread that writes an element has read that element before. With ``kept``, the launch does not change elements
+    that it reads, for example if it appends rows to a cache.
     """
 
     read: Buffer
@@ -74,9 +74,9 @@ class InPlace:
 
 
 def in_place_of(read: Tensor | None, written: Tensor, *, kept: bool = False) -> tuple[InPlace, ...]:
-    """Return the in-place pair of two tensors with the same layout, else (): the result may overwrite the input.
+    """Return the permission that ``written`` overwrites ``read``, in a tuple; () if their layouts differ.
 
-    Both must have the same shape in every Run, perhaps by different expressions.
+    Their shapes must be equal in every Run, but may be different expressions.
     """
     if read is None or read.dtype.itemsize != written.dtype.itemsize or read.offset != written.offset:
         return ()
@@ -89,8 +89,8 @@ class Launch(Recorded):
     """A kernel launch; ``reads`` and ``writes`` are the buffers that it uses.
 
     ``uses`` describes arguments that the kernel does not access exactly once as a whole. ``note`` tells users why this
-    kernel was selected; ``schedule`` is its contraction's. The grid has ``turns`` groups of blocks, each of which waits
-    for the previous one. Buffers without an `InPlace` must not overlap.
+    kernel was selected; ``schedule`` is the schedule of the contraction. The grid has ``turns`` groups of blocks; each
+    group waits for the previous one. Buffers without an `InPlace` must not overlap.
     """
 
     kernel: KernelSpec
@@ -110,7 +110,7 @@ class Launch(Recorded):
 
 @dataclass(eq=False)
 class LibraryCall(Recorded):
-    """A call of a vendor library; ``problem`` defines the meaning of ``args``. ``note`` describes it for users."""
+    """A vendor library's call; ``problem`` defines the meaning of ``args``. ``note`` describes the call for users."""
 
     problem: LibraryProblem
     args: tuple[Arg, ...]

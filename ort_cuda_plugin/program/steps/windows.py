@@ -43,7 +43,7 @@ class Windows:
 
     @property
     def planar(self) -> Windows:
-        """Return windows with at least two spatial dimensions, as kernels need: a first one of size 1 is added."""
+        """Return windows with at least two spatial dimensions, as kernels need; the first one may have size 1."""
         if len(self.size) > 1:
             return self
         sizes = (1, *self.size), (1, *self.kernel), (1, *self.strides), (1, *self.dilations)
