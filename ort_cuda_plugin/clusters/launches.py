@@ -87,6 +87,6 @@ def _verified(ctx: Lowering, watch: Watch | None) -> Watch | None:
 
 
 def _compulsory(ctx: Lowering, steps: Sequence[Step]) -> Traffic:
-    """Return the minimum traffic of kernels for a program in a Run."""
+    """Return the minimum memory traffic of the program's kernels in a Run."""
     fixed = fixed_buffers(steps) if ctx.options.fusion else {}
     return traffic(step for step in steps if not is_fixed(step, fixed))

@@ -1,7 +1,7 @@
 """The table of passes: every stage between the operators' lowering and a cluster's launches, in order.
 
-A pass is a function from a program to a program. Its docstring says what it does, what it assumes beside
-docs/invariants.md, and what it guarantees to the passes after it. `run_passes` runs the passes that apply to a device
+A pass is a function from a program to a program. The pass's docstring says what it does, what it assumes besides
+docs/invariants.md, and what it guarantees to later passes. `run_passes` runs the passes that apply to a device
 and its options, and shows a `Watch` the program after each pass. tests/passes has for each pass a test that compares
 the program before and after it, and fails if a pass has no test.
 """
@@ -52,10 +52,9 @@ LOWERED = "lowering"
 
 @dataclass(frozen=True)
 class Pass:
-    """One stage of the compiler. It runs if ``when`` is true for the device and the options of the context.
+    """One stage of the compiler, which runs if ``when`` is true for the device and the options of the context.
 
-    ``run`` is called with the context, in which it records guards and folded launches, and with the program, which it
-    does not modify.
+    ``run`` gets the context, in which it records guards and folded launches, and the program, which it does not modify.
     """
 
     name: str

@@ -34,7 +34,7 @@ def candidates(ctx: Lowering, step: Sums) -> list[Choice]:
         case Attend():
             found = attention_choices(ctx, step)
         case _:
-            raise TypeError(f"{type(step).__name__}: expected a Contract, Convolve or Attend")
+            raise TypeError(f"step: got {type(step).__name__}, expected a Contract, Convolve or Attend")
     unique: dict[Schedule, Choice] = {}
     for choice in found:
         unique.setdefault(choice.schedule, choice)
@@ -50,7 +50,7 @@ def own_choice(ctx: Lowering, step: Sums) -> Choice:
             return Choice(own_conv_schedules(ctx, step)[0], by_rules(ctx))
         case Attend():
             return next(own_attention_choices(ctx, step))
-    raise TypeError(f"{type(step).__name__}: expected a Contract, Convolve or Attend")
+    raise TypeError(f"step: got {type(step).__name__}, expected a Contract, Convolve or Attend")
 
 
 def has_integer_operands(ctx: Lowering, step: Sums) -> bool:
@@ -64,7 +64,7 @@ def choose(ctx: Lowering, step: Sums) -> Choice:
     """Return the candidate with the least measured time, or without measurements the rules' preference."""
     found = candidates(ctx, step)
     if ctx.tuner is not None and all(hint(dim) != 0 for dim in step.shape):
-        # Schedules with two launches are not measured: a Run leaves one launch empty, and the other is a candidate too.
+        # Schedules with two launches are not measured: in a Run one is empty, and the other alone is a candidate too.
         single = [choice for choice in found if not choice.schedule.gemv_rows and not choice.schedule.im2col_pixels]
         if len(single) > 1 and (measured := ctx.tuner.choice(ctx, step, single)) is not None:
             return measured

@@ -68,7 +68,7 @@ def is_direct(step: Convolve) -> bool:
 
 
 def merged_conv_choice(ctx: Lowering, merged: Convolve, count: int) -> Choice | None:
-    """Return the schedule of one convolution merged from ``count``; None if it is not faster.
+    """Return the schedule of one convolution merged from ``count``; None if the merged one is not faster.
 
     The merged convolution has no split-K, since the reduction writes one result only. If cuDNN is installed, the merged
     convolution must beat ``count`` calls of cuDNN, which does not support integer convolutions.
@@ -122,7 +122,7 @@ def _others(ctx: Lowering, step: Convolve) -> list[Schedule]:
 
 
 def _has_few_pixels(ctx: Lowering, step: Convolve) -> Dim:
-    """Return the condition for im2col: tiles of output pixels would be mostly empty, on the emulated device.
+    """Return the condition under which the emulated device uses im2col: few pixels would leave tiles mostly empty.
 
     If many pixels are expected, tiles serve small images as well.
     """

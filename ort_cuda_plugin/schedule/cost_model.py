@@ -228,7 +228,7 @@ def _cycles(rates: _Rates, problem: Problem, config: TileConfig) -> tuple[float,
     blocks = hint(count_blocks(tile, problem.rows, problem.columns, problem.batch))
     each = -(-blocks // rates.multiprocessors)
     loads = _loads(problem, config)
-    columns = tile.n / (2 if problem.is_compact else 1)  # uncompacted columns with the same bytes
+    columns = tile.n / (2 if problem.is_compact else 1)  # compact (float16) columns have half the bytes
     begin, own_steps, step = _instructions(problem, config)
     issued = begin + own_steps * step
     wavefronts = steps * ((tile.m + columns) * parts / 2 + 4 * loads * config.warps)

@@ -197,7 +197,7 @@ def _tile_config(ctx: Lowering, step: Contract, kind: str, call: Folded, *, in_f
     if in_f16:
         return choose_tile_config(ctx.device, "f16", m, n, product(call.batch), k, along_k=True, **more)
     is_compact = has_compact_lines(ctx, step)
-    along_k = is_compact or kind in INTEGERS or _can_be_along_k(call, kind)  # codes are copied along k
+    along_k = is_compact or kind in INTEGERS or _can_be_along_k(call, kind)  # copies of codes are contiguous along k
     more |= {"is_compact": is_compact, "along_k": along_k}
     return choose_tile_config(ctx.device, kind, m, n, product(call.batch), k, **more)
 
@@ -260,7 +260,7 @@ def fused_split_k(ctx: Lowering, step: Contract) -> int:
 
 
 def _can_be_along_k(call: Folded, kind: str) -> bool:
-    """Return whether a is contiguous along k, and b as well or after a copy of constant weights."""
+    """Return whether a is contiguous along k, and b is, or is after a copy of constant weights."""
     a, b = call.contiguous
     return a == "k" and (b == "k" or (has_weights_along_n(call) and divides(piece_of(kind), call.sizes[2])))
 

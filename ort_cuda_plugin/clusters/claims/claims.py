@@ -67,7 +67,7 @@ class Claims:
     """The nodes of a graph that the plugin runs.
 
     Attributes:
-        clusters: nodes to fuse, in topological order, followed by searches, each a cluster by itself.
+        clusters: nodes to fuse, in topological order, followed by searches, each of them a separate cluster.
         singles: control-flow nodes that ONNX Runtime's kernels run.
         verdicts: one per node of the graph, in order.
     """
@@ -209,7 +209,7 @@ def _within(budget: MemoryBudget, graph: Graph, verdicts: list[NodeVerdict]) -> 
 
 
 def _not_passed(clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
-    """Yield (node, value) if a body of the node reads the value, which its cluster neither computes nor reads."""
+    """Yield (node, value) if a body of the node reads a value that the node's cluster neither computes nor reads."""
     for cluster in clusters:
         known = {value for node in cluster for value in (*node.inputs, *node.outputs)}
         for node in cluster:
@@ -220,7 +220,7 @@ def _not_passed(clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
 
 
 def _crossing(graph: Graph, clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
-    """Yield pairs of a node and a result of it that is not a tensor, and is read outside of the node's cluster."""
+    """Yield (node, result) for each result that is not a tensor and is read outside of the node's cluster."""
     cluster_of = {node: number for number, cluster in enumerate(clusters) for node in cluster}
     made = {value: node for node in cluster_of for value in node.outputs if value is not None and value.is_container}
     leaving = {value for value in graph.outputs if value in made}
@@ -359,7 +359,7 @@ class _Analysis:
             outputs = [tensors[value] for value in node.outputs if value is not None and value in tensors]
             is_shapes = (node.domain or node.op_type not in HOST_RESULTS) and all(x.host is not None for x in outputs)
             if verdict.supported and is_shapes and node not in self.singles:
-                verdict = decline(node, "cost", "each node runs by itself, and the CPU computes shapes")
+                verdict = decline(node, "cost", "each node is a separate cluster, and the CPU computes shapes")
             result.append(verdict)
         return result
 
@@ -381,7 +381,7 @@ class _Analysis:
             # A bug in one operator's function must not lose the claims of all other nodes.
             logger.exception("node %s: internal error in the operator's function. Report the model", node.label)
             return decline(node, "op", f"internal error: {type(error).__name__}: {error}")
-        if node.provider and node.provider != self.provider:  # one such node makes ORT drop its whole cluster
+        if node.provider and node.provider != self.provider:  # in a cluster, the node would make ORT drop the cluster
             return decline(node, "op", f"ONNX Runtime has assigned the node to {node.provider}")
         return _supported(node, self.lowering.served.get(node), self.lowering.ctx.notes.get(node, ""))
 
@@ -402,7 +402,7 @@ class _Analysis:
         return _supported(node)
 
     def _check_search(self, node: Node) -> None:
-        """Register a search that the plugin can run; its results are unknown inputs. Raises the errors of `_lower`."""
+        """Add a search to ``singles`` if the plugin can run it; else raise the errors of `_lower`."""
         repetition = as_repetition(node, self._graph.opsets)
         for part in repetition.parts:
             inner = _Analysis(part.graph, self._device, self._options, self._ranks, self.provider)
@@ -415,7 +415,7 @@ class _Analysis:
 
     def _lower(self, node: Node) -> None:
         if node.has_subgraphs and not self._inlines:
-            raise Unsupported("control-flow", "each node runs by itself, so bodies are not lowered with it")
+            raise Unsupported("control-flow", "each node is a separate cluster, which cannot contain a node's bodies")
         if is_search(node):
             self._check_search(node)
             return

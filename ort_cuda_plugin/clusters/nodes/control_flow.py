@@ -186,7 +186,7 @@ def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
 
 
 def _valid_branches(lowering: BodyLowering, node: Node) -> list[list[Operand]]:
-    """Return the results of the valid branches; no Run takes an invalid one."""
+    """Return the results of the valid branches; no Run takes an invalid branch."""
     results: list[list[Operand]] = []
     for name in ("then_branch", "else_branch"):
         try:
@@ -319,7 +319,7 @@ def _stacked(lowering: BodyLowering, parts: Sequence[Tensor], axis: int, declare
     if not parts:
         shape = [dim for dim in declared.shape or [None] if isinstance(dim, int)]
         if declared.dtype is None or declared.shape is None or len(shape) != len(declared.shape):
-            raise Unsupported("control-flow", f"the shape of {declared.name!r} is unknown without an iteration")
+            raise Unsupported("control-flow", f"the shape of {declared.name!r} is unknown if no iteration runs")
         shape.insert(normalize_axis(axis, len(shape) + 1), 0)
         return ctx.empty(shape, declared.dtype)
     at = normalize_axis(axis, parts[0].rank + 1)

@@ -43,7 +43,7 @@ class InputSymbols:
         return symbol(self.count - 1, name, hint, lower, upper)
 
     def dimension(self, dim: int | str | None, hint: int | None = None) -> Dim:
-        """Return the symbol of the model's dimension ``dim``; equal names with equal hints share one, under a guard."""
+        """Return the symbol of the model's dimension ``dim``. Equal names with equal hints share it, under a guard."""
         if isinstance(dim, int):
             self.guards.append(eq(self._fresh("", dim, 0, None), dim))
             return dim
@@ -64,7 +64,7 @@ class InputSymbols:
         return self._fresh("", 1, None, None)
 
     def host_values(self, buffer: Buffer, hints: Sequence[int], name: str = "") -> tuple[Dim, ...]:
-        """Return the symbols of the elements of the host input ``name``, the same ones in each call."""
+        """Return the symbols of the elements of the host input ``name``; each call returns the same symbols."""
         if buffer not in self._host:
             self._host[buffer] = tuple(self._fresh(f"{name}[{i}]", hint, None, None) for i, hint in enumerate(hints))
         return self._host[buffer]
@@ -187,7 +187,7 @@ class NodeLowering:
             self.containers[value] = operand
 
     def knows(self, value: Value) -> bool:
-        """Return whether `operand` has the value."""
+        """Return whether `operand` can return the value's operand."""
         return value in self.tensors or value in self.containers or value.initializer is not None
 
     def add_input(self, value: Value, tensor: Tensor) -> None:

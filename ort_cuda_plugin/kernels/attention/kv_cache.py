@@ -180,7 +180,7 @@ class _Writer:
         self._emit.line(f"{function}({lanes}, {x.pointer}, {offset}, 0, {offset} + {width}, {width}, 1)")
 
     def _copy(self, b: str, h: str, d: str, source: _StridedTensor | None, row: str) -> None:
-        """Copy a vector of ``row`` of a tensor to present, or zeros."""
+        """Copy a vector of row ``row`` of ``source`` to present, or zeros if there is no ``source``."""
         if source is not None:
             self._move("load_row", self._lanes, source, b, h, row, d)
         self._move("store_row", self._zeros if source is None else self._lanes, self._present, b, h, "place", d)

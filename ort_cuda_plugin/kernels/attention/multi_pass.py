@@ -188,7 +188,7 @@ class AttentionKernel:
         ]
 
     def _tiles(self, computes: bool, body: Sequence[str]) -> list[str]:
-        """Loop over the tiles of keys; compute their scores first if ``computes``, or if they are not resident."""
+        """Loop over the tiles of keys; first compute a tile's scores if ``computes``, or if scores are not resident."""
         at_tile = f"int32(tile * {self.form.keys * self.form.pitch})" if self.form.resident else "int32(0)"
         lines = [f"key0 = int32(tile * {self.form.keys})", f"at_tile = {at_tile}"]
         if computes or not self.form.resident:

@@ -60,7 +60,7 @@ def _eliminate(out: Pointer[float], a: Pointer[float], n: int, *, threads: int, 
 
 
 def inverses(ctx: Lowering, matrices: Tensor) -> Tensor:
-    """Return the inverses of contiguous float32 or float64 ``matrices`` [..., n, n], which it overwrites.
+    """Return the inverses of contiguous float32 or float64 ``matrices`` [..., n, n]; overwrite these.
 
     The inverse of a singular matrix has infinite or NaN elements.
     """

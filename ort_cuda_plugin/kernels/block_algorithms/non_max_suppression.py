@@ -1,8 +1,8 @@
-"""Greedy non-maximum suppression: a box is kept unless it overlaps a box kept before it too much.
+"""Greedy non-maximum suppression: a box is kept unless it overlaps an earlier kept box too much.
 
 A block processes a row of boxes, sorted by score, in chunks of one box per thread. Each thread first compares its box
-with the boxes kept from earlier chunks. Then the block repeatedly keeps the first remaining box of the chunk, and the
-threads compare theirs with it. So it needs barriers only for each kept box, not for each box.
+with the boxes kept from earlier chunks. Then the block repeatedly keeps the first remaining box of the chunk, and each
+thread compares its box with that one. So barriers are needed for each kept box, not for each box.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def suppress_boxes(
     *,
     center: bool,
 ) -> Tensor:
-    """Return which boxes non-maximum suppression keeps: bool [batches * classes, n], in the order of ``order``.
+    """Return a mask of the boxes that are kept: bool [batches * classes, n], in the order of ``order``.
 
     ``boxes`` is float32 [batches, n, 4], two opposite corners (y, x, y, x) or with ``center`` (x, y, width, height);
     ``scores`` float32 [batches, classes, n]; ``order`` int64 [batches * classes, n]. ``limit`` (int64, one element) is

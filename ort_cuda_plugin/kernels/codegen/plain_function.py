@@ -3,8 +3,8 @@
 A kernel whose code is mostly fixed is a Python function, so that mypy checks its types and names. Positional parameters
 are the kernel's own. Keyword-only parameters are compile-time constants: a number, type or name is substituted as text.
 A parameter of type `Lines` or `Expression` is called in the function, and generated source (an epilogue, a comparison)
-replaces the call. A function may also be such generated source itself (`PlainKernel.lines`); it then reads and assigns
-variables of the function that calls it.
+replaces the call. A function may also be such generated source itself (`PlainKernel.lines`). Its source then reads and
+assigns variables of the calling function.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class PlainKernel:
 
 
 def plain_kernel(function: Callable[..., None]) -> PlainKernel:
-    """Make a kernel of the decorated function."""
+    """Convert the decorated function to a kernel."""
     return PlainKernel(function)
 
 

@@ -26,7 +26,7 @@ class RowCache:
 
     @property
     def type(self) -> str:
-        """Register type of the cached values, which they share."""
+        """Common register type of the cached values."""
         return next((register_type(x.dtype) for x in self.slots), "")
 
     @property

@@ -128,8 +128,8 @@ NESTED_DIVISIONS = 4
 class Emitter:
     """Lines of a kernel's body. `value` emits the computation of a Scalar and returns the variable that holds it.
 
-    Each distinct computation is emitted once per scope. `bind` names leaves; ``handlers`` emit operations that only a
-    generator can (loads through an index map).
+    Each distinct computation is emitted once per scope. `bind` names leaves; ``handlers`` emit operations that only the
+    kernel's generator knows, such as loads through an index map.
     """
 
     def __init__(self, prefix: str = "v", indent: int = 1) -> None:
@@ -155,7 +155,7 @@ class Emitter:
         return f"{prefix or self._prefix}{self._count}{self.suffix}"
 
     def assign(self, text: str) -> str:
-        """Return the variable that holds ``text``; equal texts share one, because no operand is assigned twice."""
+        """Return the variable that holds ``text``. Equal texts share a variable, since no operand is assigned twice."""
         for scope in reversed(self._computed):
             if text in scope:
                 return scope[text]
@@ -171,7 +171,7 @@ class Emitter:
 
     @contextmanager
     def detached(self) -> Iterator[list[str]]:
-        """Collect the lines emitted in the context in a list of their own."""
+        """Collect the lines emitted in the ``with`` block in a separate list."""
         before, self.lines = self.lines, []
         apart = self.lines
         yield apart
@@ -179,7 +179,7 @@ class Emitter:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Forget the values emitted in the context at its end."""
+        """Forget the values emitted in the ``with`` block at its end."""
         self._names.append({})
         self._computed.append({})
         yield
@@ -199,7 +199,7 @@ class Emitter:
         self._names[-1][leaf] = name
 
     def bound(self, x: Scalar) -> str | None:
-        """Return the variable that holds x in an open scope."""
+        """Return the variable that holds x in an open scope, or None."""
         return next((scope[x] for scope in reversed(self._names) if x in scope), None)
 
     def value(self, x: Scalar) -> str:
@@ -366,7 +366,7 @@ class Emitter:
 class text_property(Generic[T]):
     """A property that generates the body of a parametrised kernel, cached by the value of its (frozen) object.
 
-    Each lowering makes new objects, and generating a body takes longer than the rest of their lowering.
+    Each lowering creates new kernel objects, and generating a body takes longer than the rest of the lowering.
     """
 
     def __init__(self, write: Callable[[T], str]) -> None:
@@ -492,7 +492,7 @@ class KernelBuilder(Parameters):
         resident: int = 0,
         in_place: Sequence[InPlace] = (),
     ) -> None:
-        """Launch a kernel of the emitted lines, or of ``body``, which is generated for exactly this block size.
+        """Launch a kernel of the emitted lines, or of ``body``, which is generated for exactly the size of ``block``.
 
         ``resident`` is the number of blocks of ``body`` that a multiprocessor should hold. Emitted lines get the
         register limit of 256-thread blocks, or with ``bounded`` that of ``block``.

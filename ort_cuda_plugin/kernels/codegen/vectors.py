@@ -73,7 +73,7 @@ def vector_threads(device: DeviceProperties, items: Dim, blocks: float = BLOCKS_
 
 
 def vector_width(dims: Sequence[Dim], types: Sequence[DType], work: int) -> int:
-    """Return the elements per vectorised access along the last of ``dims``, which it divides; 1 if not worth it."""
+    """Return the elements per vectorised access, a divisor of the last of ``dims``; 1 if vectors do not pay off."""
     if hint(product(dims)) < FEW_ELEMENTS:
         return 1
     width = VECTOR_BYTES // max(dtype.itemsize for dtype in types)

@@ -64,7 +64,7 @@ class IntegerForm:
 
 
 def integer_form(step: Sums) -> IntegerForm | None:
-    """Return the integer form of a contraction; None if it has none, or if tensor cores cannot multiply the codes.
+    """Return the dequantisations of a contraction's operands; None if tensor cores cannot multiply the operands' codes.
 
     The weights must be constant, and int8 after the subtraction of their zero point (symmetric quantisation).
     """
@@ -161,7 +161,7 @@ def _known(zero: Scalar | None, inputs: Iterable[Input]) -> int | None:
 
 
 def _codes(x: Affine) -> Tensor | None:
-    """Return the zero point as a tensor of one element; None if it is not one."""
+    """Return the zero point as a tensor of one element; None if it has several elements."""
     if x.zero is None or x.zero.op != "cast":
         return None
     y = dict(x.inputs).get(x.zero.operands[0])

@@ -130,7 +130,7 @@ class _ChannelPool:
         builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, bounded=True)
 
     def _index(self, text: str) -> str:
-        """Emit a number of the index type."""
+        """Emit ``text`` as a variable of the index type; return the variable."""
         return self.emit.assign(f"{self.index}({text})")
 
     def _size(self, value: Dim) -> str:

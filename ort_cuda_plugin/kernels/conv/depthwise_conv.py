@@ -225,7 +225,7 @@ class _Depthwise:
                 emit.line(f"{total} = fma_f32(value, weights{tap}[{beside * form.width} + e], {total})")
 
     def _index(self, text: str) -> str:
-        """Emit a number of the index type."""
+        """Emit ``text`` as a variable of the index type; return the variable."""
         return self.emit.assign(f"{self.index}({text})")
 
     def _inside(self, start: str, offset: int, limit: str) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """Direct convolution without shared memory: a thread computes a strip of adjacent pixels for a few output channels.
 
-It serves convolutions that would leave a GEMM tile mostly empty: few output channels, groups, and transposed ones. On a
-GPU a strip is one pixel. On the emulated device it has the length of vectors, so that each weight is loaded once per
-strip, and a strip inside the image needs no bounds checks.
+The kernel serves convolutions that would leave a GEMM tile mostly empty: few output channels, groups, and transposed
+ones. On a GPU a strip is one pixel. On the emulated device a strip has the length of vectors, so that each weight is
+loaded once per strip, and a strip inside the image needs no bounds checks.
 
 A transposed convolution of stride s consists of s ordinary ones along each axis, its phases: outputs o with the same
 (o + pad) mod s use the same taps of the kernel, and adjacent outputs of a phase read adjacent inputs.
@@ -132,17 +132,17 @@ class StripConv:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the last strip is shifted back to end at the last pixel; it does not store the overlap again."""
+        """Whether the last strip is shifted back to end at the last pixel; its overlap is not stored a second time."""
         return self.width > 1 and not self.transposed
 
     @property
     def neighbour(self) -> str:
-        """Distance of the inputs of adjacent pixels."""
+        """Distance in elements from a pixel's input to the input of the next pixel."""
         return "1" if self.transposed else str(self.stride or "stride_x")
 
     @property
     def spacing(self) -> str:
-        """Distance of the outputs of adjacent pixels."""
+        """Distance in elements from a pixel's output to the output of the next pixel."""
         return str(self.stride or "stride_x") if self.transposed else "1"
 
     @property

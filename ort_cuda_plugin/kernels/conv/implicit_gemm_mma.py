@@ -1,7 +1,7 @@
 """Implicit GEMM convolution on tensor cores for channels-last images, on GPUs with ``mma.sync`` (sm_80).
 
-A convolution is the product of the im2col matrix, one row per output pixel, and the weights. The copies into shared
-memory gather the patches: a 16-byte chunk is adjacent channels of one input pixel, or zeros.
+A convolution is a GEMM of the im2col matrix, one row per output pixel, and the weights. The copies into shared memory
+gather the patches: a 16-byte chunk is adjacent channels of one input pixel, or zeros.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OUTSIDE = -(2**30)
 class PatchTile(MatrixTile):
     """Tile whose first operand is gathered from an image. ``axes`` are the window's, "" for a pointwise convolution.
 
-    Elements outside the image are 0, or for integer codes with ``zero`` their zero point. ``is_one_image``: batch 1.
+    Elements outside the image are 0, or with ``zero`` the zero point of integer codes. ``is_one_image``: batch 1.
     """
 
     axes: str = ""

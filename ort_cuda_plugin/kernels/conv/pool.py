@@ -82,7 +82,7 @@ class Pool:
 
     @property
     def start(self) -> str:
-        """Initial value of a total."""
+        """Initial value of an accumulator."""
         return _lowest[self.storage] if self.kind == "max" else f"{self.register}(0)"
 
     def setup(self) -> list[str]:
@@ -152,7 +152,7 @@ class Pool:
         return [*lines, indent("\n".join(body).format(line=line), level)]
 
     def _covered(self, axis: str, start: str) -> list[str]:
-        """Compute ``covered``: how many elements along a window that begins at ``start`` an average divides by."""
+        """Compute ``covered``: the elements along a window from ``start`` on that the divisor of an average counts."""
         at = f"int32({start} + int32(k) * dilation_{axis})"
         inside = f"{at} < padded_end_{axis}" if self.include_pad else f"uint32({at}) < uint32(in_{axis})"
         return ["covered = int32(0)", f"for k in range(kernel_{axis}):", f"    if {inside}:", "        covered += 1"]
@@ -180,12 +180,12 @@ class Pool:
         return f"{total} = value if {self.is_better(total)} else {total}"
 
     def is_better(self, total: str) -> str:
-        """Return the test that ``value`` replaces a maximum: NaN always does, and only NaN replaces NaN."""
+        """Return the test whether ``value`` replaces a maximum. NaN replaces all numbers, and only NaN replaces NaN."""
         nan = "" if self.storage in _registers else " | (value != value)"
         return f"(value > {total}){nan}"
 
     def result(self, total: str, divisor: str) -> str:
-        """Return a total as the value to store."""
+        """Return the source of the value to store for accumulator ``total``; averages are divided by ``divisor``."""
         value = f"({total} / {self.register}({divisor}))" if self.kind == "average" else total
         return {"i8": f"int8({value})", "u8": f"uint8({value})"}.get(self.storage, self.element.cast(value))
 
@@ -228,7 +228,7 @@ class Pool:
 class VectorPool(Pool):
     """Pooling on a GPU for windows that tile x without overlap: vectorised loads of rows, and one vectorised store.
 
-    Each of its ``width`` windows covers ``stride`` elements of a row. It does not support indices.
+    Each of a thread's ``width`` windows covers ``stride`` elements of a row. Indices are not supported.
     """
 
     @property
@@ -284,7 +284,7 @@ def launch_pool(
     indices: bool = False,
     column_major: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Pool x [images, channels, *spatial] as `Pool` describes; return the result, and with ``indices`` their tensor."""
+    """Pool x [images, channels, *spatial] as `Pool` describes; return the result, with ``indices`` also the indices."""
     out = ctx.empty((*x.shape[:2], *spatial), x.dtype)
     positions = ctx.empty(out.shape, DType.INT64) if indices else None
     x = ctx.contiguous(x)

@@ -279,7 +279,7 @@ class _Chain:
         self.emit.line(f"    {total} += {factor} * {weight}")
 
     def _results(self, half: _Half) -> Iterator[str]:
-        """Reduce each round's sum across lanes; yield its row inside a branch of the one thread that stores it."""
+        """Reduce each round's sum across lanes; yield the round's row inside a branch for the thread that stores it."""
         emit, totals, apart = self.emit, half.totals, half.product.lanes // 2
         while apart:
             totals = [emit.assign(f"{total} + shfl_xor_f32({total}, int32({apart}))") for total in totals]

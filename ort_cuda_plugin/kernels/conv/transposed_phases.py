@@ -30,7 +30,7 @@ MAX_PHASES = 16
 class Along:
     """One dimension of a phase: ``taps`` elements of the window, from ``last`` down in steps of ``apart``.
 
-    They read x from ``pad`` before the output pixel on, ``dilation`` apart.
+    The taps read elements of x that are ``dilation`` apart, from ``pad`` before the output pixel on.
     """
 
     phase: int

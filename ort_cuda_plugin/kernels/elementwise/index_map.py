@@ -251,7 +251,7 @@ class IndexMap(Loads):
         return chosen
 
     def _folded(self, loop: _Loop) -> list[str] | None:
-        """Return the accumulators of the loop if an open scope has emitted it, else None."""
+        """Return the accumulators of the loop if an open scope has emitted the loop, else None."""
         names = [self._builder.emit.bound(total) for total in loop.totals]
         return None if None in names else [name for name in names if name is not None]
 
@@ -428,7 +428,7 @@ class IndexMap(Loads):
 
 
 def _work(value: Scalar, column: Scalar, moved: Sequence[Scalar]) -> int:
-    """Return the operations per element of a vector (estimate), without those that do not depend on the column."""
+    """Return the operations per element of a vector that depend on the column (estimate)."""
     depends: dict[Scalar, bool] = {}
     for x in operands_first([value]):
         depends[x] = x is column or any(depends[operand] for operand in x.operands)

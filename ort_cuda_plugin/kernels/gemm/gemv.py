@@ -207,8 +207,9 @@ class Gemv(GemvKernel):
 class VectorGemv(GemvKernel):
     """Vectorised GEMV for elements without prologues.
 
-    If b is contiguous along k, all ``threads`` share the block's columns and load ``vectors`` of each at once. If b is
-    contiguous along n, ``side`` threads own a vector of adjacent columns each, and threads of the same columns share k.
+    If b is contiguous along k, all ``threads`` share the block's columns, and load ``vectors`` of each column at once.
+    If b is contiguous along n, ``side`` threads own a vector of adjacent columns each, and threads with the same
+    columns share k.
     Partial sums are reduced by shuffles in a warp, and across warps in shared memory.
     """
 

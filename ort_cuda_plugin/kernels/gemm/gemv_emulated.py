@@ -34,7 +34,7 @@ class EmulatedGemv(GemvKernel):
 
     @property
     def is_possible(self) -> bool:
-        """Whether there are vectors of the accumulators' type, and b is contiguous along k, or along n with columns."""
+        """Whether there are vectors of the accumulators' type, and b is contiguous: along n only for known columns."""
         if self.element.accumulator not in _ACCUMULATORS:
             return False
         return self.b_contiguous == "k" or (self.b_contiguous == "n" and bool(self.columns))

@@ -225,7 +225,7 @@ def _tile_of_rows(tile: Tile) -> Fragment:
 
 @dataclass(frozen=True)
 class GroupedMatrices(Product):
-    """Grouped GEMM on tensor cores with operand type ``kind``; ``a_row`` is the format of x's row for a result row."""
+    """Grouped GEMM on tensor cores with operand type ``kind``; ``a_row`` formats the row of x for a result's row."""
 
     tile: Tile = field(kw_only=True)
     kind: str = field(kw_only=True)

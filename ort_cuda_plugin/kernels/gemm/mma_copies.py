@@ -77,7 +77,7 @@ class OperandTile:
 
 @dataclass(frozen=True)
 class OperandCopies:
-    """Copies of both operands' tiles. ``kind`` is the operand type of mma, a key of `SIZES`, for which ``tile`` is."""
+    """Copies of both operands' tiles. ``kind``, a key of `SIZES`, is the operand type of mma; ``tile`` fits it."""
 
     tile: Tile
     kind: str

@@ -8,8 +8,8 @@ With sliced-K, groups of warps of a block share the k steps and have pipeline st
 reduced in shared memory at the end. A group of one warp needs no barrier in a step.
 
 float32 is rounded to TF32 between shared memory and the tensor cores. ``ldmatrix`` moves four float32 like eight 16-bit
-elements, but cannot transpose them: if rows run along x, lanes load elements one by one, eight adjacent ones of each of
-four rows.
+elements, but cannot transpose them: if rows run along x, lanes load elements one by one, eight adjacent elements of
+each of four rows.
 
 TF32 weights may be stored as float16 (`tf32_weights_as_f16`). Their rows run along k, with each group of eight elements
 in the order 0, 4, 1, 5, 2, 6, 3, 7: a 32-bit load has the two elements that a lane multiplies.
@@ -31,7 +31,7 @@ from .tile_shapes import DECLARED_BYTES, GAP, INTEGERS, block_bytes, operand_siz
 
 @dataclass(frozen=True)
 class MatrixTile(OperandCopies):
-    """One tile of a result: accumulators, pipeline over k, warp-level products, epilogue."""
+    """One tile of a result: accumulators, pipeline over k, mma instructions of each warp, epilogue."""
 
     @property
     def block_bytes(self) -> int:
@@ -86,8 +86,8 @@ class MatrixTile(OperandCopies):
     def _pipeline(self) -> list[str]:
         """Loop over the ``steps`` k steps from ``k0`` to ``k_end``.
 
-        Each iteration fills the stage at ``filled`` for ``k_first`` and multiplies the oldest, at ``multiplied``. The
-        next iteration fills the stage that this one has multiplied.
+        Each iteration fills the stage at ``filled`` for ``k_first`` and multiplies the oldest stage, at ``multiplied``.
+        The next iteration fills the stage that the present one has multiplied.
         """
         last = (self.stages - 1) * self.stage
         fills = [
@@ -142,7 +142,7 @@ class MatrixTile(OperandCopies):
 
     @property
     def _loads(self) -> tuple[tuple[OperandTile, str, int, bool], tuple[OperandTile, str, int, bool]]:
-        """The arguments of `_load_fragments` for both operands."""
+        """Return the arguments of `_load_fragments` for both operands."""
         a, b = self.operands
         height, width = self.config.warp
         return (a, "warp_row", height // 16, True), (b, "warp_column", width // 16, False)

@@ -115,7 +115,7 @@ def stepped(stage: Stage, totals: Values) -> Values:
 
 
 def _shuffled(distance: str) -> Callable[[DType, str, int], str]:
-    """Return the source of the accumulator of lane XOR ``distance``."""
+    """Return a function that returns the source of an accumulator of lane XOR ``distance``."""
 
     def text(dtype: DType, name: str, number: int) -> str:
         if dtype in NARROW_FLOATS:

@@ -154,7 +154,7 @@ class RowKernel(RowColumns):
         column_dims: Sequence[Dim],
         column_strides: Sequence[Sequence[Dim]],
     ) -> None:
-        """Choose a layout of the row in registers, if there is one."""
+        """Choose a layout of the row in registers, if the row fits."""
         tensors = [*sources, *(y for _, y in self.step.outputs)]
         moved = [x for x, s in zip(tensors, column_strides, strict=False) if is_dense(s, column_dims)]
         if kept.slots and kept.type not in REGISTERS:
@@ -217,7 +217,7 @@ class RowKernel(RowColumns):
         self.emit.line(f"row = {index}({number if step == 1 else f'({number}) * {step}'})")
         exists = f"row < {n_rows}"
         if self.shares_rows:
-            # Warps and blocks must not diverge: threads without a row repeat the last one and store nothing.
+            # Warps and blocks must not diverge: threads without a row also compute the last row, and store nothing.
             self.emit.line(f"exists = {exists}")
             self.emit.line(f"row = choose(exists, row, {index}({n_rows} - {step}))")
         names = coordinates(self.emit, "row", extents, dtype) if dims else []
@@ -320,7 +320,7 @@ class RowKernel(RowColumns):
     def _fill_parts(
         self, stages: Sequence[Stage], parts: list[list[Accumulators]], columns: str, apart: int = 1, last: str = ""
     ) -> None:
-        """Emit a loop over ``columns`` that accumulates one column in each of ``parts``; combine these in the first.
+        """Emit a loop over ``columns`` that accumulates one column in each of ``parts``; combine all in the first part.
 
         A part has accumulators for each of the thread's rows.
         """

@@ -157,7 +157,7 @@ class RowColumns:
 
     @contextmanager
     def _column(self, index: str, inside: str = "") -> Iterator[None]:
-        """Open a scope for column ``index``, which counts only if ``inside`` holds (a format of its variable)."""
+        """Open a scope for column ``index``, which is accumulated if ``inside`` holds (a format of the index)."""
         with self.emit.scope():
             name = self.emit.assign(index)
             if inside:
@@ -234,7 +234,7 @@ class RowColumns:
         return self.emit.assign(load_text(pointer, self._offset(base, strides), leaf.dtype))
 
     def _place_rows(self, sources: Sequence[Input], row_strides: Sequence[Sequence[Dim]]) -> None:
-        """Find the inputs in which a thread's rows are adjacent, and emit a test that these are aligned for vectors."""
+        """Find the inputs in which a thread's rows are adjacent; emit a test that their addresses suit vectors."""
         assert self.strided is not None
         self.rows_of_thread = [{} for _ in range(self.strided.width)]
         pairs = zip(sources, row_strides, strict=False)
@@ -252,7 +252,7 @@ class RowColumns:
         return name
 
     def _each_row(self, rows: Sequence[Accumulators] = ()) -> Iterator[int]:
-        """Yield the index of each of the thread's rows while it is the row being emitted, with accumulators ``rows``.
+        """Yield the index of each of the thread's rows; meanwhile its accumulators in ``rows`` are the current ones.
 
         Values emitted for one row are not reused for another.
         """
@@ -268,7 +268,7 @@ class RowColumns:
                 yield number
 
     def _store_rows(self, addresses: Sequence[tuple[str, str, list[str]]], strides: Sequence[Sequence[Dim]]) -> None:
-        """Emit the stores of per-row results; ``strides`` are theirs along the rows' dimensions."""
+        """Emit the stores of per-row results; ``strides`` are the results' strides along the dimensions of the rows."""
         emit, width = self.emit, len(self.rows_of_thread)
         texts = [self.builder.stride(along[-1]) if width > 1 else "" for along in strides]
         lanes = {

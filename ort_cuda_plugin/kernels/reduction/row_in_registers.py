@@ -1,6 +1,6 @@
 """Rows in registers: on a GPU each thread of a row program holds vectors of its row, loaded and stored once.
 
-The form is chosen by the expected sizes. A guard limits rows to the capacity of the threads' registers.
+The expected sizes determine the layout (`RowForm`). A guard limits rows to the capacity of the threads' registers.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class RowMoves:
 
     @contextmanager
     def loads_ahead(self) -> Iterator[None]:
-        """Emit the passes over a row after the prefetches of later passes' operands, so that latencies overlap."""
+        """Emit the passes of the ``with`` block after the prefetches of their operands, so that latencies overlap."""
         with self._emit.detached() as passes:
             yield
         for line in self._ahead:

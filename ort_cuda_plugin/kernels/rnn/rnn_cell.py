@@ -131,7 +131,7 @@ class CellKernel(ABC):
 
     @abstractmethod
     def kept(self, pointer: str) -> str:
-        """Return the source of element j of one of ``gated``."""
+        """Return the source of element j of ``pointer``, one of ``gated``."""
 
     @abstractmethod
     def products(self, gates: Sequence[int]) -> list[Scalar]:

@@ -92,7 +92,7 @@ class StripCell(CellKernel):
             return f"(strip * {size} + k) * {gates * width} + {gate * width}"
         return f"k * {gates * size} + {gate * size} + j0"
 
-    # ---- the parts of the kernel ----
+    # ---- sections of the kernel ----
 
     def _start(self) -> None:
         """Compute the loop invariants, and store the initial states."""
@@ -134,7 +134,7 @@ class StripCell(CellKernel):
 
     @contextmanager
     def _strips(self, gates: Sequence[int], vector: str, backward: bool) -> Iterator[None]:
-        """Emit loops over strips, each with ``products`` of ``gates`` and a vector, and over the thread's sequences.
+        """Emit loops over strips, each with the products of ``vector`` and ``gates``, and over the thread's sequences.
 
         The body is for element ``i`` of the strip and time step ``t`` of sequence ``sequence``.
         """
@@ -226,7 +226,7 @@ class StripCell(CellKernel):
             for gate, element in zip(gates, elements, strict=True)
         ]
 
-    # ---- text ----
+    # ---- source text ----
 
     def gate_index(self, gate: int) -> str:
         return f"({gate * self.size} + j)"

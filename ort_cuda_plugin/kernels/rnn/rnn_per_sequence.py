@@ -72,7 +72,7 @@ class _BlockCell(CellKernel):
         uses = {self.read: Use(self.given.inputs.shape[0])}
         self.builder.launch(self.ctx, kernel_name(self.ctx), (self.batch, 1, 1), (self.threads, 1, 1), uses)
 
-    # ---- the parts of the kernel ----
+    # ---- sections of the kernel ----
 
     def _start(self) -> None:
         """Compute the loop invariants, and store the initial state."""
@@ -142,7 +142,7 @@ class _BlockCell(CellKernel):
                 emit.line(f"{name} += h * {self.weights.load('k', self.gate_index(gate))}")
         return [self.named(name) for name in names]
 
-    # ---- text ----
+    # ---- source text ----
 
     def gate_index(self, gate: int) -> str:
         return f"({gate} * {self.n} + j)"

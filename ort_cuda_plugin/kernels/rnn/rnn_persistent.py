@@ -128,7 +128,7 @@ class PartCell(CellKernel):
         block = WARP * WARPS, 1, 1
         self.builder.launch(ctx, kernel_name(ctx), grid, block, uses, bounded=True, turns=turns)
 
-    # ---- the parts of the kernel ----
+    # ---- sections of the kernel ----
 
     def _begin(self) -> None:
         """Draw a ticket, and compute the step, sequences and hidden element that it stands for."""
@@ -186,7 +186,7 @@ class PartCell(CellKernel):
         finish()
 
     def _add_up(self, gates: Sequence[int], load: Callable[[str], None]) -> None:
-        """Accumulate the products of some sequences; each lane keeps those of its own sequence."""
+        """Accumulate the products of some sequences; each lane keeps the sums of its own sequence."""
         emit, at_once = self.emit, range(self.at_once)
         for u in at_once:
             emit.line(f"vector{u} = {self.registers}({self.count})")
@@ -283,7 +283,7 @@ class PartCell(CellKernel):
     def products(self, gates: Sequence[int]) -> list[Scalar]:
         return [self.biased(self.named(f"sum{gate}"), self.recurrent_biases, gate) for gate in gates]
 
-    # ---- text ----
+    # ---- source text ----
 
     def gate_index(self, gate: int) -> str:
         return f"({gate} * {self.size} + j)"

@@ -91,7 +91,7 @@ def sort_rows(ctx: Lowering, x: Tensor, *, descending: bool = False) -> tuple[Te
     """Sort the n items of each row of x [rows, n, m] by their m elements, lexicographically and stably.
 
     Return the items' indices in order, int64 [rows, n], and whether each differs from the one before, bool [rows, n].
-    NaN is larger than every number and equal to itself. A merge sort of indices, for any n, without padding.
+    NaN is larger than every number and equal to itself. The kernel merge-sorts indices, for any n, without padding.
     """
     rows, n, m = x.shape
     orders, heads = ctx.empty((2, rows, n), DType.INT64), ctx.empty((rows, n), DType.BOOL)

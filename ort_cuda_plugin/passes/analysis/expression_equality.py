@@ -168,7 +168,7 @@ def _same_elements(x: Tensor, y: Tensor) -> bool:
 
 
 def _only_element(x: Tensor) -> bytes | None:
-    """Return the bytes of the known element that x broadcasts; None if it has several."""
+    """Return the bytes of the known element that x broadcasts; None if x has several elements."""
     if any(dim != 1 and stride != 0 for dim, stride in zip(x.shape, x.strides, strict=True)):
         return None
     contents = Tensor(x.dtype, (), x.buffer, offset=x.offset).constant
@@ -192,7 +192,7 @@ def _are_matching(
 
 
 def _are_same(first: Expression, x: Tensor, other: Expression, y: Tensor, columns: int) -> bool:
-    """Return whether both read the same elements for all columns."""
+    """Return whether x and y are the same elements for all columns."""
     one, two = _spread(x, first.shape), _spread(y, other.shape)
     if one.strides[columns] != 0 or two.strides[columns] != 0:
         return False

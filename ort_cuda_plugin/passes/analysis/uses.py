@@ -42,5 +42,5 @@ class Uses(Generic[User]):
         return self._readers.get(buffer, {}).keys()
 
     def users(self, buffer: Buffer) -> list[User]:
-        """Return writers and readers, each once."""
+        """Return the writers and readers of ``buffer``, each once."""
         return list(dict.fromkeys((*self.writers(buffer), *self.readers(buffer))))

@@ -48,7 +48,7 @@ def _selected(ctx: Lowering, step: Sums) -> list[Step]:
 
 
 def _takes_channels_last(step: Convolve) -> bool:
-    """Return whether the schedule is a kernel for an image with channels last, which converts no operands."""
+    """Return whether the schedule's kernel takes a channels-last image, but no operand prologues."""
     return step.schedule is not None and step.schedule.engine in (Engine.MMA, Engine.PHASES, Engine.DEPTHWISE)
 
 

@@ -127,8 +127,8 @@ class ProgramText:
 class ProgramHistory:
     """Shows the effect of each pass on one program: the `Watch` of ``explain --program``.
 
-    ``text`` names the buffers. ``show`` gets the whole program at the beginning and after each pass in ``whole``, and
-    after each other pass that changed the program a diff. `finish` groups all ``passes`` by effect.
+    ``text`` names the buffers. ``show`` gets the whole program at the beginning and after each pass in ``whole``, and a
+    diff after each other pass that changes the program. `finish` groups all ``passes`` by effect.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ def accesses(step: Step) -> tuple[list[Access], list[Access]]:
 
 
 def arithmetic(step: Step) -> float:
-    """Return the multiplications and additions of a GEMM or a convolution; 0 for other steps."""
+    """Return the number of multiplications and additions of a GEMM or a convolution; 0 for other steps."""
     if isinstance(step, Contract):
         return 2.0 * hint(product(step.shape)) * hint(step.a.shape[-1])
     if isinstance(step, Convolve):

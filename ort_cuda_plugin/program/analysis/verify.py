@@ -33,9 +33,9 @@ def is_wanted() -> bool:
 
 
 class Verifier:
-    """Verifies the programs of one plan; an unchanged step is checked once. It is a `Watch`.
+    """Verifies the programs of one plan, as a `Watch`. An unchanged step is checked once.
 
-    ``stand_ins`` are never written, also where concat elimination moved them into slices (`Lowering.stand_ins`).
+    ``stand_ins`` are never written, even if concat elimination has moved them into slices (`Lowering.stand_ins`).
     """
 
     def __init__(self, stand_ins: Collection[Buffer] = ()) -> None:

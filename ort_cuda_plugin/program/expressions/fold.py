@@ -42,7 +42,8 @@ _booleans: Mapping[str, Callable[..., Dim]] = {
 def fold(x: Scalar, leaves: Mapping[Scalar, Dim]) -> Dim:
     """Return the value of x as a symbolic integer, booleans as 0 and 1. Values are assumed to fit x's type.
 
-    Raises NotFoldable for floats and for operations that symbolic integers lack, ZeroDivisionError for a constant 0.
+    Raises NotFoldable for floats and for operations that symbolic integers lack, ZeroDivisionError for a constant
+    divisor of 0.
     """
     known = dict(leaves)
     for part in operands_first([x], leaves):

@@ -1,6 +1,6 @@
 """Polynomials with integer coefficients over symbols and opaque operations, and their division.
 
-Import from `symbolic`, which has the rest of symbolic arithmetic.
+Other modules import these names from `symbolic`, which has the rest of symbolic arithmetic.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Atom:
         return self.text(_SHOWN_DEPTH)
 
     def text(self, depth: int) -> str:
-        """Format the atom, with ``...`` for operations that are nested deeper."""
+        """Format the atom, with ``...`` for operations that are nested deeper than ``depth``."""
         if self.op is None:
             return self.name or f"s{self.args[0]}"
         args = (arg.text(depth - 1) if isinstance(arg, Expr) else str(arg) for arg in self.args)
@@ -259,7 +259,7 @@ class Expr:
         return self.text(_SHOWN_DEPTH)
 
     def text(self, depth: int) -> str:
-        """Format the polynomial, with ``...`` for terms beyond the first ones and for deeper nested operations."""
+        """Format the polynomial, with ``...`` for all but the first terms and for operations deeper than ``depth``."""
         parts = []
         for monomial, coefficient in self.terms[:_SHOWN_TERMS]:
             factors = "*".join(atom.text(depth) for atom in monomial)
@@ -289,7 +289,7 @@ def _polynomial(terms: dict[Monomial, int], const: int, hint: int) -> Dim:
 
 
 def symbol(number: int, name: str, hint: int, lower: int | None = 0, upper: int | None = None) -> Expr:
-    """Return a new symbol. ``number`` makes it unique. The caller checks that its value lies within its bounds."""
+    """Return a new symbol, unique by its ``number``. The caller checks that the symbol's value is within its bounds."""
     return Expr((((Atom(None, (number,), hint, name, (lower, upper)),), 1),), 0, hint)
 
 
@@ -302,12 +302,12 @@ READ_BACK = 2**32
 
 
 def is_read_back(dim: Dim) -> bool:
-    """Return whether the value depends on values that are read back in the same Run."""
+    """Return whether ``dim`` depends on values that the same Run reads back."""
     return not isinstance(dim, int) and dim.is_read_back
 
 
 def hint(dim: Dim) -> int:
-    """Return the value at the shapes that the plan is being built for."""
+    """Return the value of ``dim`` at the shapes that the plan is being built for."""
     return dim if isinstance(dim, int) else dim.hint
 
 

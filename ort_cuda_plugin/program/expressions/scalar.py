@@ -316,17 +316,17 @@ def _float_function(op: str, *operands: Operand) -> Scalar:
 
 
 def equal(a: Operand, b: Operand) -> Scalar:
-    """Return ``a == b``; false if one is NaN."""
+    """Return ``a == b``; false if an operand is NaN."""
     return _compare("eq", a, b)
 
 
 def not_equal(a: Operand, b: Operand) -> Scalar:
-    """Return ``a != b``; true if one is NaN."""
+    """Return ``a != b``; true if an operand is NaN."""
     return _compare("ne", a, b)
 
 
 def where(condition: Scalar, a: Operand, b: Operand) -> Scalar:
-    """Return ``a`` if the boolean ``condition`` holds, else ``b``. Both are evaluated."""
+    """Return ``a`` if the boolean ``condition`` holds, else ``b``. Both operands are evaluated."""
     if expression(condition).dtype is not DType.BOOL:
         raise TypeError(f"expected a condition of BOOL, got {condition.dtype.name}")
     scalars = _unify((a, b))

@@ -85,7 +85,7 @@ class Tuner(Protocol):
     """Selects schedules and tactics by timing them."""
 
     def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
-        """Return the fastest of ``choices``; None without measurements. Rules prefer the first one."""
+        """Return the fastest of ``choices``; None without measurements. Rules prefer the first choice."""
 
     def fastest(
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make

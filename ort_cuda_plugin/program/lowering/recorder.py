@@ -222,7 +222,7 @@ class Recorder(Conditions):
         writes: Sequence[Tensor] = (),
         note: str = "",
     ) -> None:
-        """Record a call of a vendor library; reads and writes as for `launch`. ``note`` describes it for users."""
+        """Record a vendor library's call; reads and writes as for `launch`. ``note`` describes the call for users."""
         if not self._is_recording:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)

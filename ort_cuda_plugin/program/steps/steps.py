@@ -86,7 +86,7 @@ class Map(TensorFields):
 
     @property
     def node(self) -> Node | None:
-        """Return the node that error messages about the step's launch name."""
+        """Return the node to name in error messages about the step's launch."""
         return self.nodes[-1] if self.nodes else None
 
 
@@ -113,10 +113,10 @@ class Conversion(TensorFields):
     """Operand prologue: a contraction multiplies ``value``, an expression of the operand's element ``leaf`` and inputs.
 
     ``inputs`` broadcast to the operand's dimensions; each is a scalar, or varies along one dimension. With ``bits`` the
-    operand is a matrix of codes with that many bits, and ``leaf`` is a code as int32. Its tensor then has words of
-    `CODES_PER_WORD` codes, the first in the lowest bits, but its strides count codes; codes are contiguous along k, and
-    columns begin at a word. Each of ``inputs`` is then [blocks, n], one element per column and block of ``block`` rows,
-    a power of two of at least 16.
+    operand is a matrix of codes with that many bits, and ``leaf`` is a code as int32. The operand's tensor then has
+    words of `CODES_PER_WORD` codes, the first in the lowest bits, but the tensor's strides count codes; codes are
+    contiguous along k, and columns begin at a word. Each of ``inputs`` is then [blocks, n], one element per column and
+    block of ``block`` rows, a power of two of at least 16.
     """
 
     leaf: Scalar
@@ -242,7 +242,7 @@ def joined_nodes(*steps: Map) -> tuple[Node, ...]:
 
 
 def used_inputs(inputs: Iterable[Input], expressions: Iterable[Scalar]) -> tuple[Input, ...]:
-    """Return the inputs that the expressions depend on, also through stages of row programs."""
+    """Return the inputs that the expressions depend on, directly or through stages of row programs."""
     used = reachable(expressions)
     return tuple((leaf, x) for leaf, x in inputs if leaf in used)
 

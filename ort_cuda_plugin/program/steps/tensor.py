@@ -70,7 +70,7 @@ class DeferredContents:
 
 
 def dims_of(shape: Sequence[Dim], dtype: DType) -> tuple[Dim, ...]:
-    """Return the sizes as integers and expressions. Raises TypeError for other objects, or another ``dtype``."""
+    """Return the sizes as integers and expressions. Raises TypeError for sizes or a ``dtype`` of other types."""
     if not isinstance(dtype, DType):
         raise TypeError(f"expected an element type such as DType.FLOAT32, got {dtype!r}")
     try:
