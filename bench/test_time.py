@@ -13,9 +13,11 @@ Results are appended to FILE as each test ends, one JSON object per line, so an 
 Each record also has the kernels that the test requested, with the CPU seconds of those that it compiled: tests that
 share kernels pay for them once, so the sum of a selection of tests is smaller than the time of each alone.
 
-``--choose`` writes tests/second_tier.txt, such that the first tier takes ``--budget`` CPU seconds on an empty kernel
-cache: the dearest tests move to the second tier. The cheapest tests of an operator and of a command stay. Measure with
-an empty cache and ``-m "full or not full"`` before.
+``--choose`` adds lines to tests/second_tier.txt, such that the first tier takes ``--budget`` CPU seconds on an empty
+kernel cache: the dearest tests lose all cases but one, and those whose one case is dear too move to the second tier.
+The cheapest tests of each file, operator and command keep a case, and tests with the marker ``every_case`` keep all.
+Measure the first tier before; its kernels may be in the cache. To choose from all tests, empty tests/second_tier.txt
+and measure.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "harness"))
-from tiers import FURTHER_CASE, FURTHER_CASES, SECOND_TIER, sample
+from tiers import FURTHER_CASE, FURTHER_CASES, SECOND_TIER, read_second_tier, sample
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS_VARIABLE = "TEST_TIME_RESULTS"
@@ -53,6 +56,8 @@ COMPILER_STAGES = {
 """Functions of `ort_cuda_plugin.compiler.compile`, and the stage that each is. An inner function's time is not counted
 in the outer one's.
 """
+Record = dict[str, Any]
+"""What `Recorder` writes of a test."""
 COLUMNS = (*COMPILER_STAGES.values(), "create session", "run session", "other", "child processes")
 
 
@@ -187,6 +192,7 @@ class Recorder:
                     "compiled": self.compiled,
                     "subjects": sorted(self.subjects),
                     "further": any(mark.kwargs.get("reason") == FURTHER_CASE for mark in item.iter_markers("full")),
+                    "whole": item.get_closest_marker("every_case") is not None,
                 }
             )
 
@@ -216,31 +222,42 @@ def table(title: str, totals: dict[str, dict[str, float]], rows: int) -> Iterato
         yield "".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)) + "  " + name
 
 
+def unlowered_operators(records: Iterable[Record]) -> list[str]:
+    """Return the operators that no test lowers."""
+    from ort_cuda_plugin.ops import registry
+
+    lowered = {subject.rpartition("-")[0] for record in records for subject in record["subjects"]}
+    names = {f"operator {operator.domain} {operator.name}" for operator in registry.operators()}
+    return sorted(name.removeprefix("operator ").strip() for name in names - lowered)
+
+
 def report(path: Path, rows: int) -> Iterator[str]:
     def groups() -> dict[str, dict[str, float]]:
         return defaultdict(lambda: defaultdict(float))
 
     whole, files, tests = groups(), groups(), groups()
+    records = []
     for line in path.read_text().splitlines():
         record = json.loads(line)
         if "test" not in record:
             yield f"collected {record['collected']} tests in {record['seconds']} CPU s of one process"
             continue
+        records.append(record)
         add(whole, "all", record)
         add(files, record["test"].partition("::")[0], record)
         add(tests, record["test"].partition("[")[0], record)
     yield from table("all", whole, 1)
     yield from table("files", files, rows)
     yield from table("tests, all their parameters", tests, rows)
+    yield f"\noperators that no test lowers: {', '.join(unlowered_operators(records)) or 'none'}"
 
 
 # ---- choice of the second tier ----
 
-SECONDS_PER_EXPECTED = 1.5
+SECONDS_PER_EXPECTED = 0.9
 """CPU seconds per second of `expected_seconds`, for kernels whose compilation was not recorded."""
-
-
-Record = dict[str, Any]
+LIMIT_OF_ONE_CASE = 3.0
+"""A test leaves the first tier if one of its cases takes this many times as long as all cases of another test may."""
 
 
 class Costs:
@@ -279,54 +296,89 @@ def function_of(record: Record) -> str:
     return str(record["test"]).partition("[")[0]
 
 
-def first_tier(tests: dict[str, list[Record]], kept: set[str], costs: Costs, limit: float) -> dict[str, list[Record]]:
-    """Return the cases of each test in the first tier if none but those of ``kept`` takes longer than ``limit``."""
-    tier = {}
-    for test, cases in tests.items():
-        one = sample([case["test"].partition("[")[2].removesuffix("]") for case in cases], 1)
-        alone = [case for case in cases if case["test"].partition("[")[2].removesuffix("]") in one]
-        if test in kept or costs.of(cases) <= limit:
-            tier[test] = cases
-        elif costs.of(alone) <= limit:
-            tier[test] = alone
-    return tier
+class Tiers:
+    """The tests of a first tier, which was measured, and which of their cases a cheaper first tier has.
+
+    A test is in one of three states: all its cases are in the first tier, one case is, or none.
+    """
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.costs = Costs(records)
+        self.tests: dict[str, list[Record]] = defaultdict(list)
+        for record in records:
+            if not record["further"]:
+                self.tests[function_of(record)].append(record)
+        self.alone = {test: one_case(cases) for test, cases in self.tests.items()}
+        self.needed_alone, self.needed_whole = self._needed()
+
+    def _needed(self) -> tuple[set[str], set[str]]:
+        """Return tests that keep one case, and tests that keep all: the cheapest test of each file and subject, and
+        those with the marker ``every_case``.
+        """
+        marked = {test for test, cases in self.tests.items() if any(case["whole"] for case in cases)}
+        seen: set[str] = set()
+        needed = []
+        for choice in (self.alone, self.tests):
+            kept = set()
+            for test in sorted(choice, key=lambda test: self.costs.of(choice[test])):
+                subjects = {f"file {test.partition('::')[0]}"}
+                subjects.update(subject for case in choice[test] for subject in case["subjects"])
+                if subjects - seen:
+                    kept.add(test)
+                    seen |= subjects
+            needed.append(kept)
+        return needed[0], needed[1] | marked
+
+    def choose(self, limit: float) -> dict[str, list[Record]]:
+        """Return the cases of each test in a first tier in which all cases of a test take at most ``limit`` seconds."""
+        tier = {}
+        for test, cases in self.tests.items():
+            alone = self.alone[test]
+            if test in self.needed_whole or self.costs.of(cases) <= limit:
+                tier[test] = cases
+            elif test in self.needed_alone or self.costs.of(alone) <= LIMIT_OF_ONE_CASE * limit:
+                tier[test] = alone
+        return tier
+
+    def seconds(self, limit: float) -> float:
+        return self.costs.total([case for cases in self.choose(limit).values() for case in cases])
+
+    def largest(self, budget: float) -> float:
+        """Return the limit of the largest first tier that takes at most ``budget`` seconds."""
+        limits = sorted({self.costs.of(cases) for cases in self.tests.values()})
+        return limits[max(0, bisect.bisect_right(limits, budget, key=self.seconds) - 1)]
+
+    def moved(self, limit: float) -> list[str]:
+        """Return the lines of tests/second_tier.txt."""
+        tier = self.choose(limit)
+        moved = [test for test in self.tests if test not in tier]
+        return moved + [f"{test}{FURTHER_CASES}" for test, cases in tier.items() if len(cases) < len(self.tests[test])]
+
+
+def one_case(cases: Sequence[Record]) -> list[Record]:
+    """Return the records of the case that stays if a line of tests/second_tier.txt leaves one."""
+    names = [case["test"].partition("[")[2].removesuffix("]") for case in cases]
+    one = sample(names, 1)
+    return [case for case, name in zip(cases, names, strict=True) if name in one]
 
 
 def write_second_tier(records: Sequence[Record], budget: float) -> str:
-    """Write the tests that take longest, so that the others fit into the budget, and return a summary."""
-    costs = Costs(records)
-    tests: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        if not record["further"]:
-            tests[function_of(record)].append(record)
-    kept: set[str] = set()
-    seen: set[str] = set()
-    limits = {test: costs.of(cases) for test, cases in tests.items()}
-    for test in sorted(tests, key=lambda test: limits[test]):
-        subjects = {subject for case in tests[test] for subject in case["subjects"]}
-        if subjects - seen:
-            kept.add(test)
-            seen |= subjects
-
-    def seconds(limit: float) -> float:
-        tier = first_tier(tests, kept, costs, limit)
-        return costs.total([case for cases in tier.values() for case in cases])
-
-    limits_in_order = sorted(limits.values())
-    number = bisect.bisect_right(limits_in_order, budget, key=seconds)
-    limit = limits_in_order[max(0, number - 1)]
-    tier = first_tier(tests, kept, costs, limit)
-    moved = [test for test in tests if test not in tier]
-    moved += [f"{test}{FURTHER_CASES}" for test, cases in tier.items() if len(cases) < len(tests[test])]
+    """Move the tests that take longest, so that the others fit into the budget, and return a summary."""
+    tiers = Tiers(records)
+    limit = tiers.largest(budget)
+    tier, moved = tiers.choose(limit), tiers.moved(limit)
+    lines = {line.removesuffix(FURTHER_CASES): line for line in read_second_tier()}
+    lines |= {line.removesuffix(FURTHER_CASES): line for line in moved}
     head = (
         "# Tests of the second tier, which `pytest` leaves out and `pytest -m full` runs: those that take longest.",
-        "# [*]: one case stays in the first tier. `python bench/test_time.py --choose` writes this file.",
+        "# [*]: one case stays in the first tier. `python bench/test_time.py --choose` adds lines to this file.",
     )
-    SECOND_TIER.write_text("\n".join([*head, *sorted(moved)]) + "\n")
+    SECOND_TIER.write_text("\n".join([*head, *sorted(lines.values())]) + "\n")
+    chosen = [case for cases in tier.values() for case in cases]
     return (
-        f"first tier: {seconds(limit):.0f} CPU s, {len(tier)} tests, the longest {limit:.1f} s beside {len(kept)} that "
-        f"an operator or a command needs; second tier: {len(tests) - len(tier)} tests and further cases; "
-        f"both: {costs.total(records):.0f} CPU s"
+        f"first tier: {tiers.costs.total(chosen):.0f} CPU s, {len(chosen)} cases of {len(tier)} tests, all cases of a "
+        f"test at most {limit:.1f} s; moved: {len(tiers.tests) - len(tier)} tests, and the further cases of "
+        f"{len(moved) - len(tiers.tests) + len(tier)}; measured: {tiers.costs.total(records):.0f} CPU s"
     )
 
 
@@ -335,7 +387,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="FILE", help="append the results to this file")
     parser.add_argument("--report", type=Path, metavar="FILE", help="report these results; run nothing")
     parser.add_argument(
-        "--choose", type=Path, metavar="FILE", help="write the second tier by these results; run nothing"
+        "--choose", type=Path, metavar="FILE", help="extend the second tier by these results; run nothing"
     )
     parser.add_argument("--budget", type=float, default=700, help="CPU seconds of the first tier")
     parser.add_argument("--rows", type=int, default=40, help="rows of each table")

@@ -31,6 +31,7 @@ def test_ruff_is_clean(arguments: tuple[str, ...]) -> None:
     run(sys.executable, "-m", "ruff", *arguments, ".")
 
 
+@pytest.mark.every_case  # each change needs it, whatever time it takes
 def test_mypy_strict_is_clean() -> None:
     run(sys.executable, "-m", "mypy", "--strict")
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 import pytest
@@ -24,8 +24,8 @@ import pytest
 SECOND_TIER = Path(__file__).resolve().parent.parent / "second_tier.txt"
 """Test functions of the second tier, one node id a line; ``#`` begins a comment."""
 FURTHER_CASES = "[*]"
-SAMPLED = ("e2e", "graph", "kernels", "memory", "ops")
-"""Folders of tests/ in which each case creates sessions or compiles kernels of its own."""
+SAMPLED = tuple(f"tests/{folder}/" for folder in ("e2e", "graph", "kernels", "memory", "ops"))
+"""Folders in which each case creates sessions or compiles kernels of its own."""
 MOST_VALUES = 3
 """Number of values of each parameter that have a case in the first tier, where a test is sampled."""
 TAKES_LONG, FURTHER_CASE = "takes long", "further case"
@@ -67,7 +67,7 @@ def sample(names: Sequence[str], most_values: int = MOST_VALUES) -> set[str]:
     return chosen
 
 
-def mark_second_tier(items: Sequence[pytest.Item], root: Path) -> None:
+def mark_second_tier(items: Sequence[pytest.Item]) -> None:
     """Give the marker ``full`` to the tests of `SECOND_TIER`, and to the cases that the first tier's samples lack."""
     listed = set(read_second_tier())
     cases: dict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
@@ -75,24 +75,24 @@ def mark_second_tier(items: Sequence[pytest.Item], root: Path) -> None:
         function, bracket, name = item.nodeid.partition("[")
         if function in listed:
             item.add_marker(pytest.mark.full(reason=TAKES_LONG))
-        elif bracket and (function + FURTHER_CASES in listed or may_be_sampled(item, root)):
+        elif bracket and (function + FURTHER_CASES in listed or may_be_sampled(item)):
             cases[function][name.removesuffix("]")].append(item)
     for function, named in cases.items():
-        chosen = sample(list(named), 1 if function + FURTHER_CASES in listed else MOST_VALUES)
+        chosen: Set[str] = sample(list(named)) if may_be_sampled(next(iter(named.values()))[0]) else named.keys()
+        if function + FURTHER_CASES in listed:
+            chosen = sample(list(chosen), 1)
         for name in named.keys() - chosen:
             for item in named[name]:
                 item.add_marker(pytest.mark.full(reason=FURTHER_CASE))
 
 
-def may_be_sampled(item: pytest.Item, root: Path) -> bool:
-    if item.get_closest_marker("every_case") or not item.path.is_relative_to(root):
-        return False
-    return item.path.relative_to(root).parts[0] in SAMPLED
+def may_be_sampled(item: pytest.Item) -> bool:
+    return item.nodeid.startswith(SAMPLED) and not item.get_closest_marker("every_case")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    mark_second_tier(items, config.rootpath / "tests")
+    mark_second_tier(items)
     if config.option.markexpr:
         return
     named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}

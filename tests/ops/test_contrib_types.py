@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ort_cuda_plugin
-from contributed import FLOAT, Array, noise
+from contributed import FLOAT, FLOAT16, Array, noise
 from contributed_cases_attention import ATTENTION, GROUPED, NGRAMS, RECURRENCES
 from contributed_cases_maps import MAPS, PLACES, PRODUCTS, ROWS, TRANSFORMS
 from contributed_cases_ordered import ORDERED, SMALL_FLOATS
@@ -103,6 +103,44 @@ ELSEWHERE = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_types(family: str) -> None:
     check_cases(FAMILIES[family])
+
+
+ONE_TYPE = (
+    "BranchwiseRMSNorm",
+    "ComplexMul",
+    "ComplexMulConj",
+    "DequantizeLinear",
+    "DequantizeWithOrder",
+    "EngramGate",
+    "GatedAdd",
+    "GemmFloat8",
+    "GemmaRotaryEmbedding",
+    "HyperConnectionPostMix",
+    "HyperConnectionPreMix",
+    "MatMulBlockQuantizedFp4Weight",
+    "MatMulBlockQuantizedFp8Weight",
+    "QLinearAdd",
+    "QLinearConcat",
+    "QLinearLeakyRelu",
+    "QLinearMul",
+    "QLinearSigmoid",
+    "QLinearSoftmax",
+    "QOrderedGelu",
+    "QOrderedLayerNormalization",
+    "QOrderedLongformerAttention",
+    "QOrderedMatMul",
+    "QuantizeLinear",
+    "QuantizeWithOrder",
+    "ScaledSiLU",
+)
+"""Operators that no other test of the first tier runs: `python bench/test_time.py --report FILE` lists them."""
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("real", [FLOAT, FLOAT16], ids=["float32", "float16"])
+def test_a_case_of_each_operator_in_its_first_type(real: int) -> None:
+    first = [next(case for case in CASES if case.op_type == name) for name in ONE_TYPE]
+    check_cases([case for case in first if case.real_types[0] == real], [real])
 
 
 def test_a_case_tests_each_type_and_each_option() -> None:

@@ -260,6 +260,7 @@ REMOVED = [
 ]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("name", "attributes", "more"), REMOVED)
 @pytest.mark.parametrize("known", [False, True])
 def test_removed_operators(name: str, attributes: dict[str, Any], more: list[np.ndarray], known: bool) -> None:

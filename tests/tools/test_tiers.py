@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -123,3 +125,54 @@ def test_each_line_of_the_second_tier_is_a_test() -> None:
             tree = ast.parse((ROOT / file).read_text())
             defined[file] = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         assert name in defined[file], f"tests/second_tier.txt: {line} is not a test. Remove the line, or rename it"
+
+
+# ---- choice of the second tier by measured times ----
+
+
+@pytest.fixture(scope="module")
+def test_time() -> ModuleType:
+    spec = spec_from_file_location("test_time", ROOT / "bench" / "test_time.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def record(test: str, seconds: float, *subjects: str, **kernels: float) -> dict[str, object]:
+    facts = {"compiled": {}, "requested": kernels, "subjects": list(subjects), "further": False, "whole": False}
+    return {"test": f"tests/{test}", "seconds": seconds, **facts}
+
+
+def test_dear_tests_keep_one_case_and_the_dearest_none(test_time: ModuleType) -> None:
+    records = [record(f"a.py::test_one[{case}]", 1.0) for case in "abcdefg"]
+    records += [record("a.py::test_dear", 9.0), record("a.py::test_light", 0.5)]
+    choice = test_time.Tiers(records)
+    limit = choice.largest(8.0)
+    assert choice.moved(limit) == ["tests/a.py::test_dear", "tests/a.py::test_one[*]"]
+    assert choice.seconds(limit) == 1.5
+
+
+def test_marked_tests_and_the_cheapest_of_a_file_and_of_an_operator_stay(test_time: ModuleType) -> None:
+    records = [record(f"a.py::test_{name}", 9.0 + n, "operator  Relu-14") for n, name in enumerate(["one", "two"])]
+    records += [
+        record("b.py::test_alone", 9.0),
+        record("b.py::test_other", 10.0),
+        record("b.py::test_tan", 10.0, "Tan"),
+    ]
+    records += [record("b.py::test_marked", 99.0) | {"whole": True}]
+    assert test_time.Tiers(records).moved(0.0) == ["tests/a.py::test_two", "tests/b.py::test_other"]
+
+
+def test_tests_that_share_a_kernel_share_its_compilation(test_time: ModuleType) -> None:
+    records = [record(f"a.py::test_{name}", 1.0, kernel=4.0) for name in ("one", "two")]
+    choice = test_time.Tiers(records)
+    assert choice.costs.of(records[:1]) == 1.0 + 2.0 * test_time.SECONDS_PER_EXPECTED
+    assert choice.costs.total(records) == 2.0 + 4.0 * test_time.SECONDS_PER_EXPECTED
+
+
+def test_the_report_names_operators_that_no_test_lowers(test_time: ModuleType) -> None:
+    missing = test_time.unlowered_operators([record("a.py::test_one", 1.0, "operator  Relu-14")])
+    assert "Relu" not in missing
+    assert {"Tan", "com.microsoft Gelu"} <= set(missing)
