@@ -12,7 +12,7 @@ out-of-bounds accesses, reads of memory that nothing has written, and divergent 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,7 +25,8 @@ from .abi.emulation import clear_findings, configuration, configure, findings
 from .compiler.library.isolation import import_compiler
 from .compiler.targets import Target
 
-Argument: TypeAlias = "npt.NDArray[Any] | np.generic | int | float"
+Argument: TypeAlias = "npt.NDArray[Any] | np.generic | int | float | bytes | tuple[npt.NDArray[Any] | np.generic, ...]"
+Upload: TypeAlias = Callable[["npt.NDArray[Any]"], DeviceArray]
 
 
 class EmulatorError(RuntimeError):
@@ -69,7 +70,8 @@ class PtxModule:
             grid: blocks, one to three numbers.
             block: threads of a block, one to three numbers, at most 1024 together.
             args: for each parameter an array (C-contiguous; a writable one has the device's contents afterwards), a
-                NumPy scalar of the parameter's size, or a Python number.
+                NumPy scalar of the parameter's size, or a Python number. A structure is its bytes, or a tuple of its
+                members: arrays for pointers, NumPy scalars for numbers.
             shared: bytes of dynamic shared memory.
 
         Raises:
@@ -77,7 +79,7 @@ class PtxModule:
             TypeError: an argument does not fit its parameter.
         """
         module = self._kernel(kernel)
-        parameters = self._module.functions[kernel].parameters
+        parameters = self._module.functions[kernel].arguments
         if len(args) != len(parameters):
             raise TypeError(f"{kernel}: got {len(args)} arguments, expected {len(parameters)}")
         with _checking(self._target.check):
@@ -86,7 +88,17 @@ class PtxModule:
     def _launch(
         self, module: Module, kernel: str, grid: Dim3, block: Dim3, pairs: list[tuple[Argument, Any]], shared: int
     ) -> None:
-        values = [_device_value(self._device, kernel, index, *pair) for index, pair in enumerate(pairs)]
+        uploaded: list[tuple[npt.NDArray[Any], DeviceArray]] = []
+
+        def upload(array: npt.NDArray[Any]) -> DeviceArray:
+            uploaded.append((array, self._device.upload(array)))
+            return uploaded[-1][1]
+
+        values = [
+            value
+            for index, pair in enumerate(pairs)
+            for value in _device_values(upload, f"{kernel}: argument {index}", *pair)
+        ]
         clear_findings()
         try:
             module.launch(kernel, grid, block, values, shared)
@@ -95,8 +107,8 @@ class PtxModule:
             raise EmulatorError(f"{kernel}: {error}", _taken_findings()) from error
         if found := _taken_findings():
             raise EmulatorError(f"{kernel}: the checking mode found faults", found)
-        for (given, _), value in zip(pairs, values, strict=True):
-            if isinstance(given, np.ndarray) and isinstance(value, DeviceArray) and given.flags.writeable:
+        for given, value in uploaded:
+            if given.flags.writeable:
                 given[...] = self._device.download(value)
 
     def _kernel(self, name: str) -> Module:
@@ -111,15 +123,55 @@ class PtxModule:
         return self._loaded[name]
 
 
-def _device_value(device: Device, kernel: str, index: int, given: Argument, parameter: Any) -> DeviceArray | np.generic:
-    """Return an argument in the form of a launch."""
-    label = f"{kernel}: argument {index}"
+def _device_values(upload: Upload, label: str, given: Argument, parameter: Any) -> list[DeviceArray | np.generic]:
+    """Return an argument in the form of a launch: a structure is several words."""
+    if parameter.count > 1 or parameter.size > 8:
+        return list(_words(_bytes_of(upload, label, given, parameter.size)))
+    return [_device_value(upload, label, given, parameter)]
+
+
+def _words(data: bytes) -> Iterator[np.generic]:
+    """Yield bytes as words of 8, 4, 2 and 1 bytes, as the parser cuts parameters."""
+    while data:
+        size = next(each for each in (8, 4, 2, 1) if each <= len(data))
+        word: np.generic = np.frombuffer(data[:size], f"u{size}")[0]
+        yield word
+        data = data[size:]
+
+
+def _bytes_of(upload: Upload, label: str, given: Argument, size: int) -> bytes:
+    """Return the bytes of a structure: members follow each other with the alignment that C gives them."""
+    if isinstance(given, bytes):
+        data = given
+    elif isinstance(given, np.generic):
+        data = given.tobytes()
+    elif isinstance(given, tuple):
+        data, largest = b"", 1
+        for member in given:
+            if isinstance(member, np.ndarray):
+                part = int(upload(member).address).to_bytes(8, "little")
+            elif isinstance(member, np.generic):
+                part = member.tobytes()
+            else:
+                raise TypeError(f"{label}: a member is {type(member).__name__}; use arrays and NumPy scalars")
+            data += bytes(-len(data) % len(part)) + part
+            largest = max(largest, len(part))
+        data += bytes(-len(data) % largest)
+    else:
+        raise TypeError(f"{label}: got {type(given).__name__}, expected bytes or a tuple for a structure")
+    if len(data) != size:
+        raise TypeError(f"{label}: got a structure of {len(data)} bytes, expected {size} bytes")
+    return data
+
+
+def _device_value(upload: Upload, label: str, given: Argument, parameter: Any) -> DeviceArray | np.generic:
+    """Return an argument of up to 8 bytes in the form of a launch."""
     if isinstance(given, np.ndarray):
         if parameter.size != 8:
             raise TypeError(f"{label}: got an array, expected a number of {parameter.size} bytes (.{parameter.type})")
         if not given.flags.c_contiguous:
             raise TypeError(f"{label}: the array is not contiguous in C order; pass a copy")
-        return device.upload(given)
+        return upload(given)
     if isinstance(given, np.generic):
         if given.nbytes != parameter.size:
             raise TypeError(f"{label}: got {given.dtype} of {given.nbytes} bytes, expected {parameter.size} bytes")

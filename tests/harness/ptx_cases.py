@@ -219,6 +219,62 @@ def bfloat16_products(a: int, b: int, c: int) -> int:
     return out
 
 
+def bytewise(operation: Callable[[int, int], int], is_signed: bool = False) -> Reference:
+    """Return an operation on the four bytes of two words."""
+
+    def reference(a: int, b: int, c: int) -> int:
+        out = 0
+        for start in range(0, 32, 8):
+            x, y = (each >> start & 255 for each in (a, b))
+            if is_signed:
+                x, y = signed(x, 8), signed(y, 8)
+            out |= masked(operation(x, y), 8) << start
+        return out
+
+    return reference
+
+
+def extended(a: int, b: int, c: int) -> int:
+    """``szext.clamp.s32``."""
+    return masked(signed(masked(a, b), b), 32) if 0 < b < 32 else a if b else 0
+
+
+def permuted_as(*selectors: int) -> Reference:
+    return lambda a, b, c: permuted(a, b, selectors[c & 3])
+
+
+def directed(function: Callable[[Fraction, Fraction], Fraction], mode: str) -> Reference:
+    """Return a rational function of two floats, rounded to a float."""
+
+    def reference(a: int, b: int, c: int) -> int:
+        x, y = f32(a), f32(b)
+        if not math.isfinite(x) or not math.isfinite(y) or x == 0 or y == 0:
+            raise ValueError("left to the cases with rounding to nearest")
+        exact = function(Fraction(x), Fraction(y))
+        if not 2**-100 < abs(exact) < 2**100:
+            raise OverflowError("left to the cases with rounding to nearest")
+        return bits32(rounded(exact, mode))
+
+    return reference
+
+
+def root_below(a: int, b: int, c: int) -> int:
+    """``sqrt.rm``: the largest float whose square is not above."""
+    x = f32(a)
+    if not 2**-100 < x < 2**100:
+        raise ValueError("left to the cases with rounding to nearest")
+    near = np.float32(math.sqrt(x))
+    while Fraction(float(near)) ** 2 > Fraction(x):
+        near = np.nextafter(near, np.float32(0))
+    return bits32(near)
+
+
+def differing_halves(a: int, b: int, c: int) -> int:
+    """``setp.ne``: ordered, so that it does not hold with NaN."""
+    pairs = [[np.uint16(each >> s & 65535).view(np.float16) for each in (a, b)] for s in (0, 16)]
+    return sum(1 << index for index, (x, y) in enumerate(pairs) if x == x and y == y and x != y)
+
+
 # ---- the cases ----
 
 INTEGER = [
@@ -291,6 +347,26 @@ INTEGER = [
     Case("cvt.sat.s8.s32 %t, %a; cvt.s32.s8 %d, %t;", 32, to_int8),
     Case("cvt.s64.s32 %d, %a;", 32, lambda a, b, c: masked(signed(a, 32), 64), 64),
     Case("@!%p0 mov.b32 %d, %a; @%p0 mov.b32 %d, %b;", 32, lambda a, b, c: a),
+    Case("prmt.b32.f4e %d, %a, %b, %c;", 32, permuted_as(0x3210, 0x4321, 0x5432, 0x6543)),
+    Case("prmt.b32.b4e %d, %a, %b, %c;", 32, permuted_as(0x5670, 0x6701, 0x7012, 0x0123)),
+    Case("prmt.b32.rc8 %d, %a, %b, %c;", 32, permuted_as(0x0000, 0x1111, 0x2222, 0x3333)),
+    Case("prmt.b32.ecl %d, %a, %b, %c;", 32, permuted_as(0x3210, 0x3211, 0x3222, 0x3333)),
+    Case("prmt.b32.ecr %d, %a, %b, %c;", 32, permuted_as(0x0000, 0x1110, 0x2210, 0x3210)),
+    Case("prmt.b32.rc16 %d, %a, %b, %c;", 32, permuted_as(0x1010, 0x3232, 0x1010, 0x3232)),
+    Case("szext.clamp.s32 %d, %a, %b;", 32, extended),
+    Case("bmsk.wrap.b32 %d, %a, %b;", 32, lambda a, b, c: masked(((1 << (b & 31)) - 1) << (a & 31), 32)),
+    Case("vabsdiff4.u32.u32.u32 %d, %a, %b, 0;", 32, bytewise(lambda x, y: abs(x - y))),
+    Case("vadd4.s32.s32.s32.sat %d, %a, %b, 0;", 32, bytewise(lambda x, y: min(max(x + y, -128), 127), True)),
+    Case("vavrg4.u32.u32.u32 %d, %a, %b, 0;", 32, bytewise(lambda x, y: (x + y + 1) // 2)),
+    Case("vmin4.s32.s32.s32 %d, %a, %b, 0;", 32, bytewise(min, True)),
+    Case(
+        "min.s16x2 %d, %a, %b;",
+        32,
+        lambda a, b, c: sum(
+            masked(min(signed(a >> s & 65535, 16), signed(b >> s & 65535, 16)), 16) << s for s in (0, 16)
+        ),
+    ),
+    Case("add.u16x2 %d, %a, %b;", 32, lambda a, b, c: sum(masked((a >> s) + (b >> s), 16) << s for s in (0, 16))),
     Case("add.u64 %d, %a, %b;", 64, lambda a, b, c: masked(a + b, 64)),
     Case("mul.hi.u64 %d, %a, %b;", 64, lambda a, b, c: a * b >> 64),
     Case("mul.lo.s64 %d, %a, %b;", 64, lambda a, b, c: masked(a * b, 64)),
@@ -307,6 +383,17 @@ FLOAT = [
     Case("rcp.rn.f32 %d, %a;", 32, lambda a, b, c: bits32(np.float32(1) / np.float32(f32(a)))),
     Case("sqrt.rn.f32 %d, %a;", 32, lambda a, b, c: bits32(np.sqrt(np.float32(f32(a))))),
     *(Case(f"fma.{mode}.f32 %d, %a, %b, %c;", 32, fused(mode)) for mode in ("rn", "rz", "rm", "rp")),
+    Case("div.rp.f32 %d, %a, %b;", 32, directed(lambda x, y: x / y, "rp")),
+    Case("rcp.rz.f32 %d, %a;", 32, directed(lambda x, y: 1 / x, "rz")),
+    Case("sqrt.rm.f32 %d, %a;", 32, root_below),
+    Case(
+        "set.lt.f16x2.f16x2 %d, %a, %b;", 32, lambda a, b, c: pairwise(a, b, lambda x, y: np.float16(1 if x < y else 0))
+    ),
+    Case(
+        "setp.ne.f16x2 %p|%q, %a, %b; selp.b32 %t, 1, 0, %p; selp.b32 %r, 2, 0, %q; or.b32 %d, %t, %r;",
+        32,
+        differing_halves,
+    ),
     Case("neg.f32 %d, %a;", 32, lambda a, b, c: a ^ 1 << 31),
     Case("abs.f32 %d, %a;", 32, lambda a, b, c: a & (1 << 31) - 1),
     Case("copysign.f32 %d, %a, %b;", 32, lambda a, b, c: (a & 1 << 31) | (b & (1 << 31) - 1)),

@@ -178,10 +178,12 @@ def test_tensor_cores_multiply_what_ldmatrix_loads() -> None:
         ("mov.u32 %r1, %clock;", r"line 7, .*: the special register %clock is not supported"),
         ("ld.global.u32 %nothing, [%x];", "%nothing is not declared"),
         ("add.u32 %r1, %r2;", "the operands or modifiers are not those"),
-        ("cvt.rn.f16.f64.satfinite %r1, %x;", "expected a type to convert to"),
+        ("cvt.rn.f16.f64.satfinite %r1, %x;", "the modifier .satfinite is not supported for these types"),
         ("bra NOWHERE;", "NOWHERE"),
         ("add.u32 %r1, %r2, %r3", "expected"),
-        ("bar.sync 1, 64;", "only the barrier 0 of all threads is supported"),
+        ("bar.arrive 1;", "expected .sync, .arrive with a count of threads"),
+        ("bar.sync 1, 64;", "a barrier waits for more threads than the block has"),
+        ("trap;", r"trap: kernel k, block \(0,0,0\), thread \(0,0,0\): trap in line 7 of the PTX"),
     ],
 )
 def test_errors_name_line_and_instruction(body: str, message: str) -> None:

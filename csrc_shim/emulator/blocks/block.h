@@ -33,6 +33,25 @@ typedef struct emu_fiber {
   uint32_t index;        /* linear index of the thread in its block */
 } emu_fiber;
 
+/* Operations of emu_meeting; the modes of shfl, vote, match and redux are added. */
+enum {
+  EMU_SHUFFLE = 0,
+  EMU_VOTE = 4,
+  EMU_BARRIER = 8,
+  EMU_MATCH = 9,
+  EMU_REDUCE = 11,
+  EMU_MULTIPLY = 19,
+  EMU_LOAD_MATRIX,
+  EMU_STORE_MATRIX
+};
+
+/* The registers of a lane in an operation on matrices, and its row of those in memory. */
+typedef struct emu_fragments {
+  const uint32_t *a, *b, *c;
+  uint32_t *d;
+  void *row;
+} emu_fragments;
+
 /* The operation that a lane waits in. */
 typedef struct emu_meeting {
   uint32_t mask;      /* the lanes that take part */
@@ -49,7 +68,20 @@ typedef struct emu_warp {
   uint32_t predicates; /* bit mask of the lanes' predicates in the results */
   uint32_t value[EMU_WARP], result[EMU_WARP];
   emu_meeting lanes[EMU_WARP];
+  const emu_fragments *fragments[EMU_WARP];
 } emu_warp;
+
+/* The largest shape of mma. */
+enum { EMU_MATRIX_ROWS = 16, EMU_MATRIX_COLUMNS = 8, EMU_MATRIX_DEPTH = 256 };
+
+/* A barrier of the block that has a number, or reduces a predicate; barrier 0 without either is `arrived` of emu_cpu.
+ */
+enum { EMU_BARRIERS = 16 };
+typedef struct emu_barrier {
+  uint32_t expected, arrived; /* threads of the current phase; expected 0: no phase has begun */
+  uint32_t trues;             /* arrived threads whose predicate holds */
+  uint32_t waiting[EMU_MAX_WARPS];
+} emu_barrier;
 
 /* Resources that a host thread needs to run blocks, lent for the duration of a launch. There are as many as
  * `emu.threads`; further host threads wait for one. */
@@ -68,7 +100,9 @@ typedef struct emu_cpu {
   uint8_t *stacks;
   size_t stacks_bytes, stack_size; /* of all stacks with their guard pages, and of one stack */
   emu_warp warps[EMU_MAX_WARPS];
-  struct emu_cpu *next; /* free list */
+  emu_barrier barriers[EMU_BARRIERS];
+  _Alignas(8) uint32_t elements[(EMU_MATRIX_ROWS + EMU_MATRIX_COLUMNS) * EMU_MATRIX_DEPTH]; /* of an mma: a and b */
+  struct emu_cpu *next;                                                                     /* free list */
 #if defined(__SANITIZE_ADDRESS__)
   void *main_fake_stack;
   const void *main_bottom;

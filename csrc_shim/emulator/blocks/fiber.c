@@ -2,12 +2,14 @@
  * waits is found through two levels of bit masks: a barrier of n threads costs n switches. */
 #include "emulator/blocks/fiber.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "driver/driver.h"
 #include "emulator/blocks/meeting.h"
+#include "emulator/findings.h"
 #include "emulator/module.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -243,6 +245,7 @@ bool emu_fibers_run_block(emu_cpu *cpu, const uint32_t block[3]) {
   cpu->runnable_warps = (uint32_t)(((uint64_t)1 << cpu->num_warps) - 1);
   cpu->live = threads;
   cpu->arrived = 0;
+  memset(cpu->barriers, 0, sizeof cpu->barriers);
   cpu->started = 0;
   cpu->diverged = false;
   emu_running = cpu;
@@ -260,4 +263,24 @@ void emu_abandon_block(ocp_emu_thread *thread) {
   if (cpu->launch->function->meta->mode == OCP_EMU_FIBER)
     switch_to_main(cpu);
   longjmp(cpu->abandon, 1);
+}
+
+_Noreturn void ocp_emu_trap(ocp_emu_thread *thread, const char *why) {
+  const emu_cpu *cpu = thread->scheduler;
+  emu_launch *launch = cpu->launch;
+  int none = CUDA_SUCCESS;
+  if (atomic_compare_exchange_strong(&launch->error, &none, CUDA_ERROR_LAUNCH_FAILED)) {
+    char text[EMU_FINDING_BYTES];
+    snprintf(text, sizeof text, "trap: kernel %s, block (%u,%u,%u), thread (%u,%u,%u): %s", launch->function->name,
+             thread->ctaid[0], thread->ctaid[1], thread->ctaid[2], thread->tid[0], thread->tid[1], thread->tid[2], why);
+    emu_finding_keep(text);
+  }
+  emu_abandon_block(thread);
+}
+
+_Noreturn void ocp_emu_assert_fail(ocp_emu_thread *thread, const char *message, const char *file, uint32_t line,
+                                   const char *function) {
+  char text[EMU_FINDING_BYTES];
+  snprintf(text, sizeof text, "%s:%u: %s: assertion `%s` failed", file, line, function, message);
+  ocp_emu_trap(thread, text);
 }

@@ -34,5 +34,11 @@ _Noreturn void emu_abandon_block(ocp_emu_thread *thread);
 /* __syncthreads and its variants. A fiber that ends without arriving at a barrier where others wait is a divergence
  * error. */
 void ocp_emu_barrier(ocp_emu_thread *thread);
+/* Ends the launch with CUDA_ERROR_LAUNCH_FAILED; `why` is part of the error's text. Only in kernels whose threads are
+ * fibers. */
+_Noreturn void ocp_emu_trap(ocp_emu_thread *thread, const char *why);
+/* A failed assert of CUDA C++, with host addresses of its texts; ends the launch as a trap does. */
+_Noreturn void ocp_emu_assert_fail(ocp_emu_thread *thread, const char *message, const char *file, uint32_t line,
+                                   const char *function);
 
 #endif

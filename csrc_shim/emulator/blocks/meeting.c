@@ -2,6 +2,7 @@
  * all. */
 #include "emulator/blocks/meeting.h"
 
+#include "emulator/blocks/matrix.h"
 #include "emulator/state.h"
 
 /* shfl.sync of the PTX ISA: the lane that `lane` reads from, or -1 where the predicate is false. */
@@ -50,6 +51,45 @@ static uint32_t vote(const emu_warp *warp, uint32_t mode, uint32_t mask) {
   }
 }
 
+/* match.sync: the lanes of the mask whose value is this lane's; for mode 1 all lanes of the mask, or none. */
+static uint32_t match(const emu_warp *warp, uint32_t mode, uint32_t mask, uint32_t lane) {
+  uint32_t same = 0;
+  for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    uint32_t other = (uint32_t)__builtin_ctz(rest);
+    same |= (uint32_t)(warp->value[other] == warp->value[lane]) << other;
+  }
+  return mode == 0 || same == mask ? same : 0;
+}
+
+static uint32_t reduce_two(uint32_t mode, uint32_t a, uint32_t b) {
+  switch (mode) {
+  case 0:
+    return a + b;
+  case 1:
+    return (int32_t)a < (int32_t)b ? a : b;
+  case 2:
+    return (int32_t)a > (int32_t)b ? a : b;
+  case 3:
+    return a < b ? a : b;
+  case 4:
+    return a > b ? a : b;
+  case 5:
+    return a & b;
+  case 6:
+    return a | b;
+  default:
+    return a ^ b;
+  }
+}
+
+/* redux.sync over the lanes of the mask, which is not empty. */
+static uint32_t reduce(const emu_warp *warp, uint32_t mode, uint32_t mask) {
+  uint32_t total = warp->value[__builtin_ctz(mask)];
+  for (uint32_t rest = mask & (mask - 1); rest; rest &= rest - 1)
+    total = reduce_two(mode, total, warp->value[__builtin_ctz(rest)]);
+  return total;
+}
+
 static const emu_meeting *meeting_of(const emu_warp *warp, uint32_t lane) {
   return warp->ragged ? &warp->lanes[lane] : &warp->uniform;
 }
@@ -83,6 +123,15 @@ bool emu_warp_complete(emu_cpu *cpu, emu_warp *warp, uint32_t lane) {
     uint32_t result = vote(warp, meeting.operation - EMU_VOTE, mask);
     for (uint32_t rest = mask; rest; rest &= rest - 1)
       warp->result[__builtin_ctz(rest)] = result;
+  } else if (meeting.operation >= EMU_MULTIPLY) {
+    emu_matrix_complete(cpu, warp, &meeting, mask);
+  } else if (meeting.operation >= EMU_MATCH) {
+    bool matches = meeting.operation < EMU_REDUCE;
+    uint32_t total = matches ? 0 : reduce(warp, meeting.operation - EMU_REDUCE, mask);
+    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+      uint32_t to = (uint32_t)__builtin_ctz(rest);
+      warp->result[to] = matches ? match(warp, meeting.operation - EMU_MATCH, mask, to) : total;
+    }
   }
   warp->meeting &= ~mask;
   warp->runnable |= mask;

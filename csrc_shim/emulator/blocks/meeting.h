@@ -7,9 +7,6 @@
 
 #include "emulator/blocks/block.h"
 
-/* Operations of emu_meeting; the modes of shfl and vote are added. */
-enum { EMU_SHUFFLE = 0, EMU_VOTE = 4, EMU_BARRIER = 8 };
-
 /* When all live lanes of the operation that `lane` waits in have arrived, gives them their results and makes them
  * runnable. */
 bool emu_warp_complete(emu_cpu *cpu, emu_warp *warp, uint32_t lane);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "emulator/blocks/barrier.h"
 #include "emulator/blocks/check.h"
 #include "emulator/blocks/count.h"
 #include "emulator/blocks/fiber.h"
@@ -119,13 +120,21 @@ static const entry table[] = {
     SAME(nextafter),
     SAME(nextafterf),
     {"ocp_emu_alias", (const void *)&emu.alias},
+    SAME(ocp_emu_assert_fail),
     SAME(ocp_emu_barrier),
     SAME(ocp_emu_check_atomic),
     SAME(ocp_emu_check_load),
     SAME(ocp_emu_check_store),
     SAME(ocp_emu_count_access),
     SAME(ocp_emu_count_part),
+    SAME(ocp_emu_load_matrix),
+    SAME(ocp_emu_match),
+    SAME(ocp_emu_mma),
+    SAME(ocp_emu_numbered_barrier),
+    SAME(ocp_emu_reduce),
     SAME(ocp_emu_shfl),
+    SAME(ocp_emu_store_matrix),
+    SAME(ocp_emu_trap),
     SAME(ocp_emu_vote),
     SAME(ocp_emu_warp_barrier),
     SAME(pow),

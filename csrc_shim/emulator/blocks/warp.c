@@ -1,8 +1,10 @@
-/* The warp operations that kernels call: barriers of a mask, shuffles and votes. */
+/* The warp operations that kernels call: barriers of a mask, shuffles, votes, matches and reductions. */
 #include "emulator/blocks/warp.h"
 
+#include "emulator/blocks/check.h"
 #include "emulator/blocks/fiber.h"
 #include "emulator/blocks/meeting.h"
+#include "emulator/module.h"
 #include "emulator/state.h"
 
 static bool same(const emu_meeting *a, const emu_meeting *b) {
@@ -55,4 +57,48 @@ uint32_t ocp_emu_vote(ocp_emu_thread *thread, uint32_t mask, uint32_t mode, uint
   (void)thread;
   uint32_t own;
   return meet((emu_meeting){mask, EMU_VOTE + (mode & 3), 0, 0}, predicate, &own)->result[own];
+}
+
+uint32_t ocp_emu_match(ocp_emu_thread *thread, uint32_t mask, uint32_t mode, uint32_t value) {
+  (void)thread;
+  uint32_t own;
+  return meet((emu_meeting){mask, EMU_MATCH + (mode & 1), 0, 0}, value, &own)->result[own];
+}
+
+uint32_t ocp_emu_reduce(ocp_emu_thread *thread, uint32_t mask, uint32_t mode, uint32_t value) {
+  (void)thread;
+  uint32_t own;
+  return meet((emu_meeting){mask, EMU_REDUCE + (mode & 7), 0, 0}, value, &own)->result[own];
+}
+
+/* The fragments are on this lane's stack, where the lane that completes the meeting reads and writes them. */
+static void meet_with(uint32_t operation, uint32_t source, uint32_t clamp, const emu_fragments *fragments) {
+  const emu_cpu *cpu = emu_running;
+  uint32_t index = cpu->current, lane;
+  emu_running->warps[index / EMU_WARP].fragments[index % EMU_WARP] = fragments;
+  meet((emu_meeting){UINT32_MAX, operation, source, clamp}, 0, &lane);
+}
+
+void ocp_emu_mma(ocp_emu_thread *thread, uint32_t form, const uint32_t *a, const uint32_t *b, const uint32_t *c,
+                 uint32_t *d) {
+  (void)thread;
+  meet_with(EMU_MULTIPLY, form, 0, &(emu_fragments){.a = a, .b = b, .c = c, .d = d});
+}
+
+/* Whether the rows of this lane are accesses that the checking mode sees: the first lanes have the matrices' rows. */
+static bool is_checked_row(uint32_t count) {
+  const emu_cpu *cpu = emu_running;
+  return cpu->launch->function->meta->checked && cpu->current % EMU_WARP < 8 * count;
+}
+
+void ocp_emu_load_matrix(ocp_emu_thread *thread, uint32_t count, uint32_t transposed, const void *row, uint32_t *d) {
+  if (is_checked_row(count))
+    ocp_emu_check_load(thread, row, 16);
+  meet_with(EMU_LOAD_MATRIX, count, transposed, &(emu_fragments){.row = (void *)row, .d = d});
+}
+
+void ocp_emu_store_matrix(ocp_emu_thread *thread, uint32_t count, uint32_t transposed, void *row, const uint32_t *a) {
+  if (is_checked_row(count))
+    ocp_emu_check_store(thread, row, 16);
+  meet_with(EMU_STORE_MATRIX, count, transposed, &(emu_fragments){.row = row, .a = a});
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..host.intrinsics import register_values
+from ..host import intrinsics
 from .parser import (
     Address,
     Function,
@@ -29,7 +29,9 @@ from .parser import (
 )
 
 FLOATS = {"f16": "half", "f32": "float", "f64": "double"}
-SPECIAL = {f"%{name.removeprefix('nvvm.read.ptx.sreg.').removeprefix('ptx.')}": name for name in register_values}
+SPECIAL = {
+    f"%{name.removeprefix('nvvm.read.ptx.sreg.').removeprefix('ptx.')}": name for name in intrinsics.register_values
+}
 """Special registers that the thread record has, by the functions of the step after this one."""
 ALIAS = "ocp_emu_alias"
 """The emulator's variable with the distance from addresses of the device to the host's alias of their bytes."""
@@ -37,12 +39,23 @@ SHARED_BASE = "ptx.shared."
 """The function that returns the address of the block's shared memory, as ``ptx.shared.NAME`` returns an array's."""
 
 
+def thread_function(name: str, result: str, *types: str) -> str:
+    """Enter a function of the emulator that takes the thread into the tables of the next step.
+
+    ``types`` are those of its parameters after the thread. Returns the name by which code calls ``ocp_emu_NAME``.
+    """
+    symbol = f"ocp_emu_{name}"
+    intrinsics.switching_calls[f"ptx.{name}"] = f"call {result} @{symbol}(ptr %ocp.thread, {{}})"
+    intrinsics.declarations[symbol] = f"declare {result} @{symbol}({', '.join(('ptr', *types))}) nounwind"
+    return f"ptx.{name}"
+
+
 def bits_of(ty: str) -> int:
     """Return the bits of a scalar type of PTX."""
     if ty == "pred":
         return 1
     digits = ty.lstrip("busfe")
-    return {"f16x2": 32, "bf16x2": 32, "bf16": 16, "tf32": 32}.get(ty) or int(digits)
+    return 32 if ty.endswith("16x2") or ty == "tf32" else 16 if ty == "bf16" else int(digits)
 
 
 def llvm_type(ty: str) -> str:
@@ -72,8 +85,11 @@ class Builder:
     count: int = 0
     is_open: bool = True
     local_offsets: dict[str, int] = field(default_factory=dict)
+    local_bytes: int = 0
     parameters: dict[str, str] = field(default_factory=dict)
     current: Instruction | None = None
+    scratches: dict[str, int] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
     labels: frozenset[str] = frozenset()
 
     # ---- text ----
@@ -127,6 +143,23 @@ class Builder:
             return self.op(text)
         self.emit(text)
         return ""
+
+    def scratch(self, role: str, size: int) -> str:
+        """Return memory of at least ``size`` bytes of the function, by which it passes values to the emulator."""
+        self.scratches[role] = max(size, self.scratches.get(role, 0))
+        return f"%scratch.{role}"
+
+    def text(self, content: str) -> str:
+        """Return the name of a constant with the text and a null byte."""
+        data = "".join(f"\\{byte:02x}" for byte in (*content.encode(), 0))
+        name = f'@"{self.function.name}.text{len(self.texts)}"'
+        self.texts.append(f'{name} = internal constant [{len(content.encode()) + 1} x i8] c"{data}"')
+        return name
+
+    def finished(self) -> list[str]:
+        """Return the lines of the function, with the memory of `scratch` in the entry block."""
+        memory = [f"  %scratch.{role} = alloca [{size} x i8], align 8" for role, size in self.scratches.items()]
+        return [self.lines[0], *memory, *self.lines[1:]]
 
     # ---- registers ----
 
@@ -187,7 +220,7 @@ class Builder:
         if operand.name == "WARP_SZ":
             return "32"
         if operand.name[0] == "%":
-            return self.convert_bits(self.special(operand.name), "i32", target)
+            return self.convert_bits(special(self, operand.name), "i32", target)
         return self.convert_bits(self.symbol(operand.name, 0), "i64", target)
 
     def packed(self, group: Group, target: str) -> str:
@@ -219,38 +252,6 @@ class Builder:
         storage = self.storage(self.declared_type(operand.name))
         value = self.convert_bits(value, source, storage, is_signed(ty))
         self.emit(f"store {storage} {value}, ptr {self.slot(operand.name)}")
-
-    def special(self, name: str) -> str:
-        """Return a special register of 32 bits."""
-        if name in SPECIAL:
-            return self.call("i32", SPECIAL[name])
-        if name in ("%warpid", "%nwarpid"):
-            return self.warp_number(name)
-        if name.startswith("%lanemask_"):
-            return self.lane_mask(name.removeprefix("%lanemask_"))
-        if name in ("%clusterid.x", "%cluster_ctarank", "%smid", "%gridid"):
-            return "0"
-        raise self.error(f"the special register {name} is not supported")
-
-    def warp_number(self, name: str) -> str:
-        tid, ntid = ([self.special(f"%{kind}.{axis}") for axis in "xyz"] for kind in ("tid", "ntid"))
-        if name == "%nwarpid":
-            total = self.op(f"mul i32 {ntid[0]}, {self.op(f'mul i32 {ntid[1]}, {ntid[2]}')}")
-            return self.op(f"lshr i32 {self.op(f'add i32 {total}, 31')}, 5")
-        rows = self.op(f"add i32 {tid[1]}, {self.op(f'mul i32 {tid[2]}, {ntid[1]}')}")
-        linear = self.op(f"add i32 {tid[0]}, {self.op(f'mul i32 {rows}, {ntid[0]}')}")
-        return self.op(f"lshr i32 {linear}, 5")
-
-    def lane_mask(self, relation: str) -> str:
-        """Return the mask of lanes below (lt, le), at (eq) or above (gt, ge) this one."""
-        own = self.op(f"shl i32 1, {self.special('%laneid')}")
-        below = self.op(f"sub i32 {own}, 1")
-        upto = self.op(f"or i32 {own}, {below}")
-        masks = {"eq": lambda: own, "lt": lambda: below, "le": lambda: upto}
-        masks |= {"gt": lambda: self.op(f"xor i32 {upto}, -1"), "ge": lambda: self.op(f"xor i32 {below}, -1")}
-        if relation not in masks:
-            raise self.error(f"the special register %lanemask_{relation} is not known")
-        return masks[relation]()
 
     # ---- addresses ----
 
@@ -338,6 +339,7 @@ class Builder:
         self.emit("%carry = alloca i1")
         self.emit(f"%alias = load i64, ptr @{ALIAS}, !invariant.load !{{}}")
         if size := self.lay_out_locals():
+            self.local_bytes = size
             self.emit(f"%local = alloca [{size} x i8], align 16")
         for variable in function.variables:
             if variable.space == "param":
@@ -346,12 +348,16 @@ class Builder:
             given = (*function.results, *function.parameters)
             self.parameters |= {variable.name: f"%a{index}" for index, variable in enumerate(given)}
             return
-        for index, variable in enumerate(function.parameters):
+        for variable in function.arguments:
             self.allocate_parameter(variable)
+        for index, variable in enumerate(function.parameters):
             ty, value = parameter_type(variable), f"%a{index}"
             if ty == "ptr":
                 ty, value = "i64", self.device_address(value)
-            self.emit(f"store {ty} {value}, ptr {self.parameters[variable.name]}")
+            memory = self.parameters[variable.whole or variable.name]
+            if variable.offset:
+                memory = self.op(f"getelementptr i8, ptr {memory}, i64 {variable.offset}")
+            self.emit(f"store {ty} {value}, ptr {memory}")
 
     def allocate_parameter(self, variable: Variable) -> None:
         self.parameters[variable.name] = f'%"p.{variable.name}"'
@@ -359,10 +365,44 @@ class Builder:
         self.emit(f"{self.parameters[variable.name]} = alloca [{max(variable.size, 1)} x i8], align {alignment}")
 
 
+# ---- special registers ----
+
+
+def special(b: Builder, name: str) -> str:
+    """Return a special register of 32 bits."""
+    if name in SPECIAL:
+        return b.call("i32", SPECIAL[name])
+    if name in ("%warpid", "%nwarpid"):
+        return warp_number(b, name)
+    if name.startswith("%lanemask_"):
+        return lane_mask(b, name.removeprefix("%lanemask_"))
+    if name in ("%clusterid.x", "%cluster_ctarank", "%smid", "%gridid"):
+        return "0"
+    raise b.error(f"the special register {name} is not supported")
+
+
+def warp_number(b: Builder, name: str) -> str:
+    tid, ntid = ([special(b, f"%{kind}.{axis}") for axis in "xyz"] for kind in ("tid", "ntid"))
+    if name == "%nwarpid":
+        total = b.op(f"mul i32 {ntid[0]}, {b.op(f'mul i32 {ntid[1]}, {ntid[2]}')}")
+        return b.op(f"lshr i32 {b.op(f'add i32 {total}, 31')}, 5")
+    rows = b.op(f"add i32 {tid[1]}, {b.op(f'mul i32 {tid[2]}, {ntid[1]}')}")
+    linear = b.op(f"add i32 {tid[0]}, {b.op(f'mul i32 {rows}, {ntid[0]}')}")
+    return b.op(f"lshr i32 {linear}, 5")
+
+
+def lane_mask(b: Builder, relation: str) -> str:
+    """Return the mask of lanes below (lt, le), at (eq) or above (gt, ge) this one."""
+    own = b.op(f"shl i32 1, {special(b, '%laneid')}")
+    below = b.op(f"sub i32 {own}, 1")
+    upto = b.op(f"or i32 {own}, {below}")
+    masks = {"eq": lambda: own, "lt": lambda: below, "le": lambda: upto}
+    masks |= {"gt": lambda: b.op(f"xor i32 {upto}, -1"), "ge": lambda: b.op(f"xor i32 {below}, -1")}
+    if relation not in masks:
+        raise b.error(f"the special register %lanemask_{relation} is not known")
+    return masks[relation]()
+
+
 def parameter_type(variable: Variable) -> str:
     """Return the LLVM type by which a parameter is passed."""
-    if variable.is_pointer:
-        return "ptr"
-    if variable.count == 1:
-        return llvm_type(variable.type)
-    return f"[{variable.size} x i8]"
+    return "ptr" if variable.is_pointer else llvm_type(variable.type)

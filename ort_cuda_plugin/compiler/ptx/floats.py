@@ -156,9 +156,27 @@ def with_direction(b: Builder, ins: Instruction, ty: str, values: Sequence[str])
         total, error = b.op(f"fmul double {wide[0]}, {wide[1]}"), "0.0"  # exact: 48 bits
         if ins.opcode != "mul":
             total, error = exact_sum(b, total, wide[2])
+    elif ins.opcode in ("sqrt", "rcp", "div"):
+        total, error = quotient(b, ins.opcode, wide)
     else:
         raise ins.error(f"the rounding .{rounding(ins)} is not supported for {ins.opcode}")
     return directed(b, rounding(ins), total, error)
+
+
+def quotient(b: Builder, opcode: str, values: Sequence[str]) -> tuple[str, str]:
+    """Return a rounded square root, reciprocal or quotient of doubles, and a number of its error's sign."""
+    if opcode == "sqrt":
+        total = b.call("double", "llvm.sqrt.f64", f"double {values[0]}")
+        product, above, divisor = total, values[0], "1.0"
+    else:
+        above, divisor = values if opcode == "div" else ("1.0", values[0])
+        total = b.op(f"fdiv double {above}, {divisor}")
+        product = divisor
+    negative = b.op(f"fneg double {total}")
+    rest = b.call("double", "llvm.fma.f64", f"double {negative}", f"double {product}", f"double {above}")
+    return total, b.op(
+        f"fmul double {rest}, {b.call('double', 'llvm.copysign.f64', 'double 1.0', f'double {divisor}')}"
+    )
 
 
 # ---- arithmetic ----
@@ -297,10 +315,18 @@ CONVERSION_MODIFIERS = MODIFIERS | frozenset(INTEGER_ROUNDINGS)
 
 @instruction("9.7.9.21", "cvt")
 def convert(b: Builder, ins: Instruction) -> None:
-    kinds = [each for each in ins.modifiers if each not in CONVERSION_MODIFIERS]
+    kinds = [each for each in ins.modifiers if each not in CONVERSION_MODIFIERS and each != "satfinite"]
+    if ins.has("satfinite") and kinds[0] not in EIGHT_BITS:
+        raise ins.error("the modifier .satfinite is not supported for these types")
     if len(kinds) != 2:
         raise ins.error("expected a type to convert to and one to convert from, and no other modifiers")
     target, source = kinds
+    if target in EIGHT_BITS:
+        narrow(b, ins, target, source)
+        return
+    if source in EIGHT_BITS and target == "f16x2":
+        widen(b, ins, source)
+        return
     if target in ("f16x2", "bf16x2"):
         pack(b, ins, target, source)
         return
@@ -414,6 +440,68 @@ def pack(b: Builder, ins: Instruction, target: str, source: str) -> None:
         else:
             parts.append(b.op(f"bitcast half {b.op(f'fptrunc float {value} to half')} to i16"))
     b.set(ins.operands[0], joined(b, *parts), target)
+
+
+# ---- eight bits ----
+
+EIGHT_BITS = {"e4m3x2": (3, 7, 448), "e5m2x2": (2, 15, 57344)}
+"""Pairs of 8-bit floats: bits of the mantissa, the exponent's bias, and the largest number."""
+
+
+def to_eight_bits(b: Builder, value: str, mantissa: int, bias: int, largest: int) -> str:
+    """Return a float rounded to an 8-bit float, at most the largest number, as an i8."""
+    size = b.call("float", "llvm.fabs.f32", f"float {value}")
+    limited = b.op(f"select i1 {b.op(f'fcmp olt float {size}, {largest}.0')}, float {size}, float {largest}.0")
+    bits = b.op(f"bitcast float {limited} to i32")
+    dropped = 23 - mantissa
+    odd = b.op(f"and i32 {b.op(f'lshr i32 {bits}, {dropped}')}, 1")
+    up = b.op(f"add i32 {bits}, {b.op(f'add i32 {odd}, {(1 << dropped - 1) - 1}')}")
+    normal = b.op(f"sub i32 {b.op(f'lshr i32 {up}, {dropped}')}, {127 - bias << mantissa}")
+    unit = 127 + 23 + 1 - bias - mantissa << 23  # a float whose last bit is a subnormal number's
+    total = b.op(f"fadd float {limited}, {b.op(f'bitcast i32 {unit} to float')}")
+    subnormal = b.op(f"sub i32 {b.op(f'bitcast float {total} to i32')}, {unit}")
+    tiny = b.op(f"icmp ult i32 {bits}, {128 - bias << 23}")
+    code = b.op(f"select i1 {tiny}, i32 {subnormal}, i32 {normal}")
+    code = b.op(f"select i1 {b.op(f'fcmp uno float {value}, {value}')}, i32 127, i32 {code}")
+    signed = b.op(f"bitcast float {value} to i32")
+    sign = b.op(f"and i32 {b.op(f'lshr i32 {signed}, 24')}, 128")
+    number = b.op(f"fcmp ord float {value}, {value}")
+    sign = b.op(f"select i1 {number}, i32 {sign}, i32 0")
+    return b.op(f"trunc i32 {b.op(f'or i32 {code}, {sign}')} to i8")
+
+
+def narrow(b: Builder, ins: Instruction, target: str, source: str) -> None:
+    """Convert two floats or a pair of halves to a pair of 8-bit floats; the first operand has the upper byte."""
+    if rounding(ins) != "rn" or not ins.has("satfinite"):
+        raise ins.error("only .rn.satfinite is supported")
+    if source == "f32":
+        values = [b.value(operand, "f32") for operand in (ins.operands[2], ins.operands[1])]
+    elif source == "f16x2":
+        halves = split(b, b.value(ins.operands[1], source))
+        values = [b.op(f"fpext half {b.op(f'bitcast i16 {half} to half')} to float") for half in halves]
+    else:
+        raise ins.error(f"the conversion from .{source} to .{target} is not supported")
+    low, high = (to_eight_bits(b, rectified(b, ins, "float", value), *EIGHT_BITS[target]) for value in values)
+    upper = b.op(f"shl i16 {b.op(f'zext i8 {high} to i16')}, 8")
+    b.set(ins.operands[0], b.op(f"or i16 {upper}, {b.op(f'zext i8 {low} to i16')}"), "b16")
+
+
+def widen(b: Builder, ins: Instruction, source: str) -> None:
+    """Convert a pair of 8-bit floats to a pair of halves, exactly."""
+    pair = b.value(ins.operands[1], "b16")
+    halves = []
+    for byte in (b.op(f"and i16 {pair}, 255"), b.op(f"lshr i16 {pair}, 8")):
+        sign = b.op(f"shl i16 {b.op(f'and i16 {byte}, 128')}, 8")
+        size = b.op(f"and i16 {byte}, 127")
+        if source == "e5m2x2":
+            bits = b.op(f"shl i16 {size}, 8")
+        else:  # as a half's bits it is smaller by the difference of the biases
+            small = b.op(f"bitcast i16 {b.op(f'shl i16 {size}, 7')} to half")
+            bits = b.op(f"bitcast half {b.op(f'fmul half {small}, 256.0')} to i16")
+            bits = b.op(f"select i1 {b.op(f'icmp eq i16 {size}, 127')}, i16 32767, i16 {bits}")
+        value = b.op(f"bitcast i16 {b.op(f'or i16 {bits}, {sign}')} to half")
+        halves.append(b.op(f"bitcast half {rectified(b, ins, 'half', value)} to i16"))
+    b.set(ins.operands[0], joined(b, *halves), "b32")
 
 
 def to_tf32(b: Builder, ins: Instruction, value: str) -> str:

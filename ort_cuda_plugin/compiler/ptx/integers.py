@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from .builder import Builder, bits_of, is_float, is_signed, llvm_type
-from .floats import float_arithmetic
+from .floats import float_arithmetic, from_bf16, joined, split
 from .instructions import check_modifiers, instruction, type_of, types_of
 from .parser import Group, Instruction
 
@@ -34,10 +34,13 @@ def integers(
             if floats and not is_integer_type(ty):
                 float_arithmetic(b, ins)
                 return
-            if ty.endswith("x2"):
-                raise ins.error(f"the type .{ty} is not supported")
             check_modifiers(ins, modifiers)
             values = [b.value(operand, ty) for operand in ins.operands[1:]]
+            if ty.endswith("x2"):
+                pairs = [split(b, value) for value in values]
+                low, high = (compute(b, ins, ty[:-2], *(pair[index] for pair in pairs)) for index in (0, 1))
+                b.set(ins.operands[0], joined(b, low, high), ty)
+                return
             b.set(ins.operands[0], compute(b, ins, ty, *values), result or ty)
 
         instruction(section, *opcodes)(translate)
@@ -331,14 +334,28 @@ def funnel_shift(b: Builder, ins: Instruction) -> None:
     b.set(ins.operands[0], b.op(f"trunc i64 {moved} to i32"), "b32")
 
 
+MODES = {
+    "f4e": (0x3210, 0x4321, 0x5432, 0x6543),
+    "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
+    "rc8": (0x0000, 0x1111, 0x2222, 0x3333),
+    "ecl": (0x3210, 0x3211, 0x3222, 0x3333),
+    "ecr": (0x0000, 0x1110, 0x2210, 0x3210),
+    "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
+}
+"""Selectors of the default mode of prmt that the lowest two bits of another mode's selector stand for."""
+
+
 @instruction("9.7.9.7", "prmt")
 def permute_bytes(b: Builder, ins: Instruction) -> None:
     """Choose four of the eight bytes of two words; a selector's bit 3 repeats the byte's sign."""
-    modes = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
-    if ins.has(*modes):
-        raise ins.error("only the default mode of prmt is supported")
-    check_modifiers(ins, frozenset())
+    check_modifiers(ins, frozenset(MODES))
     low, high, selector = (b.value(each, "b32") for each in ins.operands[1:])
+    if mode := next((each for each in ins.modifiers if each in MODES), ""):
+        given = b.op(f"and i32 {selector}, 3")
+        selector = str(MODES[mode][0])
+        for number, other in enumerate(MODES[mode]):
+            same = b.op(f"icmp eq i32 {given}, {number}")
+            selector = b.op(f"select i1 {same}, i32 {other}, i32 {selector}")
     upper = b.op(f"shl i64 {b.op(f'zext i32 {high} to i64')}, 32")
     both = b.op(f"or i64 {upper}, {b.op(f'zext i32 {low} to i64')}")
     result = "0"
@@ -354,6 +371,76 @@ def permute_bytes(b: Builder, ins: Instruction) -> None:
     b.set(ins.operands[0], result, "b32")
 
 
+@instruction("9.7.1.21", "szext")
+def extend_field(b: Builder, ins: Instruction) -> None:
+    """Extend the lowest bits to 32: with their sign for .s32, with zeros for .u32."""
+    check_modifiers(ins, frozenset(("clamp", "wrap")))
+    ty = type_of(ins)
+    x, count = b.value(ins.operands[1], ty), b.value(ins.operands[2], "u32")
+    if ins.has("wrap"):
+        count = b.op(f"and i32 {count}, 31")
+    shift = b.op(f"sub i32 32, {count}")
+    up = clamped_shift(b, "shl", ty, x, shift)
+    value = clamped_shift(b, "ashr" if is_signed(ty) else "lshr", ty, up, shift)
+    whole = b.op(f"icmp uge i32 {count}, 32")
+    value = b.op(f"select i1 {b.op(f'icmp eq i32 {count}, 0')}, i32 0, i32 {value}")
+    b.set(ins.operands[0], b.op(f"select i1 {whole}, i32 {x}, i32 {value}"), ty)
+
+
+@instruction("9.7.1.22", "bmsk")
+def make_mask(b: Builder, ins: Instruction) -> None:
+    """Make a mask of ``b`` bits from bit ``a`` on."""
+    check_modifiers(ins, frozenset(("clamp", "wrap")))
+    start, count = (b.value(operand, "u32") for operand in ins.operands[1:])
+    if ins.has("wrap"):
+        start, count = (b.op(f"and i32 {each}, 31") for each in (start, count))
+    b.set(ins.operands[0], clamped_shift(b, "shl", "b32", low_bits(b, "b32", count), start), "b32")
+
+
+# ---- bytes and halfwords of a word ----
+
+PACKED = tuple(f"{name}{count}" for name in ("vadd", "vsub", "vavrg", "vabsdiff", "vmin", "vmax") for count in (2, 4))
+
+
+def packed_result(b: Builder, opcode: str, x: str, y: str) -> str:
+    """Return the i32 that an operation of PACKED makes of two parts."""
+    if opcode in ("vadd", "vsub"):
+        return b.op(f"{opcode[1:]} i32 {x}, {y}")
+    if opcode == "vavrg":
+        total = b.op(f"add i32 {b.op(f'add i32 {x}, {y}')}, 1")
+        return b.op(f"ashr i32 {total}, 1")
+    less = b.op(f"icmp slt i32 {x}, {y}")
+    if opcode == "vabsdiff":
+        first, second = b.op(f"sub i32 {y}, {x}"), b.op(f"sub i32 {x}, {y}")
+        return b.op(f"select i1 {less}, i32 {first}, i32 {second}")
+    a, c = (x, y) if opcode == "vmin" else (y, x)
+    return b.op(f"select i1 {less}, i32 {a}, i32 {c}")
+
+
+@instruction("9.7.17", *PACKED)
+def packed(b: Builder, ins: Instruction) -> None:
+    """Compute on the halfwords or bytes of words; ``.add`` adds the results to the last operand."""
+    check_modifiers(ins, frozenset(("sat", "add")))
+    result, first, second = types_of(ins)
+    d, x, y, z = ins.operands
+    a, c = b.value(x, "b32"), b.value(y, "b32")
+    width = 32 // int(ins.opcode[-1])
+    total = b.value(z, "b32") if ins.has("add") else "0"
+    low, high = (-(1 << width - 1), (1 << width - 1) - 1) if is_signed(result) else (0, (1 << width) - 1)
+    for start in range(0, 32, width):
+        parts = (extended_part(b, word, start, width, is_signed(ty)) for word, ty in ((a, first), (c, second)))
+        value = packed_result(b, ins.opcode[:-1], *parts)
+        if ins.has("sat"):
+            value = b.op(f"select i1 {b.op(f'icmp slt i32 {value}, {low}')}, i32 {low}, i32 {value}")
+            value = b.op(f"select i1 {b.op(f'icmp sgt i32 {value}, {high}')}, i32 {high}, i32 {value}")
+        if ins.has("add"):
+            total = b.op(f"add i32 {total}, {value}")
+        else:
+            kept = b.op(f"and i32 {value}, {(1 << width) - 1}")
+            total = b.op(f"or i32 {total}, {b.op(f'shl i32 {kept}, {start}')}")
+    b.set(d, total, "b32")
+
+
 # ---- comparison and selection ----
 
 ORDERED = {"eq": "oeq", "ne": "one", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
@@ -366,6 +453,8 @@ RELATIONS = frozenset((*FLOAT_RELATIONS, *UNSIGNED_ONLY, "and", "or", "xor", "ft
 def compare(b: Builder, ins: Instruction, x: str, y: str, ty: str) -> str:
     """Return the i1 of the relation among the modifiers."""
     relation = next((each for each in ins.modifiers if each in RELATIONS - {"and", "or", "xor", "ftz"}), "")
+    if ty == "bf16":
+        x, y, ty = from_bf16(b, x), from_bf16(b, y), "f32"
     if is_float(ty) and relation in FLOAT_RELATIONS:
         return b.op(f"fcmp {FLOAT_RELATIONS[relation]} {llvm_type(ty)} {x}, {y}")
     sign = "s" if is_signed(ty) else "u"
@@ -375,6 +464,17 @@ def compare(b: Builder, ins: Instruction, x: str, y: str, ty: str) -> str:
     if not kind:
         raise ins.error(f"the relation {relation!r} does not exist for .{ty}")
     return b.op(f"icmp {kind} {llvm_type(ty)} {x}, {y}")
+
+
+def compared_pair(b: Builder, ins: Instruction, ty: str) -> list[str]:
+    """Return the i1 of the relation for the lower and the upper half of a packed type."""
+    single = ty.removesuffix("x2")
+    pairs = [split(b, b.value(operand, ty)) for operand in ins.operands[1:3]]
+    conditions = []
+    for index in (0, 1):
+        x, y = (b.convert_bits(pair[index], "i16", llvm_type(single)) for pair in pairs)
+        conditions.append(compare(b, ins, x, y, single))
+    return conditions
 
 
 def combined(b: Builder, ins: Instruction, condition: str) -> str:
@@ -387,9 +487,12 @@ def combined(b: Builder, ins: Instruction, condition: str) -> str:
 def set_predicate(b: Builder, ins: Instruction) -> None:
     check_modifiers(ins, RELATIONS)
     ty = type_of(ins)
-    if ty.endswith("x2") or ty == "bf16":
-        raise ins.error(f"the type .{ty} is not supported")
     d, x, y = ins.operands[:3]
+    if ty.endswith("x2"):
+        items = d.items if isinstance(d, Group) else (d,)
+        for item, condition in zip(items, compared_pair(b, ins, ty), strict=False):
+            b.set(item, combined(b, ins, condition), "pred")
+        return
     condition = compare(b, ins, b.value(x, ty), b.value(y, ty), ty)
     if isinstance(d, Group):
         b.set(d.items[1], combined(b, ins, b.op(f"xor i1 {condition}, true")), "pred")
@@ -402,8 +505,16 @@ def set_value(b: Builder, ins: Instruction) -> None:
     check_modifiers(ins, RELATIONS)
     result, ty = types_of(ins)
     d, x, y = ins.operands[:3]
+    if ty.endswith("x2"):
+        ones = {"f16x2": 0x3C00, "bf16x2": 0x3F80}.get(result, 0xFFFF)
+        flags = [combined(b, ins, condition) for condition in compared_pair(b, ins, ty)]
+        low, high = (b.op(f"select i1 {flag}, i16 {ones}, i16 0") for flag in flags)
+        b.set(d, joined(b, low, high), "b32")
+        return
     condition = combined(b, ins, compare(b, ins, b.value(x, ty), b.value(y, ty), ty))
-    if is_float(result):
+    if result == "bf16":
+        value = b.op(f"select i1 {condition}, i16 16256, i16 0")
+    elif is_float(result):
         value = b.op(f"uitofp i1 {condition} to {llvm_type(result)}")
     else:
         value = b.op(f"sext i1 {condition} to {llvm_type(result)}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .builder import Builder, bits_of, is_float, is_signed, llvm_type
+from .floats import joined, of_half, split
 from .instructions import check_modifiers, instruction, type_of
 from .parser import Address, Group, Immediate, Instruction, Operand, Register
 
@@ -117,12 +119,23 @@ def hint(b: Builder, ins: Instruction) -> None:
 @instruction("9.7.9.18", "isspacep")
 def is_in_space(b: Builder, ins: Instruction) -> None:
     check_modifiers(ins, frozenset((*SPACES, *CACHES)))
-    if space_of(ins) != "shared":
-        raise ins.error("only isspacep.shared is supported")
-    address = b.value(ins.operands[1], "u64")
-    start = b.device_address(b.host_pointer("0", "shared"))
-    inside = b.op(f"icmp ult i64 {b.op(f'sub i64 {address}, {start}')}, {SHARED_WINDOW}")
-    b.set(ins.operands[0], inside, "pred")
+    address, space = b.value(ins.operands[1], "u64"), space_of(ins)
+    inside = {each: in_window(b, address, each) for each in ("shared", "local") if each != "local" or b.local_bytes}
+    if space == "global":
+        apart = [b.op(f"xor i1 {flag}, true") for flag in inside.values()]
+        value = apart[0] if len(apart) == 1 else b.op(f"and i1 {apart[0]}, {apart[1]}")
+    elif space in ("shared", "local"):
+        value = inside.get(space, "false")
+    else:
+        raise ins.error("isspacep is supported for .global, .shared and .local")
+    b.set(ins.operands[0], value, "pred")
+
+
+def in_window(b: Builder, address: str, space: str) -> str:
+    """Return whether a generic address lies in shared memory or in the function's local memory."""
+    start = b.device_address(b.host_pointer("0", space))
+    size = SHARED_WINDOW if space == "shared" else b.local_bytes
+    return b.op(f"icmp ult i64 {b.op(f'sub i64 {address}, {start}')}, {size}")
 
 
 SHARED_WINDOW = 1 << 18
@@ -198,7 +211,7 @@ def partly_copied(b: Builder, kind: str, at: str, size: str, given: str) -> str:
     value = copied_where(b, kind, at, size, some)
     whole = b.op(f"bitcast {kind} {value} to i{bits}") if kind[0] == "<" else value
     all_bits = b.op(f"icmp uge i32 {given}, {size}")
-    amount = b.op(f"zext i32 {b.op(f'shl i32 {given}, 3')} to i{bits}")
+    amount = b.convert_bits(b.op(f"shl i32 {given}, 3"), "i32", f"i{bits}")
     limited = b.op(f"select i1 {all_bits}, i{bits} 0, i{bits} {amount}")
     mask = b.op(f"sub i{bits} {b.op(f'shl i{bits} 1, {limited}')}, 1")
     mask = b.op(f"select i1 {all_bits}, i{bits} -1, i{bits} {mask}")
@@ -214,31 +227,81 @@ OPERATIONS = frozenset((*ATOMICS, "add", "min", "max", "cas"))
 
 @instruction("9.7.13.14, 9.7.13.15", "atom", "red")
 def atomic(b: Builder, ins: Instruction) -> None:
+    """Update memory atomically; the elements of a vector are updated one by one, as the ISA allows."""
     check_modifiers(ins, ACCESS | OPERATIONS)
     ty = type_of(ins)
-    operation = next((each for each in ins.modifiers if each in OPERATIONS), "")
     returns = ins.opcode == "atom"
     address, *values = ins.operands[1:] if returns else ins.operands
     pointer = b.pointer(address, space_of(ins))
+    if not isinstance(values[0], Group):
+        old, kind = atomic_update(b, ins, pointer, ty, values)
+        if returns:
+            b.set(ins.operands[0], old, kind)
+        return
+    results = ins.operands[0].items if returns and isinstance(ins.operands[0], Group) else ()
+    for index, value in enumerate(values[0].items):
+        at = b.op(f"getelementptr i8, ptr {pointer}, i64 {index * bits_of(ty) // 8}")
+        old, kind = atomic_update(b, ins, at, ty, [value])
+        if results:
+            b.set(results[index], old, kind)
+
+
+def atomic_update(b: Builder, ins: Instruction, pointer: str, ty: str, values: Sequence[Operand]) -> tuple[str, str]:
+    """Update one element; return what was there, and its type."""
+    operation = next((each for each in ins.modifiers if each in OPERATIONS), "")
     size = bits_of(ty) // 8
     order = {"acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}.get(ordering(ins), "monotonic")
     if operation == "cas":
-        integer = f"i{bits_of(ty)}"
-        expected, desired = (b.value(each, f"b{bits_of(ty)}") for each in values)
-        failure = "acquire" if order in ("acquire", "acq_rel") else "monotonic"
-        pair = b.op(f"cmpxchg ptr {pointer}, {integer} {expected}, {integer} {desired} {order} {failure}, align {size}")
-        old = b.op(f"extractvalue {{ {integer}, i1 }} {pair}, 0")
         kind = f"b{bits_of(ty)}"
-    elif ty in ("f16", "bf16", "f16x2", "bf16x2") or isinstance(values[0], Group):
-        raise ins.error(f"atomics of .{ty} are not supported")
+        expected, desired = (b.value(each, kind) for each in values)
+        return exchanged(b, pointer, f"i{bits_of(ty)}", expected, desired, order, size)[0], kind
+    if ty in ("f16", "bf16", "f16x2", "bf16x2"):
+        if operation not in ("add", "min", "max"):
+            raise ins.error(f"the operation {operation!r} is not supported for .{ty}")
+        return updated_halves(b, pointer, operation, ty, b.value(values[0], f"b{bits_of(ty)}"), order), f"b{8 * size}"
+    name = atomic_name(ins, operation, ty)
+    value = b.value(values[0], ty)
+    return b.op(f"atomicrmw {name} ptr {pointer}, {llvm_type(ty)} {value} {order}, align {size}"), ty
+
+
+def exchanged(
+    b: Builder, pointer: str, integer: str, expected: str, desired: str, order: str, size: int
+) -> tuple[str, str]:
+    """Compare and swap; return what was there, and whether it was what was expected."""
+    failure = "acquire" if order in ("acquire", "acq_rel") else "monotonic"
+    pair = b.op(f"cmpxchg ptr {pointer}, {integer} {expected}, {integer} {desired} {order} {failure}, align {size}")
+    return tuple(b.op(f"extractvalue {{ {integer}, i1 }} {pair}, {index}") for index in (0, 1))  # type: ignore[return-value]
+
+
+def updated_halves(b: Builder, pointer: str, operation: str, ty: str, value: str, order: str) -> str:
+    """Update one or two numbers of 16 bits by comparing and swapping until it succeeds; return what was there."""
+    size = bits_of(ty) // 8
+    integer = f"i{8 * size}"
+
+    def compute(width: str, pair: Sequence[str]) -> str:
+        if operation == "add":
+            return b.op(f"fadd {width} {pair[0]}, {pair[1]}")
+        relation = "olt" if operation == "min" else "ogt"
+        chosen = b.op(f"fcmp {relation} {width} {pair[0]}, {pair[1]}")
+        return b.op(f"select i1 {chosen}, {width} {pair[0]}, {width} {pair[1]}")
+
+    first = b.op(f"load atomic {integer}, ptr {pointer} monotonic, align {size}")
+    b.count += 1
+    start, loop, done = (f"%{name}.{b.count}" for name in ("update.start", "update", "update.done"))
+    b.block(start)
+    b.block(loop)
+    old, last = b.name(), b.name()
+    b.emit(f"{old} = phi {integer} [ {first}, {start} ], [ {last}, {loop} ]")
+    if ty.endswith("x2"):
+        pairs = [split(b, each) for each in (old, value)]
+        new = joined(b, *(of_half(b, ty[:-2], [pair[index] for pair in pairs], compute) for index in (0, 1)))
     else:
-        kind, width = ty, llvm_type(ty)
-        old = b.op(
-            f"atomicrmw {atomic_name(ins, operation, ty)} ptr {pointer}, {width} {b.value(values[0], ty)} {order}, "
-            f"align {size}"
-        )
-    if returns:
-        b.set(ins.operands[0], old, kind)
+        new = of_half(b, ty, [old, value], compute)
+    found, succeeded = exchanged(b, pointer, integer, old, new, order, size)
+    b.emit(f"{last} = add {integer} {found}, 0")
+    b.end(f"br i1 {succeeded}, label {done}, label {loop}")
+    b.block(done)
+    return old
 
 
 def atomic_name(ins: Instruction, operation: str, ty: str) -> str:

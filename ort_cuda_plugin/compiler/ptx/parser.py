@@ -66,7 +66,8 @@ class Variable:
     """A variable: its state space, element type, number of elements (0: set by the launch; 1 without brackets).
 
     ``initial`` has the elements of an initialiser: numbers, or (symbol, offset) for addresses. ``is_pointer`` is the
-    attribute ``.ptr`` of a kernel's parameter.
+    attribute ``.ptr`` of a kernel's parameter. A part of a parameter has the parameter's name, ``whole``, and its
+    ``offset`` there.
     """
 
     space: str
@@ -77,6 +78,8 @@ class Variable:
     initial: tuple[int | tuple[str, int], ...] = ()
     line: int = 0
     is_pointer: bool = False
+    whole: str = ""
+    offset: int = 0
 
     @property
     def size(self) -> int:
@@ -112,7 +115,8 @@ class Instruction:
 class Function:
     """A kernel (``is_entry``) or device function. ``registers`` has the type of each register by name.
 
-    Names of nested scopes are made unique. ``tables`` are the targets of indirect branches, by label.
+    Names of nested scopes are made unique. ``tables`` are the targets of indirect branches, by label. The
+    ``arguments`` of a kernel are its parameters as declared; in ``parameters`` structures are cut into words.
     """
 
     name: str
@@ -125,6 +129,7 @@ class Function:
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
     is_defined: bool = False
     line: int = 0
+    arguments: tuple[Variable, ...] = ()
 
 
 @dataclass
@@ -142,6 +147,28 @@ def type_bytes(ty: str) -> int:
     if match is None:
         raise ValueError(ty)
     return int(match[1]) // 8 * int(match[2] or 1)
+
+
+def words_of(parameter: Variable) -> list[Variable]:
+    """Return a kernel's parameter as words of 8, 4, 2 or 1 bytes: the emulator's record of a launch has no others."""
+    if parameter.count == 1 and parameter.size <= 8:
+        return [parameter]
+    words, offset = [], 0
+    while offset < parameter.size:
+        size = next(each for each in (8, 4, 2, 1) if each <= parameter.size - offset)
+        name = f"{parameter.name}+{offset}"
+        words.append(
+            Variable("param", f"b{8 * size}", name, 1, size, (), parameter.line, False, parameter.name, offset)
+        )
+        offset += size
+    return words
+
+
+def set_arguments(function: Function) -> None:
+    """Cut the parameters of a kernel into words."""
+    if function.is_entry:
+        function.arguments = tuple(function.parameters)
+        function.parameters = [word for parameter in function.parameters for word in words_of(parameter)]
 
 
 # ---- tokens ----
@@ -181,7 +208,13 @@ def tokens(text: str) -> Iterator[Token]:
         start = match.start(match.lastgroup)
         line += text.count("\n", counted, start)
         counted = start
-        yield Token(match.lastgroup, match[match.lastgroup], line, start)
+        word = match[match.lastgroup]
+        if word[0] == "." and "." in word[1:]:  # ".reg.b32" is two directives
+            for part in word[1:].split("."):
+                yield Token("word", f".{part}", line, start)
+                start += len(part) + 1
+        else:
+            yield Token(match.lastgroup, word, line, start)
         position = match.end()
 
 
@@ -236,10 +269,9 @@ class Parser:
 
     def accept(self, *texts: str) -> bool:
         """Take the next token if it is one of ``texts``."""
-        if self.position < len(self.tokens) and self.next.text in texts:
-            self.position += 1
-            return True
-        return False
+        found = self.position < len(self.tokens) and self.next.text in texts
+        self.position += found
+        return found
 
     def integer(self) -> int:
         sign = -1 if self.accept("-") else 1
@@ -349,6 +381,7 @@ class Parser:
         name = self.take()
         parameters = self.parameters() if self.next.text == "(" else []
         function = Function(name.text, start.text == ".entry", results, parameters, line=name.line)
+        set_arguments(function)
         while self.next.text in performance:
             self.take()
             while self.next.kind == "number" or self.next.text == ",":

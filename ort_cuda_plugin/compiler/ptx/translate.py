@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from . import control, floats, integers, memory
+from . import control, floats, integers, matrices, memory, threads
 from .builder import ALIAS, Builder, parameter_type
 from .instructions import RULES
 from .parser import Function, Instruction, Label, Module, PtxError, Register, Variable
 
-LARGEST_PARAMETER = 8
-"""Bytes of a kernel's parameter that the emulator's record of a launch holds."""
-SUBJECTS = (integers, floats, memory, control)
+SUBJECTS = (integers, floats, memory, control, threads, matrices)
 """The modules that fill `RULES`."""
 
 
@@ -99,7 +97,7 @@ def function_text(builder: Builder) -> str:
     else:
         parameters = [f"ptr %a{index}" for index in range(len(function.results) + len(function.parameters))]
     head = f'define void @"{function.name}"({", ".join(parameters)}) {{'
-    return "\n".join([head, *builder.lines, "}"])
+    return "\n".join([head, *builder.finished(), "}"])
 
 
 def variable_text(variable: Variable) -> str:
@@ -125,16 +123,12 @@ def llvm_module(module: Module, kernel: str, pointers: Sequence[bool] = (), cont
     entry = module.functions[kernel]
     for index, is_pointer in enumerate(pointers):
         entry.parameters[index] = replace(entry.parameters[index], is_pointer=is_pointer)
-    for parameter in entry.parameters:
-        if parameter.size > LARGEST_PARAMETER:
-            raise PtxError(
-                parameter.line, parameter.name, f"parameters of more than {LARGEST_PARAMETER} bytes are not supported"
-            )
     shared, static_bytes = lay_out_shared(module)
     functions = reachable(module, kernel)
     builders = [translate_function(module, function, shared, contract) for function in functions]
     declarations = sorted(set().union(*(builder.declarations for builder in builders)))
     used = set().union(*(builder.globals for builder in builders))
     variables = [variable_text(variable) for name, variable in module.variables.items() if name in used]
+    variables += [text for builder in builders for text in builder.texts]
     variables.append(f"@{ALIAS} = external global i64")
     return "\n".join([*variables, *map(function_text, builders), *declarations]) + "\n", static_bytes

@@ -1,0 +1,164 @@
+"""What threads of a block and lanes of a warp do together: sections 9.7.9.6 and 9.7.13 of the PTX ISA."""
+
+from __future__ import annotations
+
+from .builder import Builder, special, thread_function
+from .instructions import check_modifiers, instruction, type_of
+from .parser import Group, Immediate, Instruction
+
+BARRIER = thread_function("numbered_barrier", "i32", "i32", "i32", "i32", "i32")
+MATCH = thread_function("match", "i32", "i32", "i32", "i32")
+REDUCE = thread_function("reduce", "i32", "i32", "i32", "i32")
+MODES = {"sync": 0, "arrive": 1, "popc": 2, "and": 3, "or": 4}
+"""The emulator's numbers of what a barrier does."""
+BARRIER_MODIFIERS = frozenset(("sync", "arrive", "red", "warp", "aligned", "cta", "popc", "and", "or"))
+
+
+@instruction("9.7.13.1, 9.7.13.2", "bar", "barrier")
+def barrier(b: Builder, ins: Instruction) -> None:
+    """Wait for threads of the block, or lanes of the warp. The barrier 0 of all threads has a faster function."""
+    check_modifiers(ins, BARRIER_MODIFIERS)
+    if ins.has("warp"):
+        b.call("void", "nvvm.bar.warp.sync", f"i32 {b.value(ins.operands[0], 'b32')}")
+        return
+    operands = list(ins.operands)
+    result = operands.pop(0) if ins.has("red") else None
+    predicate = b.value(operands.pop(), "pred") if ins.has("red") else "false"
+    number, *count = operands or [Immediate(0)]
+    mode = next((MODES[each] for each in ("popc", "and", "or", "arrive", "sync") if ins.has(each)), None)
+    if mode is None or len(count) > 1 or (ins.has("arrive") and not count):
+        raise ins.error("expected .sync, .arrive with a count of threads, or .red with an operation")
+    if mode == 0 and not count and number == Immediate(0):
+        b.call("void", "nvvm.barrier0")
+        return
+    value = b.call(
+        "i32",
+        BARRIER,
+        f"i32 {b.value(number, 'u32')}",
+        f"i32 {b.value(count[0], 'u32') if count else 0}",
+        f"i32 {mode}",
+        f"i32 {b.op(f'zext i1 {predicate} to i32')}",
+    )
+    if result is not None and mode == MODES["popc"]:
+        b.set(result, value, "u32")
+    elif result is not None:
+        b.set(result, b.op(f"icmp ne i32 {value}, 0"), "pred")
+
+
+@instruction("9.7.15.3, 9.7.15.4", "nanosleep", "pmevent")
+def sleep(b: Builder, ins: Instruction) -> None:
+    if ins.opcode == "nanosleep":
+        b.call("void", "ptx.nanosleep", f"i32 {b.value(ins.operands[0], 'u32')}")
+
+
+@instruction("9.7.13.13", "griddepcontrol")
+def depend_on_grid(b: Builder, ins: Instruction) -> None:
+    """Do nothing: the launches of a stream run one after the other."""
+    check_modifiers(ins, frozenset(("launch_dependents", "wait")))
+
+
+# ---- lanes ----
+
+SHUFFLES = {"idx": 0, "up": 1, "down": 2, "bfly": 3}
+VOTES = {"all": 0, "any": 1, "uni": 2, "ballot": 3}
+
+
+@instruction("9.7.9.6", "shfl")
+def shuffle(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, frozenset((*SHUFFLES, "sync")))
+    if not ins.has("sync"):
+        raise ins.error("shfl without .sync was removed from PTX")
+    mode = next(SHUFFLES[each] for each in ins.modifiers if each in SHUFFLES)
+    d, x, lane, clamp, mask = ins.operands
+    pair = b.call(
+        "{i32, i1}",
+        "nvvm.shfl.sync.i32",
+        f"i32 {b.value(mask, 'b32')}",
+        f"i32 {mode}",
+        *(f"i32 {b.value(each, 'b32')}" for each in (x, lane, clamp)),
+    )
+    if isinstance(d, Group) and d.kind == "|":
+        b.set(d.items[1], b.op(f"extractvalue {{i32, i1}} {pair}, 1"), "pred")
+        d = d.items[0]
+    b.set(d, b.op(f"extractvalue {{i32, i1}} {pair}, 0"), "b32")
+
+
+@instruction("9.7.13.10", "vote")
+def vote(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, frozenset((*VOTES, "sync")))
+    mode = next(VOTES[each] for each in ins.modifiers if each in VOTES)
+    d, predicate, mask = ins.operands
+    pair = b.call(
+        "{i32, i1}",
+        "nvvm.vote.sync",
+        f"i32 {b.value(mask, 'b32')}",
+        f"i32 {mode}",
+        f"i1 {b.value(predicate, 'pred')}",
+    )
+    if ins.has("ballot"):
+        b.set(d, b.op(f"extractvalue {{i32, i1}} {pair}, 0"), "b32")
+    else:
+        b.set(d, b.op(f"extractvalue {{i32, i1}} {pair}, 1"), "pred")
+
+
+@instruction("9.7.13.11", "match")
+def match(b: Builder, ins: Instruction) -> None:
+    """Return the lanes with the same value; for ``.all`` all lanes of the mask or none, and whether it is all."""
+    check_modifiers(ins, frozenset(("any", "all", "sync")))
+    d, x, mask = ins.operands
+    lanes, mode = b.value(mask, "b32"), int(ins.has("all"))
+    words = [b.value(x, "b32")]
+    if type_of(ins) == "b64":
+        whole = b.value(x, "b64")
+        words = [b.op(f"trunc i64 {part} to i32") for part in (whole, b.op(f"lshr i64 {whole}, 32"))]
+    found = [b.call("i32", MATCH, f"i32 {lanes}", f"i32 {mode}", f"i32 {word}") for word in words]
+    result = found[0] if len(found) == 1 else b.op(f"and i32 {found[0]}, {found[1]}")
+    if isinstance(d, Group) and d.kind == "|":
+        b.set(d.items[1], b.op(f"icmp ne i32 {result}, 0"), "pred")
+        d = d.items[0]
+    b.set(d, result, "b32")
+
+
+REDUCTIONS = {
+    "add": 0,
+    "min.s32": 1,
+    "max.s32": 2,
+    "min.u32": 3,
+    "max.u32": 4,
+    "and": 5,
+    "or": 6,
+    "xor": 7,
+}
+"""The emulator's numbers of reductions."""
+
+
+@instruction("9.7.13.14", "redux")
+def reduce_lanes(b: Builder, ins: Instruction) -> None:
+    check_modifiers(ins, frozenset(("sync", "add", "min", "max", "and", "or", "xor")))
+    ty = type_of(ins)
+    operation = next((each for each in ins.modifiers if each in ("add", "min", "max", "and", "or", "xor")), "")
+    mode = REDUCTIONS.get(operation, REDUCTIONS.get(f"{operation}.{ty}"))
+    if mode is None or ty not in ("u32", "s32", "b32"):
+        raise ins.error(f"the reduction {operation!r} of .{ty} is not supported")
+    d, x, mask = ins.operands
+    b.set(d, b.call("i32", REDUCE, f"i32 {b.value(mask, 'b32')}", f"i32 {mode}", f"i32 {b.value(x, 'b32')}"), "b32")
+
+
+@instruction("9.7.13.12", "activemask")
+def active_mask(b: Builder, ins: Instruction) -> None:
+    """Return this lane alone: each lane runs by itself here, which a GPU may do as well."""
+    b.set(ins.operands[0], b.op(f"shl i32 1, {special(b, '%laneid')}"), "b32")
+
+
+@instruction("9.7.13.15", "elect")
+def elect(b: Builder, ins: Instruction) -> None:
+    """Elect the lowest lane of the mask."""
+    check_modifiers(ins, frozenset(("sync",)))
+    d, mask = ins.operands
+    lanes = b.value(mask, "b32")
+    b.call("void", "nvvm.bar.warp.sync", f"i32 {lanes}")
+    leader = b.call("i32", "llvm.cttz.i32", f"i32 {lanes}", "i1 false")
+    if not isinstance(d, Group):
+        raise ins.error("expected a register and a predicate")
+    b.set(d.items[0], leader, "b32")
+    b.set(d.items[1], b.op(f"icmp eq i32 {leader}, {special(b, '%laneid')}"), "pred")
